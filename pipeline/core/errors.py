@@ -1,0 +1,10 @@
+"""The two kinds of failure a command can end in, and the exit codes they map to (`pipeline.cli`)."""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """Wrong use or wrong input: the message is one line that names the culprit and the remedy.
+
+    The command line prints it on stderr without a traceback and exits with code 2.
+    """
