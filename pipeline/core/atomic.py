@@ -1,0 +1,77 @@
+"""Writing whole files and folders or nothing: a temporary name in the same place, fsync, rename."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+def write_text(path: Path, text: str, mode: int = 0o644) -> None:
+    """Writes `text` (UTF-8) to `path` atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
+    """Writes `value` as indented JSON to `path` atomically; NaN and infinity are refused."""
+    write_text(path, json.dumps(value, indent=2, sort_keys=False, allow_nan=False, ensure_ascii=False) + "\n", mode)
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A temporary folder that takes the place of `target` when the block ends well, and vanishes when it fails."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+    temporary.mkdir()
+    try:
+        yield temporary
+        sync_folder(temporary)
+        if target.exists():
+            old = target.with_name(f".{target.name}.{uuid.uuid4().hex}.old")
+            os.replace(target, old)
+            os.replace(temporary, target)
+            shutil.rmtree(old)
+        else:
+            os.replace(temporary, target)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Forces every file below `folder` to the disk, so that a rename never uncovers an empty file."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+def sweep_temporaries(folder: Path) -> None:
+    """Removes what an interrupted `write_text` or `new_folder` left directly below `folder`."""
+    if not folder.is_dir():
+        return
+    for path in folder.iterdir():
+        if path.name.startswith(".") and path.suffix in {".tmp", ".old"}:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)

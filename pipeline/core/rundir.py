@@ -1,0 +1,144 @@
+"""The run directory: one folder per stage, each complete exactly when its `manifest.json` exists.
+
+    runs/NAME/recipe.yaml            the resolved recipe of the last start
+    runs/NAME/environment.json       versions, commit, hardware
+    runs/NAME/STAGE/manifest.json    written last; fingerprint, seconds, memory, world size, what the stage reports
+    runs/NAME/STAGE/…                what the stage releases: safetensors, JSON, Parquet, HTML
+    runs/NAME/checkpoints/STAGE/…    resume state, removed when the stage completes; never released
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.core import atomic
+from pipeline.core.config import dump_yaml, read_yaml
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import Recipe
+
+LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "numpy", "private-rlhf")
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Paths inside one run directory."""
+
+    root: Path
+
+    def stage(self, name: str) -> Path:
+        """Folder of what stage `name` releases."""
+        return self.root / name
+
+    def checkpoints(self, name: str) -> Path:
+        """Folder of the resume state of stage `name`."""
+        return self.root / "checkpoints" / name
+
+    def manifest(self, name: str) -> dict[str, Any] | None:
+        """The manifest of a completed stage, or None."""
+        path = self.stage(name) / "manifest.json"
+        if not path.is_file():
+            return None
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError):
+            raise UserError(f"{path} is damaged: delete the folder {path.parent} and run the stage again") from None
+        return content if isinstance(content, dict) else None
+
+    def require(self, name: str) -> dict[str, Any]:
+        """The manifest of stage `name`; `UserError` when it has not completed."""
+        manifest = self.manifest(name)
+        if manifest is None:
+            raise UserError(f"{self.root} holds no completed stage '{name}': run it first (--only {name})")
+        return manifest
+
+    def claim(self, recipe: Recipe) -> None:
+        """Creates the directory for `recipe`, or checks that a recipe of this name made it; saves the recipe."""
+        saved = self.root / "recipe.yaml"
+        if saved.is_file():
+            other = read_yaml(saved).get("name")
+            if other != recipe.name:
+                raise UserError(
+                    f"{self.root} was made by recipe '{other}', not '{recipe.name}': choose another --run-dir"
+                )
+        elif self.root.exists() and any(self.root.iterdir()):
+            raise UserError(f"{self.root} exists, is not empty and is no run directory: choose another --run-dir")
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            atomic.write_text(saved, dump_yaml(recipe))
+            atomic.write_json(self.root / "environment.json", environment())
+        except OSError as error:
+            raise UserError(f"{self.root} cannot be written ({error.strerror}): choose another --run-dir") from None
+
+    def complete(self, name: str, manifest: dict[str, Any]) -> None:
+        """Marks a stage complete, then removes its resume state."""
+        atomic.write_json(self.stage(name) / "manifest.json", manifest)
+        shutil.rmtree(self.checkpoints(name), ignore_errors=True)
+
+    def reopen(self, name: str) -> None:
+        """Marks a stage incomplete, before it runs again."""
+        (self.stage(name) / "manifest.json").unlink(missing_ok=True)
+
+
+def fingerprint(value: Any) -> str:
+    """SHA-256 of the canonical JSON of `value` (hex)."""
+    text = json.dumps(value, sort_keys=True, default=str, ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def code_digest() -> str:
+    """SHA-256 over the source files of both packages: two installs with equal digests run the same code."""
+    digest = hashlib.sha256()
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package, package.parent / "reward_models"):
+        for path in sorted(folder.rglob("*")):
+            if path.suffix in {".py", ".j2", ".parquet"}:
+                digest.update(str(path.relative_to(folder.parent)).encode())
+                digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def commit() -> dict[str, Any]:
+    """The git commit of the source tree and whether tracked files differ from it; nulls outside a checkout."""
+    folder = Path(__file__).resolve().parents[2]
+    try:
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)
+        status = subprocess.run(["git", "status", "--porcelain", "--untracked-files=no"], cwd=folder,
+                                capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return {"commit": None, "dirty": None}
+    return {"commit": head.stdout.strip(), "dirty": bool(status.stdout.strip())}
+
+
+def environment() -> dict[str, Any]:
+    """Versions, commit and hardware, as saved with every run."""
+    versions = {}
+    for library in LIBRARIES:
+        try:
+            versions[library] = importlib.metadata.version(library)
+        except importlib.metadata.PackageNotFoundError:
+            versions[library] = None
+    return {
+        **commit(),
+        "code_digest": code_digest(),
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "versions": versions,
+    }
+
+
+def peak_rss_mb() -> float:
+    """Peak resident memory of this process so far, MiB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / (1024 * 1024 if sys.platform == "darwin" else 1024), 1)

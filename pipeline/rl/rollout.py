@@ -1,0 +1,80 @@
+"""The record of one PPO iteration: what was sampled, what it scored, and what learning starts from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+
+from pipeline.rl.advantages import generalised_advantages, token_rewards, whiten
+
+
+@dataclass
+class Rollout:
+    """All responses of one iteration, gathered from every process; B responses, C tokens, P prompt tokens.
+
+    Trajectory
+        prompts, responses: B token-id lists.
+        mask: (B, C) float32, 1 on real response tokens.
+        finished: (B,) bool, ended with end-of-turn.
+    Policy
+        logprobs, reference_logprobs: (B, C) float32, under the sampling policy and π_ref, 0 where masked.
+    Value
+        values: (B, C) float32, 0 where masked.
+    Outcome
+        reward, bonus: (B,) float32, r̄ and Γ.
+        scores: (B,) float32, r̂ = r̄ − Γ less the missing-EOS penalty.
+    """
+
+    prompts: list[list[int]]
+    responses: list[list[int]]
+    mask: torch.Tensor
+    finished: torch.Tensor
+    logprobs: torch.Tensor
+    reference_logprobs: torch.Tensor
+    values: torch.Tensor
+    reward: torch.Tensor
+    bonus: torch.Tensor
+    scores: torch.Tensor
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, torch.Tensor) and value.is_floating_point() and not torch.isfinite(value).all():
+                raise FloatingPointError(f"rollout field '{item.name}' is not finite: stopping before the update")
+
+    @property
+    def log_ratio(self) -> torch.Tensor:
+        """(B, C) log π − log π_ref of the sampled tokens."""
+        return (self.logprobs - self.reference_logprobs) * self.mask
+
+    @property
+    def kl(self) -> torch.Tensor:
+        """(B,) k1 estimate of the sequence KL, nats."""
+        return self.log_ratio.sum(dim=1)
+
+
+@dataclass(frozen=True)
+class Targets:
+    """(B, C) advantages (whitened if asked) and returns."""
+
+    advantages: torch.Tensor
+    returns: torch.Tensor
+
+
+def learning_targets(
+    rollout: Rollout, *, kl_coef: float, estimator: str, gamma: float, lam: float, whiten_advantages: bool
+) -> Targets:
+    """Advantages and returns of a whole iteration; whitening uses the global statistics."""
+    rewards = token_rewards(rollout.scores, rollout.log_ratio, rollout.mask, kl_coef, estimator)
+    advantages, returns = generalised_advantages(rewards, rollout.values, rollout.mask, gamma, lam)
+    if whiten_advantages:
+        advantages = whiten(advantages, rollout.mask)
+    return Targets(advantages, returns)
+
+
+def minibatch_order(rollouts: int, minibatch_size: int, seed: int) -> list[list[int]]:
+    """A permutation of range(rollouts) cut into minibatches; a pure function of its arguments."""
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(rollouts, generator=generator).tolist()
+    return [order[start : start + minibatch_size] for start in range(0, rollouts, minibatch_size)]

@@ -1,0 +1,264 @@
+"""Runs the stages of a recipe in order: skips what is up to date, resumes what was interrupted.
+
+A stage is up to date when its manifest's fingerprint is that of its config sections, its upstream stages, the code
+and the digests of its label-free inputs. The privatize stage additionally compares a keyed digest of its raw input,
+kept beside the key and never in the run directory.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import shutil
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.core import atomic, rundir
+from pipeline.core.config import to_tree
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import Recipe
+from pipeline.core.rundir import RunDir
+from pipeline.core.world import World, barrier, join_world
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """What a stage depends on.
+
+    Attributes:
+        name: stage and module name (`pipeline.stages.NAME`).
+        upstream: stages whose results it reads.
+        sections: recipe sections that change its result.
+    """
+
+    name: str
+    upstream: tuple[str, ...]
+    sections: tuple[str, ...]
+
+
+STAGES: tuple[StageSpec, ...] = (
+    StageSpec("privatize", (), ("data", "privatize", "evaluation_labels")),
+    StageSpec("sft", ("privatize",), ("model", "data", "sft", "seed")),
+    StageSpec("reward", ("privatize", "sft"), ("model", "reward", "seed")),
+    StageSpec("ppo", ("sft", "reward"), ("model", "data", "ppo", "seed")),
+    StageSpec("evaluate", ("privatize", "sft", "reward", "ppo"),
+              ("model", "data", "evaluate", "evaluation_labels", "seed")),
+    StageSpec("report", ("privatize", "sft", "reward", "ppo", "evaluate"), ("name",)),
+)
+NAMES = tuple(stage.name for stage in STAGES)
+
+
+@dataclass(frozen=True)
+class StageContext:
+    """What a stage's `run(context)` gets."""
+
+    recipe: Recipe
+    run: RunDir
+    world: World
+    spec: StageSpec
+
+    @property
+    def folder(self) -> Path:
+        """Where the stage releases its results."""
+        return self.run.stage(self.spec.name)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the stage keeps resume state."""
+        return self.run.checkpoints(self.spec.name)
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """One line of the plan: whether the stage runs, and why."""
+
+    spec: StageSpec
+    runs: bool
+    reason: str
+
+
+@dataclass
+class Selection:
+    """Which stages the command line asked for."""
+
+    start: str | None = None
+    only: str | None = None
+    names: tuple[str, ...] = field(default=NAMES)
+
+    def __post_init__(self) -> None:
+        if self.start and self.only:
+            raise UserError("--from and --only exclude each other: give one of them")
+        for option, value in (("--from", self.start), ("--only", self.only)):
+            if value is not None and value not in NAMES:
+                from pipeline.core.config import nearest
+
+                raise UserError(f"{option} {value}: no such stage{nearest(value, NAMES)}")
+        if self.only:
+            self.names = (self.only,)
+        elif self.start:
+            self.names = NAMES[NAMES.index(self.start):]
+
+
+def spec_of(name: str) -> StageSpec:
+    """The specification of stage `name`."""
+    return next(stage for stage in STAGES if stage.name == name)
+
+
+def stage_fingerprint(spec: StageSpec, recipe: Recipe, run: RunDir) -> str:
+    """Identity of what the stage would compute; upstream stages enter through their own fingerprints."""
+    tree = to_tree(recipe)
+    upstream = {name: (run.manifest(name) or {}).get("fingerprint") for name in spec.upstream}
+    return rundir.fingerprint({
+        "stage": spec.name,
+        "config": {section: tree[section] for section in spec.sections},
+        "upstream": upstream,
+        "code": rundir.code_digest(),
+        "inputs": input_digests(spec, recipe),
+    })
+
+
+def input_digests(spec: StageSpec, recipe: Recipe) -> dict[str, str]:
+    """Digests of the label-free files a stage reads by path. Preference files are never among them."""
+    from pipeline.data.sources import digest_of_prompts
+
+    data = recipe.data
+    named = {"sft": [data.demonstrations], "ppo": [data.prompts], "evaluate": [data.evaluation_prompts]}
+    return {source: digest_of_prompts(source) for source in named.get(spec.name, [])}
+
+
+def plan(recipe: Recipe, run: RunDir, selection: Selection) -> list[PlannedStage]:
+    """What `execute` would do now. Stages after one that runs will run as well, as their input changes."""
+    lines: list[PlannedStage] = []
+    dirty: set[str] = set()
+    for spec in STAGES:
+        manifest = run.manifest(spec.name)
+        if spec.name not in selection.names:
+            lines.append(PlannedStage(spec, False, "not selected"))
+            continue
+        reason = _why_run(spec, recipe, run, manifest, dirty)
+        if reason is None and spec.name in (selection.only, selection.start):
+            reason = "asked for"
+        if reason is not None:
+            dirty.add(spec.name)
+        lines.append(PlannedStage(spec, reason is not None, reason or "up to date"))
+    return lines
+
+
+def _why_run(
+    spec: StageSpec, recipe: Recipe, run: RunDir, manifest: dict[str, Any] | None, dirty: set[str]
+) -> str | None:
+    """Why the stage has to run, or None when it is up to date."""
+    if manifest is None:
+        return "resumes" if run.checkpoints(spec.name).is_dir() else "not run yet"
+    changed = dirty.intersection(spec.upstream)
+    if changed:
+        return f"its input '{sorted(changed)[0]}' runs again"
+    if manifest.get("fingerprint") != stage_fingerprint(spec, recipe, run):
+        return "recipe, input or code changed"
+    if spec.name == "privatize" and not _module(spec).input_unchanged(recipe):
+        return "raw input changed"
+    return None
+
+
+def execute(recipe: Recipe, run: RunDir, selection: Selection) -> None:
+    """Runs the selected stages that are not up to date, in order."""
+    world = join_world()
+    _claim(recipe, run, world)
+    lines = plan(recipe, run, selection)
+    barrier(world)  # every process has read the same state before any changes it
+    for line in lines:
+        if line.runs:
+            run_stage(StageContext(recipe, run, world, line.spec))
+        elif world.main and line.spec.name in selection.names:
+            say(f"{line.spec.name}: up to date, skipped")
+
+
+def execute_one(name: str, recipe: Recipe, run: RunDir) -> None:
+    """Runs one stage, as `accelerate launch -m pipeline.stages.NAME` does; a complete one is skipped."""
+    world = join_world()
+    _claim(recipe, run, world)
+    spec = spec_of(name)
+    manifest = run.manifest(name)
+    reason = _why_run(spec, recipe, run, manifest, set())
+    barrier(world)
+    if reason is None:
+        if world.main:
+            say(f"{name}: up to date, skipped")
+        return
+    run_stage(StageContext(recipe, run, world, spec))
+
+
+def run_stage(context: StageContext) -> None:
+    """Runs one stage on every process and writes its manifest from the main one."""
+    spec, run, world = context.spec, context.run, context.world
+    for name in spec.upstream:
+        run.require(name)
+    if world.main:
+        run.reopen(spec.name)
+        _discard_foreign_checkpoints(context)
+        say(f"{spec.name}: starts")
+    barrier(world)
+    started = time.monotonic()
+    module = _module(spec)
+    report: dict[str, Any] = module.run(context)
+    barrier(world)
+    if world.main:
+        seconds = round(time.monotonic() - started, 2)
+        run.complete(spec.name, {
+            "stage": spec.name,
+            "fingerprint": stage_fingerprint(spec, context.recipe, run),
+            "seconds": seconds,
+            "peak_rss_mb": rundir.peak_rss_mb(),
+            "world_size": world.size,
+            "commit": rundir.commit(),
+            "report": report,
+        })
+        if hasattr(module, "after_completion"):
+            module.after_completion(context)
+        say(f"{spec.name}: done in {seconds:.0f} s — {report.get('summary', '')}")
+    _release_memory()
+    barrier(world)
+
+
+def _module(spec: StageSpec) -> Any:
+    """The stage's module, imported when it is needed."""
+    return importlib.import_module(f"pipeline.stages.{spec.name}")
+
+
+def say(line: str) -> None:
+    """One progress line on stderr."""
+    print(f"[private-rlhf] {line}", file=sys.stderr, flush=True)
+
+
+def _claim(recipe: Recipe, run: RunDir, world: World) -> None:
+    if world.main:
+        run.claim(recipe)
+        for folder in (run.root, *(run.stage(name) for name in NAMES)):
+            atomic.sweep_temporaries(folder)
+    barrier(world)
+
+
+def _discard_foreign_checkpoints(context: StageContext) -> None:
+    """Drops resume state that another recipe, input or code version left."""
+    marker = context.checkpoints / "fingerprint.json"
+    identity = {"fingerprint": stage_fingerprint(context.spec, context.recipe, context.run),
+                "world_size": context.world.size}
+    if context.checkpoints.is_dir() and (not marker.is_file() or json.loads(marker.read_text()) != identity):
+        shutil.rmtree(context.checkpoints)
+    context.checkpoints.mkdir(parents=True, exist_ok=True)
+    atomic.write_json(marker, identity)
+
+
+def _release_memory() -> None:
+    """Frees what a stage left behind, process-wide accelerate state included, so that stages do not leak into each other."""
+    gc.collect()
+    if "accelerate" in sys.modules:
+        from accelerate.state import AcceleratorState, GradientState
+
+        AcceleratorState._reset_state()
+        GradientState._reset_state()
+
