@@ -1,0 +1,1 @@
+"""Label local differential privacy: mechanism, keys, canonical records, privacy card. Imports `pipeline.core` alone."""

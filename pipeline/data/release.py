@@ -1,0 +1,270 @@
+"""The released bundle on disk: Parquet shards in TRL's preference format and `manifest.json`.
+
+Columns `prompt`, `chosen`, `rejected`, `record_id`, where `chosen` is the response that the *private* label prefers.
+Rows stand in `record_id` order and shards hold a fixed number of rows, so the layout does not depend on labels; with
+the fixed writer settings the bytes are a pure function of the content and the library version. The manifest says
+nothing about the raw input but its declared name: no size, time, digest, flip count or agreement rate.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.core.atomic import sync_folder, write_json
+from pipeline.core.errors import UserError
+from pipeline.privacy.records import CANONICALISATION, PrivateRecord, Text
+
+SCHEMA_VERSION = 1
+ROWS_PER_SHARD = 100_000
+_ROWS_PER_GROUP = 1024
+MANIFEST = "manifest.json"
+KEY_MODES = ("keyed", "insecure_seed", "none")
+_MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+_NEEDED = ("mechanism", "epsilon", "keep_prob", "flip_prob", "unit", "neighbouring", "key_mode", "mark")
+
+
+class ReleasedPair(NamedTuple):
+    """One released row. `chosen` is what the private label prefers; each text is a string or a message list."""
+
+    prompt: Text
+    chosen: Text
+    rejected: Text
+    record_id: str
+
+
+@dataclass(frozen=True)
+class ReleaseManifest:
+    """What `manifest.json` says.
+
+    format: "standard" (strings) or "conversational" (message lists). guarantee: `privatize.guarantee(...)`: epsilon
+    (null for infinity), keep_prob, unit, neighbouring relation, key_mode, mark. dropped: rows left out {identical,
+    empty, duplicates}. source: the input's name as its holder declared it.
+    """
+
+    format: str
+    rows: int
+    source: str
+    guarantee: Mapping[str, Any]
+    dropped: Mapping[str, int]
+    rows_per_shard: int = ROWS_PER_SHARD
+    canonicalisation: int = CANONICALISATION
+    schema_version: int = SCHEMA_VERSION
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON object of `manifest.json`, with the NOT PRIVATE mark (or null) on top."""
+        return {"mark": self.guarantee.get("mark"), "columns": list(ReleasedPair._fields)} | asdict(self)
+
+    @property
+    def epsilon(self) -> float | None:
+        """Label-LDP parameter of each released label; None for infinity (public labels)."""
+        value = self.guarantee["epsilon"]
+        return None if value is None else float(value)
+
+    @property
+    def keep_prob(self) -> float:
+        """Probability that a label was kept, as realised; 1.0 for public labels."""
+        return float(self.guarantee["keep_prob"])
+
+    @property
+    def flip_prob(self) -> float:
+        """Probability that a label was turned round; 0.0 for public labels."""
+        return float(self.guarantee["flip_prob"])
+
+    @property
+    def private(self) -> bool:
+        """False if the bundle is marked NOT PRIVATE."""
+        return self.guarantee["mark"] is None
+
+
+@dataclass(frozen=True)
+class Release:
+    """A bundle whose manifest and row count were verified; rows are read from the shards when asked for."""
+
+    directory: Path
+    manifest: ReleaseManifest
+
+    def __len__(self) -> int:
+        return self.manifest.rows
+
+    def __iter__(self) -> Iterator[ReleasedPair]:
+        for path in _shards(self.directory):
+            with pq.ParquetFile(path) as file:
+                for batch in file.iter_batches(batch_size=_ROWS_PER_GROUP, columns=list(ReleasedPair._fields)):
+                    columns = [batch.column(name).to_pylist() for name in ReleasedPair._fields]
+                    yield from map(ReleasedPair._make, zip(*columns, strict=True))
+
+    @property
+    def rows(self) -> list[ReleasedPair]:
+        """All rows in memory."""
+        return list(self)
+
+
+def text_format(record: PrivateRecord) -> str:
+    """ "standard" or "conversational", for the manifest."""
+    return "standard" if isinstance(record.prompt, str) else "conversational"
+
+
+def write_release(records: Iterable[PrivateRecord], directory: str | Path, manifest: ReleaseManifest) -> Path:
+    """Write the bundle whole or not at all; `records` are streamed and must come in strictly rising `record_id` order.
+
+    A target that holds the same release already is left as it is. UserError if the target holds anything else or
+    cannot be written; ValueError if the records do not fit the manifest.
+    """
+    target = Path(directory)
+    if target.exists() and not target.is_dir():
+        raise UserError(f"{target}: is a file; choose another output folder")
+    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial.mkdir()
+        mode = partial.stat().st_mode & 0o777
+        partial.chmod(0o700)
+        _write_shards(records, partial, manifest)
+        write_json(partial / MANIFEST, manifest.as_dict())
+        sync_folder(partial)
+        if target.is_dir() and any(target.iterdir()):
+            if not _same_files(partial, target):
+                raise UserError(f"{target}: holds something else and is not overwritten; choose another output folder")
+        else:
+            partial.chmod(mode)
+            os.replace(partial, target)
+            _sync_entry(target.parent)
+    except OSError as error:
+        raise UserError(f"{target}: cannot write the release ({error.strerror}); nothing was written") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return target
+
+
+def read_release(directory: str | Path) -> Release:
+    """Open a bundle. UserError if it is missing, incomplete, of another version, or does not say what it guarantees."""
+    folder = Path(directory)
+    remedy = "write it again with `private-rlhf privatize`"
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such release folder; {remedy}")
+    try:
+        facts = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{folder}: has no {MANIFEST}, so it is no complete release; {remedy}") from None
+    except (OSError, ValueError):
+        raise UserError(f"{folder / MANIFEST}: is not valid JSON; {remedy}") from None
+    manifest = _parse_manifest(facts, folder / MANIFEST, remedy)
+    try:
+        found = sum(pq.read_metadata(path).num_rows for path in _shards(folder))
+    except (pa.ArrowException, OSError):
+        raise UserError(f"{folder}: a shard is damaged; {remedy}") from None
+    if found != manifest.rows:
+        raise UserError(f"{folder}: holds {found} rows where its manifest says {manifest.rows}; {remedy}")
+    return Release(folder, manifest)
+
+
+def _parse_manifest(facts: Any, path: Path, remedy: str) -> ReleaseManifest:
+    if not isinstance(facts, dict):
+        raise UserError(f"{path}: is not a JSON object; {remedy}")
+    if facts.get("schema_version") != SCHEMA_VERSION:
+        raise UserError(f"{path}: has schema version {facts.get('schema_version')!r}, not {SCHEMA_VERSION}; {remedy}")
+    names = [entry.name for entry in fields(ReleaseManifest)]
+    missing = [name for name in names if name not in facts]
+    guarantee = facts.get("guarantee")
+    if isinstance(guarantee, dict):
+        missing += [f"guarantee.{name}" for name in _NEEDED if name not in guarantee]
+    if missing or not isinstance(guarantee, dict):
+        raise UserError(f"{path}: lacks {', '.join(missing) or 'the guarantee'}; {remedy}")
+    _check_guarantee(guarantee, path, remedy)
+    if facts["format"] not in ("standard", "conversational") or type(facts["rows"]) is not int:
+        raise UserError(f"{path}: `format` or `rows` has no valid value; {remedy}")
+    return ReleaseManifest(**{name: facts[name] for name in names})
+
+
+def _check_guarantee(guarantee: Mapping[str, Any], path: Path, remedy: str) -> None:
+    """No silent step from "not stated" to "not private", nor from NOT PRIVATE to private."""
+    mode, epsilon = guarantee["key_mode"], guarantee["epsilon"]
+    if mode not in KEY_MODES:
+        raise UserError(f"{path}: key_mode is {mode!r}, not one of {', '.join(KEY_MODES)}; {remedy}")
+    finite = isinstance(epsilon, int | float) and not isinstance(epsilon, bool) and 0 < epsilon < float("inf")
+    if not (epsilon is None if mode == "none" else finite):
+        raise UserError(f"{path}: epsilon is {epsilon!r}, which does not go with key_mode {mode!r}; {remedy}")
+    if (guarantee["mark"] is None) != (mode == "keyed"):
+        raise UserError(f"{path}: the NOT PRIVATE mark does not go with key_mode {mode!r}; {remedy}")
+    keep, flip = guarantee["keep_prob"], guarantee["flip_prob"]
+    if not all(isinstance(value, float) for value in (keep, flip)) or abs(keep + flip - 1) > 1e-12 or keep < 0.5:
+        raise UserError(f"{path}: keep_prob and flip_prob do not sum to 1; {remedy}")
+
+
+def _shards(folder: Path) -> list[Path]:
+    return sorted(folder.glob("part-*.parquet"))
+
+
+def _write_shards(records: Iterable[PrivateRecord], folder: Path, manifest: ReleaseManifest) -> None:
+    text = pa.string() if manifest.format == "standard" else _MESSAGES
+    schema = pa.schema([("prompt", text), ("chosen", text), ("rejected", text), ("record_id", pa.string())])
+    stream, written, last, shard = iter(records), 0, "", 0
+    group = list(islice(stream, min(_ROWS_PER_GROUP, manifest.rows_per_shard)))
+    while group or shard == 0:
+        path = folder / f"part-{shard:05d}.parquet"
+        room = manifest.rows_per_shard
+        with pq.ParquetWriter(
+            path, schema, compression="zstd", compression_level=3, use_dictionary=False, write_statistics=False
+        ) as writer:
+            while group:
+                last = _check_order(group, last)
+                writer.write_table(_table(group, schema), row_group_size=_ROWS_PER_GROUP)
+                written += len(group)
+                room -= len(group)
+                if room == 0:
+                    break
+                group = list(islice(stream, min(_ROWS_PER_GROUP, room)))
+        if room == 0:
+            group = list(islice(stream, min(_ROWS_PER_GROUP, manifest.rows_per_shard)))
+        shard += 1
+    if written != manifest.rows:
+        raise ValueError(f"the manifest says {manifest.rows} rows, but {written} records came")
+
+
+def _check_order(group: list[PrivateRecord], last: str) -> str:
+    for record in group:
+        if record.record_id <= last:
+            raise ValueError("records must come in strictly rising record_id order")
+        last = record.record_id
+    return last
+
+
+def _table(group: list[PrivateRecord], schema: pa.Schema) -> pa.Table:
+    columns: tuple[list[Any], ...] = ([], [], [], [])
+    for record_id, prompt, response_a, response_b, private_label in group:
+        a_wins = private_label == 1
+        columns[0].append(prompt)
+        columns[1].append(response_a if a_wins else response_b)
+        columns[2].append(response_b if a_wins else response_a)
+        columns[3].append(record_id)
+    try:
+        return pa.table(list(columns), schema=schema)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        raise ValueError("a record's text does not fit the manifest's format") from None
+
+
+def _same_files(first: Path, second: Path) -> bool:
+    names = sorted(path.name for path in first.iterdir())
+    if names != sorted(path.name for path in second.iterdir()):
+        return False
+    return not any(filecmp.cmpfiles(first, second, names, shallow=False)[1:])
+
+
+def _sync_entry(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,282 @@
+"""Rows of a data source, streamed: JSONL(.gz), CSV and Parquet files, folders of splits, saved `datasets`, hub ids.
+
+A source becomes a list of parts (one per file), each of which yields (row number, {column: value}) in file order
+without ever holding the file in memory. Nothing is cached on disk. Error messages name the file and the row, never a
+column position, a byte offset or a value: those would differ when chosen and rejected change places, and a message is
+released too (design: label-dependent side channels). Errors from parsers are raised `from None`, since they may carry
+the row's text.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.core.errors import UserError
+from pipeline.privacy.prf import frame
+
+Row = dict[str, Any]
+Rows = Callable[[Sequence[str]], Iterator[tuple[int, Row]]]
+
+BATCH_ROWS = 1024
+SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet", ".csv")
+_EVAL_NAMES = ("eval", "validation", "valid", "dev", "test")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file (or saved or hub data set) of a source.
+
+    name: as the user knows it, for messages. unit: "line" or "row", what the row numbers (from 1) count.
+    columns: all columns, or None where each row has its own (JSONL). rows(wanted): the rows, with at least the wanted
+    columns that exist. files: what `source_chunks` reads; empty for a hub data set.
+    """
+
+    name: str
+    unit: str
+    columns: tuple[str, ...] | None
+    rows: Rows
+    files: tuple[Path, ...] = ()
+
+
+def open_source(source: str | Path, split: str | None = None, release: bool = False) -> list[Part]:
+    """The parts of a source. UserError if there is no such file or split, or if a file cannot be opened.
+
+    split: which of a folder's or data set's splits, "train" if None; "eval" also finds validation, valid, dev and
+    test. release: also accept a released bundle (its prompts are public; its labels are not true labels).
+    """
+    path = Path(source)
+    if path.is_dir():
+        return _open_folder(path, split or "train", release)
+    if path.is_file():
+        if split not in (None, "train"):
+            raise UserError(f"{path}: is one file and has no split {split!r}; give a folder that holds {split}.jsonl")
+        return [_open_file(path)]
+    beside = path.parent.is_dir() and path.parent != Path(".")  # data/typo: a missing file, not a hub id
+    if _HUB_ID.fullmatch(str(source)) and not str(source).endswith(SUFFIXES) and not beside:
+        return [_open_hub(str(source), split or "train")]
+    raise UserError(f"{source}: no such file or folder; check the path")
+
+
+def source_chunks(source: str | Path, split: str | None = None) -> Iterator[bytes]:
+    """The source's bytes, injectively framed, for a *keyed* digest; never digest them without a key."""
+    for part in open_source(source, split):
+        for path in part.files:
+            with path.open("rb") as file:
+                while chunk := file.read(1 << 20):
+                    yield frame(chunk)
+            yield frame(b"")
+        if not part.files:
+            for _, row in part.rows(()):
+                yield frame(json.dumps(row, sort_keys=True, default=str).encode())
+
+
+def _open_file(path: Path) -> Part:
+    name = path.name.lower()
+    try:
+        if name.endswith((".jsonl", ".jsonl.gz", ".json", ".json.gz")):
+            return Part(str(path), "line", None, lambda wanted: _jsonl_rows(path), (path,))
+        if name.endswith(".parquet"):
+            columns = tuple(_parquet_file(path).schema_arrow.names)
+            return Part(str(path), "row", columns, lambda wanted: _parquet_rows(path, wanted), (path,))
+        if name.endswith(".csv"):
+            with path.open("rb") as file:
+                header = tuple(next(csv.reader(_lines(path, file)), ()))
+            return Part(str(path), "row", header, lambda wanted: _csv_rows(path, header), (path,))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
+    except csv.Error:
+        raise UserError(f"{path}: the header is not valid CSV; quote fields with double quotes") from None
+    raise UserError(f"{path}: unknown kind of file; use one of {', '.join(SUFFIXES)}")
+
+
+def _split_names(split: str) -> tuple[str, ...]:
+    return _EVAL_NAMES if split == "eval" else (split,)
+
+
+def _open_folder(folder: Path, split: str, release: bool) -> list[Part]:
+    shards = sorted(folder.glob("part-*.parquet"))
+    if (folder / "manifest.json").is_file() and shards:
+        if release:
+            return [_open_file(path) for path in shards]
+        raise UserError(f"{folder}: is a released bundle, whose labels are private already; give the raw preferences")
+    if (folder / "dataset_dict.json").is_file():
+        for name in _split_names(split):
+            if (folder / name).is_dir():
+                return [_open_saved(folder / name)]
+        found = sorted(path.name for path in folder.iterdir() if path.is_dir())
+        raise _no_split(folder, split, found)
+    if (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file():
+        if split != "train":
+            raise _no_split(folder, split, ["train"])
+        return [_open_saved(folder)]
+    files = [path for home in (folder, folder / "data") if home.is_dir() for path in sorted(home.iterdir())]
+    files = [path for path in files if path.is_file() and path.name.lower().endswith(SUFFIXES)]
+    for name in _split_names(split):
+        matches = [path for path in files if re.fullmatch(rf"{re.escape(name)}(-\d+-of-\d+)?", _stem(path))]
+        if len({_kind(path) for path in matches}) > 1 or len({_stem(path) for path in matches}) < len(matches):
+            raise UserError(f"{folder}: has several files for the split {name!r}; give the file itself")
+        if matches:
+            return [_open_file(path) for path in matches]
+    raise _no_split(folder, split, [path.name for path in files])
+
+
+def _stem(path: Path) -> str:
+    return path.name.lower().split(".", 1)[0]
+
+
+def _kind(path: Path) -> str:
+    return path.name.lower().split(".", 1)[1]
+
+
+def _no_split(where: Path | str, split: str, found: Sequence[str]) -> UserError:
+    shown = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "") or "nothing readable"
+    wanted = " or ".join(f"{name}.*" for name in _split_names(split))
+    return UserError(
+        f"{where}: has no split {split!r} (looked for {wanted}; found {shown}); name a file or another split"
+    )
+
+
+def _lines(path: Path, file: Iterable[bytes]) -> Iterator[str]:
+    """Lines (split at \\n alone, which stays) decoded one by one, so that an error can name the line."""
+    for number, line in enumerate(file, 1):
+        try:
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError:
+            raise UserError(f"{path}, line {number}: is not UTF-8 text; convert the file to UTF-8") from None
+
+
+def _jsonl_rows(path: Path) -> Iterator[tuple[int, Row]]:
+    try:
+        with gzip.open(path, "rb") if path.name.lower().endswith(".gz") else path.open("rb") as file:
+            for number, line in enumerate(_lines(path, file), 1):
+                if line.isspace():
+                    continue
+                yield number, _json_row(path, number, line)
+    except (EOFError, gzip.BadGzipFile, zlib.error):
+        raise UserError(f"{path}: is not a whole gzip file (truncated or damaged); copy it again") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
+
+
+def _json_row(path: Path, number: int, line: str) -> Row:
+    try:
+        row = json.loads(line)
+        if "\\u" in line:
+            json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            f"{path}, line {number}: holds a lone surrogate, which is not valid Unicode; repair or remove the row"
+        ) from None
+    except (ValueError, RecursionError):
+        raise UserError(f"{path}, line {number}: is not valid JSON; each line must be one JSON object") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{path}, line {number}: is not a JSON object; each line must be one object with named columns")
+    return row
+
+
+def _csv_rows(path: Path, header: tuple[str, ...]) -> Iterator[tuple[int, Row]]:
+    number = 0
+    try:
+        with path.open("rb") as file:
+            reader = csv.reader(_lines(path, file), strict=True)
+            next(reader, None)
+            for values in reader:
+                if not values:
+                    continue
+                number += 1
+                if len(values) != len(header):
+                    raise UserError(
+                        f"{path}, row {number}: has {len(values)} fields where the header has {len(header)};"
+                        " quote fields that hold commas or line breaks"
+                    )
+                yield number, dict(zip(header, values, strict=True))
+    except csv.Error:
+        raise UserError(
+            f"{path}, row {number + 1}: is not valid CSV, or has a field of over {csv.field_size_limit()} characters;"
+            " quote fields with double quotes, or use JSONL"
+        ) from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
+
+
+def _parquet_file(path: Path) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(path)
+    except pa.ArrowException:
+        raise UserError(f"{path}: is not a whole Parquet file (truncated or damaged); copy it again") from None
+
+
+def _parquet_rows(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, Row]]:
+    number = 0
+    try:
+        with _parquet_file(path) as file:
+            columns = [name for name in file.schema_arrow.names if name in wanted or not wanted]
+            for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=columns):
+                yield from _batch_rows(batch, number)
+                number += len(batch)
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: holds text that is not UTF-8; convert it to UTF-8") from None
+    except (pa.ArrowException, OSError):
+        raise UserError(f"{path}: is not a whole Parquet file (truncated or damaged); copy it again") from None
+
+
+def _batch_rows(batch: pa.RecordBatch | pa.Table, before: int) -> Iterator[tuple[int, Row]]:
+    names = batch.schema.names
+    columns = [column.to_pylist() for column in batch.columns]
+    for number, values in enumerate(zip(*columns, strict=True), before + 1):
+        yield number, dict(zip(names, values, strict=True))
+
+
+def _open_saved(folder: Path) -> Part:
+    """A `Dataset.save_to_disk` folder: memory-mapped by `datasets`, read in batches, nothing cached."""
+    import datasets
+
+    try:
+        data = datasets.load_from_disk(str(folder))
+        columns = tuple(data.column_names)
+    except Exception:  # a damaged folder fails in as many ways as it has files
+        raise UserError(f"{folder}: is not a whole saved data set; save it again with `save_to_disk`") from None
+
+    def rows(wanted: Sequence[str]) -> Iterator[tuple[int, Row]]:
+        keep = [name for name in columns if name in wanted or not wanted]
+        number = 0
+        try:
+            for table in data.select_columns(keep).with_format("arrow").iter(batch_size=BATCH_ROWS):
+                yield from _batch_rows(table, number)
+                number += len(table)
+        except (pa.ArrowException, OSError, UnicodeDecodeError):
+            raise UserError(f"{folder}: is damaged; save it again with `save_to_disk`") from None
+
+    files = tuple(path for path in sorted(folder.iterdir()) if path.is_file())
+    return Part(str(folder), "row", columns, rows, files)
+
+
+def _open_hub(name: str, split: str) -> Part:
+    """A hub data set, streamed: no copy of the raw labels is left in the `datasets` cache."""
+    import datasets
+
+    try:
+        found = list(datasets.get_dataset_split_names(name))
+        chosen = next((candidate for candidate in _split_names(split) if candidate in found), None)
+        data = datasets.load_dataset(name, split=chosen, streaming=True) if chosen else None
+    except Exception as error:  # the hub client's errors have no common class
+        raise UserError(
+            f"{name}: is no file or folder here, and the hub does not give it ({type(error).__name__});"
+            " check the path or the connection"
+        ) from None
+    if data is None:
+        raise _no_split(name, split, found)
+    columns = tuple(data.column_names) if data.column_names else None
+    return Part(name, "row", columns, lambda wanted: enumerate(iter(data), 1))

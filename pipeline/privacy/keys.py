@@ -1,0 +1,184 @@
+"""The privacy key: a 256-bit secret in an owner-only file, and the owner-only state folder beside it.
+
+Whoever holds the key can undo every flip, so the key file is 0600, the folder `FILE.state` is 0700, `repr` and
+pickling never show the secret, and digests of raw labels exist only keyed and only in that folder: an unkeyed digest
+of a raw file would let anyone test a guess of all labels but one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NoReturn
+
+from pipeline.core.atomic import write_json
+from pipeline.core.errors import UserError
+from pipeline.privacy.prf import KEY_BYTES, Prf, frame
+
+HEADER = "private-rlhf key v1"
+_DIGEST_DOMAIN = b"private-rlhf/input-digest/v1"
+_SEED_DOMAIN = b"private-rlhf/insecure-seed/v1"
+
+
+class PrivacyKey:
+    """A key in memory. `mode` is "keyed" for a key file, "insecure_seed" for a seed (NOT PRIVATE); `path` is the file."""
+
+    __slots__ = ("_prf", "mode", "path")
+
+    def __init__(self, secret: bytes, path: Path | None = None, mode: str = "keyed") -> None:
+        self._prf = Prf(secret)
+        self.path = path
+        self.mode = mode
+
+    @property
+    def prf(self) -> Prf:
+        """The keyed function; only the privatise stage and the state folder use it."""
+        return self._prf
+
+    def __repr__(self) -> str:
+        return f"PrivacyKey(mode={self.mode!r}, secret=hidden)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a PrivacyKey is not pickled: load it from its file where it is needed")
+
+    def keyed_digest(self, chunks: Iterable[bytes]) -> str:
+        """HMAC-SHA256 (hex) of a byte stream under this key, in a domain of its own, however the stream is chunked."""
+
+        def message() -> Iterable[bytes]:
+            yield frame(_DIGEST_DOMAIN)
+            yield from chunks
+
+        return self._prf.digest(message()).hex()
+
+    @property
+    def state(self) -> KeyState:
+        """The owner-only folder beside the key file. UserError for a key that has no file."""
+        if self.path is None:
+            raise UserError("this key has no file, so it keeps no state; use a key from `private-rlhf keygen`")
+        return KeyState(self.path.with_name(self.path.name + ".state"))
+
+
+class KeyState:
+    """Owner-only facts about raw inputs, kept beside the key: `FILE.state/`, 0700, one 0600 JSON file per fact."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def _path(self, name: str) -> Path:
+        return self.folder / "inputs" / (hashlib.sha256(name.encode()).hexdigest()[:32] + ".json")
+
+    def remember_input(self, name: str, digest: str) -> None:
+        """Store the keyed digest of the input called `name`, durably and in one step."""
+        path = self._path(name)
+        make_private_folder(self.folder)
+        make_private_folder(path.parent)
+        write_json(path, {"name": name, "digest": digest}, mode=0o600)
+        sync_entry(path.parent)
+
+    def recall_input(self, name: str) -> str | None:
+        """The digest stored for `name`, or None. UserError if the state file was damaged."""
+        path = self._path(name)
+        try:
+            entry = json.loads(path.read_text(encoding="utf-8"))
+            return str(entry["digest"]) if entry["name"] == name else None
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path}: the state file is damaged; delete it and run again") from error
+        except OSError as error:
+            raise UserError(
+                f"{path}: cannot be read ({error.strerror}); check the owner of the key's folder"
+            ) from error
+
+
+def keygen(path: str | Path) -> Path:
+    """Write a new random key to `path` (0600; its folder is made 0700 if missing). UserError if the file exists."""
+    target = Path(path)
+    text = f"{HEADER}\n{secrets.token_bytes(KEY_BYTES).hex()}\n"
+    try:
+        if not target.parent.exists():
+            target.parent.parent.mkdir(parents=True, exist_ok=True)
+            make_private_folder(target.parent)
+        handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    except FileExistsError as error:
+        raise UserError(
+            f"{target}: exists and is not overwritten, since a lost key cannot be replaced; choose another --output"
+        ) from error
+    except OSError as error:
+        raise UserError(f"{target}: cannot write a key here ({error.strerror}); choose another --output") from error
+    try:
+        with os.fdopen(handle, "w", encoding="ascii") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise
+    sync_entry(target.parent)
+    return target
+
+
+def load_key(path: str | Path) -> PrivacyKey:
+    """Read a key file. UserError, with the remedy, if it is missing, readable by others, or not a key."""
+    source = Path(path)
+    try:
+        info = source.stat()
+    except FileNotFoundError as error:
+        raise UserError(f"{source}: no such key file; make one with `private-rlhf keygen --output {source}`") from error
+    except OSError as error:
+        raise UserError(f"{source}: cannot read the key file ({error.strerror})") from error
+    if not stat.S_ISREG(info.st_mode):
+        raise UserError(f"{source}: is not a file; --key takes a file made by `private-rlhf keygen --output FILE`")
+    if info.st_mode & 0o077:
+        raise UserError(f"{source}: the key can be read by others; run `chmod 600 {source}`")
+    try:
+        text = source.read_bytes()[:4096].decode("ascii")
+    except UnicodeDecodeError:
+        text = ""
+    except OSError as error:
+        raise UserError(f"{source}: cannot read the key file ({error.strerror})") from error
+    return PrivacyKey(_parse(text, source), path=source)
+
+
+def insecure_seed_key(seed: int) -> PrivacyKey:
+    """A key that anyone can recompute from a small number: for tests and demos; marks what it releases NOT PRIVATE."""
+    digest = hashlib.sha256(frame(_SEED_DOMAIN) + frame(str(int(seed)).encode())).digest()
+    return PrivacyKey(digest, mode="insecure_seed")
+
+
+def _parse(text: str, source: Path) -> bytes:
+    lines = text.splitlines()
+    remedy = "restore it from a backup, or make a new one with `private-rlhf keygen --output FILE`"
+    if len(lines) != 2 or not lines[0].startswith("private-rlhf key "):
+        raise UserError(f"{source}: is not a key file; {remedy}")
+    if lines[0] != HEADER:
+        raise UserError(f"{source}: this version reads `{HEADER}` files only; {remedy}")
+    try:
+        secret = bytes.fromhex(lines[1])
+    except ValueError as error:
+        raise UserError(f"{source}: the key is damaged (not hexadecimal); {remedy}") from error
+    if len(secret) != KEY_BYTES:
+        raise UserError(f"{source}: the key has {8 * len(secret)} bits, not {8 * KEY_BYTES}; {remedy}")
+    return secret
+
+
+def make_private_folder(folder: Path) -> None:
+    """mkdir with mode 0700, also when the folder is there already."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if stat.S_IMODE(folder.stat().st_mode) != 0o700:
+        folder.chmod(0o700)
+
+
+def sync_entry(folder: Path) -> None:
+    """Make a rename or a new file in `folder` durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

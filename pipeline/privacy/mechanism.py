@@ -1,0 +1,208 @@
+r"""Randomised response on preference labels, as one Markov chain over all epsilon (PPKL Eq. 7).
+
+The released label z(epsilon) is a pure function of (key, event, label, epsilon). With N = 2^128, t = tanh(epsilon/2)
+and the integer threshold T = floor(t N), the key and the event fix a falling sequence of levels and a coin beside
+each:
+
+    K_0 = N,    K_j uniform on {0, ..., K_{j-1} - 1},    b_j uniform on {-1, +1},    until K_j = 0,
+
+and z(epsilon) is the last coin b_j with K_j >= T, or the label y if there is none. (K_j / N is the product U_1 ...
+U_j of uniforms; drawing K_j below K_{j-1} in integers makes every statement below exact rather than exact up to
+2^-128.)
+
+**Levels are visited independently.** Let V be the set of visited levels. Given that the chain has not yet come below
+k + 1, its next level below k + 1 is uniform on {0, ..., k}: so k is in V with probability 1/(k+1), whatever was
+visited above.
+
+**Marginal.** P(no visit in [T, N)) = prod_{k=T}^{N-1} k/(k+1) = T/N. Then z = y; otherwise z is a fair coin. Hence
+P(z = y) = (1 + T/N)/2 = (N + T)/(2N) <= (1 + t)/2 = e^eps/(1+e^eps), and the likelihood ratio of a single release is
+(N + T)/(N - T) <= e^eps. This is an identity between integers, so it holds at epsilon = 37 and beyond, where a
+floating-point keep probability is 1.
+
+**Chain of releases.** Read z as a process in falling T: it starts from y at T = N, and at each integer k passed on
+the way down it is replaced by a fresh fair coin with probability 1/(k+1), independently of everything else. So it is
+a Markov chain: for T_1 >= T_2 >= ... the vector (z(T_2), z(T_3), ...) given z(T_1) does not depend on y. All releases
+of an event together are therefore post-processing of the one at the largest epsilon, and cost max epsilon, not the
+sum, in whatever order they come. That also holds when each epsilon is chosen after seeing the earlier releases: a
+transcript fixes the levels asked for, and its probabilities under y and -y differ by the factor of the largest. (One uniform compared with several thresholds looks
+similar and is not: there y can be read off the pair of releases.)
+
+**Distinct events** have distinct PRF inputs, hence independent chains: one event's release says nothing about
+another's.
+
+With HMAC-SHA256 in place of true randomness, for one uniform 256-bit key, every efficient adversary A and label
+vectors that differ in one event: P[A = 1] <= e^eps P'[A = 1] + (1 + e^eps) Adv_PRF.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from dataclasses import dataclass, field
+from decimal import ROUND_FLOOR, Context, Decimal
+from fractions import Fraction
+from typing import Any
+
+from pipeline.core.errors import UserError
+from pipeline.privacy.prf import Draw, Prf
+
+LEVELS = 1 << 128
+DOMAIN = b"private-rlhf/randomized-response/v1"
+UNIT = "one labelling event: one answer of one labeller to one unordered pair of responses"
+NEIGHBOURING = "label vectors that differ in the label of one event; prompts, responses and events are the same"
+STATEMENT = (
+    "P[A(out) = 1] <= e^epsilon P[A(out') = 1] + (1 + e^epsilon) Adv_PRF for every efficient adversary A who sees"
+    " everything released and knows the prompts, the responses and the code, but not the key"
+)
+
+
+def _keep_threshold(epsilon: float) -> int:
+    """floor(tanh(epsilon/2) * 2^128), never above the real number; 0 <= T < 2^128.
+
+    tanh(epsilon/2) = (e^eps - 1)/(e^eps + 1) is irrational for every rational epsilon > 0, so the floor is well
+    defined. 120 digits leave an error below 1e-39 after the cancellation in e^eps - 1 (at most 39 digits); 1e-30 is
+    taken off for it.
+    """
+    if epsilon >= 100.0:  # 1 - tanh(eps/2) = 2/(e^eps + 1) < 2^-128 from eps = 90 on
+        return LEVELS - 1
+    if epsilon < 2.0**-127:  # tanh(eps/2) < eps/2
+        return 0
+    context = Context(prec=120)
+    growth = context.exp(Decimal(epsilon))
+    tanh = context.divide(context.subtract(growth, Decimal(1)), context.add(growth, Decimal(1)))
+    scaled = context.subtract(context.multiply(tanh, Decimal(LEVELS)), Decimal("1e-30"))
+    return max(0, int(scaled.to_integral_value(rounding=ROUND_FLOOR)))
+
+
+def last_coin(label: int, threshold: int, draw: Draw, levels: int = LEVELS) -> int:
+    """The chain itself: the last coin whose level is >= threshold, or the label. `levels` is smaller only in tests."""
+    bound = levels
+    while bound > threshold:
+        level, coin = draw(bound)
+        if level < threshold:
+            break
+        label, bound = coin, level
+    return label
+
+
+def check_epsilon(epsilon: object) -> float:
+    """The value as a float if it is a finite number above 0; UserError otherwise."""
+    if isinstance(epsilon, bool) or not isinstance(epsilon, int | float):
+        raise UserError(f"epsilon must be a number above 0, got {epsilon!r}; for example epsilon: 2")
+    try:
+        value = float(epsilon)
+    except OverflowError:
+        value = math.inf
+    if not (0.0 < value < math.inf):
+        raise UserError(
+            f"epsilon must be a finite number above 0, got {epsilon!r}; smaller is more private, for example epsilon: 2"
+        )
+    return value
+
+
+def _check_label(label: object) -> None:
+    if isinstance(label, bool) or label not in (-1, 1):
+        raise UserError("a label is neither -1 nor +1; map the labels to {-1, +1} first")
+
+
+@dataclass(frozen=True)
+class RandomizedResponse:
+    """Keeps a label in {-1, +1} with probability `keep_prob`, turns it round otherwise; carries its own guarantee.
+
+    epsilon: label-LDP parameter of one released label, finite and above 0 (UserError otherwise).
+    """
+
+    epsilon: float
+    threshold: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
+        object.__setattr__(self, "threshold", _keep_threshold(self.epsilon))
+
+    @property
+    def exact_keep_prob(self) -> Fraction:
+        """(2^128 + T) / 2^129: the probability realised, at most e^epsilon/(1+e^epsilon)."""
+        return Fraction(LEVELS + self.threshold, 2 * LEVELS)
+
+    @property
+    def keep_prob(self) -> float:
+        """The largest float <= `exact_keep_prob`; in [0.5, 1)."""
+        exact = self.exact_keep_prob
+        nearest = float(exact)
+        return nearest if Fraction(nearest) <= exact else math.nextafter(nearest, 0.0)
+
+    @property
+    def flip_prob(self) -> float:
+        """1 - `exact_keep_prob`, rounded once: accurate where 1 - keep_prob in floats would not be. In (0, 0.5]."""
+        return float(1 - self.exact_keep_prob)
+
+    def release(self, prf: Prf, event: bytes, label: int) -> int:
+        """z in {-1, +1} for this event: a pure function of (key, event, label, epsilon). The label is not validated."""
+        return last_coin(label, self.threshold, prf.draws(DOMAIN, event))
+
+    def guarantee(self) -> dict[str, Any]:
+        """What manifests and cards state about the mechanism; JSON types only."""
+        return {
+            "mechanism": "randomized response",
+            "epsilon": self.epsilon,
+            "keep_prob": self.keep_prob,
+            "flip_prob": self.flip_prob,
+            "unit": UNIT,
+            "neighbouring": NEIGHBOURING,
+            "statement": STATEMENT,
+            "several_releases": "all releases of one event under one key together cost the largest epsilon among them",
+        }
+
+
+@dataclass(frozen=True)
+class PublicLabels:
+    """epsilon = infinity: labels that their holder declared public are released as they are. NOT PRIVATE."""
+
+    epsilon: float = field(default=math.inf, init=False)
+    keep_prob: float = field(default=1.0, init=False)
+    flip_prob: float = field(default=0.0, init=False)
+
+    def guarantee(self) -> dict[str, Any]:
+        """As `RandomizedResponse.guarantee`, with `epsilon` null for infinity."""
+        return {
+            "mechanism": "none",
+            "epsilon": None,
+            "keep_prob": self.keep_prob,
+            "flip_prob": self.flip_prob,
+            "unit": UNIT,
+            "neighbouring": NEIGHBOURING,
+            "statement": "none: the labels were declared public and are released as they are",
+            "several_releases": "no protection",
+        }
+
+
+Mechanism = RandomizedResponse | PublicLabels
+
+
+def make_mechanism(epsilon: float, public: bool = False) -> Mechanism:
+    """The mechanism for `epsilon`; infinity needs labels that were declared public (UserError otherwise)."""
+    if isinstance(epsilon, float) and epsilon == math.inf:
+        if public:
+            return PublicLabels()
+        raise UserError(
+            "epsilon: inf releases the true labels; declare the labels public if they are, or give a finite epsilon"
+        )
+    return RandomizedResponse(epsilon)
+
+
+def keyed_response(key: bytes, event: bytes, label: int, epsilon: float) -> int:
+    """z(key, event, label, epsilon) in one call, for callers with few labels. key: 32 bytes; label in {-1, +1}."""
+    _check_label(label)
+    return RandomizedResponse(epsilon).release(Prf(key), event, label)
+
+
+def privatize_label(label: int, epsilon: float) -> int:
+    """Local mode: one draw of randomised response with the operating system's randomness; needs no key and no file.
+
+    label in {-1, +1}; returns z in {-1, +1} with P(z = label) = (2^128 + T)/2^129 <= e^eps/(1+e^eps), drawn in
+    integers. Each call is a new draw and costs another epsilon: store the answer before it is sent and resend what
+    was stored.
+    """
+    _check_label(label)
+    kept = secrets.randbits(129) < LEVELS + RandomizedResponse(epsilon).threshold
+    return label if kept else -label
