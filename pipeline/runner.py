@@ -20,6 +20,7 @@ from typing import Any
 from pipeline.core import atomic, rundir
 from pipeline.core.config import to_tree
 from pipeline.core.errors import UserError
+from pipeline.core.metrics import write_metrics
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
 from pipeline.core.world import World, barrier, join_world
@@ -122,12 +123,13 @@ def stage_fingerprint(spec: StageSpec, recipe: Recipe, run: RunDir) -> str:
 
 
 def input_digests(spec: StageSpec, recipe: Recipe) -> dict[str, str]:
-    """Digests of the label-free files a stage reads by path. Preference files are never among them."""
-    from pipeline.data.sources import digest_of_prompts
+    """Digests of the label-free inputs a stage reads by path. Preferences are never among them."""
+    from pipeline.data.inputs import input_digest
 
     data = recipe.data
-    named = {"sft": [data.demonstrations], "ppo": [data.prompts], "evaluate": [data.evaluation_prompts]}
-    return {source: digest_of_prompts(source) for source in named.get(spec.name, [])}
+    named = {"sft": ("demonstrations", data.demonstrations), "ppo": ("prompts", data.prompts),
+             "evaluate": ("prompts", data.evaluation_prompts)}
+    return {source: input_digest(kind, source) for kind, source in [named[spec.name]]} if spec.name in named else {}
 
 
 def plan(recipe: Recipe, run: RunDir, selection: Selection) -> list[PlannedStage]:
@@ -217,8 +219,7 @@ def run_stage(context: StageContext) -> None:
             "commit": rundir.commit(),
             "report": report,
         })
-        if hasattr(module, "after_completion"):
-            module.after_completion(context)
+        write_metrics(run)
         say(f"{spec.name}: done in {seconds:.0f} s — {report.get('summary', '')}")
     _release_memory()
     barrier(world)

@@ -1,0 +1,108 @@
+"""What a recipe's data keys name: demonstrations, prompts and released preferences. No raw label passes through here."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.recipe import Recipe
+from pipeline.core.rundir import RunDir
+from pipeline.data.formats import read_demonstrations, read_prompts
+from pipeline.data.release import Release, read_release
+from pipeline.data.render import Prompt, Renderer, Response
+from pipeline.embedded import task
+
+BUILT_IN = frozenset({"embedded", "release", "evaluation"})
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """A prompt and an answer worth imitating."""
+
+    prompt: Prompt
+    response: Response
+
+
+def make_renderer(recipe: Recipe, tokenizer: Any) -> Renderer:
+    """The recipe's one renderer for `tokenizer`."""
+    model = recipe.model
+    return Renderer(tokenizer, model.max_prompt_tokens, model.max_response_tokens, model.system_prompt)
+
+
+def demonstrations(recipe: Recipe, run: RunDir) -> list[Demonstration]:
+    """What SFT imitates.
+
+    `release` takes, of every released pair, the response with the smaller digest: a rule symmetric in the two
+    responses, so that π_ref depends on no label, private or not.
+    """
+    source = recipe.data.demonstrations
+    if source == "embedded":
+        return [Demonstration(row.prompt, row.response) for row in task.load_demonstrations()]
+    if source == "release":
+        return [Demonstration(row.prompt, canonical_response(row.chosen, row.rejected)) for row in release(run).rows]
+    return [Demonstration(row.prompt, row.response) for row in read_demonstrations(source)]
+
+
+def canonical_response(first: Response, second: Response) -> Response:
+    """One of two responses, chosen by their text alone: swapping the arguments changes nothing."""
+    return min(first, second, key=lambda response: hashlib.sha256(repr(response).encode()).digest())
+
+
+def training_prompts(recipe: Recipe, run: RunDir) -> list[Prompt]:
+    """Distinct prompts for PPO rollouts, in a fixed order."""
+    source = recipe.data.prompts
+    if source == "embedded":
+        return list(task.load_prompts("train"))
+    if source == "release":
+        return distinct([row.prompt for row in release(run).rows])
+    return distinct(list(read_prompts(source)))
+
+
+def evaluation_prompts(recipe: Recipe, run: RunDir) -> list[Prompt]:
+    """Distinct held-out prompts, in a fixed order."""
+    source = recipe.data.evaluation_prompts
+    if source == "embedded":
+        return list(task.load_prompts("eval"))
+    if source == "evaluation":
+        return distinct([row.prompt for row in evaluation_release(run).rows])
+    return distinct(list(read_prompts(source)))
+
+
+def release(run: RunDir) -> Release:
+    """The released training preferences of a run."""
+    return read_release(run.stage("privatize") / "release")
+
+
+def evaluation_release(run: RunDir) -> Release:
+    """The released evaluation preferences of a run (raw labels only where they are declared public)."""
+    return read_release(run.stage("privatize") / "evaluation")
+
+
+def distinct(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """`prompts` without repetitions, first ones kept."""
+    seen: dict[str, Prompt] = {}
+    for prompt in prompts:
+        seen.setdefault(repr(prompt), prompt)
+    return list(seen.values())
+
+
+def input_digest(kind: str, source: str) -> str:
+    """SHA-256 of what a label-free input *parses to*, to notice that it changed; the name itself for built-in sources.
+
+    The parsed prompts or demonstrations are hashed, never the file: prompts may be read from a preference file, and
+    an unkeyed digest of its bytes would let anyone test guesses of its labels.
+
+    Args:
+        kind: `demonstrations` or `prompts`.
+        source: a data key of the recipe.
+    """
+    if source in BUILT_IN or not Path(source).expanduser().exists():
+        return source
+    rows = read_demonstrations(source) if kind == "demonstrations" else read_prompts(source)
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(repr(row).encode())
+    return digest.hexdigest()

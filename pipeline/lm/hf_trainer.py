@@ -1,0 +1,119 @@
+"""What the TRL-based stages share: arguments for the machine at hand, a checked passthrough, whole checkpoints only."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from pipeline.core.config import nearest
+from pipeline.core.errors import UserError
+from pipeline.core.world import World
+
+COMPLETE = "COMPLETE"
+OWNED = frozenset({
+    "output_dir", "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "num_train_epochs",
+    "max_steps", "warmup_steps", "save_steps", "save_strategy", "save_total_limit", "seed", "data_seed", "use_cpu",
+    "resume_from_checkpoint", "max_length", "dataset_kwargs", "remove_unused_columns",
+})
+
+
+def check_trainer_args(section: str, given: dict[str, Any], schema: type) -> None:
+    """Checks a recipe's `trainer_args` against TRL's own dataclass.
+
+    Raises:
+        UserError: a key that TRL lacks, that the recipe sets under its own name, or a value TRL refuses.
+    """
+    names = [item.name for item in dataclasses.fields(schema)]
+    for key in given:
+        if key in OWNED:
+            raise UserError(f"{section}.trainer_args.{key} is set by the stage itself: use the key of section {section}")
+        if key not in names:
+            raise UserError(f"{section}.trainer_args: trl.{schema.__name__} has no '{key}'{nearest(key, names)}")
+
+
+def global_batch(section: str, batch_size: int, micro_batch_size: int | None, world: World) -> tuple[int, int]:
+    """(per-device batch, accumulation steps) whose product over processes is the global batch.
+
+    Raises:
+        UserError: the global batch does not divide.
+    """
+    share, rest = divmod(batch_size, world.size)
+    micro = min(micro_batch_size or share, share) if share else 0
+    if rest or not micro or share % micro:
+        raise UserError(f"{section}.batch_size {batch_size} is no multiple of {world.size} process(es) × micro batch "
+                        f"{micro_batch_size or share}: change {section}.batch_size or {section}.micro_batch_size")
+    return micro, share // micro
+
+
+def trainer_arguments(section: str, settings: Any, checkpoints: Path, seed: int, world: World) -> dict[str, Any]:
+    """Arguments that SFTConfig and RewardConfig share; `settings` is the recipe section.
+
+    TRL defaults to bf16 and gradient checkpointing; here dtype is the model's own, and both stay off unless asked for.
+    """
+    micro, accumulation = global_batch(section, settings.batch_size, settings.micro_batch_size, world)
+    defaults: dict[str, Any] = {
+        "output_dir": str(checkpoints),
+        "per_device_train_batch_size": micro,
+        "gradient_accumulation_steps": accumulation,
+        "learning_rate": settings.learning_rate,
+        "num_train_epochs": settings.epochs,
+        "max_steps": settings.max_steps,
+        "warmup_steps": settings.warmup_steps,
+        "lr_scheduler_type": "linear",
+        "logging_steps": 1,
+        "logging_nan_inf_filter": False,
+        "save_strategy": "steps",
+        "save_steps": settings.save_steps,
+        "save_total_limit": 2,
+        "seed": seed,
+        "data_seed": seed,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "dataloader_drop_last": True,
+        "report_to": "none",
+        "use_cpu": not torch.cuda.is_available(),
+        "ddp_find_unused_parameters": False if world.size > 1 else None,
+    }
+    return {**defaults, **settings.trainer_args}
+
+
+class CompletionMarker(TrainerCallback):
+    """Marks a Trainer checkpoint as whole once everything in it is written; a kill before that leaves no marker."""
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if state.is_world_process_zero:
+            (Path(str(args.output_dir)) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
+
+
+class StopOnNonFinite(TrainerCallback):
+    """Stops the run at a loss or gradient norm that is not finite, instead of training on."""
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
+        logs: dict[str, Any] | None = None, **_: Any,
+    ) -> None:
+        for name in ("loss", "grad_norm"):
+            value = (logs or {}).get(name)
+            if value is not None and not torch.isfinite(torch.as_tensor(float(value))):
+                raise FloatingPointError(f"{name} is {value} at step {state.global_step}: lower the learning rate")
+
+
+def last_whole_checkpoint(checkpoints: Path) -> str | None:
+    """The newest Trainer checkpoint that carries its completion marker; drops those without."""
+    whole = []
+    for folder in checkpoints.glob("checkpoint-*"):
+        if (folder / COMPLETE).is_file():
+            whole.append(folder)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+    return str(max(whole, key=lambda folder: int(folder.name.rpartition("-")[2]))) if whole else None
+
+
+def loss_history(state: TrainerState) -> list[list[float]]:
+    """[[step, loss], …] of a finished training run."""
+    return [[entry["step"], entry["loss"]] for entry in state.log_history if "loss" in entry]

@@ -1,0 +1,69 @@
+"""Resume state of PPO: trainable weights, optimiser, controller and history, complete or absent."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+WEIGHTS = "trainable.safetensors"
+
+
+def install_hooks(accelerator: Accelerator) -> None:
+    """Makes `accelerator.save_state` keep trainable weights only: the frozen ones are those of π_ref.
+
+    Sharded (FSDP, DeepSpeed) runs hand their hooks no weights and save whole shards, which is right for them.
+    """
+
+    def save(models: list[Any], weights: list[dict[str, torch.Tensor]], folder: str) -> None:
+        if not weights:
+            return
+        model, state = accelerator.unwrap_model(models[0]), weights.pop()
+        trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        if accelerator.is_main_process:
+            kept = {name: tensor.contiguous() for name, tensor in state.items() if name in trainable}
+            save_file(kept, os.path.join(folder, WEIGHTS))
+
+    def load(models: list[Any], folder: str) -> None:
+        path = os.path.join(folder, WEIGHTS)
+        if os.path.isfile(path):
+            accelerator.unwrap_model(models.pop()).load_state_dict(load_file(path), strict=False)
+
+    accelerator.register_save_state_pre_hook(save)
+    accelerator.register_load_state_pre_hook(load)
+
+
+def save(accelerator: Accelerator, folder: Path, iteration: int, state: dict[str, Any]) -> None:
+    """Writes `folder/step-N`; it carries this name only once it is whole. Older ones are removed. Collective."""
+    temporary, target = folder / f".step-{iteration}.tmp", folder / f"step-{iteration}"
+    if accelerator.is_main_process:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+    accelerator.wait_for_everyone()
+    accelerator.save_state(str(temporary))
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        (temporary / "state.json").write_text(json.dumps(state))
+        os.replace(temporary, target)
+        for old in folder.glob("step-*"):
+            if old != target:
+                shutil.rmtree(old, ignore_errors=True)
+    accelerator.wait_for_everyone()
+
+
+def load_latest(accelerator: Accelerator, folder: Path) -> dict[str, Any] | None:
+    """Restores the newest whole checkpoint and returns its state, or None when there is none."""
+    steps = sorted(folder.glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
+    if not steps:
+        return None
+    accelerator.load_state(str(steps[-1]))
+    state: dict[str, Any] = json.loads((steps[-1] / "state.json").read_text())
+    return state

@@ -1,0 +1,81 @@
+"""Stage sft: supervised fine-tuning on demonstrations with TRL; the result is the reference policy π_ref.
+
+Reads:   demonstrations (embedded, a file, or the canonical responses of the release), never a protected label.
+Writes:  sft/model (ordinary checkpoint), sft/history.json.
+Run alone: accelerate launch -m pipeline.stages.sft --config RECIPE [--run-dir DIR]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from datasets import Dataset
+from peft import PeftModel
+from trl import SFTConfig, SFTTrainer
+
+from pipeline.core import atomic
+from pipeline.data import inputs
+from pipeline.data.render import Renderer, keep_fitting
+from pipeline.lm import hf_trainer
+from pipeline.lm.models import add_lora, base_checkpoint, load_causal_lm, load_tokenizer, save_merged
+from pipeline.runner import StageContext
+from pipeline.stages.entry import main_for
+
+
+def run(context: StageContext) -> dict[str, Any]:
+    """Trains on every process; saves from the main one."""
+    recipe, settings = context.recipe, context.recipe.sft
+    hf_trainer.check_trainer_args("sft", settings.trainer_args, SFTConfig)
+
+    # --- data -------------------------------------------------------------------------------------------------------
+    base = base_checkpoint(recipe.model)
+    renderer = inputs.make_renderer(recipe, load_tokenizer(base))
+    demonstrations = inputs.demonstrations(recipe, context.run)
+    kept = keep_fitting([row.prompt for row in demonstrations], renderer, recipe.model.long_prompts)
+    dataset = tokenised([demonstrations[index] for index in kept], renderer)
+
+    # --- model ------------------------------------------------------------------------------------------------------
+    model = load_causal_lm(base, recipe.model.dtype if settings.lora else "float32")
+    policy = add_lora(model, settings.lora, recipe.seed) if settings.lora else model
+
+    # --- training ---------------------------------------------------------------------------------------------------
+    arguments = hf_trainer.trainer_arguments("sft", settings, context.checkpoints, recipe.seed, context.world)
+    trainer = SFTTrainer(
+        model=policy,
+        args=SFTConfig(**arguments, max_length=None, dataset_kwargs={"skip_prepare_dataset": True}),
+        train_dataset=dataset,
+        processing_class=renderer.tokenizer,
+        callbacks=[hf_trainer.CompletionMarker(), hf_trainer.StopOnNonFinite()],
+    )
+    trainer.train(resume_from_checkpoint=hf_trainer.last_whole_checkpoint(context.checkpoints))
+
+    # --- results ----------------------------------------------------------------------------------------------------
+    state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+    save_merged(trainer.accelerator, trainer.model, renderer.tokenizer, context.folder / "model", recipe.model.dtype,
+                state=state)
+    history = hf_trainer.loss_history(trainer.state)
+    if context.world.main:
+        atomic.write_json(context.folder / "history.json", {"loss": history})
+    return {
+        "demonstrations": len(dataset),
+        "dropped_long_prompts": len(demonstrations) - len(kept),
+        "source": recipe.data.demonstrations,
+        "steps": trainer.state.global_step,
+        "loss": [value for _, value in history],
+        "lora": isinstance(policy, PeftModel),
+        "summary": f"{len(dataset)} demonstrations ({recipe.data.demonstrations}), {trainer.state.global_step} steps, "
+                   f"loss {history[0][1]:.3f} → {history[-1][1]:.3f}",
+    }
+
+
+def tokenised(demonstrations: list[inputs.Demonstration], renderer: Renderer) -> Dataset:
+    """Token ids and labels; prompt tokens carry label −100, so that only responses are learnt."""
+    rows = []
+    for row in demonstrations:
+        prompt, response = renderer.prompt_ids(row.prompt), renderer.response_ids(row.response)
+        rows.append({"input_ids": prompt + response, "labels": [-100] * len(prompt) + response})
+    return Dataset.from_list(rows)
+
+
+if __name__ == "__main__":
+    main_for("sft")
