@@ -1,0 +1,103 @@
+"""A linear coordinate system for frozen features, folded back into one plain weight vector.
+
+A bias-free linear head scores u = w·φ. Fitting w = V θ with V (d, k) does three useful things at once:
+
+- V ⟂ mean(φ): the mean raw score is zero without a bias, which matters because the smooth bound is centred at 0;
+- V spans the leading principal directions of the pair differences φ_a − φ_b, the only directions a label informs;
+- V is scaled so that the ridge (λ/2)‖θ‖² has a meaning: whitened, a prior θ ~ N(0, I/λ) gives margins a variance k/λ.
+
+Built from features alone (it is symmetric in the two responses), so it never depends on a label, private or not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+FeatureArray = Tensor | np.ndarray
+
+
+def as_double(values: FeatureArray, name: str, ndim: int) -> Tensor:
+    """A float64 CPU tensor of `ndim` dimensions, finite; ValueError names the array otherwise."""
+    tensor = torch.as_tensor(values).detach().to(device="cpu", dtype=torch.float64)
+    if tensor.ndim != ndim:
+        raise ValueError(f"{name} must have {ndim} dimension(s), not shape {tuple(tensor.shape)}")
+    if not bool(torch.isfinite(tensor).all()):
+        raise ValueError(f"{name} holds a non-finite value; check the features or labels that were passed")
+    return tensor
+
+
+@dataclass(frozen=True)
+class FeatureBasis:
+    """`matrix` V (d, k) float64: coordinates of φ are φV, weights are w = Vθ."""
+
+    matrix: Tensor
+
+    @property
+    def dim(self) -> int:
+        """d, the number of original features."""
+        return int(self.matrix.shape[0])
+
+    @property
+    def num_components(self) -> int:
+        """k, the number of coordinates that are fitted."""
+        return int(self.matrix.shape[1])
+
+    def coordinates(self, features: Tensor) -> Tensor:
+        """(..., d) of any float dtype -> (..., k) float64."""
+        return features.to(torch.float64) @ self.matrix.to(features.device)
+
+    def weight(self, theta: Tensor) -> Tensor:
+        """θ (k,) -> w (d,)."""
+        return self.matrix @ theta
+
+
+def identity_basis(dim: int) -> FeatureBasis:
+    """V = I: the ridge acts on w itself."""
+    return FeatureBasis(torch.eye(dim, dtype=torch.float64))
+
+
+def pair_basis(
+    phi_a: FeatureArray,
+    phi_b: FeatureArray,
+    *,
+    num_components: int | None = None,
+    whiten: bool = True,
+    centre: bool = True,
+    relative_tolerance: float = 1e-10,
+) -> FeatureBasis:
+    """Principal directions of the pair differences, orthogonal to the mean feature.
+
+    phi_a, phi_b (n, d). `num_components` keeps the k leading directions (None: all whose second moment exceeds
+    `relative_tolerance` times the largest). `whiten` gives every coordinate of φ_a − φ_b unit second moment; without it
+    the coordinates keep their relative sizes and only their mean second moment is 1. ValueError when no direction is
+    left.
+    """
+    first, second = as_double(phi_a, "phi_a", 2), as_double(phi_b, "phi_b", 2)
+    if first.shape != second.shape or first.shape[0] == 0:
+        raise ValueError(
+            f"phi_a {tuple(first.shape)} and phi_b {tuple(second.shape)} must have the same, non-empty shape"
+        )
+    difference = first - second
+    if centre:
+        mean = (first.mean(0) + second.mean(0)) / 2.0
+        norm = torch.linalg.vector_norm(mean)
+        if norm > 0:
+            direction = mean / norm
+            difference = difference - torch.outer(difference @ direction, direction)
+    moments, vectors = torch.linalg.eigh(difference.T @ difference / len(difference))
+    moments, vectors = moments.flip(0), vectors.flip(1)
+    usable = int((moments > relative_tolerance * moments[0].clamp(min=0)).sum())
+    if usable == 0 or moments[0] <= 0:
+        raise ValueError(
+            "the features of the two responses never differ, so there is nothing to fit; check the features"
+        )
+    count = usable if num_components is None else min(num_components, usable)
+    if count < 1:
+        raise ValueError(f"num_components must be at least 1, not {num_components}")
+    kept = moments[:count]
+    scale = kept if whiten else kept.mean().expand(count)
+    return FeatureBasis((vectors[:, :count] / scale.sqrt()).contiguous())

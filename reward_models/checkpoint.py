@@ -1,0 +1,291 @@
+"""Saving and loading reward checkpoints: an ordinary transformers folder plus two files of ours.
+
+    config.json, model.safetensors, (tokenizer files)   what `AutoModelForSequenceClassification` reads: the raw score u
+    reward_metadata.json                                 what was private, the bound, the loss; required
+    bonus.safetensors                                    the statistics of `FisherBonus`; optional
+
+A checkpoint without valid metadata is refused: falling back to "not private" would turn a broken download into a false
+privacy claim. Writing goes to a temporary folder beside the target, is synced to disk and renamed, so a folder of the
+final name is always complete.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
+
+from reward_models.basis import FeatureBasis
+from reward_models.bound import check_reward_bound
+from reward_models.losses import check_epsilon, get_loss, keep_prob
+from reward_models.model import RewardModel, check_pad_token, score_layer, set_score_weight
+from reward_models.uncertainty import FisherBonus
+
+METADATA_FILE = "reward_metadata.json"
+BONUS_FILE = "bonus.safetensors"
+FORMAT_VERSION = 1
+MODES = ("head", "lora", "full")
+
+
+class SavesPretrained(Protocol):
+    """Anything with `save_pretrained`, such as a tokenizer."""
+
+    def save_pretrained(self, save_directory: str, /) -> Any: ...
+
+
+@dataclass(frozen=True)
+class RewardMetadata:
+    """What a reward checkpoint must say about itself.
+
+    `epsilon` in (0, ∞] of the labels it was fitted to (∞ is written as null); `loss` a name of `losses`; `reward_bound`
+    B or None; `ridge` λ of the fit or None; `n_pairs` in the fit; `kappa` of the bonus or None; `mode` head, lora or
+    full; `num_layers` of the backbone; `base_model` its name (not a local path); `public` whether the labels were
+    declared public; `data` any further JSON facts (release id, recipe, …). ValueError names the field that is out of
+    range.
+    """
+
+    epsilon: float
+    loss: str
+    reward_bound: float | None
+    ridge: float | None
+    n_pairs: int
+    kappa: float | None
+    mode: str
+    num_layers: int
+    base_model: str
+    public: bool
+    data: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        check_epsilon(self.epsilon, allow_zero=False)
+        get_loss(self.loss)
+        check_reward_bound(self.reward_bound)
+        if self.mode not in MODES:
+            raise ValueError(f"mode must be one of {', '.join(MODES)}, not {self.mode!r}")
+        for name in ("ridge", "kappa"):
+            value = getattr(self, name)
+            if value is not None and not (_is_number(value) and 0.0 <= value < math.inf):
+                raise ValueError(f"{name} must be a finite number of at least 0 or null, not {value!r}")
+        for name in ("n_pairs", "num_layers"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} must be a positive integer, not {value!r}")
+        if not isinstance(self.public, bool):
+            raise ValueError(f"public must be true or false, not {self.public!r}")
+        if math.isinf(self.epsilon) and not self.public:
+            raise ValueError("epsilon is infinite but public is false: labels that were not randomised must be public")
+
+    @property
+    def keep_prob(self) -> float:
+        """α of the labels."""
+        return keep_prob(self.epsilon)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON (no infinities), with the format version and α."""
+        record = asdict(self)
+        record["epsilon"] = None if math.isinf(self.epsilon) else self.epsilon
+        return {"format_version": FORMAT_VERSION, "keep_prob": self.keep_prob, **record}
+
+    @classmethod
+    def from_json(cls, record: object) -> RewardMetadata:
+        """The inverse; ValueError for anything missing, unknown, of the wrong type, or inconsistent."""
+        if not isinstance(record, dict):
+            raise ValueError("it is not a JSON object")
+        if record.get("format_version") != FORMAT_VERSION:
+            raise ValueError(f"format_version is {record.get('format_version')!r}, this package reads {FORMAT_VERSION}")
+        names = {field.name for field in fields(cls)}
+        given = set(record) - {"format_version", "keep_prob"}
+        if missing := sorted((names - {"data"} | {"keep_prob"}) - set(record)):
+            raise ValueError(f"missing {', '.join(missing)}")
+        if unknown := sorted(given - names):
+            raise ValueError(f"unknown {', '.join(unknown)}")
+        values = {name: record[name] for name in given}
+        epsilon = values["epsilon"]
+        if epsilon is not None and not _is_number(epsilon):
+            raise ValueError(f"epsilon must be a number or null, not {epsilon!r}")
+        values["epsilon"] = math.inf if epsilon is None else float(epsilon)
+        metadata = cls(**values)
+        if not _is_number(record["keep_prob"]) or abs(record["keep_prob"] - metadata.keep_prob) > 1e-9:
+            raise ValueError(f"keep_prob {record['keep_prob']!r} does not belong to epsilon {epsilon!r}")
+        return metadata
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True)
+class RewardCheckpoint:
+    """A loaded checkpoint. `metadata` is None only for an external public model, `bonus` when none was saved."""
+
+    model: RewardModel
+    metadata: RewardMetadata | None
+    bonus: FisherBonus | None
+
+
+def save_reward_checkpoint(
+    path: str | Path,
+    model: PreTrainedModel,
+    metadata: RewardMetadata,
+    *,
+    bonus: FisherBonus | None = None,
+    tokenizer: SavesPretrained | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Write a checkpoint folder atomically; call it on one process only.
+
+    `model` is a plain sequence-classification model: merge adapters first (`merge_adapters`). The head is stored in
+    float32 whatever the backbone's dtype. ValueError for an existing `path` without `overwrite`, an adapter model, a
+    non-finite weight, or a bonus that does not belong to the model.
+    """
+    target = Path(path)
+    if target.exists() and not overwrite:
+        raise ValueError(f"{target} exists; pass another path or overwrite=True")
+    if hasattr(model, "peft_config"):
+        raise ValueError("the model still has adapters; call merge_adapters first")
+    check_pad_token(model.config)
+    weight = score_layer(model).weight[0].detach().float()
+    if not bool(torch.isfinite(weight).all()):
+        raise ValueError("the score layer holds a non-finite weight; the fit failed")
+    if bonus is not None:
+        _check_bonus(bonus, weight, metadata)
+
+    def write(folder: Path) -> None:
+        model.save_pretrained(str(folder))
+        if tokenizer is not None:
+            tokenizer.save_pretrained(str(folder))
+        if bonus is not None:
+            save_file(_bonus_tensors(bonus), folder / BONUS_FILE)
+        (folder / METADATA_FILE).write_text(json.dumps(metadata.to_json(), indent=2, allow_nan=False) + "\n")
+
+    _replace_folder(target, write)
+
+
+def _check_bonus(bonus: FisherBonus, weight: Tensor, metadata: RewardMetadata) -> None:
+    if len(bonus.weight) != len(weight) or not torch.allclose(
+        bonus.weight.cpu().float(), weight.cpu(), rtol=1e-2, atol=1e-6
+    ):
+        raise ValueError("the bonus was computed for another score weight; recompute it for this model")
+    if bonus.reward_bound != metadata.reward_bound or bonus.kappa != metadata.kappa:
+        raise ValueError("the bonus and the metadata disagree on reward_bound or kappa")
+
+
+def _bonus_tensors(bonus: FisherBonus) -> dict[str, Tensor]:
+    tensors = {"weight": bonus.weight, "basis": bonus.basis.matrix, "information": bonus.information}
+    return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def _replace_folder(target: Path, write: Callable[[Path], None]) -> None:
+    """Fill a temporary sibling with `write`, sync it, and rename it to `target`; nothing is left behind on failure."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        write(temporary)
+        temporary.chmod(0o755)
+        for file in [*temporary.rglob("*"), temporary]:
+            _sync(file)
+        if target.exists():
+            retired = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
+            target.rename(retired / target.name)
+            temporary.rename(target)
+            shutil.rmtree(retired)
+        else:
+            temporary.rename(target)
+        _sync(target.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_metadata(path: str | Path) -> RewardMetadata:
+    """The metadata of a checkpoint folder; ValueError when it is missing or invalid."""
+    file = Path(path) / METADATA_FILE
+    try:
+        return RewardMetadata.from_json(json.loads(file.read_text()))
+    except FileNotFoundError:
+        raise ValueError(
+            f"{path} has no {METADATA_FILE}, so it is unknown which labels it learned from; "
+            "use a checkpoint written by this package, or declare the model public"
+        ) from None
+    except (ValueError, TypeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is not valid ({error}); write the checkpoint again") from None
+
+
+def load_reward_checkpoint(
+    path: str | Path, *, dtype: torch.dtype | None = None, declared_public: bool = False
+) -> RewardCheckpoint:
+    """Load model, metadata and bonus, in eval mode.
+
+    `dtype` of the backbone (None: as saved); the head is float32, as saved. With `declared_public` a folder without
+    metadata is taken as an external, unbounded, public reward model; a folder with invalid metadata is refused all the
+    same.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder; pass a reward checkpoint")
+    external = declared_public and not (folder / METADATA_FILE).exists()
+    metadata = None if external else read_metadata(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=dtype if dtype is not None else "auto")
+    if model.config.num_labels != 1:
+        raise ValueError(f"{folder} has {model.config.num_labels} outputs; a reward model has one")
+    stored = _stored_score_weight(folder)
+    set_score_weight(model, score_layer(model).weight[0] if stored is None else stored)
+    reward_bound = metadata.reward_bound if metadata is not None else None
+    reward_model = RewardModel(model.eval(), reward_bound=reward_bound)
+    return RewardCheckpoint(reward_model, metadata, _load_bonus(folder, metadata))
+
+
+def load_reward_model(
+    path: str | Path, *, dtype: torch.dtype | None = None, declared_public: bool = False
+) -> RewardModel:
+    """The model alone; arguments as in `load_reward_checkpoint`."""
+    return load_reward_checkpoint(path, dtype=dtype, declared_public=declared_public).model
+
+
+def _stored_score_weight(folder: Path) -> Tensor | None:
+    """w (d,) as the file holds it, in float32: transformers casts every tensor to the backbone's dtype."""
+    for file in sorted(folder.glob("model*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            if "score.weight" in tensors.keys():  # noqa: SIM118 - not a mapping
+                return tensors.get_tensor("score.weight")[0].float()
+    return None
+
+
+def _load_bonus(folder: Path, metadata: RewardMetadata | None) -> FisherBonus | None:
+    file = folder / BONUS_FILE
+    if metadata is None or not file.exists():
+        return None
+    if metadata.kappa is None:
+        raise ValueError(
+            f"{folder / METADATA_FILE} has no kappa although {BONUS_FILE} exists; write the checkpoint again"
+        )
+    try:
+        tensors = load_file(file)
+        return FisherBonus(
+            weight=tensors["weight"],
+            basis=FeatureBasis(tensors["basis"]),
+            information=tensors["information"],
+            reward_bound=metadata.reward_bound,
+            kappa=metadata.kappa,
+        )
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise ValueError(f"{file} is not valid ({error}); write the checkpoint again") from None

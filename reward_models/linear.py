@@ -1,0 +1,270 @@
+"""The papers' linear class: a ridge-penalised private likelihood on frozen features, by Fisher scoring.
+
+Minimises  F(θ) = Σ_i ℓ(Δ_i, z_i; ε) + (λ/2)‖θ‖²  with  Δ_i = r(w·φ_a,i) − r(w·φ_b,i),  w = Vθ (`FeatureBasis`) and
+r the smooth bound. For α < 1 the loss is not convex in Δ, so Newton's method may step uphill; the scoring matrix
+H = Σ ω_i δg_i δg_iᵀ + λI (ω the expected curvature, δg = ∂Δ/∂θ) is positive definite and backtracking makes F fall at
+every step. Below (2α−1)²n ≈ 20 d the unpenalised maximiser runs off to infinity: the ridge is part of the estimator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from reward_models.basis import FeatureArray, FeatureBasis, as_double, identity_basis
+from reward_models.bound import bound_slope, bounded_reward, check_reward_bound
+from reward_models.losses import PreferenceLoss, check_epsilon, fisher_weight, get_loss
+
+_ARMIJO = 1e-4
+_MAX_HALVINGS = 40
+_STEPS_PER_MATRIX = 20
+
+
+@dataclass(frozen=True)
+class ConvergenceReport:
+    """How the minimisation ended. `objectives` (nats) falls monotonically; `decrement` is gᵀH⁻¹g/2 at the end, in
+    nats.
+    """
+
+    converged: bool
+    iterations: int
+    matrix_evaluations: int
+    decrement: float
+    objectives: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class LinearFit:
+    """A fitted linear reward.
+
+    `weight` w (d,) and `theta` (k,) float64 with w = Vθ; `information` H (k, k) = Σ ω δg δgᵀ + λI at the optimum, with
+    ω the expected information of the *privatised* likelihood whatever the loss, so H⁻¹ is the covariance that the
+    bonus uses.
+    """
+
+    weight: Tensor
+    theta: Tensor
+    basis: FeatureBasis
+    information: Tensor
+    epsilon: float
+    ridge: float
+    reward_bound: float | None
+    loss: str
+    num_pairs: int
+    report: ConvergenceReport
+
+    def raw_score(self, features: FeatureArray) -> Tensor:
+        """u = φ·w: (n, d) -> (n,) float64."""
+        return as_double(features, "features", 2) @ self.weight
+
+    def reward(self, features: FeatureArray) -> Tensor:
+        """r(u): (n, d) -> (n,) float64."""
+        return bounded_reward(self.raw_score(features), self.reward_bound)
+
+    def margin(self, phi_a: FeatureArray, phi_b: FeatureArray) -> Tensor:
+        """Δ = r(a) − r(b): (n, d) twice -> (n,) float64."""
+        return self.reward(phi_a) - self.reward(phi_b)
+
+
+class PairProblem:
+    """The objective and its derivatives in basis coordinates; all tensors float64.
+
+    x_a, x_b (n, k) are coordinates of the two responses, `private_label` (n,) is ±1.
+    """
+
+    def __init__(
+        self,
+        x_a: Tensor,
+        x_b: Tensor,
+        private_label: Tensor,
+        epsilon: float,
+        reward_bound: float | None,
+        loss: PreferenceLoss,
+    ) -> None:
+        self.x_a, self.x_b, self.private_label = x_a, x_b, private_label
+        self.epsilon, self.reward_bound, self.loss = epsilon, reward_bound, loss
+        self._difference = x_a - x_b if reward_bound is None else None
+
+    def margin(self, theta: Tensor) -> Tensor:
+        """Δ (n,)."""
+        if self._difference is not None:
+            return self._difference @ theta
+        return bounded_reward(self.x_a @ theta, self.reward_bound) - bounded_reward(self.x_b @ theta, self.reward_bound)
+
+    def margin_gradient(self, theta: Tensor) -> Tensor:
+        """δg = ∂Δ/∂θ (n, k)."""
+        if self._difference is not None:
+            return self._difference
+        slope_a = bound_slope(self.x_a @ theta, self.reward_bound)
+        slope_b = bound_slope(self.x_b @ theta, self.reward_bound)
+        return slope_a[:, None] * self.x_a - slope_b[:, None] * self.x_b
+
+    def total_loss(self, theta: Tensor) -> float:
+        """Σ_i ℓ_i, nats."""
+        return float(self.loss.value(self.margin(theta), self.private_label, self.epsilon).sum())
+
+    def gradient(self, theta: Tensor) -> Tensor:
+        """∂ Σ_i ℓ_i/∂θ (k,)."""
+        slope = self.loss.slope(self.margin(theta), self.private_label, self.epsilon)
+        if self._difference is not None:
+            return self._difference.T @ slope
+        # Same as margin_gradient(θ)ᵀ slope without forming the (n, k) matrix.
+        slope_a = slope * bound_slope(self.x_a @ theta, self.reward_bound)
+        slope_b = slope * bound_slope(self.x_b @ theta, self.reward_bound)
+        return self.x_a.T @ slope_a - self.x_b.T @ slope_b
+
+    def gram(self, theta: Tensor, weight: Tensor) -> Tensor:
+        """Σ_i weight_i δg_i δg_iᵀ (k, k)."""
+        scaled = self.margin_gradient(theta) * weight.sqrt()[:, None]
+        return scaled.T @ scaled
+
+    def scoring_matrix(self, theta: Tensor) -> Tensor:
+        """Expected curvature of Σ_i ℓ_i (k, k)."""
+        return self.gram(theta, self.loss.curvature(self.margin(theta), self.epsilon))
+
+    def information(self, theta: Tensor) -> Tensor:
+        """Fisher information of the private labels (k, k)."""
+        return self.gram(theta, fisher_weight(self.margin(theta), self.epsilon))
+
+
+def check_labels(private_label: FeatureArray, num_pairs: int) -> Tensor:
+    """(n,) float64 of ±1; ValueError otherwise."""
+    label = as_double(private_label, "private_label", 1)
+    if len(label) != num_pairs:
+        raise ValueError(f"private_label has {len(label)} entries for {num_pairs} pairs")
+    if not bool((label.abs() == 1).all()):
+        raise ValueError("private_label must be -1 or +1; map 0/1 labels with 2*label - 1")
+    return label
+
+
+def minimise(
+    problem: PairProblem, ridge: float, start: Tensor, *, max_iterations: int = 200, tolerance: float = 1e-9
+) -> tuple[Tensor, ConvergenceReport]:
+    """Fisher scoring from `start` (k,), accelerated by L-BFGS corrections, with backtracking.
+
+    The direction is L-BFGS with the Cholesky factor of the scoring matrix as its initial Hessian: the first step is a
+    scoring step, later ones pick up the difference between expected and observed curvature. A gradient costs n·k, a
+    scoring matrix n·k², so the matrix is recomputed only after `_STEPS_PER_MATRIX` steps. Stops when the Newton
+    decrement gᵀH⁻¹g/2 (nats, summed over the data) is at most `tolerance`.
+    """
+    theta = start.clone()
+    identity = torch.eye(len(theta), dtype=torch.float64)
+    objectives = [problem.total_loss(theta) + 0.5 * ridge * float(theta @ theta)]
+    gradient = problem.gradient(theta) + ridge * theta
+    memory: list[tuple[Tensor, Tensor]] = []
+    factor: Tensor | None = None
+    age, matrices, iterations = 0, 0, 0
+    while True:
+        if factor is None or age == _STEPS_PER_MATRIX:
+            factor = _cholesky(problem.scoring_matrix(theta) + ridge * identity)
+            memory, age, matrices = [], 0, matrices + 1
+        step = _direction(gradient, factor, memory)
+        decrement = 0.5 * float(gradient @ step)
+        if decrement <= tolerance or iterations == max_iterations:
+            break
+        size, value = _backtrack(problem, ridge, theta, step, objectives[-1], decrement)
+        if size == 0.0:
+            if age == 0:
+                break  # no descent left in floating point
+            factor = None
+            continue
+        iterations, age = iterations + 1, age + 1
+        theta = theta - size * step
+        previous, gradient = gradient, problem.gradient(theta) + ridge * theta
+        if float(-size * step @ (gradient - previous)) > 0.0:
+            memory.append((-size * step, gradient - previous))
+        objectives.append(value)
+    # Rounding in a sum of n losses can end the search just above the tolerance; the statistical scale is 1 nat.
+    converged = decrement <= max(tolerance, 1e-6)
+    return theta, ConvergenceReport(converged, iterations, matrices, decrement, tuple(objectives))
+
+
+def _direction(gradient: Tensor, factor: Tensor, memory: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """H⁻¹g by the two-loop recursion, the initial H given by its Cholesky factor; positive definite by sᵀy > 0."""
+    vector, coefficients = gradient.clone(), []
+    for change, slope_change in reversed(memory):
+        coefficient = float(change @ vector) / float(change @ slope_change)
+        coefficients.append(coefficient)
+        vector -= coefficient * slope_change
+    vector = torch.cholesky_solve(vector[:, None], factor)[:, 0]
+    for (change, slope_change), coefficient in zip(memory, reversed(coefficients), strict=True):
+        vector += change * (coefficient - float(slope_change @ vector) / float(change @ slope_change))
+    return vector
+
+
+def _backtrack(
+    problem: PairProblem, ridge: float, theta: Tensor, step: Tensor, objective: float, decrement: float
+) -> tuple[float, float]:
+    """The largest 2^−j that satisfies Armijo's condition, with the new objective; (0, objective) if none does."""
+    size = 1.0
+    for _ in range(_MAX_HALVINGS):
+        candidate = theta - size * step
+        value = problem.total_loss(candidate) + 0.5 * ridge * float(candidate @ candidate)
+        if value <= objective - _ARMIJO * size * 2.0 * decrement and value < objective:
+            return size, value
+        size *= 0.5
+    return 0.0, objective
+
+
+def _cholesky(matrix: Tensor) -> Tensor:
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    if int(info) != 0:
+        raise ValueError("the information matrix is not positive definite; use a larger ridge or fewer num_components")
+    return factor
+
+
+def fit_linear(
+    phi_a: FeatureArray,
+    phi_b: FeatureArray,
+    private_label: FeatureArray,
+    epsilon: float,
+    *,
+    ridge: float,
+    basis: FeatureBasis | None = None,
+    reward_bound: float | None = None,
+    loss: str = "private_likelihood",
+    start: Tensor | None = None,
+    max_iterations: int = 200,
+    tolerance: float = 1e-9,
+) -> LinearFit:
+    """Fit w on pairs (φ_a, φ_b) with private labels; deterministic.
+
+    phi_a, phi_b (n, d) numpy or torch; private_label (n,) in {−1, +1}, +1 where the label prefers a; `ridge` λ ≥ 0 in
+    the coordinates of `basis` (default: the original ones), per dataset (not per pair); `start` θ (k,), default 0.
+    For the unbounded reward only φ_a − φ_b matters. ValueError for bad shapes, labels, ε, or a singular problem.
+    """
+    epsilon = check_epsilon(epsilon, allow_zero=False)
+    if not 0.0 <= ridge < float("inf"):
+        raise ValueError(f"ridge must be a finite number of at least 0, not {ridge!r}")
+    first, second = as_double(phi_a, "phi_a", 2), as_double(phi_b, "phi_b", 2)
+    if first.shape != second.shape or first.shape[0] == 0:
+        raise ValueError(
+            f"phi_a {tuple(first.shape)} and phi_b {tuple(second.shape)} must have the same, non-empty shape"
+        )
+    label = check_labels(private_label, len(first))
+    basis = identity_basis(first.shape[1]) if basis is None else basis
+    problem = PairProblem(
+        basis.coordinates(first),
+        basis.coordinates(second),
+        label,
+        epsilon,
+        check_reward_bound(reward_bound),
+        get_loss(loss),
+    )
+    origin = torch.zeros(basis.num_components, dtype=torch.float64) if start is None else start.to(torch.float64)
+    theta, report = minimise(problem, ridge, origin, max_iterations=max_iterations, tolerance=tolerance)
+    information = problem.information(theta) + ridge * torch.eye(len(theta), dtype=torch.float64)
+    return LinearFit(
+        weight=basis.weight(theta),
+        theta=theta,
+        basis=basis,
+        information=information,
+        epsilon=epsilon,
+        ridge=float(ridge),
+        reward_bound=reward_bound,
+        loss=loss,
+        num_pairs=len(first),
+        report=report,
+    )

@@ -1,0 +1,178 @@
+"""Reward models as ordinary `AutoModelForSequenceClassification` checkpoints with one output and a bias-free head.
+
+The raw score is u = w·φ, with φ the hidden state of the last attended token. Others load the checkpoint with plain
+transformers and get u; the bound r(u) lives here and in the losses. The last token is found from the attention mask:
+transformers finds it as "the rightmost id that is not pad", which agrees as long as no sequence ends in the pad id, and
+is wrong for a tokenizer whose pad is its eos. Features and scores are float32 whatever the backbone's dtype.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from reward_models.bound import bounded_reward, check_reward_bound
+
+
+@contextmanager
+def _expected_key_warnings_hidden() -> Iterator[None]:
+    """Hide the load report: a causal LM has a head too many, a score layer too few, and maybe layers too many."""
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+
+
+def check_pad_token(config: PretrainedConfig) -> int:
+    """The pad id of a text config; ValueError when it is missing or also an end-of-sequence id."""
+    text = config.get_text_config()
+    pad, eos = text.pad_token_id, text.eos_token_id
+    if pad is None:
+        raise ValueError("the model has no pad token; pass pad_token_id (a token that no text ends with)")
+    if pad in (eos if isinstance(eos, list) else [eos]):
+        raise ValueError(
+            f"pad_token_id {pad} is also an end-of-sequence id, so plain transformers would pool the wrong token; "
+            "pass another pad_token_id"
+        )
+    return int(pad)
+
+
+def build_reward_backbone(
+    causal_lm_path: str | Path,
+    num_layers: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    *,
+    pad_token_id: int | None = None,
+) -> PreTrainedModel:
+    """A sequence-classification model with the (first `num_layers`) layers of a causal LM and a score layer of zeros.
+
+    A truncated model keeps the final norm. `dtype` is that of the backbone; the score layer is float32. Returned in
+    eval mode. ValueError when `num_layers` is out of range or the pad token is missing or equal to eos.
+    """
+    config = AutoConfig.from_pretrained(causal_lm_path)
+    text = config.get_text_config()
+    config.num_labels = 1
+    if pad_token_id is not None:
+        text.pad_token_id = pad_token_id
+    check_pad_token(config)
+    if num_layers is not None:
+        if not 1 <= num_layers <= text.num_hidden_layers:
+            raise ValueError(f"num_layers must lie between 1 and {text.num_hidden_layers}, not {num_layers}")
+        text.num_hidden_layers = num_layers
+        if getattr(text, "layer_types", None) is not None:
+            text.layer_types = text.layer_types[:num_layers]
+    with _expected_key_warnings_hidden():
+        model = AutoModelForSequenceClassification.from_pretrained(causal_lm_path, config=config, dtype=dtype)
+    set_score_weight(model, torch.zeros(score_layer(model).in_features))
+    return cast(PreTrainedModel, model.eval())
+
+
+def _unwrap(model: nn.Module) -> nn.Module:
+    """The transformers model inside a PEFT wrapper (adapters stay active), or the model itself."""
+    get_base_model = getattr(model, "get_base_model", None)
+    return get_base_model() if callable(get_base_model) else model
+
+
+def score_layer(model: nn.Module) -> nn.Linear:
+    """The bias-free (d -> 1) head, also inside PEFT's `modules_to_save`; ValueError when the model has none."""
+    head = getattr(_unwrap(model), "score", None)
+    copies = getattr(head, "modules_to_save", None)
+    if copies is not None:
+        head = copies[head.active_adapters[0]]  # type: ignore[union-attr]
+    if not isinstance(head, nn.Linear) or head.out_features != 1 or head.bias is not None:
+        name = type(_unwrap(model)).__name__
+        raise ValueError(f"{name} has no bias-free `score` layer with one output; load it with num_labels=1")
+    return head
+
+
+def set_score_weight(model: nn.Module, weight: Tensor) -> None:
+    """Write w (d,) into the score layer and keep that layer in float32."""
+    head = score_layer(model)
+    if tuple(weight.shape) != (head.in_features,):
+        raise ValueError(f"weight has shape {tuple(weight.shape)}, the score layer needs ({head.in_features},)")
+    head.weight = nn.Parameter(
+        weight.detach().to(device=head.weight.device, dtype=torch.float32)[None, :].clone(),
+        requires_grad=head.weight.requires_grad,
+    )
+
+
+def last_token_index(attention_mask: Tensor) -> Tensor:
+    """(B, T) of 0/1 -> (B,) index of the last attended token; right and left padding alike. ValueError for an empty
+    row.
+    """
+    if not bool(attention_mask.any(-1).all()):
+        raise ValueError("a sequence has no attended token; drop empty texts before scoring")
+    positions = torch.arange(attention_mask.shape[-1], device=attention_mask.device)
+    return (positions * attention_mask.bool()).argmax(-1)
+
+
+class RewardModel:
+    """A sequence-classification model with its reward bound. Call `eval()` on the inner model for scoring."""
+
+    def __init__(self, model: nn.Module, *, reward_bound: float | None = None) -> None:
+        score_layer(model)
+        self.model = model
+        self.reward_bound = check_reward_bound(reward_bound)
+        inner: Any = _unwrap(model)
+        self._backbone: nn.Module = getattr(inner, inner.base_model_prefix)
+        self._takes_positions = "position_ids" in inspect.signature(self._backbone.forward).parameters
+
+    @property
+    def config(self) -> PretrainedConfig:
+        """The transformers config of the inner model."""
+        return cast(PretrainedConfig, _unwrap(self.model).config)
+
+    @property
+    def weight(self) -> Tensor:
+        """w (d,) in the dtype it is stored in."""
+        return score_layer(self.model).weight[0]
+
+    def features(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """φ (B, d) float32 of token ids (B, T) int64 with a 0/1 mask (B, T); differentiable."""
+        arguments: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
+        if self._takes_positions:
+            # Left padding must not shift the positions.
+            arguments["position_ids"] = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+        hidden = self._backbone(**arguments).last_hidden_state
+        rows = torch.arange(len(hidden), device=hidden.device)
+        return hidden[rows, last_token_index(attention_mask)].float()
+
+    def raw_score_of(self, features: Tensor) -> Tensor:
+        """u = w·φ, (B, d) -> (B,) float32."""
+        return features.float() @ self.weight.float()
+
+    def raw_score(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """u (B,) float32, what plain transformers calls the logit."""
+        return self.raw_score_of(self.features(input_ids, attention_mask))
+
+    def score(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """The bounded reward r(u) (B,) float32."""
+        return bounded_reward(self.raw_score(input_ids, attention_mask), self.reward_bound)
+
+
+def merge_adapters(model: nn.Module, dtype: torch.dtype | None = None) -> PreTrainedModel:
+    """Fold LoRA adapters into the weights, as an ordinary model; a model without adapters is returned as it is.
+
+    The sum is formed in float32 (a bfloat16 sum would round most of a small adapter away) and then cast to `dtype`
+    (None: stay in float32). The score layer stays in float32.
+    """
+    merge_and_unload = getattr(model, "merge_and_unload", None)
+    if not callable(merge_and_unload):
+        return cast(PreTrainedModel, model)
+    model.float()
+    merged = cast(PreTrainedModel, merge_and_unload())
+    if dtype is not None:
+        weight = score_layer(merged).weight[0].detach().clone()
+        merged.to(dtype)  # type: ignore[arg-type]
+        set_score_weight(merged, weight)
+    return merged

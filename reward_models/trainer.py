@@ -1,0 +1,140 @@
+"""Reward training with LoRA or all weights: TRL's RewardTrainer with a private loss on the bounded margin.
+
+Rows are pairs of token ids, `chosen_ids` and `rejected_ids`, where `chosen` is the response that the *private* label
+prefers; in that order z = +1 for every row, and the loss is ℓ(r(u_chosen) − r(u_rejected), +1; ε). TRL would append
+end-of-sequence tokens to text it tokenises itself, so that training and scoring would see different sequences: only
+rendered ids are accepted here, from the same function that scoring uses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from datasets import Dataset, IterableDataset
+from peft import PeftModel
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from trl import RewardConfig, RewardTrainer
+from trl.trainer.reward_trainer import DataCollatorForPreference
+
+from reward_models.bound import bounded_reward, check_reward_bound
+from reward_models.losses import check_epsilon, get_loss, keep_prob, privacy_factor
+from reward_models.model import check_pad_token
+
+_LEGACY_COLUMNS = {"chosen_input_ids": "chosen_ids", "rejected_input_ids": "rejected_ids"}
+
+
+@dataclass
+class PairCollator(DataCollatorForPreference):
+    """TRL's collator with a check: transformers pools "the last id that is not pad", so no sequence may end in pad."""
+
+    def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        for example in examples:
+            for column in ("chosen_ids", "rejected_ids"):
+                ids = example[column]
+                if len(ids) == 0 or ids[-1] == self.pad_token_id:
+                    problem = "is empty" if len(ids) == 0 else f"ends in the pad token {self.pad_token_id}"
+                    raise ValueError(f"{column} of a row {problem}; end rendered texts in another token")
+        return super().torch_call(examples)
+
+
+class PrivateRewardTrainer(RewardTrainer):
+    """`RewardTrainer` plus `epsilon` (of the labels), `loss` (a name of `losses`) and `reward_bound` B (None:
+    unbounded).
+
+    Everything else is TRL's: `model` (a sequence-classification model with one output), `args` (`RewardConfig`; on a
+    CPU with use_cpu=True, bf16=False, gradient_checkpointing=False), datasets, `processing_class`, `peft_config`
+    (LoRA with modules_to_save=["score"]), callbacks. Losses are means over the local batch, averaged over
+    processes and accumulation steps, so n processes with batch b equal one process with batch n·b.
+
+    Logged beside TRL's metrics: `private_accuracy`, the share of released labels that the margin agrees with, and
+    `debiased_accuracy` = (private_accuracy − (1−α))/(2α−1), unclipped, an estimate of the accuracy on true labels.
+    `eval_loss` is the held-out loss; for the default loss, the private log-likelihood.
+    """
+
+    _tag_names = ["trl", "reward-trainer", "private-rlhf"]  # noqa: RUF012 - as in the parent class
+
+    def __init__(
+        self,
+        model: PreTrainedModel | PeftModel,
+        args: RewardConfig,
+        *,
+        epsilon: float,
+        loss: str = "private_likelihood",
+        reward_bound: float | None = None,
+        train_dataset: Dataset | IterableDataset,
+        eval_dataset: Dataset | IterableDataset | dict[str, Dataset] | None = None,
+        processing_class: Any,
+        **kwargs: Any,
+    ) -> None:
+        self.epsilon = check_epsilon(epsilon, allow_zero=False)
+        self.preference_loss = get_loss(loss)
+        self.reward_bound = check_reward_bound(reward_bound)
+        self._centring = args.center_rewards_coefficient
+        if args.label_smoothing_factor:
+            raise ValueError("label_smoothing_factor must be 0: smoothing labels that were already randomised is wrong")
+        pad = check_pad_token(model.config)
+        if processing_class.pad_token_id != pad:
+            raise ValueError(
+                f"the tokenizer pads with {processing_class.pad_token_id}, the model with {pad}; make them agree"
+            )
+        kwargs.setdefault("data_collator", PairCollator(pad_token_id=pad))
+        super().__init__(
+            model=model,
+            args=args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            **kwargs,
+        )
+
+    def _prepare_dataset(self, dataset: Any, processing_class: Any, args: RewardConfig, dataset_name: str) -> Any:
+        columns = list(dataset.column_names or next(iter(dataset)))
+        renamed = {old: new for old, new in _LEGACY_COLUMNS.items() if old in columns and new not in columns}
+        if renamed:
+            dataset = dataset.rename_columns(renamed)
+            columns = [renamed.get(column, column) for column in columns]
+        if missing := {"chosen_ids", "rejected_ids"} - set(columns):
+            raise ValueError(f"the {dataset_name} dataset has no {', '.join(sorted(missing))}; pass rendered token ids")
+        if "margin" in columns:
+            raise ValueError(f"the {dataset_name} dataset has a margin column, which no private loss uses; drop it")
+        return super()._prepare_dataset(dataset, processing_class, args, dataset_name)
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """Mean private loss of the batch: inputs hold 2B sequences, the chosen ones first."""
+        mode = "train" if model.training else "eval"
+        outputs = model(**inputs, use_cache=False)
+        raw_chosen, raw_rejected = outputs.logits.squeeze(-1).float().chunk(2)
+        margin = bounded_reward(raw_chosen, self.reward_bound) - bounded_reward(raw_rejected, self.reward_bound)
+        loss = self.preference_loss.value(margin, torch.ones_like(margin), self.epsilon).mean()
+        if self._centring is not None:
+            loss = loss + self._centring * (raw_chosen + raw_rejected).square().mean()
+        self._record(mode, inputs["attention_mask"], torch.stack([raw_chosen, raw_rejected]).detach(), margin.detach())
+        return (loss, outputs) if return_outputs else loss
+
+    def _record(self, mode: str, attention_mask: Tensor, raw: Tensor, margin: Tensor) -> None:
+        """Append this batch's metrics; raw (2, B), margin (B,). One gather for all of them."""
+        gathered = self.accelerator.gather_for_metrics(torch.cat([raw, margin[None]]).T.contiguous())
+        rewards = bounded_reward(gathered[:, :2], self.reward_bound)
+        margins = gathered[:, 2]
+        # A tie carries no preference: it counts half.
+        accuracy = float(((margins > 0).float() + 0.5 * (margins == 0).float()).mean())
+        flip = 1.0 - keep_prob(self.epsilon)
+        if mode == "train":
+            self._total_train_tokens += int(self.accelerator.gather(attention_mask.sum()).sum()) // self._tp_size
+        metrics = self._metrics[mode]
+        metrics["num_tokens"] = [self._total_train_tokens]
+        metrics["min_reward"].append(float(rewards.min()))
+        metrics["mean_reward"].append(float(rewards.mean()))
+        metrics["max_reward"].append(float(rewards.max()))
+        metrics["margin"].append(float(margins.mean()))
+        metrics["private_accuracy"].append(accuracy)
+        metrics["debiased_accuracy"].append((accuracy - flip) / privacy_factor(self.epsilon))
