@@ -115,11 +115,11 @@ class FisherAccumulator:
 
     def bonus(self, kappa: float = 1.0) -> FisherBonus:
         """The finished statistics."""
-        information = self._gram + self.ridge * torch.eye(len(self._gram), dtype=torch.float64,
-        device=self._gram.device) return FisherBonus(
+        penalty = self.ridge * torch.eye(len(self._gram), dtype=torch.float64, device=self._gram.device)
+        return FisherBonus(
             weight=self.weight,
             basis=self.basis,
-            information=information,
+            information=self._gram + penalty,
             reward_bound=self.reward_bound,
             kappa=kappa,
         )
@@ -206,7 +206,9 @@ def has_dropout(model: nn.Module) -> bool:
     config = getattr(model, "config", None)
     rates = config.to_dict() if config is not None and hasattr(config, "to_dict") else {}
     return any(
-        isinstance(rate, float) and rate > 0 for name, rate in rates.items() if "dropout" in name or name.endswith("pdrop")
+        isinstance(rate, float) and rate > 0
+        for name, rate in rates.items()
+        if "dropout" in name or name.endswith("pdrop")
     )
 
 
