@@ -161,7 +161,7 @@ def _why_run(
         return f"its input '{sorted(changed)[0]}' runs again"
     if manifest.get("fingerprint") != stage_fingerprint(spec, recipe, run):
         return "recipe, input or code changed"
-    if spec.name == "privatize" and not _module(spec).input_unchanged(recipe):
+    if spec.name == "privatize" and not _module(spec).input_unchanged(recipe, run):
         return "raw input changed"
     return None
 

@@ -42,7 +42,8 @@ def demonstrations(recipe: Recipe, run: RunDir) -> list[Demonstration]:
     if source == "embedded":
         return [Demonstration(row.prompt, row.response) for row in task.load_demonstrations()]
     if source == "release":
-        return [Demonstration(row.prompt, canonical_response(row.chosen, row.rejected)) for row in release(run).rows]
+        return [Demonstration(row.prompt, canonical_response(row.chosen, row.rejected))
+                for row in release(run).rows]
     return [Demonstration(row.prompt, row.response) for row in read_demonstrations(source)]
 
 

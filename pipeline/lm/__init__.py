@@ -1,0 +1,1 @@
+"""Language models: loading, saving, sampling, log-probabilities, features."""

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
 
 import torch
-from tqdm import tqdm
+from reward_models.bound import bounded_reward
+from reward_models.checkpoint import RewardCheckpoint, load_reward_checkpoint
 
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import Recipe
+from pipeline.data.inputs import make_renderer
 from pipeline.data.render import Prompt, Renderer
-from pipeline.lm.generate import pad_right
+from pipeline.lm.features import extract_features
+from pipeline.lm.models import load_tokenizer
 
 
 @dataclass(frozen=True)
 class Scores:
-    """(B,) float32 each: the estimate r̄ and its uncertainty Γ ≥ 0 (0 without reference completions)."""
+    """(B,) float32 each: the estimate r̄ and its uncertainty Γ ≥ 0 (0 where Γ is not used)."""
 
     reward: torch.Tensor
     bonus: torch.Tensor
@@ -28,61 +33,66 @@ class Scores:
 
 @dataclass
 class RewardScorer:
-    """A reward model with the renderer of its own tokenizer, so that it may differ from the policy's.
+    """A reward checkpoint with the renderer of its own tokenizer, which may differ from the policy's.
 
     Attributes:
-        model: a `reward_models` model: `features(input_ids, attention_mask)` and `score(features, reference)`.
+        checkpoint: model, metadata and the statistics of Γ.
         renderer: renders text for the reward model.
-        batch_size: sequences per forward pass.
-        use_bonus: whether Γ is computed; it needs reference completions.
+        batch_size: texts per forward pass.
+        use_bonus: whether Γ is computed; it needs reference completions of each prompt.
     """
 
-    model: Any
+    checkpoint: RewardCheckpoint
     renderer: Renderer
     batch_size: int = 64
     use_bonus: bool = True
-    _references: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
+    _reference_gradients: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
 
-    def sequence(self, prompt: Prompt, response: str) -> list[int]:
-        """Token ids of prompt and response for the reward model."""
-        return self.renderer.prompt_ids(prompt) + self.renderer.response_ids(response)
-
-    @torch.no_grad()
     def features(
         self, prompts: Sequence[Prompt], responses: Sequence[str], progress: str | None = None
     ) -> torch.Tensor:
-        """Last-token features (B, d) float32 of each prompt and response; short sequences are batched together."""
-        rows = [self.sequence(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
-        order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
-        found: dict[int, torch.Tensor] = {}
-        pad = self.renderer.tokenizer.pad_token_id
-        bar = tqdm(total=len(rows), desc=progress, unit="text", disable=progress is None, leave=False)
-        for start in range(0, len(order), self.batch_size):
-            picked = order[start : start + self.batch_size]
-            ids, mask = pad_right([rows[index] for index in picked], pad, self.model.device)
-            for index, row in zip(picked, self.model.features(ids, mask).float().cpu(), strict=True):
-                found[index] = row
-            bar.update(len(picked))
-        bar.close()
-        return torch.stack([found[index] for index in range(len(rows))])
+        """Last-token features (B, d) float32 of each prompt and response."""
+        rows = [self.renderer.prompt_ids(prompt) + self.renderer.response_ids(response)
+                for prompt, response in zip(prompts, responses, strict=True)]
+        return extract_features(
+            self.checkpoint.model, rows, pad_token_id=self.renderer.tokenizer.pad_token_id,
+            batch_size=self.batch_size, device=self.checkpoint.model.weight.device, progress=progress,
+        )
 
     def has_reference(self, prompt: Prompt) -> bool:
         """Whether reference completions of `prompt` are known, or not needed."""
-        return not self.use_bonus or repr(prompt) in self._references
+        return not self.use_bonus or repr(prompt) in self._reference_gradients
 
     def add_reference(self, prompt: Prompt, features: torch.Tensor) -> None:
-        """Keeps the features (K, d) of K completions of π_ref, which centre Γ."""
-        self._references[repr(prompt)] = features
-
-    def reference(self, prompt: Prompt) -> torch.Tensor:
-        """The kept features (K, d) of `prompt`."""
-        return self._references[repr(prompt)]
+        """Centres Γ at `prompt` with the features (K, d) of K completions of π_ref."""
+        assert self.checkpoint.bonus is not None
+        self._reference_gradients[repr(prompt)] = self.checkpoint.bonus.reference_gradient(features[None])[0]
 
     def score(self, prompts: Sequence[Prompt], responses: Sequence[str], progress: str | None = None) -> Scores:
-        """r̄ and Γ of each response; `add_reference` must have been called for every prompt when Γ is used."""
-        features = self.features(prompts, responses, progress)
-        if not self.use_bonus:
-            return Scores(self.model.reward(features), torch.zeros(len(features)))
-        references = torch.stack([self.reference(prompt) for prompt in prompts])
-        reward, bonus = self.model.score(features, references)
-        return Scores(reward.float(), bonus.float())
+        """r̄ and Γ of each response; `add_reference` comes first for every prompt when Γ is used."""
+        return self.score_features(prompts, self.features(prompts, responses, progress))
+
+    def score_features(self, prompts: Sequence[Prompt], features: torch.Tensor) -> Scores:
+        """As `score`, from features (B, d)."""
+        if not self.use_bonus or self.checkpoint.bonus is None:
+            model = self.checkpoint.model
+            reward = bounded_reward(model.raw_score_of(features), model.reward_bound)
+            return Scores(reward.detach(), torch.zeros(len(features)))
+        references = torch.stack([self._reference_gradients[repr(prompt)] for prompt in prompts])
+        reward, bonus = self.checkpoint.bonus.score_centred(features, references)
+        return Scores(reward, bonus)
+
+
+def load_scorer(path: Path, recipe: Recipe, *, use_bonus: bool) -> RewardScorer:
+    """The scorer of a reward checkpoint of this pipeline.
+
+    Raises:
+        UserError: incomplete checkpoint, no metadata, or Γ asked of a checkpoint without its statistics.
+    """
+    try:
+        checkpoint = load_reward_checkpoint(path)
+    except (ValueError, OSError) as error:
+        raise UserError(f"{path}: {str(error).splitlines()[0]}") from None
+    if use_bonus and checkpoint.bonus is None:
+        raise UserError(f"{path} holds no bonus statistics: fit it again with reward.kappa > 0, or set reward.kappa=0")
+    return RewardScorer(checkpoint, make_renderer(recipe, load_tokenizer(path)), use_bonus=use_bonus)

@@ -1,0 +1,51 @@
+"""`runs/NAME/metrics.json`: one object per evaluated method, and what the run cost beside them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pipeline.core import atomic
+from pipeline.core.errors import UserError
+from pipeline.core.rundir import RunDir
+
+_STAGES = ("privatize", "sft", "reward", "ppo", "evaluate", "report")
+_BESIDE = ("ppo_over_gibbs", "longer_answer_baseline")
+
+
+def write_metrics(run: RunDir) -> None:
+    """Composes metrics.json from evaluate/evaluation.json and the stage manifests, atomically.
+
+    Does nothing while `evaluate` has not completed. `seconds` counts completed stages; `wall_seconds` is their sum;
+    `peak_rss_mb` is the largest of any stage, MiB.
+
+    Raises:
+        UserError: evaluate/evaluation.json is missing or damaged although the stage has completed.
+    """
+    if run.manifest("evaluate") is None:
+        return
+    found = {name: run.manifest(name) for name in _STAGES}
+    manifests = {name: manifest for name, manifest in found.items() if manifest is not None}
+    evaluation = _evaluation(run)
+    seconds = {name: manifest["seconds"] for name, manifest in manifests.items() if "seconds" in manifest}
+    peaks = [manifest["peak_rss_mb"] for manifest in manifests.values() if manifest.get("peak_rss_mb") is not None]
+    metrics: dict[str, Any] = dict(evaluation.get("methods") or {})
+    metrics |= {
+        "seconds": seconds,
+        "wall_seconds": round(sum(seconds.values()), 2),
+        "peak_rss_mb": max(peaks, default=None),
+        "world_size": manifests.get("ppo", manifests["evaluate"]).get("world_size"),
+    }
+    metrics |= {key: evaluation[key] for key in _BESIDE if evaluation.get(key) is not None}
+    atomic.write_json(run.root / "metrics.json", metrics)
+
+
+def _evaluation(run: RunDir) -> dict[str, Any]:
+    path = run.stage("evaluate") / "evaluation.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError):
+        raise UserError(f"{path} is missing or damaged: run the stage again (--from evaluate)") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} holds no object: run the stage again (--from evaluate)")
+    return content

@@ -1,0 +1,133 @@
+"""Stage ppo: KL-regularised PPO against the pessimistic private reward r̂ = r̄ − Γ (PPKL Algorithm 1, step 4).
+
+The exact answer is the Gibbs policy π ∝ π_ref·exp(r̂/kl_coef) (Eq. 5); PPO approximates it with gradient steps. The
+reference is the same weights with the adapter off, so no second copy is kept, and the KL starts at exactly 0.
+
+Reads:   sft/model (π_ref), reward/model (r̄ and the statistics of Γ), training prompts.
+Writes:  ppo/model (ordinary checkpoint, adapter merged), ppo/history.jsonl.
+Run alone: accelerate launch -m pipeline.stages.ppo --config RECIPE [--run-dir DIR]
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from pipeline.core import atomic
+from pipeline.core.rundir import peak_rss_mb
+from pipeline.data import inputs
+from pipeline.data.render import Prompt, keep_fitting
+from pipeline.embedded.truth import true_reward
+from pipeline.lm.distributed import make_accelerator
+from pipeline.lm.logprobs import PolicyWithValue
+from pipeline.lm.models import add_lora, load_causal_lm, load_tokenizer, save_merged
+from pipeline.rl import checkpoint
+from pipeline.rl.rollout import Rollout
+from pipeline.rl.scoring import load_scorer
+from pipeline.rl.trainer import PpoTrainer
+from pipeline.runner import StageContext
+from pipeline.stages.entry import main_for
+
+
+def run(context: StageContext) -> dict[str, Any]:
+    """Trains on every process; saves from the main one."""
+    recipe, settings = context.recipe, context.recipe.ppo
+    accelerator = make_accelerator(context.world)
+    if settings.minibatch_size % context.world.size:
+        from pipeline.core.errors import UserError
+
+        raise UserError(f"ppo.minibatch_size {settings.minibatch_size} is no multiple of {context.world.size} processes")
+
+    # --- π_ref, r̂, prompts --------------------------------------------------------------------------------------------
+    reference_path = context.run.stage("sft") / "model"
+    renderer = inputs.make_renderer(recipe, load_tokenizer(reference_path))
+    base = load_causal_lm(reference_path, recipe.model.dtype if settings.lora else "float32")
+    policy = add_lora(base, settings.lora, recipe.seed) if settings.lora else base
+    reference = None if settings.lora else load_causal_lm(reference_path, recipe.model.dtype)
+    model = PolicyWithValue(policy, base.config.hidden_size).eval()  # dropout off, as everywhere in PPO
+    scorer = load_scorer(context.run.stage("reward") / "model", recipe, use_bonus=recipe.reward.kappa > 0)
+    everything = inputs.training_prompts(recipe, context.run)
+    prompts = [everything[i] for i in keep_fitting(everything, renderer, recipe.model.long_prompts)]
+
+    # --- PPO ----------------------------------------------------------------------------------------------------------
+    trainer = PpoTrainer(accelerator, model, reference, scorer, renderer, prompts, settings, recipe.seed)
+    checkpoint.install_hooks(accelerator)
+    state = checkpoint.load_latest(accelerator, context.checkpoints) or {"history": [], "kl_coef": settings.kl_coef}
+    history: list[dict[str, Any]] = state["history"]
+    trainer.controller.value = state["kl_coef"]
+
+    bar = tqdm(range(len(history), settings.iterations), initial=len(history), total=settings.iterations, desc="ppo",
+               unit="iteration", disable=not accelerator.is_main_process)
+    for iteration in bar:
+        rollout, seconds = trainer.collect(iteration)
+        started = time.monotonic()
+        kl_coef = trainer.controller.value
+        losses = trainer.update(rollout, iteration)
+        seconds["update"] = time.monotonic() - started
+        entry = {"iteration": iteration, **describe(rollout, trainer, prompts, recipe.data.prompts == "embedded"),
+                 "kl_coef": kl_coef, **losses, **timing(rollout, seconds)}
+        history.append(entry)
+        bar.set_postfix_str(f"r̂ {entry['score']:.2f} kl {entry['kl']:.2f}")
+        if entry["kl"] > settings.max_kl:
+            raise RuntimeError(f"KL per response is {entry['kl']:.1f} nats, over ppo.max_kl = {settings.max_kl}: "
+                               "lower ppo.learning_rate or raise ppo.kl_coef")
+        if (iteration + 1) % settings.save_every == 0 and iteration + 1 < settings.iterations:
+            checkpoint.save(accelerator, context.checkpoints, iteration + 1,
+                            {"history": history, "kl_coef": trainer.controller.value})
+
+    # --- results ------------------------------------------------------------------------------------------------------
+    save_merged(accelerator, trainer.policy, renderer.tokenizer, context.folder / "model", recipe.model.dtype)
+    if accelerator.is_main_process:
+        lines = "".join(json.dumps(entry) + "\n" for entry in history)
+        atomic.write_text(context.folder / "history.jsonl", lines)
+    first, last = history[0], mean_of_last(history, 5)
+    return {
+        "iterations": len(history),
+        "prompts": len(prompts),
+        "dropped_long_prompts": len(everything) - len(prompts),
+        "kl_coef": settings.kl_coef,
+        "losses": [[entry["policy_loss"], entry["value_loss"]] for entry in history],
+        "peak_rss_mb": peak_rss_mb(),
+        "summary": f"{len(history)} iterations × {settings.rollouts} responses, r̂ {first['score']:.2f} → "
+                   f"{last['score']:.2f}, KL {last['kl']:.2f} nats",
+    }
+
+
+def describe(rollout: Rollout, trainer: PpoTrainer, prompts: list[Prompt], has_truth: bool) -> dict[str, Any]:
+    """What an iteration's responses look like; the true reward only where it is a known function."""
+    truth = None
+    if has_truth:
+        texts = [(trainer.renderer.tokenizer.decode(row), trainer.renderer.text(response))
+                 for row, response in zip(rollout.prompts, rollout.responses, strict=True)]
+        truth = sum(true_reward(prompt, text) for prompt, text in texts) / len(texts)
+    return {
+        "reward": float(rollout.reward.mean()),
+        "bonus": float(rollout.bonus.mean()),
+        "score": float(rollout.scores.mean()),
+        "true_reward": truth,
+        "kl": float(rollout.kl.mean()),
+        "response_tokens": float(rollout.mask.sum(dim=1).mean()),
+        "finished": float(rollout.finished.float().mean()),
+    }
+
+
+def timing(rollout: Rollout, seconds: dict[str, float]) -> dict[str, Any]:
+    """Seconds of each part and response tokens per second of the whole iteration."""
+    tokens = float(rollout.mask.sum())
+    return {"seconds": {name: round(value, 3) for name, value in seconds.items()},
+            "tokens_per_second": round(tokens / max(sum(seconds.values()), 1e-9), 1)}
+
+
+def mean_of_last(history: list[dict[str, Any]], count: int) -> dict[str, float]:
+    """Means over the last `count` iterations of what the summary shows."""
+    tail = torch.tensor([[entry["score"], entry["kl"]] for entry in history[-count:]])
+    score, kl = tail.mean(dim=0).tolist()
+    return {"score": score, "kl": kl}
+
+
+if __name__ == "__main__":
+    main_for("ppo")

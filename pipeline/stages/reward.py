@@ -1,0 +1,224 @@
+"""Stage reward: the reward r̄ from privatised labels by the private likelihood (PPKL Eq. 8–9), and its uncertainty Γ.
+
+`head` fits the papers' linear class: frozen last-token features and a linear head, by Fisher scoring, with the ridge
+chosen by cross-validated private log-likelihood (reading z only, so it costs no privacy). `lora` and `full` go on from
+there with TRL's RewardTrainer. Either way the Fisher information of the privatised likelihood is saved for Γ.
+
+Reads:   privatize/release (z and its ε), sft/model (backbone).
+Writes:  reward/model (AutoModelForSequenceClassification + metadata + bonus statistics), reward/fit.json.
+Run alone: accelerate launch -m pipeline.stages.reward --config RECIPE [--run-dir DIR]
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from reward_models.basis import FeatureBasis, pair_basis
+from reward_models.checkpoint import RewardMetadata, save_reward_checkpoint
+from reward_models.linear import LinearFit, fit_linear
+from reward_models.losses import get_loss
+from reward_models.model import RewardModel, build_reward_backbone
+from reward_models.ridge import RidgeSelection, select_ridge
+from reward_models.uncertainty import FisherBonus
+
+from pipeline.core import atomic
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import Recipe
+from pipeline.core.stats import Estimate, wilson
+from pipeline.data import inputs
+from pipeline.data.release import Release
+from pipeline.data.render import Renderer, keep_fitting
+from pipeline.lm.distributed import make_accelerator
+from pipeline.lm.features import extract_features
+from pipeline.lm.models import DTYPES, load_tokenizer
+from pipeline.runner import StageContext
+from pipeline.stages.entry import main_for
+
+
+@dataclass(frozen=True)
+class PairFeatures:
+    """Features (n, d) float32 of the responses that z prefers and of the others."""
+
+    chosen: torch.Tensor
+    rejected: torch.Tensor
+
+    def rows(self, picked: torch.Tensor) -> PairFeatures:
+        return PairFeatures(self.chosen[picked], self.rejected[picked])
+
+
+def run(context: StageContext) -> dict[str, Any]:
+    """Features on every process; the small fit is the same everywhere; saved from the main one."""
+    recipe, settings = context.recipe, context.recipe.reward
+    accelerator = make_accelerator(context.world)
+
+    # --- z, its ε, and token ids --------------------------------------------------------------------------------------
+    release = inputs.release(context.run)
+    epsilon = math.inf if release.manifest.epsilon is None else release.manifest.epsilon
+    backbone_path = context.run.stage("sft") / "model"
+    renderer = inputs.make_renderer(recipe, load_tokenizer(backbone_path))
+    rows, pairs, dropped = rendered_pairs(release, renderer, recipe)
+    training, validation = split(len(pairs), settings.validation_fraction, recipe.seed)
+
+    # --- r̄: linear head on frozen features, then optionally the whole backbone ----------------------------------------
+    backbone = build_reward_backbone(backbone_path, settings.num_layers, DTYPES[recipe.model.dtype],
+                                     pad_token_id=renderer.tokenizer.pad_token_id)
+    model = RewardModel(backbone.to(accelerator.device), reward_bound=settings.reward_bound)  # type: ignore[arg-type]
+    selection: RidgeSelection | None = None
+    if settings.mode == "head" or settings.head_warmup:
+        features = pair_features(context, model, pairs, renderer, "frozen")
+        fit, selection = fit_head(features.rows(training), [rows[i].prompt for i in training], epsilon, recipe)
+    if settings.mode == "head":
+        bonus, validation_features = FisherBonus.from_fit(fit, settings.kappa), features.rows(validation)
+        trained = backbone
+        model = with_weight(backbone, fit.weight, settings.reward_bound)
+        history: list[list[float]] = []
+    else:
+        from pipeline.stages import reward_training
+
+        trained, history = reward_training.train(context, backbone, pairs, training, epsilon, renderer,
+                                                 warm_weight=fit.weight if settings.head_warmup else None)
+        model = RewardModel(trained.to(accelerator.device), reward_bound=settings.reward_bound)
+        features = pair_features(context, model, pairs, renderer, "trained")
+        bonus = reward_training.fisher_bonus(model, features.rows(training), epsilon, recipe)
+        validation_features = features.rows(validation)
+
+    # --- held-out check on z, and the checkpoint ----------------------------------------------------------------------
+    check = held_out(model, validation_features, epsilon, recipe)
+    metadata = RewardMetadata(
+        epsilon=epsilon, loss=settings.loss, reward_bound=settings.reward_bound,
+        ridge=selection.ridge if selection and settings.mode == "head" else settings.ridge, n_pairs=len(training),
+        kappa=settings.kappa, mode=settings.mode, num_layers=int(backbone.config.num_hidden_layers),
+        base_model=recipe.model.source if "/" not in recipe.model.source else recipe.model.source.split("/")[-1],
+        public=not release.manifest.private,
+    )
+    facts = describe(metadata, check, selection, history, dropped)
+    if accelerator.is_main_process:
+        save_reward_checkpoint(context.folder / "model", trained, metadata, bonus=bonus,
+                               tokenizer=renderer.tokenizer, overwrite=True)
+        atomic.write_json(context.folder / "fit.json", facts)
+    accuracy = check["validation_accuracy_debiased"]
+    return {**{name: facts[name] for name in ("mode", "loss", "ridge", "num_pairs", "validation_log_likelihood")},
+            "losses": [loss for _, loss in history],
+            "summary": f"{settings.mode} fit of {len(training)} pairs by {settings.loss}, λ = {metadata.ridge:.3g}; held-out "
+                       f"debiased accuracy {accuracy['value']:.3f} [{accuracy['ci_low']:.3f}, {accuracy['ci_high']:.3f}]"}
+
+
+def rendered_pairs(
+    release: Release, renderer: Renderer, recipe: Recipe
+) -> tuple[list[Any], list[tuple[list[int], list[int]]], int]:
+    """(released rows, (chosen, rejected) token ids of each, rows dropped for long prompts)."""
+    everything = release.rows
+    kept = [everything[i] for i in keep_fitting([row.prompt for row in everything], renderer, recipe.model.long_prompts)]
+    pairs = []
+    for row in kept:
+        prompt = renderer.prompt_ids(row.prompt)
+        pairs.append((prompt + renderer.response_ids(row.chosen), prompt + renderer.response_ids(row.rejected)))
+    return kept, pairs, len(everything) - len(kept)
+
+
+def split(count: int, fraction: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Disjoint (training, validation) indices.
+
+    Raises:
+        UserError: too few pairs for both.
+    """
+    held = max(1, round(count * fraction))
+    if count - held < 2:
+        raise UserError(f"{count} released pairs are too few to fit a reward and hold some out: bring more preferences")
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    return order[held:].sort().values, order[:held].sort().values
+
+
+def pair_features(
+    context: StageContext, model: RewardModel, pairs: list[tuple[list[int], list[int]]], renderer: Renderer, tag: str
+) -> PairFeatures:
+    """Features of every pair, each process computing its share."""
+    world = context.world
+    mine = list(range(len(pairs)))[world.rank :: world.size]
+    flat = [sequence for index in mine for sequence in pairs[index]]
+    features = extract_features(
+        model, flat, pad_token_id=renderer.tokenizer.pad_token_id,
+        batch_size=context.recipe.reward.micro_batch_size or 64, device=model.weight.device,
+        progress="reward features" if world.main else None, keep=context.checkpoints / f"{tag}-{world.rank}",
+    ).reshape(len(mine), 2, -1)
+    gathered = dict(gather_object(list(zip(mine, features.unbind(0), strict=True))))
+    stacked = torch.stack([gathered[index] for index in range(len(pairs))])
+    return PairFeatures(stacked[:, 0], stacked[:, 1])
+
+
+def fit_head(
+    features: PairFeatures, prompts: list[Any], epsilon: float, recipe: Recipe
+) -> tuple[LinearFit, RidgeSelection]:
+    """The linear private MLE; the ridge, unless given, is chosen by cross-validation over prompts."""
+    settings = recipe.reward
+    basis: FeatureBasis = pair_basis(features.chosen, features.rejected, num_components=settings.num_components)
+    label = torch.ones(len(features.chosen))  # `chosen` is what z prefers
+    shared: dict[str, Any] = {"basis": basis, "reward_bound": settings.reward_bound, "loss": settings.loss}
+    groups = [repr(prompt) for prompt in prompts]
+    selection = select_ridge(
+        features.chosen, features.rejected, label, epsilon, groups=groups, seed=recipe.seed,
+        num_folds=min(5, len(set(groups))), ridges=None if settings.ridge is None else [settings.ridge], **shared,
+    )
+    fit = fit_linear(features.chosen, features.rejected, label, epsilon, ridge=selection.ridge, **shared)
+    return fit, selection
+
+
+def with_weight(backbone: Any, weight: torch.Tensor, reward_bound: float | None) -> RewardModel:
+    """`backbone` with the fitted head."""
+    from reward_models.model import set_score_weight
+
+    set_score_weight(backbone, weight)
+    return RewardModel(backbone, reward_bound=reward_bound)
+
+
+@torch.no_grad()
+def held_out(model: RewardModel, features: PairFeatures, epsilon: float, recipe: Recipe) -> dict[str, Any]:
+    """Private log-likelihood per pair and debiased accuracy on held-out z; both read z only."""
+    from reward_models.bound import bounded_reward
+    from reward_models.losses import keep_prob, privacy_factor
+
+    chosen = bounded_reward(model.raw_score_of(features.chosen.to(model.weight.device)), model.reward_bound)
+    rejected = bounded_reward(model.raw_score_of(features.rejected.to(model.weight.device)), model.reward_bound)
+    margin = (chosen - rejected).cpu()
+    loss = get_loss("private_likelihood").value(margin, torch.ones_like(margin), epsilon)
+    wins = float((margin > 0).sum() + 0.5 * (margin == 0).sum())
+    share, flip, slope = wilson(wins, len(margin)), 1 - keep_prob(epsilon), privacy_factor(epsilon)
+    debiased = Estimate((share.value - flip) / slope, (share.ci_low - flip) / slope, (share.ci_high - flip) / slope,
+                        share.n)
+    return {
+        "validation_pairs": len(margin),
+        "validation_log_likelihood": -float(loss.mean()),
+        "validation_log_likelihood_se": float(loss.std() / math.sqrt(len(margin))) if len(margin) > 1 else None,
+        "null_log_likelihood": -math.log(2.0),
+        "validation_accuracy_private": share.as_dict(),
+        "validation_accuracy_debiased": debiased.as_dict(),
+    }
+
+
+def describe(
+    metadata: RewardMetadata, check: dict[str, Any], selection: RidgeSelection | None, history: list[list[float]],
+    dropped: int,
+) -> dict[str, Any]:
+    """What reward/fit.json says: all of it read from z, none from a true label."""
+    record = metadata.to_json()
+    path = None if selection is None else [
+        [ridge, -loss, error] for ridge, loss, error in
+        zip(selection.ridges, selection.held_out_loss, selection.paired_standard_error, strict=True)
+    ]
+    return {
+        **{name: record[name] for name in ("mode", "loss", "epsilon", "keep_prob", "reward_bound", "ridge", "kappa")},
+        "num_pairs": metadata.n_pairs,
+        "num_layers": metadata.num_layers,
+        "dropped_long_prompts": dropped,
+        **check,
+        "ridge_path": path,
+        "training_loss": history,
+    }
+
+
+if __name__ == "__main__":
+    main_for("reward")
