@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Every stage of a recipe in order, the trained ones through `accelerate launch`. Complete stages are skipped and an
+# interrupted one resumes, so starting it again is safe.
+#
+#   launch/run_pipeline.sh CONFIG [RUN_DIR] [section.key=value …]
+#
+# RUN_DIR defaults to runs/ and the recipe's file name. Environment:
+#   ACCELERATE_CONFIG  where it runs: a file of this folder (default launch/cpu2.yaml)
+#   ACCELERATE_ARGS    further options of `accelerate launch`, e.g. "--num_processes 8"
+#   PYTHON             interpreter (default .venv/bin/python where that exists, else python3)
+set -euo pipefail
+
+if [[ $# -lt 1 || "$1" == -* ]]; then
+    echo "usage: $0 CONFIG [RUN_DIR] [section.key=value …]" >&2
+    exit 2
+fi
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+config="$1"
+shift
+run_dir="runs/$(basename "$config" .yaml)"
+if [[ $# -gt 0 && "$1" != *=* ]]; then
+    run_dir="$1"
+    shift
+fi
+
+python="${PYTHON:-}"
+if [[ -z "$python" ]]; then
+    python="$root/.venv/bin/python"
+    [[ -x "$python" ]] || python=python3
+fi
+accelerate_config="${ACCELERATE_CONFIG:-$root/launch/cpu2.yaml}"
+if [[ ! -f "$accelerate_config" ]]; then
+    echo "$0: ACCELERATE_CONFIG $accelerate_config does not exist: name a file such as launch/ddp.yaml" >&2
+    exit 2
+fi
+read -r -a accelerate_args <<<"${ACCELERATE_ARGS:-}"
+
+# accelerate's launcher does not hand `use_cpu` of a config file on to the processes it starts (launch/README.md).
+if grep -Eq '^use_cpu: *true' "$accelerate_config"; then
+    export ACCELERATE_USE_CPU=true
+fi
+
+echo "[run_pipeline] $config -> $run_dir, on $accelerate_config" >&2
+for stage in privatize sft reward ppo evaluate report; do
+    case "$stage" in
+        privatize | report) starter=("$python" -m) ;;
+        *)
+            starter=("$python" -m accelerate.commands.launch --config_file "$accelerate_config")
+            starter+=(${accelerate_args[@]+"${accelerate_args[@]}"} -m)
+            ;;
+    esac
+    "${starter[@]}" "pipeline.stages.$stage" --config "$config" --run-dir "$run_dir" "$@"
+done
