@@ -26,7 +26,7 @@ _SEED_DOMAIN = b"private-rlhf/insecure-seed/v1"
 
 
 class PrivacyKey:
-    """A key in memory. `mode` is "keyed" for a key file, "insecure_seed" for a seed (NOT PRIVATE); `path` is the file."""
+    """A key in memory. `mode`: "keyed" for a key file, "insecure_seed" for a seed (NOT PRIVATE). `path`: its file."""
 
     __slots__ = ("_prf", "mode", "path")
 

@@ -24,8 +24,8 @@ the way down it is replaced by a fresh fair coin with probability 1/(k+1), indep
 a Markov chain: for T_1 >= T_2 >= ... the vector (z(T_2), z(T_3), ...) given z(T_1) does not depend on y. All releases
 of an event together are therefore post-processing of the one at the largest epsilon, and cost max epsilon, not the
 sum, in whatever order they come. That also holds when each epsilon is chosen after seeing the earlier releases: a
-transcript fixes the levels asked for, and its probabilities under y and -y differ by the factor of the largest. (One uniform compared with several thresholds looks
-similar and is not: there y can be read off the pair of releases.)
+transcript fixes the levels asked for, and its probabilities under y and -y differ by the factor of the largest. (One
+uniform compared with several thresholds looks similar and is not: there y can be read off the pair of releases.)
 
 **Distinct events** have distinct PRF inputs, hence independent chains: one event's release says nothing about
 another's.

@@ -1,0 +1,236 @@
+"""The released bundle: layout, bytes, refusal of anything incomplete, and what the bytes do not tell."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.core.errors import UserError
+from pipeline.data.release import ReleaseManifest, read_release, text_format, write_release
+from pipeline.privacy.keys import PrivacyKey
+from pipeline.privacy.mechanism import Mechanism, PublicLabels, RandomizedResponse
+from pipeline.privacy.privatize import guarantee, privatize_records
+from pipeline.privacy.records import PrivateRecord, RawPair, Text
+
+KEY = PrivacyKey(bytes(range(32)))
+
+
+def turn(role: str, content: str) -> list[dict[str, str]]:
+    return [{"role": role, "content": content}]
+
+
+def pairs(n: int, conversational: bool = False, flipped: frozenset[int] = frozenset()) -> list[RawPair]:
+    def text(role: str, content: str) -> Text:
+        return turn(role, content) if conversational else content
+
+    made = []
+    for i in range(n):
+        good, bad = text("assistant", f" good\n{i}\t"), text("assistant", f"bad é {i}")
+        if i in flipped:
+            good, bad = bad, good
+        made.append(RawPair(text("user", f"prompt {i} "), good, bad, i + 1))
+    return made
+
+
+def release(
+    folder: Path, raw: list[RawPair], mechanism: Mechanism | None = None, rows_per_shard: int = 100_000
+) -> list[PrivateRecord]:
+    mechanism = mechanism or RandomizedResponse(1.0)
+    key = None if isinstance(mechanism, PublicLabels) else KEY
+    records, counts = privatize_records(raw, mechanism, key)
+    manifest = ReleaseManifest(
+        format=text_format(records[0]),
+        rows=len(records),
+        source="declared name",
+        guarantee=guarantee(mechanism, key),
+        dropped=counts.as_dict(),
+        rows_per_shard=rows_per_shard,
+    )
+    write_release(records, folder, manifest)
+    return records
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("conversational", [False, True])
+def test_round_trip(tmp_path: Path, conversational: bool) -> None:
+    records = release(tmp_path / "out", pairs(40, conversational))
+    opened = read_release(tmp_path / "out")
+    assert len(opened) == 40
+    assert opened.manifest.epsilon == 1.0
+    assert opened.manifest.private
+    assert opened.manifest.keep_prob == RandomizedResponse(1.0).keep_prob
+    assert opened.manifest.flip_prob == RandomizedResponse(1.0).flip_prob
+    assert opened.manifest.format == ("conversational" if conversational else "standard")
+    for row, record in zip(opened.rows, records, strict=True):
+        assert (row.record_id, row.prompt) == (record.record_id, record.prompt)
+        wins_a = record.private_label == 1
+        assert row.chosen == (record.response_a if wins_a else record.response_b)
+        assert row.rejected == (record.response_b if wins_a else record.response_a)
+
+
+@pytest.mark.parametrize(("rows", "shards"), [(1, 1), (6, 1), (7, 2), (12, 2), (13, 3)])
+def test_shards_hold_a_fixed_number_of_rows(tmp_path: Path, rows: int, shards: int) -> None:
+    records = release(tmp_path / "out", pairs(rows), rows_per_shard=6)
+    names = sorted(contents(tmp_path / "out"))
+    assert names == ["manifest.json", *(f"part-{i:05d}.parquet" for i in range(shards))]
+    assert [row.record_id for row in read_release(tmp_path / "out")] == [record.record_id for record in records]
+    first = pq.read_table(tmp_path / "out" / "part-00000.parquet")
+    assert first.column_names == ["prompt", "chosen", "rejected", "record_id"]
+    assert len(first) == min(rows, 6)
+
+
+def test_groups_larger_than_a_batch(tmp_path: Path) -> None:
+    release(tmp_path / "out", pairs(2100), rows_per_shard=1050)
+    sizes = [pq.read_metadata(path).num_rows for path in sorted((tmp_path / "out").glob("*.parquet"))]
+    assert sizes == [1050, 1050]
+
+
+def test_bytes_are_a_pure_function_and_a_rerun_is_free(tmp_path: Path) -> None:
+    release(tmp_path / "one", pairs(30))
+    release(tmp_path / "two", pairs(30)[::-1])
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    before = (tmp_path / "one" / "manifest.json").stat().st_mtime_ns
+    release(tmp_path / "one", pairs(30))
+    assert (tmp_path / "one" / "manifest.json").stat().st_mtime_ns == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+
+
+def test_files_of_two_label_vectors_differ_in_the_affected_rows_alone(tmp_path: Path) -> None:
+    """The leak test: everything but the placement of the two responses in changed rows is the same."""
+    flipped = frozenset(range(0, 60, 2))
+    release(tmp_path / "one", pairs(60))
+    release(tmp_path / "two", pairs(60, flipped=flipped))
+    one, two = read_release(tmp_path / "one"), read_release(tmp_path / "two")
+    assert contents(tmp_path / "one")["manifest.json"] == contents(tmp_path / "two")["manifest.json"]
+    changed = 0
+    for first, second in zip(one, two, strict=True):
+        assert (first.prompt, first.record_id) == (second.prompt, second.record_id)
+        assert {str(first.chosen), str(first.rejected)} == {str(second.chosen), str(second.rejected)}
+        if first != second:
+            changed += 1
+            assert int(str(first.prompt).split()[1]) in flipped
+    assert 0 < changed < len(flipped)
+
+
+def test_where_every_private_label_agrees_the_bytes_agree(tmp_path: Path) -> None:
+    """At epsilon 1e-300 every z is a coin: flipping true labels must not change one byte."""
+    coin = RandomizedResponse(1e-300)
+    release(tmp_path / "one", pairs(60), coin)
+    release(tmp_path / "two", pairs(60, flipped=frozenset(range(60))), coin)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+def test_manifest_holds_these_keys_and_no_statistic_of_labels(tmp_path: Path) -> None:
+    release(tmp_path / "out", pairs(5))
+    facts = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert set(facts) == {
+        *("mark", "columns", "format", "rows", "source", "guarantee", "dropped"),
+        *("rows_per_shard", "canonicalisation", "schema_version"),
+    }
+    assert set(facts["guarantee"]) == {
+        *("mechanism", "epsilon", "keep_prob", "flip_prob", "unit", "neighbouring", "statement"),
+        *("several_releases", "key_mode", "mark", "mark_reason"),
+    }
+    assert set(facts["dropped"]) == {"identical", "empty", "duplicates"}
+
+
+def test_public_labels_are_marked(tmp_path: Path) -> None:
+    release(tmp_path / "out", pairs(5), PublicLabels())
+    opened = read_release(tmp_path / "out")
+    assert opened.manifest.epsilon is None
+    assert not opened.manifest.private
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["mark"] == "NOT PRIVATE"
+    assert all("good" in row.chosen for row in opened)
+
+
+def test_another_target_is_not_overwritten(tmp_path: Path) -> None:
+    release(tmp_path / "out", pairs(5))
+    before = contents(tmp_path / "out")
+    with pytest.raises(UserError, match="holds something else and is not overwritten; choose another output folder"):
+        release(tmp_path / "out", pairs(6))
+    assert contents(tmp_path / "out") == before
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match="is a file; choose another output folder"):
+        release(tmp_path / "file", pairs(5))
+    with pytest.raises(UserError, match="cannot write the release"):
+        release(tmp_path / "file" / "below", pairs(5))
+    (tmp_path / "empty").mkdir()
+    release(tmp_path / "empty", pairs(5))
+    assert contents(tmp_path / "empty") == before
+
+
+def test_nothing_half_written_when_the_records_fail(tmp_path: Path) -> None:
+    records, counts = privatize_records(pairs(9), RandomizedResponse(1.0), KEY)
+    manifest = ReleaseManifest("standard", 9, "s", guarantee(RandomizedResponse(1.0), KEY), counts.as_dict())
+    for bad, message in (
+        (records[:-1], "says 9 rows, but 8"),
+        (records[::-1], "strictly rising"),
+        ([*records[:-1], records[-1]._replace(prompt=turn("user", "p"))], "does not fit the manifest's format"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            write_release(bad, tmp_path / "out", manifest)
+        assert list(tmp_path.iterdir()) == []
+
+
+def edit(folder: Path, change: dict[str, Any], guarantee_change: dict[str, Any]) -> None:
+    path = folder / "manifest.json"
+    facts = json.loads(path.read_text())
+    for target, changes in ((facts, change), (facts["guarantee"], guarantee_change)):
+        for name, value in changes.items():
+            if value is ...:
+                del target[name]
+            else:
+                target[name] = value
+    path.write_text(json.dumps(facts))
+
+
+@pytest.mark.parametrize(
+    ("change", "guarantee_change", "message"),
+    [
+        ({"rows": 4}, {}, "holds 5 rows where its manifest says 4"),
+        ({"rows": ...}, {}, r"lacks rows; write it again with `private-rlhf privatize`"),
+        ({"schema_version": 99}, {}, "has schema version 99, not 1"),
+        ({"format": "odd"}, {}, "`format` or `rows` has no valid value"),
+        ({}, {"epsilon": ...}, r"lacks guarantee\.epsilon"),
+        ({}, {"epsilon": None}, "epsilon is None, which does not go with key_mode 'keyed'"),
+        ({}, {"epsilon": -1}, "epsilon is -1"),
+        ({}, {"key_mode": "none"}, "does not go with key_mode 'none'"),
+        ({}, {"key_mode": "insecure_seed"}, "the NOT PRIVATE mark does not go with key_mode 'insecure_seed'"),
+        ({}, {"key_mode": "x"}, "key_mode is 'x', not one of"),
+        ({}, {"keep_prob": 0.99}, "do not sum to 1"),
+    ],
+)
+def test_a_manifest_that_does_not_hold_together_is_refused(
+    tmp_path: Path, change: dict[str, Any], guarantee_change: dict[str, Any], message: str
+) -> None:
+    release(tmp_path / "out", pairs(5))
+    edit(tmp_path / "out", change, guarantee_change)
+    with pytest.raises(UserError, match=message):
+        read_release(tmp_path / "out")
+
+
+def test_incomplete_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such release folder; write it again"):
+        read_release(tmp_path / "none")
+    release(tmp_path / "out", pairs(13), rows_per_shard=6)
+    shard = tmp_path / "out" / "part-00001.parquet"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-9])
+    with pytest.raises(UserError, match="a shard is damaged"):
+        read_release(tmp_path / "out")
+    shard.unlink()
+    with pytest.raises(UserError, match="holds 7 rows where its manifest says 13"):
+        read_release(tmp_path / "out")
+    (tmp_path / "out" / "manifest.json").write_text("{")
+    with pytest.raises(UserError, match=r"manifest\.json: is not valid JSON"):
+        read_release(tmp_path / "out")
+    (tmp_path / "out" / "manifest.json").unlink()
+    with pytest.raises(UserError, match=r"has no manifest\.json, so it is no complete release"):
+        read_release(tmp_path / "out")

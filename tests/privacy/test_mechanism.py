@@ -1,0 +1,273 @@
+"""Randomised response: exact laws by enumeration, statistics with stated false-alarm rates, and near misses rejected.
+
+False alarms: every statistical test uses fixed keys, so it is deterministic; its threshold would reject a true
+mechanism with probability 1e-4 over the choice of keys.
+"""
+
+from __future__ import annotations
+
+import hmac
+import itertools
+import math
+from collections import Counter
+from decimal import Decimal, localcontext
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binomtest, chi2, chisquare
+
+from pipeline.core.errors import UserError
+from pipeline.privacy.mechanism import (
+    DOMAIN,
+    LEVELS,
+    PublicLabels,
+    RandomizedResponse,
+    keyed_response,
+    last_coin,
+    make_mechanism,
+    privatize_label,
+)
+from pipeline.privacy.prf import Prf, frame
+
+ALARM = 1e-4
+KEY = bytes(range(32))
+PRF = Prf(KEY)
+GOLDEN = "+---+-++-+-+++--+--+-+++"  # z of events 0 to 23 at epsilon 0.5, label +1
+
+
+def event(index: int) -> bytes:
+    return f"event {index}".encode()
+
+
+def exact_joint_law(levels: int, thresholds: tuple[int, ...], label: int) -> dict[tuple[int, ...], Fraction]:
+    """The law of the releases at all thresholds, by walking every path of the chain through `last_coin` itself."""
+    law: dict[tuple[int, ...], Fraction] = Counter()
+
+    def walk(bound: int, path: list[tuple[int, int]], weight: Fraction) -> None:
+        if bound == 0:
+            releases = []
+            for threshold in thresholds:
+                steps = iter(path)
+                releases.append(last_coin(label, threshold, lambda _, steps=steps: next(steps), levels=levels))
+            law[tuple(releases)] += weight
+            return
+        for level, coin in itertools.product(range(bound), (-1, 1)):
+            walk(level, [*path, (level, coin)], weight / (2 * bound))
+
+    walk(levels, [], Fraction(1))
+    return law
+
+
+def test_exact_marginal_law_for_every_threshold() -> None:
+    levels = 6
+    for threshold, label in itertools.product(range(levels), (-1, 1)):
+        law = exact_joint_law(levels, (threshold,), label)
+        assert law[(label,)] == Fraction(levels + threshold, 2 * levels)
+        assert law[(label,)] + law[(-label,)] == 1
+
+
+@pytest.mark.parametrize("thresholds", [(5, 2), (4, 3, 1), (5, 4, 2, 1), (5, 4, 3, 0)])
+def test_all_releases_together_cost_the_largest_epsilon_exactly(thresholds: tuple[int, ...]) -> None:
+    levels = 6
+    plus, minus = (exact_joint_law(levels, thresholds, label) for label in (1, -1))
+    top = max(thresholds)
+    allowed = Fraction(levels + top, levels - top)
+    cells = list(itertools.product((-1, 1), repeat=len(thresholds)))
+    ratios = [plus[cell] / minus[cell] for cell in cells if minus[cell]]
+    assert all(plus[cell] == 0 for cell in cells if not minus[cell])
+    assert max(ratios) == allowed
+    assert min(ratios) == 1 / allowed
+    for cell in cells:  # Markov: given the first release, the others do not depend on the label
+        first_plus = sum(plus[other] for other in cells if other[0] == cell[0])
+        first_minus = sum(minus[other] for other in cells if other[0] == cell[0])
+        assert plus[cell] / first_plus == minus[cell] / first_minus
+
+
+def test_one_uniform_with_several_thresholds_would_fail_the_exact_test() -> None:
+    """The tempting construction: flip where one uniform exceeds the keep probability of each epsilon."""
+    keep = (Fraction(3, 4), Fraction(5, 8))
+    plus: Counter[tuple[int, int]] = Counter()
+    minus: Counter[tuple[int, int]] = Counter()
+    for eighth in range(8):
+        kept = [Fraction(eighth, 8) < alpha for alpha in keep]
+        plus[tuple(1 if k else -1 for k in kept)] += Fraction(1, 8)
+        minus[tuple(-1 if k else 1 for k in kept)] += Fraction(1, 8)
+    assert plus[(1, -1)] > 0
+    assert minus[(1, -1)] == 0  # this pair of releases reveals the label
+
+
+@pytest.mark.parametrize("epsilon", [1e-300, 1e-40, 1e-6, 0.1, 0.5, 1.0, 2.0, 10.0, 37.0, 50.0, 89.5, 100.0, 1e300])
+def test_realised_alpha_is_never_above_and_never_far_below(epsilon: float) -> None:
+    mechanism = RandomizedResponse(epsilon)
+    with localcontext() as context:
+        context.prec = 500
+        alpha = 1 / (1 + (-Decimal(min(epsilon, 1000.0))).exp())
+        exact = mechanism.exact_keep_prob
+        realised = Decimal(exact.numerator) / Decimal(exact.denominator)
+        assert realised <= alpha
+        assert alpha - realised < Decimal(2) ** -127
+    assert 0 <= mechanism.threshold < LEVELS
+    assert Fraction(mechanism.keep_prob) <= exact
+    assert 0.5 <= mechanism.keep_prob < 1.0
+    assert 0.0 < mechanism.flip_prob <= 0.5
+    assert mechanism.keep_prob == pytest.approx(1 / (1 + math.exp(-epsilon)), rel=1e-15)
+
+
+def test_flip_prob_is_accurate_where_floats_of_alpha_are_one() -> None:
+    assert RandomizedResponse(37.0).flip_prob == pytest.approx(math.exp(-37.0), rel=1e-12)
+
+
+@given(st.floats(1e-6, 50), st.floats(1e-6, 50))
+def test_the_threshold_rises_with_epsilon(first: float, second: float) -> None:
+    low, high = sorted((first, second))
+    assert RandomizedResponse(low).threshold <= RandomizedResponse(high).threshold
+
+
+def marginal_p_value(releases: np.ndarray, keep_prob: float) -> float:
+    """Two-sided exact binomial p-value of the number of kept labels (all labels +1)."""
+    return binomtest(int((releases == 1).sum()), releases.size, keep_prob).pvalue
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 0.5, 2.0])
+def test_marginal_frequency_on_samples(epsilon: float) -> None:
+    mechanism = RandomizedResponse(epsilon)
+    releases = np.array([mechanism.release(PRF, event(i), 1) for i in range(20_000)])
+    assert marginal_p_value(releases, mechanism.keep_prob) > ALARM
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_a_flip_probability_off_by_a_tenth_is_rejected_by_the_same_test(sign: int) -> None:
+    """n = 20,000, epsilon 2: 10 % of the flip probability is 5.2 standard errors, power > 0.9 at ALARM."""
+    honest = RandomizedResponse(2.0)
+    wrong_flip = honest.flip_prob * (1 + 0.1 * sign)
+    near_miss = RandomizedResponse(math.log((1 - wrong_flip) / wrong_flip))
+    releases = np.array([near_miss.release(PRF, event(i), 1) for i in range(20_000)])
+    assert marginal_p_value(releases, honest.keep_prob) < ALARM
+    assert marginal_p_value(releases, near_miss.keep_prob) > ALARM
+
+
+def joint_cells(high: float, low: float) -> dict[tuple[int, int], float]:
+    """P(z(high), z(low) | y = +1), from the Markov chain in closed form."""
+    t_high, t_low = math.tanh(high / 2), math.tanh(low / 2)
+    return {
+        (a, b): (1 + a * t_high) / 2 * (1 + a * b * t_low / t_high) / 2 for a, b in itertools.product((-1, 1), repeat=2)
+    }
+
+
+def test_joint_law_of_two_levels_on_samples() -> None:
+    n, high, low = 20_000, 2.0, 0.5
+    pairs = Counter(
+        (RandomizedResponse(high).release(PRF, event(i), 1), RandomizedResponse(low).release(PRF, event(i), 1))
+        for i in range(n)
+    )
+    cells = joint_cells(high, low)
+    assert sum(cells.values()) == pytest.approx(1)
+    observed, expected = [pairs[cell] for cell in cells], [n * p for p in cells.values()]
+    assert chisquare(observed, expected).pvalue > ALARM
+    independent = Counter(  # draws of another key at the low level: what composes to high + low
+        (
+            RandomizedResponse(high).release(PRF, event(i), 1),
+            RandomizedResponse(low).release(Prf(b"2" * 32), event(i), 1),
+        )
+        for i in range(n)
+    )
+    assert chisquare([independent[cell] for cell in cells], expected).pvalue < ALARM
+
+
+def test_release_does_not_depend_on_the_order_or_number_of_releases() -> None:
+    epsilons = [0.1, 0.5, 1.0, 2.0, 5.0]
+    for i in range(200):
+        rising = {e: RandomizedResponse(e).release(PRF, event(i), -1) for e in epsilons}
+        falling = {e: RandomizedResponse(e).release(PRF, event(i), -1) for e in reversed(epsilons)}
+        assert rising == falling
+
+
+def test_once_a_coin_has_replaced_the_label_lower_releases_forget_it() -> None:
+    """Where z(high) is the same for both labels, so is z at every lower epsilon; and some events show each case."""
+    outcomes = Counter()
+    for i in range(500):
+        same = [
+            RandomizedResponse(e).release(PRF, event(i), 1) == RandomizedResponse(e).release(PRF, event(i), -1)
+            for e in (4.0, 2.0, 1.0, 0.5, 0.1)
+        ]
+        assert same == sorted(same)
+        outcomes[sum(same)] += 1
+    assert len(outcomes) == 6
+
+
+def test_distinct_events_get_independent_bits() -> None:
+    """2 x 2 chi-square of neighbouring events, and of one event under two keys."""
+    mechanism = RandomizedResponse(0.5)
+    bits = np.array([mechanism.release(PRF, event(i), 1) for i in range(20_000)])
+    other_key = np.array([mechanism.release(Prf(b"k" * 32), event(i), 1) for i in range(20_000)])
+    for first, second in ((bits[0::2], bits[1::2]), (bits, other_key)):
+        keep = mechanism.keep_prob
+        expected = [len(first) * p for p in (keep * keep, keep * (1 - keep), keep * (1 - keep), (1 - keep) ** 2)]
+        observed = [int(((first == a) & (second == b)).sum()) for a, b in ((1, 1), (1, -1), (-1, 1), (-1, -1))]
+        statistic = sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))
+        assert chi2.sf(statistic, 3) > ALARM
+
+
+def test_release_is_a_pure_function_and_its_bits_never_change() -> None:
+    values = [keyed_response(KEY, event(i), 1, 0.5) for i in range(24)]
+    assert values == [keyed_response(KEY, event(i), 1, 0.5) for i in range(24)]
+    assert "".join("+" if v == 1 else "-" for v in values) == GOLDEN
+
+
+def test_draws_match_plain_hmac_on_the_documented_encoding() -> None:
+    draw = PRF.draws(DOMAIN, b"id")
+    message = frame(DOMAIN) + frame(b"id") + (0).to_bytes(8, "big")
+    digest = hmac.digest(KEY, message, "sha256")
+    assert draw(LEVELS) == (int.from_bytes(digest[:16], "big"), 1 - 2 * (digest[16] & 1))
+    assert PRF.digest([b"a", b"bc"]) == hmac.digest(KEY, b"abc", "sha256")
+
+
+def test_bounded_draws_are_uniform() -> None:
+    draw = PRF.draws(b"test", b"uniform")
+    counts = Counter(draw(5) for _ in range(10_000))
+    assert set(counts) == set(itertools.product(range(5), (-1, 1)))
+    assert chisquare(list(counts.values())).pvalue > ALARM
+
+
+@given(st.lists(st.binary(max_size=4), max_size=4), st.lists(st.binary(max_size=4), max_size=4))
+def test_framing_is_injective(first: list[bytes], second: list[bytes]) -> None:
+    assert (b"".join(map(frame, first)) == b"".join(map(frame, second))) == (first == second)
+
+
+@pytest.mark.parametrize("epsilon", [0, -1.0, math.nan, math.inf, -math.inf, True, "2", None, 10**400])
+def test_bad_epsilon_is_refused(epsilon: object) -> None:
+    with pytest.raises(UserError, match=r"^epsilon must be a (finite )?number above 0, got .*; .*epsilon: 2$"):
+        RandomizedResponse(epsilon)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("label", [0, 2, True, None, "1"])
+def test_bad_label_is_refused_without_showing_it(label: object) -> None:
+    for call in (lambda: privatize_label(label, 1.0), lambda: keyed_response(KEY, b"e", label, 1.0)):
+        with pytest.raises(UserError, match=r"^a label is neither -1 nor \+1; map the labels to \{-1, \+1\} first$"):
+            call()
+
+
+def test_local_mode_has_the_same_law() -> None:
+    releases = np.array([privatize_label(1, 1.0) for _ in range(5_000)])
+    # the operating system's randomness is not seeded: false alarm 1e-9 a run
+    assert marginal_p_value(releases, RandomizedResponse(1.0).keep_prob) > 1e-9
+    assert {privatize_label(-1, 50.0) for _ in range(50)} == {-1}
+
+
+def test_infinite_epsilon_needs_public_labels() -> None:
+    assert isinstance(make_mechanism(math.inf, public=True), PublicLabels)
+    assert make_mechanism(2.0, public=True) == RandomizedResponse(2.0)
+    with pytest.raises(UserError, match=r"releases the true labels; declare the labels public"):
+        make_mechanism(math.inf)
+
+
+def test_guarantee_states_what_is_promised() -> None:
+    facts = RandomizedResponse(2.0).guarantee()
+    assert facts["epsilon"] == 2.0
+    assert facts["keep_prob"] == pytest.approx(0.8807970779778823)
+    assert "one labelling event" in facts["unit"]
+    assert "differ in the label of one event" in facts["neighbouring"]
+    assert PublicLabels().guarantee()["epsilon"] is None
