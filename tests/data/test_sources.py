@@ -1,0 +1,213 @@
+"""Opening sources: folders, splits, and files that are missing, truncated, or not what their name says."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+from preference_files import (
+    explicit,
+    triples,
+    write_csv,
+    write_jsonl,
+    write_jsonl_gz,
+    write_parquet,
+    write_saved,
+    write_shards,
+)
+
+from pipeline.core.errors import UserError
+from pipeline.data.formats import read_preferences, read_prompts
+from pipeline.data.release import ReleaseManifest, write_release
+from pipeline.data.sources import source_chunks
+from pipeline.privacy.keys import PrivacyKey
+from pipeline.privacy.mechanism import RandomizedResponse
+from pipeline.privacy.privatize import guarantee, privatize_records
+from pipeline.privacy.records import RawPair
+
+ROWS = [explicit(*row) for row in triples(40)]
+LINE = '{"prompt": "p", "chosen": "a", "rejected": "b"}\n'
+
+
+def fails(source: Path | str, message: str, split: str | None = None) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        list(read_preferences(source, split))
+    assert "\n" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    fails(tmp_path / "none.jsonl", r"none\.jsonl: no such file or folder; check the path$")
+    fails("none.jsonl", r"^none\.jsonl: no such file or folder")
+    fails(str(tmp_path / "none"), "no such file or folder")
+
+
+def test_a_missing_file_is_reported_before_the_first_row(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such file"):
+        read_preferences(tmp_path / "none.jsonl")
+
+
+def test_unknown_kind_of_file(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("x")
+    fails(tmp_path / "x.txt", r"x\.txt: unknown kind of file; use one of \.jsonl, \.jsonl\.gz")
+
+
+def test_splits_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("x")
+    write_jsonl(tmp_path, ROWS)
+    (tmp_path / "validation.jsonl").write_text(LINE * 2)
+    (tmp_path / "test.jsonl").write_text(LINE * 3)
+    for split, rows in ((None, len(ROWS)), ("train", len(ROWS)), ("eval", 2), ("validation", 2), ("test", 3)):
+        assert len(list(read_preferences(tmp_path, split))) == rows
+    fails(
+        tmp_path,
+        r"has no split 'dev' \(looked for dev\.\*; found test\.jsonl, train\.jsonl, validation\.jsonl\)",
+        "dev",
+    )
+    fails(
+        tmp_path / "train.jsonl", r"is one file and has no split 'eval'; give a folder that holds eval\.jsonl", "eval"
+    )
+    write_parquet(tmp_path, ROWS)
+    fails(tmp_path, "has several files for the split 'train'; give the file itself")
+
+
+def test_folder_without_data(tmp_path: Path) -> None:
+    fails(
+        tmp_path, r"has no split 'train' \(looked for train\.\*; found nothing readable\); name a file or another split"
+    )
+
+
+def test_saved_data_sets(tmp_path: Path) -> None:
+    saved = write_saved(tmp_path, ROWS)
+    fails(saved, r"has no split 'eval' .*found train\)", "eval")
+    assert len(list(read_preferences(saved / "train"))) == len(ROWS)
+    before = {path.name for path in (saved / "train").iterdir()}
+    assert not any(name.startswith("cache") for name in before)
+    (arrow,) = (saved / "train").glob("*.arrow")
+    arrow.unlink()
+    fails(saved, "is not a whole saved data set; save it again with `save_to_disk`")
+
+
+def test_shards_are_read_in_order_and_errors_name_theirs(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path, ROWS)
+    assert [pair.prompt for pair in read_preferences(folder)] == [row["prompt"] for row in ROWS]
+    shard = folder / "data" / "train-00001-of-00002.parquet"
+    shard.write_bytes(shard.read_bytes()[:-20])
+    fails(folder, r"train-00001-of-00002\.parquet: is not a whole Parquet file \(truncated or damaged\); copy it again")
+
+
+def test_truncated_gzip(tmp_path: Path) -> None:
+    path = write_jsonl_gz(tmp_path, ROWS)
+    whole = path.read_bytes()
+    for broken in (whole[:-4], whole[: len(whole) // 2], b"no gzip at all", whole[:30] + b"\0\0\0\0" + whole[34:]):
+        path.write_bytes(broken)
+        fails(path, r"train\.jsonl\.gz: is not a whole gzip file \(truncated or damaged\); copy it again$")
+
+
+def test_parquet_that_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "train.parquet"
+    path.write_text("hello")
+    fails(path, "is not a whole Parquet file")
+    path.write_bytes(b"")
+    fails(path, "is not a whole Parquet file")
+
+
+def test_parquet_damaged_in_the_middle(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path, ROWS)
+    whole = bytearray(path.read_bytes())
+    whole[4:200] = bytes(196)
+    path.write_bytes(whole)
+    fails(path, "is not a whole Parquet file")
+
+
+def test_text_that_is_not_utf8(tmp_path: Path) -> None:
+    for name, prefix in (("train.jsonl", LINE.encode()), ("train.csv", b"prompt,chosen,rejected\n")):
+        path = tmp_path / name
+        path.write_bytes(prefix + b"caf\xe9,a,b\n")
+        fails(path, rf"{name}, line 2: is not UTF-8 text; convert the file to UTF-8$")
+
+
+@pytest.mark.parametrize("bad", ["{", "[1]", "3", '{"a": 1} x', "[" * 100_000])
+def test_broken_json_line(tmp_path: Path, bad: str) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_text(LINE + "\n  \n" + bad + "\n")
+    fails(path, r"train\.jsonl, line 4: is not (valid JSON|a JSON object); each line must be one")
+
+
+def test_lone_surrogate_escape(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_text(LINE + LINE.replace('"a"', '"\\ud83d\\ude00"') + LINE.replace('"a"', '"\\ud83d"'))
+    fails(path, r"line 3: holds a lone surrogate, which is not valid Unicode; repair or remove the row")
+
+
+def test_byte_order_mark_and_line_ends(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + LINE.replace("\n", "\r\n").encode() + LINE.strip().encode())
+    assert [pair.row for pair in read_preferences(path)] == [1, 2]
+    table = tmp_path / "train.csv"
+    table.write_bytes(b'\xef\xbb\xbfprompt,chosen,rejected\r\n"p\r\nq",a,"b, ""c"""\r\n')
+    assert [pair[:3] for pair in read_preferences(table)] == [("p\r\nq", "a", 'b, "c"')]
+
+
+def test_bad_csv(tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text("prompt,chosen,rejected\np,a,b\np,a\n")
+    fails(path, r"train\.csv, row 2: has 2 fields where the header has 3; quote fields")
+    path.write_text('prompt,chosen,rejected\np,a,"b\n')
+    fails(path, r"train\.csv, row 1: is not valid CSV, or has a field of over 131072 characters")
+    path.write_text("prompt,chosen,rejected\np,a," + "b" * 140_000 + "\n")
+    fails(path, r"row 1: is not valid CSV, or has a field of over 131072 characters; .*use JSONL$")
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "train.jsonl.gz", "train.csv"])
+def test_empty_files(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(b"") if name.endswith("gz") else b"")
+    fails(path, "holds no rows; give a data set with at least one$")
+
+
+def test_header_only(tmp_path: Path) -> None:
+    write_csv(tmp_path, ROWS[:1])
+    path = tmp_path / "train.csv"
+    path.write_text(path.read_text().split("\n", 1)[0] + "\n")
+    fails(path, "holds no rows")
+
+
+def test_a_released_bundle_is_no_raw_input_but_gives_its_prompts(tmp_path: Path) -> None:
+    key, mechanism = PrivacyKey(bytes(32)), RandomizedResponse(1.0)
+    records, counts = privatize_records([RawPair(f"p{i}", "a", "b", i) for i in range(9)], mechanism, key)
+    manifest = ReleaseManifest("standard", 9, "s", guarantee(mechanism, key), counts.as_dict())
+    write_release(records, tmp_path / "out", manifest)
+    fails(tmp_path / "out", "is a released bundle, whose labels are private already; give the raw preferences")
+    assert sorted(read_prompts(tmp_path / "out")) == [f"p{i}" for i in range(9)]
+
+
+def test_source_chunks_tell_inputs_apart(tmp_path: Path) -> None:
+    key = PrivacyKey(bytes(32))
+    first = key.keyed_digest(source_chunks(write_jsonl(tmp_path, ROWS)))
+    assert first == key.keyed_digest(source_chunks(tmp_path))
+    assert first != key.keyed_digest(source_chunks(write_jsonl(tmp_path, ROWS[1:])))
+    (tmp_path / "shards").mkdir()
+    folder = write_shards(tmp_path / "shards", ROWS)
+    assert len({key.keyed_digest(source_chunks(path)) for path in (tmp_path, folder)}) == 2
+
+
+def test_hub_ids_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No network in tests: a stand-in for the two functions of `datasets`; streaming leaves no raw cache."""
+    import datasets
+
+    def load(name: str, split: str, streaming: bool) -> datasets.IterableDataset:
+        assert (name, split, streaming) == ("owner/name", "test", True)
+        return datasets.Dataset.from_list(ROWS).to_iterable_dataset()
+
+    monkeypatch.setattr(datasets, "get_dataset_split_names", lambda name: ["train", "test"])
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    assert len(list(read_preferences("owner/name", split="eval"))) == len(ROWS)
+    fails("owner/name", r"^owner/name: has no split 'odd' .*found train, test\)", "odd")
+
+    def offline(name: str) -> list[str]:
+        raise ConnectionError("x")
+
+    monkeypatch.setattr(datasets, "get_dataset_split_names", offline)
+    fails("owner/name", r"^owner/name: is no file or folder here, and the hub does not give it \(ConnectionError\)")

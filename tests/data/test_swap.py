@@ -1,0 +1,169 @@
+"""The swap test: chosen and rejected change places in a random half of the rows, under two copies of one key.
+
+Everything that leaves the stage (bundle, manifest, prompts, error messages) must be the same but for the private
+labels of those rows. The input holds copies in both orders, so the drop rules are in the test too.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from preference_files import CASES, STYLES, WRITERS, Row, triples, write_jsonl
+
+from pipeline.core.errors import UserError
+from pipeline.data.formats import read_demonstrations, read_preferences, read_prompts
+from pipeline.data.release import ReleaseManifest, read_release, text_format, write_release
+from pipeline.privacy.keys import keygen, load_key
+from pipeline.privacy.mechanism import RandomizedResponse
+from pipeline.privacy.privatize import guarantee, privatize_records
+
+MECHANISM = RandomizedResponse(2.0)
+
+
+def swap(row: Row) -> Row:
+    """Change the places of the two responses' values; a missing one is missing on the other side."""
+    renamed = {
+        "chosen": "rejected",
+        "rejected": "chosen",
+        "score_chosen": "score_rejected",
+        "score_rejected": "score_chosen",
+    }
+    swapped = {renamed.get(name, name): value for name, value in row.items()}
+    return {name: swapped[name] for name in [*(n for n in row if n in swapped), *(n for n in swapped if n not in row)]}
+
+
+def some(rows: list[Any]) -> set[int]:
+    return set(random.Random(7).sample(range(len(rows)), len(rows) // 2))
+
+
+def privatize(source: Path, key_file: Path, out: Path) -> None:
+    """What the stage does with a source: read, privatise, write the bundle."""
+    key = load_key(key_file)
+    records, counts = privatize_records(read_preferences(source), MECHANISM, key, str(source.name))
+    facts = guarantee(MECHANISM, key)
+    manifest = ReleaseManifest(text_format(records[0]), len(records), "declared", facts, counts.as_dict())
+    write_release(records, out, manifest)
+
+
+@pytest.fixture
+def key_files(tmp_path: Path) -> tuple[Path, Path]:
+    first = keygen(tmp_path / "first.key")
+    first.write_text("private-rlhf key v1\n" + bytes(range(32)).hex() + "\n")
+    second = tmp_path / "second.key"
+    shutil.copy(first, second)
+    return first, second
+
+
+@pytest.mark.parametrize(("style", "writer"), CASES)
+def test_only_private_labels_of_swapped_rows_change(
+    tmp_path: Path, key_files: tuple[Path, Path], style: str, writer: str
+) -> None:
+    rows = [STYLES[style](*row) | {"score_chosen": "9", "score_rejected": "1"} for row in triples()]
+    swapped_rows = some(rows)
+    variants = (rows, [swap(row) if i in swapped_rows else row for i, row in enumerate(rows)])
+    assert variants[0] != variants[1]
+    outs, prompts = [], []
+    for name, variant, key_file in zip(("one", "two"), variants, key_files, strict=True):
+        (tmp_path / name).mkdir()
+        source = WRITERS[writer](tmp_path / name, variant)
+        privatize(source, key_file, tmp_path / name / "out")
+        outs.append(tmp_path / name / "out")
+        prompts.append(list(read_prompts(source)))
+    assert prompts[0] == prompts[1]
+    assert (outs[0] / "manifest.json").read_bytes() == (outs[1] / "manifest.json").read_bytes()
+    dropped = json.loads((outs[0] / "manifest.json").read_text())["dropped"]
+    assert dropped == {"identical": 1, "empty": 1, "duplicates": 2}
+    assert [path.name for path in sorted(outs[0].iterdir())] == [path.name for path in sorted(outs[1].iterdir())]
+    first, second = read_release(outs[0]).rows, read_release(outs[1]).rows
+    assert len(first) == len(second) == 24
+    changed = 0
+    for one, two in zip(first, second, strict=True):
+        assert (one.record_id, one.prompt) == (two.record_id, two.prompt)
+        if one != two:
+            assert (one.chosen, one.rejected) == (two.rejected, two.chosen)
+            number = int(str(one.prompt).split("Say ")[1].split(",")[0])
+            assert number in swapped_rows
+            changed += 1
+    assert 0 < changed <= len(swapped_rows)
+
+
+GOOD = {"prompt": "p", "chosen": "a", "rejected": "b"}
+MESSAGES = [{"role": "user", "content": "x"}]
+BAD_ROWS: dict[str, list[Row]] = {
+    "missing": [GOOD, {"prompt": "p", "chosen": "a"}],
+    "misspelt": [{"prompt": "p", "chosen": "a", "rejetced": "b"}],
+    "null": [GOOD, {"prompt": "p", "chosen": "a", "rejected": None}],
+    "null and missing": [{"prompt": "p", "chosen": None}],
+    "number": [GOOD, {"prompt": "p", "chosen": 3, "rejected": "b"}],
+    "number and null": [{"prompt": "p", "chosen": 3, "rejected": None}],
+    "list and text": [GOOD, {"prompt": "p", "chosen": MESSAGES, "rejected": "b"}],
+    "number and list": [{"prompt": "p", "chosen": 3, "rejected": MESSAGES}],
+    "bad message": [{"chosen": MESSAGES, "rejected": [{"role": "user"}]}],
+    "two bad messages": [{"chosen": [1], "rejected": [{"role": "user", "content": None}]}],
+    "messages then text": [{"prompt": MESSAGES, "chosen": MESSAGES, "rejected": MESSAGES * 2}, GOOD],
+    "text then messages": [GOOD, {"prompt": "p", "chosen": MESSAGES, "rejected": MESSAGES * 2}],
+    "prompt number": [GOOD, {"prompt": 1, "chosen": "a", "rejected": "b"}],
+    "surrogate": [GOOD, {"prompt": "p", "chosen": "\ud800", "rejected": "b"}],
+    "nothing left": [{"prompt": "p", "chosen": "a", "rejected": ""}],
+    "not a dialogue": [
+        {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: a\n\nAssistant: c"},
+        {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "hello"},
+    ],
+    "no shared start": [{"chosen": "abc", "rejected": "xyz"}],
+}
+
+
+@pytest.mark.parametrize("name", BAD_ROWS)
+def test_error_messages_do_not_depend_on_labels(tmp_path: Path, key_files: tuple[Path, Path], name: str) -> None:
+    """Both `read_preferences` and what follows it; every row swapped, and only the last one."""
+    rows = BAD_ROWS[name]
+    variants = [rows, [swap(row) for row in rows], [*rows[:-1], swap(rows[-1])]]
+    messages = set()
+    for variant in variants:
+        path = tmp_path / "train.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in variant))
+        with pytest.raises(UserError) as caught:
+            privatize(path, key_files[0], tmp_path / "out")
+        messages.add(str(caught.value))
+        assert caught.value.__cause__ is None
+        assert not (tmp_path / "out").exists()
+    assert len(messages) == 1
+    (message,) = messages
+    assert "\n" not in message
+    assert ";" in message  # the remedy
+
+
+@pytest.mark.parametrize(
+    ("template", "bad"),
+    [
+        (b'{"prompt": "p", "chosen": %b, "rejected": %b}', b'"long \xff answer"'),
+        (b'{"prompt": "p", "chosen": %b, "rejected": %b}', b'"a long answer'),
+        (b'{"prompt": "p", "chosen": %b, "rejected": %b', b'"a long answer"'),
+    ],
+)
+def test_broken_text_says_the_same_either_way(
+    tmp_path: Path, key_files: tuple[Path, Path], template: bytes, bad: bytes
+) -> None:
+    """Bytes that are no UTF-8 and broken JSON sit inside one of the responses; the message has no position."""
+    messages = set()
+    for values in ((bad, b'"a"'), (b'"a"', bad)):
+        path = tmp_path / "train.jsonl"
+        path.write_bytes(template % values + b"\n")
+        with pytest.raises(UserError) as caught:
+            privatize(path, key_files[0], tmp_path / "out")
+        messages.add(str(caught.value))
+    assert len(messages) == 1
+
+
+def test_demonstrations_refuse_preferences_with_one_message(tmp_path: Path) -> None:
+    messages = set()
+    for row in (GOOD, swap(GOOD)):
+        with pytest.raises(UserError) as caught:
+            list(read_demonstrations(write_jsonl(tmp_path, [row])))
+        messages.add(str(caught.value))
+    assert len(messages) == 1
