@@ -95,9 +95,28 @@ def score_layer(model: nn.Module) -> nn.Linear:
     return head
 
 
+class ScoreHead(nn.Linear):
+    """The score layer, computed in float32 whatever the dtype of the hidden states and of autocast.
+
+    In bfloat16 a score of 5 has a resolution of 0.03, which is what margins would be made of. The state dict is that of
+    nn.Linear, so plain transformers reads it.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(..., d) -> (..., 1) float32."""
+        with torch.autocast(device_type=input.device.type, enabled=False):
+            return nn.functional.linear(input.float(), self.weight.float())
+
+
 def set_score_weight(model: nn.Module, weight: Tensor) -> None:
-    """Write w (d,) into the score layer and keep that layer in float32."""
+    """Write w (d,) into the score layer and make that a float32 `ScoreHead`."""
     head = score_layer(model)
+    inner: Any = _unwrap(model)
+    if inner.score is head and not isinstance(head, ScoreHead):
+        trainable = head.weight.requires_grad
+        head = ScoreHead(head.in_features, 1, bias=False, device=head.weight.device)
+        head.weight.requires_grad_(trainable)
+        inner.score = head
     if tuple(weight.shape) != (head.in_features,):
         raise ValueError(f"weight has shape {tuple(weight.shape)}, the score layer needs ({head.in_features},)")
     head.weight = nn.Parameter(

@@ -52,7 +52,7 @@ def test_private_likelihood_value_and_gradient_match_extended_precision(epsilon:
         if probability > 0:
             assert float(loss.detach()[i]) == pytest.approx(float(-np.log(probability)), rel=1e-5, abs=1e-6)
             slope = -z * privacy_factor(epsilon) * _sigmoid(m) * _sigmoid(-m) / probability
-            # Relative accuracy also where the gradient is tiny: this is what fails with a naive logaddexp at small epsilon.
+            # Relative accuracy also where the gradient is tiny: a naive logaddexp fails this at small epsilon.
             assert float(gradient[i]) == pytest.approx(float(slope), rel=2e-5, abs=1e-37)
         else:
             assert float(loss.detach()[i]) == pytest.approx(abs(m), rel=1e-6)
