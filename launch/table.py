@@ -37,7 +37,7 @@ def rows_of(run_dir: Path) -> list[tuple[str, ...]]:
     metrics = json.loads((run_dir / "metrics.json").read_text(encoding="utf-8"))
     rows = []
     for name, method in metrics.items():
-        if not isinstance(method, dict) or "generation_win_rate_truth" not in method and "kl" not in method:
+        if not isinstance(method, dict) or not {"generation_win_rate_truth", "kl"} & set(method):
             continue
         epsilon = "∞" if method.get("epsilon") is None else f"{method['epsilon']:g}"
         cells = (share(method.get("generation_win_rate_truth")), *(number(method, key) for key in PLAIN))
@@ -49,7 +49,8 @@ def render(rows: list[tuple[str, ...]]) -> str:
     """The rows under their header, columns aligned."""
     table = [HEADER, *rows]
     widths = [max(len(row[column]) for row in table) for column in range(len(HEADER))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table)
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def main(arguments: list[str]) -> int:

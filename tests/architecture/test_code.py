@@ -1,0 +1,168 @@
+"""Size limits, forbidden calls, module state, and what lies in the repository."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_STAGE_RUN_LINES = 400, 80, 150
+MAX_FILE_BYTES = 2_500_000
+CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.yaml"))
+# Resume state may hold python objects: it stays under checkpoints/, is loaded weights_only and is never released.
+CHECKPOINT_CODE = {"pipeline/rl/checkpoint.py"}
+MUTATORS = {"append", "extend", "insert", "add", "update", "setdefault", "pop", "popitem", "clear", "remove", "discard"}
+
+Sources = dict[str, ast.Module]
+
+
+def test_files_are_short(root: Path) -> None:
+    files = [path for top in ("pipeline", "reward_models", "launch", "tests") for path in (root / top).rglob("*.py")]
+    lengths = {path.relative_to(root).as_posix(): len(path.read_text(encoding="utf-8").splitlines()) for path in files}
+    assert not {path: length for path, length in lengths.items() if length > MAX_FILE_LINES}
+
+
+def test_functions_are_short(sources: Sources) -> None:
+    long = {}
+    for path, tree in sources.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                stage_run = path.startswith("pipeline/stages/") and node.name == "run"
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                if length > (MAX_STAGE_RUN_LINES if stage_run else MAX_FUNCTION_LINES):
+                    long[f"{path}:{node.name}"] = length
+    assert not long
+
+
+def test_device_is_never_hard_coded(sources: Sources) -> None:
+    """accelerate places models and tensors."""
+    wrong = {f"{path}:{node.lineno}" for path, tree in sources.items() for node in ast.walk(tree)
+             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "cuda"}
+    assert not wrong
+
+
+def test_no_pickles_outside_checkpoints(sources: Sources) -> None:
+    """Neither the modules nor torch's own pickle-based files; a load anywhere says weights_only=True."""
+    wrong = set()
+    for path, tree in sources.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = {alias.name for alias in node.names} | {getattr(node, "module", None)}
+                if names & {"pickle", "cloudpickle", "dill", "joblib", "shelve"}:
+                    wrong.add(f"{path}:{node.lineno}")
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.save" and path not in CHECKPOINT_CODE:
+                wrong.add(f"{path}:{node.lineno}")
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
+                safe = any(word.arg == "weights_only" and ast.unparse(word.value) == "True" for word in node.keywords)
+                if path not in CHECKPOINT_CODE or not safe:
+                    wrong.add(f"{path}:{node.lineno}")
+    assert not wrong
+
+
+def test_no_module_state(sources: Sources) -> None:
+    """No `global`, and no list, dict or set of a module that the module's own code changes."""
+    wrong = set()
+    for path, tree in sources.items():
+        containers = set()
+        for line in tree.body:
+            if isinstance(line, ast.Assign | ast.AnnAssign) and line.value is not None and _is_container(line.value):
+                targets = line.targets if isinstance(line, ast.Assign) else [line.target]
+                containers |= {target.id for target in targets if isinstance(target, ast.Name)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Global) or _changed_name(node) in containers:
+                wrong.add(f"{path}:{getattr(node, 'lineno', 0)}")
+    assert not wrong
+
+
+def _is_container(value: ast.expr) -> bool:
+    if isinstance(value, ast.Call):
+        return ast.unparse(value.func) in {"list", "dict", "set", "defaultdict", "Counter", "deque", "OrderedDict"}
+    return isinstance(value, ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp)
+
+
+def _changed_name(node: ast.AST) -> str | None:
+    """The plain name that a statement changes in place: `name[…] = …`, `del name[…]`, `name.append(…)`."""
+    owner: ast.expr | None = None
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
+        owner = node.value
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MUTATORS:
+        owner = node.func.value
+    return owner.id if isinstance(owner, ast.Name) else None
+
+
+def test_the_mutation_finder_finds_mutations() -> None:
+    tree = ast.parse("SEEN[1] = 2\ndel GONE[0]\nLIST.append(3)\nx = READ[0]")
+    assert {_changed_name(node) for node in ast.walk(tree)} - {None} == {"SEEN", "GONE", "LIST"}
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_recipe_loads_strictly(path: Path) -> None:
+    from pipeline.core.config import load_recipe
+    from pipeline.core.recipe import Recipe
+
+    assert load_recipe(Recipe, path).name == path.stem
+
+
+def test_the_paper_s_settings_are_the_paper_s() -> None:
+    """Section 6 of the PPKL paper, key by key; deviations stand in the recipe's header."""
+    from pipeline.core.config import load_recipe
+    from pipeline.core.recipe import Recipe
+
+    recipe = load_recipe(Recipe, CONFIGS[0].parent / "hh_rlhf_llama3_1b.yaml")
+    paper = {"iterations": 500, "rollouts": 16, "ppo_epochs": 3, "minibatch_size": 4, "temperature": 1.0, "top_p": 0.9,
+             "clip_range": 0.2, "learning_rate": 1e-6, "value_learning_rate": 5e-6, "value_coef": 0.5,
+             "entropy_coef": 0.01, "max_grad_norm": 1.0, "kl_coef": 0.1, "gamma": 1.0, "lam": 0.95}
+    assert {key: getattr(recipe.ppo, key) for key in paper} == paper
+    assert (recipe.model.max_prompt_tokens, recipe.model.max_response_tokens) == (256, 64)
+    assert (recipe.reward.mode, recipe.reward.head_warmup, recipe.reward.epochs) == ("full", True, 5)
+    assert recipe.reward.reward_bound == 10.0
+    assert recipe.data.demonstrations == "release"
+
+
+def tracked(root: Path) -> list[Path]:
+    """Files under version control; skips outside a git checkout."""
+    result = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        pytest.skip("not a git checkout")
+    return [root / name for name in result.stdout.split("\0") if name and (root / name).is_file()]
+
+
+def test_no_large_file_is_tracked(root: Path) -> None:
+    assert not {path for path in tracked(root) if path.stat().st_size > MAX_FILE_BYTES}
+
+
+def test_top_level_is_what_the_design_says(root: Path) -> None:
+    top = {path.relative_to(root).parts[0] for path in tracked(root)}
+    plain = {name for name in top if not name.startswith(".")}
+    assert plain <= {"pyproject.toml", "pipeline", "configs", "reward_models", "launch", "tests", "README.md",
+                     "Makefile", "LICENSE", "CHANGELOG.md"}
+
+
+def test_test_names_do_not_clash(root: Path) -> None:
+    """Without `--import-mode=importlib` (or packages), two test files of one name stop pytest."""
+    import tomllib
+
+    options = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
+    if "--import-mode=importlib" in options["addopts"]:
+        pytest.skip("importlib mode: names may repeat")
+    names = Counter(path.name for path in (root / "tests").rglob("test_*.py"))
+    assert not {name for name, count in names.items() if count > 1}
+
+
+def test_constraints_pin_every_dependency(root: Path) -> None:
+    """What pyproject.toml asks for directly stands in the constraints with an exact version inside its range."""
+    import tomllib
+
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = (root / "launch" / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==")
+            for pin in (Requirement(line) for line in lines if line and not line.startswith("#"))}
+    wanted = [*project["dependencies"], *(row for extra in project["optional-dependencies"].values() for row in extra)]
+    for requirement in map(Requirement, wanted):
+        assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement.name

@@ -1,0 +1,66 @@
+"""Raw labels are reachable from the privatise stage alone: short allow-lists, read from the syntax trees."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+# What carries or yields a true label, and the modules that may name it. A new entry needs a reason beside it.
+ALLOWED = {
+    "read_preferences": {
+        "pipeline/data/formats.py",  # defines it
+        "pipeline/stages/privatize.py",
+    },
+    "draw_labels": {
+        "pipeline/embedded/task.py",  # defines it: labels of the built-in task, drawn from the known truth
+        "pipeline/stages/privatize.py",
+    },
+    "RawPair": {
+        "pipeline/privacy/records.py",  # defines it
+        "pipeline/data/formats.py",  # makes one per input row
+        "pipeline/privacy/privatize.py",  # the randomiser's input
+        "pipeline/stages/privatize.py",
+    },
+    "PreferenceRecord": {
+        "pipeline/privacy/records.py",  # defines it
+        "pipeline/privacy/privatize.py",
+    },
+}
+
+
+def names_in(tree: ast.Module) -> set[str]:
+    """Every identifier a module imports, defines, reads, or takes as an attribute."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.alias):
+            found.update(node.name.split("."))
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(ALLOWED))
+def test_only_the_allowed_modules_name_it(name: str, sources: dict[str, ast.Module]) -> None:
+    users = {path for path, tree in sources.items() if name in names_in(tree)}
+    assert users - ALLOWED[name] == set()
+
+
+def test_the_reader_still_has_the_name_that_is_guarded(sources: dict[str, ast.Module]) -> None:
+    """A renamed reader would slip past the allow-list."""
+    assert "read_preferences" in names_in(sources["pipeline/data/formats.py"])
+    assert {"RawPair", "PreferenceRecord"} <= names_in(sources["pipeline/privacy/records.py"])
+
+
+def test_nothing_learns_from_raw_labels(sources: dict[str, ast.Module]) -> None:
+    """No module that trains or samples a model imports one that reads raw labels, the embedded truth apart."""
+    readers = {"read_preferences", "draw_labels", "canonical_record", "privatize_records"}
+    learners = ("pipeline/lm/", "pipeline/rl/", "reward_models/", "pipeline/report/")
+    stages = tuple(f"pipeline/stages/{name}.py" for name in ("sft", "reward", "ppo", "evaluate", "report"))
+    wrong = {(path, name) for path, tree in sources.items() if path.startswith(learners) or path in stages
+             for name in names_in(tree) & readers}
+    assert not wrong

@@ -1,0 +1,124 @@
+"""The shell scripts: syntax, usage errors, and the commands they issue, seen through a stand-in for python."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = [*sorted((ROOT / "launch").glob("*.sh")), ROOT / "launch" / "slurm.sbatch", ROOT / ".ci" / "run"]
+FAKE_PYTHON = '#!/usr/bin/env bash\necho "cpu=${ACCELERATE_USE_CPU:-} $*" >> "$CALLS"\n[[ "$*" != *"$FAIL_ON"* ]]\n'
+
+
+def run(tmp_path: Path, script: str, *arguments: str, **variables: str) -> tuple[int, list[str], str]:
+    """Exit code, the calls of python, and stderr of `launch/SCRIPT arguments`."""
+    python, calls = tmp_path / "python", tmp_path / "calls"
+    python.write_text(FAKE_PYTHON, encoding="utf-8")
+    python.chmod(0o755)
+    dropped = ("ACCELERATE_CONFIG", "ACCELERATE_ARGS", "ACCELERATE_USE_CPU", "EPSILONS", "SEEDS")
+    environment = {key: value for key, value in os.environ.items() if key not in dropped}
+    environment |= {"PYTHON": str(python), "CALLS": str(calls), "FAIL_ON": "\n", **variables}
+    result = subprocess.run(["bash", str(ROOT / "launch" / script), *arguments], cwd=ROOT, env=environment,
+                            capture_output=True, text=True, timeout=60, check=False)
+    return result.returncode, calls.read_text(encoding="utf-8").splitlines() if calls.exists() else [], result.stderr
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_script_parses_and_stops_on_errors(path: Path) -> None:
+    subprocess.run(["bash", "-n", str(path)], check=True)
+    assert re.search(r"^set -e?uo pipefail$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    if path.suffix != ".sbatch":
+        assert os.access(path, os.X_OK)
+
+
+def test_pipeline_runs_the_stages_in_the_runner_s_order(tmp_path: Path) -> None:
+    from pipeline.runner import NAMES
+
+    code, calls, _ = run(tmp_path, "run_pipeline.sh", "configs/x.yaml", "runs/a", "seed=3", "ppo.iterations=2")
+    assert code == 0
+    modules = [re.search(r"pipeline\.stages\.(\w+)", call) for call in calls]
+    assert sorted(found[1] for found in modules if found) == sorted(NAMES)
+    assert all(call.endswith("--config configs/x.yaml --run-dir runs/a seed=3 ppo.iterations=2") for call in calls)
+    launched = {found[1] for call, found in zip(calls, modules, strict=True) if found and "commands.launch" in call}
+    assert launched == {"sft", "reward", "ppo", "evaluate"}
+    order = [found[1] for found in modules if found]
+    assert order[-3:] == ["ppo", "evaluate", "report"]
+    assert order.index("privatize") < order.index("reward")
+
+
+def test_pipeline_defaults_to_two_cpu_processes_and_a_run_named_after_the_recipe(tmp_path: Path) -> None:
+    _, calls, _ = run(tmp_path, "run_pipeline.sh", "configs/tiny.yaml", "seed=3")
+    assert all("--run-dir runs/tiny seed=3" in call and call.startswith("cpu=true ") for call in calls)
+    assert any("cpu2.yaml -m pipeline.stages.sft" in call for call in calls)
+
+
+def test_pipeline_takes_another_accelerate_file_and_options(tmp_path: Path) -> None:
+    _, calls, _ = run(tmp_path, "run_pipeline.sh", "configs/x.yaml",
+                      ACCELERATE_CONFIG="launch/ddp.yaml", ACCELERATE_ARGS="--num_processes 8")
+    assert any("--config_file launch/ddp.yaml --num_processes 8 -m pipeline.stages.ppo" in call for call in calls)
+    assert all(call.startswith("cpu= ") for call in calls)
+
+
+def test_pipeline_stops_at_the_first_failing_stage(tmp_path: Path) -> None:
+    code, calls, _ = run(tmp_path, "run_pipeline.sh", "configs/x.yaml", FAIL_ON="pipeline.stages.reward")
+    assert code != 0
+    assert "pipeline.stages.reward" in calls[-1]
+
+
+@pytest.mark.parametrize("script", ["run_pipeline.sh", "sweep_epsilon.sh"])
+def test_usage_error(tmp_path: Path, script: str) -> None:
+    code, calls, stderr = run(tmp_path, script)
+    assert (code, calls) == (2, [])
+    assert "usage:" in stderr
+
+
+def test_pipeline_names_a_missing_accelerate_file(tmp_path: Path) -> None:
+    code, calls, stderr = run(tmp_path, "run_pipeline.sh", "configs/x.yaml", ACCELERATE_CONFIG="launch/none.yaml")
+    assert (code, calls) == (2, [])
+    assert "launch/none.yaml does not exist" in stderr
+
+
+def test_sweep_runs_the_grid_then_the_table(tmp_path: Path) -> None:
+    code, calls, _ = run(tmp_path, "sweep_epsilon.sh", "configs/demo.yaml", "ppo.iterations=2",
+                         EPSILONS="0.5 .inf", SEEDS="0 1")
+    assert code == 0
+    runs = [f"runs/demo-eps{name}-seed{seed}" for name in ("0.5", "inf") for seed in (0, 1)]
+    assert [re.search(r"--run-dir (\S+)", call)[1] for call in calls[:-1]] == runs  # type: ignore[index]
+    assert calls[2].endswith("run --config configs/demo.yaml --run-dir runs/demo-epsinf-seed0 "
+                             "ppo.iterations=2 privatize.epsilon=.inf seed=0")
+    assert calls[-1].endswith("launch/table.py " + " ".join(runs))
+
+
+def test_ci_installs_lints_and_tests_through_make() -> None:
+    text = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert all(f"make {target}" in text for target in ("setup", "lint", "test"))
+
+
+def test_table_of_two_runs(tmp_path: Path) -> None:
+    share = {"value": 0.625, "ci_low": 0.5, "ci_high": 0.75, "n": 200}
+    private = {"generation_win_rate_truth": share, "kl": 1.25, "kl_ci": [1.0, 1.5], "true_reward": 6.0,
+               "objective": 4.75, "epsilon": 2.0, "keep_prob": 0.8807970779778823}
+    sft = {"kl": 0.0, "true_reward": None, "objective": None, "epsilon": None}
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        content = {"sft": sft, "private": private, "seconds": {"sft": 1.0}, "wall_seconds": 2.0, "world_size": 1}
+        (tmp_path / name / "metrics.json").write_text(json.dumps(content), encoding="utf-8")
+    command = [sys.executable, str(ROOT / "launch" / "table.py"), str(tmp_path / "one"), str(tmp_path / "two")]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert len(lines) == 5
+    cells = re.split(r" {2,}", lines[2])
+    assert cells == ["one", "private", "2", "0.625 [0.500, 0.750] n=200", "1.250 [1.000, 1.500]", "6.000", "4.750"]
+    assert re.split(r" {2,}", lines[1]) == ["one", "sft", "∞", "-", "0.000", "-", "-"]
+
+
+def test_table_names_a_run_without_results(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "launch" / "table.py"), str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert "has no metrics.json" in result.stderr
