@@ -107,7 +107,17 @@ def load_recipe(schema: type[T], path: Path, overrides: Sequence[str] = ()) -> T
 
 def to_tree(config: Any) -> dict[str, Any]:
     """The plain nested mapping of a resolved config, for saving and printing."""
-    return dataclasses.asdict(config)
+    tree: dict[str, Any] = TypeAdapter(type(config)).dump_python(config, mode="python")
+    return _plain(tree)
+
+
+def _plain(value: Any) -> Any:
+    """Paths as strings, so that YAML and JSON can hold the tree."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def dump_yaml(config: Any) -> str:

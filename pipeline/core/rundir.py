@@ -62,8 +62,8 @@ class RunDir:
             raise UserError(f"{self.root} holds no completed stage '{name}': run it first (--only {name})")
         return manifest
 
-    def claim(self, recipe: Recipe) -> None:
-        """Creates the directory for `recipe`, or checks that a recipe of this name made it; saves the recipe."""
+    def check(self, recipe: Recipe) -> None:
+        """Refuses a directory that another recipe made, or that is something else."""
         saved = self.root / "recipe.yaml"
         if saved.is_file():
             other = read_yaml(saved).get("name")
@@ -71,11 +71,15 @@ class RunDir:
                 raise UserError(
                     f"{self.root} was made by recipe '{other}', not '{recipe.name}': choose another --run-dir"
                 )
-        elif self.root.exists() and any(self.root.iterdir()):
+        elif self.root.exists() and (not self.root.is_dir() or any(self.root.iterdir())):
             raise UserError(f"{self.root} exists, is not empty and is no run directory: choose another --run-dir")
+
+    def claim(self, recipe: Recipe) -> None:
+        """Checks the directory, creates it, and saves the resolved recipe and the environment in it."""
+        self.check(recipe)
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            atomic.write_text(saved, dump_yaml(recipe))
+            atomic.write_text(self.root / "recipe.yaml", dump_yaml(recipe))
             atomic.write_json(self.root / "environment.json", environment())
         except OSError as error:
             raise UserError(f"{self.root} cannot be written ({error.strerror}): choose another --run-dir") from None

@@ -18,9 +18,10 @@ import torch
 from tqdm import tqdm
 
 from pipeline.core import atomic
+from pipeline.core.errors import UserError
 from pipeline.core.rundir import peak_rss_mb
 from pipeline.data import inputs
-from pipeline.data.render import Prompt, keep_fitting
+from pipeline.data.render import keep_fitting
 from pipeline.embedded.truth import true_reward
 from pipeline.lm.distributed import make_accelerator
 from pipeline.lm.logprobs import PolicyWithValue
@@ -38,8 +39,6 @@ def run(context: StageContext) -> dict[str, Any]:
     recipe, settings = context.recipe, context.recipe.ppo
     accelerator = make_accelerator(context.world)
     if settings.minibatch_size % context.world.size:
-        from pipeline.core.errors import UserError
-
         raise UserError(f"ppo.minibatch_size {settings.minibatch_size} is no multiple of {context.world.size} processes")
 
     # --- π_ref, r̂, prompts --------------------------------------------------------------------------------------------
@@ -68,7 +67,7 @@ def run(context: StageContext) -> dict[str, Any]:
         kl_coef = trainer.controller.value
         losses = trainer.update(rollout, iteration)
         seconds["update"] = time.monotonic() - started
-        entry = {"iteration": iteration, **describe(rollout, trainer, prompts, recipe.data.prompts == "embedded"),
+        entry = {"iteration": iteration, **describe(rollout, trainer, recipe.data.prompts == "embedded"),
                  "kl_coef": kl_coef, **losses, **timing(rollout, seconds)}
         history.append(entry)
         bar.set_postfix_str(f"r̂ {entry['score']:.2f} kl {entry['kl']:.2f}")
@@ -97,13 +96,12 @@ def run(context: StageContext) -> dict[str, Any]:
     }
 
 
-def describe(rollout: Rollout, trainer: PpoTrainer, prompts: list[Prompt], has_truth: bool) -> dict[str, Any]:
+def describe(rollout: Rollout, trainer: PpoTrainer, has_truth: bool) -> dict[str, Any]:
     """What an iteration's responses look like; the true reward only where it is a known function."""
     truth = None
     if has_truth:
-        texts = [(trainer.renderer.tokenizer.decode(row), trainer.renderer.text(response))
-                 for row, response in zip(rollout.prompts, rollout.responses, strict=True)]
-        truth = sum(true_reward(prompt, text) for prompt, text in texts) / len(texts)
+        texts = [trainer.renderer.text(response) for response in rollout.responses]
+        truth = sum(true_reward("", text) for text in texts) / len(texts)  # the built-in truth reads the response alone
     return {
         "reward": float(rollout.reward.mean()),
         "bonus": float(rollout.bonus.mean()),

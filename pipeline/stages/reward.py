@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from reward_models.basis import FeatureBasis, pair_basis
+from reward_models.bound import bounded_reward
 from reward_models.checkpoint import RewardMetadata, save_reward_checkpoint
 from reward_models.linear import LinearFit, fit_linear
-from reward_models.losses import get_loss
-from reward_models.model import RewardModel, build_reward_backbone
+from reward_models.losses import get_loss, keep_prob, privacy_factor
+from reward_models.model import RewardModel, build_reward_backbone, set_score_weight
 from reward_models.ridge import RidgeSelection, select_ridge
 from reward_models.uncertainty import FisherBonus
 
@@ -35,6 +36,7 @@ from pipeline.data.render import Renderer, keep_fitting
 from pipeline.lm.distributed import make_accelerator
 from pipeline.lm.features import extract_features
 from pipeline.lm.models import DTYPES, load_tokenizer
+from pipeline.lm.reward_training import fisher_bonus, train_backbone
 from pipeline.runner import StageContext
 from pipeline.stages.entry import main_for
 
@@ -77,13 +79,13 @@ def run(context: StageContext) -> dict[str, Any]:
         model = with_weight(backbone, fit.weight, settings.reward_bound)
         history: list[list[float]] = []
     else:
-        from pipeline.stages import reward_training
-
-        trained, history = reward_training.train(context, backbone, pairs, training, epsilon, renderer,
-                                                 warm_weight=fit.weight if settings.head_warmup else None)
+        trained, history = train_backbone(
+            backbone, [pairs[i] for i in training], epsilon, renderer, recipe, context.checkpoints, context.world,
+            warm_weight=fit.weight if settings.head_warmup else None,
+        )
         model = RewardModel(trained.to(accelerator.device), reward_bound=settings.reward_bound)
         features = pair_features(context, model, pairs, renderer, "trained")
-        bonus = reward_training.fisher_bonus(model, features.rows(training), epsilon, recipe)
+        bonus = fisher_bonus(model, features.chosen[training], features.rejected[training], epsilon, recipe)
         validation_features = features.rows(validation)
 
     # --- held-out check on z, and the checkpoint ----------------------------------------------------------------------
@@ -169,8 +171,6 @@ def fit_head(
 
 def with_weight(backbone: Any, weight: torch.Tensor, reward_bound: float | None) -> RewardModel:
     """`backbone` with the fitted head."""
-    from reward_models.model import set_score_weight
-
     set_score_weight(backbone, weight)
     return RewardModel(backbone, reward_bound=reward_bound)
 
@@ -178,9 +178,6 @@ def with_weight(backbone: Any, weight: torch.Tensor, reward_bound: float | None)
 @torch.no_grad()
 def held_out(model: RewardModel, features: PairFeatures, epsilon: float, recipe: Recipe) -> dict[str, Any]:
     """Private log-likelihood per pair and debiased accuracy on held-out z; both read z only."""
-    from reward_models.bound import bounded_reward
-    from reward_models.losses import keep_prob, privacy_factor
-
     chosen = bounded_reward(model.raw_score_of(features.chosen.to(model.weight.device)), model.reward_bound)
     rejected = bounded_reward(model.raw_score_of(features.rejected.to(model.weight.device)), model.reward_bound)
     margin = (chosen - rejected).cpu()

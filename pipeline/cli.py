@@ -1,0 +1,223 @@
+"""The command line: `private-rlhf COMMAND`. Heavy libraries are imported by the command that needs them.
+
+Exit codes: 0 done, 1 runtime failure, 2 wrong use or input (one line on stderr), 130 interrupted (state saved).
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+
+from pipeline.core.errors import UserError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+                  help="RLHF alignment training under label local differential privacy.")
+
+Config = Annotated[Path, typer.Option("--config", help="The recipe: a YAML file, see configs/.")]
+RunDirectory = Annotated[Path | None, typer.Option("--run-dir", help="Default: runs/NAME of the recipe.")]
+Data = Annotated[str | None, typer.Option("--data", help="Preferences: file, folder or hub id (data.preferences).")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value, e.g. privatize.epsilon=0.5")]
+
+
+@app.command()
+def run(
+    config: Config, run_dir: RunDirectory = None, data: Data = None,
+    start: Annotated[str | None, typer.Option("--from", help="Run this stage and those after it.")] = None,
+    only: Annotated[str | None, typer.Option("--only", help="Run this stage alone.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
+    overrides: Overrides = None,
+) -> None:
+    """Run a recipe: stages that are up to date are skipped, an interrupted one resumes."""
+    from pipeline import runner
+    from pipeline.core.rundir import RunDir
+
+    recipe = _recipe(config, data, overrides)
+    directory = RunDir(run_dir or Path("runs") / recipe.name)
+    selection = runner.Selection(start=start, only=only)
+    if dry_run:
+        directory.check(recipe)
+        print(f"recipe {recipe.name} in {directory.root}")
+        for line in runner.plan(recipe, directory, selection):
+            print(f"  {line.spec.name:<10} {'run ' if line.runs else 'skip'}  {line.reason}")
+        return
+    runner.execute(recipe, directory, selection)
+    if runner.join_world().main:
+        _announce(directory)
+
+
+@app.command("print-config")
+def print_config(config: Config, data: Data = None, overrides: Overrides = None) -> None:
+    """Print the resolved recipe, every key written out."""
+    from pipeline.core.config import dump_yaml
+
+    print(dump_yaml(_recipe(config, data, overrides)), end="")
+
+
+@app.command()
+def keygen(output: Annotated[Path, typer.Option("--output", help="Where the new secret key goes (mode 0600).")]) -> None:
+    """Make the owner's secret key for `privatize`."""
+    from pipeline.privacy.keys import keygen as make_key
+
+    print(f"new key in {make_key(output)}: keep it secret and outside every run directory")
+
+
+@app.command()
+def sft(config: Config, run_dir: RunDirectory = None, data: Data = None, overrides: Overrides = None) -> None:
+    """Stage: supervised fine-tuning; gives the reference policy."""
+    _stage("sft", config, run_dir, data, overrides)
+
+
+@app.command()
+def privatize(
+    config: Annotated[Path | None, typer.Option("--config", help="Run as a stage of this recipe.")] = None,
+    run_dir: RunDirectory = None,
+    data: Annotated[str | None, typer.Option("--data", help="Preferences: file, folder or hub id.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", help="Folder of the release.")] = None,
+    epsilon: Annotated[float | None, typer.Option("--epsilon", help="ε of each label, > 0.")] = None,
+    key: Annotated[Path | None, typer.Option("--key", help="Key file from `keygen`.")] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Stage with --config; else privatise --data into --output at --epsilon with --key."""
+    if config is not None:
+        _stage("privatize", config, run_dir, data, overrides)
+        return
+    wanted = {"--data": data, "--output": output, "--epsilon": epsilon, "--key": key}
+    missing = [name for name, value in wanted.items() if value is None]
+    if missing:
+        raise UserError(f"privatize without --config needs {', '.join(missing)}")
+    assert data is not None and output is not None and epsilon is not None and key is not None
+    from pipeline.data.curate import privatize_source
+
+    print(privatize_source(data, output, epsilon, key))
+
+
+@app.command()
+def reward(config: Config, run_dir: RunDirectory = None, data: Data = None, overrides: Overrides = None) -> None:
+    """Stage: reward model from privatised labels, with its uncertainty."""
+    _stage("reward", config, run_dir, data, overrides)
+
+
+@app.command()
+def ppo(config: Config, run_dir: RunDirectory = None, data: Data = None, overrides: Overrides = None) -> None:
+    """Stage: KL-regularised PPO against the pessimistic reward."""
+    _stage("ppo", config, run_dir, data, overrides)
+
+
+@app.command()
+def evaluate(
+    config: Annotated[Path | None, typer.Option("--config", help="Run as a stage of this recipe.")] = None,
+    run_dir: RunDirectory = None, data: Data = None,
+    policy: Annotated[str | None, typer.Option("--policy", help="Checkpoint to judge.")] = None,
+    reference: Annotated[str | None, typer.Option("--reference", help="Checkpoint to judge against.")] = None,
+    prompts: Annotated[str | None, typer.Option("--prompts", help="File of prompts, or `embedded`.")] = None,
+    judge: Annotated[str | None, typer.Option("--judge", help="truth | rm:PATH | openai:URL")] = None,
+    output: Annotated[Path | None, typer.Option("--output", help="Write the result here as JSON.")] = None,
+    max_response_tokens: Annotated[int, typer.Option(help="Cap on a response.")] = 64,
+    limit: Annotated[int | None, typer.Option(help="Use the first prompts only.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the sampling noise.")] = 0,
+    overrides: Overrides = None,
+) -> None:
+    """Stage with --config; else judge --policy against --reference on --prompts."""
+    if config is not None:
+        _stage("evaluate", config, run_dir, data, overrides)
+        return
+    wanted = {"--policy": policy, "--reference": reference, "--prompts": prompts, "--judge": judge}
+    missing = [name for name, value in wanted.items() if value is None]
+    if missing:
+        raise UserError(f"evaluate without --config needs {', '.join(missing)}")
+    assert policy is not None and reference is not None and prompts is not None and judge is not None
+    from pipeline.evaluation.compare import compare
+
+    print(compare(policy, reference, prompts, judge, output=output, seed=seed, limit=limit,
+                  max_response_tokens=max_response_tokens))
+
+
+@app.command()
+def report(config: Config, run_dir: RunDirectory = None, data: Data = None, overrides: Overrides = None) -> None:
+    """Stage: the one-page HTML report with the privacy card."""
+    _stage("report", config, run_dir, data, overrides)
+
+
+@app.command()
+def sample(
+    policy: Annotated[str, typer.Option("--policy", help="Checkpoint folder, e.g. runs/demo/ppo/model.")],
+    prompt: Annotated[list[str], typer.Argument(help="Prompts to answer.")],
+    count: Annotated[int, typer.Option(min=1, help="Answers per prompt.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of the sampling noise.")] = 0,
+    max_response_tokens: Annotated[int, typer.Option(min=2, help="Cap on a response.")] = 64,
+    system_prompt: Annotated[str | None, typer.Option(help="System message; default: the chat template's own.")] = None,
+) -> None:
+    """Print sampled answers of a policy."""
+    from pipeline.evaluation.compare import sample_text
+
+    for text, answers in zip(prompt, sample_text(policy, prompt, count, seed, max_response_tokens, system_prompt),
+                             strict=True):
+        print(f"> {text}")
+        for answer in answers:
+            print(f"  {answer}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command and returns its exit code; every foreseeable error is one line on stderr."""
+    try:
+        app(args=list(arguments) if arguments is not None else None, prog_name="private-rlhf", standalone_mode=False)
+    except UserError as error:
+        return _fail(str(error), 2)
+    except click.exceptions.Abort:
+        return _fail("interrupted; run the same command again to resume", 130)
+    except KeyboardInterrupt:
+        return _fail("interrupted; run the same command again to resume", 130)
+    except click.ClickException as error:
+        return _fail(error.format_message(), 2)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            return _fail("no space left on the disk: free some and run the same command again to resume", 1)
+        raise
+    except (FloatingPointError, RuntimeError) as error:
+        return _runtime_failure(error)
+    return 0
+
+
+def _runtime_failure(error: Exception) -> int:
+    """A failure while running: the traceback for whoever mends it, then one line."""
+    import traceback
+
+    traceback.print_exc()
+    return _fail(" ".join(str(error).split()) or type(error).__name__, 1)
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"private-rlhf: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _recipe(config: Path, data: str | None, overrides: Sequence[str] | None) -> Any:
+    from pipeline.core.config import load_recipe
+    from pipeline.core.recipe import Recipe
+
+    extra = [f"data.preferences={data}"] if data is not None else []
+    return load_recipe(Recipe, config, [*extra, *(overrides or [])])
+
+
+def _stage(name: str, config: Path, run_dir: Path | None, data: str | None, overrides: Sequence[str] | None) -> None:
+    from pipeline import runner
+    from pipeline.core.rundir import RunDir
+
+    recipe = _recipe(config, data, overrides)
+    runner.execute_one(name, recipe, RunDir(run_dir or Path("runs") / recipe.name))
+
+
+def _announce(directory: Any) -> None:
+    page = directory.stage("report") / "report.html"
+    if page.is_file():
+        print(f"report: {page}\nmetrics: {directory.root / 'metrics.json'}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""The Gibbs policy π ∝ π_ref·exp(r̂/kl_coef) (PPKL Eq. 5) by self-normalised resampling of N draws from π_ref.
+
+It is the exact answer that PPO approximates. With weights w_i ∝ exp(r̂_i/kl_coef) over N draws, its expectations are
+Σ w_i f_i and its KL is Σ w_i log(N·w_i): exact as N → ∞, and at finite N the exact KL against the uniform choice among
+the draws, which bounds that against π_ref from above (so J is, if anything, understated).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class GibbsResult:
+    """Per prompt, (n,) float64 each: E[r*], E[r̄], KL in nats and P(win) against one reference answer."""
+
+    true_reward: np.ndarray | None
+    reward: np.ndarray
+    kl: np.ndarray
+    win_truth: np.ndarray | None
+    win_reward: np.ndarray
+
+
+def gibbs_weights(scores: np.ndarray, kl_coef: float) -> np.ndarray:
+    """softmax(scores/kl_coef) along the last axis; scores (…, N) are r̂ of draws from π_ref.
+
+    Raises:
+        ValueError: kl_coef not above 0.
+    """
+    if not kl_coef > 0:
+        raise ValueError(f"kl_coef must be above 0, got {kl_coef}")
+    logits = scores / kl_coef
+    logits = logits - logits.max(axis=-1, keepdims=True)
+    weights = np.exp(logits)
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def kl_from_uniform(weights: np.ndarray) -> np.ndarray:
+    """Σ w log(N w) along the last axis, nats, in [0, log N]; 0·log 0 = 0."""
+    count = weights.shape[-1]
+    positive = np.where(weights > 0, weights, 1.0)
+    return (weights * np.log(count * positive)).sum(axis=-1)
+
+
+def gibbs_expectations(
+    scores: np.ndarray, reward: np.ndarray, true_reward: np.ndarray | None, kl_coef: float,
+    baseline_reward: np.ndarray, baseline_truth: np.ndarray | None,
+) -> GibbsResult:
+    """Expectations under the Gibbs policy of r̂.
+
+    Args:
+        scores, reward, true_reward: (n, N) r̂, r̄ and r* of N draws of π_ref for each of n prompts.
+        kl_coef: as in J.
+        baseline_reward, baseline_truth: (n,) of one answer of π_ref to each prompt, to win against.
+    """
+    weights = gibbs_weights(scores, kl_coef)
+    return GibbsResult(
+        true_reward=None if true_reward is None else (weights * true_reward).sum(axis=-1),
+        reward=(weights * reward).sum(axis=-1),
+        kl=kl_from_uniform(weights),
+        win_truth=None if true_reward is None or baseline_truth is None
+        else (weights * beats(true_reward, baseline_truth[:, None])).sum(axis=-1),
+        win_reward=(weights * beats(reward, baseline_reward[:, None])).sum(axis=-1),
+    )
+
+
+def beats(score: np.ndarray, baseline: np.ndarray) -> np.ndarray:
+    """1 for a win, ½ for a tie, 0 for a loss."""
+    return np.where(score > baseline, 1.0, np.where(score == baseline, 0.5, 0.0))

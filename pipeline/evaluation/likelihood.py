@@ -1,0 +1,68 @@
+"""The likelihood win rate (PPKL Table 1): how often a policy finds the chosen answer likelier per token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from pipeline.core.stats import Estimate, win_rate
+from pipeline.data.release import ReleasedPair
+from pipeline.data.render import Renderer, plain_text
+from pipeline.lm.logprobs import response_forward, token_batch, token_logprobs
+
+
+@torch.no_grad()
+def mean_logprobs(
+    model: Any, rows: Sequence[tuple[list[int], list[int]]], *, pad_token_id: int, batch_size: int,
+    device: torch.device, progress: str | None = None,
+) -> np.ndarray:
+    """Length-normalised log-likelihood (n,) of each (prompt ids, response ids), nats per token."""
+    order = sorted(range(len(rows)), key=lambda index: len(rows[index][0]) + len(rows[index][1]))
+    result = np.zeros(len(rows))
+    bar = tqdm(total=len(rows), desc=progress, unit="text", disable=progress is None, leave=False)
+    for start in range(0, len(order), batch_size):
+        picked = order[start : start + batch_size]
+        batch = token_batch([rows[i][0] for i in picked], [rows[i][1] for i in picked], pad_token_id, device)
+        logits, _ = response_forward(model, batch)
+        logprobs = token_logprobs(logits, batch.response_ids) * batch.response_mask
+        result[picked] = (logprobs.sum(dim=1) / batch.response_mask.sum(dim=1)).cpu().numpy()
+        bar.update(len(picked))
+    bar.close()
+    return result
+
+
+def pair_rows(pairs: Sequence[ReleasedPair], renderer: Renderer) -> list[tuple[list[int], list[int]]]:
+    """Token ids of chosen and rejected answers, interleaved: row 2i is chosen, row 2i+1 rejected."""
+    rows = []
+    for pair in pairs:
+        prompt = renderer.prompt_ids(pair.prompt)
+        rows += [(prompt, renderer.response_ids(pair.chosen)), (prompt, renderer.response_ids(pair.rejected))]
+    return rows
+
+
+def likelihood_win_rate(logprobs: np.ndarray, flip_prob: float) -> Estimate:
+    """Share of pairs whose chosen answer is likelier; interleaved (2n,) from `pair_rows`. Debiased for z."""
+    return debias(win_rate(logprobs[0::2], logprobs[1::2]), flip_prob)
+
+
+def longer_answer_baseline(pairs: Sequence[ReleasedPair], flip_prob: float) -> Estimate:
+    """Share of pairs whose chosen answer has more characters, ties half: the rule to print beside any win rate."""
+    chosen = np.array([len(plain_text(pair.chosen)) for pair in pairs])
+    rejected = np.array([len(plain_text(pair.rejected)) for pair in pairs])
+    return debias(win_rate(chosen, rejected), flip_prob)
+
+
+def debias(share: Estimate, flip_prob: float) -> Estimate:
+    """The share on true labels estimated from the share on z: (p − flip)/(1 − 2·flip); the interval scales along.
+
+    Not clipped to [0, 1], which would bias it. The identity for flip_prob 0 (labels declared public).
+    """
+    if flip_prob == 0:
+        return share
+    scale = 1 - 2 * flip_prob
+    return Estimate((share.value - flip_prob) / scale, (share.ci_low - flip_prob) / scale,
+                    (share.ci_high - flip_prob) / scale, share.n)

@@ -1,0 +1,134 @@
+"""Draws answers to held-out prompts from π_ref, the policy and the Gibbs yardstick, and measures each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pipeline.data.render import Prompt, Renderer, plain_prompt
+from pipeline.lm.generate import Sampling, sample_key, sample_responses
+from pipeline.lm.logprobs import response_forward, token_batch, token_kl
+from pipeline.rl.scoring import RewardScorer
+
+Truth = Callable[[str, str], float]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One sampled answer: text, tokens, r* (None where unknown), r̄, r̂ and KL(π‖π_ref) along it in nats."""
+
+    text: str
+    tokens: int
+    true_reward: float | None
+    reward: float
+    pessimistic_reward: float
+    kl: float
+
+
+@dataclass(frozen=True)
+class PromptResult:
+    """All answers to one prompt; `candidates` are N draws of π_ref for the Gibbs policy."""
+
+    index: int
+    prompt: Prompt
+    reference: list[Answer]
+    policy: list[Answer]
+    candidates: list[Answer]
+
+
+@dataclass
+class Sampler:
+    """What `measure` needs to draw and to score.
+
+    Attributes:
+        policy, reference: causal LMs in evaluation mode.
+        renderer: of both.
+        scorer: reward model with Γ.
+        truth: r*(prompt, response), or None where there is none.
+        seed: of all sampling noise.
+        batch_size: answers decoded or scored together.
+    """
+
+    policy: Any
+    reference: Any
+    renderer: Renderer
+    scorer: RewardScorer
+    truth: Truth | None
+    seed: int
+    batch_size: int
+    show_progress: bool = True
+
+    def measure(
+        self, prompts: Sequence[tuple[int, Prompt]], samples_per_prompt: int, candidates: int
+    ) -> list[PromptResult]:
+        """Results for (index, prompt) pairs; they depend on index and prompt, not on how prompts are sharded."""
+        drawn = self._draw(self.reference, prompts, max(candidates, 1), "candidate", "candidates of π_ref")
+        self._centre(prompts, drawn)
+        reference = self._draw(self.reference, prompts, samples_per_prompt, "reference", "answers of π_ref")
+        policy = self._draw(self.policy, prompts, samples_per_prompt, "policy", "answers of the policy")
+        results = []
+        groups = [self._answers(prompts, rows, kl=rows is policy) for rows in (reference, policy, drawn)]
+        for position, (index, prompt) in enumerate(prompts):
+            results.append(PromptResult(index, prompt, groups[0][position], groups[1][position],
+                                        groups[2][position] if candidates else []))
+        return results
+
+    def _draw(
+        self, model: Any, prompts: Sequence[tuple[int, Prompt]], count: int, purpose: str, label: str
+    ) -> list[list[list[int]]]:
+        """`count` answers per prompt as token ids."""
+        tokenizer = self.renderer.tokenizer
+        ids = [self.renderer.prompt_ids(prompt) for _, prompt in prompts for _ in range(count)]
+        keys = [sample_key(self.seed, "evaluate", purpose, index, k) for index, _ in prompts for k in range(count)]
+        flat = sample_responses(
+            model, ids, keys, Sampling(self.renderer.max_response_tokens), pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id, batch_size=self.batch_size,
+            progress=label if self.show_progress else None,
+        )
+        return [flat[start : start + count] for start in range(0, len(flat), count)]
+
+    def _centre(self, prompts: Sequence[tuple[int, Prompt]], drawn: list[list[list[int]]]) -> None:
+        """Centres Γ with the draws of π_ref."""
+        for (_, prompt), rows in zip(prompts, drawn, strict=True):
+            if not self.scorer.has_reference(prompt):
+                texts = [self.renderer.text(row) for row in rows]
+                self.scorer.add_reference(prompt, self.scorer.features([prompt] * len(texts), texts))
+
+    def _answers(
+        self, prompts: Sequence[tuple[int, Prompt]], drawn: list[list[list[int]]], kl: bool
+    ) -> list[list[Answer]]:
+        """Scores of every answer; KL along it where asked for, else 0."""
+        count = len(drawn[0])
+        repeated = [prompt for _, prompt in prompts for _ in range(count)]
+        rows = [row for group in drawn for row in group]
+        texts = [self.renderer.text(row) for row in rows]
+        scores = self.scorer.score(repeated, texts, "scoring" if self.show_progress else None)
+        kls = self._kl(repeated, rows) if kl else [0.0] * len(rows)
+        flat = [
+            Answer(text, len(row), None if self.truth is None else self.truth(plain_prompt(prompt), text),
+                   float(reward), float(pessimistic), divergence)
+            for prompt, row, text, reward, pessimistic, divergence
+            in zip(repeated, rows, texts, scores.reward, scores.pessimistic, kls, strict=True)
+        ]
+        return [flat[start : start + count] for start in range(0, len(flat), count)]
+
+    @torch.no_grad()
+    def _kl(self, prompts: Sequence[Prompt], rows: Sequence[list[int]], batch_size: int = 16) -> list[float]:
+        """Σ_t KL(π(·|context) ‖ π_ref(·|context)) along each answer, nats."""
+        device = next(self.policy.parameters()).device
+        ids = [self.renderer.prompt_ids(prompt) for prompt in prompts]
+        order = sorted(range(len(rows)), key=lambda index: len(ids[index]) + len(rows[index]))
+        result = [0.0] * len(rows)
+        for start in range(0, len(order), batch_size):
+            picked = order[start : start + batch_size]
+            batch = token_batch([ids[i] for i in picked], [rows[i] for i in picked],
+                                self.renderer.tokenizer.pad_token_id, device)
+            logits, _ = response_forward(self.policy, batch)
+            reference_logits, _ = response_forward(self.reference, batch)
+            summed = (token_kl(logits, reference_logits) * batch.response_mask).sum(dim=1)
+            for index, value in zip(picked, summed.tolist(), strict=True):
+                result[index] = value
+        return result

@@ -1,0 +1,160 @@
+"""Turns per-prompt results into the metrics of each method, every figure with its 95 % interval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pipeline.core.stats import Estimate, bootstrap_mean, length_controlled_win_rate, win_rate
+from pipeline.evaluation.gibbs import GibbsResult, gibbs_expectations
+from pipeline.evaluation.samples import Answer, PromptResult
+
+FRONTIER = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0)
+
+
+class Summary:
+    """Metrics of one evaluation.
+
+    Args:
+        results: one per prompt, in prompt order.
+        kl_coef: of J.
+        seed: of the bootstrap.
+    """
+
+    def __init__(self, results: Sequence[PromptResult], kl_coef: float, seed: int) -> None:
+        self.results, self.kl_coef, self.seed = list(results), kl_coef, seed
+        self.has_truth = self.results[0].policy[0].true_reward is not None
+        baseline = [result.candidates or result.reference for result in self.results]
+        self.reference_truth = per_prompt(baseline, "true_reward") if self.has_truth else None
+        self.reference_reward = per_prompt(baseline, "reward")
+        self.reference_pessimistic = per_prompt(baseline, "pessimistic_reward")
+
+    def policy_metrics(self) -> dict[str, Any]:
+        """The trained policy against π_ref."""
+        answers = [result.policy for result in self.results]
+        kl = per_prompt(answers, "kl")
+        metrics = self._metrics(answers, kl, per_prompt(answers, "reward"), per_prompt(answers, "pessimistic_reward"),
+                                per_prompt(answers, "true_reward") if self.has_truth else None)
+        return {**metrics, **self._win_rates()}
+
+    def reference_metrics(self) -> dict[str, Any]:
+        """π_ref itself: KL 0; it wins half of the time by definition, so no win rate is stated."""
+        answers = [result.reference for result in self.results]
+        zero = np.zeros(len(self.results))
+        metrics = self._metrics(answers, zero, self.reference_reward, self.reference_pessimistic, self.reference_truth)
+        return {"generation_win_rate_truth": None, "generation_win_rate_rm": None, "length_controlled_win_rate": None,
+                **metrics, "objective_gain": None}
+
+    def gibbs_metrics(self) -> dict[str, Any] | None:
+        """The Gibbs policy of r̂ at kl_coef; None without candidates."""
+        if not self.results[0].candidates:
+            return None
+        gibbs = self.gibbs(self.kl_coef)
+        drawn = [[result.candidates[pick]] for result, pick in zip(self.results, self.gibbs_picks(), strict=True)]
+        pessimistic = per_prompt(drawn, "pessimistic_reward")
+        metrics = self._metrics(drawn, gibbs.kl, gibbs.reward, pessimistic, gibbs.true_reward)
+        truth = None if gibbs.win_truth is None else bootstrap_mean(gibbs.win_truth, self.seed).as_dict()
+        return {"generation_win_rate_truth": truth,
+                "generation_win_rate_rm": bootstrap_mean(gibbs.win_reward, self.seed).as_dict(),
+                "length_controlled_win_rate": None, **metrics}
+
+    def gibbs(self, kl_coef: float) -> GibbsResult:
+        """Expectations of the Gibbs policy at another coefficient."""
+        grids = {name: np.array([[getattr(answer, name) for answer in result.candidates] for result in self.results])
+                 for name in ("pessimistic_reward", "reward", "true_reward")}
+        first = [result.reference[:1] for result in self.results]
+        return gibbs_expectations(
+            grids["pessimistic_reward"], grids["reward"], grids["true_reward"] if self.has_truth else None, kl_coef,
+            per_prompt(first, "reward"), per_prompt(first, "true_reward") if self.has_truth else None,
+        )
+
+    def gibbs_picks(self) -> list[int]:
+        """One candidate per prompt drawn from the Gibbs weights, to show and to count n-grams on."""
+        from pipeline.evaluation.gibbs import gibbs_weights
+
+        generator = np.random.default_rng(self.seed)
+        scores = np.array([[answer.pessimistic_reward for answer in result.candidates] for result in self.results])
+        return [int(generator.choice(len(row), p=row)) for row in gibbs_weights(scores, self.kl_coef)]
+
+    def frontier(self) -> list[dict[str, Any]] | None:
+        """Reward against KL of the Gibbs policy over a range of coefficients."""
+        if not self.results[0].candidates:
+            return None
+        points = []
+        for kl_coef in FRONTIER:
+            gibbs = self.gibbs(kl_coef)
+            truth = None if gibbs.true_reward is None else float(gibbs.true_reward.mean())
+            points.append({"kl_coef": kl_coef, "kl": float(gibbs.kl.mean()), "reward": float(gibbs.reward.mean()),
+                           "true_reward": truth,
+                           "objective": None if truth is None else truth - kl_coef * float(gibbs.kl.mean())})
+        return points
+
+    def ppo_over_gibbs(self, resamples: int = 2000) -> Estimate | None:
+        """PPO's share of the true-J gain of the Gibbs policy of the same r̂, with a bootstrap interval over prompts."""
+        if not self.has_truth or not self.results[0].candidates:
+            return None
+        answers = [result.policy for result in self.results]
+        assert self.reference_truth is not None
+        policy = per_prompt(answers, "true_reward") - self.kl_coef * per_prompt(answers, "kl") - self.reference_truth
+        gibbs = self.gibbs(self.kl_coef)
+        assert gibbs.true_reward is not None
+        ideal = gibbs.true_reward - self.kl_coef * gibbs.kl - self.reference_truth
+        picks = np.random.default_rng(self.seed).integers(0, len(policy), size=(resamples, len(policy)))
+        low, high = np.percentile(policy[picks].mean(axis=1) / ideal[picks].mean(axis=1), [2.5, 97.5])
+        return Estimate(float(policy.mean() / ideal.mean()), float(low), float(high), len(policy))
+
+    def _win_rates(self) -> dict[str, Any]:
+        """Win rates of the policy's first answer against π_ref's first, on the same prompts."""
+        policy, reference = [r.policy[0] for r in self.results], [r.reference[0] for r in self.results]
+        length = np.array([a.tokens - b.tokens for a, b in zip(policy, reference, strict=True)])
+        judges = {"rm": "reward", **({"truth": "true_reward"} if self.has_truth else {})}
+        scores = {judge: (column(policy, name), column(reference, name)) for judge, name in judges.items()}
+        controlled = length_controlled_win_rate(*scores["truth" if self.has_truth else "rm"], length, self.seed)
+        return {
+            "generation_win_rate_truth": win_rate(*scores["truth"]).as_dict() if self.has_truth else None,
+            "generation_win_rate_rm": win_rate(*scores["rm"]).as_dict(),
+            "length_controlled_win_rate": controlled.as_dict(),
+        }
+
+    def _metrics(
+        self, answers: Sequence[Sequence[Answer]], kl: np.ndarray, reward: np.ndarray, pessimistic: np.ndarray,
+        truth: np.ndarray | None,
+    ) -> dict[str, Any]:
+        """Means with intervals; every array holds one value per prompt."""
+        flat = [answer for group in answers for answer in group]
+        metrics: dict[str, Any] = {
+            **self._mean("kl", kl), **self._mean("reward", reward), **self._mean("pessimistic_reward", pessimistic),
+            "response_tokens": float(np.mean([answer.tokens for answer in flat])),
+            "distinct_1": distinct_n([answer.text for answer in flat], 1),
+            "distinct_2": distinct_n([answer.text for answer in flat], 2),
+            "true_reward": None, "true_reward_ci": None, "objective": None, "objective_ci": None,
+            "objective_gain": None,
+        }
+        if truth is not None and self.reference_truth is not None:
+            objective = truth - self.kl_coef * kl
+            metrics |= {**self._mean("true_reward", truth), **self._mean("objective", objective)}
+            metrics["objective_gain"] = bootstrap_mean(objective - self.reference_truth, self.seed).as_dict()
+        return metrics
+
+    def _mean(self, name: str, values: np.ndarray) -> dict[str, Any]:
+        estimate = bootstrap_mean(values, self.seed)
+        return {name: estimate.value, f"{name}_ci": [estimate.ci_low, estimate.ci_high]}
+
+
+def per_prompt(answers: Sequence[Sequence[Answer]], name: str) -> np.ndarray:
+    """(n,) mean of a field over the answers to each prompt."""
+    return np.array([np.mean([getattr(answer, name) for answer in group]) for group in answers])
+
+
+def column(answers: Sequence[Answer], name: str) -> np.ndarray:
+    """(n,) a field of each answer."""
+    return np.array([getattr(answer, name) for answer in answers])
+
+
+def distinct_n(texts: Sequence[str], n: int) -> float:
+    """Share of distinct n-grams of words among all n-grams of the texts; low values show repetition and mode collapse."""
+    grams = [tuple(words[i : i + n]) for words in (text.lower().split() for text in texts)
+             for i in range(len(words) - n + 1)]
+    return len(set(grams)) / len(grams) if grams else 0.0

@@ -1,0 +1,168 @@
+"""Stage evaluate: the trained policy against π_ref on held-out prompts and pairs, with 95 % intervals.
+
+Win rates by the ground truth (where there is one) and by the reward model, KL(π‖π_ref), r̄, r*, J = E[r*] − kl_coef·KL,
+the likelihood win rate beside the longer-answer rule, and the Gibbs policy of the same r̂ as the yardstick of PPO.
+
+Reads:   sft/model, ppo/model, reward/model, held-out prompts, privatize/evaluation.
+Writes:  evaluate/evaluation.json, evaluate/samples.json.
+Run alone: accelerate launch -m pipeline.stages.evaluate --config RECIPE [--run-dir DIR]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.utils import gather_object
+
+from pipeline.core import atomic
+from pipeline.core.recipe import Recipe
+from pipeline.core.rundir import RunDir
+from pipeline.data import inputs
+from pipeline.data.release import ReleasedPair
+from pipeline.data.render import Renderer, keep_fitting, plain_prompt
+from pipeline.embedded.truth import true_reward
+from pipeline.evaluation.likelihood import likelihood_win_rate, longer_answer_baseline, mean_logprobs, pair_rows
+from pipeline.evaluation.samples import Answer, PromptResult, Sampler
+from pipeline.evaluation.summary import Summary
+from pipeline.lm.distributed import make_accelerator
+from pipeline.lm.models import load_causal_lm, load_tokenizer
+from pipeline.rl.scoring import load_scorer
+from pipeline.runner import StageContext
+from pipeline.stages.entry import main_for
+
+
+def run(context: StageContext) -> dict[str, Any]:
+    """Every process takes its share of prompts and pairs; the main one summarises."""
+    recipe, settings, run_dir = context.recipe, context.recipe.evaluate, context.run
+    accelerator = make_accelerator(context.world)
+
+    # --- policies, reward model, prompts ------------------------------------------------------------------------------
+    reference_path = run_dir.stage("sft") / "model"
+    renderer = inputs.make_renderer(recipe, load_tokenizer(reference_path))
+    reference = load_causal_lm(reference_path, recipe.model.dtype).to(accelerator.device)  # type: ignore[arg-type]
+    policy = load_causal_lm(run_dir.stage("ppo") / "model", recipe.model.dtype).to(accelerator.device)  # type: ignore[arg-type]
+    scorer = load_scorer(run_dir.stage("reward") / "model", recipe, use_bonus=recipe.reward.kappa > 0)
+    scorer.checkpoint.model.model.to(accelerator.device)
+    truth = true_reward if recipe.data.evaluation_prompts == "embedded" else None
+
+    # --- generation ---------------------------------------------------------------------------------------------------
+    everything = inputs.evaluation_prompts(recipe, run_dir)
+    kept = [everything[i] for i in keep_fitting(everything, renderer, recipe.model.long_prompts)]
+    prompts = list(enumerate(kept[: settings.num_prompts]))
+    mine = prompts[accelerator.process_index :: accelerator.num_processes]
+    sampler = Sampler(policy, reference, renderer, scorer, truth, recipe.seed, settings.batch_size,
+                      show_progress=accelerator.is_main_process)
+    measured = sampler.measure(mine, settings.samples_per_prompt, settings.gibbs_candidates) if mine else []
+    results: list[PromptResult] = sorted(gather_object(measured), key=lambda result: result.index)
+    summary = Summary(results, recipe.ppo.kl_coef, recipe.seed)
+
+    # --- likelihood on held-out pairs ---------------------------------------------------------------------------------
+    release = inputs.evaluation_release(run_dir)
+    flip_prob = release.manifest.flip_prob
+    pairs = fitting_pairs(list(release), renderer, recipe)
+    likelihood = {name: sharded_logprobs(accelerator, model, pairs, renderer, f"likelihood of {name}")
+                  for name, model in (("sft", reference), (method_name(recipe), policy))}
+
+    # --- results ------------------------------------------------------------------------------------------------------
+    methods = {"sft": summary.reference_metrics(), method_name(recipe): summary.policy_metrics()}
+    gibbs = summary.gibbs_metrics()
+    if gibbs is not None:
+        methods["gibbs"] = gibbs
+    epsilon, keep_prob = privacy_of(run_dir)
+    for name, metrics in methods.items():
+        rate = likelihood_win_rate(likelihood[name], flip_prob) if name in likelihood else None
+        metrics["likelihood_win_rate"] = rate.as_dict() if rate else None
+        metrics |= {"epsilon": epsilon, "keep_prob": keep_prob, "kl_coef": recipe.ppo.kl_coef}
+    ratio = summary.ppo_over_gibbs()
+    baseline = longer_answer_baseline(pairs, flip_prob)
+    evaluation = {
+        "methods": methods, "frontier": summary.frontier(), "ppo_over_gibbs": ratio.as_dict() if ratio else None,
+        "longer_answer_baseline": baseline.as_dict(), "evaluation_labels": recipe.evaluation_labels,
+        "judge_notes": judge_notes(recipe, truth is not None),
+    }
+    if accelerator.is_main_process:
+        atomic.write_json(context.folder / "evaluation.json", evaluation)
+        atomic.write_json(context.folder / "samples.json", shown_samples(results, summary, recipe))
+    return {"prompts": len(results), "pairs": len(pairs), "summary": headline(methods[method_name(recipe)], ratio)}
+
+
+def method_name(recipe: Recipe) -> str:
+    """What the trained policy is called in metrics: private, nonprivate, or uncorrected (the baseline loss)."""
+    if recipe.reward.loss == "uncorrected":
+        return "uncorrected"
+    return "private" if np.isfinite(recipe.privatize.epsilon) else "nonprivate"
+
+
+def privacy_of(run_dir: RunDir) -> tuple[float | None, float]:
+    """(ε or None for ∞, α) of the labels that were trained on."""
+    manifest = inputs.release(run_dir).manifest
+    return manifest.epsilon, manifest.keep_prob
+
+
+def fitting_pairs(pairs: list[ReleasedPair], renderer: Renderer, recipe: Recipe) -> list[ReleasedPair]:
+    """The evaluation pairs within the prompt limit, at most evaluate.max_pairs of them."""
+    kept = keep_fitting([pair.prompt for pair in pairs], renderer, recipe.model.long_prompts)
+    return [pairs[i] for i in kept][: recipe.evaluate.max_pairs]
+
+
+def sharded_logprobs(
+    accelerator: Any, model: Any, pairs: list[ReleasedPair], renderer: Renderer, label: str
+) -> np.ndarray:
+    """Length-normalised log-likelihoods of all pairs, interleaved chosen and rejected."""
+    indices = list(range(len(pairs)))[accelerator.process_index :: accelerator.num_processes]
+    values = mean_logprobs(
+        model, pair_rows([pairs[i] for i in indices], renderer), pad_token_id=renderer.tokenizer.pad_token_id,
+        batch_size=32, device=accelerator.device, progress=label if accelerator.is_main_process else None,
+    ).reshape(-1, 2)
+    gathered = dict(gather_object([(index, row.tolist()) for index, row in zip(indices, values, strict=True)]))
+    return np.array([gathered[index] for index in range(len(pairs))]).reshape(-1)
+
+
+def judge_notes(recipe: Recipe, has_truth: bool) -> list[str]:
+    """What a reader must know to read the win rates."""
+    notes = ["generation win rates: the policy's answer against one of π_ref to the same held-out prompt, ties half; "
+             "both judges score each answer by itself, so position does not matter"]
+    notes.append("truth: the embedded task's known reward r*" if has_truth else "no ground truth exists for this data")
+    notes.append("rm: the reward model the policy was trained against, so a high rate here alone may be gaming")
+    if recipe.evaluation_labels == "private":
+        notes.append("likelihood win rates are estimated from privatised test labels (debiased, not clipped)")
+    return notes
+
+
+def headline(metrics: dict[str, Any], ratio: Any) -> str:
+    """The stage's one line."""
+    rate = metrics["generation_win_rate_truth"] or metrics["generation_win_rate_rm"]
+    judge = "truth" if metrics["generation_win_rate_truth"] else "reward model"
+    line = (f"win rate vs π_ref by {judge} {rate['value']:.3f} [{rate['ci_low']:.3f}, {rate['ci_high']:.3f}], "
+            f"KL {metrics['kl']:.2f} nats")
+    if metrics["objective_gain"]:
+        gain = metrics["objective_gain"]
+        line += f", J gain {gain['value']:+.2f} [{gain['ci_low']:.2f}, {gain['ci_high']:.2f}]"
+    return line + (f", {100 * ratio.value:.0f} % of Gibbs" if ratio else "")
+
+
+def shown_samples(results: list[PromptResult], summary: Summary, recipe: Recipe) -> list[dict[str, Any]]:
+    """Answers before and after for the report, prompts evenly spread."""
+    count = min(recipe.evaluate.shown_samples, len(results))
+    picked = np.linspace(0, len(results) - 1, count).round().astype(int) if count else []
+    gibbs = summary.gibbs_picks() if results[0].candidates else None
+    shown = []
+    for index in picked:
+        result = results[index]
+        entry: dict[str, Any] = {"prompt": plain_prompt(result.prompt), "sft": as_sample(result.reference[0]),
+                                 method_name(recipe): as_sample(result.policy[0])}
+        if gibbs is not None:
+            entry["gibbs"] = as_sample(result.candidates[gibbs[index]])
+        shown.append(entry)
+    return shown
+
+
+def as_sample(answer: Answer) -> dict[str, Any]:
+    """An answer as the report shows it."""
+    return {"text": answer.text, "true_reward": answer.true_reward, "reward": answer.reward}
+
+
+if __name__ == "__main__":
+    main_for("evaluate")
