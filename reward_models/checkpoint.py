@@ -175,7 +175,7 @@ def save_reward_checkpoint(
 
 def _check_bonus(bonus: FisherBonus, weight: Tensor, metadata: RewardMetadata) -> None:
     if len(bonus.weight) != len(weight) or not torch.allclose(
-        bonus.weight.cpu().float(), weight.cpu(), rtol=1e-2, atol=1e-6
+        bonus.weight.cpu().float(), weight.cpu(), rtol=1e-4, atol=1e-6
     ):
         raise ValueError("the bonus was computed for another score weight; recompute it for this model")
     if bonus.reward_bound != metadata.reward_bound or bonus.kappa != metadata.kappa:

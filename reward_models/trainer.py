@@ -100,7 +100,13 @@ class PrivateRewardTrainer(RewardTrainer):
             raise ValueError(f"the {dataset_name} dataset has no {', '.join(sorted(missing))}; pass rendered token ids")
         if "margin" in columns:
             raise ValueError(f"the {dataset_name} dataset has a margin column, which no private loss uses; drop it")
-        return super()._prepare_dataset(dataset, processing_class, args, dataset_name)
+        prepared = super()._prepare_dataset(dataset, processing_class, args, dataset_name)
+        if isinstance(dataset, Dataset) and len(prepared) < len(dataset):
+            raise ValueError(
+                f"{len(dataset) - len(prepared)} rows of the {dataset_name} dataset are longer than max_length "
+                f"{args.max_length} and would be dropped; render shorter texts or raise max_length"
+            )
+        return prepared
 
     def compute_loss(
         self,

@@ -1,0 +1,222 @@
+"""Checkpoints: both ways of reloading, required metadata, atomic writing."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
+
+from reward_models.checkpoint import (
+    BONUS_FILE,
+    METADATA_FILE,
+    RewardMetadata,
+    load_reward_checkpoint,
+    load_reward_model,
+    read_metadata,
+    save_reward_checkpoint,
+)
+from reward_models.model import RewardModel, build_reward_backbone, set_score_weight
+from reward_models.uncertainty import FisherAccumulator, FisherBonus
+
+METADATA = RewardMetadata(
+    epsilon=2.0,
+    loss="private_likelihood",
+    reward_bound=10.0,
+    ridge=3.0,
+    n_pairs=50,
+    kappa=0.5,
+    mode="head",
+    num_layers=2,
+    base_model="tiny",
+    public=False,
+    data={"release": "abc"},
+)
+
+
+def make(path: Path, dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, FisherBonus]:
+    generator = torch.Generator().manual_seed(0)
+    model = build_reward_backbone(path, 2, dtype)
+    weight = torch.randn(32, generator=generator)
+    set_score_weight(model, weight)
+    accumulator = FisherAccumulator(weight, epsilon=2.0, ridge=3.0, reward_bound=10.0)
+    accumulator.update(torch.randn(50, 32, generator=generator), torch.randn(50, 32, generator=generator))
+    return model, accumulator.bonus(kappa=0.5)
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    ids = torch.randint(3, 64, (6, 10), generator=torch.Generator().manual_seed(1))
+    mask = (torch.arange(10) < torch.tensor([[10], [4], [7], [1], [9], [10]])).long()
+    return ids * mask, mask
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_both_ways_of_reloading_give_the_same_raw_score(
+    tiny_causal_lm: Path, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    model, bonus = make(tiny_causal_lm, dtype)
+    ids, mask = batch()
+    expected = RewardModel(model).raw_score(ids, mask)
+    save_reward_checkpoint(tmp_path / "rm", model, METADATA, bonus=bonus)
+
+    ours = load_reward_checkpoint(tmp_path / "rm")
+    assert ours.metadata == METADATA
+    assert ours.model.reward_bound == 10.0
+    assert torch.equal(ours.model.raw_score(ids, mask), expected)
+    assert torch.equal(ours.model.weight, model.score.weight[0])
+    assert ours.model.model.dtype == dtype
+
+    # Plain transformers in the saved dtype: exact in float32; in bfloat16 the head and its output are rounded, to
+    # 2^-9 of terms whose sum of squares is of the order of |u|.
+    plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "rm").eval()
+    tolerance = 1e-5 if dtype == torch.float32 else 0.05
+    logits = plain(ids, attention_mask=mask).logits[:, 0].float()
+    torch.testing.assert_close(logits, expected, rtol=tolerance, atol=tolerance)
+    # Widened to float32 by plain transformers and by us: the same again.
+    wide = AutoModelForSequenceClassification.from_pretrained(tmp_path / "rm", dtype=torch.float32).eval()
+    ours_wide = load_reward_model(tmp_path / "rm", dtype=torch.float32)
+    wide_logits = wide(ids, attention_mask=mask).logits[:, 0]
+    torch.testing.assert_close(ours_wide.raw_score(ids, mask), wide_logits, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_the_bonus_survives_bit_for_bit(tiny_causal_lm: Path, tmp_path: Path) -> None:
+    model, bonus = make(tiny_causal_lm)
+    save_reward_checkpoint(tmp_path / "rm", model, METADATA, bonus=bonus)
+    loaded = load_reward_checkpoint(tmp_path / "rm").bonus
+    assert loaded is not None
+    features = torch.randn(4, 32, generator=torch.Generator().manual_seed(2))
+    reference = torch.randn(4, 8, 32, generator=torch.Generator().manual_seed(3))
+    for mine, theirs in zip(bonus.score(features, reference), loaded.score(features, reference), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_the_folder_is_ordinary_and_complete(tiny_causal_lm: Path, tmp_path: Path) -> None:
+    model, bonus = make(tiny_causal_lm)
+    save_reward_checkpoint(tmp_path / "deep" / "rm", model, METADATA, bonus=bonus)
+    assert {file.name for file in (tmp_path / "deep" / "rm").iterdir()} == {
+        "config.json",
+        "model.safetensors",
+        METADATA_FILE,
+        BONUS_FILE,
+    }
+    assert [file.name for file in (tmp_path / "deep").iterdir()] == ["rm"]
+    record = json.loads((tmp_path / "deep" / "rm" / METADATA_FILE).read_text())
+    assert record["epsilon"] == 2.0
+    assert record["keep_prob"] == pytest.approx(math.exp(2) / (1 + math.exp(2)))
+    assert set(load_file(tmp_path / "deep" / "rm" / BONUS_FILE)) == {"weight", "basis", "information"}
+
+
+def test_infinite_epsilon_is_null_and_must_be_public(tiny_causal_lm: Path, tmp_path: Path) -> None:
+    model, _ = make(tiny_causal_lm)
+    public = replace(METADATA, epsilon=math.inf, public=True, kappa=None)
+    save_reward_checkpoint(tmp_path / "rm", model, public)
+    record = json.loads((tmp_path / "rm" / METADATA_FILE).read_text())
+    assert record["epsilon"] is None
+    assert record["keep_prob"] == 1.0
+    assert read_metadata(tmp_path / "rm") == public
+    with pytest.raises(ValueError, match="must be public"):
+        replace(METADATA, epsilon=math.inf)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"epsilon": "2"}, "epsilon must be a number or null"),
+        ({"epsilon": -1.0}, "epsilon must be"),
+        ({"epsilon": None}, "epsilon is infinite but public is false"),
+        ({"keep_prob": 0.9}, "keep_prob 0.9 does not belong to epsilon 2.0"),
+        ({"loss": "bt"}, "unknown loss"),
+        ({"reward_bound": 0}, "reward_bound must be"),
+        ({"mode": "best"}, "mode must be one of head, lora, full"),
+        ({"n_pairs": 0}, "n_pairs must be a positive integer"),
+        ({"public": "no"}, "public must be true or false"),
+        ({"ridge": -1}, "ridge must be"),
+        ({"format_version": 2}, "format_version is 2"),
+        ({"surprise": 1}, "unknown surprise"),
+        ({"public": ...}, "missing public"),
+        ({"epsilon": ...}, "missing epsilon"),
+    ],
+)
+def test_invalid_metadata_is_refused(
+    tiny_causal_lm: Path, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    record: dict[str, Any] = METADATA.to_json() | change
+    record = {name: value for name, value in record.items() if value is not ...}
+    (tmp_path / METADATA_FILE).write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=message) as error:
+        load_reward_checkpoint(tmp_path)
+    assert METADATA_FILE in str(error.value)
+    with pytest.raises(ValueError, match=message):
+        load_reward_checkpoint(tmp_path, declared_public=True)
+
+
+def test_missing_metadata_is_refused_unless_declared_public(tiny_causal_lm: Path, tmp_path: Path) -> None:
+    model, _ = make(tiny_causal_lm)
+    model.save_pretrained(tmp_path / "external")
+    with pytest.raises(ValueError, match=r"has no reward_metadata.json.*declare the model public"):
+        load_reward_checkpoint(tmp_path / "external")
+    loaded = load_reward_checkpoint(tmp_path / "external", declared_public=True)
+    assert loaded.metadata is None
+    assert loaded.model.reward_bound is None
+    (tmp_path / "external" / METADATA_FILE).write_text("{")
+    with pytest.raises(ValueError, match="is not valid"):
+        load_reward_checkpoint(tmp_path / "external")
+    with pytest.raises(ValueError, match="is not a folder"):
+        load_reward_checkpoint(tmp_path / "nothing")
+
+
+def test_a_damaged_or_orphaned_bonus_is_refused(tiny_causal_lm: Path, tmp_path: Path) -> None:
+    model, bonus = make(tiny_causal_lm)
+    save_reward_checkpoint(tmp_path / "rm", model, METADATA, bonus=bonus)
+    file = tmp_path / "rm" / BONUS_FILE
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"bonus.safetensors is not valid"):
+        load_reward_checkpoint(tmp_path / "rm")
+
+
+class BreaksWhileSaving:
+    def save_pretrained(self, folder: str) -> None:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_failed_write_leaves_the_last_good_checkpoint(tiny_causal_lm: Path, tmp_path: Path) -> None:
+    model, bonus = make(tiny_causal_lm)
+    save_reward_checkpoint(tmp_path / "rm", model, METADATA, bonus=bonus)
+    with pytest.raises(OSError, match="No space left"):
+        save_reward_checkpoint(
+            tmp_path / "rm", model, replace(METADATA, kappa=None), tokenizer=BreaksWhileSaving(), overwrite=True
+        )
+    assert [file.name for file in tmp_path.iterdir()] == ["rm"]
+    assert load_reward_checkpoint(tmp_path / "rm").metadata == METADATA
+
+
+def test_overwriting_is_asked_for(tiny_causal_lm: Path, tmp_path: Path) -> None:
+    model, bonus = make(tiny_causal_lm)
+    save_reward_checkpoint(tmp_path / "rm", model, METADATA, bonus=bonus)
+    with pytest.raises(ValueError, match="overwrite=True"):
+        save_reward_checkpoint(tmp_path / "rm", model, METADATA)
+    save_reward_checkpoint(tmp_path / "rm", model, replace(METADATA, n_pairs=51, kappa=None), overwrite=True)
+    assert read_metadata(tmp_path / "rm").n_pairs == 51
+    assert load_reward_checkpoint(tmp_path / "rm").bonus is None
+    assert [file.name for file in tmp_path.iterdir()] == ["rm"]
+
+
+def test_inconsistent_parts_are_refused(tiny_causal_lm: Path, tmp_path: Path) -> None:
+    model, bonus = make(tiny_causal_lm)
+    with pytest.raises(ValueError, match="disagree on reward_bound or kappa"):
+        save_reward_checkpoint(tmp_path / "rm", model, replace(METADATA, kappa=1.0), bonus=bonus)
+    set_score_weight(model, torch.ones(32))
+    with pytest.raises(ValueError, match="another score weight"):
+        save_reward_checkpoint(tmp_path / "rm", model, METADATA, bonus=bonus)
+    set_score_weight(model, torch.full((32,), math.nan))
+    with pytest.raises(ValueError, match="non-finite weight"):
+        save_reward_checkpoint(tmp_path / "rm", model, METADATA)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,235 @@
+"""The trainer on a tiny Llama: its loss against a naive one, LoRA and full steps, 2 processes = 1 process."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+from trl import RewardConfig
+
+from reward_models.losses import get_loss, keep_prob
+from reward_models.model import RewardModel, build_reward_backbone, merge_adapters, score_layer, set_score_weight
+from reward_models.trainer import PrivateRewardTrainer
+
+LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], modules_to_save=["score"], task_type="SEQ_CLS")
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Tokens <pad>, <s>, </s>, w3 ... w63, split at spaces."""
+    words = ["<pad>", "<s>", "</s>", *(f"w{i}" for i in range(3, 64))]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="w3"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
+
+
+def make_rows(n: int = 16) -> Dataset:
+    generator = torch.Generator().manual_seed(0)
+
+    def sequence() -> list[int]:
+        length = int(torch.randint(3, 9, (1,), generator=generator))
+        return torch.randint(2, 64, (length,), generator=generator).tolist()
+
+    return Dataset.from_dict({f"{side}_ids": [sequence() for _ in range(n)] for side in ("chosen", "rejected")})
+
+
+def make_trainer(causal_lm: Path, output: Path, **changes: Any) -> PrivateRewardTrainer:
+    arguments: dict[str, Any] = {
+        "output_dir": str(output),
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "per_device_train_batch_size": 8,
+        "max_steps": 2,
+        "logging_steps": 1,
+        "learning_rate": 1e-2,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    own = {"epsilon": 1.0, "reward_bound": 4.0, "train_dataset": make_rows(), "processing_class": make_tokenizer()}
+    for name, value in changes.items():
+        (own if name in {*own, "loss", "peft_config", "eval_dataset", "model"} else arguments)[name] = value
+    if "model" not in own:
+        own["model"] = build_reward_backbone(causal_lm)
+        set_score_weight(own["model"], 0.3 * torch.randn(32, generator=torch.Generator().manual_seed(4)))
+    return PrivateRewardTrainer(args=RewardConfig(**arguments), **own)
+
+
+def step_losses(trainer: PrivateRewardTrainer) -> list[float]:
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+@pytest.mark.parametrize("loss", ["private_likelihood", "private_least_squares"])
+def test_loss_and_metrics_equal_a_naive_computation(tiny_causal_lm: Path, tmp_path: Path, loss: str) -> None:
+    rows = make_rows(8)
+    trainer = make_trainer(tiny_causal_lm, tmp_path, loss=loss, eval_dataset=rows, per_device_eval_batch_size=8)
+    metrics = trainer.evaluate()
+    reward_model = RewardModel(trainer.model, reward_bound=4.0)
+    with torch.no_grad():
+        chosen, rejected = (
+            torch.cat([reward_model.score(torch.tensor([ids]), torch.ones(1, len(ids))) for ids in rows[column]])
+            for column in ("chosen_ids", "rejected_ids")
+        )
+    margin = chosen - rejected
+    assert float(margin.abs().max()) > 0.5
+    expected = get_loss(loss).value(margin, torch.ones(8), 1.0).mean()
+    assert metrics["eval_loss"] == pytest.approx(float(expected), rel=1e-5)
+    accuracy = float((margin > 0).float().mean())
+    assert metrics["eval_private_accuracy"] == pytest.approx(accuracy)
+    alpha = keep_prob(1.0)
+    assert metrics["eval_debiased_accuracy"] == pytest.approx((accuracy - 1 + alpha) / (2 * alpha - 1))
+    assert metrics["eval_margin"] == pytest.approx(float(margin.mean()), abs=1e-5)
+
+
+def test_full_training_moves_every_weight_and_lowers_the_loss(tiny_causal_lm: Path, tmp_path: Path) -> None:
+    rows = make_rows(8)
+    trainer = make_trainer(
+        tiny_causal_lm, tmp_path, train_dataset=rows, max_steps=6, lr_scheduler_type="constant", learning_rate=3e-3
+    )
+    before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
+    trainer.train()
+    losses = step_losses(trainer)
+    assert losses[-1] < losses[0] - 0.02
+    assert all(not torch.equal(before[name], parameter) for name, parameter in trainer.model.named_parameters())
+    # No private loss can fall below that of a label kept for sure, −log α.
+    assert losses[-1] > -math.log(keep_prob(1.0))
+
+
+def test_lora_trains_adapter_and_head_and_merges_into_an_ordinary_model(tiny_causal_lm: Path, tmp_path: Path) -> None:
+    trainer = make_trainer(tiny_causal_lm, tmp_path, peft_config=LORA)
+    before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
+    trainer.train()
+    moved = {name for name, parameter in trainer.model.named_parameters() if not torch.equal(before[name], parameter)}
+    assert moved == {name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad}
+    assert any("score" in name for name in moved)
+    assert any("lora_A" in name for name in moved)
+    model = trainer.model.eval()
+    ids = torch.tensor([[5, 6, 7, 2]])
+    with torch.no_grad():
+        expected = RewardModel(model).raw_score(ids, torch.ones_like(ids))
+        merged = merge_adapters(model)
+        assert type(merged).__name__ == "LlamaForSequenceClassification"
+        torch.testing.assert_close(merged(ids).logits[:, 0], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_accumulation_equals_one_large_batch(tiny_causal_lm: Path, tmp_path: Path) -> None:
+    weights = []
+    for size, accumulation in ((8, 1), (2, 4)):
+        trainer = make_trainer(
+            tiny_causal_lm,
+            tmp_path,
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=accumulation,
+            optim="sgd",
+        )
+        trainer.train()
+        weights.append((step_losses(trainer), score_layer(trainer.model).weight.detach().clone()))
+    assert weights[0][0] == pytest.approx(weights[1][0], rel=1e-5)
+    torch.testing.assert_close(weights[0][1], weights[1][1], rtol=1e-4, atol=1e-6)
+
+
+def test_bfloat16_base_with_lora_keeps_float32_margins(tiny_causal_lm: Path, tmp_path: Path) -> None:
+    model = build_reward_backbone(tiny_causal_lm, dtype=torch.bfloat16)
+    set_score_weight(model, 0.3 * torch.randn(32, generator=torch.Generator().manual_seed(4)))
+    trainer = make_trainer(tiny_causal_lm, tmp_path, model=model, peft_config=LORA, bf16=True)
+    trainer.train()
+    assert all(math.isfinite(loss) for loss in step_losses(trainer))
+    assert all(p.dtype == torch.float32 for p in trainer.model.parameters() if p.requires_grad)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = trainer.model(torch.tensor([[5, 6, 2]])).logits
+    assert logits.dtype == torch.float32
+    assert not torch.equal(logits, logits.bfloat16().float())
+
+
+def test_legacy_column_names_are_accepted(tiny_causal_lm: Path, tmp_path: Path) -> None:
+    rows = make_rows().rename_columns({"chosen_ids": "chosen_input_ids", "rejected_ids": "rejected_input_ids"})
+    trainer = make_trainer(tiny_causal_lm, tmp_path, train_dataset=rows)
+    assert set(trainer.train_dataset.column_names) == {"chosen_ids", "rejected_ids"}
+
+
+def test_errors_name_the_culprit(tiny_causal_lm: Path, tmp_path: Path) -> None:
+    text = Dataset.from_dict({"chosen": ["w5 w6"], "rejected": ["w7"]})
+    no_pad = make_tokenizer()
+    no_pad.pad_token = "</s>"
+    margins = make_rows(2).add_column("margin", [0.0, 1.0])
+    for changes, message in (
+        ({"epsilon": 0.0}, "epsilon must be above 0"),
+        ({"reward_bound": -1.0}, "reward_bound must be"),
+        ({"loss": "bt"}, "unknown loss"),
+        ({"label_smoothing_factor": 0.1}, "label_smoothing_factor must be 0"),
+        ({"train_dataset": text}, "no chosen_ids, rejected_ids; pass rendered token ids"),
+        ({"train_dataset": margins}, "has a margin column"),
+        ({"max_length": 7}, "rows of the train dataset are longer than max_length 7"),
+        ({"processing_class": no_pad}, "the tokenizer pads with 2, the model with 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make_trainer(tiny_causal_lm, tmp_path, **changes)
+    for ids, message in (([5, 0], "ends in the pad token 0"), ([], "is empty")):
+        rows = Dataset.from_dict({"chosen_ids": [ids] * 8, "rejected_ids": [[5, 6]] * 8})
+        with pytest.raises(ValueError, match=message):
+            make_trainer(tiny_causal_lm, tmp_path, train_dataset=rows).train()
+
+
+def test_two_processes_give_the_losses_of_one(tiny_causal_lm: Path, tmp_path: Path) -> None:
+    """Batch 4 on each of two gloo processes = batch 8 on one, for losses, metrics and weights."""
+    single = make_trainer(tiny_causal_lm, tmp_path / "one", optim="sgd")
+    single.train()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    workers = []
+    for rank in range(2):
+        environment = os.environ | {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "ACCELERATE_USE_CPU": "true",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        }
+        command = [sys.executable, __file__, str(tiny_causal_lm), str(tmp_path / "two")]
+        workers.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
+    errors = [worker.communicate(timeout=120)[1] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0], "\n".join(errors)
+    record = json.loads((tmp_path / "two" / "record.json").read_text())
+    assert record["world_size"] == 2
+    assert record["losses"] == pytest.approx(step_losses(single), abs=1e-6)
+    assert len(record["losses"]) == 2
+    assert record["losses"][0] != pytest.approx(record["losses"][1], abs=1e-4)
+    expected = [entry["private_accuracy"] for entry in single.state.log_history if "loss" in entry]
+    assert record["accuracy"] == pytest.approx(expected)
+    torch.testing.assert_close(
+        torch.tensor(record["weight"]), score_layer(single.model).weight[0].detach(), rtol=1e-4, atol=1e-6
+    )
+
+
+def _worker(causal_lm: Path, output: Path) -> None:
+    trainer = make_trainer(causal_lm, output, per_device_train_batch_size=4, optim="sgd")
+    trainer.train()
+    if trainer.accelerator.is_main_process:
+        record = {
+            "world_size": trainer.accelerator.num_processes,
+            "losses": step_losses(trainer),
+            "accuracy": [entry["private_accuracy"] for entry in trainer.state.log_history if "loss" in entry],
+            "weight": score_layer(trainer.accelerator.unwrap_model(trainer.model)).weight[0].tolist(),
+        }
+        output.mkdir(parents=True, exist_ok=True)
+        (output / "record.json").write_text(json.dumps(record))
+
+
+if __name__ == "__main__":
+    _worker(Path(sys.argv[1]), Path(sys.argv[2]))
