@@ -16,6 +16,7 @@ from pipeline.privacy.prf import frame
 CANONICALISATION = 1  # part of every manifest; raise it when an order, an id or a drop rule below changes
 _RESPONSE_DOMAIN = frame(b"private-rlhf/response/v1")
 _RECORD_DOMAIN = frame(b"private-rlhf/record/v1")
+_ABSENT = frame(b"-")
 
 Message = dict[str, str]
 Text = str | list[Message]
@@ -105,7 +106,7 @@ def event_bytes(record_id: str, labeler: str | None = None, event: str | None = 
 
     Events that differ in any of the three get independent bits (design: two labels, one flip).
     """
-    parts = [record_id.encode()]
+    name = frame(record_id.encode())
     for part in (labeler, event):
-        parts.append(b"-" if part is None else b"+" + part.encode())
-    return b"".join(map(frame, parts))
+        name += _ABSENT if part is None else frame(b"+" + part.encode())
+    return name

@@ -68,7 +68,15 @@ def test_the_canonical_order_is_no_function_of_what_is_preferred_or_longer() -> 
 
 
 def test_events_differ_by_record_labeler_and_event() -> None:
-    cases = [("r", None, None), ("r", "", None), ("r", None, ""), ("r", "a", "b"), ("r", "ab", ""), ("r", "", "ab")]
+    cases = [
+        ("r", None, None),
+        ("s", None, None),
+        ("r", "", None),
+        ("r", None, ""),
+        ("r", "a", "b"),
+        ("r", "ab", ""),
+        ("r", "", "ab"),
+    ]
     assert len({event_bytes(*case) for case in cases}) == len(cases)
 
 

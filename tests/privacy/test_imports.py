@@ -1,0 +1,33 @@
+"""The privacy and data packages stand alone: light imports, and privacy knows nothing but itself and the core."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pipeline.privacy
+
+MODULES = (
+    *(f"pipeline.privacy.{name}" for name in ("card", "keys", "mechanism", "prf", "privatize", "records")),
+    *(f"pipeline.data.{name}" for name in ("formats", "release", "sources")),
+)
+
+
+def test_no_heavy_import() -> None:
+    heavy = ("torch", "transformers", "trl", "datasets")
+    code = f"import sys, {', '.join(MODULES)}; print([m for m in {heavy} if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_privacy_imports_the_core_alone() -> None:
+    for path in Path(pipeline.privacy.__path__[0]).glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for name in names:
+                top = name.split(".")[0]
+                allowed = name.startswith(("pipeline.privacy", "pipeline.core")) or top in sys.stdlib_module_names
+                assert allowed, f"{path.name} imports {name}"
