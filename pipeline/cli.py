@@ -16,8 +16,12 @@ import typer
 
 from pipeline.core.errors import UserError
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
-                  help="RLHF alignment training under label local differential privacy.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="RLHF alignment training under label local differential privacy.",
+)
 
 Config = Annotated[Path, typer.Option("--config", help="The recipe: a YAML file, see configs/.")]
 RunDirectory = Annotated[Path | None, typer.Option("--run-dir", help="Default: runs/NAME of the recipe.")]
@@ -27,7 +31,9 @@ Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value, 
 
 @app.command()
 def run(
-    config: Config, run_dir: RunDirectory = None, data: Data = None,
+    config: Config,
+    run_dir: RunDirectory = None,
+    data: Data = None,
     start: Annotated[str | None, typer.Option("--from", help="Run this stage and those after it.")] = None,
     only: Annotated[str | None, typer.Option("--only", help="Run this stage alone.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
@@ -60,7 +66,9 @@ def print_config(config: Config, data: Data = None, overrides: Overrides = None)
 
 
 @app.command()
-def keygen(output: Annotated[Path, typer.Option("--output", help="Where the new secret key goes (mode 0600).")]) -> None:
+def keygen(
+    output: Annotated[Path, typer.Option("--output", help="Where the new secret key goes (mode 0600).")],
+) -> None:
     """Make the owner's secret key for `privatize`."""
     from pipeline.privacy.keys import keygen as make_key
 
@@ -87,14 +95,10 @@ def privatize(
     if config is not None:
         _stage("privatize", config, run_dir, data, overrides)
         return
-    wanted = {"--data": data, "--output": output, "--epsilon": epsilon, "--key": key}
-    missing = [name for name, value in wanted.items() if value is None]
-    if missing:
-        raise UserError(f"privatize without --config needs {', '.join(missing)}")
-    assert data is not None and output is not None and epsilon is not None and key is not None
     from pipeline.data.curate import privatize_source
 
-    print(privatize_source(data, output, epsilon, key))
+    given = _all_given("privatize", {"--data": data, "--output": output, "--epsilon": epsilon, "--key": key})
+    print(privatize_source(*given))
 
 
 @app.command()
@@ -112,7 +116,8 @@ def ppo(config: Config, run_dir: RunDirectory = None, data: Data = None, overrid
 @app.command()
 def evaluate(
     config: Annotated[Path | None, typer.Option("--config", help="Run as a stage of this recipe.")] = None,
-    run_dir: RunDirectory = None, data: Data = None,
+    run_dir: RunDirectory = None,
+    data: Data = None,
     policy: Annotated[str | None, typer.Option("--policy", help="Checkpoint to judge.")] = None,
     reference: Annotated[str | None, typer.Option("--reference", help="Checkpoint to judge against.")] = None,
     prompts: Annotated[str | None, typer.Option("--prompts", help="File of prompts, or `embedded`.")] = None,
@@ -127,15 +132,13 @@ def evaluate(
     if config is not None:
         _stage("evaluate", config, run_dir, data, overrides)
         return
-    wanted = {"--policy": policy, "--reference": reference, "--prompts": prompts, "--judge": judge}
-    missing = [name for name, value in wanted.items() if value is None]
-    if missing:
-        raise UserError(f"evaluate without --config needs {', '.join(missing)}")
-    assert policy is not None and reference is not None and prompts is not None and judge is not None
+    given = _all_given(
+        "evaluate", {"--policy": policy, "--reference": reference, "--prompts": prompts, "--judge": judge}
+    )
     from pipeline.evaluation.compare import compare
 
-    print(compare(policy, reference, prompts, judge, output=output, seed=seed, limit=limit,
-                  max_response_tokens=max_response_tokens))
+    line = compare(*given, output=output, seed=seed, limit=limit, max_response_tokens=max_response_tokens)
+    print(line)
 
 
 @app.command()
@@ -156,8 +159,9 @@ def sample(
     """Print sampled answers of a policy."""
     from pipeline.evaluation.compare import sample_text
 
-    for text, answers in zip(prompt, sample_text(policy, prompt, count, seed, max_response_tokens, system_prompt),
-                             strict=True):
+    for text, answers in zip(
+        prompt, sample_text(policy, prompt, count, seed, max_response_tokens, system_prompt), strict=True
+    ):
         print(f"> {text}")
         for answer in answers:
             print(f"  {answer}")
@@ -203,6 +207,14 @@ def _recipe(config: Path, data: str | None, overrides: Sequence[str] | None) -> 
 
     extra = [f"data.preferences={data}"] if data is not None else []
     return load_recipe(Recipe, config, [*extra, *(overrides or [])])
+
+
+def _all_given(command: str, options: dict[str, Any]) -> list[Any]:
+    """The values of options that are needed where no recipe is given."""
+    missing = [name for name, value in options.items() if value is None]
+    if missing:
+        raise UserError(f"{command} without --config needs {', '.join(missing)}")
+    return list(options.values())
 
 
 def _stage(name: str, config: Path, run_dir: Path | None, data: str | None, overrides: Sequence[str] | None) -> None:

@@ -46,8 +46,9 @@ STAGES: tuple[StageSpec, ...] = (
     StageSpec("sft", ("privatize",), ("model", "data", "sft", "seed")),
     StageSpec("reward", ("privatize", "sft"), ("model", "reward", "seed")),
     StageSpec("ppo", ("sft", "reward"), ("model", "data", "ppo", "seed")),
-    StageSpec("evaluate", ("privatize", "sft", "reward", "ppo"),
-              ("model", "data", "evaluate", "evaluation_labels", "seed")),
+    StageSpec(
+        "evaluate", ("privatize", "sft", "reward", "ppo"), ("model", "data", "evaluate", "evaluation_labels", "seed")
+    ),
     StageSpec("report", ("privatize", "sft", "reward", "ppo", "evaluate"), ("name",)),
 )
 NAMES = tuple(stage.name for stage in STAGES)
@@ -101,7 +102,7 @@ class Selection:
         if self.only:
             self.names = (self.only,)
         elif self.start:
-            self.names = NAMES[NAMES.index(self.start):]
+            self.names = NAMES[NAMES.index(self.start) :]
 
 
 def spec_of(name: str) -> StageSpec:
@@ -113,13 +114,15 @@ def stage_fingerprint(spec: StageSpec, recipe: Recipe, run: RunDir) -> str:
     """Identity of what the stage would compute; upstream stages enter through their own fingerprints."""
     tree = to_tree(recipe)
     upstream = {name: (run.manifest(name) or {}).get("fingerprint") for name in spec.upstream}
-    return rundir.fingerprint({
-        "stage": spec.name,
-        "config": {section: tree[section] for section in spec.sections},
-        "upstream": upstream,
-        "code": rundir.code_digest(),
-        "inputs": input_digests(spec, recipe),
-    })
+    return rundir.fingerprint(
+        {
+            "stage": spec.name,
+            "config": {section: tree[section] for section in spec.sections},
+            "upstream": upstream,
+            "code": rundir.code_digest(),
+            "inputs": input_digests(spec, recipe),
+        }
+    )
 
 
 def input_digests(spec: StageSpec, recipe: Recipe) -> dict[str, str]:
@@ -127,8 +130,11 @@ def input_digests(spec: StageSpec, recipe: Recipe) -> dict[str, str]:
     from pipeline.data.inputs import input_digest
 
     data = recipe.data
-    named = {"sft": ("demonstrations", data.demonstrations), "ppo": ("prompts", data.prompts),
-             "evaluate": ("prompts", data.evaluation_prompts)}
+    named = {
+        "sft": ("demonstrations", data.demonstrations),
+        "ppo": ("prompts", data.prompts),
+        "evaluate": ("prompts", data.evaluation_prompts),
+    }
     return {source: input_digest(kind, source) for kind, source in [named[spec.name]]} if spec.name in named else {}
 
 
@@ -210,15 +216,18 @@ def run_stage(context: StageContext) -> None:
     barrier(world)
     if world.main:
         seconds = round(time.monotonic() - started, 2)
-        run.complete(spec.name, {
-            "stage": spec.name,
-            "fingerprint": stage_fingerprint(spec, context.recipe, run),
-            "seconds": seconds,
-            "peak_rss_mb": rundir.peak_rss_mb(),
-            "world_size": world.size,
-            "commit": rundir.commit(),
-            "report": report,
-        })
+        run.complete(
+            spec.name,
+            {
+                "stage": spec.name,
+                "fingerprint": stage_fingerprint(spec, context.recipe, run),
+                "seconds": seconds,
+                "peak_rss_mb": rundir.peak_rss_mb(),
+                "world_size": world.size,
+                "commit": rundir.commit(),
+                "report": report,
+            },
+        )
         write_metrics(run)
         say(f"{spec.name}: done in {seconds:.0f} s — {report.get('summary', '')}")
     _release_memory()
@@ -246,8 +255,10 @@ def _claim(recipe: Recipe, run: RunDir, world: World) -> None:
 def _discard_foreign_checkpoints(context: StageContext) -> None:
     """Drops resume state that another recipe, input or code version left."""
     marker = context.checkpoints / "fingerprint.json"
-    identity = {"fingerprint": stage_fingerprint(context.spec, context.recipe, context.run),
-                "world_size": context.world.size}
+    identity = {
+        "fingerprint": stage_fingerprint(context.spec, context.recipe, context.run),
+        "world_size": context.world.size,
+    }
     if context.checkpoints.is_dir() and (not marker.is_file() or json.loads(marker.read_text()) != identity):
         shutil.rmtree(context.checkpoints)
     context.checkpoints.mkdir(parents=True, exist_ok=True)
@@ -255,11 +266,10 @@ def _discard_foreign_checkpoints(context: StageContext) -> None:
 
 
 def _release_memory() -> None:
-    """Frees what a stage left behind, process-wide accelerate state included, so that stages do not leak into each other."""
+    """Frees what a stage left behind, accelerate's process-wide state included, so that none leaks into the next."""
     gc.collect()
     if "accelerate" in sys.modules:
         from accelerate.state import AcceleratorState, GradientState
 
         AcceleratorState._reset_state()
         GradientState._reset_state()
-

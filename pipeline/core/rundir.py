@@ -1,10 +1,10 @@
 """The run directory: one folder per stage, each complete exactly when its `manifest.json` exists.
 
-    runs/NAME/recipe.yaml            the resolved recipe of the last start
-    runs/NAME/environment.json       versions, commit, hardware
-    runs/NAME/STAGE/manifest.json    written last; fingerprint, seconds, memory, world size, what the stage reports
-    runs/NAME/STAGE/…                what the stage releases: safetensors, JSON, Parquet, HTML
-    runs/NAME/checkpoints/STAGE/…    resume state, removed when the stage completes; never released
+runs/NAME/recipe.yaml            the resolved recipe of the last start
+runs/NAME/environment.json       versions, commit, hardware
+runs/NAME/STAGE/manifest.json    written last; fingerprint, seconds, memory, world size, what the stage reports
+runs/NAME/STAGE/…                what the stage releases: safetensors, JSON, Parquet, HTML
+runs/NAME/checkpoints/STAGE/…    resume state, removed when the stage completes; never released
 """
 
 from __future__ import annotations
@@ -117,8 +117,13 @@ def commit() -> dict[str, Any]:
     folder = Path(__file__).resolve().parents[2]
     try:
         head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)
-        status = subprocess.run(["git", "status", "--porcelain", "--untracked-files=no"], cwd=folder,
-                                capture_output=True, text=True, check=True)
+        status = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=no"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
     except (OSError, subprocess.CalledProcessError):
         return {"commit": None, "dirty": None}
     return {"commit": head.stdout.strip(), "dirty": bool(status.stdout.strip())}
@@ -126,7 +131,7 @@ def commit() -> dict[str, Any]:
 
 def environment() -> dict[str, Any]:
     """Versions, commit and hardware, as saved with every run."""
-    versions = {}
+    versions: dict[str, str | None] = {}
     for library in LIBRARIES:
         try:
             versions[library] = importlib.metadata.version(library)

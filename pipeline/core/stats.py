@@ -81,14 +81,13 @@ def length_controlled_win_rate(
     length = np.asarray(length_difference, dtype=np.float64) / scale
     generator = np.random.default_rng(seed)
     n = outcome.size
-    draws = [_logistic_intercept(outcome[pick], length[pick])
-             for pick in generator.integers(0, n, size=(resamples, n))]
+    draws = [_logistic_intercept(outcome[pick], length[pick]) for pick in generator.integers(0, n, size=(resamples, n))]
     low, high = np.percentile(draws, [2.5, 97.5])
     return Estimate(_logistic_intercept(outcome, length), float(low), float(high), int(n))
 
 
 def _logistic_intercept(outcome: np.ndarray, length: np.ndarray, ridge: float = 0.5, steps: int = 25) -> float:
-    """σ(a) of the ridge-penalised logistic fit of `outcome` on (1, length); the small ridge keeps separable data finite."""
+    """σ(a) of the ridge-penalised logistic fit of `outcome` on (1, length); a small ridge keeps it finite."""
     design = np.stack([np.ones_like(length), length], axis=1)
     coefficients = np.zeros(2)
     for _ in range(steps):

@@ -52,5 +52,3 @@ def barrier(world: World) -> None:
         from accelerate import PartialState
 
         PartialState().wait_for_everyone()
-
-

@@ -23,9 +23,16 @@ def privatize_source(data: str, output: Path, epsilon: float, key_file: Path, sp
     mechanism, key = RandomizedResponse(epsilon), load_key(key_file)
     records, counts = privatize_records(read_preferences(data, split), mechanism, key, data)
     facts = guarantee(mechanism, key)
-    manifest = ReleaseManifest(format=text_format(records[0]), rows=len(records), source=Path(data).name,
-                               guarantee=facts, dropped=counts.as_dict())
+    manifest = ReleaseManifest(
+        format=text_format(records[0]),
+        rows=len(records),
+        source=Path(data).name,
+        guarantee=facts,
+        dropped=counts.as_dict(),
+    )
     write_release(records, output, manifest)
     dropped = ", ".join(f"{count} {name}" for name, count in counts.as_dict().items())
-    return (f"{len(records)} labels released at ε = {epsilon:g} to {output} (each kept with probability "
-            f"{mechanism.keep_prob:.4f}); dropped: {dropped}")
+    return (
+        f"{len(records)} labels released at ε = {epsilon:g} to {output} (each kept with probability "
+        f"{mechanism.keep_prob:.4f}); dropped: {dropped}"
+    )

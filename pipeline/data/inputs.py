@@ -1,4 +1,4 @@
-"""What a recipe's data keys name: demonstrations, prompts and released preferences. No raw label passes through here."""
+"""What a recipe's data keys name: demonstrations, prompts, released preferences. No raw label passes through here."""
 
 from __future__ import annotations
 
@@ -42,8 +42,7 @@ def demonstrations(recipe: Recipe, run: RunDir) -> list[Demonstration]:
     if source == "embedded":
         return [Demonstration(row.prompt, row.response) for row in task.load_demonstrations()]
     if source == "release":
-        return [Demonstration(row.prompt, canonical_response(row.chosen, row.rejected))
-                for row in release(run).rows]
+        return [Demonstration(row.prompt, canonical_response(row.chosen, row.rejected)) for row in release(run).rows]
     return [Demonstration(row.prompt, row.response) for row in read_demonstrations(source)]
 
 

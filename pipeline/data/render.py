@@ -84,8 +84,10 @@ def keep_fitting(prompts: Sequence[Prompt], renderer: Renderer, long_prompts: st
         return list(range(len(prompts)))
     kept = [index for index, prompt in enumerate(prompts) if renderer.fits(prompt)]
     if prompts and not kept:
-        raise UserError(f"all {len(prompts)} prompts are over model.max_prompt_tokens = {renderer.max_prompt_tokens}: "
-                        "raise the limit")
+        raise UserError(
+            f"all {len(prompts)} prompts are over model.max_prompt_tokens = {renderer.max_prompt_tokens}: "
+            "raise the limit"
+        )
     return kept
 
 

@@ -22,8 +22,16 @@ MAX_PROMPT_TOKENS = 1024
 
 
 def compare(
-    policy: str, reference: str, prompts: str, judge: str, *, output: Path | None, seed: int, limit: int | None,
-    max_response_tokens: int, system_prompt: str | None = None,
+    policy: str,
+    reference: str,
+    prompts: str,
+    judge: str,
+    *,
+    output: Path | None,
+    seed: int,
+    limit: int | None,
+    max_response_tokens: int,
+    system_prompt: str | None = None,
 ) -> str:
     """Samples one answer per prompt from both, has them judged, and returns the line to print.
 
@@ -42,9 +50,13 @@ def compare(
     length = np.array([len(a.split()) - len(b.split()) for a, b in zip(answers, references, strict=True)])
     controlled = length_controlled_win_rate(outcome, np.full(len(outcome), 0.5), length, seed)
     result: dict[str, Any] = {
-        "judge": judge, "win_rate": rate.as_dict(), "length_controlled_win_rate": controlled.as_dict(),
-        "prompts": len(kept), "dropped_long_prompts": len(chosen) - len(kept),
-        "mean_outcome": bootstrap_mean(outcome, seed).as_dict(), "seed": seed,
+        "judge": judge,
+        "win_rate": rate.as_dict(),
+        "length_controlled_win_rate": controlled.as_dict(),
+        "prompts": len(kept),
+        "dropped_long_prompts": len(chosen) - len(kept),
+        "mean_outcome": bootstrap_mean(outcome, seed).as_dict(),
+        "seed": seed,
     }
     if output is not None:
         atomic.write_json(output, result)
@@ -67,10 +79,14 @@ def answer_all(path: str, prompts: Sequence[Prompt], renderer: Renderer, seed: i
     """One sampled answer per prompt."""
     model = load_causal_lm(path, "bfloat16" if torch.cuda.is_available() else stored_dtype(path))
     rows = sample_responses(
-        model, [renderer.prompt_ids(prompt) for prompt in prompts],
+        model,
+        [renderer.prompt_ids(prompt) for prompt in prompts],
         [sample_key(seed, "compare", purpose, index) for index in range(len(prompts))],
-        Sampling(renderer.max_response_tokens), pad_token_id=renderer.tokenizer.pad_token_id,
-        eos_token_id=renderer.tokenizer.eos_token_id, batch_size=64, progress=f"answers of the {purpose}",
+        Sampling(renderer.max_response_tokens),
+        pad_token_id=renderer.tokenizer.pad_token_id,
+        eos_token_id=renderer.tokenizer.eos_token_id,
+        batch_size=64,
+        progress=f"answers of the {purpose}",
     )
     return [renderer.text(row) for row in rows]
 

@@ -45,8 +45,12 @@ def kl_from_uniform(weights: np.ndarray) -> np.ndarray:
 
 
 def gibbs_expectations(
-    scores: np.ndarray, reward: np.ndarray, true_reward: np.ndarray | None, kl_coef: float,
-    baseline_reward: np.ndarray, baseline_truth: np.ndarray | None,
+    scores: np.ndarray,
+    reward: np.ndarray,
+    true_reward: np.ndarray | None,
+    kl_coef: float,
+    baseline_reward: np.ndarray,
+    baseline_truth: np.ndarray | None,
 ) -> GibbsResult:
     """Expectations under the Gibbs policy of r̂.
 
@@ -60,7 +64,8 @@ def gibbs_expectations(
         true_reward=None if true_reward is None else (weights * true_reward).sum(axis=-1),
         reward=(weights * reward).sum(axis=-1),
         kl=kl_from_uniform(weights),
-        win_truth=None if true_reward is None or baseline_truth is None
+        win_truth=None
+        if true_reward is None or baseline_truth is None
         else (weights * beats(true_reward, baseline_truth[:, None])).sum(axis=-1),
         win_reward=(weights * beats(reward, baseline_reward[:, None])).sum(axis=-1),
     )

@@ -42,7 +42,9 @@ class TruthJudge:
         from pipeline.embedded.truth import true_reward
 
         def score(texts: Sequence[str]) -> np.ndarray:
-            return np.array([true_reward(plain_prompt(prompt), text) for prompt, text in zip(prompts, texts, strict=True)])
+            return np.array(
+                [true_reward(plain_prompt(prompt), text) for prompt, text in zip(prompts, texts, strict=True)]
+            )
 
         return beats(score(answers), score(references))
 
@@ -55,8 +57,9 @@ class RewardJudge:
 
     def compare(self, prompts: Sequence[Prompt], answers: Sequence[str], references: Sequence[str]) -> np.ndarray:
         """See `Judge`."""
-        return beats(self.scorer.score(prompts, answers).reward.numpy(),
-                     self.scorer.score(prompts, references).reward.numpy())
+        return beats(
+            self.scorer.score(prompts, answers).reward.numpy(), self.scorer.score(prompts, references).reward.numpy()
+        )
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,9 @@ class ChatJudge:
             reply = client.chat_completion(messages, model=self.model, max_tokens=8, temperature=0.0)
         except (HfHubHTTPError, OSError) as error:
             cause = (str(error).splitlines() or ["no reason given"])[0]
-            raise UserError(f"--judge openai:{self.url} did not answer ({cause}): check that the endpoint runs") from None
+            raise UserError(
+                f"--judge openai:{self.url} did not answer ({cause}): check that the endpoint runs"
+            ) from None
         return parse_verdict(reply.choices[0].message.content or "")
 
 
@@ -123,14 +128,15 @@ def make_judge(name: str, renderer: Renderer) -> Judge:
 
 
 def _scorer(path: Path, renderer: Renderer) -> Any:
-    from reward_models.checkpoint import load_reward_checkpoint
-
     from pipeline.lm.models import load_tokenizer
     from pipeline.rl.scoring import RewardScorer
+    from reward_models.checkpoint import load_reward_checkpoint
 
     try:
         checkpoint = load_reward_checkpoint(path)
     except (ValueError, OSError) as error:
         raise UserError(f"--judge rm:{path}: {str(error).splitlines()[0]}") from None
-    own = Renderer(load_tokenizer(path), renderer.max_prompt_tokens, renderer.max_response_tokens, renderer.system_prompt)
+    own = Renderer(
+        load_tokenizer(path), renderer.max_prompt_tokens, renderer.max_response_tokens, renderer.system_prompt
+    )
     return RewardScorer(checkpoint, own, use_bonus=False)

@@ -17,8 +17,13 @@ from pipeline.lm.logprobs import response_forward, token_batch, token_logprobs
 
 @torch.no_grad()
 def mean_logprobs(
-    model: Any, rows: Sequence[tuple[list[int], list[int]]], *, pad_token_id: int, batch_size: int,
-    device: torch.device, progress: str | None = None,
+    model: Any,
+    rows: Sequence[tuple[list[int], list[int]]],
+    *,
+    pad_token_id: int,
+    batch_size: int,
+    device: torch.device,
+    progress: str | None = None,
 ) -> np.ndarray:
     """Length-normalised log-likelihood (n,) of each (prompt ids, response ids), nats per token."""
     order = sorted(range(len(rows)), key=lambda index: len(rows[index][0]) + len(rows[index][1]))
@@ -64,5 +69,9 @@ def debias(share: Estimate, flip_prob: float) -> Estimate:
     if flip_prob == 0:
         return share
     scale = 1 - 2 * flip_prob
-    return Estimate((share.value - flip_prob) / scale, (share.ci_low - flip_prob) / scale,
-                    (share.ci_high - flip_prob) / scale, share.n)
+    return Estimate(
+        (share.value - flip_prob) / scale,
+        (share.ci_low - flip_prob) / scale,
+        (share.ci_high - flip_prob) / scale,
+        share.n,
+    )

@@ -72,8 +72,11 @@ class Sampler:
         results = []
         groups = [self._answers(prompts, rows, kl=rows is policy) for rows in (reference, policy, drawn)]
         for position, (index, prompt) in enumerate(prompts):
-            results.append(PromptResult(index, prompt, groups[0][position], groups[1][position],
-                                        groups[2][position] if candidates else []))
+            results.append(
+                PromptResult(
+                    index, prompt, groups[0][position], groups[1][position], groups[2][position] if candidates else []
+                )
+            )
         return results
 
     def _draw(
@@ -84,8 +87,13 @@ class Sampler:
         ids = [self.renderer.prompt_ids(prompt) for _, prompt in prompts for _ in range(count)]
         keys = [sample_key(self.seed, "evaluate", purpose, index, k) for index, _ in prompts for k in range(count)]
         flat = sample_responses(
-            model, ids, keys, Sampling(self.renderer.max_response_tokens), pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=tokenizer.eos_token_id, batch_size=self.batch_size,
+            model,
+            ids,
+            keys,
+            Sampling(self.renderer.max_response_tokens),
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            batch_size=self.batch_size,
             progress=label if self.show_progress else None,
         )
         return [flat[start : start + count] for start in range(0, len(flat), count)]
@@ -108,10 +116,17 @@ class Sampler:
         scores = self.scorer.score(repeated, texts, "scoring" if self.show_progress else None)
         kls = self._kl(repeated, rows) if kl else [0.0] * len(rows)
         flat = [
-            Answer(text, len(row), None if self.truth is None else self.truth(plain_prompt(prompt), text),
-                   float(reward), float(pessimistic), divergence)
-            for prompt, row, text, reward, pessimistic, divergence
-            in zip(repeated, rows, texts, scores.reward, scores.pessimistic, kls, strict=True)
+            Answer(
+                text,
+                len(row),
+                None if self.truth is None else self.truth(plain_prompt(prompt), text),
+                float(reward),
+                float(pessimistic),
+                divergence,
+            )
+            for prompt, row, text, reward, pessimistic, divergence in zip(
+                repeated, rows, texts, scores.reward, scores.pessimistic, kls, strict=True
+            )
         ]
         return [flat[start : start + count] for start in range(0, len(flat), count)]
 
@@ -124,8 +139,9 @@ class Sampler:
         result = [0.0] * len(rows)
         for start in range(0, len(order), batch_size):
             picked = order[start : start + batch_size]
-            batch = token_batch([ids[i] for i in picked], [rows[i] for i in picked],
-                                self.renderer.tokenizer.pad_token_id, device)
+            batch = token_batch(
+                [ids[i] for i in picked], [rows[i] for i in picked], self.renderer.tokenizer.pad_token_id, device
+            )
             logits, _ = response_forward(self.policy, batch)
             reference_logits, _ = response_forward(self.reference, batch)
             summed = (token_kl(logits, reference_logits) * batch.response_mask).sum(dim=1)

@@ -35,8 +35,13 @@ class Summary:
         """The trained policy against π_ref."""
         answers = [result.policy for result in self.results]
         kl = per_prompt(answers, "kl")
-        metrics = self._metrics(answers, kl, per_prompt(answers, "reward"), per_prompt(answers, "pessimistic_reward"),
-                                per_prompt(answers, "true_reward") if self.has_truth else None)
+        metrics = self._metrics(
+            answers,
+            kl,
+            per_prompt(answers, "reward"),
+            per_prompt(answers, "pessimistic_reward"),
+            per_prompt(answers, "true_reward") if self.has_truth else None,
+        )
         return {**metrics, **self._win_rates()}
 
     def reference_metrics(self) -> dict[str, Any]:
@@ -44,8 +49,13 @@ class Summary:
         answers = [result.reference for result in self.results]
         zero = np.zeros(len(self.results))
         metrics = self._metrics(answers, zero, self.reference_reward, self.reference_pessimistic, self.reference_truth)
-        return {"generation_win_rate_truth": None, "generation_win_rate_rm": None, "length_controlled_win_rate": None,
-                **metrics, "objective_gain": None}
+        return {
+            "generation_win_rate_truth": None,
+            "generation_win_rate_rm": None,
+            "length_controlled_win_rate": None,
+            **metrics,
+            "objective_gain": None,
+        }
 
     def gibbs_metrics(self) -> dict[str, Any] | None:
         """The Gibbs policy of r̂ at kl_coef; None without candidates."""
@@ -56,18 +66,27 @@ class Summary:
         pessimistic = per_prompt(drawn, "pessimistic_reward")
         metrics = self._metrics(drawn, gibbs.kl, gibbs.reward, pessimistic, gibbs.true_reward)
         truth = None if gibbs.win_truth is None else bootstrap_mean(gibbs.win_truth, self.seed).as_dict()
-        return {"generation_win_rate_truth": truth,
-                "generation_win_rate_rm": bootstrap_mean(gibbs.win_reward, self.seed).as_dict(),
-                "length_controlled_win_rate": None, **metrics}
+        return {
+            "generation_win_rate_truth": truth,
+            "generation_win_rate_rm": bootstrap_mean(gibbs.win_reward, self.seed).as_dict(),
+            "length_controlled_win_rate": None,
+            **metrics,
+        }
 
     def gibbs(self, kl_coef: float) -> GibbsResult:
         """Expectations of the Gibbs policy at another coefficient."""
-        grids = {name: np.array([[getattr(answer, name) for answer in result.candidates] for result in self.results])
-                 for name in ("pessimistic_reward", "reward", "true_reward")}
+        grids = {
+            name: np.array([[getattr(answer, name) for answer in result.candidates] for result in self.results])
+            for name in ("pessimistic_reward", "reward", "true_reward")
+        }
         first = [result.reference[:1] for result in self.results]
         return gibbs_expectations(
-            grids["pessimistic_reward"], grids["reward"], grids["true_reward"] if self.has_truth else None, kl_coef,
-            per_prompt(first, "reward"), per_prompt(first, "true_reward") if self.has_truth else None,
+            grids["pessimistic_reward"],
+            grids["reward"],
+            grids["true_reward"] if self.has_truth else None,
+            kl_coef,
+            per_prompt(first, "reward"),
+            per_prompt(first, "true_reward") if self.has_truth else None,
         )
 
     def gibbs_picks(self) -> list[int]:
@@ -86,13 +105,22 @@ class Summary:
         for kl_coef in FRONTIER:
             gibbs = self.gibbs(kl_coef)
             truth = None if gibbs.true_reward is None else float(gibbs.true_reward.mean())
-            points.append({"kl_coef": kl_coef, "kl": float(gibbs.kl.mean()), "reward": float(gibbs.reward.mean()),
-                           "true_reward": truth,
-                           "objective": None if truth is None else truth - kl_coef * float(gibbs.kl.mean())})
+            points.append(
+                {
+                    "kl_coef": kl_coef,
+                    "kl": float(gibbs.kl.mean()),
+                    "reward": float(gibbs.reward.mean()),
+                    "true_reward": truth,
+                    "objective": None if truth is None else truth - kl_coef * float(gibbs.kl.mean()),
+                }
+            )
         return points
 
     def ppo_over_gibbs(self, resamples: int = 2000) -> Estimate | None:
-        """PPO's share of the true-J gain of the Gibbs policy of the same r̂, with a bootstrap interval over prompts."""
+        """PPO's share of the true-J gain of the Gibbs policy of the same r̂, with a bootstrap interval over prompts.
+
+        None where that gain is not clearly above 0: a share of nothing says nothing.
+        """
         if not self.has_truth or not self.results[0].candidates:
             return None
         answers = [result.policy for result in self.results]
@@ -101,6 +129,8 @@ class Summary:
         gibbs = self.gibbs(self.kl_coef)
         assert gibbs.true_reward is not None
         ideal = gibbs.true_reward - self.kl_coef * gibbs.kl - self.reference_truth
+        if bootstrap_mean(ideal, self.seed).ci_low <= 0:
+            return None
         picks = np.random.default_rng(self.seed).integers(0, len(policy), size=(resamples, len(policy)))
         low, high = np.percentile(policy[picks].mean(axis=1) / ideal[picks].mean(axis=1), [2.5, 97.5])
         return Estimate(float(policy.mean() / ideal.mean()), float(low), float(high), len(policy))
@@ -119,17 +149,26 @@ class Summary:
         }
 
     def _metrics(
-        self, answers: Sequence[Sequence[Answer]], kl: np.ndarray, reward: np.ndarray, pessimistic: np.ndarray,
+        self,
+        answers: Sequence[Sequence[Answer]],
+        kl: np.ndarray,
+        reward: np.ndarray,
+        pessimistic: np.ndarray,
         truth: np.ndarray | None,
     ) -> dict[str, Any]:
         """Means with intervals; every array holds one value per prompt."""
         flat = [answer for group in answers for answer in group]
         metrics: dict[str, Any] = {
-            **self._mean("kl", kl), **self._mean("reward", reward), **self._mean("pessimistic_reward", pessimistic),
+            **self._mean("kl", kl),
+            **self._mean("reward", reward),
+            **self._mean("pessimistic_reward", pessimistic),
             "response_tokens": float(np.mean([answer.tokens for answer in flat])),
             "distinct_1": distinct_n([answer.text for answer in flat], 1),
             "distinct_2": distinct_n([answer.text for answer in flat], 2),
-            "true_reward": None, "true_reward_ci": None, "objective": None, "objective_ci": None,
+            "true_reward": None,
+            "true_reward_ci": None,
+            "objective": None,
+            "objective_ci": None,
             "objective_gain": None,
         }
         if truth is not None and self.reference_truth is not None:
@@ -154,7 +193,8 @@ def column(answers: Sequence[Answer], name: str) -> np.ndarray:
 
 
 def distinct_n(texts: Sequence[str], n: int) -> float:
-    """Share of distinct n-grams of words among all n-grams of the texts; low values show repetition and mode collapse."""
-    grams = [tuple(words[i : i + n]) for words in (text.lower().split() for text in texts)
-             for i in range(len(words) - n + 1)]
+    """Share of distinct n-grams of words among all n-grams of the texts; low values show mode collapse."""
+    grams = [
+        tuple(words[i : i + n]) for words in (text.lower().split() for text in texts) for i in range(len(words) - n + 1)
+    ]
     return len(set(grams)) / len(grams) if grams else 0.0

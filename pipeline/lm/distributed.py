@@ -17,6 +17,8 @@ def make_accelerator(world: World) -> Accelerator:
     """
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     if accelerator.num_processes != world.size:
-        raise UserError(f"WORLD_SIZE is {world.size} but accelerate runs {accelerator.num_processes} process(es): "
-                        "see launch/README.md for how to start several CPU processes")
+        raise UserError(
+            f"WORLD_SIZE is {world.size} but accelerate runs {accelerator.num_processes} process(es): "
+            "see launch/README.md for how to start several CPU processes"
+        )
     return accelerator

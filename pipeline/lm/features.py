@@ -18,8 +18,14 @@ PART = 2048
 
 @torch.no_grad()
 def extract_features(
-    model: Any, rows: Sequence[Sequence[int]], *, pad_token_id: int, batch_size: int, device: torch.device,
-    progress: str | None = None, keep: Path | None = None,
+    model: Any,
+    rows: Sequence[Sequence[int]],
+    *,
+    pad_token_id: int,
+    batch_size: int,
+    device: torch.device,
+    progress: str | None = None,
+    keep: Path | None = None,
 ) -> torch.Tensor:
     """φ (N, d) float32 of N token sequences, in their order.
 

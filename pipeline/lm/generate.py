@@ -13,7 +13,13 @@ from typing import Any
 
 import torch
 from tqdm import tqdm
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopPLogitsWarper,
+)
 
 
 @dataclass(frozen=True)
@@ -47,8 +53,15 @@ class KeyedGumbel(LogitsProcessor):
 
 @torch.no_grad()
 def sample_responses(
-    model: Any, prompts: Sequence[Sequence[int]], keys: Sequence[int], sampling: Sampling, *, pad_token_id: int,
-    eos_token_id: int, batch_size: int, progress: str | None = None,
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    keys: Sequence[int],
+    sampling: Sampling,
+    *,
+    pad_token_id: int,
+    eos_token_id: int,
+    batch_size: int,
+    progress: str | None = None,
 ) -> list[list[int]]:
     """One response per prompt.
 
@@ -69,8 +82,9 @@ def sample_responses(
     bar = tqdm(total=len(prompts), desc=progress, unit="sample", disable=progress is None, leave=False)
     for start in range(0, len(order), batch_size):
         indices = order[start : start + batch_size]
-        rows = _decode(model, [prompts[i] for i in indices], [keys[i] for i in indices], sampling,
-                       pad_token_id, eos_token_id)
+        rows = _decode(
+            model, [prompts[i] for i in indices], [keys[i] for i in indices], sampling, pad_token_id, eos_token_id
+        )
         for index, row in zip(indices, rows, strict=True):
             responses[index] = row
         bar.update(len(indices))
@@ -79,7 +93,11 @@ def sample_responses(
 
 
 def _decode(
-    model: Any, prompts: Sequence[Sequence[int]], keys: Sequence[int], sampling: Sampling, pad_token_id: int,
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    keys: Sequence[int],
+    sampling: Sampling,
+    pad_token_id: int,
     eos_token_id: int,
 ) -> list[list[int]]:
     """Decodes one left-padded batch."""
@@ -91,10 +109,16 @@ def _decode(
     if sampling.top_p < 1.0:
         processors.append(TopPLogitsWarper(sampling.top_p))
     processors.append(KeyedGumbel(keys))
-    config = GenerationConfig(max_new_tokens=sampling.max_new_tokens, do_sample=False, use_cache=True,
-                              pad_token_id=pad_token_id, eos_token_id=eos_token_id)
-    output = model.generate(input_ids=input_ids, attention_mask=attention_mask, generation_config=config,
-                            logits_processor=processors)
+    config = GenerationConfig(
+        max_new_tokens=sampling.max_new_tokens,
+        do_sample=False,
+        use_cache=True,
+        pad_token_id=pad_token_id,
+        eos_token_id=eos_token_id,
+    )
+    output = model.generate(
+        input_ids=input_ids, attention_mask=attention_mask, generation_config=config, logits_processor=processors
+    )
     return [cut_after(row, eos_token_id) for row in output[:, input_ids.shape[1] :].tolist()]
 
 

@@ -15,11 +15,27 @@ from pipeline.core.errors import UserError
 from pipeline.core.world import World
 
 COMPLETE = "COMPLETE"
-OWNED = frozenset({
-    "output_dir", "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "num_train_epochs",
-    "max_steps", "warmup_steps", "save_steps", "save_strategy", "save_total_limit", "seed", "data_seed", "use_cpu",
-    "resume_from_checkpoint", "max_length", "dataset_kwargs", "remove_unused_columns",
-})
+OWNED = frozenset(
+    {
+        "output_dir",
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "learning_rate",
+        "num_train_epochs",
+        "max_steps",
+        "warmup_steps",
+        "save_steps",
+        "save_strategy",
+        "save_total_limit",
+        "seed",
+        "data_seed",
+        "use_cpu",
+        "resume_from_checkpoint",
+        "max_length",
+        "dataset_kwargs",
+        "remove_unused_columns",
+    }
+)
 
 
 def check_trainer_args(section: str, given: dict[str, Any], schema: type) -> None:
@@ -31,7 +47,9 @@ def check_trainer_args(section: str, given: dict[str, Any], schema: type) -> Non
     names = [item.name for item in dataclasses.fields(schema)]
     for key in given:
         if key in OWNED:
-            raise UserError(f"{section}.trainer_args.{key} is set by the stage itself: use the key of section {section}")
+            raise UserError(
+                f"{section}.trainer_args.{key} is set by the stage itself: use the key of section {section}"
+            )
         if key not in names:
             raise UserError(f"{section}.trainer_args: trl.{schema.__name__} has no '{key}'{nearest(key, names)}")
 
@@ -45,8 +63,10 @@ def global_batch(section: str, batch_size: int, micro_batch_size: int | None, wo
     share, rest = divmod(batch_size, world.size)
     micro = min(micro_batch_size or share, share) if share else 0
     if rest or not micro or share % micro:
-        raise UserError(f"{section}.batch_size {batch_size} is no multiple of {world.size} process(es) × micro batch "
-                        f"{micro_batch_size or share}: change {section}.batch_size or {section}.micro_batch_size")
+        raise UserError(
+            f"{section}.batch_size {batch_size} is no multiple of {world.size} process(es) × micro batch "
+            f"{micro_batch_size or share}: change {section}.batch_size or {section}.micro_batch_size"
+        )
     return micro, share // micro
 
 
@@ -94,8 +114,12 @@ class StopOnNonFinite(TrainerCallback):
     """Stops the run at a loss or gradient norm that is not finite, instead of training on."""
 
     def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
-        logs: dict[str, Any] | None = None, **_: Any,
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
     ) -> None:
         for name in ("loss", "grad_norm"):
             value = (logs or {}).get(name)

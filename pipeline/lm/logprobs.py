@@ -56,8 +56,12 @@ def response_forward(
     count = batch.response_ids.shape[1]
     position_ids = (batch.attention_mask.cumsum(dim=1) - 1).clamp_min(0)
     output = model(
-        input_ids=batch.input_ids, attention_mask=batch.attention_mask, position_ids=position_ids,
-        logits_to_keep=count + 1, output_hidden_states=hidden, use_cache=False,
+        input_ids=batch.input_ids,
+        attention_mask=batch.attention_mask,
+        position_ids=position_ids,
+        logits_to_keep=count + 1,
+        output_hidden_states=hidden,
+        use_cache=False,
     )
     states = output.hidden_states[-1][:, -count - 1 : -1] if hidden else None
     return output.logits[:, :-1], states
@@ -107,5 +111,8 @@ class PolicyWithValue(nn.Module):
         logits, states = response_forward(self.policy, batch, hidden=True)
         assert states is not None
         values = self.value_head(states.detach().float()).squeeze(-1)
-        return (token_logprobs(logits, batch.response_ids, temperature), values,
-                token_entropy(logits, temperature) if entropy else None)
+        return (
+            token_logprobs(logits, batch.response_ids, temperature),
+            values,
+            token_entropy(logits, temperature) if entropy else None,
+        )

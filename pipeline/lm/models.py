@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from pipeline.core import atomic
 from pipeline.core.errors import UserError
@@ -17,6 +20,18 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@contextlib.contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Silences transformers' bars for loading and saving, which a small checkpoint turns into noise."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
 
 
 def base_checkpoint(config: ModelConfig, cache_dir: Path | None = None) -> str:
@@ -38,8 +53,10 @@ def base_checkpoint(config: ModelConfig, cache_dir: Path | None = None) -> str:
         return str(tiny_checkpoint(cache / "tiny", texts))
     looks_local = config.source.startswith((".", "/", "~")) or config.source.count("/") != 1
     if looks_local and not Path(config.source).expanduser().is_dir():
-        raise UserError(f"model.source '{config.source}' is no folder: give a checkpoint folder, a hub id owner/name, "
-                        "'smollm2' or 'tiny'")
+        raise UserError(
+            f"model.source '{config.source}' is no folder: give a checkpoint folder, a hub id owner/name, "
+            "'smollm2' or 'tiny'"
+        )
     return str(Path(config.source).expanduser()) if Path(config.source).expanduser().is_dir() else config.source
 
 
@@ -79,35 +96,41 @@ def load_causal_lm(path: str | Path, dtype: str) -> PreTrainedModel:
         UserError: the folder holds no whole checkpoint.
     """
     try:
-        model = AutoModelForCausalLM.from_pretrained(str(path), dtype=DTYPES[dtype], low_cpu_mem_usage=True)
+        with no_progress_bars():
+            model = AutoModelForCausalLM.from_pretrained(str(path), dtype=DTYPES[dtype])
     except (OSError, ValueError, RuntimeError) as error:
         cause = str(error).splitlines()[0][:200]
-        raise UserError(f"{path} holds no whole causal-LM checkpoint ({cause}): check the folder, or make it again") \
-            from None
+        raise UserError(
+            f"{path} holds no whole causal-LM checkpoint ({cause}): check the folder, or make it again"
+        ) from None
     return model.eval()
 
 
 def add_lora(model: PreTrainedModel, settings: LoraSettings, seed: int) -> Any:
-    """`model` frozen under a fresh float32 LoRA adapter that starts as the identity (B = 0)."""
-    config = LoraConfig(
-        r=settings.rank, lora_alpha=int(settings.scale * settings.rank), lora_dropout=settings.dropout,
-        target_modules=settings.target_modules, task_type="CAUSAL_LM", bias="none",
-    )
+    """`model` frozen under a fresh float32 LoRA adapter that starts as the identity (B = 0); random state untouched."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return get_peft_model(model, config, autocast_adapter_dtype=True)
+        return get_peft_model(model, lora_config(settings, "CAUSAL_LM"), autocast_adapter_dtype=True)
 
 
 def lora_config(settings: LoraSettings, task_type: str) -> LoraConfig:
     """The peft configuration of `settings` for TRL trainers."""
     return LoraConfig(
-        r=settings.rank, lora_alpha=int(settings.scale * settings.rank), lora_dropout=settings.dropout,
-        target_modules=settings.target_modules, task_type=task_type, bias="none",
+        r=settings.rank,
+        lora_alpha=int(settings.scale * settings.rank),
+        lora_dropout=settings.dropout,
+        target_modules=settings.target_modules,
+        task_type=task_type,
+        bias="none",
     )
 
 
 def save_merged(
-    accelerator: Accelerator, model: Any, tokenizer: PreTrainedTokenizerBase, target: Path, dtype: str,
+    accelerator: Accelerator,
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    target: Path,
+    dtype: str,
     state: dict[str, torch.Tensor] | None = None,
 ) -> None:
     """Saves a (LoRA) model as an ordinary checkpoint in `dtype`, adapter merged in float32, from the main process.
@@ -127,12 +150,12 @@ def write_checkpoint(
     plain, merged = merged_state(model, state)
     merged = {name: tensor.to(DTYPES[dtype]).contiguous() for name, tensor in merged.items()}
     plain.config.dtype = DTYPES[dtype]
-    with atomic.new_folder(target) as temporary:
+    with atomic.new_folder(target) as temporary, no_progress_bars():
         plain.save_pretrained(temporary, state_dict=merged)
         tokenizer.save_pretrained(temporary)
 
 
-def merged_state(model: Any, state: dict[str, torch.Tensor]) -> tuple[PreTrainedModel, dict[str, torch.Tensor]]:
+def merged_state(model: Any, state: dict[str, torch.Tensor]) -> tuple[Any, dict[str, torch.Tensor]]:
     """The plain model inside `model` and its weights with every LoRA update W + s·B·A added in float32."""
     from peft import PeftModel
 

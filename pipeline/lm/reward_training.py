@@ -8,10 +8,6 @@ from typing import Any
 import torch
 from datasets import Dataset
 from peft import get_peft_model
-from reward_models.losses import check_epsilon
-from reward_models.model import RewardModel, merge_adapters, set_score_weight
-from reward_models.trainer import PrivateRewardTrainer
-from reward_models.uncertainty import FisherAccumulator, FisherBonus
 from trl import RewardConfig
 
 from pipeline.core.recipe import Recipe
@@ -19,12 +15,22 @@ from pipeline.core.world import World
 from pipeline.data.render import Renderer
 from pipeline.lm import hf_trainer
 from pipeline.lm.models import DTYPES, lora_config
+from reward_models.losses import check_epsilon
+from reward_models.model import RewardModel, merge_adapters, set_score_weight
+from reward_models.trainer import PrivateRewardTrainer
+from reward_models.uncertainty import FisherAccumulator, FisherBonus
 
 Pairs = list[tuple[list[int], list[int]]]
 
 
 def train_backbone(
-    backbone: Any, pairs: Pairs, epsilon: float, renderer: Renderer, recipe: Recipe, checkpoints: Path, world: World,
+    backbone: Any,
+    pairs: Pairs,
+    epsilon: float,
+    renderer: Renderer,
+    recipe: Recipe,
+    checkpoints: Path,
+    world: World,
     warm_weight: torch.Tensor | None,
 ) -> tuple[Any, list[list[float]]]:
     """(plain trained model, [[step, loss], …]) of the recipe's `lora` or `full` mode.
@@ -58,7 +64,9 @@ def train_backbone(
         epsilon=check_epsilon(epsilon, allow_zero=False),
         loss=settings.loss,
         reward_bound=settings.reward_bound,
-        train_dataset=Dataset.from_list([{"chosen_ids": chosen, "rejected_ids": rejected} for chosen, rejected in pairs]),
+        train_dataset=Dataset.from_list(
+            [{"chosen_ids": chosen, "rejected_ids": rejected} for chosen, rejected in pairs]
+        ),
         processing_class=renderer.tokenizer,
         callbacks=[hf_trainer.CompletionMarker(), hf_trainer.StopOnNonFinite()],
     )
@@ -76,7 +84,8 @@ def fisher_bonus(
     """
     settings = recipe.reward
     assert settings.ridge is not None  # the recipe requires it for these modes
-    accumulator = FisherAccumulator(model.weight.detach().cpu(), epsilon=epsilon, ridge=settings.ridge,
-                                    reward_bound=settings.reward_bound)
+    accumulator = FisherAccumulator(
+        model.weight.detach().cpu(), epsilon=epsilon, ridge=settings.ridge, reward_bound=settings.reward_bound
+    )
     accumulator.update(chosen, rejected)
     return accumulator.bonus(settings.kappa)

@@ -40,19 +40,30 @@ def tiny_checkpoint(folder: Path, texts: Iterable[str], seed: int = 0) -> Path:
 def tiny_config(vocab_size: int, eos_token_id: int, pad_token_id: int) -> LlamaConfig:
     """Two layers of width 64: the Llama architecture at a hundred-thousandth of its size."""
     return LlamaConfig(
-        vocab_size=vocab_size, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=512, eos_token_id=eos_token_id, bos_token_id=None,
-        pad_token_id=pad_token_id, tie_word_embeddings=True, initializer_range=0.08,
+        vocab_size=vocab_size,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        eos_token_id=eos_token_id,
+        bos_token_id=None,
+        pad_token_id=pad_token_id,
+        tie_word_embeddings=True,
+        initializer_range=0.08,
     )
 
 
 def tiny_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer with ChatML markers; pad and end-of-turn are different tokens."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=512, special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"], show_progress=False,
+        vocab_size=512,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     tokenizer.train_from_iterator(texts, trainer)

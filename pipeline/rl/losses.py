@@ -17,7 +17,10 @@ class PolicyLoss:
 
 
 def clipped_policy_loss(
-    logprobs: torch.Tensor, old_logprobs: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor,
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
     clip_range: float,
 ) -> PolicyLoss:
     """−min(ρA, clip(ρ, 1−c, 1+c)A) summed over tokens (Schulman et al. 2017, Eq. 7), ρ = π/π_old.

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from reward_models.bound import bounded_reward
-from reward_models.checkpoint import RewardCheckpoint, load_reward_checkpoint
 
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
@@ -16,6 +14,8 @@ from pipeline.data.inputs import make_renderer
 from pipeline.data.render import Prompt, Renderer
 from pipeline.lm.features import extract_features
 from pipeline.lm.models import load_tokenizer
+from reward_models.bound import bounded_reward
+from reward_models.checkpoint import RewardCheckpoint, load_reward_checkpoint
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,17 @@ class RewardScorer:
         self, prompts: Sequence[Prompt], responses: Sequence[str], progress: str | None = None
     ) -> torch.Tensor:
         """Last-token features (B, d) float32 of each prompt and response."""
-        rows = [self.renderer.prompt_ids(prompt) + self.renderer.response_ids(response)
-                for prompt, response in zip(prompts, responses, strict=True)]
+        rows = [
+            self.renderer.prompt_ids(prompt) + self.renderer.response_ids(response)
+            for prompt, response in zip(prompts, responses, strict=True)
+        ]
         return extract_features(
-            self.checkpoint.model, rows, pad_token_id=self.renderer.tokenizer.pad_token_id,
-            batch_size=self.batch_size, device=self.checkpoint.model.weight.device, progress=progress,
+            self.checkpoint.model,
+            rows,
+            pad_token_id=self.renderer.tokenizer.pad_token_id,
+            batch_size=self.batch_size,
+            device=self.checkpoint.model.weight.device,
+            progress=progress,
         )
 
     def has_reference(self, prompt: Prompt) -> bool:

@@ -56,8 +56,15 @@ class PpoTrainer:
     """
 
     def __init__(
-        self, accelerator: Accelerator, model: PolicyWithValue, reference: Any | None, scorer: RewardScorer,
-        renderer: Renderer, prompts: Sequence[Prompt], config: PpoConfig, seed: int,
+        self,
+        accelerator: Accelerator,
+        model: PolicyWithValue,
+        reference: Any | None,
+        scorer: RewardScorer,
+        renderer: Renderer,
+        prompts: Sequence[Prompt],
+        config: PpoConfig,
+        seed: int,
     ) -> None:
         self.accelerator, self.config, self.seed = accelerator, config, seed
         self.scorer, self.renderer, self.prompts = scorer, renderer, prompts
@@ -78,8 +85,9 @@ class PpoTrainer:
         """Samples and scores one iteration's responses; identical on every process. Also the seconds it took."""
         started = time.monotonic()
         mine = list(range(self.config.rollouts))[self.accelerator.process_index :: self.accelerator.num_processes]
-        picked = [self.prompts[prompt_index(iteration * self.config.rollouts + i, len(self.prompts), self.seed)]
-                  for i in mine]
+        picked = [
+            self.prompts[prompt_index(iteration * self.config.rollouts + i, len(self.prompts), self.seed)] for i in mine
+        ]
         prompts = [self.renderer.prompt_ids(prompt) for prompt in picked]
         keys = [sample_key(self.seed, "rollout", iteration, i) for i in mine]
         self._add_references(picked)
@@ -88,8 +96,16 @@ class PpoTrainer:
         scores = self.scorer.score(picked, [self.renderer.text(row) for row in responses])
         logprobs, reference_logprobs, values = self._evaluate(prompts, responses)
         records = [
-            ResponseRecord(index, prompts[j], responses[j], logprobs[j], reference_logprobs[j], values[j],
-                           float(scores.reward[j]), float(scores.bonus[j]))
+            ResponseRecord(
+                index,
+                prompts[j],
+                responses[j],
+                logprobs[j],
+                reference_logprobs[j],
+                values[j],
+                float(scores.reward[j]),
+                float(scores.bonus[j]),
+            )
             for j, index in enumerate(mine)
         ]
         everything = sorted(gather_object(records), key=lambda record: record.index)
@@ -99,12 +115,17 @@ class PpoTrainer:
     def _sample(self, prompts: Sequence[list[int]], keys: Sequence[int]) -> list[list[int]]:
         tokenizer = self.renderer.tokenizer
         return sample_responses(
-            self.policy, prompts, keys, self.sampling, pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=tokenizer.eos_token_id, batch_size=self.config.generate_batch_size,
+            self.policy,
+            prompts,
+            keys,
+            self.sampling,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            batch_size=self.config.generate_batch_size,
         )
 
     def _add_references(self, prompts: Sequence[Prompt]) -> None:
-        """Draws K completions of π_ref for each prompt that is new here, to centre Γ; they depend on the prompt alone."""
+        """Draws K completions of π_ref for each prompt that is new here, to centre Γ; a function of the prompt."""
         new = list({repr(p): p for p in prompts if not self.scorer.has_reference(p)}.values())
         if not new:
             return
@@ -113,9 +134,13 @@ class PpoTrainer:
         keys = [sample_key(self.seed, "reference", repr(prompt), k) for prompt in new for k in range(count)]
         with self._reference_model() as model:
             rows = sample_responses(
-                model, [self.renderer.prompt_ids(prompt) for prompt in repeated], keys,
-                Sampling(self.renderer.max_response_tokens), pad_token_id=tokenizer.pad_token_id,
-                eos_token_id=tokenizer.eos_token_id, batch_size=self.config.generate_batch_size,
+                model,
+                [self.renderer.prompt_ids(prompt) for prompt in repeated],
+                keys,
+                Sampling(self.renderer.max_response_tokens),
+                pad_token_id=tokenizer.pad_token_id,
+                eos_token_id=tokenizer.eos_token_id,
+                batch_size=self.config.generate_batch_size,
                 progress="reference completions" if self.accelerator.is_main_process else None,
             )
         features = self.scorer.features(repeated, [self.renderer.text(row) for row in rows])
@@ -149,8 +174,11 @@ class PpoTrainer:
             reference_logprobs = token_logprobs(logits, batch.response_ids, self.config.temperature)
             for row, index in enumerate(picked):
                 length = len(responses[index])
-                found[index] = (logprobs[row, :length].tolist(), reference_logprobs[row, :length].tolist(),
-                                values[row, :length].tolist())
+                found[index] = (
+                    logprobs[row, :length].tolist(),
+                    reference_logprobs[row, :length].tolist(),
+                    values[row, :length].tolist(),
+                )
         ordered = [found[index] for index in range(len(prompts))]
         return [item[0] for item in ordered], [item[1] for item in ordered], [item[2] for item in ordered]
 
@@ -181,8 +209,12 @@ class PpoTrainer:
         """PPO epochs over one iteration's responses; returns means over all of its minibatches."""
         config = self.config
         targets = learning_targets(
-            rollout, kl_coef=self.controller.value, estimator=config.kl_estimator, gamma=config.gamma,
-            lam=config.lam, whiten_advantages=config.whiten_advantages,
+            rollout,
+            kl_coef=self.controller.value,
+            estimator=config.kl_estimator,
+            gamma=config.gamma,
+            lam=config.lam,
+            whiten_advantages=config.whiten_advantages,
         )
         totals: dict[str, float] = {}
         steps = 0
@@ -212,7 +244,9 @@ class PpoTrainer:
             sums += parts
         norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
         if norm is not None and not math.isfinite(float(norm)):
-            raise FloatingPointError(f"gradient norm is {float(norm)} at iteration {iteration}: lower the learning rate")
+            raise FloatingPointError(
+                f"gradient norm is {float(norm)} at iteration {iteration}: lower the learning rate"
+            )
         self.optimizer.step()
         self.optimizer.zero_grad()
         means = (self.accelerator.reduce(sums, "sum") / tokens).tolist()
@@ -228,10 +262,12 @@ class PpoTrainer:
         width = batch.response_ids.shape[1]
         mask = rollout.mask[rows, :width]
         logprobs, values, entropy = self.model(batch, config.temperature, entropy=config.entropy_coef > 0)
-        policy = clipped_policy_loss(logprobs, rollout.logprobs[rows, :width], targets.advantages[rows, :width], mask,
-                                     config.clip_range)
-        value = clipped_value_loss(values, rollout.values[rows, :width], targets.returns[rows, :width], mask,
-                                   config.value_clip_range)
+        policy = clipped_policy_loss(
+            logprobs, rollout.logprobs[rows, :width], targets.advantages[rows, :width], mask, config.clip_range
+        )
+        value = clipped_value_loss(
+            values, rollout.values[rows, :width], targets.returns[rows, :width], mask, config.value_clip_range
+        )
         bonus = (entropy * mask).sum() if entropy is not None else torch.zeros_like(value)
         active = 0.0 if iteration < config.warmup_iterations else 1.0
         loss = active * (policy.loss - config.entropy_coef * bonus) + config.value_coef * value
@@ -250,9 +286,13 @@ def make_optimizer(model: PolicyWithValue, config: PpoConfig) -> torch.optim.Opt
     """AdamW over the trainable tensors, the value head with its own learning rate; ε = 1e-5 as PPO code uses."""
     policy = [parameter for parameter in model.policy.parameters() if parameter.requires_grad]
     return torch.optim.AdamW(
-        [{"params": policy, "lr": config.learning_rate},
-         {"params": list(model.value_head.parameters()), "lr": config.value_learning_rate}],
-        eps=1e-5, weight_decay=0.0, fused=True,
+        [
+            {"params": policy, "lr": config.learning_rate},
+            {"params": list(model.value_head.parameters()), "lr": config.value_learning_rate},
+        ],
+        eps=1e-5,
+        weight_decay=0.0,
+        fused=True,
     )
 
 
@@ -267,4 +307,3 @@ def padded(rows: Sequence[Sequence[float]], device: torch.device) -> torch.Tenso
     """(B, C) float32, rows padded with 0 on the right."""
     width = max(len(row) for row in rows)
     return torch.tensor([[*row, *([0.0] * (width - len(row)))] for row in rows], dtype=torch.float32, device=device)
-

@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from accelerate.utils import gather_object
 
 from pipeline.core import atomic
@@ -41,8 +40,8 @@ def run(context: StageContext) -> dict[str, Any]:
     # --- policies, reward model, prompts ------------------------------------------------------------------------------
     reference_path = run_dir.stage("sft") / "model"
     renderer = inputs.make_renderer(recipe, load_tokenizer(reference_path))
-    reference = load_causal_lm(reference_path, recipe.model.dtype).to(accelerator.device)  # type: ignore[arg-type]
-    policy = load_causal_lm(run_dir.stage("ppo") / "model", recipe.model.dtype).to(accelerator.device)  # type: ignore[arg-type]
+    reference = load_causal_lm(reference_path, recipe.model.dtype).to(accelerator.device)
+    policy = load_causal_lm(run_dir.stage("ppo") / "model", recipe.model.dtype).to(accelerator.device)
     scorer = load_scorer(run_dir.stage("reward") / "model", recipe, use_bonus=recipe.reward.kappa > 0)
     scorer.checkpoint.model.model.to(accelerator.device)
     truth = true_reward if recipe.data.evaluation_prompts == "embedded" else None
@@ -52,8 +51,16 @@ def run(context: StageContext) -> dict[str, Any]:
     kept = [everything[i] for i in keep_fitting(everything, renderer, recipe.model.long_prompts)]
     prompts = list(enumerate(kept[: settings.num_prompts]))
     mine = prompts[accelerator.process_index :: accelerator.num_processes]
-    sampler = Sampler(policy, reference, renderer, scorer, truth, recipe.seed, settings.batch_size,
-                      show_progress=accelerator.is_main_process)
+    sampler = Sampler(
+        policy,
+        reference,
+        renderer,
+        scorer,
+        truth,
+        recipe.seed,
+        settings.batch_size,
+        show_progress=accelerator.is_main_process,
+    )
     measured = sampler.measure(mine, settings.samples_per_prompt, settings.gibbs_candidates) if mine else []
     results: list[PromptResult] = sorted(gather_object(measured), key=lambda result: result.index)
     summary = Summary(results, recipe.ppo.kl_coef, recipe.seed)
@@ -62,8 +69,10 @@ def run(context: StageContext) -> dict[str, Any]:
     release = inputs.evaluation_release(run_dir)
     flip_prob = release.manifest.flip_prob
     pairs = fitting_pairs(list(release), renderer, recipe)
-    likelihood = {name: sharded_logprobs(accelerator, model, pairs, renderer, f"likelihood of {name}")
-                  for name, model in (("sft", reference), (method_name(recipe), policy))}
+    likelihood = {
+        name: sharded_logprobs(accelerator, model, pairs, renderer, f"likelihood of {name}")
+        for name, model in (("sft", reference), (method_name(recipe), policy))
+    }
 
     # --- results ------------------------------------------------------------------------------------------------------
     methods = {"sft": summary.reference_metrics(), method_name(recipe): summary.policy_metrics()}
@@ -78,8 +87,11 @@ def run(context: StageContext) -> dict[str, Any]:
     ratio = summary.ppo_over_gibbs()
     baseline = longer_answer_baseline(pairs, flip_prob)
     evaluation = {
-        "methods": methods, "frontier": summary.frontier(), "ppo_over_gibbs": ratio.as_dict() if ratio else None,
-        "longer_answer_baseline": baseline.as_dict(), "evaluation_labels": recipe.evaluation_labels,
+        "methods": methods,
+        "frontier": summary.frontier(),
+        "ppo_over_gibbs": ratio.as_dict() if ratio else None,
+        "longer_answer_baseline": baseline.as_dict(),
+        "evaluation_labels": recipe.evaluation_labels,
         "judge_notes": judge_notes(recipe, truth is not None),
     }
     if accelerator.is_main_process:
@@ -113,8 +125,12 @@ def sharded_logprobs(
     """Length-normalised log-likelihoods of all pairs, interleaved chosen and rejected."""
     indices = list(range(len(pairs)))[accelerator.process_index :: accelerator.num_processes]
     values = mean_logprobs(
-        model, pair_rows([pairs[i] for i in indices], renderer), pad_token_id=renderer.tokenizer.pad_token_id,
-        batch_size=32, device=accelerator.device, progress=label if accelerator.is_main_process else None,
+        model,
+        pair_rows([pairs[i] for i in indices], renderer),
+        pad_token_id=renderer.tokenizer.pad_token_id,
+        batch_size=32,
+        device=accelerator.device,
+        progress=label if accelerator.is_main_process else None,
     ).reshape(-1, 2)
     gathered = dict(gather_object([(index, row.tolist()) for index, row in zip(indices, values, strict=True)]))
     return np.array([gathered[index] for index in range(len(pairs))]).reshape(-1)
@@ -122,8 +138,10 @@ def sharded_logprobs(
 
 def judge_notes(recipe: Recipe, has_truth: bool) -> list[str]:
     """What a reader must know to read the win rates."""
-    notes = ["generation win rates: the policy's answer against one of π_ref to the same held-out prompt, ties half; "
-             "both judges score each answer by itself, so position does not matter"]
+    notes = [
+        "generation win rates: the policy's answer against one of π_ref to the same held-out prompt, ties half; "
+        "both judges score each answer by itself, so position does not matter"
+    ]
     notes.append("truth: the embedded task's known reward r*" if has_truth else "no ground truth exists for this data")
     notes.append("rm: the reward model the policy was trained against, so a high rate here alone may be gaming")
     if recipe.evaluation_labels == "private":
@@ -135,8 +153,10 @@ def headline(metrics: dict[str, Any], ratio: Any) -> str:
     """The stage's one line."""
     rate = metrics["generation_win_rate_truth"] or metrics["generation_win_rate_rm"]
     judge = "truth" if metrics["generation_win_rate_truth"] else "reward model"
-    line = (f"win rate vs π_ref by {judge} {rate['value']:.3f} [{rate['ci_low']:.3f}, {rate['ci_high']:.3f}], "
-            f"KL {metrics['kl']:.2f} nats")
+    line = (
+        f"win rate vs π_ref by {judge} {rate['value']:.3f} [{rate['ci_low']:.3f}, {rate['ci_high']:.3f}], "
+        f"KL {metrics['kl']:.2f} nats"
+    )
     if metrics["objective_gain"]:
         gain = metrics["objective_gain"]
         line += f", J gain {gain['value']:+.2f} [{gain['ci_low']:.2f}, {gain['ci_high']:.2f}]"
@@ -146,13 +166,16 @@ def headline(metrics: dict[str, Any], ratio: Any) -> str:
 def shown_samples(results: list[PromptResult], summary: Summary, recipe: Recipe) -> list[dict[str, Any]]:
     """Answers before and after for the report, prompts evenly spread."""
     count = min(recipe.evaluate.shown_samples, len(results))
-    picked = np.linspace(0, len(results) - 1, count).round().astype(int) if count else []
+    picked = np.linspace(0, len(results) - 1, count).round().astype(int).tolist()
     gibbs = summary.gibbs_picks() if results[0].candidates else None
     shown = []
     for index in picked:
         result = results[index]
-        entry: dict[str, Any] = {"prompt": plain_prompt(result.prompt), "sft": as_sample(result.reference[0]),
-                                 method_name(recipe): as_sample(result.policy[0])}
+        entry: dict[str, Any] = {
+            "prompt": plain_prompt(result.prompt),
+            "sft": as_sample(result.reference[0]),
+            method_name(recipe): as_sample(result.policy[0]),
+        }
         if gibbs is not None:
             entry["gibbs"] = as_sample(result.candidates[gibbs[index]])
         shown.append(entry)

@@ -39,7 +39,9 @@ def run(context: StageContext) -> dict[str, Any]:
     recipe, settings = context.recipe, context.recipe.ppo
     accelerator = make_accelerator(context.world)
     if settings.minibatch_size % context.world.size:
-        raise UserError(f"ppo.minibatch_size {settings.minibatch_size} is no multiple of {context.world.size} processes")
+        raise UserError(
+            f"ppo.minibatch_size {settings.minibatch_size} is no multiple of {context.world.size} processes"
+        )
 
     # --- π_ref, r̂, prompts --------------------------------------------------------------------------------------------
     reference_path = context.run.stage("sft") / "model"
@@ -59,24 +61,41 @@ def run(context: StageContext) -> dict[str, Any]:
     history: list[dict[str, Any]] = state["history"]
     trainer.controller.value = state["kl_coef"]
 
-    bar = tqdm(range(len(history), settings.iterations), initial=len(history), total=settings.iterations, desc="ppo",
-               unit="iteration", disable=not accelerator.is_main_process)
+    bar = tqdm(
+        range(len(history), settings.iterations),
+        initial=len(history),
+        total=settings.iterations,
+        desc="ppo",
+        unit="iteration",
+        disable=not accelerator.is_main_process,
+    )
     for iteration in bar:
         rollout, seconds = trainer.collect(iteration)
         started = time.monotonic()
         kl_coef = trainer.controller.value
         losses = trainer.update(rollout, iteration)
         seconds["update"] = time.monotonic() - started
-        entry = {"iteration": iteration, **describe(rollout, trainer, recipe.data.prompts == "embedded"),
-                 "kl_coef": kl_coef, **losses, **timing(rollout, seconds)}
+        entry = {
+            "iteration": iteration,
+            **describe(rollout, trainer, recipe.data.prompts == "embedded"),
+            "kl_coef": kl_coef,
+            **losses,
+            **timing(rollout, seconds),
+        }
         history.append(entry)
         bar.set_postfix_str(f"r̂ {entry['score']:.2f} kl {entry['kl']:.2f}")
         if entry["kl"] > settings.max_kl:
-            raise RuntimeError(f"KL per response is {entry['kl']:.1f} nats, over ppo.max_kl = {settings.max_kl}: "
-                               "lower ppo.learning_rate or raise ppo.kl_coef")
+            raise RuntimeError(
+                f"KL per response is {entry['kl']:.1f} nats, over ppo.max_kl = {settings.max_kl}: "
+                "lower ppo.learning_rate or raise ppo.kl_coef"
+            )
         if (iteration + 1) % settings.save_every == 0 and iteration + 1 < settings.iterations:
-            checkpoint.save(accelerator, context.checkpoints, iteration + 1,
-                            {"history": history, "kl_coef": trainer.controller.value})
+            checkpoint.save(
+                accelerator,
+                context.checkpoints,
+                iteration + 1,
+                {"history": history, "kl_coef": trainer.controller.value},
+            )
 
     # --- results ------------------------------------------------------------------------------------------------------
     save_merged(accelerator, trainer.policy, renderer.tokenizer, context.folder / "model", recipe.model.dtype)
@@ -92,7 +111,7 @@ def run(context: StageContext) -> dict[str, Any]:
         "losses": [[entry["policy_loss"], entry["value_loss"]] for entry in history],
         "peak_rss_mb": peak_rss_mb(),
         "summary": f"{len(history)} iterations × {settings.rollouts} responses, r̂ {first['score']:.2f} → "
-                   f"{last['score']:.2f}, KL {last['kl']:.2f} nats",
+        f"{last['score']:.2f}, KL {last['kl']:.2f} nats",
     }
 
 
@@ -116,8 +135,10 @@ def describe(rollout: Rollout, trainer: PpoTrainer, has_truth: bool) -> dict[str
 def timing(rollout: Rollout, seconds: dict[str, float]) -> dict[str, Any]:
     """Seconds of each part and response tokens per second of the whole iteration."""
     tokens = float(rollout.mask.sum())
-    return {"seconds": {name: round(value, 3) for name, value in seconds.items()},
-            "tokens_per_second": round(tokens / max(sum(seconds.values()), 1e-9), 1)}
+    return {
+        "seconds": {name: round(value, 3) for name, value in seconds.items()},
+        "tokens_per_second": round(tokens / max(sum(seconds.values()), 1e-9), 1),
+    }
 
 
 def mean_of_last(history: list[dict[str, Any]], count: int) -> dict[str, float]:

@@ -79,8 +79,8 @@ def run(context: StageContext) -> dict[str, Any]:
         "keep_prob": facts["keep_prob"],
         "mark": facts["mark"],
         "summary": f"{len(records)} labels at ε = {'∞' if epsilon is None else epsilon} "
-                   f"(each kept with probability {facts['keep_prob']:.3f}){mark}; {sum(counts.as_dict().values())} rows "
-                   f"dropped; {len(test_records)} evaluation pairs ({recipe.evaluation_labels} labels)",
+        f"(each kept with probability {facts['keep_prob']:.3f}){mark}; {sum(counts.as_dict().values())} rows "
+        f"dropped; {len(test_records)} evaluation pairs ({recipe.evaluation_labels} labels)",
     }
 
 
@@ -107,7 +107,9 @@ def split_by_id(records: list[PrivateRecord]) -> tuple[list[PrivateRecord], list
     """(training, held-out) records by their public id; at least one of each."""
     count = max(1, round(HELD_OUT_SHARE * len(records)))
     if len(records) < 2:
-        raise UserError("one usable preference row is too few to hold one out: bring a folder with train and eval files")
+        raise UserError(
+            "one usable preference row is too few to hold one out: bring a folder with train and eval files"
+        )
     return records[:-count], records[-count:]
 
 
@@ -116,11 +118,16 @@ def release_to(
 ) -> None:
     """Writes one release."""
     if not records:
-        raise UserError(f"{recipe.data.preferences}: no evaluation pair is left that is not also a training pair: "
-                        "bring other evaluation rows")
+        raise UserError(
+            f"{recipe.data.preferences}: no evaluation pair is left that is not also a training pair: "
+            "bring other evaluation rows"
+        )
     manifest = ReleaseManifest(
-        format=text_format(records[0]), rows=len(records), source=declared_source(recipe.data.preferences),
-        guarantee=facts, dropped=counts.as_dict(),
+        format=text_format(records[0]),
+        rows=len(records),
+        source=declared_source(recipe.data.preferences),
+        guarantee=facts,
+        dropped=counts.as_dict(),
     )
     write_release(records, folder, manifest)
 
@@ -146,7 +153,8 @@ def owner_key(recipe: Recipe) -> PrivacyKey:
     return load_key(path)
 
 
-# --- has the raw input changed? the answer is kept beside the key, keyed, never in the run directory --------------------
+# --- has the raw input changed? the answer is kept beside the key, keyed, never in the run directory ------------------
+
 
 def _input_name(run: RunDir) -> str:
     return f"run:{run.root.resolve()}"

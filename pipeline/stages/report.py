@@ -31,4 +31,4 @@ def run(context: StageContext) -> dict[str, Any]:
     atomic.write_text(folder / "card.md", render_card(card))
     atomic.write_text(folder / "report.md", render_markdown(facts, status, card))
     atomic.write_text(folder / "report.html", page)
-    return {"summary": f"{folder / 'report.html'}: {headline(facts, status)}", "private": status.private}
+    return {"summary": f"report/report.html: {headline(facts, status)}", "private": status.private}

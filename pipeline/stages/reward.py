@@ -17,14 +17,6 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object
-from reward_models.basis import FeatureBasis, pair_basis
-from reward_models.bound import bounded_reward
-from reward_models.checkpoint import RewardMetadata, save_reward_checkpoint
-from reward_models.linear import LinearFit, fit_linear
-from reward_models.losses import get_loss, keep_prob, privacy_factor
-from reward_models.model import RewardModel, build_reward_backbone, set_score_weight
-from reward_models.ridge import RidgeSelection, select_ridge
-from reward_models.uncertainty import FisherBonus
 
 from pipeline.core import atomic
 from pipeline.core.errors import UserError
@@ -39,6 +31,14 @@ from pipeline.lm.models import DTYPES, load_tokenizer
 from pipeline.lm.reward_training import fisher_bonus, train_backbone
 from pipeline.runner import StageContext
 from pipeline.stages.entry import main_for
+from reward_models.basis import FeatureBasis, pair_basis
+from reward_models.bound import bounded_reward
+from reward_models.checkpoint import RewardMetadata, save_reward_checkpoint
+from reward_models.linear import LinearFit, fit_linear
+from reward_models.losses import get_loss, keep_prob, privacy_factor
+from reward_models.model import RewardModel, build_reward_backbone, set_score_weight
+from reward_models.ridge import RidgeSelection, select_ridge
+from reward_models.uncertainty import FisherBonus
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,10 @@ def run(context: StageContext) -> dict[str, Any]:
     training, validation = split(len(pairs), settings.validation_fraction, recipe.seed)
 
     # --- r̄: linear head on frozen features, then optionally the whole backbone ----------------------------------------
-    backbone = build_reward_backbone(backbone_path, settings.num_layers, DTYPES[recipe.model.dtype],
-                                     pad_token_id=renderer.tokenizer.pad_token_id)
-    model = RewardModel(backbone.to(accelerator.device), reward_bound=settings.reward_bound)  # type: ignore[arg-type]
+    backbone = build_reward_backbone(
+        backbone_path, settings.num_layers, DTYPES[recipe.model.dtype], pad_token_id=renderer.tokenizer.pad_token_id
+    )
+    model = RewardModel(backbone.to(accelerator.device), reward_bound=settings.reward_bound)
     selection: RidgeSelection | None = None
     if settings.mode == "head" or settings.head_warmup:
         features = pair_features(context, model, pairs, renderer, "frozen")
@@ -80,7 +81,13 @@ def run(context: StageContext) -> dict[str, Any]:
         history: list[list[float]] = []
     else:
         trained, history = train_backbone(
-            backbone, [pairs[i] for i in training], epsilon, renderer, recipe, context.checkpoints, context.world,
+            backbone,
+            [pairs[i] for i in training],
+            epsilon,
+            renderer,
+            recipe,
+            context.checkpoints,
+            context.world,
             warm_weight=fit.weight if settings.head_warmup else None,
         )
         model = RewardModel(trained.to(accelerator.device), reward_bound=settings.reward_bound)
@@ -91,22 +98,30 @@ def run(context: StageContext) -> dict[str, Any]:
     # --- held-out check on z, and the checkpoint ----------------------------------------------------------------------
     check = held_out(model, validation_features, epsilon, recipe)
     metadata = RewardMetadata(
-        epsilon=epsilon, loss=settings.loss, reward_bound=settings.reward_bound,
-        ridge=selection.ridge if selection and settings.mode == "head" else settings.ridge, n_pairs=len(training),
-        kappa=settings.kappa, mode=settings.mode, num_layers=int(backbone.config.num_hidden_layers),
+        epsilon=epsilon,
+        loss=settings.loss,
+        reward_bound=settings.reward_bound,
+        ridge=selection.ridge if selection and settings.mode == "head" else settings.ridge,
+        n_pairs=len(training),
+        kappa=settings.kappa,
+        mode=settings.mode,
+        num_layers=int(backbone.config.num_hidden_layers),
         base_model=recipe.model.source if "/" not in recipe.model.source else recipe.model.source.split("/")[-1],
         public=not release.manifest.private,
     )
     facts = describe(metadata, check, selection, history, dropped)
     if accelerator.is_main_process:
-        save_reward_checkpoint(context.folder / "model", trained, metadata, bonus=bonus,
-                               tokenizer=renderer.tokenizer, overwrite=True)
+        save_reward_checkpoint(
+            context.folder / "model", trained, metadata, bonus=bonus, tokenizer=renderer.tokenizer, overwrite=True
+        )
         atomic.write_json(context.folder / "fit.json", facts)
     accuracy = check["validation_accuracy_debiased"]
-    return {**{name: facts[name] for name in ("mode", "loss", "ridge", "num_pairs", "validation_log_likelihood")},
-            "losses": [loss for _, loss in history],
-            "summary": f"{settings.mode} fit of {len(training)} pairs by {settings.loss}, λ = {metadata.ridge:.3g}; held-out "
-                       f"debiased accuracy {accuracy['value']:.3f} [{accuracy['ci_low']:.3f}, {accuracy['ci_high']:.3f}]"}
+    return {
+        **{name: facts[name] for name in ("mode", "loss", "ridge", "num_pairs", "validation_log_likelihood")},
+        "losses": [loss for _, loss in history],
+        "summary": f"{settings.mode} fit of {len(training)} pairs by {settings.loss}, λ = {metadata.ridge:.3g}; "
+        f"held-out debiased accuracy {accuracy['value']:.3f} [{accuracy['ci_low']:.3f}, {accuracy['ci_high']:.3f}]",
+    }
 
 
 def rendered_pairs(
@@ -114,7 +129,9 @@ def rendered_pairs(
 ) -> tuple[list[Any], list[tuple[list[int], list[int]]], int]:
     """(released rows, (chosen, rejected) token ids of each, rows dropped for long prompts)."""
     everything = release.rows
-    kept = [everything[i] for i in keep_fitting([row.prompt for row in everything], renderer, recipe.model.long_prompts)]
+    kept = [
+        everything[i] for i in keep_fitting([row.prompt for row in everything], renderer, recipe.model.long_prompts)
+    ]
     pairs = []
     for row in kept:
         prompt = renderer.prompt_ids(row.prompt)
@@ -143,9 +160,13 @@ def pair_features(
     mine = list(range(len(pairs)))[world.rank :: world.size]
     flat = [sequence for index in mine for sequence in pairs[index]]
     features = extract_features(
-        model, flat, pad_token_id=renderer.tokenizer.pad_token_id,
-        batch_size=context.recipe.reward.micro_batch_size or 64, device=model.weight.device,
-        progress="reward features" if world.main else None, keep=context.checkpoints / f"{tag}-{world.rank}",
+        model,
+        flat,
+        pad_token_id=renderer.tokenizer.pad_token_id,
+        batch_size=context.recipe.reward.micro_batch_size or 64,
+        device=model.weight.device,
+        progress="reward features" if world.main else None,
+        keep=context.checkpoints / f"{tag}-{world.rank}",
     ).reshape(len(mine), 2, -1)
     gathered = dict(gather_object(list(zip(mine, features.unbind(0), strict=True))))
     stacked = torch.stack([gathered[index] for index in range(len(pairs))])
@@ -162,8 +183,15 @@ def fit_head(
     shared: dict[str, Any] = {"basis": basis, "reward_bound": settings.reward_bound, "loss": settings.loss}
     groups = [repr(prompt) for prompt in prompts]
     selection = select_ridge(
-        features.chosen, features.rejected, label, epsilon, groups=groups, seed=recipe.seed,
-        num_folds=min(5, len(set(groups))), ridges=None if settings.ridge is None else [settings.ridge], **shared,
+        features.chosen,
+        features.rejected,
+        label,
+        epsilon,
+        groups=groups,
+        seed=recipe.seed,
+        num_folds=min(5, len(set(groups))),
+        ridges=None if settings.ridge is None else [settings.ridge],
+        **shared,
     )
     fit = fit_linear(features.chosen, features.rejected, label, epsilon, ridge=selection.ridge, **shared)
     return fit, selection
@@ -184,8 +212,9 @@ def held_out(model: RewardModel, features: PairFeatures, epsilon: float, recipe:
     loss = get_loss("private_likelihood").value(margin, torch.ones_like(margin), epsilon)
     wins = float((margin > 0).sum() + 0.5 * (margin == 0).sum())
     share, flip, slope = wilson(wins, len(margin)), 1 - keep_prob(epsilon), privacy_factor(epsilon)
-    debiased = Estimate((share.value - flip) / slope, (share.ci_low - flip) / slope, (share.ci_high - flip) / slope,
-                        share.n)
+    debiased = Estimate(
+        (share.value - flip) / slope, (share.ci_low - flip) / slope, (share.ci_high - flip) / slope, share.n
+    )
     return {
         "validation_pairs": len(margin),
         "validation_log_likelihood": -float(loss.mean()),
@@ -197,15 +226,24 @@ def held_out(model: RewardModel, features: PairFeatures, epsilon: float, recipe:
 
 
 def describe(
-    metadata: RewardMetadata, check: dict[str, Any], selection: RidgeSelection | None, history: list[list[float]],
+    metadata: RewardMetadata,
+    check: dict[str, Any],
+    selection: RidgeSelection | None,
+    history: list[list[float]],
     dropped: int,
 ) -> dict[str, Any]:
     """What reward/fit.json says: all of it read from z, none from a true label."""
     record = metadata.to_json()
-    path = None if selection is None else [
-        [ridge, -loss, error] for ridge, loss, error in
-        zip(selection.ridges, selection.held_out_loss, selection.paired_standard_error, strict=True)
-    ]
+    path = (
+        None
+        if selection is None
+        else [
+            [ridge, -loss, error]
+            for ridge, loss, error in zip(
+                selection.ridges, selection.held_out_loss, selection.paired_standard_error, strict=True
+            )
+        ]
+    )
     return {
         **{name: record[name] for name in ("mode", "loss", "epsilon", "keep_prob", "reward_bound", "ridge", "kappa")},
         "num_pairs": metadata.n_pairs,

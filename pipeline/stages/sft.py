@@ -51,8 +51,14 @@ def run(context: StageContext) -> dict[str, Any]:
 
     # --- results ----------------------------------------------------------------------------------------------------
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
-    save_merged(trainer.accelerator, trainer.model, renderer.tokenizer, context.folder / "model", recipe.model.dtype,
-                state=state)
+    save_merged(
+        trainer.accelerator,
+        trainer.model,
+        renderer.tokenizer,
+        context.folder / "model",
+        recipe.model.dtype,
+        state=state,
+    )
     history = hf_trainer.loss_history(trainer.state)
     if context.world.main:
         atomic.write_json(context.folder / "history.json", {"loss": history})
@@ -64,7 +70,7 @@ def run(context: StageContext) -> dict[str, Any]:
         "loss": [value for _, value in history],
         "lora": isinstance(policy, PeftModel),
         "summary": f"{len(dataset)} demonstrations ({recipe.data.demonstrations}), {trainer.state.global_step} steps, "
-                   f"loss {history[0][1]:.3f} → {history[-1][1]:.3f}",
+        f"loss {history[0][1]:.3f} → {history[-1][1]:.3f}",
     }
 
 

@@ -11,6 +11,7 @@ ALLOWED = {
     "read_preferences": {
         "pipeline/data/formats.py",  # defines it
         "pipeline/stages/privatize.py",
+        "pipeline/data/curate.py",  # curator mode: `private-rlhf privatize`, straight into the randomiser
     },
     "draw_labels": {
         "pipeline/embedded/task.py",  # defines it: labels of the built-in task, drawn from the known truth

@@ -1,0 +1,338 @@
+"""The pictures of the report. Each function takes plain numbers and returns an inline `<svg>`, or None without data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba_array
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from pipeline.report.inputs import GIBBS as GIBBS_METHOD
+from pipeline.report.inputs import REFERENCE as REFERENCE_METHOD
+from pipeline.report.sections import label_of
+from pipeline.report.svg import GIBBS, INK, MUTED, OTHER, PAPER, POLICY, REFERENCE, draw
+from pipeline.report.text import duration, known, number, percent, usable
+
+History = Sequence[dict[str, Any]]
+Series = tuple[str, str, str]
+"""Key in a history object, label in the picture, colour."""
+
+PANEL_HEIGHT = 2.5
+_PI_REF = r"π$_\mathrm{ref}$"
+
+
+def colour_of(method: str) -> str:
+    """The colour that stands for a method in every picture."""
+    return {REFERENCE_METHOD: REFERENCE, GIBBS_METHOD: GIBBS}.get(method, POLICY)
+
+
+def win_rates(name: str, rows: Sequence[tuple[str, str, Any]], baseline: dict[str, Any] | None = None) -> Markup | None:
+    """Horizontal bars of win rates with 95 % intervals.
+
+    Args:
+        name: unique on the page.
+        rows: (method, label, {"value", "ci_low", "ci_high", "n"}), from top to bottom.
+        baseline: the longer-answer rule on the same pairs; a dashed line.
+    """
+    rows = [row for row in rows if usable(row[2])]
+    if not rows:
+        return None
+
+    def paint(axes: Axes) -> None:
+        for place, (method, _, estimate) in enumerate(rows):
+            value = estimate["value"]
+            axes.barh(place, value, height=0.56, color=colour_of(method), alpha=0.85, linewidth=0)
+            low, high = _bounds(estimate)
+            axes.plot([low, high], [place, place], color=INK, linewidth=1.3, solid_capstyle="butt")
+            axes.plot([low, high], [place, place], "|", color=INK, markersize=6, markeredgewidth=1.3)
+            axes.annotate(
+                percent(value),
+                (high, place),
+                xytext=(5, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=8.5,
+                bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1},
+            )
+        axes.axvline(0.5, color=MUTED, linewidth=1)
+        if usable(baseline):
+            axes.axvline(baseline["value"], color=OTHER, linewidth=1.2, dashes=(4, 2))
+            axes.annotate(
+                f"longer answer {percent(baseline['value'])}",
+                (baseline["value"], -0.62),
+                xytext=(3, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=7.5,
+                color=OTHER,
+            )
+        axes.set(xlim=(0, 1), ylim=(len(rows) - 0.5, -0.95 if usable(baseline) else -0.5))
+        axes.set_yticks(
+            range(len(rows)), [label.replace("π_ref", _PI_REF) for _, label, _ in rows], color=INK, fontsize=8
+        )
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.0f} %"))
+        axes.grid(axis="y", visible=False)
+        axes.spines["left"].set_visible(False)
+
+    said = "; ".join(f"{label} {percent(estimate['value'])}" for _, label, estimate in rows)
+    if usable(baseline):
+        said += f"; longer answer: {percent(baseline['value'])}"
+    return draw(name, f"Win rates: {said}", 0.55 + 0.34 * len(rows) + (0.16 if usable(baseline) else 0), paint)
+
+
+def curves(name: str, history: History, series: Sequence[Series], unit: str) -> Markup | None:
+    """Lines over PPO iterations: the raw values pale, a centred moving average on top when there are many."""
+    drawn = [(_column(history, key), label, colour) for key, label, colour in series]
+    drawn = [(points, label, colour) for points, label, colour in drawn if len(points)]
+    if not drawn:
+        return None
+
+    def paint(axes: Axes) -> None:
+        for points, label, colour in drawn:
+            _smooth_line(axes, points, label, colour)
+        _iterations(axes, unit)
+        if len(drawn) > 1:
+            axes.legend(loc="best", handlelength=1.4)
+
+    said = "; ".join(f"{label} from {number(points[0, 1])} to {number(points[-1, 1])}" for points, label, _ in drawn)
+    return draw(name, f"Over iterations: {said}", PANEL_HEIGHT, paint)
+
+
+def kl_curve(name: str, history: History) -> Markup | None:
+    """KL(π‖π_ref) per response over iterations; its coefficient on a second axis when it moves."""
+    points, coefficients = _column(history, "kl"), _column(history, "kl_coef")
+    if not len(points):
+        return None
+    moves = len(coefficients) > 1 and float(np.ptp(coefficients[:, 1])) > 1e-12
+
+    def paint(axes: Axes) -> None:
+        _smooth_line(axes, points, "KL", POLICY)
+        _iterations(axes, "KL, nats per response")
+        if not moves:
+            return
+        beside = axes.twinx()
+        beside.plot(
+            coefficients[:, 0], coefficients[:, 1], color=OTHER, linewidth=1.2, drawstyle="steps-post", label="kl_coef"
+        )
+        beside.grid(visible=False)
+        beside.spines["left"].set_visible(False)
+        beside.set_ylim(0, 1.15 * float(coefficients[:, 1].max()))
+        beside.set_ylabel("kl_coef", color=OTHER)
+        beside.tick_params(axis="y", labelcolor=OTHER)
+        axes.set_ylim(bottom=min(0.0, float(points[:, 1].min())))
+        axes.legend(
+            *[a + b for a, b in zip(axes.get_legend_handles_labels(), beside.get_legend_handles_labels(), strict=True)],
+            loc="lower right",
+            handlelength=1.4,
+        )
+
+    return draw(
+        name, f"KL from {number(points[0, 1])} to {number(points[-1, 1])} nats per response", PANEL_HEIGHT, paint
+    )
+
+
+def frontier(
+    name: str, history: History, methods: dict[str, dict[str, Any]], gibbs: Sequence[dict[str, Any]], reward_key: str
+) -> Markup | None:
+    """Reward against KL: PPO's iterations (paler = earlier), the final policies with intervals, Gibbs as a line, π_ref at 0.
+
+    Args:
+        name: unique on the page.
+        history: of PPO.
+        methods: of the evaluation.
+        gibbs: {"kl_coef", "kl", reward_key} for several kl_coef.
+        reward_key: "true_reward" or "reward".
+    """
+    path = np.array(
+        [(row["kl"], row[reward_key]) for row in history if known(row.get("kl")) and known(row.get(reward_key))]
+    )
+    ends = {
+        key: m
+        for key, m in methods.items()
+        if known(m.get(reward_key)) and (known(m.get("kl")) or key == REFERENCE_METHOD)
+    }
+    line = sorted(
+        (p["kl"], p[reward_key], p.get("kl_coef")) for p in gibbs if known(p.get("kl")) and known(p.get(reward_key))
+    )
+    if not ends and not len(path):
+        return None
+
+    def paint(axes: Axes) -> None:
+        if line:
+            _gibbs_line(axes, line)
+        if len(path):
+            fade = np.linspace(0.12, 0.7, len(path))
+            axes.scatter(
+                path[:, 0], path[:, 1], s=11, color=to_rgba_array([POLICY] * len(path), fade), linewidths=0, zorder=3
+            )
+        for method, result in ends.items():
+            if method != GIBBS_METHOD or not line:
+                _final_point(axes, method, result, reward_key)
+        axes.set(
+            xlabel=f"KL(π‖{_PI_REF}), nats per response",
+            ylabel="true reward" if reward_key == "true_reward" else "estimated reward r̄",
+        )
+        axes.margins(0.1, 0.12)
+
+    said = "; ".join(
+        f"{key} at KL {number(m.get('kl') or 0.0)}, reward {number(m[reward_key])}" for key, m in ends.items()
+    )
+    return draw(name, f"Reward against KL: {said}", 3.2, paint)
+
+
+def calibration(name: str, rows: Sequence[dict[str, Any]]) -> Markup | None:
+    """Observed against predicted preference shares, from {"predicted", "observed", "ci_low", "ci_high", "n"}."""
+    rows = [row for row in rows if known(row.get("predicted")) and known(row.get("observed"))]
+    if not rows:
+        return None
+
+    def paint(axes: Axes) -> None:
+        axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1, dashes=(4, 2))
+        for row in rows:
+            low, high = row.get("ci_low"), row.get("ci_high")
+            if known(low) and known(high):
+                axes.plot([row["predicted"]] * 2, [low, high], color=POLICY, linewidth=1.3)
+        axes.plot(
+            [row["predicted"] for row in rows], [row["observed"] for row in rows], "o", color=POLICY, markersize=4.5
+        )
+        axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="predicted share", ylabel="observed share, debiased")
+
+    return draw(name, "Calibration of the reward model", PANEL_HEIGHT, paint)
+
+
+def ridge_path(name: str, path: Sequence[Sequence[float]], chosen: Any) -> Markup | None:
+    """Held-out private log-likelihood per pair against the ridge λ, with one standard error, and the λ in use."""
+    points = np.array([row[:3] if len(row) > 2 else [*row, 0.0] for row in path if known(row[0]) and known(row[1])])
+    if len(points) < 2:
+        return None
+
+    def paint(axes: Axes) -> None:
+        order = points[points[:, 0].argsort()]
+        axes.fill_between(
+            order[:, 0], order[:, 1] - order[:, 2], order[:, 1] + order[:, 2], color=POLICY, alpha=0.15, linewidth=0
+        )
+        axes.plot(order[:, 0], order[:, 1], "o-", color=POLICY, markersize=3.5)
+        axes.set_xscale("log")
+        if known(chosen):
+            axes.axvline(chosen, color=OTHER, linewidth=1.2, dashes=(4, 2))
+        axes.set(xlabel="ridge λ", ylabel="held-out log-likelihood per pair")
+
+    return draw(name, "Held-out private log-likelihood against the ridge", PANEL_HEIGHT, paint)
+
+
+def loss_curve(name: str, loss: Sequence[tuple[float, float]]) -> Markup | None:
+    """Training loss over steps."""
+    points = np.array([pair for pair in loss if known(pair[1])])
+    if len(points) < 2:
+        return None
+
+    def paint(axes: Axes) -> None:
+        _smooth_line(axes, points, "loss", POLICY)
+        _iterations(axes, "loss, nats per token", "step")
+
+    return draw(name, f"SFT loss from {number(points[0, 1])} to {number(points[-1, 1])}", PANEL_HEIGHT, paint)
+
+
+def stage_times(name: str, seconds: dict[str, float], ppo_parts: dict[str, float]) -> Markup | None:
+    """Wall time per stage; PPO's bar is split into `ppo_parts`, darkest first."""
+    if not seconds:
+        return None
+
+    def paint(axes: Axes) -> None:
+        for place, (stage, spent) in enumerate(seconds.items()):
+            parts = list(ppo_parts.values()) if stage == "ppo" and 0 < sum(ppo_parts.values()) <= 1.02 * spent else []
+            axes.barh(place, spent, height=0.56, color=POLICY, alpha=0.25 if parts else 0.85, linewidth=0)
+            start = 0.0
+            for part, alpha in zip(parts, (1.0, 0.7, 0.45), strict=False):
+                axes.barh(
+                    place, part, left=start, height=0.56, color=POLICY, alpha=alpha, linewidth=0.8, edgecolor=PAPER
+                )
+                start += part
+            axes.annotate(
+                duration(spent), (spent, place), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8
+            )
+        axes.set(xlim=(0, 1.25 * max(*seconds.values(), 1e-9)), ylim=(len(seconds) - 0.5, -0.5))
+        axes.set_yticks(range(len(seconds)), list(seconds), color=INK, fontsize=8)
+        axes.xaxis.set_visible(False)
+        axes.grid(visible=False)
+        axes.spines[["left", "bottom"]].set_visible(False)
+
+    said = "; ".join(f"{stage} {duration(spent)}" for stage, spent in seconds.items())
+    return draw(name, f"Wall time: {said}", 0.3 + 0.32 * len(seconds), paint)
+
+
+def _column(history: History, key: str) -> np.ndarray:
+    """(n, 2): iteration and value, where the value is known."""
+    rows = [(row.get("iteration", place), row[key]) for place, row in enumerate(history) if known(row.get(key))]
+    return np.array(rows, dtype=np.float64).reshape(-1, 2)
+
+
+def _smooth_line(axes: Axes, points: np.ndarray, label: str, colour: str) -> None:
+    window = len(points) // 12
+    if window < 2:
+        axes.plot(points[:, 0], points[:, 1], color=colour, label=label, marker="o", markersize=2.5)
+        return
+    axes.plot(points[:, 0], points[:, 1], color=colour, alpha=0.25, linewidth=0.8)
+    places = np.arange(len(points))
+    average = [points[max(0, i - window) : i + window + 1, 1].mean() for i in places]
+    axes.plot(points[:, 0], average, color=colour, label=label)
+
+
+def _iterations(axes: Axes, unit: str, label: str = "iteration") -> None:
+    axes.set(xlabel=label, ylabel=unit)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+    axes.grid(axis="x", visible=False)
+
+
+def _bounds(estimate: dict[str, Any]) -> tuple[float, float]:
+    low, high = estimate.get("ci_low"), estimate.get("ci_high")
+    return (low if known(low) else estimate["value"], high if known(high) else estimate["value"])
+
+
+def _gibbs_line(axes: Axes, line: Sequence[tuple[float, float, Any]]) -> None:
+    axes.plot([p[0] for p in line], [p[1] for p in line], "o-", color=GIBBS, markersize=3.5, zorder=2)
+    last = len(line) - 1
+    for place, (kl, reward, coefficient) in enumerate(line):
+        text = f"Gibbs, kl_coef {number(coefficient, 2)}" if place == last else number(coefficient, 2)
+        right = place == last
+        axes.annotate(
+            text,
+            (kl, reward),
+            xytext=(2, 6) if right else (-2, 6),
+            textcoords="offset points",
+            ha="right",
+            fontsize=7,
+            color=GIBBS,
+        )
+
+
+def _final_point(axes: Axes, method: str, result: dict[str, Any], reward_key: str) -> None:
+    kl, reward, colour = result.get("kl") or 0.0, result[reward_key], colour_of(method)
+    across, up = result.get("kl_ci"), result.get(f"{reward_key}_ci")
+    if across and method != REFERENCE_METHOD:
+        axes.plot(across, [reward, reward], color=INK, linewidth=1.1, zorder=4)
+    if up:
+        axes.plot([kl, kl], up, color=INK, linewidth=1.1, zorder=4)
+    axes.plot(
+        kl,
+        reward,
+        "D" if method != REFERENCE_METHOD else "s",
+        color=colour,
+        markersize=6.5,
+        markeredgecolor=PAPER,
+        markeredgewidth=0.8,
+        zorder=5,
+    )
+    axes.annotate(
+        _PI_REF if method == REFERENCE_METHOD else label_of(method, result),
+        (kl, reward),
+        xytext=(7, -11),
+        textcoords="offset points",
+        fontsize=8,
+        color=INK,
+        zorder=6,
+    )

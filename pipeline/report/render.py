@@ -1,0 +1,209 @@
+"""Composes the page and its Markdown sister from the facts of a run. Pure: the same facts give the same bytes."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+import jinja2
+from markupsafe import Markup, escape
+
+from pipeline.privacy.card import render_markdown as render_card
+from pipeline.report import plots, sections
+from pipeline.report.card import card_rows
+from pipeline.report.inputs import REFERENCE, RunFacts
+from pipeline.report.status import PrivacyStatus
+from pipeline.report.svg import GIBBS, INK, OTHER, POLICY
+from pipeline.report.text import UNKNOWN, number, usable
+
+Figure = dict[str, Any]
+"""{"title", "note", "svg"}: one picture with its caption."""
+
+
+def render_html(facts: RunFacts, status: PrivacyStatus, card: dict[str, Any]) -> str:
+    """The self-contained page. Everything that comes from a file is escaped."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("pipeline.report", ""),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["maths"] = maths
+    columns, table = sections.methods_table(facts)
+    return environment.get_template("report.html.j2").render(
+        name=facts.name,
+        status=status,
+        headline=sections.headline(facts, status),
+        privacy_sentence=sections.privacy_sentence(status),
+        tiles=sections.tiles(facts, status),
+        win_rates=win_rate_figures(facts),
+        judge_notes=[str(note) for note in facts.evaluation.get("judge_notes") or []],
+        evaluation_labels=facts.evaluation.get("evaluation_labels"),
+        columns=columns,
+        table=table,
+        frontier=frontier_figure(facts),
+        resampled=bool(facts.evaluation.get("frontier")),
+        yardstick=sections.yardstick(facts),
+        ppo=ppo_figures(facts),
+        fit=sections.fit_facts(facts.reward_fit),
+        reward=reward_figures(facts),
+        work=work_figures(facts),
+        samples=sections.sample_cards(facts),
+        card=card_rows(card),
+        recipe=facts.recipe_text,
+        environment=sections.environment_facts(facts.environment),
+        summaries=_summaries(facts),
+    )
+
+
+def render_markdown(facts: RunFacts, status: PrivacyStatus, card: dict[str, Any]) -> str:
+    """The short text version: headline, table, privacy card."""
+    lines = [f"# {facts.name}", ""]
+    if not status.private:
+        lines += [f"**NOT PRIVATE**: {'; '.join(status.reasons)}.", ""]
+    lines += [sections.headline(facts, status), "", sections.privacy_sentence(status), ""]
+    columns, table = sections.methods_table(facts)
+    if table:
+        lines += [_markdown_row(["", *columns]), "|---|" + "---:|" * len(columns)]
+        lines += [
+            _markdown_row([label, *(_markdown_cell(value, bounds) for value, bounds in cells)])
+            for label, cells in table
+        ]
+        lines += ["", "In brackets: 95 % intervals.", ""]
+    baseline = facts.evaluation.get("longer_answer_baseline")
+    if usable(baseline):
+        lines += [
+            f'The rule "the longer answer wins" is right on {sections.percent(baseline["value"], 1)} of the likelihood pairs.',
+            "",
+        ]
+    lines += [text + "\n" for text in (sections.yardstick(facts), sections.time_sentence(facts)) if text]
+    lines.append(render_card(card))
+    return "\n".join(lines)
+
+
+def win_rate_figures(facts: RunFacts) -> list[Figure]:
+    """One panel per kind of win rate that was measured."""
+    figures = []
+    for key, title in sections.WIN_RATES:
+        likelihood = key == "likelihood_win_rate"
+        rows = [
+            (method, sections.label_of(method, result), result.get(key))
+            for method, result in facts.methods.items()
+            if usable(result.get(key)) and (likelihood or method != REFERENCE)
+        ]
+        baseline = facts.evaluation.get("longer_answer_baseline") if likelihood else None
+        note = "Pairs whose preferred answer is the likelier one." if likelihood else "Against π_ref; the line is 50 %."
+        figures.append(_figure(title, plots.win_rates(f"win-{key.replace('_', '-')}", rows, baseline), note))
+    return [figure for figure in figures if figure["svg"]]
+
+
+def frontier_figure(facts: RunFacts) -> Figure:
+    """Reward against KL, by the true reward when any method has one."""
+    key = "true_reward" if sections.reward_name(facts) == "true reward" else "reward"
+    gibbs = facts.evaluation.get("frontier") or []
+    svg = plots.frontier("frontier", facts.ppo_history, facts.methods, gibbs, key)
+    return _figure("Reward against distance from π_ref", svg, "")
+
+
+def ppo_figures(facts: RunFacts) -> list[Figure]:
+    """The training curves, those with data."""
+    history = [{**row, "pessimistic": _difference(row)} for row in facts.ppo_history]
+    figures = [
+        _figure(
+            "Estimated reward",
+            plots.curves(
+                "ppo-reward", history, [("reward", "r̄", POLICY), ("pessimistic", "r̂ = r̄ − Γ", OTHER)], "reward"
+            ),
+            "",
+        ),
+        _figure(
+            "True reward",
+            plots.curves("ppo-truth", history, [("true_reward", "true reward", GIBBS)], "true reward"),
+            "Measured beside training, never used by it.",
+        ),
+        _figure("KL from π_ref", plots.kl_curve("ppo-kl", history), _coefficient_note(facts)),
+        _figure(
+            "Length of responses",
+            plots.curves("ppo-length", history, [("response_tokens", "tokens", INK)], "tokens"),
+            "A policy that games its reward often shows it here.",
+        ),
+    ]
+    return [figure for figure in figures if figure["svg"]]
+
+
+def reward_figures(facts: RunFacts) -> list[Figure]:
+    """Calibration and ridge path, where the fit gives them."""
+    fit = facts.reward_fit
+    figures = [
+        _figure(
+            "Calibration", plots.calibration("calibration", fit.get("calibration") or []), "On held-out private labels."
+        ),
+        _figure(
+            "Choice of the ridge",
+            plots.ridge_path("ridge", fit.get("ridge_path") or [], fit.get("ridge")),
+            "Dashed: the λ in use. Band: one standard error.",
+        ),
+    ]
+    return [figure for figure in figures if figure["svg"]]
+
+
+def work_figures(facts: RunFacts) -> list[Figure]:
+    """SFT loss and wall time."""
+    split = " PPO's bar: generating, scoring, updating, dark to light." if sections.ppo_seconds(facts) else ""
+    figures = [
+        _figure("SFT loss", plots.loss_curve("sft-loss", facts.sft_loss), ""),
+        _figure(
+            "Where the time went",
+            plots.stage_times("time", sections.stage_seconds(facts), sections.ppo_seconds(facts)),
+            _sentence(sections.time_sentence(facts)) + split,
+        ),
+    ]
+    return [figure for figure in figures if figure["svg"]]
+
+
+def maths(text: str) -> Markup:
+    """`text` escaped, with π_ref and e^ε set as on paper."""
+    return Markup(str(escape(text)).replace("π_ref", "π<sub>ref</sub>").replace("e^ε", "e<sup>ε</sup>"))
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _figure(title: str, svg: Markup | None, note: str) -> Figure:
+    return {"title": title, "svg": svg, "note": note}
+
+
+def _difference(row: dict[str, Any]) -> float | None:
+    """r̂ = r̄ − Γ of one iteration."""
+    reward, bonus = row.get("reward"), row.get("bonus")
+    return None if reward is None or bonus is None else reward - bonus
+
+
+def _coefficient_note(facts: RunFacts) -> str:
+    coefficients = {row.get("kl_coef") for row in facts.ppo_history}
+    return f"kl_coef is {number(coefficients.pop(), 3)} throughout." if len(coefficients) == 1 else ""
+
+
+def _summaries(facts: RunFacts) -> list[tuple[str, str]]:
+    """What each stage said when it ended."""
+    return [
+        (name, str(manifest["report"]["summary"]))
+        for name, manifest in facts.manifests.items()
+        if (manifest.get("report") or {}).get("summary")
+    ]
+
+
+def _markdown_cell(value: str, bounds: str) -> str:
+    if bounds and not bounds.startswith("["):
+        bounds = f"({bounds})"
+    return f"{value} {bounds}".strip() or UNKNOWN
+
+
+def _markdown_row(cells: list[str]) -> str:
+    return (
+        "| "
+        + " | ".join(html.escape(cell, quote=False).replace("|", "\\|").replace("\n", " ") for cell in cells)
+        + " |"
+    )

@@ -1,0 +1,325 @@
+"""What the report says: the headline, the tables and the facts, as plain strings. Pure functions of `RunFacts`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from pipeline.report.inputs import GIBBS, REFERENCE, RunFacts
+from pipeline.report.status import PrivacyStatus
+from pipeline.report.text import (
+    SPACE,
+    duration,
+    epsilon_text,
+    interval,
+    known,
+    number,
+    percent,
+    percent_interval,
+    significant,
+    usable,
+)
+
+WIN_RATES = (
+    ("generation_win_rate_truth", "Generation win rate by the true reward"),
+    ("generation_win_rate_rm", "Generation win rate by the reward model"),
+    ("length_controlled_win_rate", "Generation win rate, length-controlled"),
+    ("likelihood_win_rate", "Likelihood win rate"),
+)
+_JUDGES = {
+    "generation_win_rate_truth": "held-out prompts, judged by the true reward",
+    "generation_win_rate_rm": "held-out prompts, judged by the reward model it was trained on",
+    "length_controlled_win_rate": "held-out prompts, at equal length",
+}
+Cell = tuple[str, str]
+"""A value and the interval below it."""
+
+
+def label_of(method: str, result: dict[str, Any] | None = None) -> str:
+    """How a method is called in tables and pictures; claims no privacy, only names ε (that is the card's business)."""
+    if method in ("private", "nonprivate") and result is not None and "epsilon" in result:
+        return f"PPO, ε = {epsilon_text(result['epsilon'])}"
+    return {REFERENCE: "π_ref (SFT)", GIBBS: "Gibbs", "uncorrected": "PPO, uncorrected"}.get(method, method)
+
+
+# --- headline ---------------------------------------------------------------------------------------------------------
+
+
+def headline(facts: RunFacts, status: PrivacyStatus) -> str:
+    """One or two sentences with the numbers that matter; says so where the data cannot tell."""
+    method = facts.policy
+    labels = (
+        f"labels privatised at ε = {epsilon_text(status.epsilon)}" if status.private else "labels that are not private"
+    )
+    if method is None:
+        return f"A run on {labels}; its policy has not been evaluated."
+    result = facts.methods[method]
+    said = _objective_sentence(result.get("objective_gain"), reward_name(facts))
+    return f"Trained on {labels}, the policy {_win_sentence(result)}.{' ' + said if said else ''}"
+
+
+def main_win_rate(result: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    """The win rate the headline speaks of: by the truth where there is one."""
+    return next(((key, result[key]) for key in _JUDGES if usable(result.get(key))), None)
+
+
+def _win_sentence(result: dict[str, Any]) -> str:
+    found = main_win_rate(result)
+    if found is None:
+        return "was not compared with π_ref by any judge"
+    key, estimate = found
+    low, high = estimate.get("ci_low"), estimate.get("ci_high")
+    facts = (
+        f"(95\u00a0% interval {percent_interval(estimate)}; n{SPACE}={SPACE}{estimate.get('n', '?')} {_JUDGES[key]})"
+    )
+    wins = percent(estimate["value"])
+    if known(low) and low > 0.5:
+        return f"beats π_ref {wins} of the time {facts}"
+    if known(high) and high < 0.5:
+        return f"loses to π_ref: it wins only {wins} of the time {facts}"
+    return f"cannot be told apart from π_ref: it wins {wins} of the time {facts}"
+
+
+def reward_name(facts: RunFacts) -> str:
+    """Which reward J is measured with: the truth where it is known."""
+    truth = any(known(result.get("true_reward")) for result in facts.methods.values())
+    return "true reward" if truth else "estimated reward"
+
+
+def _objective_sentence(gain: Any, reward: str) -> str:
+    if not usable(gain):
+        return ""
+    low, high = gain.get("ci_low"), gain.get("ci_high")
+    size, bounds = number(abs(gain["value"])), interval(low, high)
+    subject = f"The objective J = {reward} − kl_coef·KL"
+    if known(low) and low > 0:
+        return f"{subject} rises by {size} {bounds}."
+    if known(high) and high < 0:
+        return f"{subject} falls by {size} {bounds}."
+    return f"{subject} changes by {number(gain['value'], signed=True)} {bounds}, which may be chance."
+
+
+def privacy_sentence(status: PrivacyStatus) -> str:
+    """What is private, in two sentences."""
+    if not status.private or status.epsilon is None:
+        return "Nothing is private in this run: " + "; ".join(status.reasons) + "."
+    factor = significant(math.exp(min(status.epsilon, 700.0)), 3)
+    kept = percent(status.keep_prob, 1)
+    text = (
+        f"Private: each preference label. It was kept with probability {kept} and turned round otherwise, before anything was "
+        f"trained, so whatever is released is at most e^ε = {factor} times as likely under one answer as under the other. "
+        "Not private: prompts, responses, and which pairs were labelled."
+    )
+    if status.public_labels:
+        text += " The labels of this run were declared public or synthetic; the randomiser was applied to them all the same."
+    return text
+
+
+def tiles(facts: RunFacts, status: PrivacyStatus) -> list[dict[str, str]]:
+    """The figures under the headline."""
+    result = facts.methods.get(facts.policy or "", {})
+    shown = []
+    found = main_win_rate(result)
+    if found:
+        shown.append(
+            {"label": "win rate against π_ref", "value": percent(found[1]["value"]), "note": percent_interval(found[1])}
+        )
+    gain = result.get("objective_gain")
+    if usable(gain):
+        shown.append(
+            {
+                "label": "gain in J",
+                "value": number(gain["value"], signed=True),
+                "note": interval(gain.get("ci_low"), gain.get("ci_high")),
+            }
+        )
+    if known(result.get("kl")):
+        shown.append({"label": "KL from π_ref", "value": number(result["kl"]), "note": "nats per response"})
+    note = f"kept with probability {number(status.keep_prob, 3)}" if status.private else "NOT PRIVATE"
+    shown.append({"label": "ε per label", "value": epsilon_text(status.epsilon), "note": note})
+    return shown
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def methods_table(facts: RunFacts) -> tuple[list[str], list[tuple[str, list[Cell]]]]:
+    """Column labels, and rows of (label, one cell per method); rows nobody has a value for are left out."""
+    rows: list[tuple[str, Callable[[dict[str, Any]], Cell]]] = [
+        *((title, _share(key)) for key, title in WIN_RATES),
+        ("KL from π_ref, nats per response", _plain("kl")),
+        ("True reward", _plain("true_reward")),
+        ("Estimated reward r̄", _plain("reward")),
+        (f"Objective J, by the {reward_name(facts)}", _plain("objective")),
+        ("Gain in J over π_ref, paired", _gain),
+        ("Response, tokens", _plain("response_tokens", 1)),
+        ("distinct-1", _plain("distinct_1", 3)),
+        ("distinct-2", _plain("distinct_2", 3)),
+    ]
+    methods = facts.methods
+    table = [(label, [cell(result) for result in methods.values()]) for label, cell in rows]
+    return [label_of(name, result) for name, result in methods.items()], [
+        row for row in table if any(value for value, _ in row[1])
+    ]
+
+
+def _share(key: str) -> Callable[[dict[str, Any]], Cell]:
+    def cell(result: dict[str, Any]) -> Cell:
+        estimate = result.get(key)
+        if not usable(estimate):
+            return "", ""
+        n = f", n{SPACE}={SPACE}{estimate['n']}" if known(estimate.get("n")) else ""
+        return percent(estimate["value"], 1), f"{percent_interval(estimate)}{n}"
+
+    return cell
+
+
+def _plain(key: str, digits: int = 2) -> Callable[[dict[str, Any]], Cell]:
+    def cell(result: dict[str, Any]) -> Cell:
+        if not known(result.get(key)):
+            return "", ""
+        bounds = result.get(f"{key}_ci")
+        return number(result[key], digits), interval(*bounds, digits) if bounds else ""
+
+    return cell
+
+
+def _gain(result: dict[str, Any]) -> Cell:
+    gain = result.get("objective_gain")
+    if not usable(gain):
+        return "", ""
+    return number(gain["value"], signed=True), interval(gain.get("ci_low"), gain.get("ci_high"))
+
+
+# --- facts and notes --------------------------------------------------------------------------------------------------
+
+_FIT_LABELS = {
+    "mode": "What is trained",
+    "loss": "Loss",
+    "epsilon": "ε",
+    "keep_prob": "α",
+    "reward_bound": "Reward bound B",
+    "ridge": "Ridge λ",
+    "num_pairs": "Pairs",
+    "validation_log_likelihood": "Held-out private log-likelihood per pair",
+    "validation_accuracy_debiased": "Held-out accuracy on true labels, debiased",
+}
+_FIT_DRAWN = frozenset({"ridge_path", "calibration"})
+
+
+def fit_facts(fit: dict[str, Any]) -> list[tuple[str, str]]:
+    """The reward fit's scalars and estimates, the known ones first; lists and objects are drawn or left out."""
+    order = [*_FIT_LABELS, *(key for key in fit if key not in _FIT_LABELS)]
+    facts = []
+    for key in order:
+        if key not in fit or key in _FIT_DRAWN:
+            continue
+        text = _fact(key, fit[key])
+        if text:
+            facts.append((_FIT_LABELS.get(key, key.replace("_", " ")), text))
+    return facts
+
+
+def _fact(key: str, value: Any) -> str:
+    if key == "epsilon":
+        return epsilon_text(value)
+    if usable(value):
+        return f"{number(value['value'], 3)} {interval(value.get('ci_low'), value.get('ci_high'), 3)}"
+    if isinstance(value, bool | str):
+        return str(value).replace("_", " ") if isinstance(value, str) else ("yes" if value else "no")
+    if isinstance(value, int):
+        return f"{value:,}".replace(",", " ")
+    return significant(value, 4) if known(value) else ""
+
+
+def yardstick(facts: RunFacts) -> str:
+    """How much of the Gibbs yardstick's gain PPO reaches."""
+    share = facts.evaluation.get("ppo_over_gibbs")
+    if not usable(share):
+        return ""
+    bounds = interval(100 * share["ci_low"], 100 * share["ci_high"], 0) if known(share.get("ci_low")) else ""
+    return f"PPO reaches {percent(share['value'])} {bounds} of the gain in J that Gibbs resampling reaches with the same reward."
+
+
+def stage_seconds(facts: RunFacts) -> dict[str, float]:
+    """Wall time of each completed stage, in order."""
+    return {name: float(m["seconds"]) for name, m in facts.manifests.items() if known(m.get("seconds"))}
+
+
+def ppo_seconds(facts: RunFacts) -> dict[str, float]:
+    """Seconds PPO spent generating, scoring and updating, over all iterations."""
+    parts = dict.fromkeys(("generate", "score", "update"), 0.0)
+    for row in facts.ppo_history:
+        for part in parts:
+            spent = (row.get("seconds") or {}).get(part)
+            parts[part] += spent if known(spent) else 0.0
+    return parts if sum(parts.values()) > 0 else {}
+
+
+def time_sentence(facts: RunFacts) -> str:
+    """The total, PPO's shares, throughput and memory."""
+    seconds, parts = stage_seconds(facts), ppo_seconds(facts)
+    if not seconds:
+        return ""
+    said = [f"{duration(sum(seconds.values()))} in all"]
+    if parts:
+        total = sum(parts.values())
+        names = {"generate": "generating", "score": "scoring", "update": "updating"}
+        said.append(
+            "inside PPO " + ", ".join(f"{names[part]} {percent(spent / total)}" for part, spent in parts.items())
+        )
+    speeds = [row["tokens_per_second"] for row in facts.ppo_history if known(row.get("tokens_per_second"))]
+    if speeds:
+        said.append(f"{number(sum(speeds) / len(speeds), 0)} tokens a second in rollouts")
+    peaks = [m["peak_rss_mb"] for m in facts.manifests.values() if known(m.get("peak_rss_mb"))]
+    if peaks:
+        said.append(f"peak memory {number(max(peaks) / 1024, 1)} GiB")
+    sizes = sorted({m["world_size"] for m in facts.manifests.values() if known(m.get("world_size"))})
+    if sizes:
+        said.append(f"{'–'.join(str(size) for size in sizes)} process{'es' if sizes[-1] > 1 else ''}")
+    return "; ".join(said) + "."
+
+
+def environment_facts(environment: dict[str, Any]) -> list[tuple[str, str]]:
+    """Commit, platform and versions."""
+    if not environment:
+        return []
+    commit = environment.get("commit") or "unknown"
+    rows = [("Commit", f"{commit}{' (with uncommitted changes)' if environment.get('dirty') else ''}")]
+    for key, label in (
+        ("code_digest", "Code digest"),
+        ("python", "Python"),
+        ("platform", "Platform"),
+        ("cpu_count", "Cores"),
+    ):
+        if environment.get(key) is not None:
+            rows.append((label, str(environment[key])))
+    return rows + [(name, str(version)) for name, version in (environment.get("versions") or {}).items() if version]
+
+
+def sample_cards(facts: RunFacts) -> list[dict[str, Any]]:
+    """For each shown prompt: its text and the answers, π_ref first, with the rewards under each."""
+    cards = []
+    for sample in facts.samples:
+        names = [REFERENCE, *(key for key in sample if key not in ("prompt", REFERENCE, GIBBS)), GIBBS]
+        answers = []
+        for name in names:
+            answer = sample.get(name)
+            if not isinstance(answer, dict):
+                continue
+            notes = [
+                f"{label} {number(answer[key])}"
+                for key, label in (("true_reward", "true reward"), ("reward", "r̄"))
+                if known(answer.get(key))
+            ]
+            answers.append(
+                {
+                    "method": name,
+                    "label": label_of(name, facts.methods.get(name)),
+                    "text": str(answer.get("text", "")),
+                    "notes": notes,
+                }
+            )
+        cards.append({"prompt": str(sample.get("prompt", "")), "answers": answers})
+    return cards
