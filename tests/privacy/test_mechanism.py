@@ -158,23 +158,18 @@ def joint_cells(high: float, low: float) -> dict[tuple[int, int], float]:
 
 
 def test_joint_law_of_two_levels_on_samples() -> None:
-    n, high, low = 20_000, 2.0, 0.5
-    pairs = Counter(
-        (RandomizedResponse(high).release(PRF, event(i), 1), RandomizedResponse(low).release(PRF, event(i), 1))
-        for i in range(n)
-    )
-    cells = joint_cells(high, low)
+    n, high, low = 20_000, RandomizedResponse(2.0), RandomizedResponse(0.5)
+    cells = joint_cells(high.epsilon, low.epsilon)
     assert sum(cells.values()) == pytest.approx(1)
-    observed, expected = [pairs[cell] for cell in cells], [n * p for p in cells.values()]
-    assert chisquare(observed, expected).pvalue > ALARM
-    independent = Counter(  # draws of another key at the low level: what composes to high + low
-        (
-            RandomizedResponse(high).release(PRF, event(i), 1),
-            RandomizedResponse(low).release(Prf(b"2" * 32), event(i), 1),
-        )
-        for i in range(n)
-    )
-    assert chisquare([independent[cell] for cell in cells], expected).pvalue < ALARM
+    expected = [n * p for p in cells.values()]
+
+    def p_value(prf_of_low: Prf) -> float:
+        events = [event(i) for i in range(n)]
+        pairs = Counter((high.release(PRF, name, 1), low.release(prf_of_low, name, 1)) for name in events)
+        return float(chisquare([pairs[cell] for cell in cells], expected).pvalue)
+
+    assert p_value(PRF) > ALARM
+    assert p_value(Prf(b"2" * 32)) < ALARM  # draws of another key at the low level: what composes to high + low
 
 
 def test_release_does_not_depend_on_the_order_or_number_of_releases() -> None:
