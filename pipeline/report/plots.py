@@ -138,7 +138,7 @@ def kl_curve(name: str, history: History) -> Markup | None:
 def frontier(
     name: str, history: History, methods: dict[str, dict[str, Any]], gibbs: Sequence[dict[str, Any]], reward_key: str
 ) -> Markup | None:
-    """Reward against KL: PPO's iterations (paler = earlier), the final policies with intervals, Gibbs as a line, π_ref at 0.
+    """Reward against KL: PPO iterations (paler = earlier), final policies with intervals, Gibbs as a line, π_ref at 0.
 
     Args:
         name: unique on the page.

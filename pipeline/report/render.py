@@ -74,7 +74,7 @@ def render_markdown(facts: RunFacts, status: PrivacyStatus, card: dict[str, Any]
     baseline = facts.evaluation.get("longer_answer_baseline")
     if usable(baseline):
         lines += [
-            f'The rule "the longer answer wins" is right on {sections.percent(baseline["value"], 1)} of the likelihood pairs.',
+            f'"The longer answer wins" is right on {sections.percent(baseline["value"], 1)} of the likelihood pairs.',
             "",
         ]
     lines += [text + "\n" for text in (sections.yardstick(facts), sections.time_sentence(facts)) if text]

@@ -107,12 +107,13 @@ def privacy_sentence(status: PrivacyStatus) -> str:
     factor = significant(math.exp(min(status.epsilon, 700.0)), 3)
     kept = percent(status.keep_prob, 1)
     text = (
-        f"Private: each preference label. It was kept with probability {kept} and turned round otherwise, before anything was "
-        f"trained, so whatever is released is at most e^ε = {factor} times as likely under one answer as under the other. "
+        f"Private: each preference label. It was kept with probability {kept} and turned round otherwise, before"
+        f" anything was trained, so whatever is released is at most e^ε = {factor} times as likely under one answer as under the"
+        " other. "
         "Not private: prompts, responses, and which pairs were labelled."
     )
     if status.public_labels:
-        text += " The labels of this run were declared public or synthetic; the randomiser was applied to them all the same."
+        text += " The labels of this run are declared public or synthetic; they were randomised all the same."
     return text
 
 
@@ -180,7 +181,7 @@ def _plain(key: str, digits: int = 2) -> Callable[[dict[str, Any]], Cell]:
         if not known(result.get(key)):
             return "", ""
         bounds = result.get(f"{key}_ci")
-        return number(result[key], digits), interval(*bounds, digits) if bounds else ""
+        return number(result[key], digits), interval(bounds[0], bounds[1], digits) if bounds else ""
 
     return cell
 
@@ -239,7 +240,8 @@ def yardstick(facts: RunFacts) -> str:
     if not usable(share):
         return ""
     bounds = interval(100 * share["ci_low"], 100 * share["ci_high"], 0) if known(share.get("ci_low")) else ""
-    return f"PPO reaches {percent(share['value'])} {bounds} of the gain in J that Gibbs resampling reaches with the same reward."
+    reached = f"{percent(share['value'])} {bounds}".strip()
+    return f"PPO reaches {reached} of the gain in J that Gibbs resampling reaches with the same reward."
 
 
 def stage_seconds(facts: RunFacts) -> dict[str, float]:

@@ -13,8 +13,14 @@ from pipeline.report.text import known
 
 @dataclass(frozen=True)
 class PrivacyStatus:
-    """Attributes: epsilon: None for ∞; keep_prob in [0.5, 1]; reasons: why the run is NOT PRIVATE, empty when it is private;
-    public_labels: the holder declared the labels public or synthetic, whatever was done to them."""
+    """What the report says about privacy.
+
+    Attributes:
+        epsilon: of one label; None for ∞.
+        keep_prob: in [0.5, 1].
+        reasons: why the run is NOT PRIVATE; empty when it is private.
+        public_labels: their holder declared the labels public or synthetic, whatever was done to them.
+    """
 
     epsilon: float | None
     keep_prob: float | None

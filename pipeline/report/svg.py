@@ -1,4 +1,4 @@
-"""Inline SVG whose colours are CSS variables, so that one drawing serves light, dark and print; bytes are reproducible."""
+"""Inline SVG with CSS variables for colours: one drawing serves light, dark and print; its bytes are reproducible."""
 
 from __future__ import annotations
 

@@ -1,0 +1,249 @@
+"""The page as a whole: well formed, self-contained, escaped, marked when not private, the same bytes every time."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from conftest import MakeRun, write_run
+
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import ModelConfig, PrivatizeConfig, Recipe
+from pipeline.core.rundir import RunDir
+from pipeline.core.world import World
+from pipeline.report.card import run_card
+from pipeline.report.inputs import read_run
+from pipeline.report.render import render_html, render_markdown
+from pipeline.report.status import privacy_status
+from pipeline.runner import StageContext, spec_of
+from pipeline.stages import report
+
+VOID = {"meta", "br", "hr", "img", "link", "input"}
+
+
+class Page(HTMLParser):
+    """Collects what the tests ask about and fails on tags that do not nest."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.text: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+    def values(self, *names: str) -> list[str]:
+        return [value for _, name, value in self.attributes if name in names]
+
+    @property
+    def words(self) -> str:
+        return re.sub(r"\s+", " ", "".join(self.text))
+
+
+def render(run: RunDir, lean: bool = False) -> str:
+    """The page of `run`; `lean` leaves out what is drawn, which is what takes time."""
+    facts = read_run(run)
+    if lean:
+        facts = replace(facts, evaluation={}, ppo_history=[], reward_fit={}, sft_loss=[], manifests={})
+    status = privacy_status(facts)
+    return render_html(facts, status, run_card(facts, status))
+
+
+@pytest.fixture(scope="module")
+def html(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of the default run, drawn once."""
+    return render(write_run(tmp_path_factory.mktemp("page") / "run"))
+
+
+def banner(html: str) -> bool:
+    return 'class="banner"' in html
+
+
+def test_page_is_well_formed_and_self_contained(html: str) -> None:
+    page = Page(html)
+    assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
+    assert "http" not in html
+    assert "@import" not in html
+    assert all(link.startswith("#") for link in page.values("href", "src", "xlink:href"))
+    assert page.tags.count("svg") == 4 + 1 + 4 + 2 + 2
+
+
+def test_ids_are_unique_and_every_reference_resolves(html: str) -> None:
+    ids = Page(html).values("id")
+    assert len(ids) == len(set(ids))
+    wanted = set(re.findall(r'(?:href="|url\()#([^")]+)', html))
+    assert wanted
+    assert wanted <= set(ids)
+
+
+def test_drawings_take_their_colours_from_the_theme(html: str) -> None:
+    style = html[: html.index("</style>")]
+    assert set(re.findall(r"var\(--([a-z-]+)\)", html)) <= set(re.findall(r"--([a-z-]+):", style))
+    drawn = "".join(re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL))
+    assert not re.findall(r"(?:fill|stroke): #\w+", drawn)
+
+
+def test_completions_and_names_are_escaped(make_run: MakeRun) -> None:
+    run = make_run()
+    recipe = run.root / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("name: demo", "name: <img src=x>"))
+    html = render(run, lean=True)
+    page = Page(html)
+    assert "<script" not in html
+    assert "<img" not in html
+    assert "<script>alert('reward')</script> & a great, lovely plan!" in page.words
+    assert "Tell me about <b>bold</b> plans." in page.words
+
+
+@pytest.mark.parametrize(
+    ("settings", "due"),
+    [
+        ({}, False),
+        ({"name": "uncorrected"}, False),
+        ({"epsilon": math.inf, "name": "nonprivate"}, True),
+        ({"insecure_seed": 3}, True),
+    ],
+)
+def test_banner_appears_exactly_when_due(make_run: MakeRun, settings: dict[str, object], due: bool) -> None:
+    run = make_run(**settings)
+    assert banner(render(run, lean=True)) is due
+    facts = read_run(run)
+    status = privacy_status(facts)
+    card = run_card(facts, status)
+    assert ("**NOT PRIVATE**" in render_markdown(facts, status, card)) is due
+    assert (card["mark"] == "NOT PRIVATE") is due
+
+
+@pytest.mark.parametrize("where", ["mark", "guarantee"])
+def test_a_mark_in_the_release_is_enough_for_the_banner(make_run: MakeRun, where: str) -> None:
+    run = make_run()
+    path = run.root / "privatize/release/manifest.json"
+    release = json.loads(path.read_text())
+    (release if where == "mark" else release["guarantee"])["mark"] = "NOT PRIVATE"
+    path.write_text(json.dumps(release))
+    assert banner(render(run, lean=True))
+
+
+def test_same_facts_same_bytes(make_run: MakeRun, html: str) -> None:
+    assert render(make_run()) == html
+
+
+def test_private_page_says_the_numbers(html: str) -> None:
+    words = Page(html).words
+    assert "privatised at ε = 2, the policy beats πref 71 % of the time (95 % interval 65–77 %; n = 240" in words
+    assert "rises by 0.45 [0.24, 0.66]" in words
+    assert "PPO reaches 82 % [70, 95]" in words
+    assert "longer answer: 59 %" in html.replace("\u00a0", " ")
+
+
+def test_missing_pieces_are_named(make_run: MakeRun) -> None:
+    words = Page(render(make_run(ppo=False, truth=False, gibbs=False))).words
+    assert "There is no PPO history." in words
+    assert "Gibbs resampling was not run" in words
+    assert "by the true reward" not in words
+    assert "J = estimated reward" in words
+
+
+def test_a_run_with_only_a_release_still_renders(make_run: MakeRun) -> None:
+    run = make_run(ppo=False)
+    for path in sorted(run.root.rglob("*")):
+        if path.is_file() and path.parent.name != "release":
+            path.unlink()
+    page = Page(render(run))
+    for said in (
+        "has not been evaluated",
+        "No win rate",
+        "no PPO history",
+        "no facts",
+        "No sample",
+        "recipe.yaml is missing",
+    ):
+        assert said in page.words
+    assert "svg" not in page.tags
+
+
+def test_no_release_no_report(make_run: MakeRun) -> None:
+    run = make_run()
+    (run.root / "privatize/release/manifest.json").unlink()
+    with pytest.raises(UserError, match=r"no privatize/release/manifest\.json: run it first \(--only privatize\)"):
+        render(run)
+
+
+def test_recipe_and_release_must_agree_on_epsilon(make_run: MakeRun) -> None:
+    run = make_run()
+    recipe = run.root / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("epsilon: 2.0", "epsilon: 0.5"))
+    with pytest.raises(UserError, match=r"0\.5 in the recipe but 2\.0 in the released labels"):
+        render(run)
+
+
+@pytest.mark.parametrize("name", ["ppo/history.jsonl", "evaluate/evaluation.json", "reward/fit.json"])
+def test_damaged_file_is_named(make_run: MakeRun, name: str) -> None:
+    run = make_run()
+    (run.root / name).write_text('{"cut')
+    with pytest.raises(UserError, match=rf"{name} is damaged: .*--from {name.split('/')[0]}"):
+        render(run)
+
+
+def test_only_released_json_is_read(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run()
+    opened: list[str] = []
+    original = Path.read_text
+
+    def spy(self: Path, *args: object, **kwargs: object) -> str:
+        opened.append(self.relative_to(run.root).as_posix())
+        return original(self, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Path, "read_text", spy)
+    read_run(run)
+    assert {Path(name).suffix for name in opened} <= {".json", ".jsonl", ".yaml"}
+    assert not [name for name in opened if name.startswith(("checkpoints", "keys"))]
+
+
+def test_stage_writes_the_four_files(make_run: MakeRun) -> None:
+    run = make_run(iterations=5)
+    recipe = Recipe(
+        name="demo",
+        evaluation_labels="private",
+        model=ModelConfig(source="tiny"),
+        privatize=PrivatizeConfig(epsilon=2.0),
+    )
+    said = report.run(StageContext(recipe, run, World(rank=0, size=1), spec_of("report")))
+    folder = run.stage("report")
+    assert sorted(path.name for path in folder.iterdir()) == ["card.json", "card.md", "report.html", "report.md"]
+    assert "beats π_ref" in said["summary"]
+    assert "\n" not in said["summary"]
+    assert str(run.root) not in said["summary"]
+    card = json.loads((folder / "card.json").read_text())
+    assert card["epsilon_per_event"] == 2.0
+    assert card["facts"]["what_sft_read"] == "demonstrations: embedded"
+    assert "| True reward | 5.10 [4.94, 5.26] |" in (folder / "report.md").read_text()
+
+
+def test_infinite_epsilon_is_null_in_the_card(make_run: MakeRun) -> None:
+    facts = read_run(make_run(epsilon=math.inf, name="nonprivate"))
+    card = run_card(facts, privacy_status(facts))
+    assert json.loads(json.dumps(card, allow_nan=False))["epsilon_per_event"] is None

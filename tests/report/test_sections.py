@@ -1,0 +1,120 @@
+"""Sentences and numbers: worded by what the intervals allow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeline.report import plots, sections
+from pipeline.report.inputs import RunFacts
+from pipeline.report.status import PrivacyStatus
+from pipeline.report.text import duration, number, percent, significant
+
+PRIVATE = PrivacyStatus(2.0, 0.8808, (), False)
+
+
+def facts(**result: Any) -> RunFacts:
+    return RunFacts("x", {}, evaluation={"methods": {"gibbs": {"kl": 1.0}, "private": result, "sft": {"kl": 0.0}}})
+
+
+def share(value: float, low: float, high: float) -> dict[str, Any]:
+    return {"value": value, "ci_low": low, "ci_high": high, "n": 200}
+
+
+@pytest.mark.parametrize(
+    ("estimate", "said"),
+    [
+        (share(0.7, 0.63, 0.76), "the policy beats π_ref"),
+        (share(0.55, 0.48, 0.62), "cannot be told apart from π_ref"),
+        (share(0.55, 0.5, 0.62), "cannot be told apart from π_ref"),
+        (share(0.3, 0.24, 0.37), "loses to π_ref"),
+    ],
+)
+def test_win_sentence_follows_the_interval(estimate: dict[str, Any], said: str) -> None:
+    assert said in sections.headline(facts(generation_win_rate_truth=estimate), PRIVATE)
+
+
+@pytest.mark.parametrize(
+    ("gain", "said"),
+    [
+        (share(0.4, 0.1, 0.7), "rises by 0.40 [0.10, 0.70]."),
+        (share(-0.4, -0.7, -0.1), "falls by 0.40 [−0.70, −0.10]."),
+        (share(0.4, -0.1, 0.9), "changes by +0.40 [−0.10, 0.90], which may be chance."),
+    ],
+)
+def test_objective_sentence_follows_the_interval(gain: dict[str, Any], said: str) -> None:
+    assert said in sections.headline(
+        facts(generation_win_rate_truth=share(0.7, 0.6, 0.8), objective_gain=gain), PRIVATE
+    )
+
+
+def test_the_truth_judges_before_the_reward_model() -> None:
+    both = facts(generation_win_rate_truth=share(0.6, 0.52, 0.67), generation_win_rate_rm=share(0.9, 0.85, 0.94))
+    assert "judged by the true reward" in sections.headline(both, PRIVATE)
+    model = facts(generation_win_rate_truth=None, generation_win_rate_rm=share(0.9, 0.85, 0.94))
+    assert "judged by the reward model it was trained on" in sections.headline(model, PRIVATE)
+
+
+def test_methods_are_ordered_and_the_policy_is_found_by_exclusion() -> None:
+    assert list(facts(kl=0.5).methods) == ["sft", "private", "gibbs"]
+    other = RunFacts("x", {}, evaluation={"methods": {"sft": {"kl": 0.0}, "uncorrected": {"kl": 1.0}}})
+    assert other.policy == "uncorrected"
+    assert RunFacts("x", {}).policy is None
+
+
+def test_no_label_claims_privacy_for_a_marked_run() -> None:
+    assert sections.label_of("private", {"epsilon": 2.0}) == "PPO, ε = 2"
+    assert sections.label_of("nonprivate", {"epsilon": None}) == "PPO, ε = ∞"
+    marked = PrivacyStatus(2.0, 0.88, ("seed",), False)
+    assert "not private" in sections.headline(facts(kl=1.0), marked)
+    assert sections.privacy_sentence(marked) == "Nothing is private in this run: seed."
+
+
+def test_table_leaves_out_what_nobody_measured() -> None:
+    columns, rows = sections.methods_table(facts(kl=0.5, kl_ci=[0.4, 0.6], true_reward=None))
+    assert columns == ["π_ref (SFT)", "private", "Gibbs"]
+    assert rows == [("KL from π_ref, nats per response", [("0.00", ""), ("0.50", "[0.40, 0.60]"), ("1.00", "")])]
+
+
+def test_fit_facts_keep_unknown_scalars_and_skip_structures() -> None:
+    shown = dict(
+        sections.fit_facts({"new_fact": 3, "epsilon": None, "ridge_path": [[1, 2, 3]], "weights": [1.0], "ok": True})
+    )
+    assert shown == {"ε": "∞", "new fact": "3", "ok": "yes"}
+
+
+def test_numbers() -> None:
+    assert number(-0.001) == "0.00"
+    assert number(float("nan")) == "–"
+    assert number(None) == "–"
+    assert number(-1.5) == "−1.50"
+    assert percent(0.714) == "71\u00a0%"
+    assert significant(148413.159) == "148413"
+    assert significant(2.0) == "2"
+    assert [duration(s).replace("\u00a0", " ") for s in (1.94, 59.6, 3599.7, 7800)] == [
+        "1.9 s",
+        "1 min 00 s",
+        "1 h 00 min",
+        "2 h 10 min",
+    ]
+
+
+def test_frontier_without_a_reference_or_history_is_none() -> None:
+    assert plots.frontier("f", [], {}, [], "reward") is None
+    assert plots.win_rates("w", [("private", "PPO", {})]) is None
+    assert plots.loss_curve("l", [(1, 2.0)]) is None
+    assert plots.stage_times("t", {}, {}) is None
+    assert plots.ridge_path("r", [[1.0, -0.5, 0.1]], 1.0) is None
+
+
+def test_a_drawing_ignores_the_users_settings() -> None:
+    import matplotlib
+
+    def draw() -> str | None:
+        return plots.loss_curve("l", [(1, 2.0), (2, 1.5), (3, 1.4)])
+
+    plain = draw()
+    with matplotlib.rc_context({"font.size": 20, "axes.facecolor": "red", "svg.fonttype": "none"}):
+        assert draw() == plain
+        assert matplotlib.rcParams["font.size"] == 20
