@@ -15,7 +15,7 @@ from pipeline.report.inputs import GIBBS as GIBBS_METHOD
 from pipeline.report.inputs import REFERENCE as REFERENCE_METHOD
 from pipeline.report.sections import label_of
 from pipeline.report.svg import GIBBS, INK, MUTED, OTHER, PAPER, POLICY, REFERENCE, draw
-from pipeline.report.text import duration, known, number, percent, usable
+from pipeline.report.text import duration, known, number, percent, significant, usable
 
 History = Sequence[dict[str, Any]]
 Series = tuple[str, str, str]
@@ -45,7 +45,7 @@ def win_rates(name: str, rows: Sequence[tuple[str, str, Any]], baseline: dict[st
     def paint(axes: Axes) -> None:
         for place, (method, _, estimate) in enumerate(rows):
             value = estimate["value"]
-            axes.barh(place, value, height=0.56, color=colour_of(method), alpha=0.85, linewidth=0)
+            axes.barh(place, _share(value), height=0.56, color=colour_of(method), alpha=0.85, linewidth=0)
             low, high = _bounds(estimate)
             axes.plot([low, high], [place, place], color=INK, linewidth=1.3, solid_capstyle="butt")
             axes.plot([low, high], [place, place], "|", color=INK, markersize=6, markeredgewidth=1.3)
@@ -69,6 +69,7 @@ def win_rates(name: str, rows: Sequence[tuple[str, str, Any]], baseline: dict[st
                 va="center",
                 fontsize=7.5,
                 color=OTHER,
+                bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.5},
             )
         axes.set(xlim=(0, 1), ylim=(len(rows) - 0.5, -0.95 if usable(baseline) else -0.5))
         axes.set_yticks(
@@ -163,7 +164,8 @@ def frontier(
 
     def paint(axes: Axes) -> None:
         if line:
-            _gibbs_line(axes, line)
+            seen = np.array([*path.reshape(-1, 2).tolist(), *[p[:2] for p in line], *_places(ends, reward_key)])
+            _gibbs_line(axes, line, *np.maximum(np.ptp(seen, axis=0), 1e-9).tolist())
         if len(path):
             fade = np.linspace(0.12, 0.7, len(path))
             axes.scatter(
@@ -205,7 +207,7 @@ def calibration(name: str, rows: Sequence[dict[str, Any]]) -> Markup | None:
 
 
 def ridge_path(name: str, path: Sequence[Sequence[float]], chosen: Any) -> Markup | None:
-    """Held-out private log-likelihood per pair against the ridge λ, with one standard error, and the λ in use."""
+    """Held-out private log-likelihood per pair against the ridge λ, and the λ in use; band: third column."""
     points = np.array([row[:3] if len(row) > 2 else [*row, 0.0] for row in path if known(row[0]) and known(row[1])])
     if len(points) < 2:
         return None
@@ -290,24 +292,29 @@ def _iterations(axes: Axes, unit: str, label: str = "iteration") -> None:
 
 def _bounds(estimate: dict[str, Any]) -> tuple[float, float]:
     low, high = estimate.get("ci_low"), estimate.get("ci_high")
-    return (low if known(low) else estimate["value"], high if known(high) else estimate["value"])
+    return _share(low if known(low) else estimate["value"]), _share(high if known(high) else estimate["value"])
 
 
-def _gibbs_line(axes: Axes, line: Sequence[tuple[float, float, Any]]) -> None:
+def _share(value: float) -> float:
+    """Debiased estimates may leave [0, 1]; the drawing does not, the printed number does."""
+    return min(1.0, max(0.0, value))
+
+
+def _gibbs_line(axes: Axes, line: Sequence[tuple[float, float, Any]], wide: float, high: float) -> None:
+    """`line` in rising KL; coefficients stand where they do not crowd on axes `wide` by `high`, the last one always."""
     axes.plot([p[0] for p in line], [p[1] for p in line], "o-", color=GIBBS, markersize=3.5, zorder=2)
-    last = len(line) - 1
-    for place, (kl, reward, coefficient) in enumerate(line):
-        text = f"Gibbs, kl_coef {number(coefficient, 2)}" if place == last else number(coefficient, 2)
-        right = place == last
-        axes.annotate(
-            text,
-            (kl, reward),
-            xytext=(2, 6) if right else (-2, 6),
-            textcoords="offset points",
-            ha="right",
-            fontsize=7,
-            color=GIBBS,
-        )
+    labelled: tuple[float, float] | None = None
+    for kl, reward, coefficient in reversed(line):
+        if labelled and abs(kl - labelled[0]) / wide < 0.12 and abs(reward - labelled[1]) / high < 0.14:
+            continue
+        text = significant(coefficient) if labelled else f"Gibbs, kl_coef {significant(coefficient)}"
+        shift = (-3, 5) if labelled else (2, 7)
+        axes.annotate(text, (kl, reward), xytext=shift, textcoords="offset points", ha="right", fontsize=7, color=GIBBS)
+        labelled = (kl, reward)
+
+
+def _places(ends: dict[str, dict[str, Any]], reward_key: str) -> list[tuple[float, float]]:
+    return [(result.get("kl") or 0.0, result[reward_key]) for result in ends.values()]
 
 
 def _final_point(axes: Axes, method: str, result: dict[str, Any], reward_key: str) -> None:

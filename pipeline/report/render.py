@@ -38,7 +38,7 @@ def render_html(facts: RunFacts, status: PrivacyStatus, card: dict[str, Any]) ->
         privacy_sentence=sections.privacy_sentence(status),
         tiles=sections.tiles(facts, status),
         win_rates=win_rate_figures(facts),
-        judge_notes=[str(note) for note in facts.evaluation.get("judge_notes") or []],
+        judge_notes=[_sentence(str(note)).rstrip(".") + "." for note in facts.evaluation.get("judge_notes") or []],
         evaluation_labels=facts.evaluation.get("evaluation_labels"),
         columns=columns,
         table=table,
@@ -142,7 +142,7 @@ def reward_figures(facts: RunFacts) -> list[Figure]:
         _figure(
             "Choice of the ridge",
             plots.ridge_path("ridge", fit.get("ridge_path") or [], fit.get("ridge")),
-            "Dashed: the λ in use. Band: one standard error.",
+            "Dashed: the λ in use. Band: one standard error of the difference from the best.",
         ),
     ]
     return [figure for figure in figures if figure["svg"]]

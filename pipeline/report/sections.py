@@ -108,8 +108,8 @@ def privacy_sentence(status: PrivacyStatus) -> str:
     kept = percent(status.keep_prob, 1)
     text = (
         f"Private: each preference label. It was kept with probability {kept} and turned round otherwise, before"
-        f" anything was trained, so whatever is released is at most e^ε = {factor} times as likely under one answer as under the"
-        " other. "
+        " anything was trained, so whatever is released is at most"
+        f" e^ε = {factor} times as likely under one answer as under the other. "
         "Not private: prompts, responses, and which pairs were labelled."
     )
     if status.public_labels:
@@ -152,6 +152,7 @@ def methods_table(facts: RunFacts) -> tuple[list[str], list[tuple[str, list[Cell
         ("KL from π_ref, nats per response", _plain("kl")),
         ("True reward", _plain("true_reward")),
         ("Estimated reward r̄", _plain("reward")),
+        ("Pessimistic reward r̂ = r̄ − Γ", _plain("pessimistic_reward")),
         (f"Objective J, by the {reward_name(facts)}", _plain("objective")),
         ("Gain in J over π_ref, paired", _gain),
         ("Response, tokens", _plain("response_tokens", 1)),
@@ -200,11 +201,18 @@ _FIT_LABELS = {
     "loss": "Loss",
     "epsilon": "ε",
     "keep_prob": "α",
+    "num_pairs": "Pairs",
     "reward_bound": "Reward bound B",
     "ridge": "Ridge λ",
-    "num_pairs": "Pairs",
+    "kappa": "Pessimism κ",
+    "num_layers": "Layers",
+    "dropped_long_prompts": "Prompts left out as too long",
+    "validation_pairs": "Held-out pairs",
     "validation_log_likelihood": "Held-out private log-likelihood per pair",
-    "validation_accuracy_debiased": "Held-out accuracy on true labels, debiased",
+    "validation_log_likelihood_se": "Standard error of that log-likelihood",
+    "null_log_likelihood": "Log-likelihood of a fair coin",
+    "validation_accuracy_private": "Held-out accuracy on private labels",
+    "validation_accuracy_debiased": "Held-out accuracy, debiased to true labels",
 }
 _FIT_DRAWN = frozenset({"ridge_path", "calibration"})
 
@@ -218,7 +226,7 @@ def fit_facts(fit: dict[str, Any]) -> list[tuple[str, str]]:
             continue
         text = _fact(key, fit[key])
         if text:
-            facts.append((_FIT_LABELS.get(key, key.replace("_", " ")), text))
+            facts.append((_FIT_LABELS.get(key, key.replace("_", " ").capitalize()), text))
     return facts
 
 
@@ -239,6 +247,8 @@ def yardstick(facts: RunFacts) -> str:
     share = facts.evaluation.get("ppo_over_gibbs")
     if not usable(share):
         return ""
+    if known(share.get("ci_low")) and known(share.get("ci_high")) and share["ci_high"] - share["ci_low"] > 2:
+        return "Gibbs resampling gains too little in J here for PPO's share of it to mean anything."
     bounds = interval(100 * share["ci_low"], 100 * share["ci_high"], 0) if known(share.get("ci_low")) else ""
     reached = f"{percent(share['value'])} {bounds}".strip()
     return f"PPO reaches {reached} of the gain in J that Gibbs resampling reaches with the same reward."

@@ -16,6 +16,7 @@ from pipeline.report.render import render_html, render_markdown
 from pipeline.report.sections import headline
 from pipeline.report.status import privacy_status
 from pipeline.runner import StageContext
+from pipeline.stages.entry import main_for
 
 
 def run(context: StageContext) -> dict[str, Any]:
@@ -32,3 +33,7 @@ def run(context: StageContext) -> dict[str, Any]:
     atomic.write_text(folder / "report.md", render_markdown(facts, status, card))
     atomic.write_text(folder / "report.html", page)
     return {"summary": f"report/report.html: {headline(facts, status)}", "private": status.private}
+
+
+if __name__ == "__main__":
+    main_for("report")

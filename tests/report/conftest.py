@@ -37,6 +37,7 @@ def method(win: float | None, kl: float, truth: float, epsilon: float | None, ke
         "true_reward_ci": [truth - 0.16, truth + 0.16],
         "reward": 0.8 * (truth - 5.1),
         "reward_ci": [0.8 * (truth - 5.1) - 0.1, 0.8 * (truth - 5.1) + 0.1],
+        "pessimistic_reward": 0.8 * (truth - 5.1) - 0.3,
         "objective": truth - kl,
         "objective_ci": [truth - kl - 0.2, truth - kl + 0.2],
         "objective_gain": None if win is None else estimate(truth - kl - 5.1, 0.21),
@@ -144,6 +145,7 @@ def recipe(epsilon: float, seed: int | None) -> dict[str, Any]:
 
 def reward_fit(epsilon: float | None, keep: float) -> dict[str, Any]:
     return {
+        "kappa": 1.0,
         "mode": "head",
         "loss": "private_likelihood",
         "epsilon": epsilon,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -81,7 +82,7 @@ def test_fit_facts_keep_unknown_scalars_and_skip_structures() -> None:
     shown = dict(
         sections.fit_facts({"new_fact": 3, "epsilon": None, "ridge_path": [[1, 2, 3]], "weights": [1.0], "ok": True})
     )
-    assert shown == {"ε": "∞", "new fact": "3", "ok": "yes"}
+    assert shown == {"ε": "∞", "New fact": "3", "Ok": "yes"}
 
 
 def test_numbers() -> None:
@@ -118,3 +119,22 @@ def test_a_drawing_ignores_the_users_settings() -> None:
     with matplotlib.rc_context({"font.size": 20, "axes.facecolor": "red", "svg.fonttype": "none"}):
         assert draw() == plain
         assert matplotlib.rcParams["font.size"] == 20
+
+
+def test_a_share_of_nothing_is_not_printed() -> None:
+    wild = RunFacts(
+        "x", {}, evaluation={"ppo_over_gibbs": {"value": -228.8, "ci_low": -3862.0, "ci_high": 3099.0, "n": 24}}
+    )
+    assert "22" not in sections.yardstick(wild)
+    assert "too little" in sections.yardstick(wild)
+
+
+def test_a_debiased_share_above_one_stays_inside_the_drawing() -> None:
+    above = plots.win_rates("w", [("private", "PPO", share(1.08, 0.9, 1.26))])
+    assert above is not None
+    assert "108" in above
+    inside = plots.win_rates("w", [("private", "PPO", share(1.0, 0.9, 1.0))])
+    assert inside is not None
+    bar = re.compile(r'<path d="([^"]*)"[^>]*style="fill: var\(--policy\)')
+    assert bar.findall(above)
+    assert bar.findall(above) == bar.findall(inside)
