@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline.core.errors import UserError
 
@@ -35,9 +36,7 @@ def join_world() -> World:
     declared = declared_world()
     if "WORLD_SIZE" not in os.environ:
         return declared
-    from accelerate import PartialState
-
-    actual = PartialState().num_processes
+    actual = _process_state().num_processes
     if actual != declared.size:
         raise UserError(
             f"WORLD_SIZE is {declared.size} but accelerate runs {actual} process(es): on CPUs launch with "
@@ -49,6 +48,12 @@ def join_world() -> World:
 def barrier(world: World) -> None:
     """Waits for every process."""
     if world.size > 1:
-        from accelerate import PartialState
+        _process_state().wait_for_everyone()
 
-        PartialState().wait_for_everyone()
+
+def _process_state() -> Any:
+    """accelerate's view of the process group: gloo on CPUs where there is no GPU."""
+    import torch
+    from accelerate import PartialState
+
+    return PartialState(cpu=not torch.cuda.is_available())

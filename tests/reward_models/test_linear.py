@@ -60,6 +60,16 @@ def test_it_reaches_the_minimum_that_a_generic_optimiser_finds(name: str, epsilo
     np.testing.assert_allclose(fit.weight.numpy(), reference.x, atol=1e-4)
 
 
+def test_a_far_start_overshoots_without_backtracking() -> None:
+    """At margins of ±40 the curvature is e^-40 and a full scoring step is astronomically long; the minimum is the same."""
+    phi_a, phi_b, label, _ = make_pairs(300, 2, math.inf)
+    near = fit_linear(phi_a, phi_b, label, math.inf, ridge=0.1)
+    far = fit_linear(phi_a, phi_b, label, math.inf, ridge=0.1, start=torch.tensor([30.0, -30.0]))
+    assert far.report.converged
+    assert all(later < earlier for earlier, later in itertools.pairwise(far.report.objectives))
+    torch.testing.assert_close(far.weight, near.weight, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("bound", [None, 3.0])
 def test_information_is_the_expected_hessian_by_enumeration(bound: float | None) -> None:
     """E over z_1..z_n of the Hessian of Σℓ at w: each term is an expectation over its own z, computed exactly."""
