@@ -51,9 +51,16 @@ def barrier(world: World) -> None:
         _process_state().wait_for_everyone()
 
 
-def _process_state() -> Any:
-    """accelerate's view of the process group: gloo on CPUs where there is no GPU."""
+def on_cpu() -> bool:
+    """Whether to run on the CPU: asked for by ACCELERATE_USE_CPU, or because there is no accelerator."""
     import torch
+    from accelerate.utils import parse_flag_from_env
+
+    return bool(parse_flag_from_env("ACCELERATE_USE_CPU")) or not torch.accelerator.is_available()
+
+
+def _process_state() -> Any:
+    """accelerate's view of the process group (gloo on CPUs)."""
     from accelerate import PartialState
 
-    return PartialState(cpu=not torch.cuda.is_available())
+    return PartialState(cpu=on_cpu())

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from accelerate import Accelerator
 
 from pipeline.core.errors import UserError
-from pipeline.core.world import World
+from pipeline.core.world import World, on_cpu
 
 
 def make_accelerator(world: World) -> Accelerator:
@@ -15,7 +14,7 @@ def make_accelerator(world: World) -> Accelerator:
     Raises:
         UserError: it sees another number of processes than the launcher declared.
     """
-    accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    accelerator = Accelerator(cpu=on_cpu())
     if accelerator.num_processes != world.size:
         raise UserError(
             f"WORLD_SIZE is {world.size} but accelerate runs {accelerator.num_processes} process(es): "

@@ -12,7 +12,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from pipeline.core.config import nearest
 from pipeline.core.errors import UserError
-from pipeline.core.world import World
+from pipeline.core.world import World, on_cpu
 
 COMPLETE = "COMPLETE"
 OWNED = frozenset(
@@ -96,7 +96,7 @@ def trainer_arguments(section: str, settings: Any, checkpoints: Path, seed: int,
         "gradient_checkpointing": False,
         "dataloader_drop_last": True,
         "report_to": "none",
-        "use_cpu": not torch.cuda.is_available(),
+        "use_cpu": on_cpu(),
         "ddp_find_unused_parameters": False if world.size > 1 else None,
     }
     return {**defaults, **settings.trainer_args}
