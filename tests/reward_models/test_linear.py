@@ -61,7 +61,7 @@ def test_it_reaches_the_minimum_that_a_generic_optimiser_finds(name: str, epsilo
 
 
 def test_a_far_start_overshoots_without_backtracking() -> None:
-    """At margins of ±40 the curvature is e^-40 and a full scoring step is astronomically long; the minimum is the same."""
+    """At margins of ±40 the curvature is e^-40 and a full scoring step is astronomically long."""
     phi_a, phi_b, label, _ = make_pairs(300, 2, math.inf)
     near = fit_linear(phi_a, phi_b, label, math.inf, ridge=0.1)
     far = fit_linear(phi_a, phi_b, label, math.inf, ridge=0.1, start=torch.tensor([30.0, -30.0]))
