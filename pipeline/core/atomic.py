@@ -43,15 +43,24 @@ def new_folder(target: Path) -> Iterator[Path]:
         yield temporary
         sync_folder(temporary)
         if target.exists():
-            old = target.with_name(f".{target.name}.{uuid.uuid4().hex}.old")
-            os.replace(target, old)
-            os.replace(temporary, target)
-            shutil.rmtree(old)
+            _swap(temporary, target)
         else:
             os.replace(temporary, target)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def _swap(new: Path, target: Path) -> None:
+    """Puts `new` in the place of the folder `target`; the old one goes only once the new one stands."""
+    old = target.with_name(f".{target.name}.{uuid.uuid4().hex}.old")
+    os.replace(target, old)
+    try:
+        os.replace(new, target)
+    except BaseException:
+        os.replace(old, target)
+        raise
+    shutil.rmtree(old)
 
 
 def sync_folder(folder: Path) -> None:
@@ -66,12 +75,18 @@ def sync_folder(folder: Path) -> None:
 
 
 def sweep_temporaries(folder: Path) -> None:
-    """Removes what an interrupted `write_text` or `new_folder` left directly below `folder`."""
+    """Removes what an interrupted `write_text` or `new_folder` left directly below `folder`.
+
+    An old folder whose successor never took its place (a kill between the two renames) gets its name back.
+    """
     if not folder.is_dir():
         return
-    for path in folder.iterdir():
+    for path in list(folder.iterdir()):
         if path.name.startswith(".") and path.suffix in {".tmp", ".old"}:
-            if path.is_dir():
+            target = folder / path.name[1:].rsplit(".", 2)[0]
+            if path.suffix == ".old" and not target.exists():
+                os.replace(path, target)
+            elif path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
