@@ -1,0 +1,219 @@
+"""Recipes: strict keys, typed values, overrides, and errors that name the culprit."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.core.config import apply_overrides, dump_yaml, load_recipe, nearest, parse, read_yaml, to_tree
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import Recipe
+
+
+def tree(**sections: Any) -> dict[str, Any]:
+    """The smallest valid recipe, with sections added or replaced."""
+    smallest = {
+        "name": "x",
+        "evaluation_labels": "private",
+        "model": {"source": "tiny"},
+        "privatize": {"epsilon": 1.0},
+    }
+    return {**smallest, **sections}
+
+
+def refusal(given: dict[str, Any]) -> str:
+    with pytest.raises(UserError) as caught:
+        parse(Recipe, given, "r.yaml")
+    message = str(caught.value)
+    assert message.startswith("r.yaml: ")
+    assert "\n" not in message
+    return message
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sections", "path", "meant"),
+    [
+        ({"rewards": {}}, "rewards", "reward"),
+        ({"reward": {"ridgee": 1.0}}, "reward.ridgee", "ridge"),
+        ({"ppo": {"lora": {"rnak": 4}}}, "ppo.lora.rnak", "rank"),  # behind `LoraSettings | None`
+        ({"reward": {"lora": {"droput": 0.1}}}, "reward.lora.droput", "dropout"),
+    ],
+)
+def test_an_unknown_key_is_named_with_its_path_and_the_nearest_key(
+    sections: dict[str, Any], path: str, meant: str
+) -> None:
+    message = refusal(tree(**sections))
+    assert f"unknown key '{path}'" in message
+    assert f"did you mean '{meant}'?" in message
+
+
+def test_a_key_like_no_other_gets_the_list_of_keys() -> None:
+    assert nearest("zzz", ["beta", "alpha"]) == "; valid keys here: alpha, beta"
+    assert "valid keys here: dropout, rank, scale, target_modules" in refusal(tree(sft={"lora": {"zzzz": 1}}))
+
+
+def test_a_missing_required_key_is_named() -> None:
+    assert "key 'privatize' is required" in refusal({k: v for k, v in tree().items() if k != "privatize"})
+    assert "key 'privatize.epsilon' is required" in refusal(tree(privatize={}))
+    assert "key 'evaluation_labels' is required" in refusal(
+        {k: v for k, v in tree().items() if k != "evaluation_labels"}
+    )
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sections", "path", "shown"),
+    [
+        ({"reward": {"epochs": "three"}}, "reward.epochs", "'three'"),
+        ({"ppo": {"rollouts": 2.5}}, "ppo.rollouts", "2.5"),
+        ({"ppo": {"rollouts": 0}}, "ppo.rollouts", "0"),
+        ({"ppo": {"top_p": 1.5}}, "ppo.top_p", "1.5"),
+        ({"ppo": {"kl_coef": math.nan}}, "ppo.kl_coef", "nan"),
+        ({"reward": {"loss": "hinge"}}, "reward.loss", "'hinge'"),
+        ({"name": "a/b"}, "name", "'a/b'"),
+        ({"sft": [1, 2]}, "sft", "[1, 2]"),
+    ],
+)
+def test_an_ill_typed_value_is_named_with_its_key(sections: dict[str, Any], path: str, shown: str) -> None:
+    message = refusal(tree(**sections))
+    assert message.startswith(f"r.yaml: {path}: ")
+    assert f"(given {shown})" in message
+
+
+@pytest.mark.parametrize(("text", "value"), [("1e-6", 1e-6), ("1.0e-6", 1e-6), ("5E-7", 5e-7), ("1", 1.0)])
+def test_scientific_notation_is_a_number(text: str, value: float, tmp_path: Path) -> None:
+    """YAML 1.1 reads 1e-6 as a string; a recipe must not."""
+    path = tmp_path / "r.yaml"
+    path.write_text(yaml.safe_dump(tree()) + f"ppo: {{learning_rate: {text}}}\n")
+    assert load_recipe(Recipe, path).ppo.learning_rate == value
+    assert load_recipe(Recipe, path, ["ppo.learning_rate=" + text]).ppo.learning_rate == value
+
+
+def test_infinity_is_a_number_and_needs_public_labels() -> None:
+    privatize = yaml.safe_load("{epsilon: .inf}")
+    assert parse(Recipe, tree(privatize=privatize, data={"public_labels": True}), "r").privatize.epsilon == math.inf
+    assert "needs data.public_labels: true" in refusal(tree(privatize=privatize))
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan, -math.inf])
+def test_epsilon_is_positive(epsilon: float) -> None:
+    assert "r.yaml: privatize: epsilon must be a number > 0" in refusal(tree(privatize={"epsilon": epsilon}))
+
+
+# --- overrides --------------------------------------------------------------------------------------------------------
+
+
+def test_overrides_reach_any_depth_and_leave_the_tree_alone() -> None:
+    before = tree(sft=None)
+    after = apply_overrides(before, ["reward.lora.rank=3", "sft.epochs=2", "name=y", "ppo.lora=null"])
+    assert after["reward"] == {"lora": {"rank": 3}}
+    assert after["sft"] == {"epochs": 2}
+    assert after["name"] == "y"
+    assert after["ppo"] == {"lora": None}
+    assert before == tree(sft=None)
+
+
+def test_the_last_override_wins() -> None:
+    assert apply_overrides({}, ["a.b=1", "a.b=2"]) == {"a": {"b": 2}}
+    assert apply_overrides({}, ["a=x=y"]) == {"a": "x=y"}
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("reward.epochs", "is not of the form section.key=value"),
+        ("=3", "is not of the form section.key=value"),
+        ("name.first=3", "'name' is a value, not a section"),
+        ("name=[1", "the value is not valid YAML"),
+    ],
+)
+def test_a_bad_override_is_quoted(override: str, complaint: str) -> None:
+    with pytest.raises(UserError) as caught:
+        apply_overrides(tree(), [override])
+    assert f"'{override}'" in str(caught.value)
+    assert complaint in str(caught.value)
+
+
+def test_overrides_are_checked_like_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(yaml.safe_dump(tree()))
+    with pytest.raises(UserError, match=r"unknown key 'ppo\.roluts'; did you mean 'rollouts'"):
+        load_recipe(Recipe, path, ["ppo.roluts=3"])
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"model: [1, 2\nname: x\n", "is not valid YAML at line"),
+        (b"a: 1\n\tb: 2\n", "is not valid YAML at line 2"),
+        (b"name: \xff\xfe\n", "is not UTF-8 text"),
+        (b"- a\n- b\n", "holds no mapping"),
+        (b"", "holds no mapping"),
+        (b"a: !!python/object/apply:os.system ['true']\n", "is not valid YAML"),
+    ],
+)
+def test_a_broken_file_is_named(content: bytes, complaint: str, tmp_path: Path) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        read_yaml(path)
+    assert str(path) in str(caught.value)
+    assert complaint in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.yaml", tmp_path):
+        with pytest.raises(UserError, match="does not exist"):
+            read_yaml(path)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    epsilon=st.floats(1e-3, 50),
+    rate=st.floats(1e-9, 1),
+    rank=st.integers(1, 64) | st.none(),
+    prompt=st.none() | st.text(max_size=20),
+    extra=st.dictionaries(st.text("abc", min_size=1), st.integers() | st.text() | st.booleans(), max_size=3),
+)
+def test_a_dumped_recipe_loads_to_itself(
+    epsilon: float, rate: float, rank: int | None, prompt: str | None, extra: dict[str, Any]
+) -> None:
+    recipe = parse(
+        Recipe,
+        tree(
+            model={"source": "tiny", "system_prompt": prompt},
+            privatize={"epsilon": epsilon},
+            ppo={"learning_rate": rate, "lora": None if rank is None else {"rank": rank}},
+            sft={"trainer_args": extra},
+        ),
+        "given",
+    )
+    assert parse(Recipe, yaml.safe_load(dump_yaml(recipe)), "dumped") == recipe
+
+
+def test_infinity_survives_the_dump() -> None:
+    recipe = parse(Recipe, tree(privatize={"epsilon": math.inf}, data={"public_labels": True}), "given")
+    assert parse(Recipe, yaml.safe_load(dump_yaml(recipe)), "dumped") == recipe
+
+
+def test_the_dump_writes_every_key_out() -> None:
+    dumped = to_tree(parse(Recipe, tree(), "given"))
+    assert dumped["model"]["cache_dir"] == "runs/cache"
+    assert dumped["ppo"]["lora"] == {"rank": 16, "scale": 2.0, "dropout": 0.0, "target_modules": "all-linear"}
+    assert set(dumped) == {
+        "name", "seed", "evaluation_labels", "model", "data", "privatize", "sft", "reward", "ppo", "evaluate",
+    }  # fmt: skip

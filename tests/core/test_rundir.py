@@ -1,0 +1,104 @@
+"""The run directory: who may use it, and when a stage counts as complete."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.core import rundir
+from pipeline.core.config import load_recipe, parse
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import Recipe
+from pipeline.core.rundir import RunDir
+
+
+def recipe(name: str = "one", **sections: Any) -> Recipe:
+    tree = {
+        "name": name,
+        "evaluation_labels": "private",
+        "model": {"source": "tiny"},
+        "privatize": {"epsilon": 1.0},
+        **sections,
+    }
+    return parse(Recipe, tree, "r")
+
+
+def test_a_claim_saves_the_resolved_recipe_and_the_environment(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "a" / "run")
+    run.claim(recipe())
+    assert load_recipe(Recipe, run.root / "recipe.yaml") == recipe()
+    environment = json.loads((run.root / "environment.json").read_text())
+    assert set(environment["versions"]) == set(rundir.LIBRARIES)
+    assert environment["code_digest"] == rundir.code_digest()
+    run.claim(recipe(seed=5))  # a changed recipe of the same name goes on in the same directory
+    assert load_recipe(Recipe, run.root / "recipe.yaml").seed == 5
+
+
+def test_another_recipe_s_directory_is_refused_and_left_alone(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    run.claim(recipe())
+    with pytest.raises(UserError, match="was made by recipe 'one', not 'two': choose another --run-dir"):
+        run.claim(recipe("two"))
+    assert load_recipe(Recipe, run.root / "recipe.yaml").name == "one"
+
+
+def test_what_is_no_run_directory_is_refused(tmp_path: Path) -> None:
+    full = tmp_path / "home"
+    full.mkdir()
+    (full / "thesis.txt").write_text("mine")
+    file = tmp_path / "file"
+    file.write_text("mine")
+    for root in (full, file):
+        with pytest.raises(UserError, match="is no run directory: choose another --run-dir"):
+            RunDir(root).check(recipe())
+    assert [path.name for path in full.iterdir()] == ["thesis.txt"]
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    RunDir(empty).check(recipe())
+    RunDir(tmp_path / "absent").check(recipe())
+    assert not (tmp_path / "absent").exists()  # check looks, claim makes
+
+
+def test_an_unwritable_directory_is_a_user_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        RunDir(tmp_path / "file" / "run").claim(recipe())
+
+
+def test_a_stage_is_complete_exactly_while_its_manifest_stands(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    assert run.manifest("sft") is None
+    with pytest.raises(UserError, match=r"holds no completed stage 'sft': run it first \(--only sft\)"):
+        run.require("sft")
+    run.checkpoints("sft").mkdir(parents=True)
+    (run.checkpoints("sft") / "state").write_text("x")
+    run.complete("sft", {"stage": "sft"})
+    assert run.require("sft") == {"stage": "sft"}
+    assert not run.checkpoints("sft").exists()
+    run.reopen("sft")
+    assert run.manifest("sft") is None
+    run.reopen("sft")
+
+
+@pytest.mark.parametrize("content", [b'{"stage": "sf', b"", b"\xff\xfe"])
+def test_a_damaged_manifest_is_named(content: bytes, tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.stage("sft").mkdir()
+    (run.stage("sft") / "manifest.json").write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        run.manifest("sft")
+    assert str(run.stage("sft") / "manifest.json") in str(caught.value)
+    assert "delete the folder" in str(caught.value)
+
+
+def test_fingerprints_ignore_key_order_alone() -> None:
+    assert rundir.fingerprint({"a": 1, "b": [1, 2]}) == rundir.fingerprint({"b": [1, 2], "a": 1})
+    assert rundir.fingerprint({"a": [1, 2]}) != rundir.fingerprint({"a": [2, 1]})
+    assert rundir.fingerprint({"a": 1}) != rundir.fingerprint({"a": "1"})
+
+
+def test_peak_memory_is_in_mebibytes() -> None:
+    assert 5 < rundir.peak_rss_mb() < 1e6

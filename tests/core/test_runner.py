@@ -1,0 +1,303 @@
+"""What the runner would do on a directory of stages that look complete: skip, rerun, resume, refuse."""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import runner
+from pipeline.core import rundir
+from pipeline.core.config import parse
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import Recipe
+from pipeline.core.rundir import RunDir
+from pipeline.core.world import World, declared_world
+from pipeline.runner import NAMES, STAGES, Selection, StageContext, plan, spec_of, stage_fingerprint
+
+ALONE = World(rank=0, size=1)
+
+
+def recipe(**sections: Any) -> Recipe:
+    tree = {
+        "name": "one",
+        "evaluation_labels": "private",
+        "model": {"source": "tiny"},
+        "privatize": {"epsilon": 1.0},
+        **sections,
+    }
+    return parse(Recipe, tree, "r")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The digest of the source tree is a constant here; its own test undoes this."""
+    monkeypatch.setattr(rundir, "code_digest", lambda: "code")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """Every stage of `recipe()` complete."""
+    directory = RunDir(tmp_path / "run")
+    complete(directory, recipe())
+    return directory
+
+
+def complete(directory: RunDir, done: Recipe, names: tuple[str, ...] = NAMES) -> None:
+    directory.claim(done)
+    for name in names:
+        fingerprint = stage_fingerprint(spec_of(name), done, directory)
+        directory.complete(name, {"stage": name, "fingerprint": fingerprint})
+
+
+def running(given: Recipe, directory: RunDir, **selection: str) -> list[str]:
+    return [line.spec.name for line in plan(given, directory, Selection(**selection)) if line.runs]
+
+
+# --- the stage table --------------------------------------------------------------------------------------------------
+
+
+def test_stages_stand_after_what_they_read() -> None:
+    for position, stage in enumerate(STAGES):
+        assert set(stage.upstream) <= set(NAMES[:position])
+
+
+def test_every_section_of_the_recipe_changes_some_stage() -> None:
+    fields = set(Recipe.__dataclass_fields__)
+    assert {section for stage in STAGES for section in stage.sections} == fields
+
+
+# --- skip and rerun ---------------------------------------------------------------------------------------------------
+
+
+def test_a_complete_run_does_nothing(run: RunDir) -> None:
+    assert running(recipe(), run) == []
+    assert {line.reason for line in plan(recipe(), run, Selection())} == {"up to date"}
+
+
+def test_an_empty_directory_runs_everything(tmp_path: Path) -> None:
+    lines = plan(recipe(), RunDir(tmp_path), Selection())
+    assert [line.spec.name for line in lines if line.runs] == list(NAMES)
+    assert {line.reason for line in lines} == {"not run yet"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"privatize": {"epsilon": 2.0}}, NAMES),
+        ({"sft": {"epochs": 2}}, NAMES[1:]),
+        ({"reward": {"kappa": 2.0}}, NAMES[2:]),
+        ({"ppo": {"kl_coef": 0.2}}, NAMES[3:]),
+        ({"evaluate": {"num_prompts": 3}}, NAMES[4:]),
+        ({"seed": 1}, NAMES[1:]),  # the randomiser has its own key
+        ({"data": {"limit": 5}}, NAMES),
+        ({"model": {"source": "smollm2"}}, NAMES[1:]),
+        ({"name": "two"}, NAMES[5:]),
+    ],
+)
+def test_a_changed_section_reruns_its_stage_and_those_downstream(
+    changed: dict[str, Any], expected: tuple[str, ...], run: RunDir
+) -> None:
+    assert running(recipe(**changed), run) == list(expected)
+
+
+def test_reasons_tell_the_cause_from_the_consequence(run: RunDir) -> None:
+    reasons = {line.spec.name: line.reason for line in plan(recipe(reward={"kappa": 2.0}), run, Selection())}
+    assert reasons["sft"] == "up to date"
+    assert reasons["reward"] == "recipe, input or code changed"
+    assert reasons["ppo"] == "its input 'reward' runs again"
+
+
+def test_changed_code_reruns_everything(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rundir, "code_digest", lambda: "other code")
+    assert running(recipe(), run) == list(NAMES)
+
+
+def test_a_rerun_stage_reruns_what_reads_it_even_when_the_recipe_is_the_same(run: RunDir) -> None:
+    """A stage that was completed again under another recipe carries another fingerprint."""
+    complete(run, recipe(sft={"epochs": 2}), ("sft",))
+    assert running(recipe(sft={"epochs": 2}), run) == ["reward", "ppo", "evaluate", "report"]
+
+
+def test_an_incomplete_stage_resumes(run: RunDir) -> None:
+    run.reopen("ppo")
+    run.checkpoints("ppo").mkdir(parents=True)
+    lines = {line.spec.name: line for line in plan(recipe(), run, Selection())}
+    assert (lines["ppo"].runs, lines["ppo"].reason) == (True, "resumes")
+    assert lines["evaluate"].reason == "its input 'ppo' runs again"
+    assert not lines["reward"].runs
+
+
+def test_a_changed_prompt_file_reruns_ppo(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "one"}\n')
+    given = recipe(data={"prompts": str(prompts)})
+    directory = RunDir(tmp_path / "run")
+    complete(directory, given)
+    assert running(given, directory) == []
+    prompts.write_text('{"prompt": "two"}\n')
+    assert running(given, directory) == ["ppo", "evaluate", "report"]
+
+
+def test_changed_raw_preferences_rerun_privatize_and_leave_no_digest_in_the_run(tmp_path: Path) -> None:
+    from pipeline.privacy.keys import keygen
+    from pipeline.stages import privatize
+
+    raw, key = tmp_path / "raw.jsonl", tmp_path / "keys" / "k"
+    raw.write_text('{"prompt": "p", "chosen": "a", "rejected": "b"}\n')
+    keygen(key)
+    given = recipe(data={"preferences": str(raw)}, privatize={"epsilon": 1.0, "key_file": str(key)})
+    directory = RunDir(tmp_path / "run")
+    complete(directory, given)
+    privatize.remember_input(given, directory)
+    assert running(given, directory) == []
+    raw.write_text('{"prompt": "p", "chosen": "b", "rejected": "a"}\n')
+    lines = plan(given, directory, Selection())
+    assert lines[0].reason == "raw input changed"
+    assert all(line.runs for line in lines)
+
+
+# --- selections -------------------------------------------------------------------------------------------------------
+
+
+def test_from_runs_the_stage_and_what_follows(run: RunDir) -> None:
+    assert running(recipe(), run, start="reward") == ["reward", "ppo", "evaluate", "report"]
+    assert running(recipe(sft={"epochs": 2}), run, start="ppo") == ["ppo", "evaluate", "report"]
+
+
+def test_only_runs_one_stage_even_when_it_is_up_to_date(run: RunDir) -> None:
+    assert running(recipe(), run, only="ppo") == ["ppo"]
+    assert {line.reason for line in plan(recipe(), run, Selection(only="ppo"))} == {"asked for", "not selected"}
+
+
+def test_a_misspelt_stage_gets_the_nearest_name() -> None:
+    with pytest.raises(UserError, match="--from reword: no such stage; did you mean 'reward'"):
+        Selection(start="reword")
+    with pytest.raises(UserError, match="--only qqq: no such stage; valid keys here"):
+        Selection(only="qqq")
+    with pytest.raises(UserError, match="exclude each other"):
+        Selection(start="sft", only="ppo")
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+def fake_stages(monkeypatch: pytest.MonkeyPatch, ran: list[str], fails: str | None = None) -> None:
+    def module(spec: runner.StageSpec) -> Any:
+        def body(context: StageContext) -> dict[str, Any]:
+            ran.append(spec.name)
+            if spec.name == fails:
+                raise RuntimeError("out of memory")
+            context.folder.mkdir(parents=True, exist_ok=True)
+            if spec.name == "evaluate":
+                (context.folder / "evaluation.json").write_text("{}")
+            return {"summary": "fine"}
+
+        return types.SimpleNamespace(run=body, input_unchanged=lambda *_: True)
+
+    monkeypatch.setattr(runner, "_module", module)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+
+def test_execute_runs_once_and_then_skips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    fake_stages(monkeypatch, ran)
+    directory = RunDir(tmp_path / "run")
+    runner.execute(recipe(), directory, Selection())
+    assert ran == list(NAMES)
+    manifest = directory.require("ppo")
+    assert manifest["report"] == {"summary": "fine"}
+    assert manifest["world_size"] == 1
+    assert manifest["seconds"] >= 0
+    assert (directory.root / "metrics.json").is_file()
+    runner.execute(recipe(), directory, Selection())
+    assert ran == list(NAMES)
+    runner.execute_one("ppo", recipe(), directory)
+    assert ran == list(NAMES)
+    runner.execute_one("ppo", recipe(ppo={"kl_coef": 0.2}), directory)
+    assert ran == [*NAMES, "ppo"]
+
+
+def test_a_failed_stage_is_incomplete_keeps_its_state_and_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+    fake_stages(monkeypatch, ran, fails="reward")
+    directory = RunDir(tmp_path / "run")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        runner.execute(recipe(), directory, Selection())
+    assert ran == ["privatize", "sft", "reward"]
+    assert directory.manifest("reward") is None
+    (directory.checkpoints("reward") / "step-1").touch()
+    reason = {line.spec.name: line.reason for line in plan(recipe(), directory, Selection())}
+    assert reason["sft"] == "up to date"
+    assert reason["reward"] == "resumes"
+
+
+def test_a_stage_without_its_input_says_what_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    fake_stages(monkeypatch, ran)
+    with pytest.raises(UserError, match=r"no completed stage 'sft': run it first \(--only sft\)"):
+        runner.execute(recipe(), RunDir(tmp_path / "run"), Selection(only="ppo"))
+    assert ran == []
+
+
+@pytest.mark.parametrize(
+    ("later", "world", "kept"),
+    [
+        ({}, ALONE, True),
+        ({"ppo": {"kl_coef": 0.2}}, ALONE, False),
+        ({}, World(rank=0, size=2), False),
+    ],
+)
+def test_resume_state_of_another_recipe_or_world_is_dropped(
+    later: dict[str, Any], world: World, kept: bool, run: RunDir
+) -> None:
+    run.reopen("ppo")
+    runner._discard_foreign_checkpoints(StageContext(recipe(), run, ALONE, spec_of("ppo")))
+    state = run.checkpoints("ppo") / "step-3"
+    state.mkdir()
+    runner._discard_foreign_checkpoints(StageContext(recipe(**later), run, world, spec_of("ppo")))
+    assert state.is_dir() == kept
+    assert (run.checkpoints("ppo") / "fingerprint.json").is_file()
+
+
+def test_resume_state_without_identity_is_dropped(run: RunDir) -> None:
+    state = run.checkpoints("ppo") / "step-3"
+    state.mkdir(parents=True)
+    runner._discard_foreign_checkpoints(StageContext(recipe(), run, ALONE, spec_of("ppo")))
+    assert not state.exists()
+
+
+def test_a_start_sweeps_the_debris_of_a_killed_run(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_stages(monkeypatch, [])
+    debris = run.stage("ppo") / ".model.0123.tmp"
+    debris.mkdir(parents=True)
+    runner.execute(recipe(), run, Selection(only="evaluate"))
+    assert not debris.exists()
+
+
+def test_the_launcher_s_environment_is_the_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert declared_world() == ALONE
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert declared_world() == World(rank=1, size=4)
+    assert not declared_world().main
+
+
+def test_the_code_digest_reads_both_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    read: list[str] = []
+    original = Path.read_bytes
+
+    def record(path: Path) -> bytes:
+        read.append(path.name)
+        return original(path)
+
+    monkeypatch.setattr(Path, "read_bytes", record)
+    assert len(rundir.code_digest()) == 64
+    assert {"runner.py", "losses.py", "bound.py", "report.html.j2"} <= set(read)
