@@ -1,4 +1,5 @@
-"""The embedded task's prompts: topics times request forms. Training and evaluation share the forms and no topic.
+"""The embedded task's prompts: topics times request forms. Training and evaluation share the forms and no topic
+(three head nouns recur: bus, meeting and ticket, as in "a parking ticket" and "a museum ticket").
 
 A third of the topics of each split are pleasant, a third neutral and a third mildly annoying, so that the reference
 policy's sentiment is middling and there is something left to align.
