@@ -26,19 +26,27 @@ def install_hooks(accelerator: Accelerator) -> None:
     def save(models: list[Any], weights: list[dict[str, torch.Tensor]], folder: str) -> None:
         if not weights:
             return
-        model, state = accelerator.unwrap_model(models[0]), weights.pop()
-        trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        weights.clear()  # accelerate's copy of everything, under DDP with every name prefixed by `module.`
         if accelerator.is_main_process:
-            kept = {name: tensor.contiguous() for name, tensor in state.items() if name in trainable}
-            save_file(kept, os.path.join(folder, WEIGHTS))
+            save_file(trainable_tensors(accelerator.unwrap_model(models[0])), os.path.join(folder, WEIGHTS))
 
     def load(models: list[Any], folder: str) -> None:
         path = os.path.join(folder, WEIGHTS)
         if os.path.isfile(path):
-            accelerator.unwrap_model(models.pop()).load_state_dict(load_file(path), strict=False)
+            model, kept = accelerator.unwrap_model(models.pop()), load_file(path)
+            differing = trainable_tensors(model).keys() ^ kept.keys()
+            if differing:
+                raise RuntimeError(f"{path} is not of this model ({min(differing)}): delete the checkpoint folder")
+            model.load_state_dict(kept, strict=False)
 
     accelerator.register_save_state_pre_hook(save)
     accelerator.register_load_state_pre_hook(load)
+
+
+def trainable_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The trainable parameters of a bare model by name; tied ones once."""
+    named = model.named_parameters()
+    return {name: parameter.detach().contiguous() for name, parameter in named if parameter.requires_grad}
 
 
 def save(accelerator: Accelerator, folder: Path, iteration: int, state: dict[str, Any]) -> None:
