@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -98,7 +99,7 @@ def load_causal_lm(path: str | Path, dtype: str) -> PreTrainedModel:
     try:
         with no_progress_bars():
             model = AutoModelForCausalLM.from_pretrained(str(path), dtype=DTYPES[dtype])
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         cause = str(error).splitlines()[0][:200]
         raise UserError(
             f"{path} holds no whole causal-LM checkpoint ({cause}): check the folder, or make it again"
