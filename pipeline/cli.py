@@ -16,6 +16,8 @@ import typer
 
 from pipeline.core.errors import UserError
 
+UNUSABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST})
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -42,14 +44,15 @@ def run(
     """Run a recipe: stages that are up to date are skipped, an interrupted one resumes."""
     from pipeline import runner
     from pipeline.core.rundir import RunDir
+    from pipeline.core.world import declared_world
 
     recipe = _recipe(config, data, overrides)
     directory = RunDir(run_dir or Path("runs") / recipe.name)
     selection = runner.Selection(start=start, only=only)
     if dry_run:
-        directory.check(recipe)
+        lines = runner.check(recipe, directory, selection, declared_world())
         print(f"recipe {recipe.name} in {directory.root}")
-        for line in runner.plan(recipe, directory, selection):
+        for line in lines:
             print(f"  {line.spec.name:<10} {'run ' if line.runs else 'skip'}  {line.reason}")
         return
     runner.execute(recipe, directory, selection)
@@ -182,7 +185,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno == errno.ENOSPC:
             return _fail("no space left on the disk: free some and run the same command again to resume", 1)
-        raise
+        if error.errno in UNUSABLE and error.filename is not None:
+            return _fail(f"{error.filename}: {error.strerror}: choose another place, or mend its permissions", 2)
+        return _runtime_failure(error)
     except (FloatingPointError, RuntimeError) as error:
         return _runtime_failure(error)
     return 0

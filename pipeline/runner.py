@@ -13,6 +13,7 @@ import json
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from pipeline.core.metrics import write_metrics
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
 from pipeline.core.world import World, barrier, join_world
+from pipeline.preflight import preflight
 
 
 @dataclass(frozen=True)
@@ -172,12 +174,36 @@ def _why_run(
     return None
 
 
+def check(recipe: Recipe, run: RunDir, selection: Selection, world: World) -> list[PlannedStage]:
+    """The plan, after every check that can be made before anything is written.
+
+    Raises:
+        UserError: a foreign run directory, a missing upstream stage, or something `preflight` finds.
+    """
+    run.check(recipe)
+    lines = plan(recipe, run, selection)
+    _check_needs(recipe, run, [line.spec for line in lines if line.runs], world)
+    return lines
+
+
+def _check_needs(recipe: Recipe, run: RunDir, specs: Sequence[StageSpec], world: World) -> None:
+    """What the stages `specs` read is there, or made by one of them before."""
+    names = {spec.name for spec in specs}
+    for spec in specs:
+        for name in spec.upstream:
+            if name not in names:
+                run.require(name)
+    preflight(recipe, names, world)
+    if "privatize" in names:
+        _module(spec_of("privatize")).check_input(recipe, run)
+
+
 def execute(recipe: Recipe, run: RunDir, selection: Selection) -> None:
     """Runs the selected stages that are not up to date, in order."""
     world = join_world()
-    _claim(recipe, run, world)
-    lines = plan(recipe, run, selection)
+    lines = check(recipe, run, selection, world)
     barrier(world)  # every process has read the same state before any changes it
+    _claim(recipe, run, world)
     for line in lines:
         if line.runs:
             run_stage(StageContext(recipe, run, world, line.spec))
@@ -188,11 +214,13 @@ def execute(recipe: Recipe, run: RunDir, selection: Selection) -> None:
 def execute_one(name: str, recipe: Recipe, run: RunDir) -> None:
     """Runs one stage, as `accelerate launch -m pipeline.stages.NAME` does; a complete one is skipped."""
     world = join_world()
-    _claim(recipe, run, world)
+    run.check(recipe)
     spec = spec_of(name)
-    manifest = run.manifest(name)
-    reason = _why_run(spec, recipe, run, manifest, set())
+    reason = _why_run(spec, recipe, run, run.manifest(name), set())
+    if reason is not None:
+        _check_needs(recipe, run, [spec], world)
     barrier(world)
+    _claim(recipe, run, world)
     if reason is None:
         if world.main:
             say(f"{name}: up to date, skipped")

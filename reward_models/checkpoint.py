@@ -190,14 +190,14 @@ def _bonus_tensors(bonus: FisherBonus) -> dict[str, Tensor]:
 def _replace_folder(target: Path, write: Callable[[Path], None]) -> None:
     """Fill a temporary sibling with `write`, sync it, and rename it to `target`; nothing is left behind on failure."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
     try:
         write(temporary)
         temporary.chmod(0o755)
         for file in [*temporary.rglob("*"), temporary]:
             _sync(file)
         if target.exists():
-            retired = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
+            retired = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
             target.rename(retired / target.name)
             temporary.rename(target)
             shutil.rmtree(retired)

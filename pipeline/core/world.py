@@ -8,6 +8,8 @@ from typing import Any
 
 from pipeline.core.errors import UserError
 
+LAUNCH = "on CPUs launch with 'ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes N …'"
+
 
 @dataclass(frozen=True)
 class World:
@@ -22,8 +24,40 @@ class World:
 
 
 def declared_world() -> World:
-    """RANK and WORLD_SIZE of the environment; a single process without them."""
-    return World(rank=int(os.environ.get("RANK", "0")), size=int(os.environ.get("WORLD_SIZE", "1")))
+    """RANK and WORLD_SIZE of the environment; a single process without them.
+
+    Raises:
+        UserError: one of them is no number, or there are several processes but no launcher's address to meet at:
+            waiting for the others would take half an hour to fail.
+    """
+    values = {name: os.environ.get(name, default) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"))}
+    for name, value in values.items():
+        if not value.isdecimal():
+            raise UserError(f"the environment variable {name} is '{value}', not a number: unset it")
+    world = World(rank=int(values["RANK"]), size=int(values["WORLD_SIZE"]))
+    missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if world.size > 1 and missing:
+        raise UserError(
+            f"WORLD_SIZE is {world.size} but {missing[0]} is not set, so no launcher started this process: {LAUNCH}, "
+            "or unset WORLD_SIZE"
+        )
+    return world
+
+
+def global_batch(section: str, batch_size: int, micro_batch_size: int | None, world: World) -> tuple[int, int]:
+    """(per-device batch, accumulation steps) whose product over processes is the global batch.
+
+    Raises:
+        UserError: the global batch does not divide.
+    """
+    share, rest = divmod(batch_size, world.size)
+    micro = min(micro_batch_size or share, share) if share else 0
+    if rest or not micro or share % micro:
+        raise UserError(
+            f"{section}.batch_size {batch_size} is no multiple of {world.size} process(es) × micro batch "
+            f"{micro_batch_size or share}: change {section}.batch_size or {section}.micro_batch_size"
+        )
+    return micro, share // micro
 
 
 def join_world() -> World:
@@ -38,10 +72,7 @@ def join_world() -> World:
         return declared
     actual = _process_state().num_processes
     if actual != declared.size:
-        raise UserError(
-            f"WORLD_SIZE is {declared.size} but accelerate runs {actual} process(es): on CPUs launch with "
-            "'ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes N …'"
-        )
+        raise UserError(f"WORLD_SIZE is {declared.size} but accelerate runs {actual} process(es): {LAUNCH}")
     return declared
 
 

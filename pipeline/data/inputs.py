@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
 from pipeline.data.formats import read_demonstrations, read_prompts
 from pipeline.data.release import Release, read_release
-from pipeline.data.render import Prompt, Renderer, Response
+from pipeline.data.render import Prompt, Renderer, Response, keep_fitting
 from pipeline.embedded import task
 
 BUILT_IN = frozenset({"embedded", "release", "evaluation"})
@@ -69,6 +70,28 @@ def evaluation_prompts(recipe: Recipe, run: RunDir) -> list[Prompt]:
     if source == "evaluation":
         return distinct([row.prompt for row in evaluation_release(run).rows])
     return distinct(list(read_prompts(source)))
+
+
+def check_prompt_lengths(recipe: Recipe, run: RunDir, renderer: Renderer) -> None:
+    """Looks for prompts over the limit in everything that later stages read, before the first one trains.
+
+    Raises:
+        UserError: names the data key, the source and the prompt; with model.long_prompts: drop, only when all of a
+            source's prompts are over the limit.
+    """
+    data = recipe.data
+    sources: dict[str, Callable[[], Sequence[Prompt]]] = {
+        f"data.demonstrations={data.demonstrations}": lambda: [row.prompt for row in demonstrations(recipe, run)],
+        f"data.preferences={data.preferences}": lambda: [row.prompt for row in release(run).rows],
+        f"data.prompts={data.prompts}": lambda: training_prompts(recipe, run),
+        f"data.evaluation_prompts={data.evaluation_prompts}": lambda: evaluation_prompts(recipe, run),
+        f"data.preferences={data.preferences} (evaluation)": lambda: [r.prompt for r in evaluation_release(run).rows],
+    }
+    for name, read in sources.items():
+        try:
+            keep_fitting(distinct(read()), renderer, recipe.model.long_prompts)
+        except UserError as error:
+            raise UserError(f"{name}: {error}") from None
 
 
 def release(run: RunDir) -> Release:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ def compare(
     Raises:
         UserError: a checkpoint, prompt file or judge that cannot be used.
     """
+    if output is not None:
+        check_output(output)
     chosen = load_prompts(prompts)[:limit]
     renderer = Renderer(load_tokenizer(policy), MAX_PROMPT_TOKENS, max_response_tokens, system_prompt)
     referee = make_judge(judge, renderer)
@@ -61,6 +64,13 @@ def compare(
     if output is not None:
         atomic.write_json(output, result)
     return f"win rate by {judge}: {rate}; length-controlled: {controlled}"
+
+
+def check_output(path: Path) -> None:
+    """Refuses an output file that could not be written, before the work rather than after it."""
+    parent = next((folder for folder in path.absolute().parents if folder.exists()), Path("/"))
+    if path.is_dir() or not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise UserError(f"--output {path} cannot be written: choose another file")
 
 
 def load_prompts(source: str) -> list[Prompt]:

@@ -128,14 +128,16 @@ def make_judge(name: str, renderer: Renderer) -> Judge:
 
 
 def _scorer(path: Path, renderer: Renderer) -> Any:
+    from safetensors import SafetensorError
+
     from pipeline.lm.models import load_tokenizer
     from pipeline.rl.scoring import RewardScorer
     from reward_models.checkpoint import load_reward_checkpoint
 
     try:
         checkpoint = load_reward_checkpoint(path)
-    except (ValueError, OSError) as error:
-        raise UserError(f"--judge rm:{path}: {str(error).splitlines()[0]}") from None
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise UserError(f"--judge rm:{path}: {' '.join(str(error).split())[:200]}") from None
     own = Renderer(
         load_tokenizer(path), renderer.max_prompt_tokens, renderer.max_response_tokens, renderer.system_prompt
     )

@@ -5,14 +5,18 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from accelerate import PartialState
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from pipeline.core import atomic
 from pipeline.core.config import nearest
 from pipeline.core.errors import UserError
-from pipeline.core.world import World, on_cpu
+from pipeline.core.world import World, global_batch, on_cpu
+
+T = TypeVar("T")
 
 COMPLETE = "COMPLETE"
 OWNED = frozenset(
@@ -42,7 +46,7 @@ def check_trainer_args(section: str, given: dict[str, Any], schema: type) -> Non
     """Checks a recipe's `trainer_args` against TRL's own dataclass.
 
     Raises:
-        UserError: a key that TRL lacks, that the recipe sets under its own name, or a value TRL refuses.
+        UserError: a key that TRL lacks, or that the recipe sets under its own name.
     """
     names = [item.name for item in dataclasses.fields(schema)]
     for key in given:
@@ -52,22 +56,6 @@ def check_trainer_args(section: str, given: dict[str, Any], schema: type) -> Non
             )
         if key not in names:
             raise UserError(f"{section}.trainer_args: trl.{schema.__name__} has no '{key}'{nearest(key, names)}")
-
-
-def global_batch(section: str, batch_size: int, micro_batch_size: int | None, world: World) -> tuple[int, int]:
-    """(per-device batch, accumulation steps) whose product over processes is the global batch.
-
-    Raises:
-        UserError: the global batch does not divide.
-    """
-    share, rest = divmod(batch_size, world.size)
-    micro = min(micro_batch_size or share, share) if share else 0
-    if rest or not micro or share % micro:
-        raise UserError(
-            f"{section}.batch_size {batch_size} is no multiple of {world.size} process(es) × micro batch "
-            f"{micro_batch_size or share}: change {section}.batch_size or {section}.micro_batch_size"
-        )
-    return micro, share // micro
 
 
 def trainer_arguments(section: str, settings: Any, checkpoints: Path, seed: int, world: World) -> dict[str, Any]:
@@ -102,12 +90,32 @@ def trainer_arguments(section: str, settings: Any, checkpoints: Path, seed: int,
     return {**defaults, **settings.trainer_args}
 
 
+def trainer_config(
+    section: str, settings: Any, schema: type[T], checkpoints: Path, seed: int, world: World, **fixed: Any
+) -> T:
+    """The TRL configuration of a recipe section, `fixed` being what the stage insists on.
+
+    Raises:
+        UserError: see `check_trainer_args`; a batch that does not divide.
+    """
+    check_trainer_args(section, settings.trainer_args, schema)
+    arguments = trainer_arguments(section, settings, checkpoints, seed, world)
+    try:
+        return schema(**arguments, **fixed)
+    except (ValueError, TypeError) as error:
+        cause = " ".join(str(error).split())
+        raise UserError(f"{section}.trainer_args: trl.{schema.__name__} refuses a value ({cause}): mend it") from None
+
+
 class CompletionMarker(TrainerCallback):
-    """Marks a Trainer checkpoint as whole once everything in it is written; a kill before that leaves no marker."""
+    """Marks a Trainer checkpoint as whole once every process has written its part; a kill before leaves no marker."""
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        PartialState().wait_for_everyone()  # each process saves its own random state
         if state.is_world_process_zero:
-            (Path(str(args.output_dir)) / f"checkpoint-{state.global_step}" / COMPLETE).touch()
+            folder = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
+            atomic.sync_folder(folder)
+            (folder / COMPLETE).touch()
 
 
 class StopOnNonFinite(TrainerCallback):

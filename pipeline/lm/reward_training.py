@@ -46,7 +46,16 @@ def train_backbone(
         warm_weight: (d,) head to start from, or None for zeros.
     """
     settings = recipe.reward
-    hf_trainer.check_trainer_args("reward", settings.trainer_args, RewardConfig)
+    arguments = hf_trainer.trainer_config(
+        "reward",
+        settings,
+        RewardConfig,
+        checkpoints,
+        recipe.seed,
+        world,
+        max_length=None,
+        remove_unused_columns=False,
+    )
     if warm_weight is not None:
         set_score_weight(backbone, warm_weight)
     if settings.mode == "lora":
@@ -57,10 +66,9 @@ def train_backbone(
             model: Any = get_peft_model(backbone, config, autocast_adapter_dtype=True)
     else:
         model = backbone.float()
-    arguments = hf_trainer.trainer_arguments("reward", settings, checkpoints, recipe.seed, world)
     trainer = PrivateRewardTrainer(
         model,
-        RewardConfig(**arguments, max_length=None, remove_unused_columns=False),
+        arguments,
         epsilon=check_epsilon(epsilon, allow_zero=False),
         loss=settings.loss,
         reward_bound=settings.reward_bound,

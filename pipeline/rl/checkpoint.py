@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+
+from pipeline.core import atomic
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -49,17 +53,37 @@ def trainable_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: parameter.detach().contiguous() for name, parameter in named if parameter.requires_grad}
 
 
-def save(accelerator: Accelerator, folder: Path, iteration: int, state: dict[str, Any]) -> None:
-    """Writes `folder/step-N`; it carries this name only once it is whole. Older ones are removed. Collective."""
+def save(
+    accelerator: Accelerator,
+    folder: Path,
+    iteration: int,
+    state: dict[str, Any],
+    references: Mapping[str, torch.Tensor],
+) -> None:
+    """Writes `folder/step-N`; it carries this name only once it is whole. Older ones are removed. Collective.
+
+    Args:
+        accelerator: holds the model and its optimiser.
+        folder: of all checkpoints of the stage.
+        iteration: iterations done.
+        state: JSON that `load_latest` gives back.
+        references: what this process knows about reference completions; drawn again in batches of another make-up,
+            they would differ in the last bit.
+    """
     temporary, target = folder / f".step-{iteration}.tmp", folder / f"step-{iteration}"
     if accelerator.is_main_process:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
     accelerator.wait_for_everyone()
     accelerator.save_state(str(temporary))
+    if references:
+        stacked = torch.stack(list(references.values())).cpu().contiguous()
+        names = {"prompts": json.dumps(list(references))}
+        save_file({"references": stacked}, temporary / _references_file(accelerator), metadata=names)
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         (temporary / "state.json").write_text(json.dumps(state))
+        atomic.sync_folder(temporary)
         os.replace(temporary, target)
         for old in folder.glob("step-*"):
             if old != target:
@@ -67,11 +91,23 @@ def save(accelerator: Accelerator, folder: Path, iteration: int, state: dict[str
     accelerator.wait_for_everyone()
 
 
-def load_latest(accelerator: Accelerator, folder: Path) -> dict[str, Any] | None:
-    """Restores the newest whole checkpoint and returns its state, or None when there is none."""
+def _references_file(accelerator: Accelerator) -> str:
+    return f"references-{accelerator.process_index}.safetensors"
+
+
+def load_latest(accelerator: Accelerator, folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]] | None:
+    """Restores the newest whole checkpoint; returns its state and references, or None when there is none."""
     steps = sorted(folder.glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
     if not steps:
         return None
     accelerator.load_state(str(steps[-1]))
     state: dict[str, Any] = json.loads((steps[-1] / "state.json").read_text())
-    return state
+    return state, _load_references(steps[-1] / _references_file(accelerator))
+
+
+def _load_references(path: Path) -> dict[str, torch.Tensor]:
+    if not path.is_file():
+        return {}
+    with safe_open(path, framework="pt") as file:
+        prompts = json.loads(file.metadata()["prompts"])
+        return dict(zip(prompts, file.get_tensor("references").unbind(0), strict=True))

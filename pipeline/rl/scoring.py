@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
@@ -40,13 +41,14 @@ class RewardScorer:
         renderer: renders text for the reward model.
         batch_size: texts per forward pass.
         use_bonus: whether Γ is computed; it needs reference completions of each prompt.
+        reference_gradients: by prompt, what `add_reference` has computed so far; part of the resume state of PPO.
     """
 
     checkpoint: RewardCheckpoint
     renderer: Renderer
     batch_size: int = 64
     use_bonus: bool = True
-    _reference_gradients: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
+    reference_gradients: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
 
     def features(
         self, prompts: Sequence[Prompt], responses: Sequence[str], progress: str | None = None
@@ -67,12 +69,12 @@ class RewardScorer:
 
     def has_reference(self, prompt: Prompt) -> bool:
         """Whether reference completions of `prompt` are known, or not needed."""
-        return not self.use_bonus or repr(prompt) in self._reference_gradients
+        return not self.use_bonus or repr(prompt) in self.reference_gradients
 
     def add_reference(self, prompt: Prompt, features: torch.Tensor) -> None:
         """Centres Γ at `prompt` with the features (K, d) of K completions of π_ref."""
         assert self.checkpoint.bonus is not None
-        self._reference_gradients[repr(prompt)] = self.checkpoint.bonus.reference_gradient(features[None])[0]
+        self.reference_gradients[repr(prompt)] = self.checkpoint.bonus.reference_gradient(features[None])[0]
 
     def score(self, prompts: Sequence[Prompt], responses: Sequence[str], progress: str | None = None) -> Scores:
         """r̄ and Γ of each response; `add_reference` comes first for every prompt when Γ is used."""
@@ -84,7 +86,7 @@ class RewardScorer:
             model = self.checkpoint.model
             reward = bounded_reward(model.raw_score_of(features), model.reward_bound)
             return Scores(reward.detach(), torch.zeros(len(features)))
-        references = torch.stack([self._reference_gradients[repr(prompt)] for prompt in prompts])
+        references = torch.stack([self.reference_gradients[repr(prompt)] for prompt in prompts])
         reward, bonus = self.checkpoint.bonus.score_centred(features, references)
         return Scores(reward, bonus)
 
@@ -97,8 +99,9 @@ def load_scorer(path: Path, recipe: Recipe, *, use_bonus: bool) -> RewardScorer:
     """
     try:
         checkpoint = load_reward_checkpoint(path)
-    except (ValueError, OSError) as error:
-        raise UserError(f"{path}: {str(error).splitlines()[0]}") from None
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        cause = " ".join(str(error).split())[:200]
+        raise UserError(f"{path} is no whole reward checkpoint ({cause}): run again with --from reward") from None
     if use_bonus and checkpoint.bonus is None:
         raise UserError(f"{path} holds no bonus statistics: fit it again with reward.kappa > 0, or set reward.kappa=0")
     return RewardScorer(checkpoint, make_renderer(recipe, load_tokenizer(path)), use_bonus=use_bonus)

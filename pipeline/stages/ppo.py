@@ -57,7 +57,9 @@ def run(context: StageContext) -> dict[str, Any]:
     # --- PPO ----------------------------------------------------------------------------------------------------------
     trainer = PpoTrainer(accelerator, model, reference, scorer, renderer, prompts, settings, recipe.seed)
     checkpoint.install_hooks(accelerator)
-    state = checkpoint.load_latest(accelerator, context.checkpoints) or {"history": [], "kl_coef": settings.kl_coef}
+    fresh: dict[str, Any] = {"history": [], "kl_coef": settings.kl_coef}
+    state, known = checkpoint.load_latest(accelerator, context.checkpoints) or (fresh, {})
+    scorer.reference_gradients.update(known)
     history: list[dict[str, Any]] = state["history"]
     trainer.controller.value = state["kl_coef"]
 
@@ -95,6 +97,7 @@ def run(context: StageContext) -> dict[str, Any]:
                 context.checkpoints,
                 iteration + 1,
                 {"history": history, "kl_coef": trainer.controller.value},
+                scorer.reference_gradients,
             )
 
     # --- results ------------------------------------------------------------------------------------------------------

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from pipeline.runner import StageContext, say
 from pipeline.stages.entry import main_for
 
 HELD_OUT_SHARE = 0.1
+FIRST_ROWS = 100
 
 
 def run(context: StageContext) -> dict[str, Any]:
@@ -40,8 +43,6 @@ def run(context: StageContext) -> dict[str, Any]:
     recipe = context.recipe
     mechanism = make_mechanism(recipe.privatize.epsilon, recipe.data.public_labels)
     key = randomiser_key(recipe)
-    for name in ("release", "evaluation"):
-        shutil.rmtree(context.folder / name, ignore_errors=True)
 
     # --- training labels: always through the mechanism ----------------------------------------------------------------
     records, counts = privatize_records(raw_pairs(recipe, "train"), mechanism, key, recipe.data.preferences)
@@ -49,7 +50,6 @@ def run(context: StageContext) -> dict[str, Any]:
     if single_file(recipe.data.preferences):
         records, held_out = split_by_id(records)
     records = records[: recipe.data.limit]  # record ids are hashes, so their first ones are a label-independent choice
-    release_to(context.folder / "release", recipe, records, counts, guarantee(mechanism, key))
 
     # --- evaluation labels: raw only where they are declared public ---------------------------------------------------
     test_mechanism: Mechanism = PublicLabels() if recipe.evaluation_labels == "public" else mechanism
@@ -64,8 +64,17 @@ def run(context: StageContext) -> dict[str, Any]:
     trained_on = {record.record_id for record in records}
     overlap = sum(record.record_id in trained_on for record in test_records)
     test_records = [record for record in test_records if record.record_id not in trained_on]
-    release_to(context.folder / "evaluation", recipe, test_records, test_counts, guarantee(test_mechanism, key))
+    if not test_records:
+        raise UserError(
+            f"{recipe.data.preferences}: no evaluation pair is left that is not also a training pair: "
+            "bring other evaluation rows"
+        )
 
+    # --- released, once everything is known to be sound ---------------------------------------------------------------
+    for name in ("release", "evaluation"):
+        shutil.rmtree(context.folder / name, ignore_errors=True)
+    release_to(context.folder / "release", recipe, records, counts, guarantee(mechanism, key))
+    release_to(context.folder / "evaluation", recipe, test_records, test_counts, guarantee(test_mechanism, key))
     remember_input(recipe, context.run)
     facts = guarantee(mechanism, key)
     epsilon = facts["epsilon"]
@@ -82,6 +91,24 @@ def run(context: StageContext) -> dict[str, Any]:
         f"(each kept with probability {facts['keep_prob']:.3f}){mark}; {sum(counts.as_dict().values())} rows "
         f"dropped; {len(test_records)} evaluation pairs ({recipe.evaluation_labels} labels)",
     }
+
+
+def check_input(recipe: Recipe, run: RunDir) -> None:
+    """A look before anything is written: the key file's place and permissions, the first rows of every split.
+
+    Raises:
+        UserError: the key is readable by others or inside the run directory, or the preferences cannot be read.
+    """
+    source, path = recipe.data.preferences, recipe.privatize.key_file.expanduser()
+    if source != "embedded" or recipe.private:
+        if run.root.resolve() in path.resolve().parents:
+            raise UserError(f"privatize.key_file {path} is inside the run directory: keep the key elsewhere")
+        if path.exists():
+            load_key(path)
+    if source == "embedded":
+        return
+    for split in ("train",) if single_file(source) else ("train", "eval"):
+        deque(islice(raw_pairs(recipe, split), FIRST_ROWS), maxlen=0)
 
 
 def raw_pairs(recipe: Recipe, split: str) -> Iterator[RawPair]:
@@ -117,11 +144,6 @@ def release_to(
     folder: Path, recipe: Recipe, records: list[PrivateRecord], counts: DropCounts, facts: dict[str, Any]
 ) -> None:
     """Writes one release."""
-    if not records:
-        raise UserError(
-            f"{recipe.data.preferences}: no evaluation pair is left that is not also a training pair: "
-            "bring other evaluation rows"
-        )
     manifest = ReleaseManifest(
         format=text_format(records[0]),
         rows=len(records),

