@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from pipeline_runs import Workspace
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers share the cores: torch with one thread each is faster than all of them with a thread per core. Set before
@@ -23,3 +24,17 @@ def hh_helpful() -> Path:
     if not folder.is_dir():
         pytest.skip(f"{folder} does not exist: PRIVATE_RLHF_TEST_DATA names the folder that holds hh_helpful/")
     return folder
+
+
+@pytest.fixture(scope="session")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """Key and base model shared by the runs of the session."""
+    return Workspace(tmp_path_factory.mktemp("workspace"))
+
+
+@pytest.fixture(scope="session")
+def finished_run(workspace: Workspace) -> Path:
+    """The run directory of one complete tiny run; tests read it or work on a copy."""
+    run = workspace.root / "finished"
+    workspace.run(run)
+    return run

@@ -1,0 +1,137 @@
+"""Starts the tiny recipe as a user would: in a process of its own, with a key file and a cache of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY = ROOT / "configs" / "tiny.yaml"
+STAGES = ("privatize", "sft", "reward", "ppo", "evaluate", "report")
+TIMEOUT = 600  # seconds; a guard against a hang, far above what any of these runs takes
+TIMES = {"seconds", "wall_seconds", "peak_rss_mb", "tokens_per_second"}
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A folder with the key and the base model that several runs share; labels are then privatised alike."""
+
+    root: Path
+
+    def options(self, run: Path, *overrides: str) -> list[str]:
+        """Command-line options of the tiny recipe in the run directory `run`."""
+        own = [f"privatize.key_file={self.root / 'owner.key'}", f"model.cache_dir={self.root / 'cache'}"]
+        return ["--config", str(TINY), "--run-dir", str(run), *own, *overrides]
+
+    def command(self, *arguments: str) -> list[str]:
+        """`private-rlhf` with `arguments`."""
+        return [sys.executable, "-m", "pipeline.cli", *arguments]
+
+    def start(self, command: list[str], **environment: str) -> subprocess.Popen[str]:
+        """Starts a command in a process group of its own."""
+        return subprocess.Popen(
+            command,
+            cwd=self.root,
+            env=clean_environment() | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def finish(self, command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+        """Runs a command to its end, whatever its exit code."""
+        process = self.start(command, **environment)
+        try:
+            out, err = process.communicate(timeout=TIMEOUT)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+        return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+    def run(self, run: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`private-rlhf run`, which must succeed; options such as --only come before overrides."""
+        done = self.finish(self.command("run", *self.options(run, *arguments)))
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done
+
+    def launch(self, stage: str, run: Path, *overrides: str, processes: int = 2) -> None:
+        """One stage under accelerate with several CPU processes."""
+        command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", str(processes)]
+        command += ["--main_process_port", "0", "-m", f"pipeline.stages.{stage}", *self.options(run, *overrides)]
+        done = self.finish(command, ACCELERATE_USE_CPU="true")
+        assert done.returncode == 0, done.stderr[-3000:]
+
+    def signal_when(self, ready: Callable[[], bool], run: Path, *overrides: str, number: int = signal.SIGKILL) -> int:
+        """Starts `private-rlhf run` and sends the signal to its process group once `ready`; returns the exit code."""
+        process = self.start(self.command("run", *self.options(run, *overrides)))
+        deadline = time.monotonic() + TIMEOUT
+        try:
+            while not ready():
+                assert process.poll() is None, f"ended before the signal:\n{process.communicate()[1][-3000:]}"
+                assert time.monotonic() < deadline
+                time.sleep(0.002)
+            os.killpg(process.pid, number)
+            process.communicate(timeout=60)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        return process.returncode
+
+
+def clean_environment() -> dict[str, str]:
+    """This process's environment without a launcher's, with the checkout importable and one thread per process."""
+    dropped = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    kept = {name: value for name, value in os.environ.items() if name not in dropped}
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return kept | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def stages_started(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """The stages that a run says it started."""
+    lines = [line.rpartition("[private-rlhf] ")[2] for line in done.stderr.splitlines() if "[private-rlhf] " in line]
+    return [line.removesuffix(": starts") for line in lines if line.endswith(": starts")]
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def timeless(value: Any) -> Any:
+    """A JSON value without seconds, speed and memory."""
+    if isinstance(value, dict):
+        return {key: timeless(item) for key, item in value.items() if key not in TIMES}
+    return [timeless(item) for item in value] if isinstance(value, list) else value
+
+
+def history(run: Path) -> list[dict[str, Any]]:
+    """PPO's history without seconds."""
+    return [timeless(json.loads(line)) for line in (run / "ppo" / "history.jsonl").read_text().splitlines()]
+
+
+def tree(folder: Path) -> dict[str, bytes | None]:
+    """Every path below `folder` with its bytes (None for a folder)."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def numbers(value: Any, prefix: str = "") -> dict[str, float]:
+    """Every number of a JSON value by its path."""
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return {}
+    if isinstance(value, int | float):
+        return {prefix: float(value)}
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    return {name: number for key, item in items for name, number in numbers(item, f"{prefix}/{key}").items()}

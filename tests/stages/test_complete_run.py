@@ -1,0 +1,182 @@
+"""One complete tiny run from the command line: what it leaves behind, and what a second one does."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from pipeline_runs import STAGES, Workspace, read_json, stages_started, timeless, tree
+
+from pipeline.embedded import task
+
+INTERVALS = ("generation_win_rate_truth", "generation_win_rate_rm", "likelihood_win_rate")
+PLAIN = ("kl", "true_reward", "objective", "keep_prob")
+
+
+def copy_of(run: Path, target: Path) -> Path:
+    shutil.copytree(run, target)
+    return target
+
+
+def test_every_stage_completes(finished_run: Path) -> None:
+    for stage in STAGES:
+        manifest = read_json(finished_run / stage / "manifest.json")
+        assert manifest["stage"] == stage
+        assert manifest["world_size"] == 1
+        assert manifest["seconds"] >= 0
+        assert manifest["peak_rss_mb"] > 0
+    page = (finished_run / "report" / "report.html").read_text(encoding="utf-8")
+    assert "<svg" in page
+    assert "ε = 2" in page
+
+
+def test_metrics_have_the_promised_schema(finished_run: Path) -> None:
+    metrics = read_json(finished_run / "metrics.json")
+    for method in ("sft", "private"):
+        for name in INTERVALS:
+            value = metrics[method].get(name)
+            if method == "sft" and name.startswith("generation"):
+                assert value is None  # π_ref is not judged against itself
+                continue
+            assert set(value) == {"value", "ci_low", "ci_high", "n"}
+            assert 0 <= value["ci_low"] <= value["value"] <= value["ci_high"] <= 1
+            assert value["n"] in (24, 32)
+        for name in PLAIN:
+            assert isinstance(metrics[method][name], float)
+        for name in ("kl", "true_reward", "objective"):
+            low, high = metrics[method][f"{name}_ci"]
+            assert low <= metrics[method][name] <= high
+        assert metrics[method]["epsilon"] == 2.0
+        assert metrics[method]["keep_prob"] == pytest.approx(0.8807970779)
+    assert metrics["sft"]["kl"] == 0
+    assert set(metrics["seconds"]) == set(STAGES)
+    assert metrics["wall_seconds"] == pytest.approx(sum(metrics["seconds"].values()), abs=0.01)
+    assert metrics["peak_rss_mb"] > 100
+    assert metrics["world_size"] == 1
+
+
+def test_nothing_that_can_run_code_is_released(finished_run: Path) -> None:
+    suffixes = {path.suffix for path in finished_run.rglob("*") if path.is_file()}
+    assert suffixes <= {".json", ".jsonl", ".yaml", ".safetensors", ".jinja", ".parquet", ".md", ".html"}
+    checkpoints = finished_run / "checkpoints"
+    assert not checkpoints.exists() or not any(checkpoints.iterdir())
+    assert not [path for path in finished_run.rglob(".*")]
+
+
+def test_the_environment_and_the_resolved_recipe_are_saved(finished_run: Path) -> None:
+    environment = read_json(finished_run / "environment.json")
+    assert {"commit", "dirty", "code_digest", "versions", "python", "cpu_count"} <= set(environment)
+    assert environment["versions"]["trl"]
+    assert "clip_range: 0.2" in (finished_run / "recipe.yaml").read_text()  # defaults are written out
+
+
+def test_a_second_run_skips_everything(workspace: Workspace, finished_run: Path) -> None:
+    before = tree(finished_run)
+    done = workspace.run(finished_run)
+    assert stages_started(done) == []
+    after = tree(finished_run)
+    assert {name for name in before if before[name] != after.get(name)} <= {"environment.json", "recipe.yaml"}
+
+
+def test_a_changed_ppo_key_runs_ppo_and_what_follows(workspace: Workspace, finished_run: Path, tmp_path: Path) -> None:
+    run = copy_of(finished_run, tmp_path / "run")
+    done = workspace.run(run, "ppo.iterations=2")
+    assert stages_started(done) == ["ppo", "evaluate", "report"]
+    assert len((run / "ppo" / "history.jsonl").read_text().splitlines()) == 2
+    for stage in ("privatize", "sft", "reward"):
+        assert tree(run / stage) == tree(finished_run / stage)
+
+
+def plan_of(workspace: Workspace, run: Path, *arguments: str) -> dict[str, str]:
+    done = workspace.run(run, "--dry-run", *arguments)
+    lines = [line.split(maxsplit=2) for line in done.stdout.splitlines()[1:]]
+    return {name: f"{verb}: {reason}" for name, verb, reason in lines}
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(workspace: Workspace, finished_run: Path, tmp_path: Path) -> None:
+    run = copy_of(finished_run, tmp_path / "run")
+    before = tree(tmp_path)
+    assert all(line == "skip: up to date" for line in plan_of(workspace, run).values())
+    plan = plan_of(workspace, run, "reward.kappa=0.5")
+    assert [name for name, line in plan.items() if line.startswith("run")] == ["reward", "ppo", "evaluate", "report"]
+    assert "'reward' runs again" in plan["ppo"]
+    plan = plan_of(workspace, run, "--from", "evaluate")
+    assert plan["ppo"] == "skip: not selected"
+    assert [name for name, line in plan.items() if line.startswith("run")] == ["evaluate", "report"]
+    assert list(plan_of(workspace, tmp_path / "new").values()) == ["run: not run yet"] * 6
+    assert tree(tmp_path) == before
+
+
+def test_only_runs_one_stage(workspace: Workspace, finished_run: Path, tmp_path: Path) -> None:
+    run = copy_of(finished_run, tmp_path / "run")
+    done = workspace.run(run, "--only", "report")
+    assert stages_started(done) == ["report"]
+    changed = {name for name, content in tree(finished_run).items() if tree(run).get(name) != content}
+    assert all(name.split("/")[0] in {"report", "metrics.json", "environment.json", "recipe.yaml"} for name in changed)
+
+
+# --- labels ----------------------------------------------------------------------------------------------------------
+
+
+def released_rows(run: Path) -> list[dict[str, str]]:
+    rows: list[dict[str, str]] = pq.read_table(run / "privatize" / "release").to_pylist()
+    return rows
+
+
+def test_the_release_has_the_promised_columns_and_no_other(finished_run: Path) -> None:
+    for name in ("release", "evaluation"):
+        for shard in (finished_run / "privatize" / name).glob("*.parquet"):
+            assert pq.read_schema(shard).names == ["prompt", "chosen", "rejected", "record_id"]
+
+
+def test_released_labels_are_flipped_as_often_as_promised(finished_run: Path) -> None:
+    """False alarm below 1e-5 (five standard errors of a share of about 0.12)."""
+    pairs = task.load_pairs("train")
+    true_choice = {
+        (pair.prompt, frozenset((pair.response_a, pair.response_b))): pair.response_a if label > 0 else pair.response_b
+        for pair, label in zip(pairs, task.draw_labels(pairs, 0), strict=True)
+    }
+    rows = released_rows(finished_run)
+    flipped = sum(
+        true_choice[row["prompt"], frozenset((row["chosen"], row["rejected"]))] != row["chosen"] for row in rows
+    )
+    share, expected = flipped / len(rows), 1 - 0.8807970779
+    assert flipped > 0
+    assert abs(share - expected) < 5 * (expected * (1 - expected) / len(rows)) ** 0.5
+
+
+def test_sft_does_not_depend_on_the_labels(workspace: Workspace, finished_run: Path, tmp_path: Path) -> None:
+    """Other true labels, same everything else: the release differs in z alone, and π_ref not in one byte."""
+    run = tmp_path / "run"
+    for stage in ("privatize", "sft"):
+        workspace.run(run, "--only", stage, "data.label_seed=1")
+    ours, theirs = released_rows(run), released_rows(finished_run)
+    assert [row["record_id"] for row in ours] == [row["record_id"] for row in theirs]
+    swapped = [mine["chosen"] != other["chosen"] for mine, other in zip(ours, theirs, strict=True)]
+    assert any(swapped)
+    assert not all(swapped)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert {mine["chosen"], mine["rejected"]} == {other["chosen"], other["rejected"]}
+    ours_sft, theirs_sft = tree(run / "sft"), tree(finished_run / "sft")
+    for files in (ours_sft, theirs_sft):
+        files.pop("manifest.json")
+    assert ours_sft == theirs_sft
+    manifests = [timeless(read_json(folder / "sft" / "manifest.json")) for folder in (run, finished_run)]
+    for manifest in manifests:
+        del manifest["fingerprint"]  # of the recipe, which names the label seed
+    assert manifests[0] == manifests[1]
+    releases = [read_json(folder / "privatize" / "release" / "manifest.json") for folder in (run, finished_run)]
+    for release in releases:
+        release.pop("files", None)
+        release.pop("shards", None)
+    assert releases[0] == releases[1]
+
+
+def test_the_key_is_in_no_released_file(workspace: Workspace, finished_run: Path) -> None:
+    secret = (workspace.root / "owner.key").read_text().split()[-1]
+    assert re.fullmatch("[0-9a-f]{64}", secret)
+    texts = [content for content in tree(finished_run).values() if content is not None]
+    assert not [content for content in texts if secret.encode() in content or bytes.fromhex(secret) in content]

@@ -1,0 +1,84 @@
+"""Two CPU processes under accelerate give what one gives, on the same global batch."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from pipeline_runs import Workspace, clean_environment, numbers, read_json
+
+TOLERANCE = 1e-4
+LORA = ("reward.mode=lora", "reward.ridge=1.0", "reward.max_steps=6", "reward.batch_size=8", "reward.lora.rank=4")
+
+
+def rerun(workspace: Workspace, finished_run: Path, run: Path, stage: str, *overrides: str) -> Path:
+    """A copy of the finished run with `stage` done again by two processes."""
+    shutil.copytree(finished_run, run)
+    shutil.rmtree(run / stage)
+    workspace.launch(stage, run, *overrides)
+    assert read_json(run / stage / "manifest.json")["world_size"] == 2
+    return run
+
+
+def losses(run: Path, stage: str) -> list[float]:
+    """Every loss a stage reports, in order."""
+    report = read_json(run / stage / "manifest.json")["report"]
+    if stage == "ppo":
+        return [value for row in report["losses"] for value in row]
+    if stage == "sft":
+        return list(report["loss"])
+    fit = read_json(run / "reward" / "fit.json")
+    path = [value for row in fit["ridge_path"] or [] for value in row]
+    return [fit["validation_log_likelihood"], *path, *(loss for _, loss in fit["training_loss"])]
+
+
+@pytest.mark.parametrize("stage", ["sft", "reward", "ppo"])
+def test_losses_are_those_of_one_process(
+    workspace: Workspace, finished_run: Path, tmp_path: Path, stage: str
+) -> None:
+    run = rerun(workspace, finished_run, tmp_path / "run", stage)
+    expected = losses(finished_run, stage)
+    assert len(expected) >= 6
+    assert losses(run, stage) == pytest.approx(expected, abs=TOLERANCE)
+
+
+def test_lora_reward_losses_are_those_of_one_process(
+    workspace: Workspace, finished_run: Path, tmp_path: Path
+) -> None:
+    one = tmp_path / "one"
+    shutil.copytree(finished_run, one)
+    workspace.run(one, "--only", "reward", *LORA)
+    run = rerun(workspace, finished_run, tmp_path / "two", "reward", *LORA)
+    expected = losses(one, "reward")
+    assert len(read_json(one / "reward" / "fit.json")["training_loss"]) == 6
+    assert losses(run, "reward") == pytest.approx(expected, abs=TOLERANCE)
+
+
+def test_evaluation_is_that_of_one_process(workspace: Workspace, finished_run: Path, tmp_path: Path) -> None:
+    run = rerun(workspace, finished_run, tmp_path / "run", "evaluate")
+    ours, theirs = (numbers(read_json(folder / "evaluate" / "evaluation.json")) for folder in (run, finished_run))
+    assert len(theirs) > 50
+    assert ours == pytest.approx(theirs, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("environment", "named"),
+    [
+        ({"WORLD_SIZE": "2"}, "RANK"),
+        ({"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}, "MASTER_ADDR"),
+        ({"WORLD_SIZE": "two"}, "'two'"),
+    ],
+)
+def test_a_world_without_a_launcher_is_refused_at_once(
+    workspace: Workspace, tmp_path: Path, environment: dict[str, str], named: str
+) -> None:
+    """It would otherwise wait half an hour for a second process."""
+    assert "WORLD_SIZE" not in clean_environment()
+    options = workspace.options(tmp_path / "run")
+    done = workspace.finish(workspace.command("run", *options), **environment)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "WORLD_SIZE" in done.stderr
+    assert named in done.stderr
+    assert not (tmp_path / "run").exists()
