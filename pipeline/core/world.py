@@ -24,24 +24,12 @@ class World:
 
 
 def declared_world() -> World:
-    """RANK and WORLD_SIZE of the environment; a single process without them.
-
-    Raises:
-        UserError: one of them is no number, or there are several processes but no launcher's address to meet at:
-            waiting for the others would take half an hour to fail.
-    """
+    """RANK and WORLD_SIZE of the environment; a single process without them. UserError when one is no number."""
     values = {name: os.environ.get(name, default) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"))}
     for name, value in values.items():
         if not value.isdecimal():
             raise UserError(f"the environment variable {name} is '{value}', not a number: unset it")
-    world = World(rank=int(values["RANK"]), size=int(values["WORLD_SIZE"]))
-    missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-    if world.size > 1 and missing:
-        raise UserError(
-            f"WORLD_SIZE is {world.size} but {missing[0]} is not set, so no launcher started this process: {LAUNCH}, "
-            "or unset WORLD_SIZE"
-        )
-    return world
+    return World(rank=int(values["RANK"]), size=int(values["WORLD_SIZE"]))
 
 
 def global_batch(section: str, batch_size: int, micro_batch_size: int | None, world: World) -> tuple[int, int]:
@@ -65,11 +53,18 @@ def join_world() -> World:
 
     Raises:
         UserError: accelerate sees another number of processes than WORLD_SIZE says, so that gradients would
-            silently not be shared.
+            silently not be shared; or there are to be several processes but no launcher set the address to meet at:
+            waiting for the others would take half an hour to fail.
     """
     declared = declared_world()
     if "WORLD_SIZE" not in os.environ:
         return declared
+    missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if declared.size > 1 and missing:
+        raise UserError(
+            f"WORLD_SIZE is {declared.size} but {missing[0]} is not set, so no launcher started this process: {LAUNCH}, "
+            "or unset WORLD_SIZE"
+        )
     actual = _process_state().num_processes
     if actual != declared.size:
         raise UserError(f"WORLD_SIZE is {declared.size} but accelerate runs {actual} process(es): {LAUNCH}")

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from pipeline_runs import STAGES, Workspace, read_json, stages_started, timeless, tree
 
+from pipeline.cli import main
 from pipeline.embedded import task
 
 INTERVALS = ("generation_win_rate_truth", "generation_win_rate_rm", "likelihood_win_rate")
@@ -63,7 +64,7 @@ def test_nothing_that_can_run_code_is_released(finished_run: Path) -> None:
     assert suffixes <= {".json", ".jsonl", ".yaml", ".safetensors", ".jinja", ".parquet", ".md", ".html"}
     checkpoints = finished_run / "checkpoints"
     assert not checkpoints.exists() or not any(checkpoints.iterdir())
-    assert not [path for path in finished_run.rglob(".*")]
+    assert not list(finished_run.rglob(".*"))
 
 
 def test_the_environment_and_the_resolved_recipe_are_saved(finished_run: Path) -> None:
@@ -90,23 +91,25 @@ def test_a_changed_ppo_key_runs_ppo_and_what_follows(workspace: Workspace, finis
         assert tree(run / stage) == tree(finished_run / stage)
 
 
-def plan_of(workspace: Workspace, run: Path, *arguments: str) -> dict[str, str]:
-    done = workspace.run(run, "--dry-run", *arguments)
-    lines = [line.split(maxsplit=2) for line in done.stdout.splitlines()[1:]]
+def plan_of(capsys: pytest.CaptureFixture[str], workspace: Workspace, run: Path, *arguments: str) -> dict[str, str]:
+    assert main(["run", *workspace.options(run, "--dry-run", *arguments)]) == 0
+    lines = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()[1:]]
     return {name: f"{verb}: {reason}" for name, verb, reason in lines}
 
 
-def test_dry_run_prints_the_plan_and_writes_nothing(workspace: Workspace, finished_run: Path, tmp_path: Path) -> None:
+def test_dry_run_prints_the_plan_and_writes_nothing(
+    workspace: Workspace, finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = copy_of(finished_run, tmp_path / "run")
     before = tree(tmp_path)
-    assert all(line == "skip: up to date" for line in plan_of(workspace, run).values())
-    plan = plan_of(workspace, run, "reward.kappa=0.5")
+    assert all(line == "skip: up to date" for line in plan_of(capsys, workspace, run).values())
+    plan = plan_of(capsys, workspace, run, "reward.kappa=0.5")
     assert [name for name, line in plan.items() if line.startswith("run")] == ["reward", "ppo", "evaluate", "report"]
     assert "'reward' runs again" in plan["ppo"]
-    plan = plan_of(workspace, run, "--from", "evaluate")
+    plan = plan_of(capsys, workspace, run, "--from", "evaluate")
     assert plan["ppo"] == "skip: not selected"
     assert [name for name, line in plan.items() if line.startswith("run")] == ["evaluate", "report"]
-    assert list(plan_of(workspace, tmp_path / "new").values()) == ["run: not run yet"] * 6
+    assert list(plan_of(capsys, workspace, tmp_path / "new").values()) == ["run: not run yet"] * 6
     assert tree(tmp_path) == before
 
 
@@ -122,8 +125,8 @@ def test_only_runs_one_stage(workspace: Workspace, finished_run: Path, tmp_path:
 
 
 def released_rows(run: Path) -> list[dict[str, str]]:
-    rows: list[dict[str, str]] = pq.read_table(run / "privatize" / "release").to_pylist()
-    return rows
+    shards = sorted((run / "privatize" / "release").glob("*.parquet"))
+    return [row for shard in shards for row in pq.read_table(shard).to_pylist()]
 
 
 def test_the_release_has_the_promised_columns_and_no_other(finished_run: Path) -> None:

@@ -105,9 +105,7 @@ def test_interrupted_by_the_user_in_ppo(
     run = tmp_path / "run"
     shutil.copytree(undisturbed, run)
     shutil.rmtree(run / "ppo")
-    code = workspace.signal_when(
-        (run / "checkpoints" / "ppo" / "step-2").exists, run, *lora, number=signal.SIGINT
-    )
+    code = workspace.signal_when((run / "checkpoints" / "ppo" / "step-2").exists, run, *lora, number=signal.SIGINT)
     assert code == 130
     assert (run / "checkpoints" / "ppo" / "step-2").exists() or (run / "checkpoints" / "ppo" / "step-4").exists()
     plan = workspace.run(run, "--dry-run", *lora).stdout

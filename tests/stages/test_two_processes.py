@@ -34,18 +34,14 @@ def losses(run: Path, stage: str) -> list[float]:
 
 
 @pytest.mark.parametrize("stage", ["sft", "reward", "ppo"])
-def test_losses_are_those_of_one_process(
-    workspace: Workspace, finished_run: Path, tmp_path: Path, stage: str
-) -> None:
+def test_losses_are_those_of_one_process(workspace: Workspace, finished_run: Path, tmp_path: Path, stage: str) -> None:
     run = rerun(workspace, finished_run, tmp_path / "run", stage)
     expected = losses(finished_run, stage)
     assert len(expected) >= 6
     assert losses(run, stage) == pytest.approx(expected, abs=TOLERANCE)
 
 
-def test_lora_reward_losses_are_those_of_one_process(
-    workspace: Workspace, finished_run: Path, tmp_path: Path
-) -> None:
+def test_lora_reward_losses_are_those_of_one_process(workspace: Workspace, finished_run: Path, tmp_path: Path) -> None:
     one = tmp_path / "one"
     shutil.copytree(finished_run, one)
     workspace.run(one, "--only", "reward", *LORA)
