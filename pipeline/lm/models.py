@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils import logging as transformers_logging
 
 from pipeline.core import atomic
+from pipeline.core.checkpoints import check_checkpoint
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import LoraSettings, ModelConfig
 
@@ -52,13 +53,7 @@ def base_checkpoint(config: ModelConfig, cache_dir: Path | None = None) -> str:
 
         texts = (f"{row.prompt}\n{row.response}" for row in load_demonstrations())
         return str(tiny_checkpoint(cache / "tiny", texts))
-    looks_local = config.source.startswith((".", "/", "~")) or config.source.count("/") != 1
-    if looks_local and not Path(config.source).expanduser().is_dir():
-        raise UserError(
-            f"model.source '{config.source}' is no folder: give a checkpoint folder, a hub id owner/name, "
-            "'smollm2' or 'tiny'"
-        )
-    return str(Path(config.source).expanduser()) if Path(config.source).expanduser().is_dir() else config.source
+    return check_checkpoint(config.source, "model.source", ", 'smollm2' or 'tiny'")
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
@@ -70,7 +65,9 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(path))
     except (OSError, ValueError):
-        raise UserError(f"{path} holds no tokenizer that transformers can load: check model.source") from None
+        raise UserError(
+            f"{path} holds no tokenizer that transformers can load: give the folder of a whole checkpoint"
+        ) from None
     if tokenizer.chat_template is None:
         raise UserError(f"the tokenizer of {path} has no chat template: use an instruction-tuned checkpoint")
     if tokenizer.eos_token_id is None:

@@ -1,0 +1,29 @@
+"""Names of model checkpoints: a folder here, or a hub id."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline.core.errors import UserError
+
+
+def check_checkpoint(name: str, where: str, others: str = "") -> str:
+    """`name` as a path when it is a checkpoint folder, else unchanged when it can be a hub id `owner/name`.
+
+    Args:
+        name: what the user gave.
+        where: the key or option it came from, for the message.
+        others: further remedies for the message.
+
+    Raises:
+        UserError: neither; asking the hub for every misspelt path would take a minute to fail.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise UserError(f"{where} '{name}' has no config.json: give the folder of a whole checkpoint")
+        return str(folder)
+    parent_is_here = folder.parent != Path() and folder.parent.is_dir()
+    if name.startswith((".", "/", "~")) or name.count("/") != 1 or parent_is_here:
+        raise UserError(f"{where} '{name}' is no folder: give a checkpoint folder or a hub id owner/name{others}")
+    return name
