@@ -62,8 +62,8 @@ def join_world() -> World:
     missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if declared.size > 1 and missing:
         raise UserError(
-            f"WORLD_SIZE is {declared.size} but {missing[0]} is not set, so no launcher started this process: {LAUNCH}, "
-            "or unset WORLD_SIZE"
+            f"WORLD_SIZE is {declared.size} but {missing[0]} is not set, so no launcher started this process: "
+            f"{LAUNCH}, or unset WORLD_SIZE"
         )
     actual = _process_state().num_processes
     if actual != declared.size:

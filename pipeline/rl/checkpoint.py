@@ -58,7 +58,7 @@ def save(
     folder: Path,
     iteration: int,
     state: dict[str, Any],
-    references: Mapping[str, torch.Tensor],
+    references: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
     """Writes `folder/step-N`; it carries this name only once it is whole. Older ones are removed. Collective.
 
@@ -95,19 +95,27 @@ def _references_file(accelerator: Accelerator) -> str:
     return f"references-{accelerator.process_index}.safetensors"
 
 
-def load_latest(accelerator: Accelerator, folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]] | None:
-    """Restores the newest whole checkpoint; returns its state and references, or None when there is none."""
-    steps = sorted(folder.glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
-    if not steps:
+def load_latest(accelerator: Accelerator, folder: Path) -> dict[str, Any] | None:
+    """Restores the newest whole checkpoint and returns its state, or None when there is none."""
+    latest = _latest(folder)
+    if latest is None:
         return None
-    accelerator.load_state(str(steps[-1]))
-    state: dict[str, Any] = json.loads((steps[-1] / "state.json").read_text())
-    return state, _load_references(steps[-1] / _references_file(accelerator))
+    accelerator.load_state(str(latest))
+    state: dict[str, Any] = json.loads((latest / "state.json").read_text())
+    return state
 
 
-def _load_references(path: Path) -> dict[str, torch.Tensor]:
-    if not path.is_file():
+def latest_references(accelerator: Accelerator, folder: Path) -> dict[str, torch.Tensor]:
+    """The `references` that this process gave `save` for the newest whole checkpoint; empty without one."""
+    latest = _latest(folder)
+    path = latest / _references_file(accelerator) if latest is not None else None
+    if path is None or not path.is_file():
         return {}
     with safe_open(path, framework="pt") as file:
         prompts = json.loads(file.metadata()["prompts"])
         return dict(zip(prompts, file.get_tensor("references").unbind(0), strict=True))
+
+
+def _latest(folder: Path) -> Path | None:
+    steps = sorted(folder.glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
+    return steps[-1] if steps else None

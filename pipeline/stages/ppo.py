@@ -57,9 +57,8 @@ def run(context: StageContext) -> dict[str, Any]:
     # --- PPO ----------------------------------------------------------------------------------------------------------
     trainer = PpoTrainer(accelerator, model, reference, scorer, renderer, prompts, settings, recipe.seed)
     checkpoint.install_hooks(accelerator)
-    fresh: dict[str, Any] = {"history": [], "kl_coef": settings.kl_coef}
-    state, known = checkpoint.load_latest(accelerator, context.checkpoints) or (fresh, {})
-    scorer.reference_gradients.update(known)
+    scorer.reference_gradients.update(checkpoint.latest_references(accelerator, context.checkpoints))
+    state = checkpoint.load_latest(accelerator, context.checkpoints) or {"history": [], "kl_coef": settings.kl_coef}
     history: list[dict[str, Any]] = state["history"]
     trainer.controller.value = state["kl_coef"]
 
