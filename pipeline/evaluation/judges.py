@@ -89,14 +89,14 @@ class ChatJudge:
     def _ask(self, prompt: Prompt, first: str, second: str) -> float:
         """1 when the first answer is preferred, 0 for the second, ½ for a tie."""
         from huggingface_hub import InferenceClient
-        from huggingface_hub.errors import HfHubHTTPError
+        from huggingface_hub.errors import HTTPError  # base of its own and of the transport's, whichever httpx it uses
 
         client = InferenceClient(base_url=self.url, api_key=os.environ.get("OPENAI_API_KEY", "none"), timeout=120)
         question = f"Message:\n{plain_prompt(prompt)}\n\nAnswer A:\n{first}\n\nAnswer B:\n{second}\n\nWhich is better?"
         messages = [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": question}]
         try:
             reply = client.chat_completion(messages, model=self.model, max_tokens=8, temperature=0.0)
-        except (HfHubHTTPError, OSError) as error:
+        except (HTTPError, OSError, ValueError) as error:
             cause = (str(error).splitlines() or ["no reason given"])[0]
             raise UserError(
                 f"--judge openai:{self.url} did not answer ({cause}): check that the endpoint runs"
