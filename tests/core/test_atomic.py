@@ -85,9 +85,14 @@ def test_a_failed_block_leaves_what_was_there(first: bool, tmp_path: Path) -> No
     if not first:
         with atomic.new_folder(target) as temporary:
             (temporary / "old").write_text("old")
-    with pytest.raises(Killed), atomic.new_folder(target) as temporary:
-        (temporary / "new").write_text("half")
-        raise Killed
+
+    def fail() -> None:
+        with atomic.new_folder(target) as temporary:
+            (temporary / "new").write_text("half")
+            raise Killed
+
+    with pytest.raises(Killed):
+        fail()
     assert names(tmp_path) == ([] if first else ["target"])
     assert first or names(target) == ["old"]
 

@@ -35,7 +35,7 @@ def test_a_trained_backbone_needs_the_ridge_of_its_bonus(mode: str) -> None:
 
 
 def test_raw_evaluation_labels_need_the_declaration_that_they_are_public() -> None:
-    with pytest.raises(UserError, match="evaluation_labels: public needs data.public_labels: true"):
+    with pytest.raises(UserError, match=r"evaluation_labels: public needs data\.public_labels: true"):
         build(evaluation_labels="public")
     assert build(evaluation_labels="public", data={"public_labels": True}).evaluation_labels == "public"
     with pytest.raises(UserError, match="evaluation_labels"):

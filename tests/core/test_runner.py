@@ -195,7 +195,7 @@ def fake_stages(monkeypatch: pytest.MonkeyPatch, ran: list[str], fails: str | No
                 (context.folder / "evaluation.json").write_text("{}")
             return {"summary": "fine"}
 
-        return types.SimpleNamespace(run=body, input_unchanged=lambda *_: True, check_input=lambda *_: None)
+        return types.SimpleNamespace(run=body, input_unchanged=lambda *_: True)
 
     monkeypatch.setattr(runner, "_module", module)
     monkeypatch.delenv("WORLD_SIZE", raising=False)

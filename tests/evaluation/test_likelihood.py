@@ -1,0 +1,97 @@
+"""The likelihood win rate and its debiasing, and the longer-answer rule on real data."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from pipeline.core.stats import Estimate, wilson
+from pipeline.data.release import ReleasedPair
+from pipeline.data.render import Renderer
+from pipeline.evaluation.likelihood import (
+    debias,
+    likelihood_win_rate,
+    longer_answer_baseline,
+    mean_logprobs,
+    pair_rows,
+)
+from pipeline.lm.tiny import tiny_config, tiny_tokenizer
+
+FLIP = 1 / (1 + math.exp(0.5))
+
+
+def test_rows_are_chosen_then_rejected_and_the_rate_reads_them_so() -> None:
+    renderer = Renderer(tiny_tokenizer(["good", "bad"]), 60, 8)
+    rows = pair_rows([ReleasedPair("p", "good", "bad", "1"), ReleasedPair("q", "bad", "good", "2")], renderer)
+    texts = [renderer.text(response) for _, response in rows]
+    assert texts == ["good", "bad", "bad", "good"]
+    assert likelihood_win_rate(np.array([-1.0, -2.0, -1.0, -2.0, -3.0, -2.0, -1.0, -1.0]), 0.0) == wilson(2.5, 4)
+
+
+def test_debiasing_in_closed_form() -> None:
+    share = Estimate(0.6, 0.5, 0.7, 100)
+    assert debias(share, 0.0) == share
+    found = debias(share, 0.25)
+    assert (found.value, found.ci_low, found.ci_high, found.n) == pytest.approx((0.7, 0.5, 0.9, 100))
+    assert debias(Estimate(0.9, 0.85, 0.95, 9), 0.25).value > 1  # clipping would bias it
+    for truth in (0.0, 0.3, 1.0):
+        assert debias(Estimate(FLIP + (1 - 2 * FLIP) * truth, 0, 1, 1), FLIP).value == pytest.approx(truth)
+
+
+def test_debiased_rates_on_private_labels_are_unbiased_and_cover() -> None:
+    """2,000 releases of 500 labels at ε = 0.5, true rate 0.7: the mean is within 4 standard errors (6e-5 of false
+    alarms), and 95 ± 2.5 % of the intervals hold the truth (5 standard errors)."""
+    generator = np.random.default_rng(0)
+    values, held = [], 0
+    for _ in range(2000):
+        agrees = generator.random(500) < 0.7
+        kept = generator.random(500) >= FLIP
+        likelier = np.where(agrees == kept, 1.0, -1.0)  # against z
+        found = likelihood_win_rate(np.stack([likelier, np.zeros(500)], axis=1).ravel(), FLIP)
+        values.append(found.value)
+        held += found.ci_low <= 0.7 <= found.ci_high
+    assert abs(np.mean(values) - 0.7) < 4 * np.std(values) / math.sqrt(2000)
+    assert abs(held / 2000 - 0.95) < 0.025
+    assert abs(FLIP + (1 - 2 * FLIP) * 0.7 - 0.7) > 0.1  # what the raw share on z would say
+
+
+@torch.no_grad()
+def test_mean_logprobs_are_per_token_and_do_not_depend_on_batches() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(tiny_config(8, 1, 0)).eval()
+    rows = [([3, 4], [5, 1]), ([5], [0, 0, 6, 1]), ([2, 6, 7, 3], [1]), ([7, 7], [2, 3, 4, 5, 6])]
+    expected = []
+    for prompt, response in rows:
+        logprobs = torch.log_softmax(model(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1], -1)
+        expected.append(float(logprobs[torch.arange(len(response)), torch.tensor(response)].mean()))
+    for size in (1, 3, 4):
+        found = mean_logprobs(model, rows, pad_token_id=0, batch_size=size, device=torch.device("cpu"))
+        assert found == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_longer_answer_counts_characters_ties_half() -> None:
+    pairs = [
+        ReleasedPair("p", "aaaa", "b b", "1"),
+        ReleasedPair("p", "aa", "bbb", "2"),
+        ReleasedPair("p", "aa", "bb", "3"),
+        ReleasedPair("p", [{"role": "assistant", "content": "aaaa"}], [{"role": "assistant", "content": "b"}], "4"),
+    ]
+    assert longer_answer_baseline(pairs, 0.0) == wilson(2.5, 4)
+    assert longer_answer_baseline(pairs, 0.25).value == pytest.approx((0.625 - 0.25) / 0.5)
+
+
+def test_the_longer_answer_on_real_pairs(hh_helpful: Path) -> None:
+    rows = [json.loads(line) for line in (hh_helpful / "eval.jsonl").read_text(encoding="utf-8").splitlines()]
+    pairs = [ReleasedPair(row["prompt"], row["chosen"], row["rejected"], str(i)) for i, row in enumerate(rows)]
+    found = longer_answer_baseline(pairs, 0.0)
+    longer = sum(len(row["chosen"]) > len(row["rejected"]) for row in rows)
+    ties = sum(len(row["chosen"]) == len(row["rejected"]) for row in rows)
+    assert (found.n, longer, ties) == (1000, 591, 5)
+    assert found.value == 0.5935  # 591 wins and 5 ties

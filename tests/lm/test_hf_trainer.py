@@ -1,0 +1,101 @@
+"""What the TRL stages share: refused arguments, batches that divide, checkpoints that are whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import TrainingArguments
+
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import SftConfig
+from pipeline.core.world import World
+from pipeline.lm import hf_trainer
+from pipeline.lm.hf_trainer import check_trainer_args, global_batch, last_whole_checkpoint
+
+
+def test_unknown_and_owned_trainer_arguments_are_refused() -> None:
+    with pytest.raises(
+        UserError, match=r"sft\.trainer_args: trl\.TrainingArguments has no 'weight_decey'; did you mean"
+    ):
+        check_trainer_args("sft", {"weight_decey": 0.1}, TrainingArguments)
+    with pytest.raises(UserError, match=r"sft\.trainer_args\.learning_rate is set by the stage itself: use the key"):
+        check_trainer_args("sft", {"learning_rate": 0.1}, TrainingArguments)
+    check_trainer_args("sft", {"weight_decay": 0.1, "gradient_checkpointing": True}, TrainingArguments)
+
+
+@given(size=st.integers(1, 8), micro=st.none() | st.integers(1, 40), steps=st.integers(1, 8), rest=st.integers(0, 3))
+def test_a_global_batch_divides_exactly_or_is_refused(size: int, micro: int | None, steps: int, rest: int) -> None:
+    batch = size * steps * (micro or 3) + rest
+    share, per_device = batch // size, min(micro or batch // size, batch // size)
+    if batch % size or not share or share % per_device:
+        with pytest.raises(UserError, match=rf"sft\.batch_size {batch} is no multiple of {size} process\(es\)"):
+            global_batch("sft", batch, micro, World(0, size))
+    else:
+        assert global_batch("sft", batch, micro, World(0, size)) == (per_device, batch // (per_device * size))
+
+
+def test_the_global_batch_is_the_same_for_any_number_of_processes() -> None:
+    assert global_batch("sft", 16, 4, World(0, 1)) == (4, 4)
+    assert global_batch("sft", 16, 4, World(1, 2)) == (4, 2)
+    assert global_batch("sft", 16, None, World(0, 2)) == (8, 1)
+    assert global_batch("sft", 4, 16, World(0, 1)) == (4, 1)  # micro batches are never larger than the batch
+    with pytest.raises(UserError):
+        global_batch("sft", 2, None, World(0, 4))
+
+
+def test_trl_s_defaults_for_dtype_and_memory_are_undone_and_the_passthrough_wins(tmp_path: Path) -> None:
+    settings = SftConfig(batch_size=8, micro_batch_size=4, trainer_args={"bf16": True, "weight_decay": 0.5})
+    arguments = hf_trainer.trainer_arguments("sft", settings, tmp_path, 7, World(0, 1))
+    assert (arguments["bf16"], arguments["weight_decay"]) == (True, 0.5)
+    assert (arguments["per_device_train_batch_size"], arguments["gradient_accumulation_steps"]) == (4, 2)
+    assert (arguments["seed"], arguments["data_seed"], arguments["report_to"]) == (7, 7, "none")
+    plain = hf_trainer.trainer_arguments("sft", SftConfig(), tmp_path, 7, World(0, 1))
+    assert (plain["bf16"], plain["gradient_checkpointing"]) == (False, False)
+
+
+def test_the_newest_marked_checkpoint_counts_and_unmarked_ones_go(tmp_path: Path) -> None:
+    assert last_whole_checkpoint(tmp_path / "absent") is None
+    for step in (9, 10, 11):  # 9 > 10 as text
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "model.safetensors").touch()
+    for step in (9, 10):
+        (tmp_path / f"checkpoint-{step}" / hf_trainer.COMPLETE).touch()
+    (tmp_path / "fingerprint.json").touch()
+    assert last_whole_checkpoint(tmp_path) == str(tmp_path / "checkpoint-10")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-9", "fingerprint.json"]
+
+
+@pytest.mark.parametrize(("main", "marked"), [(True, True), (False, False)])
+def test_the_marker_is_written_by_the_main_process_when_the_save_is_done(
+    main: bool, marked: bool, tmp_path: Path
+) -> None:
+    folder = tmp_path / "checkpoint-4"
+    folder.mkdir()
+    arguments: Any = SimpleNamespace(output_dir=str(tmp_path))
+    state: Any = SimpleNamespace(is_world_process_zero=main, global_step=4)
+    control: Any = None
+    hf_trainer.CompletionMarker().on_save(arguments, state, control)
+    assert (folder / hf_trainer.COMPLETE).exists() == marked
+
+
+@pytest.mark.parametrize("name", ["loss", "grad_norm"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_training_stops_at_a_loss_that_is_not_finite(name: str, bad: float) -> None:
+    callback = hf_trainer.StopOnNonFinite()
+    anything: Any = SimpleNamespace(global_step=3)
+    callback.on_log(anything, anything, anything, logs={"loss": 1.0, "grad_norm": 2.0, "epoch": float("inf")})
+    callback.on_log(anything, anything, anything)
+    with pytest.raises(FloatingPointError, match=f"{name} is .* at step 3"):
+        callback.on_log(anything, anything, anything, logs={name: bad})
+
+
+def test_the_history_keeps_steps_with_a_loss() -> None:
+    state: Any = SimpleNamespace(
+        log_history=[{"step": 1, "loss": 0.5}, {"step": 2, "eval": 1}, {"step": 2, "loss": 0.25}]
+    )
+    assert hf_trainer.loss_history(state) == [[1, 0.5], [2, 0.25]]

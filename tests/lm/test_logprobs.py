@@ -1,0 +1,106 @@
+"""Log-probabilities against one row at a time; KL and entropy against enumeration; the value head."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.lm.logprobs import (
+    PolicyWithValue,
+    response_forward,
+    token_batch,
+    token_entropy,
+    token_kl,
+    token_logprobs,
+)
+
+CPU = torch.device("cpu")
+PROMPTS = [[3, 4], [5], [2, 6, 7, 3, 4, 0], [7, 7, 7]]
+RESPONSES = [[5, 1], [0, 0, 6, 1], [1], [2, 3, 4, 5, 6]]
+
+
+@torch.no_grad()
+def alone(model: Any, prompt: list[int], response: list[int], temperature: float) -> torch.Tensor:
+    """No padding, no position ids, no `logits_to_keep`: the plain model on one row."""
+    logits = model(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1] / temperature
+    return torch.log_softmax(logits, dim=-1)[torch.arange(len(response)), torch.tensor(response)]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_padding_and_batch_composition_do_not_change_logprobs(small: Any, temperature: float) -> None:
+    for picked in ([0, 1, 2, 3], [2, 0], [3], [1, 3, 1]):
+        batch = token_batch([PROMPTS[i] for i in picked], [RESPONSES[i] for i in picked], 0, CPU)
+        logits, states = response_forward(small, batch)
+        assert states is None
+        found = token_logprobs(logits, batch.response_ids, temperature)
+        assert found.dtype == torch.float32
+        for row, index in enumerate(picked):
+            length = len(RESPONSES[index])
+            expected = alone(small, PROMPTS[index], RESPONSES[index], temperature)
+            torch.testing.assert_close(found[row, :length], expected, atol=1e-5, rtol=0)
+            assert batch.response_mask[row].tolist() == [1] * length + [0] * (found.shape[1] - length)
+
+
+def test_logprobs_of_bfloat16_logits_are_computed_in_float32() -> None:
+    logits = torch.randn(1, 1, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    found = torch.stack([token_logprobs(logits, torch.tensor([[token]])) for token in range(8)])
+    assert found.dtype == torch.float32
+    assert float(found.double().exp().sum()) == pytest.approx(1, abs=1e-6)
+
+
+@torch.no_grad()
+def test_token_kl_summed_over_enumerated_responses_is_the_sequence_kl(small: Any) -> None:
+    """E_π Σ_t KL_t = Σ π log(π/π_ref), over all responses of two tokens."""
+    other = type(small)(small.config).eval()
+    rows = [list(pair) for pair in itertools.product(range(8), repeat=2)]
+    batch = token_batch([[3, 4]] * len(rows), rows, 0, CPU)
+    logits, _ = response_forward(small, batch)
+    reference, _ = response_forward(other, batch)
+    policy = token_logprobs(logits, batch.response_ids).double().sum(1)
+    base = token_logprobs(reference, batch.response_ids).double().sum(1)
+    exact = (policy.exp() * (policy - base)).sum()
+    per_token = token_kl(logits, reference)
+    assert (per_token >= -1e-6).all()
+    assert float((policy.exp() * per_token.double().sum(1)).sum()) == pytest.approx(float(exact), rel=1e-4)
+    assert float(exact) > 0.05
+    assert not token_kl(logits, logits).any()
+
+
+def test_entropy_in_closed_cases() -> None:
+    uniform = torch.zeros(1, 1, 8)
+    assert token_entropy(uniform).item() == pytest.approx(2.0794415)
+    two = torch.tensor([[[0.0, 0.0, -1e4, -1e4]]])
+    assert token_entropy(two).item() == pytest.approx(0.6931472)
+    logits = torch.tensor([[[1.0, 2.0, 3.0]]])
+    torch.testing.assert_close(token_entropy(logits, 2.0), token_entropy(logits / 2))
+    probability = torch.softmax(logits, -1)
+    torch.testing.assert_close(token_entropy(logits), -(probability * probability.log()).sum(-1))
+
+
+def test_the_value_head_starts_at_zero_and_does_not_reach_the_policy(small: Any) -> None:
+    model = PolicyWithValue(small, 64)
+    batch = token_batch(PROMPTS, RESPONSES, 0, CPU)
+    logprobs, values, entropy = model(batch)
+    assert logprobs.shape == values.shape == batch.response_ids.shape
+    assert not values.any()
+    assert entropy is None
+    assert model(batch, 1.0, entropy=True)[2].shape == values.shape
+    (values - 1).square().sum().backward()
+    assert model.value_head.weight.grad.abs().max() > 0
+    assert all(parameter.grad is None for parameter in small.parameters())
+
+
+@torch.no_grad()
+def test_values_are_those_of_the_state_before_each_token(small: Any) -> None:
+    """V_t may know the prompt and the tokens before t, never token t."""
+    model = PolicyWithValue(small, 64)
+    torch.nn.init.normal_(model.value_head.weight, generator=torch.Generator().manual_seed(0))
+    values = [model(token_batch([[3, 4]], [[5, last]], 0, CPU))[1] for last in (2, 6)]
+    assert torch.equal(values[0], values[1])
+    changed = model(token_batch([[3, 4]], [[6, 2]], 0, CPU))[1]
+    assert changed[0, 0] == values[0][0, 0]
+    assert changed[0, 1] != values[0][0, 1]

@@ -1,0 +1,173 @@
+"""Merging and saving against peft and plain transformers; tokenizers that pad with their end-of-turn."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import LoraSettings, ModelConfig
+from pipeline.lm.models import (
+    add_lora,
+    base_checkpoint,
+    load_causal_lm,
+    load_tokenizer,
+    merged_state,
+    save_merged,
+    write_checkpoint,
+)
+
+IDS = torch.tensor([[5, 9, 200, 31, 7]])
+
+
+@torch.no_grad()
+def adapted(path: Path, dtype: str = "float32") -> Any:
+    """A LoRA model whose adapter does something."""
+    model = add_lora(load_causal_lm(path, dtype), LoraSettings(rank=4, scale=3.0), seed=0)
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.normal_(0, 0.1, generator=generator)
+    return model.eval()
+
+
+@torch.no_grad()
+def test_the_merged_state_is_peft_s(checkpoint: Path) -> None:
+    model = adapted(checkpoint)
+    before = model(IDS).logits
+    plain, state = merged_state(model, model.state_dict())
+    expected = copy.deepcopy(model).merge_and_unload()
+    reloaded = type(plain)(plain.config).eval()
+    reloaded.load_state_dict(state)
+    torch.testing.assert_close(reloaded(IDS).logits, expected(IDS).logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(reloaded(IDS).logits, before, atol=1e-5, rtol=1e-5)
+    with model.disable_adapter():
+        assert (model(IDS).logits - before).abs().max() > 0.1
+    torch.testing.assert_close(model(IDS).logits, before, atol=0, rtol=0)  # merging left the model alone
+
+
+def test_a_plain_model_merges_to_itself(checkpoint: Path) -> None:
+    model = load_causal_lm(checkpoint, "float32")
+    state = model.state_dict()
+    assert merged_state(model, state) == (model, state)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_written_checkpoint_is_an_ordinary_one(dtype: str, checkpoint: Path, tmp_path: Path) -> None:
+    """Merged in float32 and rounded once: a bf16 sum of base and update would differ."""
+    model = adapted(checkpoint, dtype)
+    tokenizer = load_tokenizer(checkpoint)
+    write_checkpoint(model, model.state_dict(), tokenizer, tmp_path / "out", dtype)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    assert plain.dtype == getattr(torch, dtype)
+    torch.testing.assert_close(load_causal_lm(tmp_path / "out", dtype)(IDS).logits, plain(IDS).logits, atol=0, rtol=0)
+    if dtype == "float32":
+        torch.testing.assert_close(plain(IDS).logits, model(IDS).logits, atol=1e-5, rtol=1e-5)
+    name = "model.layers.0.mlp.up_proj"
+    layer = model.base_model.model.get_submodule(name)
+    update = 3.0 * layer.lora_B["default"].weight @ layer.lora_A["default"].weight
+    weight = load_file(tmp_path / "out" / "model.safetensors")[f"{name}.weight"]
+    expected = (layer.base_layer.weight.float() + update).to(getattr(torch, dtype))
+    torch.testing.assert_close(weight, expected, atol=1e-7, rtol=0)
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").chat_template == tokenizer.chat_template
+    assert not list((tmp_path / "out").glob("*.bin"))
+    assert not list((tmp_path / "out").glob("adapter*"))
+
+
+def test_saving_through_accelerate_is_the_same(checkpoint: Path, tmp_path: Path) -> None:
+    model = adapted(checkpoint)
+    save_merged(Accelerator(cpu=True), model, load_tokenizer(checkpoint), tmp_path / "one", "float32")
+    write_checkpoint(model, model.state_dict(), load_tokenizer(checkpoint), tmp_path / "two", "float32")
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@torch.no_grad()
+def test_a_fresh_adapter_is_the_identity_in_float32_and_seeded(checkpoint: Path) -> None:
+    state = torch.get_rng_state()
+    base = load_causal_lm(checkpoint, "bfloat16")
+    expected = base(IDS).logits
+    first, second, third = (
+        add_lora(load_causal_lm(checkpoint, "bfloat16"), LoraSettings(rank=4), seed=s) for s in (0, 0, 1)
+    )
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(first(IDS).logits, expected)
+    trainable = {name: p for name, p in first.named_parameters() if p.requires_grad}
+    assert all("lora_" in name and p.dtype == torch.float32 for name, p in trainable.items())
+    same, other = dict(second.named_parameters()), dict(third.named_parameters())
+    assert all(torch.equal(p, same[name]) for name, p in trainable.items())
+    assert any(not torch.equal(p, other[name]) for name, p in trainable.items())
+
+
+# --- what cannot be loaded --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing", "no config", "broken config"])
+def test_a_checkpoint_that_is_not_whole_is_a_user_error(damage: str, checkpoint: Path, tmp_path: Path) -> None:
+    import shutil
+
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint, folder)
+    weights = folder / "model.safetensors"
+    if damage == "truncated":
+        weights.write_bytes(weights.read_bytes()[:-1000])
+    elif damage == "missing":
+        weights.unlink()
+    elif damage == "no config":
+        (folder / "config.json").unlink()
+    else:
+        (folder / "config.json").write_text("{")
+    with pytest.raises(UserError) as caught:
+        load_causal_lm(folder, "float32")
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_source_that_is_no_folder_is_a_user_error(tmp_path: Path) -> None:
+    for source in (str(tmp_path / "none"), "tinyy"):
+        with pytest.raises(UserError, match="is no folder"):
+            base_checkpoint(ModelConfig(source=source))
+    assert base_checkpoint(ModelConfig(source=str(tmp_path))) == str(tmp_path)
+
+
+# --- tokenizers -------------------------------------------------------------------------------------------------------
+
+
+def retokenized(checkpoint: Path, folder: Path, **changes: Any) -> Path:
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    for name, value in changes.items():
+        setattr(tokenizer, name, value)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("pad", ["<|im_end|>", None])
+def test_padding_is_never_the_end_of_turn(pad: str | None, checkpoint: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(retokenized(checkpoint, tmp_path / "t", pad_token=pad))
+    assert tokenizer.eos_token == "<|im_end|>"
+    assert tokenizer.pad_token == "<|endoftext|>"
+    assert tokenizer.pad_token_id != tokenizer.eos_token_id
+    assert len(tokenizer) == len(load_tokenizer(checkpoint))  # an existing token, so that no embedding is missing
+
+
+def test_a_fitting_pad_token_is_left_alone(checkpoint: Path, tmp_path: Path) -> None:
+    assert load_tokenizer(retokenized(checkpoint, tmp_path / "t", pad_token="<|im_start|>")).pad_token == "<|im_start|>"
+
+
+def test_tokenizers_that_cannot_serve_are_user_errors(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has no chat template"):
+        load_tokenizer(retokenized(checkpoint, tmp_path / "plain", chat_template=None))
+    with pytest.raises(UserError, match="has no end-of-sequence token"):
+        load_tokenizer(retokenized(checkpoint, tmp_path / "endless", eos_token=None))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="holds no tokenizer"):
+        load_tokenizer(tmp_path / "empty")

@@ -1,0 +1,87 @@
+"""One renderer for every stage: limits, system prompts, and what becomes of long texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.core.errors import UserError
+from pipeline.data.render import Prompt, Renderer, keep_fitting, plain_prompt, plain_text, preview
+from pipeline.lm.models import load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def renderer(checkpoint: Path) -> Renderer:
+    return Renderer(load_tokenizer(checkpoint), 60, 8)
+
+
+def shown(renderer: Renderer, prompt: Prompt) -> str:
+    text: str = renderer.tokenizer.decode(renderer.prompt_ids(prompt))
+    return text
+
+
+def test_a_prompt_ends_where_the_answer_starts(renderer: Renderer) -> None:
+    assert shown(renderer, "the fox") == "<|im_start|>user\nthe fox<|im_end|>\n<|im_start|>assistant\n"
+    messages = [{"role": "user", "content": "the fox"}]
+    assert renderer.prompt_ids(messages) == renderer.prompt_ids("the fox")
+
+
+def test_the_system_prompt_comes_first_unless_the_prompt_brings_one(renderer: Renderer) -> None:
+    kind = Renderer(renderer.tokenizer, 60, 8, system_prompt="be kind")
+    assert shown(kind, "the fox").startswith("<|im_start|>system\nbe kind<|im_end|>\n<|im_start|>user\nthe fox")
+    own = [{"role": "system", "content": "be dull"}, {"role": "user", "content": "the fox"}]
+    assert "be kind" not in shown(kind, own)
+    assert len(own) == 2
+    empty = Renderer(renderer.tokenizer, 60, 8, system_prompt="")
+    assert shown(empty, "the fox").startswith("<|im_start|>system\n<|im_end|>")
+
+
+def test_a_long_prompt_is_refused_and_quoted_never_cut(renderer: Renderer) -> None:
+    long = "the lazy dog " * 40
+    with pytest.raises(UserError, match=r"tokens, over model.max_prompt_tokens = 60 \('the lazy dog .*…'\)"):
+        renderer.prompt_ids(long)
+    count = len(renderer.prompt_ids("the fox"))
+    assert Renderer(renderer.tokenizer, count, 8).fits("the fox")
+    assert not Renderer(renderer.tokenizer, count - 1, 8).fits("the fox")
+
+
+def test_long_prompts_stop_or_are_dropped(renderer: Renderer) -> None:
+    prompts = ["the fox", "the lazy dog " * 40, "rivers"]
+    assert keep_fitting(prompts, renderer, "drop") == [0, 2]
+    with pytest.raises(UserError, match=r"over model\.max_prompt_tokens"):
+        keep_fitting(prompts, renderer, "error")
+    with pytest.raises(UserError, match="all 1 prompts are over"):
+        keep_fitting(prompts[1:2], renderer, "drop")
+    assert keep_fitting([], renderer, "drop") == []
+
+
+def test_a_response_ends_its_turn_and_is_cut_to_the_cap(renderer: Renderer) -> None:
+    eos = renderer.tokenizer.eos_token_id
+    short = renderer.response_ids("the fox")
+    assert short[-1] == eos
+    assert renderer.text(short) == "the fox"
+    long = renderer.response_ids("the quick brown fox jumps over the lazy dog " * 5)
+    assert len(long) == 8
+    assert long[-1] == eos
+    assert long.count(eos) == 1
+    assert renderer.response_ids("") == [eos]
+    assert renderer.response_ids([{"role": "assistant", "content": "the fox"}]) == short
+
+
+def test_text_is_what_a_person_would_read(renderer: Renderer) -> None:
+    ids = renderer.tokenizer(" the fox \n", add_special_tokens=False)["input_ids"]
+    assert renderer.text([*ids, renderer.tokenizer.eos_token_id, renderer.tokenizer.pad_token_id]) == "the fox"
+
+
+def test_plain_forms() -> None:
+    talk = [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "x"},
+        {"role": "user", "content": "two"},
+    ]
+    assert plain_prompt(talk) == "two"
+    assert plain_prompt("one") == "one"
+    assert plain_text([{"role": "assistant", "content": "x"}]) == "x"
+    assert preview("a\nb  c") == "'a b c'"
+    assert preview("word " * 20, width=9) == "'word word…'"

@@ -1,0 +1,96 @@
+"""The rollout record, learning targets, and which prompt and minibatch come when."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.rl.advantages import generalised_advantages, whiten
+from pipeline.rl.rollout import Rollout, learning_targets, minibatch_order
+from pipeline.rl.trainer import padded, prompt_index
+
+
+def rollout(**changes: torch.Tensor) -> Rollout:
+    mask = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
+    made = Rollout(
+        prompts=[[1], [2, 3]],
+        responses=[[4, 5], [6]],
+        mask=mask,
+        finished=torch.tensor([True, False]),
+        logprobs=torch.tensor([[-1.0, -2.0, 0.0], [-0.5, 0.0, 0.0]]),
+        reference_logprobs=torch.tensor([[-1.5, -1.0, 0.0], [-2.5, 0.0, 0.0]]),
+        values=torch.tensor([[0.1, 0.2, 0.0], [0.3, 0.0, 0.0]]),
+        reward=torch.tensor([2.0, 1.0]),
+        bonus=torch.tensor([0.5, 0.0]),
+        scores=torch.tensor([1.5, 1.0]),
+    )
+    return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["logprobs", "reference_logprobs", "values", "reward", "bonus", "scores", "mask"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_value_that_is_not_finite_stops_before_the_update(name: str, bad: float) -> None:
+    tensor = getattr(rollout(), name).clone()
+    tensor.view(-1)[0] = bad
+    with pytest.raises(FloatingPointError, match=f"rollout field '{name}' is not finite"):
+        rollout(**{name: tensor})
+
+
+def test_kl_sums_the_log_ratio_of_real_tokens() -> None:
+    made = rollout(logprobs=torch.tensor([[-1.0, -2.0, 9.0], [-0.5, 9.0, 9.0]]))
+    torch.testing.assert_close(made.log_ratio, torch.tensor([[0.5, -1.0, 0.0], [2.0, 0.0, 0.0]]))
+    torch.testing.assert_close(made.kl, torch.tensor([-0.5, 2.0]))
+
+
+def test_targets_are_gae_of_penalised_scores_and_whitened_only_when_asked() -> None:
+    made = rollout()
+    plain = learning_targets(made, kl_coef=0.1, estimator="k1", gamma=0.9, lam=0.8, whiten_advantages=False)
+    rewards = torch.tensor([[-0.05, 0.1 + 1.5, 0.0], [-0.2 + 1.0, 0.0, 0.0]])
+    advantages, returns = generalised_advantages(rewards, made.values, made.mask, 0.9, 0.8)
+    torch.testing.assert_close(plain.advantages, advantages)
+    torch.testing.assert_close(plain.returns, returns)
+    white = learning_targets(made, kl_coef=0.1, estimator="k1", gamma=0.9, lam=0.8, whiten_advantages=True)
+    torch.testing.assert_close(white.advantages, whiten(advantages, made.mask))
+    torch.testing.assert_close(white.returns, returns)  # the value head learns returns as they are
+
+
+@given(batches=st.integers(1, 20), size=st.integers(1, 16), seed=st.integers(0, 2**62))
+def test_minibatches_are_a_permutation_and_a_pure_function(batches: int, size: int, seed: int) -> None:
+    state = torch.get_rng_state()
+    order = minibatch_order(batches * size, size, seed)
+    assert sorted(index for batch in order for index in batch) == list(range(batches * size))
+    assert {len(batch) for batch in order} == {size}
+    assert order == minibatch_order(batches * size, size, seed)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_seeds_shuffle_minibatches_differently() -> None:
+    orders = {str(minibatch_order(64, 8, seed)) for seed in range(20)}
+    assert len(orders) == 20
+
+
+@settings(max_examples=30, deadline=None)
+@given(count=st.integers(1, 30), seed=st.integers(0, 10**6), epochs=st.integers(1, 3))
+def test_every_prompt_comes_once_per_epoch(count: int, seed: int, epochs: int) -> None:
+    found = [prompt_index(position, count, seed) for position in range(count * epochs)]
+    for epoch in range(epochs):
+        assert sorted(found[epoch * count : (epoch + 1) * count]) == list(range(count))
+
+
+def test_epochs_and_seeds_have_orders_of_their_own() -> None:
+    def epoch(number: int, seed: int) -> list[int]:
+        return [prompt_index(number * 40 + i, 40, seed) for i in range(40)]
+
+    assert epoch(0, 1) != epoch(1, 1)
+    assert epoch(0, 1) != epoch(0, 2)
+    assert epoch(0, 1) == epoch(0, 1)
+
+
+def test_padding_is_zero_on_the_right() -> None:
+    found = padded([[1.0], [2.0, 3.0]], torch.device("cpu"))
+    assert found.dtype == torch.float32
+    assert found.tolist() == [[1.0, 0.0], [2.0, 3.0]]
