@@ -1,0 +1,163 @@
+"""The commands beside `run`: keys, releases, samples, the standalone evaluation, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import stat
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from pipeline_runs import TINY, read_json, tree
+
+from pipeline.cli import main
+
+ROWS = [{"prompt": f"Say {i}.", "chosen": f"yes {i}", "rejected": f"no {i}"} for i in range(60)]
+Capture = pytest.CaptureFixture[str]
+
+
+def write(folder: Path, kind: str) -> Path:
+    path = folder / f"rows.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(ROWS), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return path
+
+
+def test_print_config_writes_every_key_out(capsys: Capture) -> None:
+    assert main(["print-config", "--config", str(TINY), "--data", "mine.jsonl", "ppo.iterations=7"]) == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed["ppo"]["iterations"] == 7
+    assert printed["ppo"]["clip_range"] == 0.2
+    assert printed["data"]["preferences"] == "mine.jsonl"
+
+
+def test_keygen_makes_a_key_for_its_owner_alone(tmp_path: Path) -> None:
+    assert main(["keygen", "--output", str(tmp_path / "keys" / "owner.key")]) == 0
+    assert stat.S_IMODE((tmp_path / "keys" / "owner.key").stat().st_mode) == 0o600
+
+
+def test_privatize_gives_the_same_bytes_again_and_for_every_format(tmp_path: Path, capsys: Capture) -> None:
+    key = tmp_path / "owner.key"
+    main(["keygen", "--output", str(key)])
+    releases = []
+    for name, kind in (("first", "jsonl"), ("second", "jsonl"), ("third", "parquet")):
+        output = tmp_path / name
+        source = write(tmp_path, kind)
+        given = ["--data", str(source), "--output", str(output), "--epsilon", "1", "--key", str(key)]
+        assert main(["privatize", *given]) == 0
+        releases.append(tree(output))
+    assert "60 labels released at ε = 1" in capsys.readouterr().out
+    assert releases[0] == releases[1]
+    rows = [pq.read_table(tmp_path / name / "part-00000.parquet").to_pylist() for name in ("first", "third")]
+    assert rows[0] == rows[1]
+    assert set(rows[0][0]) == {"prompt", "chosen", "rejected", "record_id"}
+    flipped = sum(row["chosen"].startswith("no") for row in rows[0])
+    assert 3 <= flipped <= 32  # 60 fair draws at 0.269: outside with probability below 2e-5
+    assert main(["privatize", *given]) == 0  # over the same folder, for nothing
+    assert tree(tmp_path / "third") == releases[2]
+    other = ["--data", str(source), "--output", str(tmp_path / "first"), "--epsilon", "2", "--key", str(key)]
+    capsys.readouterr()
+    assert main(["privatize", *other]) == 2  # another release is never overwritten
+    assert "choose another output folder" in capsys.readouterr().err
+
+
+def test_sample_prints_answers(finished_run: Path, capsys: Capture) -> None:
+    policy = str(finished_run / "ppo" / "model")
+    arguments = ["sample", "--policy", policy, "--count", "2", "--max-response-tokens", "4", "Hello there"]
+    assert main(arguments) == 0
+    first = capsys.readouterr().out
+    assert first.startswith("> Hello there\n  ")
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == first
+
+
+@pytest.mark.parametrize("kind", ["truth", "rm"])
+def test_evaluate_judges_two_checkpoints(finished_run: Path, tmp_path: Path, capsys: Capture, kind: str) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"Say {i}."}) + "\n" for i in range(6)))
+    judge = "truth" if kind == "truth" else f"rm:{finished_run / 'reward' / 'model'}"
+    arguments = ["--policy", str(finished_run / "ppo" / "model"), "--reference", str(finished_run / "sft" / "model")]
+    arguments += ["--prompts", str(prompts), "--judge", judge, "--max-response-tokens", "6"]
+    assert main(["evaluate", *arguments, "--output", str(tmp_path / "result.json")]) == 0
+    assert f"win rate by {judge}" in capsys.readouterr().out
+    result = read_json(tmp_path / "result.json")
+    assert result["prompts"] == 6
+    assert set(result["win_rate"]) == {"value", "ci_low", "ci_high", "n"}
+    assert 0 <= result["win_rate"]["ci_low"] <= result["win_rate"]["value"] <= result["win_rate"]["ci_high"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"--judge": "nonsense"}, "--judge nonsense: choose truth, rm:PATH or openai:URL"),
+        ({"--judge": "rm:nowhere"}, "--judge rm:nowhere: nowhere is not a folder"),
+        ({"--prompts": "nowhere.jsonl"}, "nowhere.jsonl: no such file"),
+        ({"--reference": "./nowhere"}, "--reference './nowhere' is no folder"),
+        ({"--output": "/dev/null/result.json"}, "--output /dev/null/result.json cannot be written"),
+    ],
+)
+def test_evaluate_refuses(finished_run: Path, capsys: Capture, changed: dict[str, str], said: str) -> None:
+    model = str(finished_run / "sft" / "model")
+    options = {"--policy": model, "--reference": model, "--prompts": "embedded", "--judge": "truth", **changed}
+    capsys.readouterr()
+    assert main(["evaluate", *(part for option in options.items() for part in option)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert said in lines[0]
+
+
+# --- broken files in a run directory ----------------------------------------------------------------------------------
+
+
+def refused(run: Path, workspace: object, capsys: Capture, *arguments: str) -> str:
+    capsys.readouterr()
+    assert main(["run", *workspace.options(run, *arguments)]) == 2  # type: ignore[attr-defined]
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    said = [line for line in err.splitlines() if line.startswith("private-rlhf: ")]
+    assert len(said) == 1
+    return said[0]
+
+
+def test_broken_checkpoints_are_named(finished_run: Path, workspace: object, tmp_path: Path, capsys: Capture) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished_run, run)
+    weights = run / "sft" / "model" / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:1000])
+    line = refused(run, workspace, capsys, "--only", "reward")
+    assert f"{run / 'sft' / 'model'}" in line
+    assert not (run / "reward" / "manifest.json").exists()
+
+    weights.write_bytes(whole)
+    shutil.copytree(finished_run / "reward", run / "reward", dirs_exist_ok=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (run / "reward" / "model" / name).unlink()
+    line = refused(run, workspace, capsys, "--only", "ppo")
+    assert f"{run / 'reward' / 'model'} holds no tokenizer" in line
+
+    shutil.copytree(finished_run / "reward", run / "reward", dirs_exist_ok=True)
+    (run / "reward" / "model" / "reward_metadata.json").unlink()
+    line = refused(run, workspace, capsys, "--only", "ppo")
+    assert "reward_metadata.json" in line
+
+
+def test_a_prompt_over_the_limit_is_named_before_training(
+    finished_run: Path, workspace: object, tmp_path: Path, capsys: Capture
+) -> None:
+    """In the prompts of the last stage; sft has not started to train."""
+    run = tmp_path / "run"
+    shutil.copytree(finished_run / "privatize", run / "privatize")
+    shutil.copy(finished_run / "recipe.yaml", run)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": "word " * 300}) + "\n")
+    line = refused(run, workspace, capsys, "--only", "sft", f"data.evaluation_prompts={prompts}")
+    assert f"data.evaluation_prompts={prompts}" in line
+    assert "over model.max_prompt_tokens = 96" in line
+    assert "raise the limit or set model.long_prompts: drop" in line
+    assert not (run / "checkpoints" / "sft" / "checkpoint-4").exists()

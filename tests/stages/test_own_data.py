@@ -1,0 +1,67 @@
+"""Runs on brought preferences: real HH-RLHF rows, and Anthropic's raw dialogue format."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pipeline_runs import Workspace, read_json
+
+SMALL = (
+    "data.demonstrations=release",
+    "data.prompts=release",
+    "data.evaluation_prompts=evaluation",
+    "model.long_prompts=drop",
+    "sft.max_steps=2",
+    "ppo.iterations=2",
+    "ppo.reference_samples=2",
+    "evaluate.num_prompts=8",
+    "evaluate.gibbs_candidates=2",
+)
+
+
+def write_dialogues(folder: Path) -> None:
+    """Anthropic's files: whole dialogues in `chosen` and `rejected`, two turns, the prompt their common prefix."""
+    folder.mkdir()
+    for split, first, count in (("train", 0, 40), ("test", 40, 12)):
+        with (folder / f"{split}.jsonl").open("w") as file:
+            for i in range(first, first + count):
+                prompt = f"\n\nHuman: Name {i}.\n\nAssistant: Which?\n\nHuman: Any.\n\nAssistant:"
+                row = {"chosen": f"{prompt} Surely {i}, gladly.", "rejected": f"{prompt} No {i}."}
+                file.write(json.dumps(row) + "\n")
+
+
+def check(run: Path, train_rows: int) -> dict[str, dict[str, float]]:
+    """What such a run reports; returns its metrics."""
+    metrics = read_json(run / "metrics.json")
+    for method in ("sft", "private"):
+        rate = metrics[method]["likelihood_win_rate"]
+        assert rate["ci_low"] <= rate["value"] <= rate["ci_high"]
+        assert rate["n"] == metrics["longer_answer_baseline"]["n"]
+        assert metrics[method]["true_reward"] is None
+    assert metrics["private"]["generation_win_rate_rm"]["n"] > 0
+    assert read_json(run / "privatize" / "manifest.json")["report"]["events"] == train_rows
+    return metrics  # type: ignore[no-any-return]
+
+
+def test_anthropic_dialogues(workspace: Workspace, tmp_path: Path) -> None:
+    write_dialogues(tmp_path / "hh")
+    run = tmp_path / "run"
+    workspace.run(run, "--data", str(tmp_path / "hh"), *SMALL)
+    metrics = check(run, 40)
+    assert metrics["longer_answer_baseline"]["value"] == 1.0  # the longer answer is the chosen one in every row
+    manifest = read_json(run / "privatize" / "release" / "manifest.json")
+    assert "conversational" in json.dumps(manifest)
+    files = [path for path in (run / "privatize").rglob("*") if path.is_file()]
+    assert not [path for path in files if str(tmp_path).encode() in path.read_bytes()]  # where the raw labels lie
+
+
+def test_real_hh_rlhf_rows(workspace: Workspace, hh_helpful: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    rows = ("data.limit=120", "evaluate.max_pairs=1000", "model.max_prompt_tokens=512")
+    workspace.run(run, "--data", str(hh_helpful), *SMALL, *rows)
+    metrics = check(run, 120)
+    baseline = metrics["longer_answer_baseline"]
+    assert baseline["n"] > 900
+    assert baseline["value"] == pytest.approx(0.591, abs=0.01)
