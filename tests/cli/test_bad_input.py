@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ class Refused:
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.folder, self.capsys = folder, capsys
 
-    def __call__(self, *arguments: str, new: set[str] = frozenset()) -> str:  # type: ignore[assignment]
+    def __call__(self, *arguments: str, new: Set[str] = frozenset()) -> str:
         before = tree(self.folder)
         self.capsys.readouterr()
         assert main(arguments) == 2
@@ -35,7 +36,7 @@ class Refused:
         assert before.keys() <= after.keys()
         return said[0]
 
-    def run(self, *overrides: str, config: Path = TINY, new: set[str] = frozenset()) -> str:  # type: ignore[assignment]
+    def run(self, *overrides: str, config: Path = TINY, new: Set[str] = frozenset()) -> str:
         """`run` in a fresh run directory."""
         own = [f"privatize.key_file={self.folder / 'owner.key'}", f"model.cache_dir={self.folder / 'cache'}"]
         return self("run", "--config", str(config), "--run-dir", str(self.folder / "run"), *own, *overrides, new=new)

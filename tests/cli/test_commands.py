@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from pipeline_runs import TINY, read_json, tree
+from pipeline_runs import TINY, Workspace, read_json, tree
 
 from pipeline.cli import main
 
@@ -114,9 +114,9 @@ def test_evaluate_refuses(finished_run: Path, capsys: Capture, changed: dict[str
 # --- broken files in a run directory ----------------------------------------------------------------------------------
 
 
-def refused(run: Path, workspace: object, capsys: Capture, *arguments: str) -> str:
+def refused(run: Path, workspace: Workspace, capsys: Capture, *arguments: str) -> str:
     capsys.readouterr()
-    assert main(["run", *workspace.options(run, *arguments)]) == 2  # type: ignore[attr-defined]
+    assert main(["run", *workspace.options(run, *arguments)]) == 2
     err = capsys.readouterr().err
     assert "Traceback" not in err
     said = [line for line in err.splitlines() if line.startswith("private-rlhf: ")]
@@ -124,7 +124,9 @@ def refused(run: Path, workspace: object, capsys: Capture, *arguments: str) -> s
     return said[0]
 
 
-def test_broken_checkpoints_are_named(finished_run: Path, workspace: object, tmp_path: Path, capsys: Capture) -> None:
+def test_broken_checkpoints_are_named(
+    finished_run: Path, workspace: Workspace, tmp_path: Path, capsys: Capture
+) -> None:
     run = tmp_path / "run"
     shutil.copytree(finished_run, run)
     weights = run / "sft" / "model" / "model.safetensors"
@@ -148,7 +150,7 @@ def test_broken_checkpoints_are_named(finished_run: Path, workspace: object, tmp
 
 
 def test_a_prompt_over_the_limit_is_named_before_training(
-    finished_run: Path, workspace: object, tmp_path: Path, capsys: Capture
+    finished_run: Path, workspace: Workspace, tmp_path: Path, capsys: Capture
 ) -> None:
     """In the prompts of the last stage; sft has not started to train."""
     run = tmp_path / "run"
