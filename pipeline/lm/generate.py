@@ -1,7 +1,7 @@
 """Sampling responses with noise that is keyed per response, so that samples do not depend on batching or sharding.
 
-The sampler is exact: adding independent Gumbel noise to the log-probabilities and taking the argmax draws from the
-softmax. Response number i of a call draws its noise from a generator seeded by its own key.
+The sampler inverts the distribution function of each next-token distribution at a uniform number; the numbers of
+response i come from a generator seeded by its own key.
 """
 
 from __future__ import annotations
@@ -37,18 +37,27 @@ def sample_key(*parts: int | str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-class KeyedGumbel(LogitsProcessor):
-    """Adds Gumbel noise from one generator per row, which turns greedy decoding into exact sampling."""
+class KeyedSampler(LogitsProcessor):
+    """Draws each row's next token by inverting its distribution function at the row's own uniform number.
 
-    def __init__(self, keys: Sequence[int]) -> None:
-        self.generators = [torch.Generator().manual_seed(key) for key in keys]
+    The token drawn gets score 0 and every other −∞, which turns greedy decoding into exact sampling. Row i uses the
+    numbers of a generator seeded with keys[i], one a step.
+    """
+
+    def __init__(self, keys: Sequence[int], steps: int) -> None:
+        rows = [torch.rand(steps, generator=torch.Generator().manual_seed(key), dtype=torch.float64) for key in keys]
+        self.uniform = torch.stack(rows).float().clamp_max(1 - 2**-24)
+        self.step = 0
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        """scores (B, V) -> scores + Gumbel noise (B, V), float32."""
-        noise = torch.empty(scores.shape, dtype=torch.float32)
-        for row, generator in zip(noise, self.generators, strict=True):
-            row.exponential_(generator=generator)
-        return scores.float() - noise.log().to(scores.device)  # type: ignore[return-value]
+        """scores (B, V) -> (B, V) float32, 0 at the drawn token and −∞ elsewhere."""
+        mass = torch.softmax(scores.float(), dim=-1).cumsum(dim=-1)
+        target = self.uniform[:, self.step : self.step + 1].to(mass.device) * mass[:, -1:]
+        # The first index whose cumulative mass exceeds the target: never a token of probability 0.
+        drawn = torch.searchsorted(mass, target, right=True).clamp_max(scores.shape[-1] - 1)
+        self.step += 1
+        chosen = torch.full_like(mass, float("-inf")).scatter_(1, drawn, 0.0)
+        return chosen  # type: ignore[return-value]
 
 
 @torch.no_grad()
@@ -108,7 +117,7 @@ def _decode(
         processors.append(TemperatureLogitsWarper(sampling.temperature))
     if sampling.top_p < 1.0:
         processors.append(TopPLogitsWarper(sampling.top_p))
-    processors.append(KeyedGumbel(keys))
+    processors.append(KeyedSampler(keys, sampling.max_new_tokens))
     config = GenerationConfig(
         max_new_tokens=sampling.max_new_tokens,
         do_sample=False,
