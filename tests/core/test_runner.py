@@ -195,9 +195,10 @@ def fake_stages(monkeypatch: pytest.MonkeyPatch, ran: list[str], fails: str | No
                 (context.folder / "evaluation.json").write_text("{}")
             return {"summary": "fine"}
 
-        return types.SimpleNamespace(run=body, input_unchanged=lambda *_: True)
+        return types.SimpleNamespace(run=body, input_unchanged=lambda *_: True, check_input=lambda *_: None)
 
     monkeypatch.setattr(runner, "_module", module)
+    monkeypatch.setattr(runner, "preflight", lambda *_: None)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from pipeline.lm.logprobs import (
     PolicyWithValue,
@@ -29,9 +30,18 @@ def alone(model: Any, prompt: list[int], response: list[int], temperature: float
     return torch.log_softmax(logits, dim=-1)[torch.arange(len(response)), torch.tensor(response)]
 
 
+def absolute() -> GPT2LMHeadModel:
+    """A model with learned positions: unlike Llama's rotary ones, they do not forgive a shift by left padding."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = GPT2Config(vocab_size=8, n_positions=32, n_embd=16, n_layer=1, n_head=2, initializer_range=0.5)
+        return GPT2LMHeadModel(config).eval()
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_padding_and_batch_composition_do_not_change_logprobs(small: Any, temperature: float) -> None:
+@pytest.mark.parametrize(("temperature", "rotary"), [(1.0, True), (0.7, True), (1.0, False)])
+def test_padding_and_batch_composition_do_not_change_logprobs(small: Any, temperature: float, rotary: bool) -> None:
+    small = small if rotary else absolute()
     for picked in ([0, 1, 2, 3], [2, 0], [3], [1, 3, 1]):
         batch = token_batch([PROMPTS[i] for i in picked], [RESPONSES[i] for i in picked], 0, CPU)
         logits, states = response_forward(small, batch)

@@ -132,11 +132,11 @@ def test_a_checkpoint_that_is_not_whole_is_a_user_error(damage: str, checkpoint:
     assert "\n" not in str(caught.value)
 
 
-def test_a_source_that_is_no_folder_is_a_user_error(tmp_path: Path) -> None:
-    for source in (str(tmp_path / "none"), "tinyy"):
-        with pytest.raises(UserError, match="is no folder"):
+def test_a_source_that_is_no_checkpoint_is_a_user_error(checkpoint: Path, tmp_path: Path) -> None:
+    for source in (str(tmp_path / "none"), "tinyy", str(tmp_path)):
+        with pytest.raises(UserError, match=r"model\.source"):
             base_checkpoint(ModelConfig(source=source))
-    assert base_checkpoint(ModelConfig(source=str(tmp_path))) == str(tmp_path)
+    assert base_checkpoint(ModelConfig(source=str(checkpoint))) == str(checkpoint)
 
 
 # --- tokenizers -------------------------------------------------------------------------------------------------------
