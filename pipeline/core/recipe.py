@@ -84,6 +84,8 @@ class LoraSettings:
     """lora_alpha / rank."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     target_modules: str | list[str] = "all-linear"
+    last_layers: int | None = Field(default=None, gt=0)
+    """Adapt only the last layers; the backward pass then stops below them. null: all."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -159,6 +161,8 @@ class PpoConfig:
     generate_batch_size: int = Field(default=128, gt=0)
     learning_rate: float = Field(default=1e-6, gt=0)
     value_learning_rate: float = Field(default=5e-6, gt=0)
+    lr_schedule: Literal["constant", "linear"] = "constant"
+    """`linear`: both learning rates fall to 0 over the iterations."""
     warmup_iterations: int = Field(default=0, ge=0)
     """Iterations in which only the value head learns."""
     kl_coef: float = Field(default=0.1, gt=0)
@@ -184,6 +188,8 @@ class PpoConfig:
     """Subtracted from r̂ when a response is cut at the cap."""
     max_kl: float = Field(default=100.0, gt=0)
     """Stop the run when the mean KL per response (nats) exceeds this."""
+    max_prompts: int | None = Field(default=None, gt=0)
+    """Use this many of the training prompts, evenly spaced; null: all."""
     reference_samples: int = Field(default=8, gt=1)
     """K completions of π_ref per prompt that centre Γ."""
     lora: LoraSettings | None = Field(default_factory=LoraSettings)

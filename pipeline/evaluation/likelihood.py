@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from pipeline.core.stats import Estimate, win_rate
+from pipeline.core.stats import Estimate, wilson, win_rate
 from pipeline.data.release import ReleasedPair
 from pipeline.data.render import Renderer, plain_text
 from pipeline.lm.logprobs import response_forward, token_batch, token_logprobs
@@ -55,10 +55,12 @@ def likelihood_win_rate(logprobs: np.ndarray, flip_prob: float) -> Estimate:
 
 
 def longer_answer_baseline(pairs: Sequence[ReleasedPair], flip_prob: float) -> Estimate:
-    """Share of pairs whose chosen answer has more characters, ties half: the rule to print beside any win rate."""
-    chosen = np.array([len(plain_text(pair.chosen)) for pair in pairs])
-    rejected = np.array([len(plain_text(pair.rejected)) for pair in pairs])
-    return debias(win_rate(chosen, rejected), flip_prob)
+    """Share of pairs whose chosen answer has more characters: the trivial rule to print beside any win rate.
+
+    Where both are equally long the rule names no winner, which counts as a miss.
+    """
+    longer = sum(len(plain_text(pair.chosen)) > len(plain_text(pair.rejected)) for pair in pairs)
+    return debias(wilson(longer, len(pairs)), flip_prob)
 
 
 def debias(share: Estimate, flip_prob: float) -> Estimate:

@@ -69,7 +69,7 @@ def response_forward(
 
 def token_logprobs(logits: torch.Tensor, response_ids: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
     """log π(token) (B, C) float32 from logits (B, C, V) at `temperature`."""
-    scaled = logits.float() / temperature
+    scaled = logits.float() if temperature == 1.0 else logits.float() / temperature
     chosen = scaled.gather(-1, response_ids.unsqueeze(-1)).squeeze(-1)
     return chosen - scaled.logsumexp(dim=-1)
 

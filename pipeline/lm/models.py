@@ -17,6 +17,7 @@ from pipeline.core import atomic
 from pipeline.core.checkpoints import check_checkpoint
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import LoraSettings, ModelConfig
+from pipeline.core.world import on_cpu
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -95,7 +96,11 @@ def load_causal_lm(path: str | Path, dtype: str) -> PreTrainedModel:
     """
     try:
         with no_progress_bars():
-            model = AutoModelForCausalLM.from_pretrained(str(path), dtype=DTYPES[dtype])
+            # On CPUs the fused attention's backward pass is the slower one at the lengths of preference data.
+            attention = "eager" if on_cpu() else None
+            model = AutoModelForCausalLM.from_pretrained(
+                str(path), dtype=DTYPES[dtype], attn_implementation=attention
+            )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         cause = str(error).splitlines()[0][:200]
         raise UserError(
@@ -120,12 +125,15 @@ def add_lora(model: PreTrainedModel, settings: LoraSettings, seed: int) -> Any:
     """`model` frozen under a fresh float32 LoRA adapter that starts as the identity (B = 0); random state untouched."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return get_peft_model(model, lora_config(settings, "CAUSAL_LM"), autocast_adapter_dtype=True)
+        return get_peft_model(model, lora_config(settings, "CAUSAL_LM", model), autocast_adapter_dtype=True)
 
 
-def lora_config(settings: LoraSettings, task_type: str) -> LoraConfig:
-    """The peft configuration of `settings` for TRL trainers."""
+def lora_config(settings: LoraSettings, task_type: str, model: PreTrainedModel) -> LoraConfig:
+    """The peft configuration of `settings` for a `model`; `last_layers` counts from the top."""
+    layers = int(model.config.num_hidden_layers)
+    first = max(0, layers - settings.last_layers) if settings.last_layers else 0
     return LoraConfig(
+        layers_to_transform=list(range(first, layers)) if first else None,
         r=settings.rank,
         lora_alpha=int(settings.scale * settings.rank),
         lora_dropout=settings.dropout,

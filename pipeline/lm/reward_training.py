@@ -59,7 +59,7 @@ def train_backbone(
     if warm_weight is not None:
         set_score_weight(backbone, warm_weight)
     if settings.mode == "lora":
-        config = lora_config(settings.lora, "SEQ_CLS")
+        config = lora_config(settings.lora, "SEQ_CLS", backbone)
         config.modules_to_save = ["score"]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)

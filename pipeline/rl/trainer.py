@@ -216,6 +216,7 @@ class PpoTrainer:
             lam=config.lam,
             whiten_advantages=config.whiten_advantages,
         )
+        self._schedule(iteration)
         totals: dict[str, float] = {}
         steps = 0
         for epoch in range(config.ppo_epochs):
@@ -226,6 +227,15 @@ class PpoTrainer:
                 steps += 1
         self.controller.update(float(rollout.kl.mean()), len(rollout.prompts))
         return {name: value / steps for name, value in totals.items()}
+
+    def _schedule(self, iteration: int) -> None:
+        """Sets the learning rates of this iteration; a pure function of it, so that resuming needs no state."""
+        config = self.config
+        scale = 1.0 - iteration / config.iterations if config.lr_schedule == "linear" else 1.0
+        for group, rate in zip(
+            self.optimizer.param_groups, (config.learning_rate, config.value_learning_rate), strict=True
+        ):
+            group["lr"] = rate * scale
 
     def _step(self, rollout: Rollout, targets: Targets, picked: Sequence[int], iteration: int) -> dict[str, float]:
         """One optimiser step on the responses `picked`; every process takes its share of them."""

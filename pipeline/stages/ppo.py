@@ -21,7 +21,7 @@ from pipeline.core import atomic
 from pipeline.core.errors import UserError
 from pipeline.core.rundir import peak_rss_mb
 from pipeline.data import inputs
-from pipeline.data.render import keep_fitting
+from pipeline.data.render import Prompt, keep_fitting
 from pipeline.embedded.truth import true_reward
 from pipeline.lm.distributed import make_accelerator
 from pipeline.lm.logprobs import PolicyWithValue
@@ -52,7 +52,8 @@ def run(context: StageContext) -> dict[str, Any]:
     model = PolicyWithValue(policy, base.config.hidden_size).eval()  # dropout off, as everywhere in PPO
     scorer = load_scorer(context.run.stage("reward") / "model", recipe, use_bonus=recipe.reward.kappa > 0)
     everything = inputs.training_prompts(recipe, context.run)
-    prompts = [everything[i] for i in keep_fitting(everything, renderer, recipe.model.long_prompts)]
+    fitting = [everything[i] for i in keep_fitting(everything, renderer, recipe.model.long_prompts)]
+    prompts = evenly_spaced(fitting, settings.max_prompts)
 
     # --- PPO ----------------------------------------------------------------------------------------------------------
     trainer = PpoTrainer(accelerator, model, reference, scorer, renderer, prompts, settings, recipe.seed)
@@ -108,13 +109,20 @@ def run(context: StageContext) -> dict[str, Any]:
     return {
         "iterations": len(history),
         "prompts": len(prompts),
-        "dropped_long_prompts": len(everything) - len(prompts),
+        "dropped_long_prompts": len(everything) - len(fitting),
         "kl_coef": settings.kl_coef,
         "losses": [[entry["policy_loss"], entry["value_loss"]] for entry in history],
         "peak_rss_mb": peak_rss_mb(),
         "summary": f"{len(history)} iterations × {settings.rollouts} responses, r̂ {first['score']:.2f} → "
         f"{last['score']:.2f}, KL {last['kl']:.2f} nats",
     }
+
+
+def evenly_spaced(prompts: list[Prompt], count: int | None) -> list[Prompt]:
+    """`count` of the prompts at even distances; all of them for None."""
+    if count is None or count >= len(prompts):
+        return prompts
+    return [prompts[index * len(prompts) // count] for index in range(count)]
 
 
 def describe(rollout: Rollout, trainer: PpoTrainer, has_truth: bool) -> dict[str, Any]:
