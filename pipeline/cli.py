@@ -15,6 +15,7 @@ import typer
 
 from pipeline.core.errors import UserError
 
+INTERRUPTED = "interrupted; run the same command again to resume"
 UNUSABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST})
 
 # typer carries its own click, in recent versions; the base class of its usage errors is not exported.
@@ -175,11 +176,12 @@ def sample(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code; every foreseeable error is one line on stderr."""
     try:
-        app(args=list(arguments) if arguments is not None else None, prog_name="private-rlhf", standalone_mode=False)
+        given = list(arguments) if arguments is not None else None
+        code = app(args=given, prog_name="private-rlhf", standalone_mode=False)
     except UserError as error:
         return _fail(str(error), 2)
     except (typer.Abort, KeyboardInterrupt):
-        return _fail("interrupted; run the same command again to resume", 130)
+        return _fail(INTERRUPTED, 130)
     except USAGE_ERRORS as error:
         return _fail(f"{error.format_message()} (see --help)", 2)
     except OSError as error:
@@ -190,7 +192,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _runtime_failure(error)
     except (FloatingPointError, RuntimeError) as error:
         return _runtime_failure(error)
-    return 0
+    # typer turns Ctrl-C into this return value, where click raises Abort.
+    return _fail(INTERRUPTED, 130) if code == 130 else int(code or 0)
 
 
 def _runtime_failure(error: Exception) -> int:
