@@ -87,6 +87,10 @@ class LoraSettings:
     last_layers: int | None = Field(default=None, gt=0)
     """Adapt only the last layers; the backward pass then stops below them. null: all."""
 
+    def __post_init__(self) -> None:
+        if self.last_layers is not None and isinstance(self.target_modules, str):
+            raise ValueError("last_layers needs target_modules as a list of names, e.g. [q_proj, v_proj]")
+
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SftConfig:

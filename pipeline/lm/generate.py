@@ -56,8 +56,7 @@ class KeyedSampler(LogitsProcessor):
         # The first index whose cumulative mass exceeds the target: never a token of probability 0.
         drawn = torch.searchsorted(mass, target, right=True).clamp_max(scores.shape[-1] - 1)
         self.step += 1
-        chosen = torch.full_like(mass, float("-inf")).scatter_(1, drawn, 0.0)
-        return chosen  # type: ignore[return-value]
+        return torch.full_like(mass, float("-inf")).scatter_(1, drawn, 0.0)  # type: ignore[return-value]
 
 
 @torch.no_grad()

@@ -76,15 +76,15 @@ def test_mean_logprobs_are_per_token_and_do_not_depend_on_batches() -> None:
         assert found == pytest.approx(expected, abs=1e-5)
 
 
-def test_the_longer_answer_counts_characters_ties_half() -> None:
+def test_the_longer_answer_counts_characters_a_tie_is_a_miss() -> None:
     pairs = [
         ReleasedPair("p", "aaaa", "b b", "1"),
         ReleasedPair("p", "aa", "bbb", "2"),
         ReleasedPair("p", "aa", "bb", "3"),
         ReleasedPair("p", [{"role": "assistant", "content": "aaaa"}], [{"role": "assistant", "content": "b"}], "4"),
     ]
-    assert longer_answer_baseline(pairs, 0.0) == wilson(2.5, 4)
-    assert longer_answer_baseline(pairs, 0.25).value == pytest.approx((0.625 - 0.25) / 0.5)
+    assert longer_answer_baseline(pairs, 0.0) == wilson(2, 4)
+    assert longer_answer_baseline(pairs, 0.25).value == pytest.approx((0.5 - 0.25) / 0.5)
 
 
 def test_the_longer_answer_on_real_pairs(hh_helpful: Path) -> None:
@@ -94,4 +94,4 @@ def test_the_longer_answer_on_real_pairs(hh_helpful: Path) -> None:
     longer = sum(len(row["chosen"]) > len(row["rejected"]) for row in rows)
     ties = sum(len(row["chosen"]) == len(row["rejected"]) for row in rows)
     assert (found.n, longer, ties) == (1000, 591, 5)
-    assert found.value == 0.5935  # 591 wins and 5 ties
+    assert found.value == 0.591
