@@ -112,10 +112,17 @@ def spec_of(name: str) -> StageSpec:
     return next(stage for stage in STAGES if stage.name == name)
 
 
+def upstream_of(spec: StageSpec, recipe: Recipe) -> tuple[str, ...]:
+    """The stages that `spec` reads under this recipe: sft reads the release only where it imitates its answers."""
+    if spec.name == "sft" and recipe.data.demonstrations != "release":
+        return ()
+    return spec.upstream
+
+
 def stage_fingerprint(spec: StageSpec, recipe: Recipe, run: RunDir) -> str:
     """Identity of what the stage would compute; upstream stages enter through their own fingerprints."""
     tree = to_tree(recipe)
-    upstream = {name: (run.manifest(name) or {}).get("fingerprint") for name in spec.upstream}
+    upstream = {name: (run.manifest(name) or {}).get("fingerprint") for name in upstream_of(spec, recipe)}
     return rundir.fingerprint(
         {
             "stage": spec.name,
@@ -164,7 +171,7 @@ def _why_run(
     """Why the stage has to run, or None when it is up to date."""
     if manifest is None:
         return "resumes" if run.checkpoints(spec.name).is_dir() else "not run yet"
-    changed = dirty.intersection(spec.upstream)
+    changed = dirty.intersection(upstream_of(spec, recipe))
     if changed:
         return f"its input '{sorted(changed)[0]}' runs again"
     if manifest.get("fingerprint") != stage_fingerprint(spec, recipe, run):
@@ -190,7 +197,7 @@ def _check_needs(recipe: Recipe, run: RunDir, specs: Sequence[StageSpec], world:
     """What the stages `specs` read is there, or made by one of them before."""
     names = {spec.name for spec in specs}
     for spec in specs:
-        for name in spec.upstream:
+        for name in upstream_of(spec, recipe):
             if name not in names:
                 run.require(name)
     preflight(recipe, names, world)
@@ -231,7 +238,7 @@ def execute_one(name: str, recipe: Recipe, run: RunDir) -> None:
 def run_stage(context: StageContext) -> None:
     """Runs one stage on every process and writes its manifest from the main one."""
     spec, run, world = context.spec, context.run, context.world
-    for name in spec.upstream:
+    for name in upstream_of(spec, context.recipe):
         run.require(name)
     if world.main:
         run.reopen(spec.name)
