@@ -23,6 +23,8 @@ class Rollout:
         values: (B, C) float32, 0 where masked.
     Outcome
         reward, bonus: (B,) float32, r̄ and Γ.
+        baseline: (B,) float32, mean r̄ of π_ref's completions of the same prompt. A shift per prompt changes no
+            optimum (DESIGN 4.3), so learning subtracts it: what remains is what the response did, not the prompt.
         scores: (B,) float32, r̂ = r̄ − Γ less the missing-EOS penalty.
     """
 
@@ -35,6 +37,7 @@ class Rollout:
     values: torch.Tensor
     reward: torch.Tensor
     bonus: torch.Tensor
+    baseline: torch.Tensor
     scores: torch.Tensor
 
     def __post_init__(self) -> None:
@@ -66,7 +69,7 @@ def learning_targets(
     rollout: Rollout, *, kl_coef: float, estimator: str, gamma: float, lam: float, whiten_advantages: bool
 ) -> Targets:
     """Advantages and returns of a whole iteration; whitening uses the global statistics."""
-    rewards = token_rewards(rollout.scores, rollout.log_ratio, rollout.mask, kl_coef, estimator)
+    rewards = token_rewards(rollout.scores - rollout.baseline, rollout.log_ratio, rollout.mask, kl_coef, estimator)
     advantages, returns = generalised_advantages(rewards, rollout.values, rollout.mask, gamma, lam)
     if whiten_advantages:
         advantages = whiten(advantages, rollout.mask)

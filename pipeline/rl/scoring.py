@@ -21,10 +21,14 @@ from reward_models.checkpoint import RewardCheckpoint, load_reward_checkpoint
 
 @dataclass(frozen=True)
 class Scores:
-    """(B,) float32 each: the estimate r̄ and its uncertainty Γ ≥ 0 (0 where Γ is not used)."""
+    """(B,) float32 each: the estimate r̄, its uncertainty Γ ≥ 0, and the mean r̄ of π_ref's completions of the prompt.
+
+    Without reference completions Γ and the baseline are 0.
+    """
 
     reward: torch.Tensor
     bonus: torch.Tensor
+    baseline: torch.Tensor
 
     @property
     def pessimistic(self) -> torch.Tensor:
@@ -41,14 +45,15 @@ class RewardScorer:
         renderer: renders text for the reward model.
         batch_size: texts per forward pass.
         use_bonus: whether Γ is computed; it needs reference completions of each prompt.
-        reference_gradients: by prompt, what `add_reference` has computed so far; part of the resume state of PPO.
+        references: by prompt, (d + 1,) float64: the mean gradient of r̄ over π_ref's completions, then their mean r̄.
+            Filled by `add_reference`; part of the resume state of PPO.
     """
 
     checkpoint: RewardCheckpoint
     renderer: Renderer
     batch_size: int = 64
     use_bonus: bool = True
-    reference_gradients: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
+    references: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
 
     def features(
         self, prompts: Sequence[Prompt], responses: Sequence[str], progress: str | None = None
@@ -69,12 +74,15 @@ class RewardScorer:
 
     def has_reference(self, prompt: Prompt) -> bool:
         """Whether reference completions of `prompt` are known, or not needed."""
-        return not self.use_bonus or repr(prompt) in self.reference_gradients
+        return not self.use_bonus or repr(prompt) in self.references
 
     def add_reference(self, prompt: Prompt, features: torch.Tensor) -> None:
         """Centres Γ at `prompt` with the features (K, d) of K completions of π_ref."""
         assert self.checkpoint.bonus is not None
-        self.reference_gradients[repr(prompt)] = self.checkpoint.bonus.reference_gradient(features[None])[0]
+        gradient = self.checkpoint.bonus.reference_gradient(features[None])[0]
+        model = self.checkpoint.model
+        reward = bounded_reward(model.raw_score_of(features), model.reward_bound).mean().detach()
+        self.references[repr(prompt)] = torch.cat([gradient, reward[None].to(gradient)])
 
     def score(self, prompts: Sequence[Prompt], responses: Sequence[str], progress: str | None = None) -> Scores:
         """r̄ and Γ of each response; `add_reference` comes first for every prompt when Γ is used."""
@@ -85,10 +93,10 @@ class RewardScorer:
         if not self.use_bonus or self.checkpoint.bonus is None:
             model = self.checkpoint.model
             reward = bounded_reward(model.raw_score_of(features), model.reward_bound)
-            return Scores(reward.detach(), torch.zeros(len(features)))
-        references = torch.stack([self.reference_gradients[repr(prompt)] for prompt in prompts])
-        reward, bonus = self.checkpoint.bonus.score_centred(features, references)
-        return Scores(reward, bonus)
+            return Scores(reward.detach(), torch.zeros(len(features)), torch.zeros(len(features)))
+        references = torch.stack([self.references[repr(prompt)] for prompt in prompts])
+        reward, bonus = self.checkpoint.bonus.score_centred(features, references[:, :-1])
+        return Scores(reward, bonus, references[:, -1].float())
 
 
 def load_scorer(path: Path, recipe: Recipe, *, use_bonus: bool) -> RewardScorer:

@@ -39,6 +39,7 @@ class ResponseRecord:
     values: list[float]
     reward: float
     bonus: float
+    baseline: float
 
 
 class PpoTrainer:
@@ -105,6 +106,7 @@ class PpoTrainer:
                 values[j],
                 float(scores.reward[j]),
                 float(scores.bonus[j]),
+                float(scores.baseline[j]),
             )
             for j, index in enumerate(mine)
         ]
@@ -189,6 +191,7 @@ class PpoTrainer:
         finished = torch.tensor([record.response[-1] == eos for record in records], device=device)
         reward = torch.tensor([record.reward for record in records], device=device)
         bonus = torch.tensor([record.bonus for record in records], device=device)
+        baseline = torch.tensor([record.baseline for record in records], device=device)
         penalty = self.config.missing_eos_penalty * (~finished).float()
         return Rollout(
             prompts=[record.prompt for record in records],
@@ -200,6 +203,7 @@ class PpoTrainer:
             values=padded([record.values for record in records], device),
             reward=reward,
             bonus=bonus,
+            baseline=baseline,
             scores=reward - bonus - penalty,
         )
 

@@ -58,7 +58,7 @@ def run(context: StageContext) -> dict[str, Any]:
     # --- PPO ----------------------------------------------------------------------------------------------------------
     trainer = PpoTrainer(accelerator, model, reference, scorer, renderer, prompts, settings, recipe.seed)
     checkpoint.install_hooks(accelerator)
-    scorer.reference_gradients.update(checkpoint.latest_references(accelerator, context.checkpoints))
+    scorer.references.update(checkpoint.latest_references(accelerator, context.checkpoints))
     state = checkpoint.load_latest(accelerator, context.checkpoints) or {"history": [], "kl_coef": settings.kl_coef}
     history: list[dict[str, Any]] = state["history"]
     trainer.controller.value = state["kl_coef"]
@@ -97,7 +97,7 @@ def run(context: StageContext) -> dict[str, Any]:
                 context.checkpoints,
                 iteration + 1,
                 {"history": history, "kl_coef": trainer.controller.value},
-                scorer.reference_gradients,
+                scorer.references,
             )
 
     # --- results ------------------------------------------------------------------------------------------------------
@@ -135,6 +135,7 @@ def describe(rollout: Rollout, trainer: PpoTrainer, has_truth: bool) -> dict[str
         "reward": float(rollout.reward.mean()),
         "bonus": float(rollout.bonus.mean()),
         "score": float(rollout.scores.mean()),
+        "score_over_reference": float((rollout.scores - rollout.baseline).mean()),
         "true_reward": truth,
         "kl": float(rollout.kl.mean()),
         "response_tokens": float(rollout.mask.sum(dim=1).mean()),

@@ -192,7 +192,9 @@ def fit_head(
 ) -> tuple[LinearFit, RidgeSelection]:
     """The linear private MLE; the ridge, unless given, is chosen by cross-validation over prompts."""
     settings = recipe.reward
-    basis: FeatureBasis = pair_basis(features.chosen, features.rejected, num_components=settings.num_components)
+    basis: FeatureBasis = pair_basis(
+        features.chosen, features.rejected, num_components=settings.num_components, whiten=False
+    )
     label = torch.ones(len(features.chosen))  # `chosen` is what z prefers
     shared: dict[str, Any] = {"basis": basis, "reward_bound": settings.reward_bound, "loss": settings.loss}
     groups = [repr(prompt) for prompt in prompts]

@@ -134,7 +134,8 @@ def test_the_truth_prefers_the_pleasant_sentence_and_ties_with_itself() -> None:
 
 def test_the_reward_judge_compares_rewards_not_bounds() -> None:
     def score(_: list[str], texts: list[str]) -> Scores:
-        return Scores(torch.tensor([float(len(t)) for t in texts]), torch.full((len(texts),), 100.0))
+        lengths = torch.tensor([float(len(t)) for t in texts])
+        return Scores(lengths, torch.full((len(texts),), 100.0), torch.zeros(len(texts)))
 
     judge = RewardJudge(SimpleNamespace(score=score))
     assert judge.compare(["p"] * 3, ["aa", "a", "a"], ["a", "aa", "b"]).tolist() == [1.0, 0.0, 0.5]

@@ -60,7 +60,7 @@ class Problem:
 
     def score(self, prompts: Sequence[str], responses: Sequence[str]) -> Scores:
         reward = torch.tensor([self.rewards[prompt, text] for prompt, text in zip(prompts, responses, strict=True)])
-        return Scores(reward, torch.zeros(len(reward)))
+        return Scores(reward, torch.zeros(len(reward)), torch.zeros(len(reward)))
 
     # --- exact answers ---
 

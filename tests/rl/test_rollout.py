@@ -26,6 +26,7 @@ def rollout(**changes: torch.Tensor) -> Rollout:
         values=torch.tensor([[0.1, 0.2, 0.0], [0.3, 0.0, 0.0]]),
         reward=torch.tensor([2.0, 1.0]),
         bonus=torch.tensor([0.5, 0.0]),
+        baseline=torch.tensor([0.0, 0.0]),
         scores=torch.tensor([1.5, 1.0]),
     )
     return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
@@ -38,6 +39,15 @@ def test_a_value_that_is_not_finite_stops_before_the_update(name: str, bad: floa
     tensor.view(-1)[0] = bad
     with pytest.raises(FloatingPointError, match=f"rollout field '{name}' is not finite"):
         rollout(**{name: tensor})
+
+
+def test_the_baseline_shifts_rewards_per_prompt_before_learning() -> None:
+    settings = {"kl_coef": 0.0, "estimator": "k1", "gamma": 1.0, "lam": 1.0, "whiten_advantages": False}
+    shifted = rollout(baseline=torch.tensor([1.0, 0.25]))
+    expected = rollout(scores=torch.tensor([0.5, 0.75]))
+    found, wanted = learning_targets(shifted, **settings), learning_targets(expected, **settings)  # type: ignore[arg-type]
+    torch.testing.assert_close(found.returns, wanted.returns)
+    assert not torch.equal(found.returns, learning_targets(rollout(), **settings).returns)  # type: ignore[arg-type]
 
 
 def test_kl_sums_the_log_ratio_of_real_tokens() -> None:

@@ -72,7 +72,7 @@ def test_a_rollout_holds_what_was_sampled_and_its_own_scores(problem: Any) -> No
 
 def test_pessimism_enters_the_score(problem: Any) -> None:
     def score(prompts: list[str], responses: list[str]) -> Scores:
-        return Scores(torch.full((len(prompts),), 2.0), torch.full((len(prompts),), 0.5))
+        return Scores(torch.full((len(prompts),), 2.0), torch.full((len(prompts),), 0.5), torch.zeros(len(prompts)))
 
     problem.score = score
     rollout, _ = problem.trainer(**SMALL).collect(0)
