@@ -80,6 +80,9 @@ def parse(schema: type[T], tree: Mapping[str, Any], where: str) -> T:
     if unknown is not None:
         path, valid = unknown
         raise UserError(f"{where}: unknown key '{'.'.join(path)}'{nearest(path[-1], valid)}")
+    misplaced = _first_misplaced_bool(schema, tree, ())
+    if misplaced is not None:
+        raise UserError(f"{where}: {'.'.join(misplaced)}: true and false are no numbers or texts here")
     try:
         return TypeAdapter(schema).validate_python(dict(tree))
     except ValidationError as error:
@@ -122,7 +125,11 @@ def _plain(value: Any) -> Any:
 
 def dump_yaml(config: Any) -> str:
     """The resolved config as YAML, every key written out."""
-    return yaml.safe_dump(to_tree(config), sort_keys=False, allow_unicode=True)
+    tree = to_tree(config)
+    text: str = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+    if yaml.safe_load(text) != tree:  # a control character that YAML folds when it stands as it is
+        text = yaml.safe_dump(tree, sort_keys=False)
+    return text
 
 
 def _first_unknown_key(schema: Any, tree: Any, path: tuple[str, ...]) -> tuple[tuple[str, ...], list[str]] | None:
@@ -136,6 +143,22 @@ def _first_unknown_key(schema: Any, tree: Any, path: tuple[str, ...]) -> tuple[t
         if key not in valid:
             return (*path, str(key)), valid
         found = _first_unknown_key(hints[key], value, (*path, str(key)))
+        if found is not None:
+            return found
+    return None
+
+
+def _first_misplaced_bool(schema: Any, tree: Any, path: tuple[str, ...]) -> tuple[str, ...] | None:
+    """The path of the first true/false whose key takes none: as a number it would be read as 1 or 0."""
+    schema = _dataclass_of(schema)
+    if schema is None or not isinstance(tree, Mapping):
+        return None
+    hints = typing.get_type_hints(schema)
+    for key, value in tree.items():
+        hint = hints[key]
+        if isinstance(value, bool) and bool not in (hint, *typing.get_args(hint)):
+            return (*path, str(key))
+        found = _first_misplaced_bool(hint, value, (*path, str(key)))
         if found is not None:
             return found
     return None

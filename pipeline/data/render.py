@@ -8,6 +8,9 @@ from typing import Any
 
 from pipeline.core.errors import UserError
 
+TEMPLATE_DATE = "26 Jul 2024"
+"""For templates that print a date (Llama 3 does): today's would change prompts, and so results, at midnight."""
+
 Prompt = str | Sequence[dict[str, str]]
 Response = str | Sequence[dict[str, str]]
 
@@ -62,7 +65,7 @@ class Renderer:
         if self.system_prompt is not None and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self.system_prompt}, *messages]
         rendered = self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=True, return_dict=True
+            messages, add_generation_prompt=True, tokenize=True, return_dict=True, date_string=TEMPLATE_DATE
         )
         return list(rendered["input_ids"])
 

@@ -56,9 +56,14 @@ def test_an_unknown_key_is_named_with_its_path_and_the_nearest_key(
     assert f"did you mean '{meant}'?" in message
 
 
+@pytest.mark.parametrize("bad", [{"privatize": {"epsilon": True}}, {"ppo": {"rollouts": False}}, {"name": True}])
+def test_true_and_false_are_no_numbers(bad: dict[str, Any]) -> None:
+    assert "true and false are no numbers" in refusal(tree(**bad))
+
+
 def test_a_key_like_no_other_gets_the_list_of_keys() -> None:
     assert nearest("zzz", ["beta", "alpha"]) == "; valid keys here: alpha, beta"
-    assert "valid keys here: dropout, rank, scale, target_modules" in refusal(tree(sft={"lora": {"zzzz": 1}}))
+    assert "valid keys here: dropout, last_layers, rank, scale, target_modules" in refusal(tree(sft={"lora": {"zzzz": 1}}))
 
 
 def test_a_missing_required_key_is_named() -> None:
@@ -213,7 +218,9 @@ def test_infinity_survives_the_dump() -> None:
 def test_the_dump_writes_every_key_out() -> None:
     dumped = to_tree(parse(Recipe, tree(), "given"))
     assert dumped["model"]["cache_dir"] == "runs/cache"
-    assert dumped["ppo"]["lora"] == {"rank": 16, "scale": 2.0, "dropout": 0.0, "target_modules": "all-linear"}
+    assert dumped["ppo"]["lora"] == {
+        "rank": 16, "scale": 2.0, "dropout": 0.0, "target_modules": "all-linear", "last_layers": None,
+    }  # fmt: skip
     assert set(dumped) == {
         "name", "seed", "evaluation_labels", "model", "data", "privatize", "sft", "reward", "ppo", "evaluate",
     }  # fmt: skip
