@@ -63,7 +63,8 @@ def test_true_and_false_are_no_numbers(bad: dict[str, Any]) -> None:
 
 def test_a_key_like_no_other_gets_the_list_of_keys() -> None:
     assert nearest("zzz", ["beta", "alpha"]) == "; valid keys here: alpha, beta"
-    assert "valid keys here: dropout, last_layers, rank, scale, target_modules" in refusal(tree(sft={"lora": {"zzzz": 1}}))
+    keys = "valid keys here: dropout, last_layers, rank, scale, target_modules"
+    assert keys in refusal(tree(sft={"lora": {"zzzz": 1}}))
 
 
 def test_a_missing_required_key_is_named() -> None:
