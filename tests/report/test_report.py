@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from conftest import MakeRun, write_run
+from report_runs import MakeRun, write_run
 
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import ModelConfig, PrivatizeConfig, Recipe
