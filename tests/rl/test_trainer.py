@@ -227,3 +227,10 @@ def test_the_value_head_learns_the_return_without_moving_the_policy_s_states(pro
     assert (rollout.values[rollout.mask.bool()] - 2.0).abs().max() < 0.2
     assert metrics["value_loss"] < 0.01
     assert not rollout.kl.any()
+
+
+def test_a_linear_schedule_falls_to_zero_over_the_iterations(problem: Any) -> None:
+    trainer = problem.trainer(True, iterations=4, lr_schedule="linear", learning_rate=8e-3, value_learning_rate=4e-2)
+    for iteration, scale in enumerate((1.0, 0.75, 0.5, 0.25)):
+        trainer.update(trainer.collect(iteration)[0], iteration)
+        assert [group["lr"] for group in trainer.optimizer.param_groups] == pytest.approx([8e-3 * scale, 4e-2 * scale])
