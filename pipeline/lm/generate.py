@@ -140,23 +140,24 @@ def pad_left(
     rows: Sequence[Sequence[int]], pad_token_id: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(ids, mask), each (B, T) int64, rows aligned at their ends."""
-    width = max(len(row) for row in rows)
-    ids = torch.full((len(rows), width), pad_token_id, dtype=torch.long)
-    mask = torch.zeros((len(rows), width), dtype=torch.long)
-    for index, row in enumerate(rows):
-        ids[index, width - len(row) :] = torch.as_tensor(row, dtype=torch.long)
-        mask[index, width - len(row) :] = 1
-    return ids.to(device), mask.to(device)
+    return _pad(rows, pad_token_id, device, left=True)
 
 
 def pad_right(
     rows: Sequence[Sequence[int]], pad_token_id: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(ids, mask), each (B, T) int64, rows aligned at their starts."""
+    return _pad(rows, pad_token_id, device, left=False)
+
+
+def _pad(
+    rows: Sequence[Sequence[int]], pad_token_id: int, device: torch.device, *, left: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     width = max(len(row) for row in rows)
     ids = torch.full((len(rows), width), pad_token_id, dtype=torch.long)
     mask = torch.zeros((len(rows), width), dtype=torch.long)
     for index, row in enumerate(rows):
-        ids[index, : len(row)] = torch.as_tensor(row, dtype=torch.long)
-        mask[index, : len(row)] = 1
+        start = width - len(row) if left else 0
+        ids[index, start : start + len(row)] = torch.as_tensor(row, dtype=torch.long)
+        mask[index, start : start + len(row)] = 1
     return ids.to(device), mask.to(device)
