@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -68,7 +69,16 @@ def join_world() -> World:
     actual = _process_state().num_processes
     if actual != declared.size:
         raise UserError(f"WORLD_SIZE is {declared.size} but accelerate runs {actual} process(es): {LAUNCH}")
+    atexit.register(leave_world)
     return declared
+
+
+def leave_world() -> None:
+    """Ends the process group, if there is one: gloo's threads abort a process that exits while they still run."""
+    import torch.distributed
+
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def barrier(world: World) -> None:

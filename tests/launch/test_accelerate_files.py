@@ -97,5 +97,6 @@ def test_accelerate_alone_needs_the_variable(tmp_path: Path) -> None:
 
     if torch.cuda.is_available():
         pytest.skip("with GPUs the two processes join over them")
-    assert launch(tmp_path, REPORT, use_cpu="true") == ["world=2 accelerate=2 sum=2"] * 2
-    assert launch(tmp_path, REPORT, use_cpu=None) == ["world=2 accelerate=1 sum=1"] * 2
+    code = f"{REPORT}\naccelerator.state.destroy_process_group()"
+    assert launch(tmp_path, code, use_cpu="true") == ["world=2 accelerate=2 sum=2"] * 2
+    assert launch(tmp_path, code, use_cpu=None) == ["world=2 accelerate=1 sum=1"] * 2
