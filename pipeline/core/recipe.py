@@ -196,6 +196,9 @@ class PpoConfig:
     """Use this many of the training prompts, evenly spaced; null: all."""
     reference_samples: int = Field(default=8, gt=1)
     """K completions of π_ref per prompt that centre Γ."""
+    reference_rollouts: bool = False
+    """The first iteration learns from the K reference completions of every prompt: nothing was learnt before it, so
+    they are exact samples of the policy, and a large first batch costs no sampling of its own. Needs kappa > 0."""
     lora: LoraSettings | None = Field(default_factory=LoraSettings)
     """null: full fine-tuning with a frozen reference copy."""
     save_every: int = Field(default=10, gt=0)
@@ -242,6 +245,9 @@ class Recipe:
             raise ValueError("privatize.epsilon .inf needs data.public_labels: true (labels declared public)")
         if self.evaluation_labels == "public" and not self.data.public_labels:
             raise ValueError("evaluation_labels: public needs data.public_labels: true; else use private")
+
+        if self.ppo.reference_rollouts and self.reward.kappa == 0:
+            raise ValueError("ppo.reference_rollouts needs reward.kappa > 0: without Γ no references are drawn")
 
     @property
     def private(self) -> bool:

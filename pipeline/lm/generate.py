@@ -6,8 +6,9 @@ response i come from a generator seeded by its own key.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,14 +91,30 @@ def sample_responses(
     bar = tqdm(total=len(prompts), desc=progress, unit="sample", disable=progress is None, leave=False)
     for start in range(0, len(order), batch_size):
         indices = order[start : start + batch_size]
-        rows = _decode(
-            model, [prompts[i] for i in indices], [keys[i] for i in indices], sampling, pad_token_id, eos_token_id
-        )
+        with fused_attention(model):
+            rows = _decode(
+                model, [prompts[i] for i in indices], [keys[i] for i in indices], sampling, pad_token_id, eos_token_id
+            )
         for index, row in zip(indices, rows, strict=True):
             responses[index] = row
         bar.update(len(indices))
     bar.close()
     return responses
+
+
+@contextlib.contextmanager
+def fused_attention(model: Any) -> Iterator[None]:
+    """Decodes with PyTorch's fused attention, which is the faster one without a backward pass; then as before."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    before = base.config._attn_implementation
+    if before != "eager":
+        yield
+        return
+    base.set_attn_implementation("sdpa")
+    try:
+        yield
+    finally:
+        base.set_attn_implementation(before)
 
 
 def _decode(

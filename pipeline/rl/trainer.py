@@ -24,7 +24,10 @@ from pipeline.lm.logprobs import PolicyWithValue, TokenBatch, response_forward, 
 from pipeline.rl.kl_control import KlController
 from pipeline.rl.losses import clipped_policy_loss, clipped_value_loss
 from pipeline.rl.rollout import Rollout, Targets, learning_targets, minibatch_order
-from pipeline.rl.scoring import RewardScorer
+from pipeline.rl.scoring import RewardScorer, Scores
+
+Evaluated = tuple[list[list[float]], list[list[float]], list[list[float]]]
+"""Per response and token: log-probabilities under π, under π_ref, and values."""
 
 
 @dataclass
@@ -84,18 +87,48 @@ class PpoTrainer:
 
     def collect(self, iteration: int) -> tuple[Rollout, dict[str, float]]:
         """Samples and scores one iteration's responses; identical on every process. Also the seconds it took."""
+        if iteration == 0 and self.config.reference_rollouts:
+            return self._collect_references()
         started = time.monotonic()
         mine = list(range(self.config.rollouts))[self.accelerator.process_index :: self.accelerator.num_processes]
         picked = [
             self.prompts[prompt_index(iteration * self.config.rollouts + i, len(self.prompts), self.seed)] for i in mine
         ]
         prompts = [self.renderer.prompt_ids(prompt) for prompt in picked]
-        keys = [sample_key(self.seed, "rollout", iteration, i) for i in mine]
         self._add_references(picked)
-        responses = self._sample(prompts, keys)
+        responses = self._sample(prompts, [sample_key(self.seed, "rollout", iteration, i) for i in mine])
         generated = time.monotonic()
         scores = self.scorer.score(picked, [self.renderer.text(row) for row in responses])
-        logprobs, reference_logprobs, values = self._evaluate(prompts, responses)
+        rollout = self._gather(mine, prompts, responses, self._evaluate(prompts, responses), scores)
+        return rollout, {"generate": generated - started, "score": time.monotonic() - generated}
+
+    def _collect_references(self) -> tuple[Rollout, dict[str, float]]:
+        """The K completions of π_ref for every prompt as rollouts: π is π_ref still, so they are on-policy."""
+        started = time.monotonic()
+        count = self.config.reference_samples
+        mine = list(range(len(self.prompts)))[self.accelerator.process_index :: self.accelerator.num_processes]
+        responses, features = self._add_references([self.prompts[i] for i in mine])
+        generated = time.monotonic()
+        picked = [self.prompts[i] for i in mine for _ in range(count)]
+        prompts = [self.renderer.prompt_ids(prompt) for prompt in picked]
+        scores = self.scorer.score_features(picked, features)
+        evaluated = self._evaluate(prompts, responses, at_reference=True)
+        indices = [i * count + k for i in mine for k in range(count)]
+        rollout = self._gather(indices, prompts, responses, evaluated, scores)
+        for references in gather_object([self.scorer.references]):
+            self.scorer.references.update(references)
+        return rollout, {"generate": generated - started, "score": time.monotonic() - generated}
+
+    def _gather(
+        self,
+        indices: Sequence[int],
+        prompts: Sequence[list[int]],
+        responses: Sequence[list[int]],
+        evaluated: Evaluated,
+        scores: Scores,
+    ) -> Rollout:
+        """One rollout of what all processes sampled, in the order of `indices`."""
+        logprobs, reference_logprobs, values = evaluated
         records = [
             ResponseRecord(
                 index,
@@ -108,11 +141,9 @@ class PpoTrainer:
                 float(scores.bonus[j]),
                 float(scores.baseline[j]),
             )
-            for j, index in enumerate(mine)
+            for j, index in enumerate(indices)
         ]
-        everything = sorted(gather_object(records), key=lambda record: record.index)
-        scored = time.monotonic()
-        return self._rollout(everything), {"generate": generated - started, "score": scored - generated}
+        return self._rollout(sorted(gather_object(records), key=lambda record: record.index))
 
     def _sample(self, prompts: Sequence[list[int]], keys: Sequence[int]) -> list[list[int]]:
         tokenizer = self.renderer.tokenizer
@@ -126,11 +157,14 @@ class PpoTrainer:
             batch_size=self.config.generate_batch_size,
         )
 
-    def _add_references(self, prompts: Sequence[Prompt]) -> None:
-        """Draws K completions of π_ref for each prompt that is new here, to centre Γ; a function of the prompt."""
+    def _add_references(self, prompts: Sequence[Prompt]) -> tuple[list[list[int]], torch.Tensor]:
+        """Draws K completions of π_ref for each prompt that is new here, to centre Γ; a function of the prompt.
+
+        Returns the completions, K of each new prompt in turn, and their features (·, d).
+        """
         new = list({repr(p): p for p in prompts if not self.scorer.has_reference(p)}.values())
         if not new:
-            return
+            return [], torch.empty(0)
         count, tokenizer = self.config.reference_samples, self.renderer.tokenizer
         repeated = [prompt for prompt in new for _ in range(count)]
         keys = [sample_key(self.seed, "reference", repr(prompt), k) for prompt in new for k in range(count)]
@@ -148,6 +182,7 @@ class PpoTrainer:
         features = self.scorer.features(repeated, [self.renderer.text(row) for row in rows])
         for index, prompt in enumerate(new):
             self.scorer.add_reference(prompt, features[index * count : (index + 1) * count])
+        return rows, features
 
     @contextlib.contextmanager
     def _reference_model(self) -> Iterator[Any]:
@@ -160,9 +195,12 @@ class PpoTrainer:
 
     @torch.no_grad()
     def _evaluate(
-        self, prompts: Sequence[list[int]], responses: Sequence[list[int]]
-    ) -> tuple[list[list[float]], list[list[float]], list[list[float]]]:
-        """Log-probabilities under π and π_ref and values, per response token, in micro-batches of similar length."""
+        self, prompts: Sequence[list[int]], responses: Sequence[list[int]], at_reference: bool = False
+    ) -> Evaluated:
+        """Log-probabilities under π and π_ref and values, per response token, in micro-batches of similar length.
+
+        at_reference: nothing was learnt yet, so that π is π_ref and one forward pass tells both.
+        """
         order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]) + len(responses[index]))
         found: dict[int, tuple[list[float], list[float], list[float]]] = {}
         size = self._micro_batch_size()
@@ -171,9 +209,7 @@ class PpoTrainer:
             picked = order[start : start + size]
             batch = self._batch([prompts[i] for i in picked], [responses[i] for i in picked])
             logprobs, values, _ = model(batch, self.config.temperature)
-            with self._reference_model() as reference:
-                logits, _ = response_forward(reference, batch)
-            reference_logprobs = token_logprobs(logits, batch.response_ids, self.config.temperature)
+            reference_logprobs = logprobs if at_reference else self._reference_logprobs(batch)
             for row, index in enumerate(picked):
                 length = len(responses[index])
                 found[index] = (
@@ -183,6 +219,12 @@ class PpoTrainer:
                 )
         ordered = [found[index] for index in range(len(prompts))]
         return [item[0] for item in ordered], [item[1] for item in ordered], [item[2] for item in ordered]
+
+    def _reference_logprobs(self, batch: TokenBatch) -> torch.Tensor:
+        """(B, C) log-probabilities under π_ref."""
+        with self._reference_model() as reference:
+            logits, _ = response_forward(reference, batch)
+        return token_logprobs(logits, batch.response_ids, self.config.temperature)
 
     def _rollout(self, records: Sequence[ResponseRecord]) -> Rollout:
         """The whole iteration as padded tensors on the CPU-or-device of this process."""

@@ -47,6 +47,8 @@ class Problem:
     prompts: list[str]
     rewards: dict[tuple[str, str], float]
     renderer: StubRenderer = field(default_factory=StubRenderer)
+    references: dict[str, torch.Tensor] | None = None
+    """None: the scorer needs no reference completions; else those it was given, by prompt."""
 
     @property
     def responses(self) -> list[list[int]]:
@@ -56,7 +58,20 @@ class Problem:
     # --- the scorer that PPO sees ---
 
     def has_reference(self, prompt: str) -> bool:
-        return True
+        return self.references is None or prompt in self.references
+
+    def features(self, prompts: Sequence[str], responses: Sequence[str]) -> torch.Tensor:
+        """(B, 1): the reward itself."""
+        return torch.tensor([[self.rewards[pair]] for pair in zip(prompts, responses, strict=True)])
+
+    def add_reference(self, prompt: str, features: torch.Tensor) -> None:
+        assert self.references is not None
+        self.references[prompt] = features
+
+    def score_features(self, prompts: Sequence[str], features: torch.Tensor) -> Scores:
+        assert self.references is not None
+        baseline = torch.stack([self.references[prompt].mean() for prompt in prompts])
+        return Scores(features[:, 0], torch.zeros(len(features)), baseline)
 
     def score(self, prompts: Sequence[str], responses: Sequence[str]) -> Scores:
         reward = torch.tensor([self.rewards[prompt, text] for prompt, text in zip(prompts, responses, strict=True)])

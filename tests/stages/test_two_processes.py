@@ -51,6 +51,19 @@ def test_lora_reward_losses_are_those_of_one_process(workspace: Workspace, finis
     assert losses(run, "reward") == pytest.approx(expected, abs=TOLERANCE)
 
 
+def test_learning_from_reference_completions_is_that_of_one_process(
+    workspace: Workspace, finished_run: Path, tmp_path: Path
+) -> None:
+    settings = ("ppo.reference_rollouts=true", "ppo.max_prompts=7", "ppo.iterations=3")
+    one = tmp_path / "one"
+    shutil.copytree(finished_run, one)
+    workspace.run(one, "--only", "ppo", *settings)
+    run = rerun(workspace, finished_run, tmp_path / "two", "ppo", *settings)
+    expected = losses(one, "ppo")
+    assert len(expected) == 6
+    assert losses(run, "ppo") == pytest.approx(expected, abs=TOLERANCE)
+
+
 def test_evaluation_is_that_of_one_process(workspace: Workspace, finished_run: Path, tmp_path: Path) -> None:
     run = rerun(workspace, finished_run, tmp_path / "run", "evaluate")
     ours, theirs = (numbers(read_json(folder / "evaluate" / "evaluation.json")) for folder in (run, finished_run))
