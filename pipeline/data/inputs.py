@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
-from pipeline.data.formats import read_demonstrations, read_prompts
+from pipeline.data.formats import Demonstration, read_demonstrations, read_prompts
 from pipeline.data.release import Release, read_release
-from pipeline.data.render import Prompt, Renderer, Response, keep_fitting
+from pipeline.data.render import Prompt, Renderer, keep_fitting
 from pipeline.embedded import task
+from pipeline.privacy.records import Text
 
 BUILT_IN = frozenset({"embedded", "release", "evaluation"})
-
-
-@dataclass(frozen=True)
-class Demonstration:
-    """A prompt and an answer worth imitating."""
-
-    prompt: Prompt
-    response: Response
 
 
 def make_renderer(recipe: Recipe, tokenizer: Any) -> Renderer:
@@ -41,13 +33,13 @@ def demonstrations(recipe: Recipe, run: RunDir) -> list[Demonstration]:
     """
     source = recipe.data.demonstrations
     if source == "embedded":
-        return [Demonstration(row.prompt, row.response) for row in task.load_demonstrations()]
+        return task.load_demonstrations()
     if source == "release":
         return [Demonstration(row.prompt, canonical_response(row.chosen, row.rejected)) for row in release(run).rows]
-    return [Demonstration(row.prompt, row.response) for row in read_demonstrations(source)]
+    return list(read_demonstrations(source))
 
 
-def canonical_response(first: Response, second: Response) -> Response:
+def canonical_response(first: Text, second: Text) -> Text:
     """One of two responses, chosen by their text alone: swapping the arguments changes nothing."""
     return min(first, second, key=lambda response: hashlib.sha256(repr(response).encode()).digest())
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import pyarrow.parquet as pq
 
+from pipeline.data.formats import Demonstration
 from pipeline.embedded.topics import Split
 from pipeline.embedded.truth import true_reward
 
@@ -29,20 +30,13 @@ class PairRecord(NamedTuple):
     response_b: str
 
 
-class Demonstration(NamedTuple):
-    """A prompt and an answer of the desired form, selected without looking at the ground truth."""
-
-    prompt: str
-    response: str
-
-
 def load_pairs(split: Split) -> list[PairRecord]:
     """The unlabelled pairs: on the training prompts, or (disjoint topics) on the evaluation prompts."""
     return [PairRecord(**row) for row in _rows(_PAIR_FILES[split])]
 
 
 def load_demonstrations() -> list[Demonstration]:
-    """Answers to training prompts, what `sft` learns from."""
+    """Answers to training prompts, of the desired form and selected without looking at the ground truth."""
     return [Demonstration(**row) for row in _rows("demonstrations.parquet")]
 
 

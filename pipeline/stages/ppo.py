@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
 from pipeline.core import atomic
-from pipeline.core.errors import UserError
+from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import peak_rss_mb
 from pipeline.data import inputs
 from pipeline.data.render import Prompt, keep_fitting
@@ -38,18 +39,11 @@ def run(context: StageContext) -> dict[str, Any]:
     """Trains on every process; saves from the main one."""
     recipe, settings = context.recipe, context.recipe.ppo
     accelerator = make_accelerator(context.world)
-    if settings.minibatch_size % context.world.size:
-        raise UserError(
-            f"ppo.minibatch_size {settings.minibatch_size} is no multiple of {context.world.size} processes"
-        )
 
     # --- π_ref, r̂, prompts --------------------------------------------------------------------------------------------
     reference_path = context.run.stage("sft") / "model"
     renderer = inputs.make_renderer(recipe, load_tokenizer(reference_path))
-    base = load_causal_lm(reference_path, recipe.model.dtype if settings.lora else "float32")
-    policy = add_lora(base, settings.lora, recipe.seed) if settings.lora else base
-    reference = None if settings.lora else load_causal_lm(reference_path, recipe.model.dtype)
-    model = PolicyWithValue(policy, base.config.hidden_size).eval()  # dropout off, as everywhere in PPO
+    model, reference = policy_and_reference(reference_path, recipe)
     scorer = load_scorer(context.run.stage("reward") / "model", recipe, use_bonus=recipe.reward.kappa > 0)
     everything = inputs.training_prompts(recipe, context.run)
     fitting = [everything[i] for i in keep_fitting(everything, renderer, recipe.model.long_prompts)]
@@ -62,43 +56,14 @@ def run(context: StageContext) -> dict[str, Any]:
     state = checkpoint.load_latest(accelerator, context.checkpoints) or {"history": [], "kl_coef": settings.kl_coef}
     history: list[dict[str, Any]] = state["history"]
     trainer.controller.value = state["kl_coef"]
-
-    bar = tqdm(
-        range(len(history), settings.iterations),
-        initial=len(history),
-        total=settings.iterations,
-        desc="ppo",
-        unit="iteration",
-        disable=not accelerator.is_main_process,
-    )
+    bar = progress(len(history), settings.iterations, accelerator.is_main_process)
     for iteration in bar:
-        rollout, seconds = trainer.collect(iteration)
-        started = time.monotonic()
-        kl_coef = trainer.controller.value
-        losses = trainer.update(rollout, iteration)
-        seconds["update"] = time.monotonic() - started
-        entry = {
-            "iteration": iteration,
-            **describe(rollout, trainer, recipe.data.prompts == "embedded"),
-            "kl_coef": kl_coef,
-            **losses,
-            **timing(rollout, seconds),
-        }
-        history.append(entry)
-        bar.set_postfix_str(f"r̂ {entry['score']:.2f} kl {entry['kl']:.2f}")
-        if entry["kl"] > settings.max_kl:
-            raise RuntimeError(
-                f"KL per response is {entry['kl']:.1f} nats, over ppo.max_kl = {settings.max_kl}: "
-                "lower ppo.learning_rate or raise ppo.kl_coef"
-            )
-        if (iteration + 1) % settings.save_every == 0 and iteration + 1 < settings.iterations:
-            checkpoint.save(
-                accelerator,
-                context.checkpoints,
-                iteration + 1,
-                {"history": history, "kl_coef": trainer.controller.value},
-                scorer.references,
-            )
+        history.append(improve_once(trainer, iteration, recipe.data.prompts == "embedded"))
+        bar.set_postfix_str(f"r̂ {history[-1]['score']:.2f} kl {history[-1]['kl']:.2f}")
+        done = iteration + 1
+        if done % settings.save_every == 0 and done < settings.iterations:
+            kept = {"history": history, "kl_coef": trainer.controller.value}
+            checkpoint.save(accelerator, context.checkpoints, done, kept, scorer.references)
 
     # --- results ------------------------------------------------------------------------------------------------------
     save_merged(accelerator, trainer.policy, renderer.tokenizer, context.folder / "model", recipe.model.dtype)
@@ -108,14 +73,59 @@ def run(context: StageContext) -> dict[str, Any]:
     first, last = history[0], mean_of_last(history, 5)
     return {
         "iterations": len(history),
+        "rollouts": sum(entry["rollouts"] for entry in history),
         "prompts": len(prompts),
         "dropped_long_prompts": len(everything) - len(fitting),
         "kl_coef": settings.kl_coef,
         "losses": [[entry["policy_loss"], entry["value_loss"]] for entry in history],
         "peak_rss_mb": peak_rss_mb(),
-        "summary": f"{len(history)} iterations × {settings.rollouts} responses, r̂ {first['score']:.2f} → "
-        f"{last['score']:.2f}, KL {last['kl']:.2f} nats",
+        "summary": f"{len(history)} iterations, {sum(entry['rollouts'] for entry in history)} responses, "
+        f"r̂ {first['score']:.2f} → {last['score']:.2f}, KL {last['kl']:.2f} nats",
     }
+
+
+def policy_and_reference(path: Path, recipe: Recipe) -> tuple[PolicyWithValue, Any | None]:
+    """The policy with its value head, dropout off as everywhere in PPO, and π_ref.
+
+    Under LoRA π_ref is the policy with its adapter off (None here); without, a frozen copy.
+    """
+    lora = recipe.ppo.lora
+    base = load_causal_lm(path, recipe.model.dtype if lora else "float32")
+    policy = add_lora(base, lora, recipe.seed) if lora else base
+    reference = None if lora else load_causal_lm(path, recipe.model.dtype)
+    return PolicyWithValue(policy, base.config.hidden_size).eval(), reference
+
+
+def progress(first: int, count: int, shown: bool) -> tqdm[int]:
+    """The iterations still to do, with a bar over all of them."""
+    return tqdm(range(first, count), initial=first, total=count, desc="ppo", unit="iteration", disable=not shown)
+
+
+def improve_once(trainer: PpoTrainer, iteration: int, has_truth: bool) -> dict[str, Any]:
+    """One iteration of PPO and its line of the history.
+
+    Raises:
+        RuntimeError: the policy has run away from π_ref.
+    """
+    rollout, seconds = trainer.collect(iteration)
+    started = time.monotonic()
+    kl_coef = trainer.controller.value
+    losses = trainer.update(rollout, iteration)
+    seconds["update"] = time.monotonic() - started
+    entry = {
+        "iteration": iteration,
+        "rollouts": len(rollout.responses),
+        **describe(rollout, trainer, has_truth),
+        "kl_coef": kl_coef,
+        **losses,
+        **timing(rollout, seconds),
+    }
+    if entry["kl"] > trainer.config.max_kl:
+        raise RuntimeError(
+            f"KL per response is {entry['kl']:.1f} nats, over ppo.max_kl = {trainer.config.max_kl}: "
+            "lower ppo.learning_rate or raise ppo.kl_coef"
+        )
+    return entry
 
 
 def evenly_spaced(prompts: list[Prompt], count: int | None) -> list[Prompt]:

@@ -15,6 +15,7 @@ from trl import SFTConfig, SFTTrainer
 
 from pipeline.core import atomic
 from pipeline.data import inputs
+from pipeline.data.formats import Demonstration
 from pipeline.data.render import Renderer, keep_fitting
 from pipeline.lm import hf_trainer
 from pipeline.lm.models import add_lora, base_checkpoint, load_causal_lm, load_tokenizer, save_merged
@@ -83,7 +84,7 @@ def run(context: StageContext) -> dict[str, Any]:
     }
 
 
-def tokenised(demonstrations: list[inputs.Demonstration], renderer: Renderer) -> Dataset:
+def tokenised(demonstrations: list[Demonstration], renderer: Renderer) -> Dataset:
     """Token ids and labels; prompt tokens carry label −100, so that only responses are learnt."""
     rows = []
     for row in demonstrations:
