@@ -24,7 +24,7 @@ from pipeline.cli import main
 
 SECRET = "unspeakable"  # in every text of every row: no message may repeat it
 ROWS = [{"prompt": f"{SECRET} p{i}", "chosen": f"{SECRET} c{i}", "rejected": f"{SECRET} r{i}"} for i in range(8)]
-FUZZ = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(deadline=None, max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 Refused = Callable[..., str]
 
 
