@@ -25,7 +25,9 @@ from pipeline.core.metrics import write_metrics
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
 from pipeline.core.world import World, barrier, join_world
+from pipeline.data.overlap import check_overlap
 from pipeline.preflight import preflight
+from pipeline.privacy.privatize import NOT_PRIVATE
 
 
 @dataclass(frozen=True)
@@ -203,6 +205,7 @@ def _check_needs(recipe: Recipe, run: RunDir, specs: Sequence[StageSpec], world:
     preflight(recipe, names, world)
     if "privatize" in names:
         _module(spec_of("privatize")).check_input(recipe, run)
+    check_overlap(recipe, run, names)
 
 
 def execute(recipe: Recipe, run: RunDir, selection: Selection) -> None:
@@ -260,6 +263,7 @@ def run_stage(context: StageContext) -> None:
                 "peak_rss_mb": rundir.peak_rss_mb(),
                 "world_size": world.size,
                 "commit": rundir.commit(),
+                "override": context.recipe.override,
                 "report": report,
             },
         )
@@ -282,6 +286,8 @@ def say(line: str) -> None:
 def _claim(recipe: Recipe, run: RunDir, world: World) -> None:
     if world.main:
         run.claim(recipe)
+        if recipe.override:
+            say(f"{NOT_PRIVATE}: {recipe.override}")
         for folder in (run.root, *(run.stage(name) for name in NAMES)):
             atomic.sweep_temporaries(folder)
     barrier(world)

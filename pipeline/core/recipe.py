@@ -53,6 +53,9 @@ class DataConfig:
     """Held-out prompts: `embedded`, a file or folder, or `evaluation`: the prompts of the evaluation pairs."""
     public_labels: bool = False
     """The labels are declared public or synthetic. Needed for epsilon: .inf and evaluation_labels: public."""
+    allow_label_overlap: bool = False
+    """Override: run although demonstrations or prompts repeat one response of protected pairs and not the other, or
+    may do so (nothing is looked at any more). Marks the run NOT PRIVATE."""
     limit: int | None = Field(default=None, gt=0)
     """Keep at most this many preference pairs (label-independent choice)."""
     label_seed: int = 0
@@ -253,3 +256,10 @@ class Recipe:
     def private(self) -> bool:
         """Whether labels go through a randomiser with a secret key."""
         return math.isfinite(self.privatize.epsilon) and self.privatize.insecure_seed is None
+
+    @property
+    def override(self) -> str | None:
+        """Why nothing is private in this run whatever its randomiser does; None unless its holder overruled a guard."""
+        if self.data.allow_label_overlap:
+            return "data.allow_label_overlap overrules the guard that keeps raw labels out of SFT and prompts"
+        return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
@@ -16,6 +16,7 @@ from pipeline.data.render import Prompt, Renderer, keep_fitting
 from pipeline.embedded import task
 from pipeline.privacy.records import Text
 
+T = TypeVar("T")
 BUILT_IN = frozenset({"embedded", "release", "evaluation"})
 
 
@@ -36,12 +37,12 @@ def demonstrations(recipe: Recipe, run: RunDir) -> list[Demonstration]:
         return task.load_demonstrations()
     if source == "release":
         return [Demonstration(row.prompt, canonical_response(row.chosen, row.rejected)) for row in release(run).rows]
-    return list(read_demonstrations(source))
+    return in_own_order(list(read_demonstrations(source)))
 
 
 def canonical_response(first: Text, second: Text) -> Text:
     """One of two responses, chosen by their text alone: swapping the arguments changes nothing."""
-    return min(first, second, key=lambda response: hashlib.sha256(repr(response).encode()).digest())
+    return min(first, second, key=row_digest)
 
 
 def training_prompts(recipe: Recipe, run: RunDir) -> list[Prompt]:
@@ -51,7 +52,7 @@ def training_prompts(recipe: Recipe, run: RunDir) -> list[Prompt]:
         return list(task.load_prompts("train"))
     if source == "release":
         return distinct([row.prompt for row in release(run).rows])
-    return distinct(list(read_prompts(source)))
+    return in_own_order(distinct(list(read_prompts(source))))
 
 
 def evaluation_prompts(recipe: Recipe, run: RunDir) -> list[Prompt]:
@@ -61,7 +62,7 @@ def evaluation_prompts(recipe: Recipe, run: RunDir) -> list[Prompt]:
         return list(task.load_prompts("eval"))
     if source == "evaluation":
         return distinct([row.prompt for row in evaluation_release(run).rows])
-    return distinct(list(read_prompts(source)))
+    return in_own_order(distinct(list(read_prompts(source))))
 
 
 def check_prompt_lengths(recipe: Recipe, run: RunDir, renderer: Renderer) -> None:
@@ -107,11 +108,21 @@ def distinct(prompts: Sequence[Prompt]) -> list[Prompt]:
     return list(seen.values())
 
 
+def in_own_order(rows: list[T]) -> list[T]:
+    """Rows of a file sorted by a digest of their own: how a file is sorted may tell which answers were preferred."""
+    return sorted(rows, key=row_digest)
+
+
+def row_digest(row: Any) -> bytes:
+    """SHA-256 of a parsed row."""
+    return hashlib.sha256(repr(row).encode()).digest()
+
+
 def input_digest(kind: str, source: str) -> str:
     """SHA-256 of what a label-free input *parses to*, to notice that it changed; the name itself for built-in sources.
 
-    The parsed prompts or demonstrations are hashed, never the file: prompts may be read from a preference file, and
-    an unkeyed digest of its bytes would let anyone test guesses of its labels.
+    The parsed prompts or demonstrations are hashed, in the order in which stages read them, never the file: prompts may
+    be read from a preference file, and an unkeyed digest of its bytes would let anyone test guesses of its labels.
 
     Args:
         kind: `demonstrations` or `prompts`.
@@ -120,7 +131,4 @@ def input_digest(kind: str, source: str) -> str:
     if source in BUILT_IN or not Path(source).expanduser().exists():
         return source
     rows = read_demonstrations(source) if kind == "demonstrations" else read_prompts(source)
-    digest = hashlib.sha256()
-    for row in rows:
-        digest.update(repr(row).encode())
-    return digest.hexdigest()
+    return hashlib.sha256(b"".join(sorted(map(row_digest, rows)))).hexdigest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.privacy.card import privacy_card
+from pipeline.privacy.privatize import NOT_PRIVATE
 from pipeline.report.inputs import RunFacts
 from pipeline.report.status import PrivacyStatus
 from pipeline.report.text import epsilon_text, number, significant
@@ -26,7 +27,15 @@ def run_card(facts: RunFacts, status: PrivacyStatus) -> dict[str, Any]:
     labels = facts.evaluation.get("evaluation_labels") or facts.recipe.get("evaluation_labels")
     if labels:
         extra["evaluation_labels"] = str(labels)
-    return privacy_card(facts.release, **extra)
+    return privacy_card(marked(facts.release, status), **extra)
+
+
+def marked(release: dict[str, Any], status: PrivacyStatus) -> dict[str, Any]:
+    """The release's manifest for the card of a run: a run may be NOT PRIVATE although its labels are."""
+    guarantee = release.get("guarantee") or {}
+    if status.private or guarantee.get("mark"):
+        return release
+    return release | {"guarantee": guarantee | {"mark": NOT_PRIVATE, "mark_reason": "; ".join(status.reasons)}}
 
 
 def card_rows(card: dict[str, Any]) -> list[Row]:

@@ -58,6 +58,7 @@ def privacy_status(facts: RunFacts) -> PrivacyStatus:
         reasons.append("the flips derive from a seed, so anyone who guesses the seed can undo them")
     elif mark:
         reasons.append(str(guarantee.get("mark_reason") or mark))
+    reasons += sorted({str(stage["override"]) for stage in facts.manifests.values() if stage.get("override")})
     public = bool((facts.recipe.get("data") or {}).get("public_labels"))
     return PrivacyStatus(epsilon, guarantee["keep_prob"], tuple(reasons), public)
 

@@ -12,7 +12,21 @@ ALLOWED = {
         "pipeline/data/formats.py",  # defines it
         "pipeline/stages/privatize.py",
         "pipeline/data/curate.py",  # curator mode: `private-rlhf privatize`, straight into the randomiser
+        "pipeline/data/overlap.py",  # the guard: forgets which response was preferred before it compares
+        "pipeline/attacks/",  # owner-only: `attack --raw`, and planting canaries
     },
+    "open_source": {
+        "pipeline/data/sources.py",  # defines it: rows as they are in the file
+        "pipeline/data/formats.py",  # gives them a meaning
+        "pipeline/data/curate.py",
+        "pipeline/attacks/",
+    },
+    "source_chunks": {
+        "pipeline/data/sources.py",  # defines it: the bytes of a raw file, for a keyed digest
+        "pipeline/stages/privatize.py",
+    },
+    "load_dataset": {"pipeline/data/sources.py"},  # streamed, so that no raw row is left in the `datasets` cache
+    "load_from_disk": {"pipeline/data/sources.py"},
     "draw_labels": {
         "pipeline/embedded/task.py",  # defines it: labels of the built-in task, drawn from the known truth
         "pipeline/stages/privatize.py",
@@ -26,6 +40,17 @@ ALLOWED = {
     "PreferenceRecord": {
         "pipeline/privacy/records.py",  # defines it
         "pipeline/privacy/privatize.py",
+        "pipeline/attacks/",
+    },
+    "canonical_record": {
+        "pipeline/privacy/records.py",  # defines it
+        "pipeline/privacy/privatize.py",
+        "pipeline/attacks/",  # recomputes from public data what it can
+    },
+    "privatize_records": {
+        "pipeline/privacy/privatize.py",  # defines it
+        "pipeline/data/curate.py",
+        "pipeline/stages/privatize.py",
     },
 }
 
@@ -48,7 +73,7 @@ def names_in(tree: ast.Module) -> set[str]:
 @pytest.mark.parametrize("name", sorted(ALLOWED))
 def test_only_the_allowed_modules_name_it(name: str, sources: dict[str, ast.Module]) -> None:
     users = {path for path, tree in sources.items() if name in names_in(tree)}
-    assert users - ALLOWED[name] == set()
+    assert not {path for path in users if not path.startswith(tuple(ALLOWED[name]))}
 
 
 def test_the_reader_still_has_the_name_that_is_guarded(sources: dict[str, ast.Module]) -> None:

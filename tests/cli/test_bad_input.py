@@ -111,6 +111,19 @@ def test_preferences_are_no_demonstrations(refused: Refused, tmp_path: Path) -> 
     assert "tuning on preferred answers would reveal the labels" in line
 
 
+def test_chosen_answers_under_another_name_are_no_demonstrations(refused: Refused, tmp_path: Path) -> None:
+    """Found by their text, before anything is written, by `run`, by `--dry-run` and by the stage alone."""
+    data = write_rows(tmp_path / "data.jsonl", ROWS)
+    chosen = [{"prompt": row["prompt"], "response": row["chosen"]} for row in ROWS[:30]]
+    demonstrations = write_rows(tmp_path / "written by experts.jsonl", chosen)
+    private = ("data.public_labels=false", "evaluation_labels=private", f"data.demonstrations={demonstrations}")
+    line = refused.run("--data", data, *private)
+    assert f"data.demonstrations {demonstrations}: repeats one response, and not equally the other, of 30 of 40" in line
+    assert "data.allow_label_overlap: true, which marks the run NOT PRIVATE" in line
+    assert refused.run("--data", data, "--dry-run", *private) == line
+    assert refused.run("--data", data, "--only", "sft", *private) == line
+
+
 # --- the recipe -------------------------------------------------------------------------------------------------------
 
 

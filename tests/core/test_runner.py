@@ -222,6 +222,23 @@ def test_execute_runs_once_and_then_skips(tmp_path: Path, monkeypatch: pytest.Mo
     assert ran == [*NAMES, "ppo"]
 
 
+def test_an_override_is_said_and_written_into_every_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And taking it back runs every stage again that may have read what it let pass."""
+    ran: list[str] = []
+    fake_stages(monkeypatch, ran)
+    directory = RunDir(tmp_path / "run")
+    runner.execute(recipe(data={"allow_label_overlap": True}), directory, Selection())
+    assert "[private-rlhf] NOT PRIVATE: data.allow_label_overlap overrules" in capsys.readouterr().err
+    assert {str(directory.require(name)["override"]).split()[0] for name in NAMES} == {"data.allow_label_overlap"}
+    ran.clear()
+    runner.execute(recipe(), directory, Selection())
+    assert ran == list(NAMES)
+    assert {directory.require(name)["override"] for name in NAMES} == {None}
+    assert "NOT PRIVATE" not in capsys.readouterr().err
+
+
 def test_a_failed_stage_is_incomplete_keeps_its_state_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

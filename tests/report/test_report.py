@@ -147,6 +147,24 @@ def test_a_mark_in_the_release_is_enough_for_the_banner(make_run: MakeRun, where
     assert banner(render(run, lean=True))
 
 
+@pytest.mark.parametrize("stage", ["privatize", "sft", "evaluate"])
+def test_an_override_of_any_stage_marks_page_card_and_text(make_run: MakeRun, stage: str) -> None:
+    """The labels of the release are private; the run is not."""
+    run = make_run()
+    path = run.root / stage / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"override": "somebody overruled the guard"}))
+    facts = read_run(run)
+    status = privacy_status(facts)
+    card = run_card(facts, status)
+    assert not status.private
+    assert banner(render_html(replace(facts, evaluation={}, ppo_history=[], reward_fit={}, sft_loss=[]), status, card))
+    assert "**NOT PRIVATE**: somebody overruled the guard." in render_markdown(facts, status, card)
+    assert (card["mark"], card["mark_reason"]) == ("NOT PRIVATE", "somebody overruled the guard")
+    assert card["statement"] == "none"
+    assert card["protected"].startswith("Nothing")
+    assert card["epsilon_per_event"] == 2.0
+
+
 def test_same_facts_same_bytes(make_run: MakeRun, html: str) -> None:
     assert render(make_run()) == html
 
