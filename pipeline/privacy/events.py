@@ -208,9 +208,7 @@ def _check(partition: int, tags: np.ndarray, labels: np.ndarray, epsilon: float)
             raise ValueError(f"a tag does not belong to partition {partition}")
 
 
-def _merged(
-    old: np.ndarray, raised: np.ndarray, epsilon: float, fresh: np.ndarray, place: np.ndarray
-) -> np.ndarray:
+def _merged(old: np.ndarray, raised: np.ndarray, epsilon: float, fresh: np.ndarray, place: np.ndarray) -> np.ndarray:
     """The partition after a merge, in tag order: `old` with ε raised in the rows `raised`, and `fresh`, whose row i
     stands before the old row place[i]."""
     rows = np.empty(len(old) + len(fresh), EVENT)
@@ -227,4 +225,3 @@ def _changes(fresh: np.ndarray, before: np.ndarray, epsilon: float) -> np.ndarra
     levels = np.concatenate([np.full(len(fresh) + len(before), epsilon), before["epsilon"]])
     counts = np.concatenate([np.ones(len(fresh) + len(before), np.int64), np.full(len(before), -1, np.int64)])
     return tally(labelers, levels, counts)
-

@@ -169,9 +169,7 @@ class Reservation:
     generation: what the engine merges its events into. already: these bits were released before.
     """
 
-    def __init__(
-        self, ledger: Ledger, lock: Lock, book: Book, entry: dict[str, Any], budget: Budget | None
-    ) -> None:
+    def __init__(self, ledger: Ledger, lock: Lock, book: Book, entry: dict[str, Any], budget: Budget | None) -> None:
         self._ledger, self._lock, self._book, self._entry, self._budget = ledger, lock, book, entry, budget
         self.already: bool = entry["status"] == "released"
         self.generation = StagedGeneration(book.events, ledger.store.folder / f"{book.serial:06d}.staged")

@@ -128,9 +128,7 @@ class LedgerFile:
             serial=body["serial"],
             entries=body["entries"],
             budgets=body["budgets"],
-            events=Generation(
-                self._data(events["file"]), tuple(events["bounds"]), events["epsilon"], events["digest"]
-            ),
+            events=Generation(self._data(events["file"]), tuple(events["bounds"]), events["epsilon"], events["digest"]),
             labelers=LabelerTotals(
                 self._data(labelers["file"]),
                 tuple(labelers["bounds"]),
