@@ -23,7 +23,7 @@ NO_LABELER = bytes(16)
 
 
 def tally(labelers: np.ndarray, levels: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The counts (n,) int64 summed over equal (labeller (n,) S16, ε (n,) float64): (m,) TALLY, sorted, without zeros."""
+    """Counts (n,) int64 summed over equal (labeller (n,) S16, ε (n,) float64): (m,) TALLY, sorted, without zeros."""
     order = np.lexsort((levels, labelers))
     labelers, levels, counts = labelers[order], levels[order], counts[order]
     first = np.ones(len(order), bool)
@@ -104,7 +104,7 @@ def _between(rows: np.ndarray, low: int, high: int) -> np.ndarray:
 
 
 def _busiest(rows: np.ndarray) -> tuple[int, tuple[tuple[float, int], ...]]:
-    """How many labellers the rows have (sorted as by `tally`), and the (ε, events) of the one with the largest total."""
+    """How many labellers the rows (sorted as by `tally`) have; (ε, events) of the one with the largest total."""
     if len(rows) == 0:
         return 0, ()
     starts = np.flatnonzero(np.append(True, rows["labeler"][1:] != rows["labeler"][:-1]))

@@ -10,6 +10,7 @@ import uuid
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -93,8 +94,7 @@ class Lock:
             else:
                 break
         self._descriptor = descriptor
-        lock = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: (held := lock()) and held.release())
+        os.register_at_fork(after_in_child=partial(_release, weakref.ref(self)))
         return True
 
     def release(self) -> None:
@@ -112,6 +112,12 @@ class Lock:
         """Keep a number >= 0 in the file. The lock must be held."""
         assert self._descriptor is not None
         os.pwrite(self._descriptor, b"%020d\n" % number, 0)
+
+
+def _release(lock: weakref.ref[Lock]) -> None:
+    held = lock()
+    if held is not None:
+        held.release()
 
 
 def read_number(path: Path) -> int:
