@@ -35,7 +35,7 @@ TEXTS = 4  # prompt, lower response, higher response (in the order of their byte
 HASH_ROWS = 16384  # rows whose digests exist as Python objects at a time
 KEYS = np.dtype(
     [
-        ("id", ">u8", (4,)),  # the record id
+        ("id", "<u8", (4,)),  # the record id as four big-endian numbers (their order is the order of the ids)
         ("root", "u1", (48,)),  # the event's root, see `mechanism.Coins`
         ("labeler", "u1", (16,)),  # keyed tag of the labeller, zero if there is none
         ("position", "<u8"),  # place in the input
@@ -101,7 +101,9 @@ def _buffers(texts: pa.Array) -> tuple[npt.NDArray[Any], Bytes]:
     wide = pa.types.is_large_string(texts.type) or pa.types.is_large_binary(texts.type)
     _, offsets, data = texts.buffers()
     width = np.int64 if wide else np.int32
-    ends = np.frombuffer(offsets, width)[texts.offset : texts.offset + len(texts) + 1] if len(texts) else np.zeros(1, width)
+    if not len(texts):
+        return np.zeros(1, width), np.zeros(0, np.uint8)
+    ends = np.frombuffer(offsets, width)[texts.offset : texts.offset + len(texts) + 1]
     return ends, np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(0, np.uint8)
 
 
@@ -124,12 +126,12 @@ def canonicalise(columns: Columns, position: int, prf: Prf) -> Canonical:
         extra = _binary(columns.extra).take(rows)
     blob, starts = _interleave(keys, columns.kind, [prompt, low, high, extra])
     digests = _record_ids(blob, starts, keys["lengths"])
-    keys["id"] = digests.view(">u8").reshape(-1, 4)
+    keys["id"] = digests.view(">u8")
     odd = (digests[:, -1] & 1).astype(bool)
     first_is_a = swapped.to_numpy(zero_copy_only=False) == odd  # response_a is the lower one unless the id is odd
     keys["label"] = np.where(first_is_a, columns.preferred[keep], -columns.preferred[keep])
     _name_events(keys, digests, columns, keep, prf)
-    order = np.argsort(keys["id"][:, 0].astype(np.uint64), kind="stable")
+    order = np.argsort(keys["id"][:, 0], kind="stable")
     return Canonical(*_sorted(keys, blob, starts, order), identical, empty)
 
 
@@ -203,13 +205,13 @@ def event_tags(keys: Keys) -> Bytes:
     The first byte makes the store's partitions ranges of record ids. The others are uniform (120 bits) and used for
     nothing else.
     """
-    first = np.ascontiguousarray(keys["id"][:, :1]).view(np.uint8).reshape(len(keys), 8)[:, :1]
+    first = (keys["id"][:, :1] >> _U64(56)).astype(np.uint8)
     return np.concatenate([first, keys["root"][:, 32:47]], axis=1)
 
 
 def event_order(keys: Keys) -> npt.NDArray[np.int64]:
     """The rows in the order (record id, event tag, position in the input)."""
-    lead = keys["id"][:, 0].astype(np.uint64)
+    lead = keys["id"][:, 0]
     order = np.argsort(lead, kind="stable")
     ranked = lead[order]
     equal = ranked[1:] == ranked[:-1]
@@ -219,7 +221,7 @@ def event_order(keys: Keys) -> npt.NDArray[np.int64]:
         rows = order[tied]
         some = keys[rows]
         tags = np.ascontiguousarray(event_tags(some)).view(">u8").astype(np.uint64)
-        ids = some["id"].astype(np.uint64)
+        ids = some["id"]
         columns = (some["position"], tags[:, 1], tags[:, 0], ids[:, 3], ids[:, 2], ids[:, 1], ids[:, 0])
         order[tied] = rows[np.lexsort(columns)]
     return order
@@ -235,7 +237,7 @@ def first_of_each(keys: Keys) -> Bools:
 
 def a_is_lower(keys: Keys) -> Bools:
     """Where response_a is the lower of the two texts."""
-    return (keys["id"][:, 3].astype(np.uint64) & np.uint64(1)) == 0
+    return (keys["id"][:, 3] & _U64(1)) == 0
 
 
 def release_labels(mechanism: RandomizedResponse, prf: Prf, keys: Keys) -> Signs:

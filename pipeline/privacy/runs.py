@@ -71,7 +71,7 @@ class Run:
 
 def _fill(file: Any, array: npt.NDArray[Any]) -> None:
     """Read until the array is full. OSError if the file ends before."""
-    view = memoryview(array.view(np.uint8)).cast("B")
+    view: memoryview = array.view(np.uint8).data.cast("B")
     while len(view):
         count = file.readinto(view)
         if not count:
@@ -83,7 +83,7 @@ def write_run(path: Path, rows: Canonical, **facts: Any) -> Run:
     """Write a run in one step. facts: JSON types, kept with it."""
     facts = {"rows": len(rows.keys), "identical": rows.identical, "empty": rows.empty, **facts}
     text = json.dumps(facts).encode()
-    prefix = (rows.keys["id"][:, 0].astype(np.uint64) >> np.uint64(64 - PREFIX_BITS)).astype(np.uint32)
+    prefix = (rows.keys["id"][:, 0] >> np.uint64(64 - PREFIX_BITS)).astype(np.uint32)
     index = np.searchsorted(prefix, np.arange((1 << PREFIX_BITS) + 1)).astype(np.uint32)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -98,7 +98,7 @@ def write_run(path: Path, rows: Canonical, **facts: Any) -> Run:
 
 
 def _write(file: Any, data: Any) -> None:
-    view = memoryview(data).cast("B") if not isinstance(data, np.ndarray) else memoryview(data.view(np.uint8)).cast("B")
+    view = (data.view(np.uint8).data if isinstance(data, np.ndarray) else memoryview(data)).cast("B")
     while len(view):
         view = view[file.write(view) :]
 
@@ -155,7 +155,7 @@ def partitions(runs: Sequence[Run], bits: int) -> Iterator[tuple[int, Keys, int]
     if bits <= 8:
         for bucket in range(1 << bits):
             part = read_bucket(runs, bucket, bits, texts=False)
-            byte = (part.keys["id"][:, 0].astype(np.uint64) >> np.uint64(56)).astype(np.int64)
+            byte = (part.keys["id"][:, 0] >> np.uint64(56)).astype(np.int64)
             width = 1 << 8 - bits
             edges = np.searchsorted(byte, np.arange(bucket * width, (bucket + 1) * width + 1))
             for place in range(width):
