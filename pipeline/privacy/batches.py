@@ -216,7 +216,8 @@ def event_order(keys: Keys) -> npt.NDArray[np.int64]:
     ranked = lead[order]
     equal = ranked[1:] == ranked[:-1]
     tied = np.zeros(len(keys), bool)
-    tied[1:], tied[:-1] = equal, tied[:-1] | equal
+    tied[1:] = equal
+    tied[:-1] |= equal
     if tied.any():
         rows = order[tied]
         some = keys[rows]

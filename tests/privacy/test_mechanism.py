@@ -39,7 +39,7 @@ ALARM = 1e-4
 OCTAVES_OF_TEST = 3
 KEY = bytes(range(32))
 PRF = Prf(KEY)
-GOLDEN = "+---+-++-+-+++--+--+-+++"  # z of events 0 to 23 at epsilon 0.5, label +1
+GOLDEN = "+++-++-+-+++++--++--++++"  # z of events 0 to 23 at epsilon 0.5, label +1
 
 
 def event(index: int) -> bytes:

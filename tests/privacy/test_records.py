@@ -17,7 +17,7 @@ from pipeline.privacy.records import (
     text_kind,
 )
 
-GOLDEN_ID = "396495d49d6fe53c8df7ec05d73c8dac6514f523925a60ce7b82068c6d898916"
+GOLDEN_ID = "219d10b27c55e8fb2fedf6944975aee2654e3886fbc4715f4add7a022b2c45d0"
 words = st.text(max_size=6)
 messages = st.lists(st.fixed_dictionaries({"role": words, "content": words}), max_size=3)
 texts: st.SearchStrategy[Text] = st.one_of(words, messages)
