@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -79,6 +80,7 @@ def _settle() -> None:
     """In a new worker: one thread, and no life beyond the parent's (its death closes no pipe of the pool's)."""
     import pyarrow
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     pyarrow.set_cpu_count(1)
     pyarrow.set_io_thread_count(1)
     parent = multiprocessing.parent_process()

@@ -75,7 +75,7 @@ def test_good_lines_are_read_by_arrow_and_are_the_same(
     st.sampled_from(["\n", "\r\n", "\n\n"]),
     st.sampled_from([1, 60, 1 << 20]),
 )
-@example(['{"prompt": "p", "chosen":', ' "a", "rejected": "b"} {"prompt": "p", "chosen": "a", "rejected": "b"}'], "\n", 9)
+@example(['{"prompt": "p", "chosen":', '"a", "rejected": "b"} {"prompt": "", "chosen": "c", "rejected": ""}'], "\n", 9)
 @example(['{"prompt": "p", "prompt": "q", "chosen": "a", "rejected": "b"}'], "\n", 999)
 @example(['{"prompt": "\\ud800", "chosen": "a", "rejected": "b"}'], "\n", 999)
 @example(['{"prompt": "\\ude00", "chosen": "a", "rejected": "b"}'], "\n", 999)

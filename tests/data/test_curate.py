@@ -78,12 +78,15 @@ def test_the_bytes_and_the_refusals_of_the_plain_way(
     """From no rows up; ties, copies, contradicting copies, blanks; chunks of one line and of all."""
     folder = tmp_path_factory.mktemp("plain")
     key, data = keygen(folder / "key"), write(folder / "train.jsonl", rows)
+    refusal = None
     try:
         plain(data, folder / "plain", key, epsilon)
     except UserError as error:
+        refusal = str(error)
+    if refusal is not None:
         with pytest.raises(UserError) as caught:
             run(data, folder / "out", key, epsilon, chunk_bytes=chunk_bytes)
-        assert str(caught.value) == str(error)
+        assert str(caught.value) == refusal
         assert Ledger.open(load_key(key)).show()["releases"] == []
         assert sorted(path.name for path in folder.iterdir()) == ["key", "train.jsonl"]
         return
@@ -138,7 +141,7 @@ def test_a_contradicting_label_is_refused_with_the_count_alone(tmp_path: Path, k
 
 def test_a_budget_refuses_before_anything_is_written(tmp_path: Path, key: Path) -> None:
     data = write(tmp_path / "train.jsonl", [row | {"who": "ann"} for row in rows_of(5)])
-    with pytest.raises(UserError, match="over the budget of 0.5 per event"):
+    with pytest.raises(UserError, match=r"over the budget of 0\.5 per event"):
         run(data, tmp_path / "out", key, 1.0, budget=Budget(0.5, "event"))
     options = Options(labeler_column="who")
     with pytest.raises(UserError, match="over the budget of 3 per person"):
@@ -342,7 +345,7 @@ def killed(function):
         return function(*arguments, **more)
     return counting
 
-owner = engine if hasattr(engine, step) else curate
+owner = curate if hasattr(curate, step) else engine
 setattr(owner, step, killed(getattr(owner, step)))
 privatize_source(Request(data, Path(output), 1.0, Path(key), chunk_bytes=1500))
 """
