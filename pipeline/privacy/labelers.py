@@ -113,7 +113,7 @@ def _below(rows: np.ndarray, byte: int) -> int:
 
 
 def _between(rows: np.ndarray, low: int, high: int) -> np.ndarray:
-    return rows[_below(rows, low) : _below(rows, high)]
+    return rows[_below(rows, low) : _below(rows, high)].copy()  # a view would keep all rows in memory
 
 
 def _busiest(rows: np.ndarray) -> tuple[int, tuple[tuple[float, int], ...]]:

@@ -106,9 +106,8 @@ class Ledger:
 
     def _clean(self, book: Book, lock: Lock) -> Book:
         """Under the lock: strikes out plans that were not written and removes files that the book does not name."""
-        live = [entry for entry in book.entries if entry["status"] != "reserved"]
-        if len(live) < len(book.entries):
-            book.entries = live
+        if any(entry["status"] == "reserved" for entry in book.entries):
+            book = replace(book, entries=[entry for entry in book.entries if entry["status"] != "reserved"])
             self._write(book, lock)
         sweep_temporaries(self._file.folder)
         self.store.sweep({path for path in (book.events.path, book.labelers.path) if path is not None})
@@ -228,7 +227,7 @@ class Reservation:
         _check_budgets(book, plan, self._budget, joined.epsilon, totals)
         budgets = list(book.budgets)
         if self._budget is not None and _stated(book, self._budget.per, None) != self._budget.epsilon:
-            budgets.append({"per": self._budget.per, "epsilon": self._budget.epsilon, "time": _now()})
+            budgets.append({"per": self._budget.per, "epsilon": float(self._budget.epsilon), "time": _now()})
         self._advance({"status": "written"}, events=joined, labelers=totals, budgets=budgets)
 
     def _advance(self, news: dict[str, Any], **changes: Any) -> None:
@@ -251,8 +250,11 @@ class Reservation:
         self._end()
 
     def _end(self) -> None:
+        """The book in memory is the last one whose writing is known to have succeeded: a failure in the middle of
+        `written` is undone by writing it again, one revision later, without the plan."""
         try:
-            self._ledger._clean(self._ledger._file.read(), self._lock)
+            book = replace(self._book, revision=self._book.revision + 1)
+            self._ledger._clean(book, self._lock)
         except OSError:
             pass  # a full disk or the like: the next `open` cleans up
         finally:
