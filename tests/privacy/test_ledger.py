@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import stat
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,15 +19,8 @@ from pipeline.privacy.keys import PrivacyKey, insecure_seed_key, keygen, load_ke
 from pipeline.privacy.ledger import Budget, Ledger, ReleasePlan
 from pipeline.privacy.person import person_epsilon
 
+pytestmark = pytest.mark.usefixtures("quick_disk")
 POOL = [*events_of("ann", 5), *events_of("bob", 3), *events_of("", 2)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_wait_for_the_disk() -> Iterator[None]:
-    """These tests are about content; `test_ledger_crash` is about durability."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda descriptor: None)
-        yield
 
 
 @pytest.fixture
@@ -67,7 +59,7 @@ one_release = st.tuples(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(releases=st.lists(one_release, min_size=1, max_size=6))
 def test_totals_agree_with_a_dict(
     releases: list[tuple[float, set[int], Budget | None, bool]], tmp_path_factory: pytest.TempPathFactory
