@@ -117,6 +117,9 @@ class Lock:
         if descriptor is not None:
             os.close(descriptor)
 
+    def __del__(self) -> None:
+        self.release()
+
     @property
     def held(self) -> bool:
         """Whether this object holds the lock."""
