@@ -181,7 +181,7 @@ class Ledger:
         try:
             if not lock.acquire(wait):
                 raise _busy(lock)
-        except PermissionError:
+        except OSError:
             pass  # a copy that cannot be written has no release under way
         try:
             book = self._file.read()
