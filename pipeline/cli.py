@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from pipeline.commands import ledger
 from pipeline.core.errors import UserError
 
 INTERRUPTED = "interrupted; run the same command again to resume"
@@ -27,6 +28,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="RLHF alignment training under label local differential privacy.",
 )
+
+app.add_typer(ledger.app, name="ledger")
 
 Config = Annotated[Path, typer.Option("--config", help="The recipe: a YAML file, see configs/.")]
 RunDirectory = Annotated[Path | None, typer.Option("--run-dir", help="Default: runs/NAME of the recipe.")]

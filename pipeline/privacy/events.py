@@ -23,7 +23,7 @@ import numpy as np
 
 from pipeline.core.errors import UserError
 from pipeline.privacy.labelers import tally
-from pipeline.privacy.owner_files import create_file, read_rows, replace_file, row_digest
+from pipeline.privacy.owner_files import check_rows, create_file, read_rows, replace_file, row_digest
 
 TAG_BYTES = 16
 PARTITIONS = 256
@@ -163,27 +163,16 @@ class EventStore:
             return
         for path in self.folder.iterdir():
             if path.is_dir():
-                shutil.rmtree(path)
+                shutil.rmtree(path, ignore_errors=True)
             elif path not in keep:
-                path.unlink()
+                path.unlink(missing_ok=True)
 
 
 def problems(generation: Generation) -> list[str]:
     """What is wrong with a generation's file, one line each; reads all of it, one partition at a time."""
     if generation.path is None:
         return []
-    digest = row_digest()
-    try:
-        size = generation.path.stat().st_size
-        if size != generation.rows * EVENT.itemsize:
-            return [f"{generation.path}: holds {size} bytes, not the {generation.rows * EVENT.itemsize} of the ledger"]
-        for partition in range(PARTITIONS):
-            digest.update(generation.read(partition).data)
-    except OSError as error:
-        return [f"{generation.path}: cannot be read ({error.strerror})"]
-    if digest.hexdigest() != generation.digest:
-        return [f"{generation.path}: was changed or damaged: its digest is not the one in the ledger"]
-    return []
+    return check_rows(generation.path, EVENT, generation.bounds, generation.digest)
 
 
 def as_tags(tags: np.ndarray) -> np.ndarray:
@@ -211,6 +200,8 @@ def _check(partition: int, tags: np.ndarray, labels: np.ndarray, epsilon: float)
 def _merged(old: np.ndarray, raised: np.ndarray, epsilon: float, fresh: np.ndarray, place: np.ndarray) -> np.ndarray:
     """The partition after a merge, in tag order: `old` with ε raised in the rows `raised`, and `fresh`, whose row i
     stands before the old row place[i]."""
+    if len(old) == 0:
+        return fresh
     rows = np.empty(len(old) + len(fresh), EVENT)
     is_fresh = np.zeros(len(rows), bool)
     is_fresh[place + np.arange(len(fresh))] = True
@@ -221,7 +212,10 @@ def _merged(old: np.ndarray, raised: np.ndarray, epsilon: float, fresh: np.ndarr
 
 def _changes(fresh: np.ndarray, before: np.ndarray, epsilon: float) -> np.ndarray:
     """What a merge changes in the labellers' tallies (`labelers.TALLY`). before: the raised rows as they were."""
-    labelers = np.concatenate([fresh["labeler"], before["labeler"], before["labeler"]])
-    levels = np.concatenate([np.full(len(fresh) + len(before), epsilon), before["epsilon"]])
-    counts = np.concatenate([np.ones(len(fresh) + len(before), np.int64), np.full(len(before), -1, np.int64)])
-    return tally(labelers, levels, counts)
+    labelers = np.concatenate([fresh["labeler"], before["labeler"]])
+    gained = tally(labelers, np.full(len(labelers), epsilon), np.ones(len(labelers), np.int64))
+    if len(before) == 0:
+        return gained
+    lost = tally(before["labeler"], before["epsilon"], np.full(len(before), -1, np.int64))
+    both = np.concatenate([gained, lost])
+    return tally(both["labeler"], both["epsilon"], both["events"])

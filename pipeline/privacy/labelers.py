@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from pipeline.core.errors import UserError
-from pipeline.privacy.owner_files import create_file, read_rows, row_digest
+from pipeline.privacy.owner_files import check_rows, create_file, read_rows, row_digest
 
 SLICE_BYTES = 64_000_000
 TALLY = np.dtype([("labeler", "S16"), ("epsilon", "<f8"), ("events", "<i8")])
@@ -24,7 +25,7 @@ NO_LABELER = bytes(16)
 
 def tally(labelers: np.ndarray, levels: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Counts (n,) int64 summed over equal (labeller (n,) S16, ε (n,) float64): (m,) TALLY, sorted, without zeros."""
-    order = np.lexsort((levels, labelers))
+    order = _order(labelers, levels)
     labelers, levels, counts = labelers[order], levels[order], counts[order]
     first = np.ones(len(order), bool)
     first[1:] = (labelers[1:] != labelers[:-1]) | (levels[1:] != levels[:-1])
@@ -33,6 +34,18 @@ def tally(labelers: np.ndarray, levels: np.ndarray, counts: np.ndarray) -> np.nd
     rows["labeler"], rows["epsilon"] = labelers[starts], levels[starts]
     rows["events"] = np.add.reduceat(counts, starts) if len(starts) else 0
     return rows[rows["events"] != 0]
+
+
+def _order(labelers: np.ndarray, levels: np.ndarray) -> np.ndarray:
+    """The positions in rising (labeller, ε). With one ε, which is the usual case, the first 8 bytes of the tags are
+    sorted as integers (some ten times faster than strings), if no two different tags share them."""
+    if len(levels) and np.all(levels == levels[0]):
+        heads = np.ascontiguousarray(labelers).view(">u8")[::2].astype(np.uint64)
+        order = np.argsort(heads)
+        heads, tags = heads[order], labelers[order]
+        if not np.any((heads[1:] == heads[:-1]) & (tags[1:] != tags[:-1])):
+            return order
+    return np.lexsort((levels, labelers))
 
 
 @dataclass(frozen=True)
@@ -100,7 +113,7 @@ def _below(rows: np.ndarray, byte: int) -> int:
 
 
 def _between(rows: np.ndarray, low: int, high: int) -> np.ndarray:
-    return rows[_below(rows, low) : _below(rows, high)]
+    return rows[_below(rows, low) : _below(rows, high)].copy()  # a view would keep all rows in memory
 
 
 def _busiest(rows: np.ndarray) -> tuple[int, tuple[tuple[float, int], ...]]:
@@ -111,3 +124,16 @@ def _busiest(rows: np.ndarray) -> tuple[int, tuple[tuple[float, int], ...]]:
     best = int(np.argmax(np.add.reduceat(rows["epsilon"] * rows["events"], starts)))
     own = rows[starts[best] : np.append(starts, len(rows))[best + 1]]
     return len(starts), tuple(zip(own["epsilon"].tolist(), own["events"].tolist(), strict=True))
+
+
+def problems(totals: LabelerTotals, events: int) -> list[str]:
+    """What is wrong with the file of the totals, one line each. events: how many the event store holds."""
+    if totals.path is None:
+        return [f"the ledger states {events} events and no labeller totals"] if events else []
+    found, counted = check_rows(totals.path, TALLY, totals.bounds, totals.digest), 0
+    if not found:
+        for start, end in pairwise(totals.bounds):
+            counted += int(read_rows(totals.path, TALLY, start, end)["events"].sum())
+        if counted != events:
+            found.append(f"{totals.path}: counts {counted} events where the event store holds {events}")
+    return found

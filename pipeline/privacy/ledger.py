@@ -24,7 +24,7 @@ its own releases alone. Events are told apart as the engine names them: one pers
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -32,13 +32,16 @@ from typing import Any, Literal
 
 from pipeline.core.atomic import sweep_temporaries, write_json
 from pipeline.core.errors import UserError
+from pipeline.privacy import events, labelers
 from pipeline.privacy.events import EventStore, StagedGeneration
 from pipeline.privacy.keys import PrivacyKey, make_private_folder
 from pipeline.privacy.labelers import LabelerTotals, join_tallies
 from pipeline.privacy.ledger_file import Book, LedgerFile
 from pipeline.privacy.owner_files import Lock
+from pipeline.privacy.person import person_epsilon
 
 WAIT_SECONDS = 60.0
+DELTA = 1e-6
 Per = Literal["event", "person"]
 
 
@@ -91,21 +94,20 @@ class Ledger:
         return ledger
 
     def _recover(self) -> None:
-        """Strike out dead reservations unless a live run holds the lock, or the folder cannot be written."""
+        """Strike out dead reservations, unless a live run holds the lock or the folder cannot be written."""
         lock = Lock(self._file.lock_path)
         try:
             if self._file.path.exists() and lock.acquire(0.0):
                 self._clean(self._file.read(), lock)
-        except PermissionError:
-            return
+        except OSError:
+            return  # a folder that can be read but not written, or a full disk: the next `open` recovers
         finally:
             lock.release()
 
     def _clean(self, book: Book, lock: Lock) -> Book:
         """Under the lock: strikes out plans that were not written and removes files that the book does not name."""
-        live = [entry for entry in book.entries if entry["status"] != "reserved"]
-        if len(live) < len(book.entries):
-            book.entries = live
+        if any(entry["status"] == "reserved" for entry in book.entries):
+            book = replace(book, entries=[entry for entry in book.entries if entry["status"] != "reserved"])
             self._write(book, lock)
         sweep_temporaries(self._file.folder)
         self.store.sweep({path for path in (book.events.path, book.labelers.path) if path is not None})
@@ -127,9 +129,7 @@ class Ledger:
         make_private_folder(self.store.folder)
         lock = Lock(self._file.lock_path)
         if not lock.acquire(wait):
-            raise UserError(
-                f"{self._file.lock_path}: another release under this key is under way; run again when it has ended"
-            )
+            raise _busy(lock)
         try:
             book = self._clean(self._file.read(), lock)
             entry = next((entry for entry in book.entries if entry["identity"] == plan.identity), None)
@@ -158,6 +158,41 @@ class Ledger:
             "budgets": {kind: _stated(book, kind, None) for kind in ("event", "person")},
         }
 
+    def card_facts(self) -> dict[str, Any]:
+        """What the privacy card states of the ledger: `show` without the key's id and the owner's paths."""
+        facts = self.show()
+        del facts["key"]
+        hidden = ("output", "released")
+        facts["releases"] = [
+            {name: value for name, value in entry.items() if name not in hidden}
+            for entry in facts["releases"]
+            if entry["status"] != "reserved"
+        ]
+        return facts
+
+    def verify(self, wait: float = WAIT_SECONDS) -> list[str]:
+        """What is wrong with the ledger, its data files and their modes, one line each; reads everything.
+
+        UserError if a release is still under way after `wait` seconds.
+        """
+        folder, lock = self._file.folder, Lock(self._file.lock_path)
+        if not folder.exists():
+            return []
+        try:
+            if not lock.acquire(wait):
+                raise _busy(lock)
+        except OSError:
+            pass  # a copy that cannot be written has no release under way
+        try:
+            book = self._file.read()
+            found = [*events.problems(book.events), *labelers.problems(book.labelers, book.events.rows)]
+        except UserError as error:
+            found = [str(error)]
+        finally:
+            lock.release()
+        reached = [path for path in (folder, *sorted(folder.rglob("*"))) if path.stat().st_mode & 0o077]
+        return found + [f"{path}: can be reached by others; run `chmod go-rwx {path}`" for path in reached]
+
     def export(self, path: Path) -> None:
         """Write `show` to an owner-only JSON file."""
         write_json(path, self.show(), mode=0o600)
@@ -182,24 +217,32 @@ class Reservation:
         """
         if self._entry["status"] != "reserved":
             return
+        if not self._lock.held:
+            raise RuntimeError("this reservation has ended")
         book, store = self._book, self._ledger.store
-        events = store.join(self.generation, book.serial)
+        joined = store.join(self.generation, book.serial)
         tallies = list(self.generation.pieces("tally").values())
-        labelers = join_tallies(book.labelers, tallies, store.folder / f"{book.serial:06d}.labelers")
+        totals = join_tallies(book.labelers, tallies, store.folder / f"{book.serial:06d}.labelers")
         plan = ReleasePlan(*(self._entry[name] for name in ("source", "epsilon", "events", "identity")))
-        _check_budgets(book, plan, self._budget, events.epsilon, labelers)
-        book.events, book.labelers = events, labelers
+        _check_budgets(book, plan, self._budget, joined.epsilon, totals)
+        budgets = list(book.budgets)
         if self._budget is not None and _stated(book, self._budget.per, None) != self._budget.epsilon:
-            book.budgets.append({"per": self._budget.per, "epsilon": self._budget.epsilon, "time": _now()})
-        self._entry["status"] = "written"
+            budgets.append({"per": self._budget.per, "epsilon": float(self._budget.epsilon), "time": _now()})
+        self._advance({"status": "written"}, events=joined, labelers=totals, budgets=budgets)
+
+    def _advance(self, news: dict[str, Any], **changes: Any) -> None:
+        """Write the book with the entry and other parts changed; nothing changes here if that fails."""
+        entry = self._entry | news
+        entries = [entry if other is self._entry else other for other in self._book.entries]
+        book = replace(self._book, entries=entries, **changes)
         self._ledger._write(book, self._lock)
+        self._book, self._entry = book, entry
 
     def commit(self, output: Path | None = None) -> None:
         """The release is complete in `output`: finish the entry, durably, and let go of the lock."""
         self.written()
         if self._entry["status"] == "written":
-            self._entry |= {"status": "released", "output": None if output is None else str(output), "released": _now()}
-            self._ledger._write(self._book, self._lock)
+            self._advance({"status": "released", "output": None if output is None else str(output), "released": _now()})
         self._end()
 
     def abandon(self) -> None:
@@ -207,8 +250,11 @@ class Reservation:
         self._end()
 
     def _end(self) -> None:
+        """The book in memory is the last one whose writing is known to have succeeded: a failure in the middle of
+        `written` is undone by writing it again, one revision later, without the plan."""
         try:
-            self._ledger._clean(self._ledger._file.read(), self._lock)
+            book = replace(self._book, revision=self._book.revision + 1)
+            self._ledger._clean(book, self._lock)
         except OSError:
             pass  # a full disk or the like: the next `open` cleans up
         finally:
@@ -225,22 +271,22 @@ class Reservation:
 
 
 def _check_budgets(
-    book: Book, plan: ReleasePlan, budget: Budget | None, event_total: float, labelers: LabelerTotals | None
+    book: Book, plan: ReleasePlan, budget: Budget | None, event_total: float, totals: LabelerTotals | None
 ) -> None:
-    """UserError if totals after the release exceed a budget, given now or stated before; labelers: None = not known."""
+    """UserError if totals after the release exceed a budget, given now or stated before; totals: None = not known."""
     limit = _stated(book, "event", budget)
     if limit is not None and event_total > limit:
         raise _over(plan, "event", "record", book.events.epsilon, event_total, limit)
     limit = _stated(book, "person", budget)
-    if limit is None or labelers is None:
+    if limit is None or totals is None:
         return
-    if labelers.unattributed:
+    if totals.unattributed:
         raise UserError(
-            f"{plan.source}: a budget per person needs the labeller of every event, and {labelers.unattributed} events"
+            f"{plan.source}: a budget per person needs the labeller of every event, and {totals.unattributed} events"
             " under this key would have none; name the column with --labeler-column, or use another key for this source"
         )
-    if labelers.epsilon > limit:
-        raise _over(plan, "person", "labeller", book.labelers.epsilon, labelers.epsilon, limit)
+    if totals.epsilon > limit:
+        raise _over(plan, "person", "labeller", book.labelers.epsilon, totals.epsilon, limit)
 
 
 def _over(plan: ReleasePlan, per: str, whose: str, before: float, after: float, limit: float) -> UserError:
@@ -257,6 +303,10 @@ def _stated(book: Book, per: str, budget: Budget | None) -> float | None:
     if budget is not None and budget.per == per:
         return budget.epsilon
     return next((float(entry["epsilon"]) for entry in reversed(book.budgets) if entry["per"] == per), None)
+
+
+def _busy(lock: Lock) -> UserError:
+    return UserError(f"{lock.path}: another release under this key is under way; run again when it has ended")
 
 
 def _new_entry(plan: ReleasePlan) -> dict[str, Any]:
@@ -281,12 +331,16 @@ def _source_totals(entries: list[dict[str, Any]]) -> dict[str, Any]:
     return totals
 
 
-def _labeler_facts(labelers: LabelerTotals) -> dict[str, Any]:
+def _labeler_facts(totals: LabelerTotals) -> dict[str, Any]:
+    """About the labellers; those of the busiest (the one with the largest total) are null without labellers."""
+    known = totals.labelers > 0
     return {
-        "count": labelers.labelers,
-        "max_epsilon": labelers.epsilon if labelers.labelers else None,
-        "unattributed_events": labelers.unattributed,
-        "busiest": [{"epsilon": epsilon, "events": events} for epsilon, events in labelers.busiest],
+        "count": totals.labelers,
+        "unattributed_events": totals.unattributed,
+        "busiest": [{"epsilon": epsilon, "events": count} for epsilon, count in totals.busiest],
+        "max_epsilon": totals.epsilon if known else None,
+        "max_epsilon_at_delta": person_epsilon(totals.busiest, DELTA) if known else None,
+        "delta": DELTA,
     }
 
 

@@ -20,9 +20,9 @@ from typing import Any
 
 from pipeline.core.atomic import write_json
 from pipeline.core.errors import UserError
-from pipeline.privacy.events import Generation
+from pipeline.privacy.events import EVENT, Generation
 from pipeline.privacy.keys import PrivacyKey, sync_entry
-from pipeline.privacy.labelers import LabelerTotals
+from pipeline.privacy.labelers import TALLY, LabelerTotals
 from pipeline.privacy.owner_files import read_number
 
 FORMAT = 1
@@ -54,7 +54,24 @@ class LedgerFile:
         self.key_id = key.keyed_digest([], _ID_DOMAIN)[:16]
 
     def read(self) -> Book:
-        """The book; an empty one for a key that has released nothing. UserError if it is missing, older or damaged."""
+        """The book; an empty one for a key that has released nothing. UserError if it is missing, older or damaged.
+
+        Needs no lock: a writer may replace the book and remove the old data in between, so data that do not fit are an
+        error only where the book has stayed the same.
+        """
+        book = self._read_book()
+        while True:
+            try:
+                _check_size(book.events.path, book.events.rows * EVENT.itemsize)
+                _check_size(book.labelers.path, book.labelers.bounds[-1] * TALLY.itemsize)
+                return book
+            except UserError:
+                newer = self._read_book()
+                if newer.revision == book.revision:
+                    raise
+                book = newer
+
+    def _read_book(self) -> Book:
         known = read_number(self.lock_path)
         try:
             text = self.path.read_text(encoding="utf-8")
@@ -145,3 +162,15 @@ class LedgerFile:
 
 def _name(path: Path | None) -> str | None:
     return None if path is None else path.name
+
+
+def _check_size(path: Path | None, size: int) -> None:
+    """A cheap look at a data file; `Ledger.verify` reads it."""
+    if path is None:
+        return
+    try:
+        found = path.stat().st_size
+    except OSError as error:
+        raise UserError(f"{path}: the ledger's data cannot be read ({error.strerror}); {_RESTORE}") from error
+    if found != size:
+        raise UserError(f"{path}: holds {found} bytes where the ledger states {size}; {_RESTORE}")

@@ -8,9 +8,10 @@ import os
 import time
 import uuid
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -60,6 +61,19 @@ def read_rows(path: Path, dtype: np.dtype[Any], start: int = 0, end: int | None 
     return rows
 
 
+def check_rows(path: Path, dtype: np.dtype[Any], bounds: Sequence[int], digest: str) -> list[str]:
+    """What is wrong with a file of rows that should have these bounds and this digest; reads it slice by slice."""
+    found, size = row_digest(), bounds[-1] * dtype.itemsize
+    try:
+        if path.stat().st_size != size:
+            return [f"{path}: holds {path.stat().st_size} bytes where the ledger states {size}"]
+        for start, end in pairwise(bounds):
+            found.update(read_rows(path, dtype, start, end).data)
+    except OSError as error:
+        return [f"{path}: cannot be read ({error.strerror})"]
+    return [] if found.hexdigest() == digest else [f"{path}: was changed or damaged: the ledger states another digest"]
+
+
 def row_digest() -> Any:
     """A hash object for files of rows. Not keyed: the ledger that states the digest is, and so are the tags inside."""
     return hashlib.blake2b(digest_size=32)
@@ -102,6 +116,9 @@ class Lock:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.release()
 
     @property
     def held(self) -> bool:
