@@ -2,10 +2,11 @@
 
     read     chunks become sorted runs in an owner-only folder beside the output (`engine.spill`)
     gather   of copies with one record and event the first is kept; the events are counted and identified
-    reserve  the ledger takes the plan; every event goes into its store; a label that contradicts the store, or a total
-             over a budget, ends it here, with nothing written
-    write    randomised response and Parquet, shard by shard (`engine.write_bucket`); the manifest is last
-    publish  the folder takes its name, and the ledger's entry is finished
+    reserve  the ledger takes the plan, durably; every event goes into its store; a label that contradicts the store, or a
+             total over a budget, ends it here
+    write    randomised response and Parquet, shard by shard (`engine.write_bucket`), still in the owner-only folder, so
+             that a disk that fills up costs nobody's budget; the manifest is last
+    publish  the budget is spent, durably; the folder takes its name; the ledger's entry is finished
 """
 
 from __future__ import annotations
@@ -153,6 +154,7 @@ def _release(job: _Job, work: Path, crew: Workers, size: int) -> ReleaseManifest
         if not occupied(target):
             _write(job, runs, manifest, done, crew)
             sync_folder(done)
+            reservation.written()
             publish(done, target, _default_mode(work))
         reservation.commit(target.resolve())
     return manifest
@@ -192,7 +194,7 @@ def _ledger_plan(job: _Job, events: Events) -> ReleasePlan:
 
 
 def _enter(job: _Job, events: Events, reservation: Reservation) -> None:
-    """Events into the store and ε into the totals, before the first byte is written."""
+    """Events into the store's next generation."""
     if reservation.already:
         return
     conflicts = events.merge(job.ledger.store, job.mechanism.epsilon, reservation.generation)
@@ -202,7 +204,6 @@ def _enter(job: _Job, events: Events, reservation: Reservation) -> None:
             " so nothing is released; a label never changes: give a correction or a second opinion an event id of its"
             " own (--event-column)"
         )
-    reservation.written()
 
 
 def _write(job: _Job, runs: list[Run], manifest: ReleaseManifest, done: Path, crew: Workers) -> None:

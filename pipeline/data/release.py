@@ -164,7 +164,9 @@ def refusals(target: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise
-        raise UserError(f"{target}: cannot write the release ({error.strerror}); nothing was written") from None
+        elsewhere = error.filename and target.parent.resolve() not in Path(error.filename).resolve().parents
+        place = f"{error.strerror}: {error.filename}" if elsewhere else error.strerror
+        raise UserError(f"{target}: cannot write the release ({place}); nothing was written") from None
 
 
 def occupied(target: Path) -> bool:

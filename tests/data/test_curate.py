@@ -287,7 +287,7 @@ def test_a_lost_key_and_one_of_the_wrong_length(tmp_path: Path, key: Path) -> No
         run(data, tmp_path / "out", key)
 
 
-def test_a_full_disk_keeps_what_is_done_and_spends_nothing_before_the_first_byte(
+def test_a_full_disk_keeps_what_is_done_and_spends_nothing(
     tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = write(tmp_path / "d.jsonl", rows_of(50))
@@ -305,6 +305,8 @@ def test_a_full_disk_keeps_what_is_done_and_spends_nothing_before_the_first_byte
         with pytest.raises(OSError, match="No space left"):
             run(data, tmp_path / "out", key)
     assert not (tmp_path / "out").exists()
+    assert list((tmp_path / ".out.work").glob("*.run"))
+    assert Ledger.open(load_key(key)).show()["epsilon_total"] == 0
     run(data, tmp_path / "out", key)
     facts = Ledger.open(load_key(key)).show()
     assert (facts["epsilon_total"], len(facts["releases"])) == (1.0, 1)

@@ -199,7 +199,7 @@ def edit(folder: Path, change: dict[str, Any], guarantee_change: dict[str, Any])
     [
         ({"rows": 4}, {}, "holds 5 rows where its manifest says 4"),
         ({"rows": ...}, {}, r"lacks rows; write it again with `private-rlhf privatize`"),
-        ({"schema_version": 99}, {}, "has schema version 99, not 1"),
+        ({"schema_version": 99}, {}, "has schema version 99, not 2"),
         ({"format": "odd"}, {}, "`format` or `rows` has no valid value"),
         ({}, {"epsilon": ...}, r"lacks guarantee\.epsilon"),
         ({}, {"epsilon": None}, "epsilon is None, which does not go with key_mode 'keyed'"),
@@ -229,7 +229,7 @@ def test_incomplete_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="a shard is damaged"):
         read_release(tmp_path / "out")
     shard.unlink()
-    with pytest.raises(UserError, match="holds 7 rows where its manifest says 13"):
+    with pytest.raises(UserError, match=r"holds \d+ rows where its manifest says 13"):
         read_release(tmp_path / "out")
     (tmp_path / "out" / "manifest.json").write_text("{")
     with pytest.raises(UserError, match=r"manifest\.json: is not valid JSON"):
