@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from pipeline.core.errors import UserError
+from pipeline.privacy.person import person_epsilon
 
 PROTECTED = (
     "The label of each event (which of the two responses its labeller preferred), against everyone who sees everything"
@@ -23,63 +23,28 @@ NOT_PROTECTED = (
     "Patterns over many labels: a model trained on private labels predicts labels, also ones it never saw. That is"
     " utility, and no defence against it is claimed.",
     "A person with many events: the loss adds up over that person's events.",
+    "New key for old data: releases under other keys are outside the ledger's sight, and add to what it states.",
 )
 WHO_MARKS = (
     "NOT PRIVATE is set by the program alone, when epsilon is infinite or the randomness came from a seed, and by the"
     " holder of the labels who overrides a refusal. Nobody can remove it from a release: make a new one with a key."
 )
-
-
-def person_epsilon(epsilon: float, events: int, delta: float) -> float:
-    """The smallest e such that `events` labels of one person, each released at `epsilon`, are (e, delta)-private.
-
-    Exact for randomised response with independent flips: k labels kept has loss (2k - m) epsilon under Binomial(m,
-    alpha), so delta(e) = sum_k max(0, P(k) - e^e P(m - k)), convex and falling in e; solved by bisection from above.
-    0 < delta < 1. UserError for events < 1 or delta outside (0, 1).
-    """
-    if events < 1 or not 0.0 < delta < 1.0:
-        raise UserError(f"person_epsilon needs events >= 1 and 0 < delta < 1, got {events} and {delta}; correct them")
-    log_keep = -math.log1p(math.exp(-epsilon))
-    log_flip = log_keep - epsilon
-    log_mass = [
-        math.lgamma(events + 1)
-        - math.lgamma(k + 1)
-        - math.lgamma(events - k + 1)
-        + k * log_keep
-        + (events - k) * log_flip
-        for k in range(events + 1)
-    ]
-
-    def spill(total: float) -> float:
-        terms = (
-            math.exp(mass) * -math.expm1(total - (2 * k - events) * epsilon)
-            for k, mass in enumerate(log_mass)
-            if (2 * k - events) * epsilon > total
-        )
-        return math.fsum(terms)
-
-    low, high = 0.0, events * epsilon
-    if spill(low) <= delta:
-        return 0.0
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (low, middle) if spill(middle) <= delta else (middle, high)
-    return high
+NO_PERSON_LEVEL = "none: the release is NOT PRIVATE"
 
 
 def privacy_card(
     manifest: Mapping[str, Any],
     *,
-    max_events_per_person: int | None = None,
+    ledger: Mapping[str, Any] | None = None,
     delta: float = 1e-6,
     **facts: Any,
 ) -> dict[str, Any]:
     """The card as JSON types.
 
-    manifest: of the release (`ReleaseManifest.as_dict()`). max_events_per_person: the most events of one labeller,
-    None if the data have no labeller column. delta: for the person-level (epsilon, delta). facts: anything else to
-    print (model, stage, evaluation labels, overrides); never a statistic of true labels. UserError if the manifest
-    does not state its guarantee.
+    manifest: of the release (`ReleaseManifest.as_dict()`). ledger: what the key's ledger states (`Ledger.card_facts`),
+    None if the release is in no ledger. delta: for the person-level (epsilon, delta). facts: anything else to print
+    (model, stage, evaluation labels, overrides); never a statistic of true labels. UserError if the manifest does not
+    state its guarantee.
     """
     try:
         guarantee = manifest["guarantee"]
@@ -89,6 +54,7 @@ def privacy_card(
     except (KeyError, TypeError):
         raise UserError("the manifest does not state its guarantee; write the release again") from None
     private = epsilon is not None and mark is None
+    known = ledger if private and ledger is not None else {}
     return {
         "mark": mark,
         "mark_reason": reason,
@@ -99,10 +65,12 @@ def privacy_card(
         "statement": guarantee.get("statement") if private else "none",
         "key_mode": key_mode,
         "epsilon_per_event": epsilon,
-        "epsilon_total_per_event": epsilon,
+        "epsilon_total_per_event": max(epsilon, known.get("epsilon_total", 0.0)) if private else epsilon,
         "several_releases": guarantee.get("several_releases"),
+        "releases": list(known.get("releases", [])),
+        "budgets": dict(known.get("budgets", {})),
         "keep_prob": keep_prob,
-        "person_level": _person_level(epsilon if private else None, max_events_per_person, delta),
+        "person_level": _person_level(known.get("labelers"), delta) if private else {"statement": NO_PERSON_LEVEL},
         "events": manifest.get("rows"),
         "dropped": dict(manifest.get("dropped", {})),
         "source": manifest.get("source"),
@@ -112,19 +80,22 @@ def privacy_card(
     }
 
 
-def _person_level(epsilon: float | None, events: int | None, delta: float) -> dict[str, Any]:
-    if epsilon is None:
-        return {"statement": "none: the release is NOT PRIVATE"}
-    if events is None:
+def _person_level(labelers: Mapping[str, Any] | None, delta: float) -> dict[str, Any]:
+    """What the events of the busiest labeller cost together; labelers: the ledger's facts about them, if any."""
+    levels = [(level["epsilon"], level["events"]) for level in (labelers or {}).get("busiest", [])]
+    if labelers is None or not levels:
         return {"statement": "unknown: the data have no labeller column; a person with m events has m times epsilon"}
-    exact = person_epsilon(epsilon, events, delta)
+    events, total = sum(count for _, count in levels), labelers["max_epsilon"]
+    exact = person_epsilon(levels, delta)
+    statement = f"at most {events} events of one person: epsilon {total:g}, or {exact:.3g} at delta {delta:g}"
+    if labelers["unattributed_events"]:
+        statement += f"; unknown for {labelers['unattributed_events']} events that name no labeller"
     return {
         "max_events": events,
-        "epsilon": events * epsilon,
+        "epsilon": total,
         "epsilon_at_delta": exact,
         "delta": delta,
-        "statement": f"at most {events} events of one person: epsilon {events * epsilon:g},"
-        f" or {exact:.3g} at delta {delta:g}",
+        "statement": statement,
     }
 
 
@@ -140,6 +111,7 @@ def render_markdown(card: Mapping[str, Any]) -> str:
         "Mechanism": f"{card['mechanism']} (randomness: {card['key_mode']})",
         "Epsilon per event": "infinite" if epsilon is None else f"{epsilon:g}",
         "Several releases": card["several_releases"],
+        **ledger_rows(card),
         "Realised alpha (probability that a label is kept)": f"{card['keep_prob']:.6g}",
         "Guarantee": card["statement"],
         "Person level": card["person_level"]["statement"],
@@ -154,6 +126,20 @@ def render_markdown(card: Mapping[str, Any]) -> str:
     lines += [f"- {item}" for item in card["not_protected"]]
     lines += ["", f"**The mark.** {card['who_marks']}", ""]
     return "\n".join(lines)
+
+
+def ledger_rows(card: Mapping[str, Any]) -> dict[str, str]:
+    """What the card says about the key's ledger, by row name; no rows for a release that is in no ledger."""
+    if not card["releases"]:
+        return {}
+    limits = [f"{limit:g} per {kind}" for kind, limit in card["budgets"].items() if limit is not None]
+    return {
+        "Largest total of any event under this key": f"{card['epsilon_total_per_event']:g}",
+        "Releases under this key": "; ".join(
+            f"{release['source']}: {release['events']} events at {release['epsilon']:g}" for release in card["releases"]
+        ),
+        "Budgets": ", ".join(limits) or "none stated",
+    }
 
 
 def _cell(value: Any) -> str:

@@ -22,6 +22,10 @@ from pipeline.privacy.prf import KEY_BYTES, Prf, frame
 
 HEADER = "private-rlhf key v1"
 _DIGEST_DOMAIN = b"private-rlhf/input-digest/v1"
+_LOST = (
+    "restore it from a backup; a new key (choose another file) draws new flips, and what it releases of the same labels"
+    " adds to what was released before, outside any ledger's sight"
+)
 _SEED_DOMAIN = b"private-rlhf/insecure-seed/v1"
 
 
@@ -46,11 +50,11 @@ class PrivacyKey:
     def __reduce__(self) -> NoReturn:
         raise TypeError("a PrivacyKey is not pickled: load it from its file where it is needed")
 
-    def keyed_digest(self, chunks: Iterable[bytes]) -> str:
-        """HMAC-SHA256 (hex) of a byte stream under this key, in a domain of its own, however the stream is chunked."""
+    def keyed_digest(self, chunks: Iterable[bytes], domain: bytes = _DIGEST_DOMAIN) -> str:
+        """HMAC-SHA256 (hex) of a byte stream under this key, however it is chunked; every use has its own domain."""
 
         def message() -> Iterable[bytes]:
-            yield frame(_DIGEST_DOMAIN)
+            yield frame(domain)
             yield from chunks
 
         return self._prf.digest(message()).hex()
@@ -60,7 +64,7 @@ class PrivacyKey:
         """The owner-only folder beside the key file. UserError for a key that has no file."""
         if self.path is None:
             raise UserError("this key has no file, so it keeps no state; use a key from `private-rlhf keygen`")
-        return KeyState(self.path.with_name(self.path.name + ".state"))
+        return KeyState(state_folder(self.path))
 
 
 class KeyState:
@@ -96,9 +100,19 @@ class KeyState:
             ) from error
 
 
+def state_folder(path: Path) -> Path:
+    """The folder that holds the state of the key in `path`."""
+    return path.with_name(path.name + ".state")
+
+
 def keygen(path: str | Path) -> Path:
-    """Write a new random key to `path` (0600; its folder is made 0700 if missing). UserError if the file exists."""
+    """Write a new random key to `path` (0600; its folder is made 0700 if missing).
+
+    UserError if the file exists, or the state of another key lies where this one's would.
+    """
     target = Path(path)
+    if not target.exists() and state_folder(target).exists():
+        raise UserError(f"{target}: cannot make a key here, {state_folder(target)} is the state of a lost one; {_LOST}")
     text = f"{HEADER}\n{secrets.token_bytes(KEY_BYTES).hex()}\n"
     try:
         if not target.parent.exists():
@@ -130,6 +144,8 @@ def load_key(path: str | Path) -> PrivacyKey:
     try:
         info = source.stat()
     except FileNotFoundError as error:
+        if state_folder(source).exists():
+            raise UserError(f"{source}: the key is lost; {_LOST}") from error
         raise UserError(f"{source}: no such key file; make one with `private-rlhf keygen --output {source}`") from error
     except OSError as error:
         raise UserError(f"{source}: cannot read the key file ({error.strerror})") from error

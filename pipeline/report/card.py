@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.privacy.card import privacy_card
+from pipeline.privacy.card import ledger_rows, privacy_card
 from pipeline.privacy.privatize import NOT_PRIVATE
 from pipeline.report.inputs import RunFacts
 from pipeline.report.status import PrivacyStatus
@@ -27,7 +27,8 @@ def run_card(facts: RunFacts, status: PrivacyStatus) -> dict[str, Any]:
     labels = facts.evaluation.get("evaluation_labels") or facts.recipe.get("evaluation_labels")
     if labels:
         extra["evaluation_labels"] = str(labels)
-    return privacy_card(marked(facts.release, status), **extra)
+    ledger = facts.manifests.get("privatize", {}).get("ledger")
+    return privacy_card(marked(facts.release, status), ledger=ledger, **extra)
 
 
 def marked(release: dict[str, Any], status: PrivacyStatus) -> dict[str, Any]:
@@ -52,6 +53,7 @@ def card_rows(card: dict[str, Any]) -> list[Row]:
         ("Realised α", f"{significant(card['keep_prob'], 6)}, the probability that a label is kept"),
         ("Guarantee", card["statement"]),
         ("Several releases", card["several_releases"]),
+        *ledger_rows(card).items(),
         ("Person level", card["person_level"]["statement"]),
         ("Events", card["events"]),
         ("Rows left out", ", ".join(f"{count} {name}" for name, count in card["dropped"].items())),

@@ -11,9 +11,29 @@ ALLOWED = {
     "read_preferences": {
         "pipeline/data/formats.py",  # defines it
         "pipeline/stages/privatize.py",
-        "pipeline/data/curate.py",  # curator mode: `private-rlhf privatize`, straight into the randomiser
         "pipeline/data/overlap.py",  # the guard: forgets which response was preferred before it compares
         "pipeline/attacks/",  # owner-only: `attack --raw`, and planting canaries
+    },
+    "pair_converter": {
+        "pipeline/data/formats.py",  # defines it
+        "pipeline/data/layout.py",  # curator mode: rows to the columns below
+    },
+    "Columns": {
+        "pipeline/privacy/batches.py",  # defines it: rows as read, by column
+        "pipeline/data/layout.py",  # makes them
+        "pipeline/data/chunks.py",  # passes them on
+    },
+    "read_chunk": {
+        "pipeline/data/chunks.py",  # defines it
+        "pipeline/data/engine.py",  # straight into owner-only runs
+    },
+    "read_bucket": {
+        "pipeline/privacy/runs.py",  # defines it
+        "pipeline/data/engine.py",  # straight into the randomiser
+    },
+    "privatize_source": {
+        "pipeline/data/curate.py",  # defines it: all of the above, for `private-rlhf privatize`
+        "pipeline/cli.py",
     },
     "open_source": {
         "pipeline/data/sources.py",  # defines it: rows as they are in the file

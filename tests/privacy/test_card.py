@@ -1,14 +1,13 @@
-"""The privacy card and the person-level composition."""
+"""The privacy card."""
 
 from __future__ import annotations
 
-import math
+from typing import Any
 
 import pytest
-from scipy.stats import binom
 
 from pipeline.core.errors import UserError
-from pipeline.privacy.card import person_epsilon, privacy_card, render_markdown
+from pipeline.privacy.card import privacy_card, render_markdown
 from pipeline.privacy.keys import PrivacyKey, insecure_seed_key
 from pipeline.privacy.mechanism import PublicLabels, RandomizedResponse
 from pipeline.privacy.privatize import guarantee
@@ -18,31 +17,6 @@ KEY = PrivacyKey(bytes(32))
 
 def manifest(mechanism: RandomizedResponse | PublicLabels, key: PrivacyKey | None) -> dict[str, object]:
     return {"guarantee": guarantee(mechanism, key), "rows": 12, "dropped": {"identical": 1}, "source": "hh | helpful"}
-
-
-def test_person_level_composition_by_hand() -> None:
-    """One event at delta 0+ costs epsilon; the brief's m = 100 at epsilon 0.5 costs 33.3 at delta 1e-6, not 50."""
-    assert person_epsilon(2.0, 1, 1e-12) == pytest.approx(2.0, abs=1e-9)
-    assert person_epsilon(0.5, 100, 1e-6) == pytest.approx(33.3, abs=0.05)
-    assert person_epsilon(0.1, 1, 0.5) == 0.0
-
-
-@pytest.mark.parametrize(("epsilon", "events", "delta"), [(0.5, 20, 1e-5), (2.0, 7, 1e-3), (0.1, 300, 1e-6)])
-def test_person_level_composition_against_scipy(epsilon: float, events: int, delta: float) -> None:
-    total = person_epsilon(epsilon, events, delta)
-    alpha = 1 / (1 + math.exp(-epsilon))
-    spill = sum(
-        max(0.0, binom.pmf(k, events, alpha) - math.exp(total) * binom.pmf(k, events, 1 - alpha))
-        for k in range(events + 1)
-    )
-    assert spill == pytest.approx(delta, rel=1e-6)
-    assert total < events * epsilon
-
-
-@pytest.mark.parametrize(("events", "delta"), [(0, 1e-6), (3, 0.0), (3, 1.0)])
-def test_person_level_composition_refuses_nonsense(events: int, delta: float) -> None:
-    with pytest.raises(UserError, match="needs events >= 1 and 0 < delta < 1"):
-        person_epsilon(1.0, events, delta)
 
 
 def test_card_of_a_private_release_states_the_contract() -> None:
@@ -66,11 +40,48 @@ def test_card_of_a_private_release_states_the_contract() -> None:
     assert "**NOT PRIVATE**" not in text
 
 
-def test_card_with_a_labeller_column_adds_up() -> None:
-    card = privacy_card(manifest(RandomizedResponse(0.5), KEY), max_events_per_person=100)
-    assert card["person_level"]["epsilon"] == 50.0
+def ledger(**labelers: Any) -> dict[str, Any]:
+    """As `Ledger.card_facts` gives it, after two releases."""
+    return {
+        "epsilon_total": 2.0,
+        "events": 14,
+        "releases": [
+            {"source": "hh", "events": 14, "epsilon": 2.0, "status": "released", "time": "2026-01-01T00:00:00+00:00"},
+            {"source": "hh", "events": 12, "epsilon": 0.5, "status": "released", "time": "2026-01-02T00:00:00+00:00"},
+        ],
+        "sources": {"hh": {"releases": 2, "epsilon_total": 2.0}},
+        "labelers": {"count": 0, "unattributed_events": 14, "busiest": [], "max_epsilon": None} | labelers,
+        "budgets": {"event": 2.0, "person": None},
+    }
+
+
+def test_card_with_a_ledger_states_its_totals() -> None:
+    card = privacy_card(manifest(RandomizedResponse(0.5), KEY), ledger=ledger())
+    assert (card["epsilon_per_event"], card["epsilon_total_per_event"]) == (0.5, 2.0)
+    assert [release["epsilon"] for release in card["releases"]] == [2.0, 0.5]
+    assert card["budgets"] == {"event": 2.0, "person": None}
+    text = render_markdown(card)
+    assert "| Largest total of any event under this key | 2 |" in text
+    assert "| Releases under this key | hh: 14 events at 2; hh: 12 events at 0.5 |" in text
+    assert "| Budgets | 2 per event |" in text
+    assert "New key for old data: releases under other keys are outside the ledger's sight" in text
+    assert "| Person level | unknown:" in text
+
+
+def test_card_without_a_ledger_has_no_rows_about_one() -> None:
+    card = privacy_card(manifest(RandomizedResponse(0.5), KEY))
+    assert (card["releases"], card["budgets"]) == ([], {})
+    assert "under this key" not in render_markdown(card)
+
+
+def test_card_with_labellers_adds_up() -> None:
+    known = {"count": 7, "unattributed_events": 3, "busiest": [{"epsilon": 0.5, "events": 100}], "max_epsilon": 50.0}
+    card = privacy_card(manifest(RandomizedResponse(0.5), KEY), ledger=ledger(**known))
+    assert (card["person_level"]["epsilon"], card["person_level"]["max_events"]) == (50.0, 100)
     assert card["person_level"]["epsilon_at_delta"] == pytest.approx(33.3, abs=0.05)
-    assert "epsilon 50, or 33.3 at delta 1e-06" in render_markdown(card)
+    text = render_markdown(card)
+    assert "at most 100 events of one person: epsilon 50, or 33.3 at delta 1e-06" in text
+    assert "unknown for 3 events that name no labeller" in text
 
 
 @pytest.mark.parametrize(
@@ -80,13 +91,15 @@ def test_card_with_a_labeller_column_adds_up() -> None:
 def test_card_of_anything_else_says_not_private(
     mechanism: RandomizedResponse | PublicLabels, key: PrivacyKey | None, reason: str
 ) -> None:
-    card = privacy_card(manifest(mechanism, key), max_events_per_person=3)
+    card = privacy_card(manifest(mechanism, key), ledger=ledger())
     text = render_markdown(card)
     assert card["mark"] == "NOT PRIVATE"
     assert text.startswith("## Privacy card\n\n**NOT PRIVATE**: ")
     assert reason in text
     assert "Nothing: see the mark." in text
     assert "| Guarantee | none |" in text
+    assert "| Person level | none: the release is NOT PRIVATE |" in text
+    assert "under this key" not in text
 
 
 def test_card_needs_a_guarantee() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hmac
+import hashlib
 import os
 import pickle
 import stat
@@ -68,6 +68,18 @@ def test_missing_key_names_the_command(tmp_path: Path) -> None:
         load_key(tmp_path / "none.key")
 
 
+def test_a_lost_key_is_not_replaced_by_a_new_one(tmp_path: Path) -> None:
+    """Its state lies where the new key's would: a fresh key there would draw new flips for labels already released."""
+    path = keygen(tmp_path / "label.key")
+    load_key(path).state.remember_input("train", "d")
+    path.unlink()
+    with pytest.raises(UserError, match=r"label\.key: the key is lost; restore it from a backup; a new key"):
+        load_key(path)
+    with pytest.raises(UserError, match=r"label\.key\.state is the state of a lost one; restore it from a backup"):
+        keygen(path)
+    assert not path.exists()
+
+
 @pytest.mark.parametrize("bits", [0o640, 0o604, 0o660, 0o611])
 def test_a_key_that_others_can_reach_is_refused(tmp_path: Path, bits: int) -> None:
     path = keygen(tmp_path / "label.key")
@@ -119,9 +131,10 @@ def test_insecure_seed_is_marked_and_repeatable() -> None:
         _ = insecure_seed_key(3).state
 
 
-def test_keyed_digest_is_a_domain_separated_hmac_of_the_stream() -> None:
+def test_keyed_digest_is_a_domain_separated_mac_of_the_stream() -> None:
     secret = bytes(range(32))
-    expected = hmac.digest(secret, frame(b"private-rlhf/input-digest/v1") + b"raw labels", "sha256").hex()
+    message = frame(b"private-rlhf/input-digest/v1") + b"raw labels"
+    expected = hashlib.blake2b(message, key=secret, digest_size=32, person=b"digest/v2").hexdigest()
     assert PrivacyKey(secret).keyed_digest([b"raw ", b"labels"]) == expected
     assert PrivacyKey(bytes(32)).keyed_digest([b"raw labels"]) != expected
 

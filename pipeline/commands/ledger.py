@@ -1,0 +1,85 @@
+"""`private-rlhf ledger show | verify | export`: what was released under a key, and whether its records are intact."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from pipeline.privacy.ledger import Ledger
+
+app = typer.Typer(no_args_is_help=True, help="What was released under a key, and what it cost.")
+
+Key = Annotated[Path, typer.Option("--key", help="Key file from `keygen`; its ledger lies in FILE.state/.")]
+
+
+@app.command()
+def show(key: Key, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Print the releases, the totals and the budgets."""
+    facts = _open(key).show()
+    print(json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False) if as_json else as_text(facts))
+
+
+@app.command()
+def verify(key: Key) -> None:
+    """Check the ledger and its data for damage and edits: one line per problem and exit code 1, or exit code 0."""
+    from pipeline.privacy.keys import load_key
+    from pipeline.privacy.ledger import Ledger
+
+    problems = Ledger(load_key(key.expanduser())).verify()
+    for problem in problems:
+        print(problem)
+    if problems:
+        raise typer.Exit(1)
+    print("the ledger and its data are intact")
+
+
+@app.command()
+def export(
+    key: Key, output: Annotated[Path, typer.Option("--output", help="JSON file for the privacy officer.")]
+) -> None:
+    """Write what `show` prints to a file; it holds no tags and no labels."""
+    _open(key).export(output.expanduser())
+    print(f"ledger written to {output}")
+
+
+def as_text(facts: Mapping[str, Any]) -> str:
+    """The facts of `Ledger.show` for reading: totals, budgets, and a table of the releases."""
+    labelers = facts["labelers"]
+    limits = [f"ε = {limit:g} per {kind}" for kind, limit in facts["budgets"].items() if limit is not None]
+    lines = [
+        f"largest total of any one record: ε = {facts['epsilon_total']:g} ({facts['events']} events)",
+        f"budgets: {', '.join(limits) or 'none stated'}",
+    ]
+    if labelers["count"]:
+        lines.append(
+            f"largest total of any one of {labelers['count']} labellers: ε = {labelers['max_epsilon']:g},"
+            f" or {labelers['max_epsilon_at_delta']:.3g} at δ = {labelers['delta']:g}"
+        )
+    if labelers["unattributed_events"]:
+        lines.append(f"events that name no labeller: {labelers['unattributed_events']}")
+    rows = [
+        (entry["time"], entry["source"], str(entry["events"]), f"{entry['epsilon']:g}", entry["status"])
+        for entry in facts["releases"]
+    ]
+    return "\n".join([*lines, "", *_table(("time", "source", "events", "ε", "status"), rows)])
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    if not rows:
+        return ["no releases yet"]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)
+    ]
+
+
+def _open(key: Path) -> Ledger:
+    from pipeline.privacy.keys import load_key
+    from pipeline.privacy.ledger import Ledger
+
+    return Ledger.open(load_key(key.expanduser()))

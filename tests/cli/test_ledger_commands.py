@@ -1,0 +1,74 @@
+"""`private-rlhf ledger show | verify | export`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from ledger_releases import events_of, release
+
+from pipeline.cli import main
+from pipeline.privacy.keys import keygen, load_key
+from pipeline.privacy.ledger import Budget, Ledger
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    path = keygen(tmp_path / "label.key")
+    release(Ledger.open(load_key(path)), events_of("ann", 4), 0.5, Budget(1.0, "event"), source="ward")
+    return path
+
+
+def test_show_in_json(key: Path, capsys: Capture) -> None:
+    assert main(["ledger", "show", "--key", str(key), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert {"epsilon_total", "releases", "events", "labelers", "budgets"} <= shown.keys()
+    assert (shown["epsilon_total"], shown["events"], shown["labelers"]["count"]) == (0.5, 4, 1)
+    assert shown["budgets"] == {"event": 1.0, "person": None}
+    (entry,) = shown["releases"]
+    assert {"source", "events", "epsilon", "time", "status"} <= entry.keys()
+
+
+def test_show_for_reading(key: Path, tmp_path: Path, capsys: Capture) -> None:
+    assert main(["ledger", "show", "--key", str(key)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "largest total of any one record: ε = 0.5 (4 events)"
+    assert lines[1] == "budgets: ε = 1 per event"
+    assert lines[2].startswith("largest total of any one of 1 labellers: ε = 2, or ")
+    assert lines[-2].split() == ["time", "source", "events", "ε", "status"]
+    assert lines[-1].split()[1:] == ["ward", "4", "0.5", "released"]
+    assert main(["ledger", "show", "--key", str(keygen(tmp_path / "new.key"))]) == 0
+    assert capsys.readouterr().out.endswith("no releases yet\n")
+
+
+def test_verify_gives_one_line_per_problem_and_exit_code_1(key: Path, capsys: Capture) -> None:
+    assert main(["ledger", "verify", "--key", str(key)]) == 0
+    assert capsys.readouterr().out == "the ledger and its data are intact\n"
+    path = key.with_name("label.key.state") / "ledger.json"
+    path.write_text(path.read_text().replace('"ward"', '"yard"'))
+    path.chmod(0o644)
+    assert main(["ledger", "verify", "--key", str(key)]) == 1
+    first, second = capsys.readouterr().out.splitlines()
+    assert "its MAC is wrong" in first
+    assert "can be reached by others" in second
+
+
+def test_show_of_a_damaged_ledger_is_one_line(key: Path, capsys: Capture) -> None:
+    path = key.with_name("label.key.state") / "ledger.json"
+    path.write_text("{")
+    assert main(["ledger", "show", "--key", str(key)]) == 2
+    assert "the ledger is damaged or cut short; restore" in capsys.readouterr().err
+
+
+def test_export(key: Path, tmp_path: Path, capsys: Capture) -> None:
+    assert main(["ledger", "export", "--key", str(key), "--output", str(tmp_path / "officer.json")]) == 0
+    assert json.loads((tmp_path / "officer.json").read_text())["releases"][0]["source"] == "ward"
+
+
+def test_a_lost_key_is_named(key: Path, capsys: Capture) -> None:
+    key.unlink()
+    assert main(["ledger", "show", "--key", str(key)]) == 2
+    assert "label.key: the key is lost; restore it from a backup" in capsys.readouterr().err
