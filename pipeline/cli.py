@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.commands import ledger
+from pipeline.commands import account, ledger
 from pipeline.core.errors import UserError
 
 INTERRUPTED = "interrupted; run the same command again to resume"
@@ -28,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="RLHF alignment training under label local differential privacy.",
 )
-
+app.add_typer(account.app, name="account")
 app.add_typer(ledger.app, name="ledger")
 
 Config = Annotated[Path, typer.Option("--config", help="The recipe: a YAML file, see configs/.")]
@@ -212,6 +212,18 @@ def sample(
         print(f"> {text}")
         for answer in answers:
             print(f"  {answer}")
+
+
+@app.command()
+def validate(
+    name: Annotated[str, typer.Argument(help="Module of pipeline.validation, or `all`.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes, seconds instead of minutes.")] = False,
+    output: Annotated[Path, typer.Option("--output", help="Results go to OUTPUT/NAME.")] = Path("runs/validation"),
+) -> None:
+    """Check the papers' claims by exact small experiments; a refuted claim is a verdict, not a failure."""
+    from pipeline.validation.registry import validate as run_modules
+
+    run_modules(name, quick=quick, output=output)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

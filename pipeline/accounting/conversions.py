@@ -1,0 +1,82 @@
+"""From one notion of privacy to another: zCDP to (ε, δ), and composition of pure guarantees.
+
+An ε-bounded-range mechanism (its log-likelihood ratio lies in an interval of length ε: the exponential mechanism, one
+Gibbs draw) is ε²/8-zCDP (Popoviciu's inequality; note kl_dp_bounds section 6). A mechanism that is merely ε-DP is only
+ε²/2-zCDP.
+"""
+
+from __future__ import annotations
+
+import math
+
+from scipy.optimize import brentq, minimize_scalar
+
+from pipeline.accounting.guarantee import count, not_negative, positive, probability
+
+
+def bounded_range_zcdp(epsilon: float, times: int = 1) -> float:
+    """ρ = times·ε²/8 of adaptively composed ε-bounded-range mechanisms. Not for ones that are only ε-DP."""
+    return count("times", times) * not_negative("epsilon", epsilon) ** 2 / 8.0
+
+
+def zcdp_epsilon(rho: float, delta: float) -> float:
+    """The ε that ρ-zCDP gives at δ: min over α > 1 of ρα + log(1/(αδ))/(α−1) + log(1−1/α), at least 0.
+
+    Canonne, Kamath and Steinke (2020), Proposition 12. Every α is valid, so an imperfect minimum is a looser bound,
+    never a wrong one. ρ >= 0 and finite, 0 < δ < 1; OutsideAssumptions otherwise.
+    """
+    not_negative("rho", rho)
+    probability("delta", delta)
+    if rho == 0.0:
+        return 0.0
+
+    def bound(log_excess: float) -> float:
+        excess = math.exp(log_excess)  # α − 1
+        order = 1.0 + excess
+        return rho * order - math.log(order * delta) / excess + math.log(excess / order)
+
+    # The textbook optimum √(log(1/δ)/ρ) lies within a few e-folds of the true one.
+    centre = 0.5 * math.log(-math.log(delta) / rho)
+    found = minimize_scalar(bound, bounds=(centre - 12.0, centre + 12.0), method="bounded", options={"xatol": 1e-10})
+    return max(0.0, min(float(found.fun), zcdp_epsilon_closed(rho, delta)))
+
+
+def zcdp_epsilon_closed(rho: float, delta: float) -> float:
+    """ρ + 2√(ρ log(1/δ)): the textbook conversion (Bun and Steinke 2016), looser than `zcdp_epsilon`."""
+    return not_negative("rho", rho) + 2.0 * math.sqrt(rho * -math.log(probability("delta", delta)))
+
+
+def zcdp_rho(epsilon: float, delta: float) -> float:
+    """The largest ρ for which `zcdp_epsilon(ρ, delta)` is at most `epsilon` > 0."""
+    positive("epsilon", epsilon)
+    probability("delta", delta)
+    # By the pure part alone ρ α >= ε at some α, so ρ = ε + 1 is always too large for small δ; widen where it is not.
+    high = epsilon + 1.0
+    while zcdp_epsilon(high, delta) < epsilon:
+        high *= 2.0
+    root = float(brentq(lambda rho: zcdp_epsilon(rho, delta) - epsilon, 0.0, high, xtol=1e-14, rtol=1e-13))
+    while zcdp_epsilon(root, delta) > epsilon:
+        root *= 1.0 - 1e-12
+    return root
+
+
+def advanced_composition(epsilon: float, times: int, slack: float) -> float:
+    """ε√(2k log(1/δ')) + kε(e^ε − 1) for k ε-DP mechanisms, chosen adaptively, at additional δ' = `slack`.
+
+    Dwork, Rothblum and Vadhan (2010), Theorem III.3, both terms. Infinite for ε beyond 700.
+    """
+    not_negative("epsilon", epsilon)
+    count("times", times)
+    probability("slack", slack)
+    growth = math.expm1(epsilon) if epsilon < 700.0 else math.inf
+    return epsilon * math.sqrt(2.0 * times * -math.log(slack)) + (times * epsilon * growth if epsilon else 0.0)
+
+
+def advanced_composition_step(total: float, times: int, slack: float) -> float:
+    """The largest ε of one mechanism for which `advanced_composition` of `times` of them is at most `total` > 0."""
+    positive("total", total)
+    high = total / math.sqrt(2.0 * count("times", times) * -math.log(probability("slack", slack)))
+    root = float(brentq(lambda step: advanced_composition(step, times, slack) - total, 0.0, high, xtol=1e-15))
+    while advanced_composition(root, times, slack) > total:
+        root *= 1.0 - 1e-12
+    return root

@@ -1,0 +1,146 @@
+"""Private primal-dual temporal differences: T subsampled Gaussian steps, accounted by dp-accounting."""
+
+from __future__ import annotations
+
+import math
+
+from scipy.optimize import brentq
+
+from pipeline.accounting.guarantee import (
+    Guarantee,
+    OutsideAssumptions,
+    count,
+    guarantee,
+    positive,
+    probability,
+)
+
+LARGEST_MULTIPLIER = 1e4
+# Every order gives a valid bound; large ones serve strong noise, those below 2 weak noise. Cost grows like order².
+ORDERS = (1.05, 1.1, 1.25, 1.5, 1.75, *range(2, 41), 44, 48, 56, 64, 80, 96, 128, 192, 256, 512, 1024)
+
+
+def joint_sensitivity(clip: float) -> float:
+    """2√2·G: the largest ℓ2 change of the joint gradients (g_θ, g_ω), each of norm ≤ G, when a record changes."""
+    return 2.0 * math.sqrt(2.0) * positive("clip", clip)
+
+
+def subsampled_gaussian_epsilon(population: int, steps: int, noise_multiplier: float, delta: float) -> float:
+    """ε at δ of `steps` Gaussian releases, each on one of `population` records drawn uniformly; replace-one.
+
+    noise_multiplier: standard deviation over ℓ2 sensitivity. dp-accounting's Rényi accountant: Wang, Balle and
+    Kasiviswanathan (2019), Theorem 27, for sampling without replacement. Infinite where no order gives a bound.
+    """
+    import dp_accounting
+    from dp_accounting.rdp import RdpAccountant
+
+    accountant = RdpAccountant(list(ORDERS), neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
+    step = dp_accounting.SampledWithoutReplacementDpEvent(
+        population, 1, dp_accounting.GaussianDpEvent(noise_multiplier)
+    )
+    accountant.compose(dp_accounting.SelfComposedDpEvent(step, steps))
+    return float(accountant.get_epsilon(delta))
+
+
+def _population(neighbors: str, rows: int | None, trajectories: int | None) -> int:
+    if neighbors == "transition":
+        if rows is None:
+            raise OutsideAssumptions(
+                "rows", "is missing: transition neighbours need it; pass the number of transitions"
+            )
+        return count("rows", rows)
+    if neighbors != "trajectory":
+        raise OutsideAssumptions("neighbors", f"must be transition or trajectory, got {neighbors!r}; choose one")
+    if trajectories is None:
+        raise OutsideAssumptions(
+            "trajectories", "is missing: trajectory neighbours need it; pass the number of trajectories"
+        )
+    if rows is not None and count("rows", rows) < trajectories:
+        raise OutsideAssumptions("trajectories", f"must not exceed rows = {rows}, got {trajectories}; correct it")
+    return count("trajectories", trajectories)
+
+
+def dptd(
+    rows: int | None,
+    steps: int,
+    clip: float,
+    sigma: float,
+    target_delta: float,
+    neighbors: str,
+    trajectories: int | None = None,
+) -> Guarantee:
+    """All T iterates of DPTD, both players: (ε, target_delta) as dp-accounting certifies it.
+
+    Theorem: a step is one Gaussian release of the concatenated query (α ν_t g_θ, α ν_t g_ω) on one transition drawn
+    uniformly, of sensitivity 2√2·α ν_t·G, with noise of deviation α ν_t·σ on each player: a noise multiplier
+    σ/(2√2·G) at every t (at t = 0 without the factor α ν_t). transition: `SampledWithoutReplacementDpEvent(n, 1)` under
+    REPLACE_ONE. trajectory: a trajectory is drawn uniformly, then a transition of it, so the population is m =
+    `trajectories`; the sensitivity stays 2√2·G, since a step uses one transition (divergences are jointly convex, so
+    the draw inside the trajectory costs nothing). Source: DPTD Algorithm 1; the paper's Theorem 5.1 does not give
+    the ε that it claims, as its side conditions fail at the settings of its experiments.
+    Assumes each player's per-sample gradient clipped to ℓ2 norm G = `clip`, and equal momentum factors of the players
+    (else pass the smaller ratio of noise to sensitivity). Units: σ and G per player, in gradient units, before the
+    factor α ν_t. Fails: curves, utilities and objective values read raw data and are not covered.
+    """
+    count("steps", steps)
+    positive("sigma", sigma)
+    probability("target_delta", target_delta)
+    population = _population(neighbors, rows, trajectories)
+    multiplier = sigma / joint_sensitivity(clip)
+    epsilon = subsampled_gaussian_epsilon(population, steps, multiplier, target_delta)
+    if not math.isfinite(epsilon):
+        raise OutsideAssumptions("sigma", f"= {sigma!r} is too small for any finite bound; raise it, or lower clip")
+    single = neighbors == "transition"
+    assumptions = (
+        f"neighbours differ in one {'transition' if single else 'whole trajectory'}, replaced; their number"
+        f" ({population}) is public",
+        f"per-sample gradients of each player are clipped to norm {clip:g}; each player's step has Gaussian noise of"
+        f" deviation {sigma:g} in the same unit (both times the step's momentum factor)",
+        f"every step draws one transition anew, uniformly{'' if single else ' within a uniformly drawn trajectory'},"
+        " and both players use it: one joint release a step",
+        "only iterates are released: objectives, utilities and plots that read raw data are not covered",
+    )
+    return guarantee(
+        epsilon,
+        target_delta,
+        f"the sequence of {steps} iterates of both players",
+        assumptions,
+        noise_multiplier=multiplier,
+        sampling_rate=1.0 / population,
+    )
+
+
+def dptd_sigma(
+    target_epsilon: float,
+    rows: int | None,
+    steps: int,
+    clip: float,
+    target_delta: float,
+    neighbors: str,
+    trajectories: int | None = None,
+) -> float:
+    """The least σ (to 0.1 %) for which `dptd` certifies (target_epsilon, target_delta); units and assumptions as there.
+
+    OutsideAssumptions if a noise multiplier of 10⁴ is not enough.
+    """
+    positive("target_epsilon", target_epsilon)
+    count("steps", steps)
+    probability("target_delta", target_delta)
+    population = _population(neighbors, rows, trajectories)
+
+    def excess(log_multiplier: float) -> float:
+        found = subsampled_gaussian_epsilon(population, steps, math.exp(log_multiplier), target_delta)
+        return min(found, 1e6) - target_epsilon
+
+    high = math.log(LARGEST_MULTIPLIER)
+    if excess(high) > 0.0:
+        raise OutsideAssumptions("target_epsilon", f"= {target_epsilon!r} is out of reach; raise it or lower steps")
+    low = 0.0
+    while excess(low) <= 0.0 and low > -6.0:
+        low -= 1.0
+    if excess(low) <= 0.0:
+        return math.exp(low) * joint_sensitivity(clip)
+    root = float(brentq(excess, low, high, xtol=5e-4))
+    while excess(root) > 0.0:
+        root += 5e-4
+    return math.exp(root) * joint_sensitivity(clip)

@@ -1,0 +1,56 @@
+"""Private online RL by the exponential mechanism: joint DP of the sequence of chosen value functions."""
+
+from __future__ import annotations
+
+import math
+
+from pipeline.accounting.conversions import advanced_composition_step, zcdp_rho
+from pipeline.accounting.guarantee import Guarantee, count, guarantee, positive, probability
+
+
+def private_rl(updates: int, epsilon_total: float, delta: float, sensitivity: float) -> Guarantee:
+    """How sharp M exponential mechanisms may be so that their sequence is (ε, δ)-private; ε₀ per update, three ways.
+
+    An update samples f with probability ∝ exp(x·S(f)), x = ε₀/(2Δ) with Δ = `sensitivity`: ε₀-bounded range, hence
+    ε₀-DP and ε₀²/8-zCDP. (i) zCDP: Mε₀²/8 = ρ(ε, δ), with the conversion of `conversions.zcdp_epsilon`; (ii) advanced
+    composition, both of its terms (the paper's appendix drops the second); (iii) basic, ε₀ = ε/M. The largest ε₀ is the
+    one to use; all are printed. Releasing f to act on is joint DP for the users by the billboard lemma.
+    Source: "private online RL with general function approximation", Algorithms 1-2 and Appendix E; Dong et al. 2020 for
+    bounded range. Assumes M = `updates` counts the updates that read data (the first, on no data, is free); Δ is the
+    largest change of any S(f) when one user's trajectory is replaced, proved or exhausted, not estimated. Units: Δ in
+    score units; exponents in 1/score. Fails: for scores exponentiated with another x, for reward curves or regret
+    (they read raw data), for sensitivities that hold on average only.
+    """
+    count("updates", updates)
+    positive("epsilon_total", epsilon_total)
+    probability("delta", delta)
+    positive("sensitivity", sensitivity)
+    rho = zcdp_rho(epsilon_total, delta)
+    steps = {
+        "zcdp": math.sqrt(8.0 * rho / updates),
+        "advanced_composition": advanced_composition_step(epsilon_total, updates, delta),
+        "basic": epsilon_total / updates,
+    }
+    best = max(steps, key=lambda name: steps[name])
+    assumptions = (
+        "neighbours differ in one user's trajectory, replaced (joint differential privacy by the billboard lemma)",
+        f"{updates} updates read data, their number and times are fixed in advance",
+        f"no score changes by more than {sensitivity:g} when one trajectory is replaced: proved or exhausted",
+        f"update k samples f with probability proportional to exp(exponent * S(f)), exponent = {steps[best]:.6g} /"
+        f" (2 * {sensitivity:g})",
+        "rewards, regrets and learning curves are not released",
+    )
+    return guarantee(
+        epsilon_total,
+        0.0 if best == "basic" else delta,
+        f"the sequence of {updates} sampled value functions",
+        assumptions,
+        route=best,
+        epsilon_per_update=steps[best],
+        exponent=steps[best] / (2.0 * sensitivity),
+        zcdp={"rho": rho, "epsilon_per_update": steps["zcdp"], "exponent": steps["zcdp"] / (2.0 * sensitivity)},
+        **{
+            name: {"epsilon_per_update": steps[name], "exponent": steps[name] / (2.0 * sensitivity)}
+            for name in ("advanced_composition", "basic")
+        },
+    )

@@ -1,0 +1,170 @@
+"""`private-rlhf account KIND …`: an accountant on the command line, its guarantee as JSON on stdout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pipeline.core.errors import UserError
+
+if TYPE_CHECKING:
+    from pipeline.accounting.guarantee import Guarantee
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="(ε, δ) of a mechanism from its parameters, as JSON: epsilon, delta, statement, assumptions.",
+)
+
+KlCoef = Annotated[float, typer.Option("--kl-coef", help="η: coefficient of KL(π‖π0), in reward units, > 0.")]
+Pessimism = Annotated[float, typer.Option("--pessimism", help="β: level of the penalty, ≥ 0.")]
+LambdaMin = Annotated[
+    float, typer.Option("--lambda-min", help="μ: least eigenvalue of λI + Σφφᵀ, a lower bound for both neighbours.")
+]
+Delta = Annotated[float, typer.Option("--delta", help="δ in [0, 1).")]
+TargetDelta = Annotated[float, typer.Option("--target-delta", help="δ of the result, in (0, 1).")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON, which is also the default and the only format.")]
+
+
+@app.command("randomized-response")
+def randomized_response(
+    epsilon: Annotated[float, typer.Option("--epsilon", help="ε of one label, > 0.")],
+    labels_per_person: Annotated[int, typer.Option("--labels-per-person", help="Most labels of one person, ≥ 1.")],
+    target_delta: Annotated[float, typer.Option("--target-delta", help="δ of the exact (ε, δ) beside m·ε.")] = 1e-6,
+    as_json: AsJson = True,
+) -> None:
+    """All labels of one person under randomised response."""
+    from pipeline.accounting.people import randomized_response as accountant
+
+    _print(accountant, epsilon, labels_per_person, target_delta)
+
+
+@app.command()
+def bandit(
+    kl_coef: KlCoef,
+    pessimism: Pessimism,
+    reward_range: Annotated[float, typer.Option("--reward-range", help="R: length of the interval of rewards, > 0.")],
+    min_count: Annotated[int | None, typer.Option("--min-count", help="Pure: least count of any arm, ≥ 1.")] = None,
+    max_count: Annotated[int | None, typer.Option("--max-count", help="Approximate: count of the best arm.")] = None,
+    coverage_ratio: Annotated[float | None, typer.Option("--coverage-ratio", help="Approximate: c in (0, 1).")] = None,
+    reference_mass: Annotated[float | None, typer.Option("--reference-mass", help="Approximate: π0(best arm).")] = None,
+    as_json: AsJson = True,
+) -> None:
+    """One pull of a Gibbs bandit policy: with --min-count pure, else approximate at any coverage."""
+    from pipeline.accounting.draws import bandit_approximate, bandit_pure
+
+    approximate = {
+        "--max-count": max_count,
+        "--coverage-ratio": coverage_ratio,
+        "--reference-mass": reference_mass,
+    }
+    given = [name for name, value in approximate.items() if value is not None]
+    if min_count is not None:
+        if given:
+            raise UserError(f"--min-count (pure) does not go with {', '.join(given)} (approximate): drop one kind")
+        _print(bandit_pure, kl_coef, pessimism, reward_range, min_count)
+        return
+    if len(given) < len(approximate):
+        raise UserError(f"account bandit needs --min-count, or all of {', '.join(approximate)}: pass one kind")
+    _print(bandit_approximate, kl_coef, pessimism, reward_range, max_count, coverage_ratio, reference_mass)
+
+
+@app.command()
+def linear(
+    kl_coef: KlCoef,
+    pessimism: Pessimism,
+    reward_abs_max: Annotated[float, typer.Option("--reward-abs-max", help="R: rewards lie in [−R, R], > 0.")],
+    lambda_min: LambdaMin,
+    rows: Annotated[int, typer.Option("--rows", help="N: rows of the data set, ≥ 0.")],
+    as_json: AsJson = True,
+) -> None:
+    """One action of a Gibbs policy on a ridge estimate; features of norm at most 1."""
+    from pipeline.accounting.draws import linear_draw
+
+    _print(linear_draw, kl_coef, pessimism, reward_abs_max, lambda_min, rows)
+
+
+@app.command()
+def rlhf(
+    kl_coef: KlCoef,
+    lambda_min: LambdaMin,
+    parameter_norm: Annotated[float, typer.Option("--parameter-norm", help="B: the fit is over ‖θ‖ ≤ B, > 0.")],
+    notion: Annotated[str, typer.Option("--notion", help="label | add-remove")],
+    feature_norm: Annotated[float, typer.Option("--feature-norm", help="Largest ‖φ‖, > 0.")] = 1.0,
+    pessimism: Annotated[float, typer.Option("--pessimism", help="β ≥ 0; the label notion does not need it.")] = 0.0,
+    ridge: Annotated[float | None, typer.Option("--ridge", help="λ of Σ; sharpens the label notion.")] = None,
+    as_json: AsJson = True,
+) -> None:
+    """One response of a Gibbs policy on a constrained Bradley–Terry fit with frozen features."""
+    from pipeline.accounting.draws import rlhf_draw
+
+    _print(
+        rlhf_draw,
+        kl_coef,
+        lambda_min,
+        parameter_norm,
+        notion,
+        feature_norm=feature_norm,
+        pessimism=pessimism,
+        ridge=ridge,
+    )
+
+
+@app.command()
+def repeated(
+    epsilon: Annotated[float, typer.Option("--epsilon", help="ε of one draw, by bandit, linear or rlhf.")],
+    delta: Delta,
+    draws: Annotated[int, typer.Option("--draws", help="m ≥ 1, fixed in advance.")],
+    target_delta: TargetDelta,
+    as_json: AsJson = True,
+) -> None:
+    """m draws from one Gibbs policy."""
+    from pipeline.accounting.composition import repeated_draws
+
+    _print(repeated_draws, epsilon, delta, draws, target_delta)
+
+
+@app.command()
+def dptd(
+    steps: Annotated[int, typer.Option("--steps", help="T ≥ 1.")],
+    clip: Annotated[float, typer.Option("--clip", help="G: norm of each player's clipped gradient, > 0.")],
+    sigma: Annotated[float, typer.Option("--sigma", help="Noise deviation per player, in the unit of G, > 0.")],
+    target_delta: TargetDelta,
+    neighbors: Annotated[str, typer.Option("--neighbors", help="transition | trajectory")],
+    rows: Annotated[int | None, typer.Option("--rows", help="n: transitions; needed for transition.")] = None,
+    trajectories: Annotated[int | None, typer.Option("--trajectories", help="m; needed for trajectory.")] = None,
+    as_json: AsJson = True,
+) -> None:
+    """T steps of private primal-dual TD, both players jointly."""
+    from pipeline.accounting.dptd import dptd as accountant
+
+    _print(accountant, rows, steps, clip, sigma, target_delta, neighbors, trajectories)
+
+
+@app.command("private-rl")
+def private_rl(
+    updates: Annotated[int, typer.Option("--updates", help="M ≥ 1: updates that use data.")],
+    epsilon_total: Annotated[float, typer.Option("--epsilon-total", help="ε of the whole sequence, > 0.")],
+    delta: Delta,
+    sensitivity: Annotated[
+        float, typer.Option("--sensitivity", help="Largest change of a score under one replaced trajectory, > 0.")
+    ],
+    as_json: AsJson = True,
+) -> None:
+    """M exponential mechanisms: the exponent that a total ε allows, by zCDP, advanced and basic composition."""
+    from pipeline.accounting.private_rl import private_rl as accountant
+
+    _print(accountant, updates, epsilon_total, delta, sensitivity)
+
+
+def _print(accountant: Callable[..., Guarantee], *given: Any, **named: Any) -> None:
+    """The guarantee as JSON; a refusal names the flag."""
+    from pipeline.accounting.guarantee import OutsideAssumptions
+
+    try:
+        result = accountant(*given, **named)
+    except OutsideAssumptions as refusal:
+        raise UserError(f"--{refusal.name.replace('_', '-')} {refusal.problem}") from None
+    print(json.dumps(result.as_dict(), indent=2, allow_nan=False))
