@@ -92,7 +92,9 @@ def plant(
     times = Counter(key for key, _ in keys)
     eligible = array("q", (row for row, (key, side) in enumerate(keys) if side and times[key] == 1))
     if len(eligible) < count:
-        raise UserError(f"{source}: has {len(eligible)} pairs that occur once, fewer than --canaries {count}; ask for less")
+        raise UserError(
+            f"{source}: has {len(eligible)} pairs that occur once, fewer than --canaries {count}; ask for less"
+        )
     picked = set(secrets.SystemRandom().sample(eligible, count))
     truth: dict[bytes, tuple[int, ...]] = {}
 
@@ -153,7 +155,9 @@ def read_truth(path: Path, limit: int | None = None) -> Truth:
         rows = [json.loads(line) for line in lines[1:]][:limit]
         labels = {bytes.fromhex(row["pair"]): tuple(int(label) for label in row["labels"]) for row in rows}
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file of canaries; plant some with `attack SRC --plant FILE --key KEY`") from None
+        raise UserError(
+            f"{path}: no such file of canaries; plant some with `attack SRC --plant FILE --key KEY`"
+        ) from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
     except (ValueError, KeyError, TypeError, AttributeError):

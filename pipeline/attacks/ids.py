@@ -18,6 +18,7 @@ from pipeline.privacy.records import Text, encode_text
 
 SAMPLE = 24  # rows on which every recipe is tried; one hit in them is enough for all rows to be tried
 LEAST_DIGITS = 8
+_SEPARATORS = (*("", "\n", "\n\n", "\t", " ", "|", "||", "|||", ",", ":", "::", ";"), *"-_#", "###", *"\0\x1e\x1f")
 
 Recipe = Callable[[Text, Text, Text], bytes]  # prompt, preferred, other -> what is digested
 
@@ -34,28 +35,33 @@ def _joined(separator: str, with_prompt: bool) -> Recipe:
     return recipe
 
 
+_SHAPES: dict[str, Callable[[Text, Text, Text], Any]] = {
+    "object": lambda prompt, one, two: {"prompt": prompt, "chosen": one, "rejected": two},
+    "object of two": lambda _, one, two: {"chosen": one, "rejected": two},
+    "list": lambda *texts: list(texts),
+    "list of two": lambda _, one, two: [one, two],
+}
+
+
+def _as_json(build: Callable[[Text, Text, Text], Any], sort: bool, ascii_only: bool, tight: bool) -> Recipe:
+    separators = (",", ":") if tight else None
+
+    def recipe(prompt: Text, one: Text, two: Text) -> bytes:
+        value = build(prompt, one, two)
+        return json.dumps(value, sort_keys=sort, ensure_ascii=ascii_only, separators=separators).encode()
+
+    return recipe
+
+
 def recipes() -> dict[str, Recipe]:
     """Every serialisation that is tried, by name. Each depends on which response comes first."""
     made: dict[str, Recipe] = {}
-    for separator, with_prompt in product(
-        ("", "\n", "\n\n", "\t", " ", "|", "||", "|||", ",", ":", "::", ";", "-", "_", "#", "###", "\0", "\x1e", "\x1f"),
-        (True, False),
-    ):
+    for separator, with_prompt in product(_SEPARATORS, (True, False)):
         made[f"{'prompt, ' * with_prompt}two responses joined by {separator!r}"] = _joined(separator, with_prompt)
-    keyed = ("prompt", "chosen", "rejected")
     for sort, ascii_only, tight in product((False, True), repeat=3):
-        style: dict[str, Any] = {"sort_keys": sort, "ensure_ascii": ascii_only}
-        if tight:
-            style["separators"] = (",", ":")
         tail = f"(sort_keys={sort}, ensure_ascii={ascii_only}, compact={tight})"
-        made[f"JSON object {tail}"] = lambda *texts, style=style: json.dumps(
-            dict(zip(keyed, texts, strict=True)), **style
-        ).encode()
-        made[f"JSON list {tail}"] = lambda *texts, style=style: json.dumps(list(texts), **style).encode()
-        made[f"JSON object of two {tail}"] = lambda _, one, two, style=style: json.dumps(
-            {"chosen": one, "rejected": two}, **style
-        ).encode()
-        made[f"JSON list of two {tail}"] = lambda _, one, two, style=style: json.dumps([one, two], **style).encode()
+        for shape, build in _SHAPES.items():
+            made[f"JSON {shape} {tail}"] = _as_json(build, sort, ascii_only, tight)
     made["repr of a tuple"] = lambda *texts: repr(texts).encode()
     made["repr of a list"] = lambda *texts: repr(list(texts)).encode()
     made["framed texts"] = lambda *texts: b"".join(frame(_raw(text).encode()) for text in texts)

@@ -1,4 +1,4 @@
-"""Exact verdicts: right guesses against Binomial(n, alpha), Holm over all attacks, and what the test could have seen."""
+"""Exact verdicts: guesses against Binomial(n, alpha), Holm over all attacks, and what the test could see."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def adjust(verdicts: Sequence[Verdict], level: float = FAMILY_WISE) -> list[Verd
 
 
 def detectable_excess(n: int, alpha: float, family: int, level: float = FAMILY_WISE, power: float = POWER) -> float:
-    """The smallest rate - alpha that `n` guesses expose with probability `power` at Holm's strictest step, level/family.
+    """The smallest rate - alpha that `n` guesses expose with probability `power` at Holm's first step (level/family).
 
     1 - alpha if no rate is exposed (few guesses, alpha near 1). Exact: both tails are binomial.
     """

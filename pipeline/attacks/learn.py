@@ -1,8 +1,8 @@
 """The one learner of the suite: a table of cells, fitted on events whose labels are known, used on the others.
 
 Nothing finer is needed: what leaks a label is a value, an order or a number, and within a cell the guess is the label
-that the known half shows more often. Cells in which that half gives no more than alpha are left alone, so that a leak in
-a few of them is not drowned by the rest.
+that the known half shows more often. Cells where that half gives no more than alpha are left alone, so that a leak in a
+few of them is not drowned by the rest.
 """
 
 from __future__ import annotations

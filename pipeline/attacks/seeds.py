@@ -112,9 +112,7 @@ _FROM_TEXT: dict[str, Callable[[str], float]] = {
     "MD5": lambda text: int(hashlib.md5(text.encode(), usedforsecurity=False).hexdigest(), 16) / 2.0**128,
     "MD5, 32 bits": lambda text: int(hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()[:8], 16) / 2.0**32,
     "SHA-1": lambda text: int(hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), 16) / 2.0**160,
-    "random.Random of SHA-256": lambda text: random.Random(
-        int(hashlib.sha256(text.encode()).hexdigest(), 16)
-    ).random(),
+    "random.Random of SHA-256": lambda text: random.Random(int(hashlib.sha256(text.encode()).hexdigest(), 16)).random(),
     "random.Random of SHA-256, 32 bits": lambda text: random.Random(
         int(hashlib.sha256(text.encode()).hexdigest()[:8], 16)
     ).random(),
@@ -214,7 +212,9 @@ def _sequences(table: Table, stated: Sequence[int]) -> Iterator[Way]:
         for column, values in table.columns.items():
             if all(isinstance(value, str | int) for value in values):
                 ranks = np.empty(len(values), dtype=np.int64)
-                ranks[np.array(sorted(range(len(values)), key=lambda place: str(values[place])))] = np.arange(len(values))
+                ranks[np.array(sorted(range(len(values)), key=lambda place: str(values[place])))] = np.arange(
+                    len(values)
+                )
                 orders[f"order of {column}"] = ranks
     makers: dict[str, Callable[[int], np.ndarray]] = {
         "numpy.random.default_rng": lambda seed: np.random.default_rng(seed).random(table.total),

@@ -166,7 +166,8 @@ def numbers(path: Path) -> Iterator[tuple[str, float]]:
             except (ValueError, RecursionError):
                 pass
         for match in NUMBER.finditer(line):
-            yield line[max(0, match.start() - 40) : match.end() + 20].strip(), float(match.group())
+            before = line[max(0, match.start() - 40) : match.start()]
+            yield " ".join(before.replace(".", " ").split()), float(match.group())
 
 
 def _flat(value: Any, name: str) -> Iterator[tuple[str, float]]:
@@ -196,9 +197,8 @@ def digests_and_sizes(view: View) -> list[Finding]:
                 if int(value) in times and RAW_TIME.search(name):
                     findings.append(Finding("files and sizes", f"{path.name}: {name}", "the time of the raw file"))
         for found in {match.lower() for text in texts for match in HEX.findall(text)}:
-            name = next((name for digest, name in wanted.items() if digest.startswith(found)), None)
-            if name is not None:
-                findings.append(Finding("digests", path.name, f"a plain {name} digest of the raw file"))
+            kinds = [kind for digest, kind in wanted.items() if digest.startswith(found)]
+            findings += [Finding("digests", path.name, f"a plain {kind} digest of the raw file") for kind in kinds[:1]]
     return findings
 
 

@@ -53,7 +53,9 @@ ATTACKS: tuple[Attack, ...] = (
 SPECS = {
     spec.name: spec
     for spec in (
-        Spec("private label", (4,), "the mechanism keeps labels oftener than it says: do not release, mend the mechanism"),
+        Spec(
+            "private label", (4,), "the mechanism keeps labels oftener than it says: do not release, mend the mechanism"
+        ),
         Spec("column order", (1,), "put the two responses in an order that does not depend on the label"),
         Spec("several releases", (4,), "make all releases of an event with one key, so that they form a chain"),
         Spec("copies", (6,), "give each labelling event its own flip (labeller and event columns), or keep one copy"),

@@ -176,8 +176,8 @@ def keep_prob(epsilon: float) -> float:
 class _Builder:
     """Collects rows of judged events while the files are read once."""
 
-    def __init__(self, truth: Truth) -> None:
-        self.truth = truth
+    def __init__(self, truth: Truth, most: int | None = None) -> None:
+        self.truth, self.most = truth, most
         self.position: dict[bytes, int] = {}
         self.keys: list[bytes] = []
         self.texts: tuple[list[Text], list[Text], list[Text]] = ([], [], [])
@@ -208,7 +208,7 @@ class _Builder:
                     continue
                 key, side, z, texts, rest = parsed
                 labels = self.truth.labels.get(key)
-                if labels is None:
+                if labels is None or (key not in self.position and self.most == len(self.keys)):
                     continue
                 if len(labels) > 1:
                     doubles[key].append(z)
@@ -279,10 +279,27 @@ def _grouped(files: Sequence[Path]) -> dict[tuple[Path, tuple[str, str]], list[P
     return groups
 
 
-def build_view(roots: Sequence[Path], truth: Truth, epsilon: float | None = None) -> tuple[View, Answers]:
+class _AnyPair(dict[bytes, tuple[int, ...]]):
+    """The labels of an adversary without any: every pair is there, its label unknown."""
+
+    def get(self, key: bytes, default: Any = None) -> tuple[int, ...]:
+        return (0,)
+
+    def __missing__(self, key: bytes) -> tuple[int, ...]:
+        return (0,)
+
+
+def unlabelled_view(roots: Sequence[Path], most: int, epsilon: float | None = None) -> View:
+    """The view of somebody who knows no label, of the first `most` pairs. UserError as `build_view`."""
+    return build_view(roots, Truth(_AnyPair(), coins=False), epsilon, most)[0]
+
+
+def build_view(
+    roots: Sequence[Path], truth: Truth, epsilon: float | None = None, most: int | None = None
+) -> tuple[View, Answers]:
     """Reads everything once. epsilon: the claim to test where it is not the largest that the manifests state.
 
-    Half of the events, chosen by a hash of the pair, get their labels into `known`.
+    most: stop taking new events after so many. Half of the events, chosen by a hash of the pair, get their labels into `known`.
 
     Raises:
         UserError: a root that does not exist, no table, no claim, or none of the truth's events in the tables.
@@ -292,24 +309,23 @@ def build_view(roots: Sequence[Path], truth: Truth, epsilon: float | None = None
             raise UserError(f"{root}: no such folder; give a release or a run directory")
     files = all_files(roots)
     groups = _grouped(files)
+    where = ", ".join(map(str, roots))
     if not groups:
-        raise UserError(f"{', '.join(map(str, roots))}: holds no preference data; give a release or a run directory")
-    builder, tables = _Builder(truth), []
+        raise UserError(f"{where}: holds no preference data; give a release or a run directory")
+    builder, tables, claims = _Builder(truth, most), [], []
     for (folder, _), paths in groups.items():
-        tables += builder.read(_name(folder, roots), paths, stated_epsilon(folder))
-    claims = [table.epsilon for table in tables if table.epsilon is not None and math.isfinite(table.epsilon)]
+        stated = stated_epsilon(folder)
+        tables += builder.read(_name(folder, roots), paths, stated)
+        claims += [stated] if stated is not None and math.isfinite(stated) else []
     if not builder.keys and not builder.copies:
-        raise UserError(
-            f"{', '.join(map(str, roots))}: holds none of the judged events; it was made from other data than the"
-            " truth, or from another split"
-        )
+        raise UserError(f"{where}: holds none of the judged events; it was made from other data than the truth")
     claim = epsilon if epsilon is not None else max(claims, default=None)
     if claim is None:
-        raise UserError(f"{', '.join(map(str, roots))}: states no finite epsilon to be held to; pass --epsilon")
+        raise UserError(f"{where}: states no finite epsilon to be held to; pass --epsilon")
     labels = np.array([truth.labels[key][0] for key in builder.keys], dtype=np.int8)
     for table in tables:
         if table.epsilon is not None and math.isinf(table.epsilon):
-            labels[table.event] = 0  # declared public: nothing was promised about these
+            labels[table.event] = 0  # released as they are, as its manifest says: nothing was promised about these
     half = np.array([key[0] & 1 for key in builder.keys], dtype=np.int8)
     view = View(list(roots), keep_prob(claim), *builder.texts, known=labels * half, tables=tables, files=files)
     view.copies = np.array(builder.copies, dtype=np.int8).reshape(-1, 2)

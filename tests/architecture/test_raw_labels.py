@@ -11,6 +11,7 @@ ALLOWED = {
     "read_preferences": {
         "pipeline/data/formats.py",  # defines it
         "pipeline/stages/privatize.py",
+        "pipeline/attacks/canaries.py",  # for the owner: plants canaries, knows what attacks are judged on
         "pipeline/data/curate.py",  # curator mode: `private-rlhf privatize`, straight into the randomiser
     },
     "draw_labels": {

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from pipeline.attacks.canaries import RawFacts, Truth, pair_key, raw_facts
 
 Row = dict[str, Any]
-WORDS = "amber birch cedar delta ember fjord grove haven inlet jetty knoll ledge marsh north ocean prairie".split()
+WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "haven", "inlet", "jetty", "knoll", "ledge")
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,9 @@ class World:
 
     def write_raw(self, path: Path) -> Path:
         """The raw preference file: prompt, chosen, rejected."""
-        rows = [dict(zip(("prompt", "chosen", "rejected"), self.preferred(i), strict=True)) for i in range(len(self.pairs))]
+        rows = [
+            dict(zip(("prompt", "chosen", "rejected"), self.preferred(i), strict=True)) for i in range(len(self.pairs))
+        ]
         return write_jsonl(path, rows)
 
 
@@ -315,7 +317,10 @@ def raw_cache(world: World, folder: Path) -> Path:
     (folder / ".cache").mkdir()
     rows = [{"text": f"{p}\n{c}\n{r}"} for p, c, r in map(world.preferred, range(len(world.pairs)))]
     table = pa.Table.from_pylist(rows)
-    with pa.OSFile(str(folder / ".cache" / "cache-0.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as out:
+    with (
+        pa.OSFile(str(folder / ".cache" / "cache-0.arrow"), "wb") as file,
+        pa.ipc.new_stream(file, table.schema) as out,
+    ):
         out.write_table(table)
     return folder
 
@@ -343,7 +348,9 @@ def digest_of_the_raw_file(world: World, folder: Path) -> Path:
 def size_of_the_raw_file(world: World, folder: Path) -> Path:
     raw = world.write_raw(folder.parent / f"{folder.name}-raw.jsonl")
     os.utime(raw, (1_700_000_000, 1_700_000_000))
-    return bundle(folder, trl_rows(world, flips(world, 1.0)), 1.0, input_size=raw.stat().st_size, input_mtime=1_700_000_000)
+    return bundle(
+        folder, trl_rows(world, flips(world, 1.0)), 1.0, input_size=raw.stat().st_size, input_mtime=1_700_000_000
+    )
 
 
 def digests_of_raw_rows(world: World, folder: Path) -> Path:
