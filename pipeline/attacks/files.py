@@ -23,7 +23,8 @@ from pipeline.core.errors import UserError
 from pipeline.data.sources import SUFFIXES
 
 PIECE = 16  # bytes of a response that are searched for
-STARTS = 96  # of the response's first pieces, the first that is its own is taken
+STARTS = 24  # bytes within which a piece starts, or at the response's end; the first that is its own is taken
+MOST_EVENTS = 50_000  # whose texts are searched for
 LARGEST = 1 << 26  # bytes of a file that are searched
 WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf", ".png", ".svg")
 NEVER = np.iinfo(np.int64).max
@@ -63,7 +64,7 @@ def own_pieces(view: View) -> dict[bytes, tuple[int, int]]:
     """
     times: Counter[bytes] = Counter()
     offered: list[tuple[int, int, list[bytes]]] = []
-    for event in range(view.size):
+    for event in range(min(view.size, MOST_EVENTS)):
         for which, text in enumerate((view.first[event], view.second[event])):
             found = _pieces(plain_text(text))
             offered.append((event, which, found))

@@ -14,6 +14,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -73,7 +74,7 @@ def _by_uniforms(view: View, table: Table, usable: np.ndarray, stated: Sequence[
     screen = usable[:SCREEN]
     kept = table.z[screen] == view.known[table.event[screen]]
     best: tuple[int, Way, bool] | None = None
-    for way in (*_per_row(table, stated), *_sequences(table, stated)):
+    for way in chain(_per_row(table, stated), _sequences(table, stated)):
         start = way.uniforms(screen[:GLANCE].tolist())
         for below in (True, False):
             if (_keeps(start, keep, below) != kept[:GLANCE]).sum() > 1:

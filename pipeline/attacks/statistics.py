@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from pipeline.attacks.ids import digests, recipes
 from pipeline.attacks.view import Answers, Table, View, plain_text
 
 NAMED = re.compile(
-    r"flip(?!_?prob)|agree|\braw|_raw|true_?label|non_?private|accuracy|kept|unchanged|chosen_(first|is)|win_?rate|longer"
-    r"|length_base|positive|label_(mean|sum|count|balance)|n_pos",
+    r"flip(?!_?prob)|agree|\braw|_raw|true_?label|non_?private|accuracy|chosen_(first|is)|win_?rate|longer|length_base"
+    r"|label_(mean|sum|count|balance)|n_pos",
     re.IGNORECASE,
 )
 PLAIN_KEYS = frozenset({"value", "count", "rate", "mean", "share", "total"})  # these say what their parent is
@@ -63,6 +64,7 @@ class Matches:
 def statistics(view: View, answers: Answers) -> tuple[list[Finding], Matches]:
     """Findings, and the matches under names that say nothing."""
     findings, tried, matched, chance, where = [], 0, 0, 0.0, []
+    seen: set[tuple[float, str]] = set()  # a number that is said again is no new evidence
     known = [(table, true_statistics(view, table, answers)) for table in view.tables if _complete(table, answers)]
     for path in view.files:
         if path in view.table_files or path.suffix.lower() not in DOCUMENTS or path.stat().st_size > LARGEST:
@@ -73,7 +75,8 @@ def statistics(view: View, answers: Answers) -> tuple[list[Finding], Matches]:
                 hits = [label for label, count in exact.items() if equals(value, count, n)]
                 innocent = any(equals(value, count, n) for count in released.values())
                 named = bool(NAMED.search(_says(name)))
-                if not named and _shaped(value, n):
+                if not named and _shaped(value, n) and (value, table.name) not in seen:
+                    seen.add((value, table.name))
                     tried, chance = tried + len(exact), max(chance, _chance(n))
                     matched += bool(hits) and not innocent
                     where += [f"{path.name}: {name}"] * (bool(hits) and not innocent)
@@ -138,9 +141,14 @@ def _lengths(view: View, event: int) -> tuple[int, int, int, int]:
 
 
 def equals(value: float, count: float, n: int) -> bool:
-    """The number is the count, or the share count/n (or in percent) to more digits than would hide one label."""
+    """The number is the count, or the share count/n (or in percent) to more digits than would hide one label.
+
+    A share that is also one of a few (0.5, k/24) is not taken for one of n.
+    """
     if value == int(value) and value > 1:
         return value == count
+    if max(Fraction(value / scale).limit_denominator(n).denominator for scale in (1, 100)) < min(50, n // 4):
+        return False
     return any(abs(value - share) <= min(1e-6 * scale, 0.1 * scale / n) for share, scale in (
         (count / n, 1.0), (100 * count / n, 100.0)))  # fmt: skip
 

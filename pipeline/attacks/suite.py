@@ -185,7 +185,9 @@ def text_prior(view: View, answers: Answers, guess: Guesses) -> tuple[float, flo
 
 
 def _by_chance(matches: Matches) -> Verdict:
-    """Unnamed numbers that equal a statistic: as many or more would do so by chance with this probability."""
+    """Unnamed numbers that equal a statistic: any would do so by chance with this probability, at most. The matches
+    depend on each other (a count and its complement), so that one or several are the same evidence.
+    """
     low, high = clopper_pearson(matches.matched, matches.tried)
     return Verdict(
         "statistics",
@@ -196,7 +198,7 @@ def _by_chance(matches: Matches) -> Verdict:
         matches.matched / matches.tried,
         low,
         high,
-        upper_tail(matches.matched, matches.tried, matches.chance),
+        upper_tail(1, matches.tried, matches.chance),
     )
 
 

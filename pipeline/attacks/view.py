@@ -299,7 +299,8 @@ def build_view(
 ) -> tuple[View, Answers]:
     """Reads everything once. epsilon: the claim to test where it is not the largest that the manifests state.
 
-    most: stop taking new events after so many. Half of the events, chosen by a hash of the pair, get their labels into `known`.
+    most: stop taking new events after so many. Half of the events, chosen by a hash of the pair, get their labels into
+    `known`.
 
     Raises:
         UserError: a root that does not exist, no table, no claim, or none of the truth's events in the tables.
@@ -311,7 +312,7 @@ def build_view(
     groups = _grouped(files)
     where = ", ".join(map(str, roots))
     if not groups:
-        raise UserError(f"{where}: holds no preference data; give a release or a run directory")
+        raise UserError(f"{where}: holds no preference data; give a release or a run")
     builder, tables, claims = _Builder(truth, most), [], []
     for (folder, _), paths in groups.items():
         stated = stated_epsilon(folder)
