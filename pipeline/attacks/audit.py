@@ -25,7 +25,8 @@ from pipeline.core.errors import UserError
 from pipeline.privacy.mechanism import RandomizedResponse
 
 FALSE_ALARM = 0.001
-MOST_EVENTS = 1 << 12
+FEW = 8  # outcomes: 254 sets
+MOST_EVENTS = 1 << 8
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,14 @@ def audit_outcomes(
 ) -> Audit:
     """Audits outputs (any hashable values, such as tuples of several releases) drawn for y = +1 and for y = -1.
 
-    Every set of outcomes that holds at most half of them is tried where there are few (up to 12 outcomes), otherwise
-    the half-lines of the outcomes sorted by their observed ratio in the first half of the samples. The bounds are
-    simultaneous, so that the probability that any of them is wrong is at most `false_alarm`.
+    Every set of outcomes is tried where there are few (up to 8), otherwise the half-lines of the outcomes sorted by
+    their ratio in the first half of the samples, on the second half. The bounds are simultaneous: the probability that
+    any of them is wrong is at most `false_alarm`. UserError without outputs of both labels.
     """
     names = sorted({*plus, *minus}, key=repr)
     if not plus or not minus or not names:
         raise UserError("an audit needs outputs of both labels; draw some for y = +1 and some for y = -1")
-    if len(names) <= 12:
+    if len(names) <= FEW:
         sets: list[tuple[object, ...]] = [
             chosen for size in range(1, len(names)) for chosen in combinations(names, size)
         ]
@@ -99,6 +100,9 @@ def audit_mechanism(
     draw: Callable[[int], int], epsilon: float, samples: int, false_alarm: float = FALSE_ALARM
 ) -> Audit:
     """Draws z for y = +1 and y = -1 (`samples` in all) from `draw(y)`; both kinds of evidence share the false alarm.
+
+    The number of kept labels of both is tested against Binomial(samples, alpha): epsilon-LDP bounds the mean of the two
+    keep probabilities by alpha, and two shares with that mean spread less than one (Hoeffding 1956).
 
     epsilon: the claim. For the keyed mode `draw` uses a new event each time, for the local mode `privatize_label`.
     """

@@ -163,4 +163,7 @@ def render(outcome: Outcome) -> str:
     ]
     lines[-1] += f" is accused with probability {FAMILY_WISE:.1%} at most)"
     lines.append(f"power: a rate of {outcome.alpha + outcome.power_excess:.4f} on all events is found 9 times in 10")
+    if outcome.audit is not None:
+        claim, proved = outcome.audit.claim, outcome.audit.epsilon_low
+        lines.append(f"audit: the released labels prove ε ≥ {proved:.3f} (99.9 % confidence); the claim is {claim:.3f}")
     return "\n".join(lines)

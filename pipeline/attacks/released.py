@@ -34,7 +34,7 @@ def several_releases(view: View) -> Iterator[Guesses]:
     epsilons up. Where they disagree, flips that share one uniform between several thresholds give the label away: the
     release with the largest epsilon is then right for certain. The table of joint outcomes finds what has no name.
     """
-    tables = _layers(view)
+    tables = private_tables(view)
     if len(tables) < 2:
         return
     z = np.stack([view.own_z(table) for table in tables])
@@ -55,7 +55,7 @@ def several_releases(view: View) -> Iterator[Guesses]:
     yield Guesses("several releases", "joint outcome", *cell_guesses(cells, view.known, view.alpha), learned=True)
 
 
-def _layers(view: View) -> list[Table]:
+def private_tables(view: View) -> list[Table]:
     """Tables with private labels; two with the same labels everywhere are one release that was copied."""
     kept: list[Table] = []
     seen: set[bytes] = set()

@@ -147,10 +147,11 @@ def equals(value: float, count: float, n: int) -> bool:
     """
     if value == int(value) and value > 1:
         return value == count
-    if max(Fraction(value / scale).limit_denominator(n).denominator for scale in (1, 100)) < min(50, n // 4):
-        return False
-    return any(abs(value - share) <= min(1e-6 * scale, 0.1 * scale / n) for share, scale in (
-        (count / n, 1.0), (100 * count / n, 100.0)))  # fmt: skip
+    for share in (value, value / 100):
+        close = abs(share - count / n) <= min(1e-6, 0.1 / n)
+        if close and Fraction(share).limit_denominator(n).denominator >= min(50, n // 4):
+            return True
+    return False
 
 
 def numbers(path: Path) -> Iterator[tuple[str, float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.attacks import checkpoints, columns, files, ids, released, seeds, statistics
+from pipeline.attacks.audit import Audit, audit_outcomes
 from pipeline.attacks.canaries import Truth
 from pipeline.attacks.judge import (
     FAMILY_WISE,
@@ -77,7 +79,8 @@ class Outcome:
     """What the suite says. alpha: the ceiling. events: judged ones that were found. attacks: one verdict per guess.
 
     findings: evidence that is no matter of chance. matches: unnamed numbers that equal a statistic of true labels.
-    prior: of the text-only guess, on real labels alone. power_excess: see `detectable_excess`, for all the events.
+    without: rate of the text-only guess on the same events, by "attack/variant", on real labels alone. audit: what the
+    released labels prove about epsilon (canaries alone; a report, no part of the verdict).
     """
 
     alpha: float
@@ -87,6 +90,7 @@ class Outcome:
     findings: list[Finding]
     matches: Matches
     without: dict[str, float] = field(default_factory=dict)
+    audit: Audit | None = None
 
     @property
     def leak(self) -> bool:
@@ -113,6 +117,7 @@ class Outcome:
             "alpha": self.alpha,
             "events": self.events,
             "family_wise_level": FAMILY_WISE,
+            "epsilon_lower_bound": None if self.audit is None else self.audit.epsilon_low,
             "power": {"excess_over_alpha": self.power_excess, "power": POWER},
             "attacks": rows,
             "findings": [
@@ -151,7 +156,24 @@ def run_attacks(
     if matches.matched:
         verdicts.append(_by_chance(matches))
     events = int((answers.labels != 0).sum())
-    return Outcome(view.alpha, events, truth.coins, adjust(verdicts), _distinct(findings), matches, without)
+    findings = list(dict.fromkeys(findings))
+    audit = released_epsilon(view, answers) if truth.coins else None
+    return Outcome(view.alpha, events, truth.coins, adjust(verdicts), findings, matches, without, audit)
+
+
+def released_epsilon(view: View, answers: Answers) -> Audit | None:
+    """The audit of the released labels: of the joint outcomes of the tables that hold the events of the largest one."""
+    stated = [view.own_z(table) for table in released.private_tables(view)]
+    stated.sort(key=lambda z: -int((z != 0).sum()))
+    if not stated:
+        return None
+    held = (stated[0] != 0) & (answers.labels != 0)
+    joint = np.stack([z for z in stated if (z[held] != 0).all()])[:, held].T.tolist()
+    outcomes = list(zip(map(tuple, joint), answers.labels[held].tolist(), strict=True))
+    plus, minus = [z for z, label in outcomes if label > 0], [z for z, label in outcomes if label < 0]
+    if not plus or not minus:
+        return None
+    return audit_outcomes(plus, minus, math.log(view.alpha / (1 - view.alpha)))
 
 
 def _unseen(guess: Guesses, view: View) -> Guesses:
@@ -200,7 +222,3 @@ def _by_chance(matches: Matches) -> Verdict:
         high,
         upper_tail(1, matches.tried, matches.chance),
     )
-
-
-def _distinct(findings: Sequence[Finding]) -> list[Finding]:
-    return list(dict.fromkeys(findings))

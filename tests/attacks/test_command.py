@@ -42,9 +42,9 @@ def test_planted_released_and_judged(tmp_path: Path, world: World, capsys: Captu
     assert result["verdict"] == "no leak found"
     assert (result["events"], result["canaries"], result["owner_only"]) == (200, "planted", False)
     assert 0 < result["power"]["excess_over_alpha"] < 0.27
-    assert {"attack", "variant", "n", "correct", "rate", "ci_low", "ci_high", "p_value", "p_adjusted", "verdict"} <= set(
-        result["attacks"][0]
-    )
+    assert 0 <= result["epsilon_lower_bound"] <= 1
+    keys = {"attack", "variant", "n", "correct", "rate", "ci_low", "ci_high", "p_value", "p_adjusted", "verdict"}
+    assert keys <= set(result["attacks"][0])
 
 
 def test_a_leak_ends_with_one_and_says_what_to_do(tmp_path: Path, world: World, capsys: Capture) -> None:

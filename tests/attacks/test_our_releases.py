@@ -1,4 +1,4 @@
-"""No attack beats alpha on what this project releases: canaries at several epsilons, in any order, from a copied key."""
+"""No attack beats alpha on this project's releases: canaries at several epsilons, in any order, from a copied key."""
 
 from __future__ import annotations
 
@@ -16,20 +16,24 @@ from pipeline_runs import clean_environment
 from pipeline.attacks.canaries import Truth, plant, read_truth, truth_path
 from pipeline.attacks.released import column_order, private_label, several_releases
 from pipeline.attacks.suite import ATTACKS, Attack, run_attacks
+from pipeline.cli import main
 from pipeline.core.errors import UserError
-from pipeline.data.curate import privatize_source
 from pipeline.data.formats import read_preferences
 from pipeline.privacy.keys import keygen
 
 EPSILONS = (0.1, 0.5, 1.0, 2.0)
 
 
-def kill_a_release(data: Path, output: Path, epsilon: float, key: Path) -> None:
-    """Starts the command for this release and kills it on the way (or lets it finish, if it is that quick)."""
+def command(data: Path, output: Path, epsilon: float, key: Path) -> list[str]:
+    """The arguments of `private-rlhf` for a release."""
     given = {"--data": data, "--output": output, "--epsilon": epsilon, "--key": key}
-    options = [str(part) for option in given.items() for part in option]
+    return ["privatize", *(str(part) for option in given.items() for part in option)]
+
+
+def kill_a_release(arguments: list[str]) -> None:
+    """Starts the release in a process of its own and kills it on the way (or lets it finish, if it is that quick)."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "pipeline.cli", "privatize", *options],
+        [sys.executable, "-m", "pipeline.cli", *arguments],
         env=clean_environment(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -59,8 +63,8 @@ def release_canaries(folder: Path, count: int, killed: bool = False) -> tuple[li
             shutil.copy(key, used)
         released.append(folder / f"release-{epsilon}")
         if killed and len(released) == 3:
-            kill_a_release(folder / "planted.jsonl", released[-1], epsilon, used)
-        privatize_source(str(folder / "planted.jsonl"), released[-1], epsilon, used)
+            kill_a_release(command(folder / "planted.jsonl", released[-1], epsilon, used))
+        assert main(command(folder / "planted.jsonl", released[-1], epsilon, used)) == 0
     return released, read_truth(truth)
 
 
