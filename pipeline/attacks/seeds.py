@@ -95,12 +95,19 @@ def _keeps(uniforms: np.ndarray, keep: float, below: bool) -> np.ndarray:
     return uniforms < keep if below else uniforms >= 1 - keep
 
 
-def _shapes() -> dict[str, Callable[[int, str, int], str]]:
-    """The ways to mix a seed with the name and the place of a row into one text."""
+def _shapes(epsilon: float | None) -> dict[str, Callable[[int, str, int], str]]:
+    """The ways to mix a seed with the name and the place of a row (and epsilon) into one text."""
     made: dict[str, Callable[[int, str, int], str]] = {}
     for separator in ("-", ":", "_", "|", "/", " ", "", ","):
         made[f"seed{separator}id"] = lambda seed, name, row, s=separator: f"{seed}{s}{name}"  # type: ignore[misc]
         made[f"id{separator}seed"] = lambda seed, name, row, s=separator: f"{name}{s}{seed}"  # type: ignore[misc]
+    for separator in ("-", ":", "_", "|"):
+        made[f"seed{separator}id{separator}epsilon"] = lambda seed, name, row, s=separator: s.join(  # type: ignore[misc]
+            (str(seed), name, str(epsilon))
+        )
+        made[f"seed{separator}epsilon{separator}id"] = lambda seed, name, row, s=separator: s.join(  # type: ignore[misc]
+            (str(seed), str(epsilon), name)
+        )
     made["(seed, id)"] = lambda seed, name, row: str((seed, name))
     made["seed-row"] = lambda seed, name, row: f"{seed}-{row}"
     return made
@@ -140,7 +147,7 @@ def _per_row(table: Table, stated: Sequence[int]) -> Iterator[Way]:
     names = _names(table)
     for column, values in names.items():
         for how, draw in _FROM_TEXT.items():
-            for shape, mix in _shapes().items():
+            for shape, mix in _shapes(table.epsilon).items():
                 for seed in seeds if how in ("random.Random", "SHA-256") else (*stated, 0, 42):
                     yield Way(f"{how} of {shape}, seed {seed}, {column}", _from_text(table, values, draw, mix, seed))
         yield from _own_name(column, values)

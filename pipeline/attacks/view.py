@@ -321,7 +321,7 @@ def build_view(
     if not builder.keys and not builder.copies:
         raise UserError(f"{where}: holds none of the judged events; it was made from other data than the truth")
     claim = epsilon if epsilon is not None else max(claims, default=None)
-    if claim is None:
+    if claim is None or math.isinf(claim):
         raise UserError(f"{where}: states no finite epsilon to be held to; pass --epsilon")
     labels = np.array([truth.labels[key][0] for key in builder.keys], dtype=np.int8)
     for table in tables:

@@ -7,6 +7,7 @@ for the leak in question they are sound: flips from the operating system, column
 from __future__ import annotations
 
 import csv
+import gzip
 import hashlib
 import json
 import math
@@ -369,6 +370,27 @@ def exact_win_rate(world: World, folder: Path) -> Path:
     longer = sum(len(c) > len(r) for _, c, r in map(world.preferred, range(len(world.pairs))))
     n = len(world.pairs)
     (folder / "metrics.json").write_text(json.dumps({"baseline": {"longer_answer": {"value": longer / n, "n": n}}}))
+    return folder
+
+
+def the_reference_way(world: World, folder: Path) -> Path:
+    """As the papers' published implementation: chosen first, ids of the ordered pair, flips from the seed 1234 and the
+    id, several epsilons, gzip JSONL, and a manifest that counts the flips.
+    """
+    for epsilon in (0.1, 0.5, 2.0):
+        rows, count = [], 0
+        for number in range(len(world.pairs)):
+            prompt, chosen, rejected = world.preferred(number)
+            name = hashlib.sha256("\n".join((prompt, chosen, rejected)).encode()).hexdigest()
+            z = 1 if random.Random(f"1234-{name}-{epsilon}").random() < keep_prob(epsilon) else -1
+            count += z < 0
+            rows.append({"pair_id": name, "prompt": prompt, "a1": chosen, "a2": rejected, "z": z})
+        home = folder / f"eps_{epsilon}"
+        home.mkdir(parents=True)
+        with gzip.open(home / "train.jsonl.gz", "wt", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+        facts = {"epsilon": epsilon, "seed": 1234, "flips": {"count": count, "rate": count / len(rows)}}
+        (home / "ldp_manifest.json").write_text(json.dumps(facts))
     return folder
 
 

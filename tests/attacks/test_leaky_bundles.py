@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from leaky import LEAKS, Generator, facts_of, make_world, sound
+from leaky import LEAKS, Generator, facts_of, make_world, sound, the_reference_way
 
 from pipeline.attacks.columns import extra_columns, file_of_row, row_order
 from pipeline.attacks.files import texts_in_files
@@ -41,6 +41,13 @@ def test_the_leak_is_found(tmp_path: Path, leak: int, attack: str, made: Generat
     assert attack in accused
     assert leak in SPECS[attack].leaks or made.__name__ == "raw_copy"
     assert outcome.as_dict()["verdict"] == "leak"
+
+
+def test_the_reference_way_fails_in_every_way(tmp_path: Path) -> None:
+    world = make_world(500, seed=6)
+    outcome = run_attacks([the_reference_way(world, tmp_path / "bundle")], world.truth())
+    accused = {verdict.attack for verdict in outcome.attacks if verdict.leak} | {row.attack for row in outcome.findings}
+    assert {"column order", "recomputation", "several releases", "ids", "statistics"} <= accused
 
 
 def test_a_sound_bundle_passes_every_attack(tmp_path: Path) -> None:
