@@ -132,9 +132,7 @@ def run_attacks(
 ) -> Outcome:
     """Every attack (or those given) on `roots` against the truth, and the search for findings.
 
-    Canaries (`truth.coins`) are judged against alpha. Real labels are judged against max(alpha, p, 1 - p), p being the
-    upper end of a 99.9 % interval for the best rule from the text alone, and only where the guess is not fitted: a
-    fitted guess may use what the text tells, and then beats that number without any leak.
+    Canaries (`truth.coins`) are judged against alpha, real labels against `real_ceiling`.
 
     Raises:
         UserError: as `build_view`.
@@ -146,10 +144,9 @@ def run_attacks(
         target = answers.products if guess.target == "product" else answers.labels
         ceiling = view.alpha
         if not truth.coins:
-            prior = text_prior(view, answers, guess)
-            without[f"{guess.attack}/{guess.variant}"] = prior[0]
-            utility = guess.learned or guess.attack == "checkpoints"
-            ceiling = 1.0 if utility else max(view.alpha, prior[1])
+            rate, high = text_prior(view, answers, guess)
+            without[f"{guess.attack}/{guess.variant}"] = rate
+            ceiling = real_ceiling(guess, view.alpha, high)
         verdicts.append(judge_one(_unseen(guess, view), target, ceiling))
     findings, matches = statistics.statistics(view, answers)
     findings += statistics.digests_and_sizes(view) + statistics.row_digests(view, answers)
@@ -182,6 +179,19 @@ def _unseen(guess: Guesses, view: View) -> Guesses:
         return guess
     kept = view.known[guess.events] == 0
     return replace(guess, events=guess.events[kept], labels=guess.labels[kept])
+
+
+def real_ceiling(guess: Guesses, alpha: float, prior: float) -> float:
+    """What a guess of real labels may reach without a leak. prior: of a reader of the text, in [0.5, 1].
+
+    max(alpha, p) for a guess that does not look at the text. A fitted guess may use the text and z together: the odds
+    p/(1-p) times e^epsilon. A checkpoint's guess is utility and is not judged (1).
+    """
+    if guess.attack == "checkpoints":
+        return 1.0
+    if guess.learned:
+        return alpha * prior / (alpha * prior + (1 - alpha) * (1 - prior))
+    return max(alpha, prior)
 
 
 def text_prior(view: View, answers: Answers, guess: Guesses) -> tuple[float, float]:

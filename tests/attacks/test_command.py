@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 import stat
 from pathlib import Path
 
 import pytest
-from leaky import World, chosen_first, id_of_joined_texts, make_world, sound
+from leaky import World, chosen_first, id_of_joined_texts, kept_column, make_world, sound
 
 from pipeline.attacks.canaries import write_truth
 from pipeline.cli import main
@@ -71,6 +72,23 @@ def test_real_labels_stay_with_their_owner(tmp_path: Path, world: World, capsys:
     assert main(["attack", str(folder), "--raw", str(raw), "--output", str(folder / "result.json")]) == 2
     assert "from where things are released" in capsys.readouterr().err
     assert not (folder / "result.json").exists()
+
+
+def test_a_sound_release_of_real_labels_is_not_accused(tmp_path: Path, capsys: Capture) -> None:
+    """Labels that the text predicts: the longer response wins 8 times in 10. A sound run fails 1 time in 1,000."""
+    world = make_world(600, seed=8)
+    generator = random.Random(0)
+    labels = [(1 if len(a) > len(b) else -1) * (1 if generator.random() < 0.8 else -1) for _, a, b in world.pairs]
+    world = World(world.pairs, labels)
+    folder, raw = sound(world, tmp_path / "bundle", 0.5), world.write_raw(tmp_path / "raw.jsonl")
+    assert main(["attack", str(folder), "--raw", str(raw), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["attacks"]
+    row = next(row for row in rows if row["attack"] == "private label")
+    assert row["rate_without_bundle"] > 0.72 > row["rate"]  # the text tells more than z does
+    leaky = kept_column(world, tmp_path / "leaky")
+    assert main(["attack", str(leaky), "--raw", str(raw), "--json"]) == 1
+    rows = json.loads(capsys.readouterr().out)["attacks"]
+    assert "extra columns" in {row["attack"] for row in rows if row["verdict"] == "leak"}
 
 
 def test_without_truth_canaries_are_replayed(tmp_path: Path, world: World, capsys: Capture) -> None:
