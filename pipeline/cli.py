@@ -188,8 +188,10 @@ def attack(
     """Attack releases: exit code 1 if labels leak beyond ε, 0 if no leak was found."""
     from pipeline.attacks.command import Request
     from pipeline.attacks.command import attack as run_attack
+    from pipeline.data.curate import privatize_source
 
-    raise typer.Exit(run_attack(Request(targets, raw, canaries, key, truth, plant, epsilon, output, as_json)))
+    options = (raw, canaries, key, truth, plant, epsilon, output, as_json)
+    raise typer.Exit(run_attack(Request(targets, privatize_source, *options)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.attacks.canaries import plant, raw_truth, read_truth, truth_path
 from pipeline.attacks.judge import FAMILY_WISE
-from pipeline.attacks.replay import replay
+from pipeline.attacks.replay import Privatize, replay
 from pipeline.attacks.suite import SPECS, Outcome, run_attacks
 from pipeline.core.atomic import write_json
 from pipeline.core.errors import UserError
@@ -20,9 +20,10 @@ DEFAULT_CANARIES = 2000
 
 @dataclass(frozen=True)
 class Request:
-    """The options of the command; see `private-rlhf attack --help`."""
+    """The options of the command; see `private-rlhf attack --help`. privatize: what makes the replayed releases."""
 
     targets: Sequence[Path]
+    privatize: Privatize
     raw: str | None = None
     canaries: int | None = None
     key: Path | None = None
@@ -87,7 +88,7 @@ def _judged(request: Request) -> tuple[dict[str, Any], str, bool]:
         facts = outcome.as_dict() | {"canaries": "planted"}
         text, leak = render(outcome), outcome.leak
     else:
-        replayed = replay(targets, request.canaries or _affordable(targets), request.epsilon)
+        replayed = replay(targets, request.canaries or _affordable(targets), request.privatize, request.epsilon)
         leak = replayed.outcome.leak or bool(replayed.findings)
         facts = replayed.outcome.as_dict() | {
             "canaries": "replayed",

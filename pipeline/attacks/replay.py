@@ -12,7 +12,7 @@ import math
 import os
 import secrets
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,11 +22,12 @@ from pipeline.attacks.statistics import Finding
 from pipeline.attacks.suite import Outcome, run_attacks
 from pipeline.attacks.view import View, unlabelled_view
 from pipeline.core.errors import UserError
-from pipeline.data.curate import privatize_source
 from pipeline.privacy.keys import keygen
 from pipeline.privacy.records import is_blank
 
 MOST_EPSILONS = 6
+
+Privatize = Callable[[str, Path, float, Path], object]  # source, output folder, epsilon, key file
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,10 @@ class Replay:
     findings: list[Finding]
 
 
-def replay(roots: Sequence[Path], count: int, epsilon: float | None = None) -> Replay:
+def replay(roots: Sequence[Path], count: int, privatize: Privatize, epsilon: float | None = None) -> Replay:
     """Runs the attacks on `count` replayed canaries at every finite epsilon of the given releases.
+
+    privatize: makes a release, as `private-rlhf privatize` does.
 
     Raises:
         UserError: no release, fewer than `count` pairs, or no epsilon to be held to.
@@ -67,7 +70,7 @@ def replay(roots: Sequence[Path], count: int, epsilon: float | None = None) -> R
         secrets.SystemRandom().shuffle(epsilons)
         released = [home / f"release-{place}" for place in range(len(epsilons))]
         for folder, value in zip(released, epsilons, strict=True):
-            privatize_source(str(home / "raw.jsonl"), folder, value, key)
+            privatize(str(home / "raw.jsonl"), folder, value, key)
         outcome = run_attacks(released, Truth(labels, coins=True), epsilon)
     return Replay(outcome, layout_findings(view))
 
