@@ -226,6 +226,27 @@ def validate(
     run_modules(name, quick=quick, output=output)
 
 
+@app.command()
+def attack(
+    targets: Annotated[list[Path], typer.Argument(help="Releases or run directories; with --plant: raw preferences.")],
+    raw: Annotated[str | None, typer.Option("--raw", help="The raw preferences, for their owner alone.")] = None,
+    canaries: Annotated[int | None, typer.Option("--canaries", help="How many canary events.")] = None,
+    key: Annotated[Path | None, typer.Option("--key", help="Key file that planted canaries lie beside.")] = None,
+    truth: Annotated[Path | None, typer.Option("--truth", help="Labels of planted canaries.")] = None,
+    plant: Annotated[Path | None, typer.Option("--plant", help="Write the source with canaries here (JSONL).")] = None,
+    epsilon: Annotated[float | None, typer.Option("--epsilon", help="Claim to test; default: the manifests'.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", help="Write the result here as JSON (0600).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Attack releases: exit code 1 if labels leak beyond ε, 0 if no leak was found."""
+    from pipeline.attacks.command import Request
+    from pipeline.attacks.command import attack as run_attack
+    from pipeline.data.curate import privatize_source
+
+    options = (raw, canaries, key, truth, plant, epsilon, output, as_json)
+    raise typer.Exit(run_attack(Request(targets, privatize_source, *options)))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code; every foreseeable error is one line on stderr."""
     try:

@@ -1,0 +1,187 @@
+"""True labels on the owner's side: canary events planted into raw data, their truth file, and raw files themselves.
+
+A canary is a real pair of the data set whose label was replaced by a fair coin, independent of the text. Its truth is
+kept in an owner-only file (0600) beside the key, never in a release or a run directory. Planted data must go through
+the whole pipeline in place of the real ones, under a key that has not released the real labels of those pairs yet.
+
+The only module of the suite that reads raw labels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.atomic import write_text
+from pipeline.core.errors import UserError
+from pipeline.data.formats import read_preferences
+from pipeline.privacy.prf import frame
+from pipeline.privacy.records import Text, encode_text
+
+HEADER = "private-rlhf canaries v1"
+KEY_BYTES = 16
+DIGESTS = ("md5", "sha1", "sha256", "sha512", "blake2b", "blake2s")
+
+Coin = Callable[[], int]
+
+
+@dataclass(frozen=True)
+class RawFacts:
+    """What a careless program might publish about the raw file: plain digests (hex), size in bytes, time in seconds."""
+
+    digests: Mapping[str, str] = field(default_factory=dict)
+    size: int | None = None
+    time: int | None = None
+
+
+@dataclass(frozen=True)
+class Truth:
+    """labels: pair key -> the labels of its events, +1 if the first response was preferred (one event, mostly).
+    coins: the labels are fair coins (canaries), not people's. facts: of the raw files.
+    """
+
+    labels: Mapping[bytes, tuple[int, ...]]
+    coins: bool
+    facts: tuple[RawFacts, ...] = ()
+
+
+def pair_key(prompt: Text, left: Text, right: Text) -> tuple[bytes, int]:
+    """(16-byte name of the unordered pair, side): +1 if `left` is its first response, -1 if `right` is, 0 if equal.
+
+    "First" is the smaller encoding. Independent of the release's own order, which is one of the things attacked.
+    """
+    one, two = encode_text(left), encode_text(right)
+    side = (one < two) - (one > two)
+    digest = hashlib.blake2b(digest_size=KEY_BYTES, person=b"attack-pair")
+    for part in (encode_text(prompt), min(one, two), max(one, two)):
+        digest.update(frame(part))
+    return digest.digest(), side
+
+
+def plant(
+    source: str,
+    output: Path,
+    truth_file: Path,
+    count: int,
+    split: str | None = None,
+    coin: Coin = lambda: 1 - 2 * secrets.randbits(1),
+) -> int:
+    """Writes `source` to `output` (JSONL: prompt, chosen, rejected; rows in their order) with `count` labels replaced
+    by coins, and the coins to `truth_file`; both 0600. Returns how many canaries there are.
+
+    The pairs are picked at random among those that occur once in the source; columns other than the three are not
+    carried over. Memory: 24 bytes per row.
+
+    Raises:
+        UserError: count < 1, an output that exists, fewer than `count` pairs, or a source that cannot be read.
+    """
+    for path in (output, truth_file):
+        if path.exists():
+            raise UserError(f"{path}: exists and is not overwritten; choose another place for the planted data")
+    if count < 1:
+        raise UserError(f"--canaries {count}: plant at least one")
+    keys = [pair_key(pair.prompt, pair.chosen, pair.rejected) for pair in read_preferences(source, split)]
+    times = Counter(key for key, _ in keys)
+    eligible = array("q", (row for row, (key, side) in enumerate(keys) if side and times[key] == 1))
+    if len(eligible) < count:
+        raise UserError(
+            f"{source}: has {len(eligible)} pairs that occur once, fewer than --canaries {count}; ask for less"
+        )
+    picked = set(secrets.SystemRandom().sample(eligible, count))
+    truth: dict[bytes, tuple[int, ...]] = {}
+
+    def lines() -> Iterator[str]:
+        for row, (prompt, chosen, rejected, _) in enumerate(read_preferences(source, split)):
+            if row in picked:
+                label = coin()
+                key, side = keys[row]
+                truth[key] = (label,)
+                if label != side:
+                    chosen, rejected = rejected, chosen
+            yield json.dumps({"prompt": prompt, "chosen": chosen, "rejected": rejected}, ensure_ascii=False) + "\n"
+
+    _write_lines(output, lines())
+    write_truth(truth_file, truth, raw_facts(output))
+    return len(truth)
+
+
+def _write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Streams owner-only lines to a temporary name, then renames it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.writelines(lines)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_truth(path: Path, labels: Mapping[bytes, tuple[int, ...]], facts: RawFacts | None = None) -> None:
+    """The truth file: a header line, then one line per pair; 0600."""
+    header: dict[str, Any] = {"format": HEADER}
+    if facts is not None:
+        header["raw"] = {"digests": dict(facts.digests), "size": facts.size, "time": facts.time}
+    lines = [header, *({"pair": key.hex(), "labels": list(values)} for key, values in labels.items())]
+    write_text(path, "".join(json.dumps(line) + "\n" for line in lines), mode=0o600)
+
+
+def truth_path(key_file: Path) -> Path:
+    """Where the truth of planted canaries lies: beside the key."""
+    return key_file.with_name(key_file.name + ".canaries.jsonl")
+
+
+def read_truth(path: Path, limit: int | None = None) -> Truth:
+    """The (first `limit`) canaries of a truth file. UserError if it is missing, readable by others, or damaged."""
+    try:
+        if path.stat().st_mode & 0o077:
+            raise UserError(f"{path}: the canaries' labels can be read by others; run `chmod 600 {path}`")
+        lines = path.read_text(encoding="utf-8").splitlines()
+        header = json.loads(lines[0]) if lines else {}
+        if header.get("format") != HEADER:
+            raise ValueError(HEADER)
+        raw = header.get("raw")
+        facts = () if raw is None else (RawFacts(raw["digests"], raw["size"], raw["time"]),)
+        rows = [json.loads(line) for line in lines[1:]][:limit]
+        labels = {bytes.fromhex(row["pair"]): tuple(int(label) for label in row["labels"]) for row in rows}
+    except FileNotFoundError:
+        raise UserError(
+            f"{path}: no such file of canaries; plant some with `attack SRC --plant FILE --key KEY`"
+        ) from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{path}: is no file of canaries, or was damaged; plant them again") from None
+    return Truth(labels, coins=True, facts=facts)
+
+
+def raw_truth(source: str, split: str | None = None) -> Truth:
+    """The labels of a raw data set, for its owner. Memory: about 150 bytes per row."""
+    labels: dict[bytes, tuple[int, ...]] = {}
+    for pair in read_preferences(source, split):
+        key, side = pair_key(pair.prompt, pair.chosen, pair.rejected)
+        if side:
+            labels[key] = (*labels.get(key, ()), side)
+    path = Path(source)
+    return Truth(labels, coins=False, facts=(raw_facts(path),) if path.is_file() else ())
+
+
+def raw_facts(path: Path) -> RawFacts:
+    """Digests, size and time of a raw file."""
+    hashes = {name: hashlib.new(name) for name in DIGESTS}
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            for digest in hashes.values():
+                digest.update(chunk)
+    info = path.stat()
+    return RawFacts({name: digest.hexdigest() for name, digest in hashes.items()}, info.st_size, int(info.st_mtime))
