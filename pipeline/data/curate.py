@@ -2,10 +2,10 @@
 
     read     chunks become sorted runs in an owner-only folder beside the output (`engine.spill`)
     gather   of copies with one record and event the first is kept; the events are counted and identified
-    reserve  the ledger takes the plan, durably; every event goes into its store; a label that contradicts the store, or a
-             total over a budget, ends it here
-    write    randomised response and Parquet, shard by shard (`engine.write_bucket`), still in the owner-only folder, so
-             that a disk that fills up costs nobody's budget; the manifest is last
+    reserve  the ledger takes the plan, durably; every event goes into its store; a label that contradicts the store,
+             or a total over a budget, ends it here
+    write    randomised response and Parquet, shard by shard (`engine.write_bucket`), still in the owner-only folder,
+             so that a disk that fills up costs nobody's budget; the manifest is last
     publish  the budget is spent, durably; the folder takes its name; the ledger's entry is finished
 """
 

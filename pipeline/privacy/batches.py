@@ -114,21 +114,13 @@ def canonicalise(columns: Columns, position: int, prf: Prf) -> Canonical:
     identical, empty = int(same.sum()), int((columns.blank & ~same).sum())
     keys = np.zeros(len(keep), KEYS)
     keys["position"] = position + keep
-    rows = pa.array(keep)
-    prompt, first, second = (
-        column.take(rows) if len(keep) < len(same) else column
-        for column in (_binary(columns.prompt), _binary(columns.first), _binary(columns.second))
-    )
-    swapped = pc.greater(first, second)
-    low, high = pc.if_else(swapped, second, first), pc.if_else(swapped, first, second)
-    extra = pa.nulls(len(keep), pa.large_binary()).fill_null(b"")
-    if columns.extra is not None:
-        extra = _binary(columns.extra).take(rows)
-    blob, starts = _interleave(keys, columns.kind, [prompt, low, high, extra])
+    first, second = _binary(columns.first), _binary(columns.second)
+    swapped = pc.greater(first, second).to_numpy(zero_copy_only=False)[keep]
+    blob, starts = _interleave(keys, columns, keep, swapped)
     digests = _record_ids(blob, starts, keys["lengths"])
     keys["id"] = digests.view(">u8")
     odd = (digests[:, -1] & 1).astype(bool)
-    first_is_a = swapped.to_numpy(zero_copy_only=False) == odd  # response_a is the lower one unless the id is odd
+    first_is_a = swapped == odd  # response_a is the lower one unless the id is odd
     keys["label"] = np.where(first_is_a, columns.preferred[keep], -columns.preferred[keep])
     _name_events(keys, digests, columns, keep, prf)
     order = np.argsort(keys["id"][:, 0], kind="stable")
@@ -139,21 +131,35 @@ def _binary(texts: pa.Array) -> pa.Array:
     return texts.cast(pa.large_string()).view(pa.large_binary()) if not pa.types.is_large_binary(texts.type) else texts
 
 
-def _interleave(keys: Keys, kind: bytes, texts: list[pa.Array]) -> tuple[pa.Buffer, npt.NDArray[np.int64]]:
-    """Header, prompt, low, high, extra of each row, one row after another; the rows' starts (n+1)."""
+def _interleave(
+    keys: Keys, columns: Columns, keep: npt.NDArray[np.int64], swapped: Bools
+) -> tuple[pa.Buffer, npt.NDArray[np.int64]]:
+    """Header, prompt, low, high, extra of each kept row, one row after another, in one gather; the rows' starts (n+1).
+
+    swapped: of the kept rows, where `first` is the higher text.
+    """
     rows = len(keys)
-    lengths = np.stack([pc.binary_length(text).to_numpy(zero_copy_only=False) for text in texts], axis=1)
-    keys["lengths"] = lengths
+    if not rows:
+        return pa.py_buffer(b""), np.zeros(1, np.int64)
+    texts = [_binary(columns.prompt), _binary(columns.first), _binary(columns.second)]
+    if columns.extra is not None:
+        texts.append(_binary(columns.extra))
+    which = [0 * keep, 1 + swapped, 2 - swapped, 3 + 0 * keep][: len(texts)]  # the text's place in `texts`
+    sizes = np.stack([pc.binary_length(text).to_numpy(zero_copy_only=False) for text in texts])
+    for place, source in enumerate(which):
+        keys["lengths"][:, place] = sizes[source, keep]
     header = np.zeros((rows, HEADER_BYTES), np.uint8)
-    header[:, :8] = np.frombuffer(ID_DOMAIN + kind, np.uint8)
-    header[:, 8:] = np.ascontiguousarray(lengths[:, :3].astype(">u8")).view(np.uint8).reshape(rows, 24)
+    header[:, :8] = np.frombuffer(ID_DOMAIN + columns.kind, np.uint8)
+    header[:, 8:] = keys["lengths"][:, :3].astype(">u8").view(np.uint8).reshape(rows, 24)
     ends = np.arange(rows + 1, dtype=np.int64) * HEADER_BYTES
     headers = pa.Array.from_buffers(pa.large_binary(), rows, [None, pa.py_buffer(ends), pa.py_buffer(header)])
-    order = (np.arange(rows)[:, None] + rows * np.arange(1 + len(texts))).ravel()
-    flat = pa.concat_arrays([headers, *texts]).take(pa.array(order))
+    order = np.empty((rows, 1 + len(texts)), np.int64)
+    order[:, 0] = np.arange(rows)
+    for place, source in enumerate(which, 1):
+        order[:, place] = rows + source * sizes.shape[1] + keep
+    flat = pa.concat_arrays([headers, *texts]).take(pa.array(order.ravel()))
     offsets, _ = _buffers(flat)
-    blob = flat.buffers()[2] if rows else pa.py_buffer(b"")
-    return blob, offsets[:: 1 + len(texts)] if rows else np.zeros(1, np.int64)
+    return flat.buffers()[2], offsets[:: 1 + len(texts)]
 
 
 def _record_ids(blob: pa.Buffer, starts: npt.NDArray[np.int64], lengths: npt.NDArray[Any]) -> Bytes:
