@@ -95,16 +95,39 @@ def privatize(
     output: Annotated[Path | None, typer.Option("--output", help="Folder of the release.")] = None,
     epsilon: Annotated[float | None, typer.Option("--epsilon", help="ε of each label, > 0.")] = None,
     key: Annotated[Path | None, typer.Option("--key", help="Key file from `keygen`.")] = None,
+    split: Annotated[str | None, typer.Option("--split", help="Of a folder or hub data set; default train.")] = None,
+    source: Annotated[str | None, typer.Option("--source", help="Name in manifest and ledger.")] = None,
+    budget: Annotated[float | None, typer.Option("--budget", help="Refuse a release whose totals exceed it.")] = None,
+    budget_per: Annotated[str, typer.Option("--budget-per", help="event | person")] = "event",
+    labeler_column: Annotated[str | None, typer.Option("--labeler-column", help="Who gave the label.")] = None,
+    event_column: Annotated[str | None, typer.Option("--event-column", help="Which of their answers it is.")] = None,
+    columns: Annotated[str | None, typer.Option("--columns", help="Extra columns to release as they are: a,b.")] = None,
+    label_column: Annotated[
+        str | None, typer.Option("--label-column", help="Label of response_a against response_b.")
+    ] = None,
+    labels: Annotated[
+        str | None, typer.Option("--labels", help="Its two values, response_a preferred first: A,B or 1,0.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option("--workers", min=1, help="Processes; default: by cores.")] = None,
     overrides: Overrides = None,
 ) -> None:
     """Stage with --config; else privatise --data into --output at --epsilon with --key."""
     if config is not None:
         _stage("privatize", config, run_dir, data, overrides)
         return
-    from pipeline.data.curate import privatize_source
+    from pipeline.data.curate import Request, privatize_source
+    from pipeline.data.layout import Options, parse_labels
+    from pipeline.privacy.ledger import Budget
 
-    given = _all_given("privatize", {"--data": data, "--output": output, "--epsilon": epsilon, "--key": key})
-    print(privatize_source(*given))
+    needed = {"--data": data, "--output": output, "--epsilon": epsilon, "--key": key}
+    rows, folder, level, key_file = _all_given("privatize", needed)
+    named = tuple(name.strip() for name in columns.split(",")) if columns else ()
+    options = Options(labeler_column, event_column, named, label_column, parse_labels(labels))
+    limit = Budget(budget, budget_per) if budget is not None else None  # type: ignore[arg-type]
+    request = Request(
+        rows, folder, level, key_file, split=split, source=source, options=options, budget=limit, workers=workers
+    )
+    print(privatize_source(request))
 
 
 @app.command()
@@ -188,10 +211,14 @@ def attack(
     """Attack releases: exit code 1 if labels leak beyond ε, 0 if no leak was found."""
     from pipeline.attacks.command import Request
     from pipeline.attacks.command import attack as run_attack
+    from pipeline.data.curate import Request as Release
     from pipeline.data.curate import privatize_source
 
+    def release(data: str, output: Path, epsilon: float, key_file: Path) -> str:
+        return privatize_source(Release(data, output, epsilon, key_file))
+
     options = (raw, canaries, key, truth, plant, epsilon, output, as_json)
-    raise typer.Exit(run_attack(Request(targets, privatize_source, *options)))
+    raise typer.Exit(run_attack(Request(targets, release, *options)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

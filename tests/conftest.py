@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
 from pipeline_runs import Workspace
 
@@ -12,6 +13,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers share the cores: torch with one thread each is faster than all of them with a thread per core. Set before
     # torch is imported, and handed on to the processes that tests start.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# The same examples every time, and no time limit: the machine may be busy with something else.
+hypothesis.settings.register_profile("deterministic", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("deterministic")
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ from pipeline.data.sources import Part, Row, open_source
 from pipeline.privacy.records import Message, RawPair, Text, encode_text, is_blank
 
 T = TypeVar("T")
-_PAIR = ("chosen", "rejected")
+PAIR = ("chosen", "rejected")
 _TURN = re.compile(r"\n\n(Human|Assistant):")
 _ASSISTANT = "\n\nAssistant:"
 _ROLES = {"Human": "user", "Assistant": "assistant"}
@@ -39,8 +39,8 @@ class Demonstration(NamedTuple):
     response: Text
 
 
-class _RowError(Exception):
-    """What is wrong with one row; `_stream` adds the file and the row number."""
+class RowError(Exception):
+    """What is wrong with one row; whoever reads the rows adds the file and the row number."""
 
 
 def read_preferences(source: str | Path, split: str | None = None) -> Iterator[RawPair]:
@@ -51,8 +51,8 @@ def read_preferences(source: str | Path, split: str | None = None) -> Iterator[R
     parts = open_source(source, split)
     for part in parts:
         if part.columns:  # an empty file is reported as such below
-            _require_columns(part, _PAIR)
-    stream = _stream(source, parts, ("prompt", *_PAIR), _pair_converter)
+            require_columns(part, PAIR)
+    stream = _stream(source, parts, ("prompt", *PAIR), pair_converter)
     return (RawPair(prompt, chosen, rejected, row) for row, (prompt, chosen, rejected) in stream)
 
 
@@ -62,7 +62,7 @@ def read_demonstrations(source: str | Path, split: str | None = None) -> Iterato
     Preference data is refused with a UserError: fine-tuning on the preferred answers would put the true labels into
     the model.
     """
-    wanted = ("prompt", "response", "completion", "messages", *_PAIR)
+    wanted = ("prompt", "response", "completion", "messages", *PAIR)
     stream = _stream(source, open_source(source, split), wanted, _demonstration_converter)
     return (demonstration for _, demonstration in stream)
 
@@ -73,14 +73,14 @@ def read_prompts(source: str | Path, split: str | None = None) -> Iterator[Text]
     Prompts of preference rows come in an order of their own (by hash), since the order of such rows may tell their
     labels.
     """
-    wanted = ("prompt", "messages", *_PAIR)
+    wanted = ("prompt", "messages", *PAIR)
     parts = open_source(source, split, release=True)
     from_pairs = [False]
 
     def choose(row: Row) -> Callable[[Row], Text]:
-        if set(_PAIR) & row.keys():
+        if set(PAIR) & row.keys():
             from_pairs[0] = True
-            convert = _pair_converter(row)
+            convert = pair_converter(row)
             return lambda row: convert(row)[0]
         return _prompt_converter(row)
 
@@ -111,7 +111,7 @@ def _stream(
                 if convert is None:
                     convert = choose(row)
                 value = convert(row)
-            except _RowError as error:
+            except RowError as error:
                 raise UserError(f"{part.name}, {part.unit} {number}: {error}") from None
             yield number, value
     if convert is None:
@@ -128,7 +128,8 @@ def _nearest(missing: Iterable[str], present: Iterable[str], known: Iterable[str
     return f"; the nearest is {', '.join(map(repr, near))}" if near else ""
 
 
-def _require_columns(part: Part, needed: Sequence[str]) -> None:
+def require_columns(part: Part, needed: Sequence[str]) -> None:
+    """UserError, with the nearest names, if a part that knows its columns lacks one."""
     present = part.columns or ()
     missing = [name for name in needed if name not in present]
     if missing:
@@ -139,79 +140,82 @@ def _require_columns(part: Part, needed: Sequence[str]) -> None:
 
 def _check_pair(row: Row) -> None:
     """Say what is wrong with `chosen` and `rejected`, in words that are the same when the two change places."""
-    values = [row.get(name) for name in _PAIR]
-    if any(name not in row for name in _PAIR):
-        hint = _nearest(_PAIR, row, ("prompt", *_PAIR))
-        raise _RowError(f"lacks one of 'chosen'/'rejected'{hint}; add it, or remove the row")
+    values = [row.get(name) for name in PAIR]
+    if any(name not in row for name in PAIR):
+        hint = _nearest(PAIR, row, ("prompt", *PAIR))
+        raise RowError(f"lacks one of 'chosen'/'rejected'{hint}; add it, or remove the row")
     if any(value is None for value in values):
-        raise _RowError("one of 'chosen'/'rejected' is null; fill it in, or remove the row")
+        raise RowError("one of 'chosen'/'rejected' is null; fill it in, or remove the row")
     if not all(isinstance(value, str | list) for value in values):
-        raise _RowError("one of 'chosen'/'rejected' is neither text nor a list of messages; convert it")
+        raise RowError("one of 'chosen'/'rejected' is neither text nor a list of messages; convert it")
     if isinstance(values[0], str) != isinstance(values[1], str):
-        raise _RowError("one of 'chosen'/'rejected' is text and the other a list of messages; use one form for both")
+        raise RowError("one of 'chosen'/'rejected' is text and the other a list of messages; use one form for both")
 
 
-def _column(row: Row, name: str, known: Sequence[str]) -> Any:
+def column_value(row: Row, name: str, known: Sequence[str]) -> Any:
+    """The value; RowError if the row has no such column, or null."""
     if name not in row:
-        raise _RowError(f"has no column {name!r}{_nearest([name], row, known)}; add it, or remove the row")
+        raise RowError(f"has no column {name!r}{_nearest([name], row, known)}; add it, or remove the row")
     if row[name] is None:
-        raise _RowError(f"column {name!r} is null; fill it in, or remove the row")
+        raise RowError(f"column {name!r} is null; fill it in, or remove the row")
     return row[name]
 
 
 def _string(row: Row, name: str, known: Sequence[str] = ()) -> str:
-    value = _column(row, name, known)
+    value = column_value(row, name, known)
     if not isinstance(value, str):
-        raise _RowError(f"column {name!r} is not text, as it is in the first row; convert it")
+        raise RowError(f"column {name!r} is not text, as it is in the first row; convert it")
     return value
 
 
 def _messages(value: Any, where: str) -> list[Message]:
     """The messages with their `role` and `content` alone, as read."""
     if not isinstance(value, list):
-        raise _RowError(f"{where} is not a list of messages, as it is in the first row; convert it")
+        raise RowError(f"{where} is not a list of messages, as it is in the first row; convert it")
     messages = []
     for turn in value:
         if not isinstance(turn, dict) or not (
             isinstance(turn.get("role"), str) and isinstance(turn.get("content"), str)
         ):
-            raise _RowError(f"{where} holds a message without a 'role' and a 'content' text; repair or remove the row")
+            raise RowError(f"{where} holds a message without a 'role' and a 'content' text; repair or remove the row")
         messages.append({"role": turn["role"], "content": turn["content"]})
     return messages
 
 
 # ---------------------------------------------------------------- preference pairs
 
-_Converted = tuple[Text, Text, Text]
+Converted = tuple[Text, Text, Text]
+Converter = Callable[[Row], Converted]
 
 
-def _pair_converter(row: Row) -> Callable[[Row], _Converted]:
-    """The converter for this first row's format."""
+def pair_converter(row: Row) -> Converter:
+    """The converter for this first row's format: a row to (prompt, chosen, rejected), RowError if it does not fit."""
     _check_pair(row)
     explicit = "prompt" in row
     if explicit and row["prompt"] is None:
-        raise _RowError("column 'prompt' is null; fill it in, or remove the column")
+        raise RowError("column 'prompt' is null; fill it in, or remove the column")
     if isinstance(row["chosen"], list):
         return _explicit_messages if explicit and isinstance(row["prompt"], list) else _implicit_messages
     if explicit:
-        return _explicit_text
-    if all(row[name].startswith("\n\nHuman:") for name in _PAIR):
+        return explicit_text
+    if all(row[name].startswith("\n\nHuman:") for name in PAIR):
         return _dialogue
     return _implicit_text
 
 
-def _explicit_text(row: Row) -> _Converted:
+def explicit_text(row: Row) -> Converted:
+    """The format of three strings; the one that whole columns can be read in."""
     prompt, chosen, rejected = row.get("prompt"), row.get("chosen"), row.get("rejected")
     if type(prompt) is type(chosen) is type(rejected) is str:
         return prompt, chosen, rejected
     chosen, rejected = _pair_text(row)
-    return _string(row, "prompt", ("prompt", *_PAIR)), chosen, rejected
+    return _string(row, "prompt", ("prompt", *PAIR)), chosen, rejected
 
 
 def _pair_text(row: Row) -> tuple[str, str]:
     _check_pair(row)
     if not isinstance(row["chosen"], str):
-        raise _RowError(
+        raise RowError(
             "'chosen' and 'rejected' are lists of messages, but text in the first row; use one form for all rows"
         )
     return row["chosen"], row["rejected"]
@@ -220,16 +224,16 @@ def _pair_text(row: Row) -> tuple[str, str]:
 def _pair_messages(row: Row) -> tuple[list[Message], list[Message]]:
     _check_pair(row)
     if not isinstance(row["chosen"], list):
-        raise _RowError(
+        raise RowError(
             "'chosen' and 'rejected' are text, but lists of messages in the first row; use one form for all rows"
         )
     where = "one of 'chosen'/'rejected'"
     return _messages(row["chosen"], where), _messages(row["rejected"], where)
 
 
-def _explicit_messages(row: Row) -> _Converted:
+def _explicit_messages(row: Row) -> Converted:
     chosen, rejected = _pair_messages(row)
-    return _messages(_column(row, "prompt", ("prompt", *_PAIR)), "column 'prompt'"), chosen, rejected
+    return _messages(column_value(row, "prompt", ("prompt", *PAIR)), "column 'prompt'"), chosen, rejected
 
 
 def _common(first: Sequence[Any], second: Sequence[Any]) -> int:
@@ -244,13 +248,13 @@ def _common(first: Sequence[Any], second: Sequence[Any]) -> int:
     return low
 
 
-def _implicit_messages(row: Row) -> _Converted:
+def _implicit_messages(row: Row) -> Converted:
     chosen, rejected = _pair_messages(row)
     shared = _common(chosen, rejected)
     return chosen[:shared], chosen[shared:], rejected[shared:]
 
 
-def _implicit_text(row: Row) -> _Converted:
+def _implicit_text(row: Row) -> Converted:
     """As TRL: the common prefix, less one trailing space, which then begins both responses."""
     chosen, rejected = _pair_text(row)
     shared = _common(chosen, rejected)
@@ -259,10 +263,10 @@ def _implicit_text(row: Row) -> _Converted:
     return chosen[:shared], chosen[shared:], rejected[shared:]
 
 
-def _dialogue(row: Row) -> _Converted:
+def _dialogue(row: Row) -> Converted:
     chosen, rejected = _pair_text(row)
     if not (chosen.startswith("\n\nHuman:") and rejected.startswith("\n\nHuman:")):
-        raise _RowError(
+        raise RowError(
             "one of 'chosen'/'rejected' does not begin with \"\\n\\nHuman:\" as in the first row; repair it"
         )
     cut = chosen[: _common(chosen, rejected)].rfind(_ASSISTANT)
@@ -282,8 +286,8 @@ def _turns(dialogue: str) -> list[Message]:
 
 
 def _demonstration_converter(row: Row) -> Callable[[Row], Demonstration]:
-    if set(_PAIR) & row.keys():
-        raise _RowError(
+    if set(PAIR) & row.keys():
+        raise RowError(
             "holds preference pairs ('chosen'/'rejected'), and tuning on preferred answers would reveal the labels;"
             " give demonstrations with 'prompt' and 'response' columns"
         )
@@ -294,21 +298,21 @@ def _demonstration_converter(row: Row) -> Callable[[Row], Demonstration]:
             return lambda row: _from_columns(row, name)
     known = ("prompt", "response", "completion", "messages")
     hint = _nearest(set(known) - row.keys(), row, known)
-    raise _RowError(f"needs 'prompt' and 'response' (or 'completion') columns, or 'messages'{hint}; rename or add them")
+    raise RowError(f"needs 'prompt' and 'response' (or 'completion') columns, or 'messages'{hint}; rename or add them")
 
 
 def _from_columns(row: Row, name: str) -> Demonstration:
     known = ("prompt", name)
-    prompt, response = _column(row, "prompt", known), _column(row, name, known)
+    prompt, response = column_value(row, "prompt", known), column_value(row, name, known)
     if isinstance(prompt, str) and isinstance(response, str):
         return Demonstration(prompt, response)
     return Demonstration(_messages(prompt, "column 'prompt'"), _messages(response, f"column {name!r}"))
 
 
 def _from_messages(row: Row) -> Demonstration:
-    messages = _messages(_column(row, "messages", ("messages",)), "column 'messages'")
+    messages = _messages(column_value(row, "messages", ("messages",)), "column 'messages'")
     if len(messages) < 2 or messages[-1]["role"] != "assistant":
-        raise _RowError(
+        raise RowError(
             "column 'messages' does not end with an assistant message after a prompt; repair or remove the row"
         )
     return Demonstration(messages[:-1], messages[-1:])
@@ -317,14 +321,14 @@ def _from_messages(row: Row) -> Demonstration:
 def _prompt_converter(row: Row) -> Callable[[Row], Text]:
     if "prompt" in row:
         if isinstance(row["prompt"], list):
-            return lambda row: _messages(_column(row, "prompt", ("prompt",)), "column 'prompt'")
+            return lambda row: _messages(column_value(row, "prompt", ("prompt",)), "column 'prompt'")
         return lambda row: _string(row, "prompt", ("prompt",))
     if "messages" in row:
         return _prompt_of_messages
     hint = _nearest(("prompt", "messages"), row, ("prompt", "messages"))
-    raise _RowError(f"has no column 'prompt' or 'messages'{hint}; rename or add it")
+    raise RowError(f"has no column 'prompt' or 'messages'{hint}; rename or add it")
 
 
 def _prompt_of_messages(row: Row) -> Text:
-    messages = _messages(_column(row, "messages", ("messages",)), "column 'messages'")
+    messages = _messages(column_value(row, "messages", ("messages",)), "column 'messages'")
     return messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages

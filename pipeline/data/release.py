@@ -1,21 +1,24 @@
 """The released bundle on disk: Parquet shards in TRL's preference format and `manifest.json`.
 
 Columns `prompt`, `chosen`, `rejected`, `record_id`, where `chosen` is the response that the *private* label prefers.
-Rows stand in `record_id` order and shards hold a fixed number of rows, so the layout does not depend on labels; with
-the fixed writer settings the bytes are a pure function of the content and the library version. The manifest says
-nothing about the raw input but its declared name: no size, time, digest, flip count or agreement rate.
+Rows stand in `record_id` order and a shard holds a range of record ids, one of a power of two that the number of rows
+gives: the layout does not depend on labels, and shards can be written side by side. With the fixed writer settings the
+bytes are a pure function of the content and the library version. The manifest says nothing about the raw input but its
+declared name: no size, time, digest, flip count or agreement rate.
 """
 
 from __future__ import annotations
 
+import errno
 import filecmp
 import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,14 +27,16 @@ import pyarrow.parquet as pq
 
 from pipeline.core.atomic import sync_folder, write_json
 from pipeline.core.errors import UserError
+from pipeline.privacy.keys import sync_entry
 from pipeline.privacy.records import CANONICALISATION, PrivateRecord, Text
+from pipeline.privacy.runs import bucket_bits
 
-SCHEMA_VERSION = 1
-ROWS_PER_SHARD = 100_000
-_ROWS_PER_GROUP = 1024
+SCHEMA_VERSION = 2
+ROWS_PER_SHARD = 65_536
+ROWS_PER_GROUP = 8192
 MANIFEST = "manifest.json"
 KEY_MODES = ("keyed", "insecure_seed", "none")
-_MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+MESSAGES_TYPE = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 _NEEDED = ("mechanism", "epsilon", "keep_prob", "flip_prob", "unit", "neighbouring", "key_mode", "mark")
 
 
@@ -50,7 +55,8 @@ class ReleaseManifest:
 
     format: "standard" (strings) or "conversational" (message lists). guarantee: `privatize.guarantee(...)`: epsilon
     (null for infinity), keep_prob, unit, neighbouring relation, key_mode, mark. dropped: rows left out {identical,
-    empty, duplicates}. source: the input's name as its holder declared it.
+    empty, duplicates}. source: the input's name as its holder declared it. rows_per_shard: at most, on average.
+    extra_columns: columns beside the four that the holder of the labels named and that are released as they are.
     """
 
     format: str
@@ -59,12 +65,20 @@ class ReleaseManifest:
     guarantee: Mapping[str, Any]
     dropped: Mapping[str, int]
     rows_per_shard: int = ROWS_PER_SHARD
+    extra_columns: tuple[str, ...] = ()
     canonicalisation: int = CANONICALISATION
     schema_version: int = SCHEMA_VERSION
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON object of `manifest.json`, with the NOT PRIVATE mark (or null) on top."""
-        return {"mark": self.guarantee.get("mark"), "columns": list(ReleasedPair._fields)} | asdict(self)
+        columns = [*ReleasedPair._fields, *self.extra_columns]
+        facts = asdict(self) | {"extra_columns": list(self.extra_columns)}
+        return {"mark": self.guarantee.get("mark"), "columns": columns} | facts
+
+    @property
+    def shard_bits(self) -> int:
+        """log2 of the number of shards."""
+        return bucket_bits(self.rows, self.rows_per_shard)
 
     @property
     def epsilon(self) -> float | None:
@@ -101,7 +115,7 @@ class Release:
     def __iter__(self) -> Iterator[ReleasedPair]:
         for path in _shards(self.directory):
             with pq.ParquetFile(path) as file:
-                for batch in file.iter_batches(batch_size=_ROWS_PER_GROUP, columns=list(ReleasedPair._fields)):
+                for batch in file.iter_batches(batch_size=ROWS_PER_GROUP, columns=list(ReleasedPair._fields)):
                     columns = [batch.column(name).to_pylist() for name in ReleasedPair._fields]
                     yield from map(ReleasedPair._make, zip(*columns, strict=True))
 
@@ -123,29 +137,55 @@ def write_release(records: Iterable[PrivateRecord], directory: str | Path, manif
     cannot be written; ValueError if the records do not fit the manifest.
     """
     target = Path(directory)
+    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+    with refusals(target):
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            partial.mkdir()
+            mode = partial.stat().st_mode & 0o777
+            partial.chmod(0o700)
+            _write_shards(records, partial, manifest)
+            write_json(partial / MANIFEST, manifest.as_dict())
+            sync_folder(partial)
+            if not same_release(partial, target):
+                publish(partial, target, mode)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return target
+
+
+@contextmanager
+def refusals(target: Path) -> Iterator[None]:
+    """UserError for a target that is a file, and in place of an OSError (a full disk apart: that one can be mended)."""
     if target.exists() and not target.is_dir():
         raise UserError(f"{target}: is a file; choose another output folder")
-    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial.mkdir()
-        mode = partial.stat().st_mode & 0o777
-        partial.chmod(0o700)
-        _write_shards(records, partial, manifest)
-        write_json(partial / MANIFEST, manifest.as_dict())
-        sync_folder(partial)
-        if target.is_dir() and any(target.iterdir()):
-            if not _same_files(partial, target):
-                raise UserError(f"{target}: holds something else and is not overwritten; choose another output folder")
-        else:
-            partial.chmod(mode)
-            os.replace(partial, target)
-            _sync_entry(target.parent)
+        yield
     except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise
         raise UserError(f"{target}: cannot write the release ({error.strerror}); nothing was written") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return target
+
+
+def occupied(target: Path) -> bool:
+    """Whether the target is a folder with anything in it."""
+    return target.is_dir() and any(target.iterdir())
+
+
+def same_release(partial: Path, target: Path) -> bool:
+    """False if the target is free; True if it holds the same files already; UserError if it holds anything else."""
+    if not occupied(target):
+        return False
+    if not _same_files(partial, target):
+        raise UserError(f"{target}: holds something else and is not overwritten; choose another output folder")
+    return True
+
+
+def publish(partial: Path, target: Path, mode: int) -> None:
+    """Give a finished folder its name, durably; its files must be on the disk."""
+    partial.chmod(mode)
+    os.replace(partial, target)
+    sync_entry(target.parent)
 
 
 def read_release(directory: str | Path) -> Release:
@@ -185,6 +225,7 @@ def _parse_manifest(facts: Any, path: Path, remedy: str) -> ReleaseManifest:
     _check_guarantee(guarantee, path, remedy)
     if facts["format"] not in ("standard", "conversational") or type(facts["rows"]) is not int:
         raise UserError(f"{path}: `format` or `rows` has no valid value; {remedy}")
+    facts["extra_columns"] = tuple(facts["extra_columns"])
     return ReleaseManifest(**{name: facts[name] for name in names})
 
 
@@ -207,38 +248,55 @@ def _shards(folder: Path) -> list[Path]:
     return sorted(folder.glob("part-*.parquet"))
 
 
+def release_schema(format: str, extra: Sequence[pa.Field] = ()) -> pa.Schema:
+    """The shards' columns. format: as in the manifest."""
+    text = pa.string() if format == "standard" else MESSAGES_TYPE
+    return pa.schema([("prompt", text), ("chosen", text), ("rejected", text), ("record_id", pa.string()), *extra])
+
+
+def shard_name(shard: int) -> str:
+    """The file of the shard's number."""
+    return f"part-{shard:05d}.parquet"
+
+
+def write_shard(path: Path, schema: pa.Schema, groups: Iterable[pa.Table]) -> int:
+    """Write one shard; the groups become row groups and have at most ROWS_PER_GROUP rows. Returns the rows."""
+    rows = 0
+    with pq.ParquetWriter(
+        path, schema, compression="zstd", compression_level=1, use_dictionary=False, write_statistics=False
+    ) as writer:
+        for group in groups:
+            writer.write_table(group, row_group_size=ROWS_PER_GROUP)
+            rows += len(group)
+    return rows
+
+
 def _write_shards(records: Iterable[PrivateRecord], folder: Path, manifest: ReleaseManifest) -> None:
-    text = pa.string() if manifest.format == "standard" else _MESSAGES
-    schema = pa.schema([("prompt", text), ("chosen", text), ("rejected", text), ("record_id", pa.string())])
-    stream, written, last, shard = iter(records), 0, "", 0
-    group = list(islice(stream, min(_ROWS_PER_GROUP, manifest.rows_per_shard)))
-    while group or shard == 0:
-        path = folder / f"part-{shard:05d}.parquet"
-        room = manifest.rows_per_shard
-        with pq.ParquetWriter(
-            path, schema, compression="zstd", compression_level=3, use_dictionary=False, write_statistics=False
-        ) as writer:
-            while group:
-                last = _check_order(group, last)
-                writer.write_table(_table(group, schema), row_group_size=_ROWS_PER_GROUP)
-                written += len(group)
-                room -= len(group)
-                if room == 0:
-                    break
-                group = list(islice(stream, min(_ROWS_PER_GROUP, room)))
-        if room == 0:
-            group = list(islice(stream, min(_ROWS_PER_GROUP, manifest.rows_per_shard)))
+    schema, bits, last = release_schema(manifest.format), manifest.shard_bits, ""
+    written = shard = 0
+
+    def rising() -> Iterator[PrivateRecord]:
+        nonlocal last
+        for record in records:
+            if record.record_id <= last:
+                raise ValueError("records must come in strictly rising record_id order")
+            last = record.record_id
+            yield record
+
+    def empty_until(end: int) -> None:
+        nonlocal shard
+        while shard < end:
+            write_shard(folder / shard_name(shard), schema, ())
+            shard += 1
+
+    for number, some in groupby(rising(), lambda record: int(record.record_id[:8], 16) >> 32 - bits):
+        empty_until(number)
+        tables = (_table(group, schema) for group in iter(lambda: list(islice(some, ROWS_PER_GROUP)), []))  # noqa: B023
+        written += write_shard(folder / shard_name(shard), schema, tables)
         shard += 1
+    empty_until(1 << bits)
     if written != manifest.rows:
         raise ValueError(f"the manifest says {manifest.rows} rows, but {written} records came")
-
-
-def _check_order(group: list[PrivateRecord], last: str) -> str:
-    for record in group:
-        if record.record_id <= last:
-            raise ValueError("records must come in strictly rising record_id order")
-        last = record.record_id
-    return last
 
 
 def _table(group: list[PrivateRecord], schema: pa.Schema) -> pa.Table:
@@ -260,11 +318,3 @@ def _same_files(first: Path, second: Path) -> bool:
     if names != sorted(path.name for path in second.iterdir()):
         return False
     return not any(filecmp.cmpfiles(first, second, names, shallow=False)[1:])
-
-
-def _sync_entry(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -15,9 +15,10 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -88,7 +89,7 @@ def _open_file(path: Path) -> Part:
         if name.endswith((".jsonl", ".jsonl.gz", ".json", ".json.gz")):
             return Part(str(path), "line", None, lambda wanted: _jsonl_rows(path), (path,))
         if name.endswith(".parquet"):
-            columns = tuple(_parquet_file(path).schema_arrow.names)
+            columns = tuple(parquet_file(path).schema_arrow.names)
             return Part(str(path), "row", columns, lambda wanted: _parquet_rows(path, wanted), (path,))
         if name.endswith(".csv"):
             with path.open("rb") as file:
@@ -148,29 +149,45 @@ def _no_split(where: Path | str, split: str, found: Sequence[str]) -> UserError:
     )
 
 
-def _lines(path: Path, file: Iterable[bytes]) -> Iterator[str]:
+def _lines(name: str | Path, file: Iterable[bytes], before: int = 0) -> Iterator[str]:
     """Lines (split at \\n alone, which stays) decoded one by one, so that an error can name the line."""
-    for number, line in enumerate(file, 1):
+    for number, line in enumerate(file, before + 1):
         try:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError:
-            raise UserError(f"{path}, line {number}: is not UTF-8 text; convert the file to UTF-8") from None
+            raise UserError(f"{name}, line {number}: is not UTF-8 text; convert the file to UTF-8") from None
 
 
-def _jsonl_rows(path: Path) -> Iterator[tuple[int, Row]]:
+def is_gzip(path: Path) -> bool:
+    """By its name."""
+    return path.name.lower().endswith(".gz")
+
+
+@contextmanager
+def open_lines(path: Path) -> Iterator[BinaryIO]:
+    """A JSONL file's bytes, decompressed. UserError if it cannot be read or is not a whole gzip file."""
     try:
-        with gzip.open(path, "rb") if path.name.lower().endswith(".gz") else path.open("rb") as file:
-            for number, line in enumerate(_lines(path, file), 1):
-                if line.isspace():
-                    continue
-                yield number, _json_row(path, number, line)
+        with gzip.open(path, "rb") if is_gzip(path) else path.open("rb") as file:
+            yield cast(BinaryIO, file)
     except (EOFError, gzip.BadGzipFile, zlib.error):
         raise UserError(f"{path}: is not a whole gzip file (truncated or damaged); copy it again") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
 
 
-def _json_row(path: Path, number: int, line: str) -> Row:
+def _jsonl_rows(path: Path) -> Iterator[tuple[int, Row]]:
+    with open_lines(path) as file:
+        yield from jsonl_rows(path, file)
+
+
+def jsonl_rows(name: str | Path, lines: Iterable[bytes], before: int = 0) -> Iterator[tuple[int, Row]]:
+    """The rows of JSON lines. name: of the file, for messages. before: lines before the first one."""
+    for number, line in enumerate(_lines(name, lines, before), before + 1):
+        if not line.isspace():
+            yield number, _json_row(name, number, line)
+
+
+def _json_row(path: str | Path, number: int, line: str) -> Row:
     try:
         row = json.loads(line)
         if "\\u" in line:
@@ -211,7 +228,8 @@ def _csv_rows(path: Path, header: tuple[str, ...]) -> Iterator[tuple[int, Row]]:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
 
 
-def _parquet_file(path: Path) -> pq.ParquetFile:
+def parquet_file(path: Path) -> pq.ParquetFile:
+    """Open for reading. UserError if it is no Parquet file."""
     try:
         return pq.ParquetFile(path)
     except pa.ArrowException:
@@ -221,10 +239,10 @@ def _parquet_file(path: Path) -> pq.ParquetFile:
 def _parquet_rows(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, Row]]:
     number = 0
     try:
-        with _parquet_file(path) as file:
+        with parquet_file(path) as file:
             columns = [name for name in file.schema_arrow.names if name in wanted or not wanted]
             for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=columns):
-                yield from _batch_rows(batch, number)
+                yield from batch_rows(batch, number)
                 number += len(batch)
     except UnicodeDecodeError:
         raise UserError(f"{path}: holds text that is not UTF-8; convert it to UTF-8") from None
@@ -232,7 +250,8 @@ def _parquet_rows(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, Row]
         raise UserError(f"{path}: is not a whole Parquet file (truncated or damaged); copy it again") from None
 
 
-def _batch_rows(batch: pa.RecordBatch | pa.Table, before: int) -> Iterator[tuple[int, Row]]:
+def batch_rows(batch: pa.RecordBatch | pa.Table, before: int) -> Iterator[tuple[int, Row]]:
+    """The rows of a table. before: rows before the first one."""
     names = batch.schema.names
     columns = [column.to_pylist() for column in batch.columns]
     for number, values in enumerate(zip(*columns, strict=True), before + 1):
@@ -254,7 +273,7 @@ def _open_saved(folder: Path) -> Part:
         number = 0
         try:
             for table in data.select_columns(keep).with_format("arrow").iter(batch_size=BATCH_ROWS):
-                yield from _batch_rows(table, number)
+                yield from batch_rows(table, number)
                 number += len(table)
         except (pa.ArrowException, OSError, UnicodeDecodeError):
             raise UserError(f"{folder}: is damaged; save it again with `save_to_disk`") from None

@@ -46,11 +46,11 @@ class PrivacyKey:
     def __reduce__(self) -> NoReturn:
         raise TypeError("a PrivacyKey is not pickled: load it from its file where it is needed")
 
-    def keyed_digest(self, chunks: Iterable[bytes]) -> str:
-        """HMAC-SHA256 (hex) of a byte stream under this key, in a domain of its own, however the stream is chunked."""
+    def keyed_digest(self, chunks: Iterable[bytes], domain: bytes = _DIGEST_DOMAIN) -> str:
+        """HMAC-SHA256 (hex) of a byte stream under this key, however it is chunked; every use has its own domain."""
 
         def message() -> Iterable[bytes]:
-            yield frame(_DIGEST_DOMAIN)
+            yield frame(domain)
             yield from chunks
 
         return self._prf.digest(message()).hex()

@@ -1,18 +1,9 @@
 r"""Randomised response on preference labels, as one Markov chain over all epsilon (PPKL Eq. 7).
 
 The released label z(epsilon) is a pure function of (key, event, label, epsilon). With N = 2^128, t = tanh(epsilon/2)
-and the integer threshold T = floor(t N), the key and the event fix a falling sequence of levels and a coin beside
-each:
-
-    K_0 = N,    K_j uniform on {0, ..., K_{j-1} - 1},    b_j uniform on {-1, +1},    until K_j = 0,
-
-and z(epsilon) is the last coin b_j with K_j >= T, or the label y if there is none. (K_j / N is the product U_1 ...
-U_j of uniforms; drawing K_j below K_{j-1} in integers makes every statement below exact rather than exact up to
-2^-128.)
-
-**Levels are visited independently.** Let V be the set of visited levels. Given that the chain has not yet come below
-k + 1, its next level below k + 1 is uniform on {0, ..., k}: so k is in V with probability 1/(k+1), whatever was
-visited above.
+and the integer threshold T = floor(t N), the key and the event fix a random set V of *visited levels* in {0, ..., N-1}
+in which level k lies with probability 1/(k+1), independently of all others, and a fair coin beside each visited level.
+z(epsilon) is the coin of the lowest visited level k >= T, or the label y if there is none.
 
 **Marginal.** P(no visit in [T, N)) = prod_{k=T}^{N-1} k/(k+1) = T/N. Then z = y; otherwise z is a fair coin. Hence
 P(z = y) = (1 + T/N)/2 = (N + T)/(2N) <= (1 + t)/2 = e^eps/(1+e^eps), and the likelihood ratio of a single release is
@@ -27,10 +18,21 @@ sum, in whatever order they come. That also holds when each epsilon is chosen af
 transcript fixes the levels asked for, and its probabilities under y and -y differ by the factor of the largest. (One
 uniform compared with several thresholds looks similar and is not: there y can be read off the pair of releases.)
 
-**Distinct events** have distinct PRF inputs, hence independent chains: one event's release says nothing about
-another's.
+**Drawing V.** The levels 1 ... N-1 fall into octaves, octave m = [2^m, 2^(m+1)), which are independent; level 0 is
+always visited. P(no visit in octave m) = 2^m / 2^(m+1) = 1/2: a fair bit. Given one, the highest visit is k with
+probability 1/(k+1) * prod_{j=k+1}^{2^(m+1)-1} j/(j+1) = 2^-(m+1), over 1/2: uniform on the octave, so it is 2^m plus m
+fair bits. Given a visit at K, the next visited level below it is uniform on {0, ..., K-1} (the first line of this
+argument with K for N: P(next = k) = 1/(k+1) * (k+1)/K); one below 2^m means that the octave holds no more (where the
+lower octaves' visits lie is drawn for themselves: independence). It is drawn exactly, as many bits as K - 1 has, again
+until the number is below K. The coin of the *lowest* visit in an octave has a name of its own, so an octave that lies
+wholly above T needs two bits, and only the octave that T lies in is walked. Everything for the whole octaves comes
+from one digest; the walk of octave m, which half of all events need, from digests of its own.
 
-With HMAC-SHA256 in place of true randomness, for one uniform 256-bit key, every efficient adversary A and label
+**Distinct events** have distinct PRF inputs, hence independent sets and coins: one event's release says nothing about
+another's. (The walks' inputs hold the 48-byte root in place of the name: equal roots of different events have
+probability n^2 2^-385 and count with Adv_PRF.)
+
+With keyed BLAKE2b in place of true randomness, for one uniform 256-bit key, every efficient adversary A and label
 vectors that differ in one event: P[A = 1] <= e^eps P'[A = 1] + (1 + e^eps) Adv_PRF.
 """
 
@@ -38,16 +40,19 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from decimal import ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
+from itertools import count
 from typing import Any
 
 from pipeline.core.errors import UserError
-from pipeline.privacy.prf import Draw, Prf
+from pipeline.privacy.prf import Prf
 
-LEVELS = 1 << 128
-DOMAIN = b"private-rlhf/randomized-response/v1"
+OCTAVES = 128
+LEVELS = 1 << OCTAVES
+DOMAIN, WALK_DOMAIN = b"label event/v2", b"octave walk/v2"  # of the PRF
 UNIT = "one labelling event: one answer of one labeller to one unordered pair of responses"
 NEIGHBOURING = "label vectors that differ in the label of one event; prompts, responses and events are the same"
 STATEMENT = (
@@ -74,14 +79,73 @@ def _keep_threshold(epsilon: float) -> int:
     return max(0, int(scaled.to_integral_value(rounding=ROUND_FLOOR)))
 
 
-def last_coin(label: int, threshold: int, draw: Draw, levels: int = LEVELS) -> int:
-    """The chain itself: the last coin whose level is >= threshold, or the label. `levels` is smaller only in tests."""
-    bound = levels
-    while bound > threshold:
-        level, coin = draw(bound)
-        if level < threshold:
-            break
-        label, bound = coin, level
+def walk_counter(octave: int, counter: int) -> bytes:
+    """What follows the root in the input of an octave's walk: 8 bytes."""
+    return octave.to_bytes(4, "big") + counter.to_bytes(4, "big")
+
+
+class Coins:
+    """The visited levels of one event and their coins, read from its PRF blocks (48 bytes each).
+
+    The event's root is the block of its name: 16 bytes, bit m (of the big-endian number) says whether octave m is
+    visited; 16 bytes, bit m is the coin of its lowest visit; 15 bytes that are no part of the mechanism (they name the
+    event in the owner's store); one byte whose lowest bit is the coin of level 0. The walk of octave m takes the blocks
+    of (root, m, j), j = 0, 1, ..., two tries a block: a try is a 128-bit word (bytes 0-15, 16-31) and a coin (the
+    lowest bit of byte 32, 33).
+    """
+
+    def __init__(self, prf: Prf, event: bytes) -> None:
+        self._prf = prf
+        self._root = root = prf.block(DOMAIN, event)
+        self._visited = int.from_bytes(root[:16], "big")
+        self._coins = int.from_bytes(root[16:32], "big")
+        self._ground = root[47]
+
+    def visited(self, octave: int) -> bool:
+        """Whether the octave holds a visited level."""
+        return bool(self._visited >> octave & 1)
+
+    def lowest(self, octave: int) -> int:
+        """The coin, -1 or +1, of the octave's lowest visit; of level 0 for octave -1."""
+        bit = self._ground if octave < 0 else self._coins >> octave
+        return 2 * (bit & 1) - 1
+
+    def walk(self, octave: int) -> Iterator[tuple[int, int]]:
+        """(level, coin) of the visits in a visited octave, falling; ends with the first level below the octave."""
+        bottom = 1 << octave
+        bound = 0
+        for counter in count():
+            block = self._prf.block(WALK_DOMAIN, self._root + walk_counter(octave, counter))
+            for start in (0, 16):
+                word = int.from_bytes(block[start : start + 16], "big")
+                coin = 2 * (block[32 + start // 16] & 1) - 1
+                level = bottom | word & bottom - 1 if not bound else word & (1 << (bound - 1).bit_length()) - 1
+                if bound and level >= bound:
+                    continue
+                yield level, coin
+                if level < bottom:
+                    return
+                bound = level
+
+
+def last_coin(label: int, threshold: int, coins: Coins, octaves: int = OCTAVES) -> int:
+    """The coin of the lowest visited level >= threshold, or the label. `octaves` is smaller only in tests."""
+    if threshold == 0:
+        return coins.lowest(-1)
+    own = threshold.bit_length() - 1
+    if coins.visited(own):
+        found = 0  # the coin of the lowest visit at or above the threshold so far
+        for level, coin in coins.walk(own):
+            if level < threshold:
+                if found and level < 1 << own:
+                    return coins.lowest(own)
+                if found:
+                    return found
+                break
+            found = coin
+    for octave in range(own + 1, octaves):
+        if coins.visited(octave):
+            return coins.lowest(octave)
     return label
 
 
@@ -138,7 +202,7 @@ class RandomizedResponse:
 
     def release(self, prf: Prf, event: bytes, label: int) -> int:
         """z in {-1, +1} for this event: a pure function of (key, event, label, epsilon). The label is not validated."""
-        return last_coin(label, self.threshold, prf.draws(DOMAIN, event))
+        return last_coin(label, self.threshold, Coins(prf, event))
 
     def guarantee(self) -> dict[str, Any]:
         """What manifests and cards state about the mechanism; JSON types only."""

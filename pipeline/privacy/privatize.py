@@ -1,4 +1,7 @@
-"""The one function that touches true labels: raw pairs in, canonical records with private labels out."""
+"""Raw pairs in, canonical records with private labels out, in memory: for small sources, and as a plain reference.
+
+What the engine (`pipeline.data.curate`) releases of the same rows is the same, byte for byte.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,14 @@ class DropCounts:
     def as_dict(self) -> dict[str, int]:
         """For the manifest."""
         return asdict(self)
+
+
+def nothing_left(source: str, counts: DropCounts) -> UserError:
+    """The error of a source of which every row was dropped."""
+    return UserError(
+        f"{source}: no rows are left; {counts.identical} had identical responses and {counts.empty} an empty prompt"
+        " or response; check that `chosen` and `rejected` are two different answers to the prompt"
+    )
 
 
 def key_mode(mechanism: Mechanism, key: PrivacyKey | None) -> str:
@@ -90,8 +101,5 @@ def privatize_records(
         else:
             kept[record.record_id] = PrivateRecord(*record[:4], _release(mechanism, key, record))
     if not kept:
-        raise UserError(
-            f"{source}: no rows are left; {counts.identical} had identical responses and {counts.empty} an empty prompt"
-            " or response; check that `chosen` and `rejected` are two different answers to the prompt"
-        )
+        raise nothing_left(source, counts)
     return [kept[record_id] for record_id in sorted(kept)], counts

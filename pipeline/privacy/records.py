@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 from pipeline.privacy.prf import frame
 
-CANONICALISATION = 1  # part of every manifest; raise it when an order, an id or a drop rule below changes
-_RESPONSE_DOMAIN = frame(b"private-rlhf/response/v1")
-_RECORD_DOMAIN = frame(b"private-rlhf/record/v1")
+CANONICALISATION = 2  # part of every manifest; raise it when an order, an id or a drop rule below changes
+ID_DOMAIN = b"record2"  # 7 bytes; then the kind of text, 1 byte, and the lengths of the three texts
+TEXT, MESSAGES = b"T", b"M"  # the kinds of text
+HEADER_BYTES = 8 + 3 * 8
 _ABSENT = frame(b"-")
 
 Message = dict[str, str]
@@ -55,14 +56,24 @@ class PrivateRecord(NamedTuple):
 
 
 def encode_text(text: Text) -> bytes:
-    """An injective encoding: a tag, then UTF-8 of the string, or of the messages' canonical JSON.
+    """UTF-8 of a string, or of the messages' canonical JSON; injective among texts of one kind (see `text_kind`).
 
     UnicodeEncodeError on a lone surrogate, which no UTF-8 file can hold.
     """
     if isinstance(text, str):
-        return b"T" + text.encode()
+        return text.encode()
     turns = [[message["role"], message["content"]] for message in text]
-    return b"M" + json.dumps(turns, ensure_ascii=False, separators=(",", ":")).encode()
+    return json.dumps(turns, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def decode_messages(data: bytes) -> list[Message]:
+    """The inverse of `encode_text` for messages."""
+    return [{"role": role, "content": content} for role, content in json.loads(data)]
+
+
+def text_kind(text: Text) -> bytes:
+    """TEXT or MESSAGES."""
+    return TEXT if isinstance(text, str) else MESSAGES
 
 
 def is_blank(text: Text) -> bool:
@@ -75,22 +86,25 @@ def is_blank(text: Text) -> bool:
 def canonical_record(prompt: Text, chosen: Text, rejected: Text) -> PreferenceRecord | None:
     """The canonical record, or None if the two responses are identical.
 
-    response_a is the response with the smaller SHA-256 of the encoded (prompt, response); the id is the SHA-256 (hex)
-    of the two digests in that order, so both depend on the unordered pair alone. Equal digests mean equal responses
-    (collisions of SHA-256 aside).
+    The id is the SHA-256 (hex) of domain, kinds, the three lengths (8 bytes each) and the three encoded texts, the two
+    responses in the order of their bytes: it depends on the unordered pair alone. response_a is the first in that order
+    if the id is even, else the second, so that the order has nothing to do with what the texts say either.
     """
-    stem = hashlib.sha256(_RESPONSE_DOMAIN + frame(encode_text(prompt)))
-    hash_chosen, hash_rejected = stem.copy(), stem
-    hash_chosen.update(encode_text(chosen))
-    hash_rejected.update(encode_text(rejected))
-    digest_chosen, digest_rejected = hash_chosen.digest(), hash_rejected.digest()
-    if digest_chosen < digest_rejected:
-        record_id = hashlib.sha256(_RECORD_DOMAIN + digest_chosen + digest_rejected).hexdigest()
-        return PreferenceRecord(record_id, prompt, chosen, rejected, 1)
-    if digest_chosen > digest_rejected:
-        record_id = hashlib.sha256(_RECORD_DOMAIN + digest_rejected + digest_chosen).hexdigest()
-        return PreferenceRecord(record_id, prompt, rejected, chosen, -1)
-    return None
+    first, second = encode_text(chosen), encode_text(rejected)
+    kinds = {text_kind(prompt), text_kind(chosen), text_kind(rejected)}
+    if first == second:
+        return None
+    context = encode_text(prompt)
+    low, high = min(first, second), max(first, second)
+    lengths = b"".join(len(text).to_bytes(8, "big") for text in (context, low, high))
+    (kind,) = kinds if len(kinds) == 1 else (None,)
+    if kind is None:
+        raise ValueError("prompt and responses are texts of one kind")
+    digest = hashlib.sha256(ID_DOMAIN + kind + lengths + context + low + high)
+    odd = digest.digest()[-1] & 1
+    if (first == low) != odd:
+        return PreferenceRecord(digest.hexdigest(), prompt, chosen, rejected, 1)
+    return PreferenceRecord(digest.hexdigest(), prompt, rejected, chosen, -1)
 
 
 def record_id(prompt: Text, responses: Sequence[Text]) -> str:
@@ -104,9 +118,12 @@ def record_id(prompt: Text, responses: Sequence[Text]) -> str:
 def event_bytes(record_id: str, labeler: str | None = None, event: str | None = None) -> bytes:
     """The PRF's name of one labelling event: record, labeller and event id; absent (None) differs from empty.
 
-    Events that differ in any of the three get independent bits (design: two labels, one flip).
+    Injective: 32 bytes of record id, then two framed fields. Events that differ in any of the three get independent
+    bits (design: two labels, one flip).
     """
-    name = frame(record_id.encode())
-    for part in (labeler, event):
-        name += _ABSENT if part is None else frame(b"+" + part.encode())
-    return name
+    return bytes.fromhex(record_id) + event_suffix(labeler, event)
+
+
+def event_suffix(labeler: str | None, event: str | None) -> bytes:
+    """What follows the record id in `event_bytes`."""
+    return b"".join(_ABSENT if part is None else frame(b"+" + part.encode()) for part in (labeler, event))

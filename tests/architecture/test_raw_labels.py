@@ -12,7 +12,27 @@ ALLOWED = {
         "pipeline/data/formats.py",  # defines it
         "pipeline/stages/privatize.py",
         "pipeline/attacks/canaries.py",  # for the owner: plants canaries, knows what attacks are judged on
-        "pipeline/data/curate.py",  # curator mode: `private-rlhf privatize`, straight into the randomiser
+    },
+    "pair_converter": {
+        "pipeline/data/formats.py",  # defines it
+        "pipeline/data/layout.py",  # curator mode: rows to the columns below
+    },
+    "Columns": {
+        "pipeline/privacy/batches.py",  # defines it: rows as read, by column
+        "pipeline/data/layout.py",  # makes them
+        "pipeline/data/chunks.py",  # passes them on
+    },
+    "read_chunk": {
+        "pipeline/data/chunks.py",  # defines it
+        "pipeline/data/engine.py",  # straight into owner-only runs
+    },
+    "read_bucket": {
+        "pipeline/privacy/runs.py",  # defines it
+        "pipeline/data/engine.py",  # straight into the randomiser
+    },
+    "privatize_source": {
+        "pipeline/data/curate.py",  # defines it: all of the above, for `private-rlhf privatize`
+        "pipeline/cli.py",
     },
     "draw_labels": {
         "pipeline/embedded/task.py",  # defines it: labels of the built-in task, drawn from the known truth

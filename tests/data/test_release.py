@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.core.errors import UserError
-from pipeline.data.release import ReleaseManifest, read_release, text_format, write_release
+from pipeline.data.release import ROWS_PER_GROUP, ReleaseManifest, read_release, text_format, write_release
 from pipeline.privacy.keys import PrivacyKey
 from pipeline.privacy.mechanism import Mechanism, PublicLabels, RandomizedResponse
 from pipeline.privacy.privatize import guarantee, privatize_records
@@ -75,21 +75,24 @@ def test_round_trip(tmp_path: Path, conversational: bool) -> None:
         assert row.rejected == (record.response_b if wins_a else record.response_a)
 
 
-@pytest.mark.parametrize(("rows", "shards"), [(1, 1), (6, 1), (7, 2), (12, 2), (13, 3)])
-def test_shards_hold_a_fixed_number_of_rows(tmp_path: Path, rows: int, shards: int) -> None:
+@pytest.mark.parametrize(("rows", "shards"), [(1, 1), (6, 1), (7, 2), (12, 2), (13, 4)])
+def test_shards_are_ranges_of_record_ids(tmp_path: Path, rows: int, shards: int) -> None:
+    """A power of two of them, at most 6 rows in one on average; a range may be empty."""
     records = release(tmp_path / "out", pairs(rows), rows_per_shard=6)
     names = sorted(contents(tmp_path / "out"))
     assert names == ["manifest.json", *(f"part-{i:05d}.parquet" for i in range(shards))]
     assert [row.record_id for row in read_release(tmp_path / "out")] == [record.record_id for record in records]
-    first = pq.read_table(tmp_path / "out" / "part-00000.parquet")
-    assert first.column_names == ["prompt", "chosen", "rejected", "record_id"]
-    assert len(first) == min(rows, 6)
+    for number, path in enumerate(sorted((tmp_path / "out").glob("*.parquet"))):
+        table = pq.read_table(path)
+        assert table.column_names == ["prompt", "chosen", "rejected", "record_id"]
+        assert all(int(name[:2], 16) * shards // 256 == number for name in table["record_id"].to_pylist())
 
 
-def test_groups_larger_than_a_batch(tmp_path: Path) -> None:
-    release(tmp_path / "out", pairs(2100), rows_per_shard=1050)
-    sizes = [pq.read_metadata(path).num_rows for path in sorted((tmp_path / "out").glob("*.parquet"))]
-    assert sizes == [1050, 1050]
+def test_shards_larger_than_a_row_group(tmp_path: Path) -> None:
+    release(tmp_path / "out", pairs(ROWS_PER_GROUP + 5))
+    (path,) = (tmp_path / "out").glob("*.parquet")
+    metadata = pq.read_metadata(path)
+    assert [metadata.row_group(group).num_rows for group in range(2)] == [ROWS_PER_GROUP, 5]
 
 
 def test_bytes_are_a_pure_function_and_a_rerun_is_free(tmp_path: Path) -> None:
@@ -132,7 +135,7 @@ def test_manifest_holds_these_keys_and_no_statistic_of_labels(tmp_path: Path) ->
     facts = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert set(facts) == {
         *("mark", "columns", "format", "rows", "source", "guarantee", "dropped"),
-        *("rows_per_shard", "canonicalisation", "schema_version"),
+        *("rows_per_shard", "extra_columns", "canonicalisation", "schema_version"),
     }
     assert set(facts["guarantee"]) == {
         *("mechanism", "epsilon", "keep_prob", "flip_prob", "unit", "neighbouring", "statement"),

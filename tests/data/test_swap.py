@@ -16,13 +16,14 @@ import pytest
 from preference_files import CASES, STYLES, WRITERS, Row, triples, write_jsonl
 
 from pipeline.core.errors import UserError
+from pipeline.data.curate import Request, privatize_source
 from pipeline.data.formats import read_demonstrations, read_preferences, read_prompts
 from pipeline.data.release import ReleaseManifest, read_release, text_format, write_release
 from pipeline.privacy.keys import keygen, load_key
 from pipeline.privacy.mechanism import RandomizedResponse
 from pipeline.privacy.privatize import guarantee, privatize_records
 
-MECHANISM = RandomizedResponse(2.0)
+EPSILON = 2.0
 
 
 def swap(row: Row) -> Row:
@@ -37,15 +38,25 @@ def swap(row: Row) -> Row:
     return {name: swapped[name] for name in [*(n for n in row if n in swapped), *(n for n in swapped if n not in row)]}
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 def some(rows: list[Any]) -> set[int]:
     return set(random.Random(7).sample(range(len(rows)), len(rows) // 2))
 
 
-def privatize(source: Path, key_file: Path, out: Path) -> None:
+def privatize(source: Path, key_file: Path, out: Path) -> str:
+    """The command itself, on small pieces of the input; returns the line it prints, without the output's path."""
+    request = Request(str(source), out, EPSILON, key_file, source="declared", chunk_bytes=500)
+    return privatize_source(request).replace(str(out), "OUT")
+
+
+def privatize_in_memory(source: Path, key_file: Path, out: Path) -> None:
     """What the stage does with a source: read, privatise, write the bundle."""
-    key = load_key(key_file)
-    records, counts = privatize_records(read_preferences(source), MECHANISM, key, str(source.name))
-    facts = guarantee(MECHANISM, key)
+    key, mechanism = load_key(key_file), RandomizedResponse(EPSILON)
+    records, counts = privatize_records(read_preferences(source), mechanism, key, str(source.name))
+    facts = guarantee(mechanism, key)
     manifest = ReleaseManifest(text_format(records[0]), len(records), "declared", facts, counts.as_dict())
     write_release(records, out, manifest)
 
@@ -67,14 +78,17 @@ def test_only_private_labels_of_swapped_rows_change(
     swapped_rows = some(rows)
     variants = (rows, [swap(row) if i in swapped_rows else row for i, row in enumerate(rows)])
     assert variants[0] != variants[1]
-    outs, prompts = [], []
+    outs, prompts, said = [], [], []
     for name, variant, key_file in zip(("one", "two"), variants, key_files, strict=True):
         (tmp_path / name).mkdir()
         source = WRITERS[writer](tmp_path / name, variant)
-        privatize(source, key_file, tmp_path / name / "out")
+        said.append(privatize(source, key_file, tmp_path / name / "out"))
+        privatize_in_memory(source, key_file, tmp_path / name / "plain")
+        assert contents(tmp_path / name / "out") == contents(tmp_path / name / "plain")
         outs.append(tmp_path / name / "out")
         prompts.append(list(read_prompts(source)))
     assert prompts[0] == prompts[1]
+    assert said[0] == said[1]
     assert (outs[0] / "manifest.json").read_bytes() == (outs[1] / "manifest.json").read_bytes()
     dropped = json.loads((outs[0] / "manifest.json").read_text())["dropped"]
     assert dropped == {"identical": 1, "empty": 1, "duplicates": 2}
@@ -132,6 +146,7 @@ def test_error_messages_do_not_depend_on_labels(tmp_path: Path, key_files: tuple
         messages.add(str(caught.value))
         assert caught.value.__cause__ is None
         assert not (tmp_path / "out").exists()
+        assert not (tmp_path / ".out.work").exists()
     assert len(messages) == 1
     (message,) = messages
     assert "\n" not in message

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hmac
+import hashlib
 import os
 import pickle
 import stat
@@ -119,9 +119,10 @@ def test_insecure_seed_is_marked_and_repeatable() -> None:
         _ = insecure_seed_key(3).state
 
 
-def test_keyed_digest_is_a_domain_separated_hmac_of_the_stream() -> None:
+def test_keyed_digest_is_a_domain_separated_mac_of_the_stream() -> None:
     secret = bytes(range(32))
-    expected = hmac.digest(secret, frame(b"private-rlhf/input-digest/v1") + b"raw labels", "sha256").hex()
+    message = frame(b"private-rlhf/input-digest/v1") + b"raw labels"
+    expected = hashlib.blake2b(message, key=secret, digest_size=32, person=b"digest/v2").hexdigest()
     assert PrivacyKey(secret).keyed_digest([b"raw ", b"labels"]) == expected
     assert PrivacyKey(bytes(32)).keyed_digest([b"raw labels"]) != expected
 

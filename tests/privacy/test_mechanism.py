@@ -6,10 +6,11 @@ mechanism with probability 1e-4 over the choice of keys.
 
 from __future__ import annotations
 
-import hmac
+import hashlib
 import itertools
 import math
 from collections import Counter
+from collections.abc import Iterator
 from decimal import Decimal, localcontext
 from fractions import Fraction
 
@@ -23,6 +24,8 @@ from pipeline.core.errors import UserError
 from pipeline.privacy.mechanism import (
     DOMAIN,
     LEVELS,
+    WALK_DOMAIN,
+    Coins,
     PublicLabels,
     RandomizedResponse,
     keyed_response,
@@ -33,46 +36,70 @@ from pipeline.privacy.mechanism import (
 from pipeline.privacy.prf import Prf, frame
 
 ALARM = 1e-4
+OCTAVES_OF_TEST = 3
 KEY = bytes(range(32))
 PRF = Prf(KEY)
-GOLDEN = "+---+-++-+-+++--+--+-+++"  # z of events 0 to 23 at epsilon 0.5, label +1
+GOLDEN = "+++-++-+-+++++--++--++++"  # z of events 0 to 23 at epsilon 0.5, label +1
 
 
 def event(index: int) -> bytes:
     return f"event {index}".encode()
 
 
-def exact_joint_law(levels: int, thresholds: tuple[int, ...], label: int) -> dict[tuple[int, ...], Fraction]:
-    """The law of the releases at all thresholds, by walking every path of the chain through `last_coin` itself."""
+class Fixed:
+    """`Coins` with everything written out: per octave the visited levels, falling, with their coins."""
+
+    def __init__(self, ground: int, octaves: list[list[tuple[int, int]]]) -> None:
+        self.ground, self.octaves = ground, octaves
+
+    def visited(self, octave: int) -> bool:
+        return bool(self.octaves[octave])
+
+    def lowest(self, octave: int) -> int:
+        return self.ground if octave < 0 else self.octaves[octave][-1][1]
+
+    def walk(self, octave: int) -> Iterator[tuple[int, int]]:
+        visits = self.octaves[octave]
+        yield from visits[:-1]
+        yield visits[-1][0], -visits[-1][1]  # the lowest visit's coin is `lowest`, whatever the walk says
+        yield 0, 1
+
+
+def visits(octave: int) -> list[tuple[list[tuple[int, int]], Fraction]]:
+    """Every outcome of an octave with its probability: level k is visited with probability 1/(k+1), coins are fair."""
+    outcomes: list[tuple[list[tuple[int, int]], Fraction]] = [([], Fraction(1))]
+    for level in reversed(range(1 << octave, 2 << octave)):
+        seen, not_seen = Fraction(1, 2 * (level + 1)), Fraction(level, level + 1)
+        outcomes = [
+            *((path, weight * not_seen) for path, weight in outcomes),
+            *(([*path, (level, coin)], weight * seen) for path, weight in outcomes for coin in (-1, 1)),
+        ]
+    return outcomes
+
+
+def exact_joint_law(thresholds: tuple[int, ...], label: int) -> dict[tuple[int, ...], Fraction]:
+    """The law of the releases at all thresholds below 2^3, by `last_coin` on every outcome."""
     law: dict[tuple[int, ...], Fraction] = Counter()
-
-    def walk(bound: int, path: list[tuple[int, int]], weight: Fraction) -> None:
-        if bound == 0:
-            releases = []
-            for threshold in thresholds:
-                steps = iter(path)
-                releases.append(last_coin(label, threshold, lambda _, steps=steps: next(steps), levels=levels))
-            law[tuple(releases)] += weight
-            return
-        for level, coin in itertools.product(range(bound), (-1, 1)):
-            walk(level, [*path, (level, coin)], weight / (2 * bound))
-
-    walk(levels, [], Fraction(1))
+    for ground, *octaves in itertools.product((-1, 1), *(visits(octave) for octave in range(OCTAVES_OF_TEST))):
+        coins = Fixed(ground, [path for path, _ in octaves])
+        weight = Fraction(1, 2) * math.prod(weight for _, weight in octaves)
+        law[tuple(last_coin(label, threshold, coins, OCTAVES_OF_TEST) for threshold in thresholds)] += weight
+    assert sum(law.values()) == 1
     return law
 
 
 def test_exact_marginal_law_for_every_threshold() -> None:
-    levels = 6
+    levels = 1 << OCTAVES_OF_TEST
     for threshold, label in itertools.product(range(levels), (-1, 1)):
-        law = exact_joint_law(levels, (threshold,), label)
+        law = exact_joint_law((threshold,), label)
         assert law[(label,)] == Fraction(levels + threshold, 2 * levels)
         assert law[(label,)] + law[(-label,)] == 1
 
 
-@pytest.mark.parametrize("thresholds", [(5, 2), (4, 3, 1), (5, 4, 2, 1), (5, 4, 3, 0)])
+@pytest.mark.parametrize("thresholds", [(5, 2), (4, 3, 1), (7, 6, 5, 4), (6, 4, 2, 1), (7, 5, 3, 0)])
 def test_all_releases_together_cost_the_largest_epsilon_exactly(thresholds: tuple[int, ...]) -> None:
-    levels = 6
-    plus, minus = (exact_joint_law(levels, thresholds, label) for label in (1, -1))
+    levels = 1 << OCTAVES_OF_TEST
+    plus, minus = (exact_joint_law(thresholds, label) for label in (1, -1))
     top = max(thresholds)
     allowed = Fraction(levels + top, levels - top)
     cells = list(itertools.product((-1, 1), repeat=len(thresholds)))
@@ -212,19 +239,44 @@ def test_release_is_a_pure_function_and_its_bits_never_change() -> None:
     assert "".join("+" if v == 1 else "-" for v in values) == GOLDEN
 
 
-def test_draws_match_plain_hmac_on_the_documented_encoding() -> None:
-    draw = PRF.draws(DOMAIN, b"id")
-    message = frame(DOMAIN) + frame(b"id") + (0).to_bytes(8, "big")
-    digest = hmac.digest(KEY, message, "sha256")
-    assert draw(LEVELS) == (int.from_bytes(digest[:16], "big"), 1 - 2 * (digest[16] & 1))
-    assert PRF.digest([b"a", b"bc"]) == hmac.digest(KEY, b"abc", "sha256")
+def test_blocks_are_keyed_blake2b_in_their_domain() -> None:
+    expected = hashlib.blake2b(b"message", key=KEY, digest_size=48, person=b"domain").digest()
+    assert PRF.block(b"domain", b"message") == expected
+    assert PRF.blocks(b"domain", [b"message", b"other"]) == expected + PRF.block(b"domain", b"other")
+    assert PRF.block(b"domain2", b"message") != expected
+    assert len({PRF.block(DOMAIN, b""), PRF.block(WALK_DOMAIN, b""), Prf(b"k" * 32).block(DOMAIN, b"")}) == 3
 
 
-def test_bounded_draws_are_uniform() -> None:
-    draw = PRF.draws(b"test", b"uniform")
-    counts = Counter(draw(5) for _ in range(10_000))
-    assert set(counts) == set(itertools.product(range(5), (-1, 1)))
-    assert chisquare(list(counts.values())).pvalue > ALARM
+def test_the_walk_visits_each_level_by_itself_with_the_right_probability() -> None:
+    """Octave 2 (levels 4 to 7), 16 subsets, 20,000 events; and coins that are fair."""
+    subsets: Counter[tuple[int, ...]] = Counter()
+    coins = Counter()
+    for i in range(20_000):
+        source = Coins(PRF, event(i))
+        path = list(source.walk(2)) if source.visited(2) else []
+        subsets[tuple(level for level, _ in path if level >= 4)] += 1
+        assert not path or path[-1][0] < 4
+        coins.update(coin for _, coin in path[:-1])
+        coins["lowest", source.lowest(2)] += 1
+    law = Counter()
+    for path, weight in visits(2):
+        law[tuple(level for level, _ in path)] += weight
+    cells = [cell for cell in law if 20_000 * law[cell] >= 5]
+    rest = 20_000 - sum(subsets[cell] for cell in cells)
+    expected = [20_000 * float(law[cell]) for cell in cells]
+    observed = [subsets[cell] for cell in cells]
+    if len(cells) < len(law):
+        observed, expected = [*observed, rest], [*expected, 20_000 - sum(expected)]
+    assert chisquare(observed, expected).pvalue > ALARM
+    assert chisquare([coins[-1], coins[1]]).pvalue > ALARM
+    assert chisquare([coins["lowest", -1], coins["lowest", 1]]).pvalue > ALARM
+
+
+def test_octaves_are_visited_half_of_the_time_and_independently() -> None:
+    sources = [Coins(PRF, event(i)) for i in range(20_000)]
+    for first, second in ((127, 126), (3, 0), (64, 63)):
+        cells = Counter((source.visited(first), source.visited(second)) for source in sources)
+        assert chisquare([cells[cell] for cell in itertools.product((False, True), repeat=2)]).pvalue > ALARM
 
 
 @given(st.lists(st.binary(max_size=4), max_size=4), st.lists(st.binary(max_size=4), max_size=4))

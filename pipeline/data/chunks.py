@@ -1,0 +1,199 @@
+"""A source cut into chunks that workers read on their own, each in bounded memory.
+
+JSONL is cut into ranges of bytes at line ends, Parquet into row groups; what can only be read from the front (gzip,
+CSV, saved and hub data sets) is read by the parent, which hands on whole lines or rows. `read_chunk` turns a chunk
+into columns: by Arrow's readers where the chunk is plainly well formed, else row by row.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.json as pj
+
+from pipeline.core.errors import UserError
+from pipeline.data.layout import Layout
+from pipeline.data.sources import Part, Row, batch_rows, is_gzip, jsonl_rows, open_lines, parquet_file
+from pipeline.privacy.batches import Columns
+
+CHUNK_BYTES = 16 << 20
+CHUNK_ROWS = 16384
+_PARQUET_ROWS = 32768
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of a part. name, unit: as in `Part`. before: lines or rows before it, None if that must be counted.
+
+    One of: bytes `start` to `end` of `path` (JSONL); row groups `start` to `end` of `path` (Parquet); `lines`, whole
+    JSON lines; `rows`.
+    """
+
+    name: str
+    unit: str
+    before: int | None = 0
+    path: Path | None = None
+    start: int = 0
+    end: int = 0
+    lines: bytes | None = None
+    rows: list[tuple[int, Row]] | None = None
+
+    def size(self) -> int:
+        """Bytes of the source's files that the chunk stands for, as far as known; for progress bars."""
+        return self.end - self.start if self.unit == "line" and self.path else 0
+
+
+def cut(part: Part, wanted: Sequence[str], chunk_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
+    """The chunks of a part, in file order. UserError where the part itself cannot be read."""
+    path = part.files[0] if len(part.files) == 1 else None
+    if part.unit == "line" and path is not None:
+        yield from _cut_gzip(part, path, chunk_bytes) if is_gzip(path) else _cut_lines(part, path, chunk_bytes)
+    elif path is not None and path.name.lower().endswith(".parquet"):
+        yield from _cut_parquet(part, path)
+    else:
+        rows = part.rows(wanted)
+        while some := list(islice(rows, CHUNK_ROWS)):
+            kept = [(number, {name: row[name] for name in wanted if name in row}) for number, row in some]
+            yield Chunk(part.name, part.unit, rows=kept)
+
+
+def _cut_lines(part: Part, path: Path, chunk_bytes: int) -> Iterator[Chunk]:
+    with open_lines(path) as file:
+        size = path.stat().st_size
+        start = 0
+        while start < size:
+            file.seek(min(start + chunk_bytes, size))
+            file.readline()
+            end = file.tell()
+            yield Chunk(part.name, part.unit, None if start else 0, path, start, end)
+            start = end
+
+
+def _cut_gzip(part: Part, path: Path, chunk_bytes: int) -> Iterator[Chunk]:
+    before = 0
+    with open_lines(path) as file:
+        while data := file.read(chunk_bytes):
+            data += file.readline()
+            yield Chunk(part.name, part.unit, before, lines=data)
+            before += data.count(b"\n")
+
+
+def _cut_parquet(part: Part, path: Path) -> Iterator[Chunk]:
+    with parquet_file(path) as file:
+        counts = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
+    before = start = rows = 0
+    for group, count in enumerate(counts):
+        rows += count
+        if rows >= _PARQUET_ROWS or group == len(counts) - 1:
+            yield Chunk(part.name, part.unit, before, path, start, group + 1)
+            before, start, rows = before + rows, group + 1, 0
+
+
+def read_chunk(chunk: Chunk, layout: Layout) -> Iterator[Columns]:
+    """The chunk's rows as columns, one batch or (large row groups) several. UserError names the first bad row."""
+    if chunk.unit == "line":
+        data = chunk.lines if chunk.lines is not None else _bytes_of(chunk)
+        columns = _fast_lines(data, layout) if layout.fast else None
+        yield columns if columns is not None else _slow_lines(chunk, data, layout)
+    elif chunk.rows is not None:
+        yield layout.row_columns(chunk.rows, f"{chunk.name}, {chunk.unit}")
+    else:
+        yield from _parquet_columns(chunk, layout)
+
+
+def _bytes_of(chunk: Chunk) -> bytes:
+    assert chunk.path is not None
+    with open_lines(chunk.path) as file:
+        file.seek(chunk.start)
+        return file.read(chunk.end - chunk.start)
+
+
+def _slow_lines(chunk: Chunk, data: bytes, layout: Layout) -> Columns:
+    before = chunk.before
+    if before is None:
+        try:
+            return layout.row_columns(jsonl_rows(chunk.name, io.BytesIO(data), 1), "")
+        except UserError:
+            before = _lines_before(chunk)  # counted only now that a message must name the line
+    rows = jsonl_rows(chunk.name, io.BytesIO(data), before)
+    return layout.row_columns(rows, f"{chunk.name}, {chunk.unit}")
+
+
+def _lines_before(chunk: Chunk) -> int:
+    assert chunk.path is not None
+    count, left = 0, chunk.start
+    with open_lines(chunk.path) as file:
+        while left:
+            data = file.read(min(left, 1 << 20))
+            count, left = count + data.count(b"\n"), left - len(data)
+    return count
+
+
+def _fast_lines(data: bytes, layout: Layout) -> Columns | None:
+    """Arrow's reading of JSON lines, or None where it could differ from the row reader's.
+
+    Every line must be `{...}` from the first byte to the last: between two lines `}` and `{` cannot both stand inside
+    one object, so each line holds whole objects, and as many rows as lines means one each. Numbers for text, nulls,
+    missing and double columns, bad escapes and bad UTF-8 all lead to None.
+    """
+    table = _arrow_lines(data, layout.options.wanted)
+    return layout.fast_columns(table) if table is not None else None
+
+
+def _arrow_lines(data: bytes, wanted: Sequence[str]) -> pa.Table | None:
+    body = data[:-1] if data.endswith(b"\n") else data
+    array = np.frombuffer(body, np.uint8)
+    breaks = np.flatnonzero(array == 10)
+    if not body.startswith(b"{") or not body.endswith(b"}") or not _is_utf8(data):
+        return None
+    if not ((array[breaks - 1] == ord("}")) & (array[breaks + 1] == ord("{"))).all():
+        return None
+    schema = pa.schema([(name, pa.string()) for name in wanted])
+    options: dict[str, Any] = {
+        "read_options": pj.ReadOptions(use_threads=False, block_size=len(data) + 1),
+        "parse_options": pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+    }
+    try:
+        table = pj.read_json(pa.BufferReader(data), **options)
+    except (pa.ArrowException, ValueError):
+        return None
+    return table if len(table) == len(breaks) + 1 else None
+
+
+def _is_utf8(data: bytes) -> bool:
+    ends = np.array([0, len(data)], np.int64)
+    whole = pa.Array.from_buffers(pa.large_string(), 1, [None, pa.py_buffer(ends), pa.py_buffer(data)])
+    try:
+        whole.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _parquet_columns(chunk: Chunk, layout: Layout) -> Iterator[Columns]:
+    assert chunk.path is not None
+    assert chunk.before is not None
+    number = chunk.before
+    damaged = UserError(f"{chunk.name}: is not a whole Parquet file (truncated or damaged); copy it again")
+    with parquet_file(chunk.path) as file:
+        names = [name for name in file.schema_arrow.names if name in layout.options.wanted]
+        groups = list(range(chunk.start, chunk.end))
+        try:
+            for batch in file.iter_batches(_PARQUET_ROWS, row_groups=groups, columns=names, use_threads=False):
+                table = pa.Table.from_batches([batch])
+                columns = layout.fast_columns(table) if layout.fast else None
+                if columns is None:
+                    columns = layout.row_columns(batch_rows(table, number), f"{chunk.name}, {chunk.unit}")
+                yield columns
+                number += len(table)
+        except UnicodeDecodeError:
+            raise UserError(f"{chunk.name}: holds text that is not UTF-8; convert it to UTF-8") from None
+        except (pa.ArrowException, OSError):
+            raise damaged from None

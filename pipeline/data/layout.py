@@ -1,0 +1,264 @@
+"""What the columns of a labelled source mean to the engine, and how rows become `batches.Columns`.
+
+Two forms. `chosen` and `rejected` (with or without `prompt`, see `formats`): the preference is the columns' order.
+`response_a` and `response_b` with a label column: its two values are declared beforehand, the first means that
+response_a is preferred, the second that response_b is; anything else is refused, and never shown. Beside them a column
+that names the labeller and one that names the event, which are not released unless they are also named as extra
+columns; and extra columns, released as they are.
+
+Explicit text goes column by column where Arrow reads it (`fast_columns`); everything else, and every row in which
+something is wrong, goes row by row, so that both ways give the same rows and the same messages.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.core.errors import UserError
+from pipeline.data.formats import (
+    PAIR,
+    Converted,
+    Converter,
+    RowError,
+    column_value,
+    explicit_text,
+    pair_converter,
+    require_columns,
+)
+from pipeline.data.sources import Part, Row
+from pipeline.privacy.batches import Columns, blank_texts
+from pipeline.privacy.records import MESSAGES, TEXT, encode_text, is_blank
+
+RESPONSES = ("response_a", "response_b")
+_RESERVED = frozenset({"prompt", "record_id", *PAIR, *RESPONSES})
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the holder of the labels declares about the columns; UserError if it does not fit together.
+
+    labels: the values of `label_column` for "response_a preferred" and "response_b preferred".
+    """
+
+    labeler_column: str | None = None
+    event_column: str | None = None
+    columns: tuple[str, ...] = ()
+    label_column: str | None = None
+    labels: tuple[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.label_column is None) != (self.labels is None):
+            raise UserError(
+                "--label-column and --labels go together: name the column and its two values, first the one that says"
+                " that response_a is preferred (for example --label-column label --labels A,B)"
+            )
+        if self.labels is not None and (len(set(self.labels)) != 2 or not all(self.labels)):
+            raise UserError("--labels: declare two different values, for example --labels 1,0")
+        if len(set(self.columns)) < len(self.columns):
+            raise UserError("--columns: names a column twice; name each once")
+        for option, names in (
+            ("--columns", self.columns),
+            ("--labeler-column", (self.labeler_column,)),
+            ("--event-column", (self.event_column,)),
+        ):
+            for name in names:
+                if name is not None and (name in _RESERVED or name == self.label_column):
+                    raise UserError(f"{option}: {name!r} holds the pair or its label; name another column")
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        """The names of the two responses' columns."""
+        return PAIR if self.label_column is None else RESPONSES
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """The columns that are read beside prompt and responses."""
+        named = (self.labeler_column, self.event_column, *self.columns, self.label_column)
+        return tuple(dict.fromkeys(name for name in named if name is not None))
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """All columns that are read."""
+        return ("prompt", *self.pair, *self.beside)
+
+
+def parse_labels(text: str | None) -> tuple[str, str] | None:
+    """`A,B` as ("A", "B"). UserError unless there are two values."""
+    if text is None:
+        return None
+    values = tuple(value.strip() for value in text.split(","))
+    if len(values) != 2:
+        raise UserError("--labels: declare two values with a comma between them, for example --labels A,B")
+    return values[0], values[1]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The options with the converter that the first row called for; picklable."""
+
+    options: Options
+    convert: Converter
+
+    @property
+    def kind(self) -> bytes:
+        """`records.TEXT` or `records.MESSAGES`: the same for all rows."""
+        return TEXT if self.convert.__name__.endswith("text") else MESSAGES
+
+    @property
+    def fast(self) -> bool:
+        """Whether whole columns of strings can be read."""
+        return self.convert is explicit_text and set(self.options.beside) <= {
+            self.options.labeler_column,
+            self.options.event_column,
+        }
+
+    def fast_columns(self, table: pa.Table) -> Columns | None:
+        """The columns of a table of strings without nulls; None if it is anything else."""
+        arrays: dict[str, pa.Array] = {}
+        for name in self.options.wanted:
+            once = len(table.schema.get_all_field_indices(name)) == 1
+            array = _one_array(table.column(name)) if once else None
+            if array is None:
+                return None
+            arrays[name] = array
+        first, second = (arrays[name] for name in self.options.pair)
+        prompt = arrays["prompt"]
+        blank = blank_texts(prompt) | blank_texts(first) | blank_texts(second)
+        labelers, events = (arrays[name].to_pylist() if name else None for name in self._names)
+        return Columns(prompt, first, second, np.ones(len(table), np.int8), TEXT, blank, labelers, events)
+
+    @property
+    def _names(self) -> tuple[str | None, str | None]:
+        return self.options.labeler_column, self.options.event_column
+
+    def row_columns(self, rows: Iterable[tuple[int, Row]], where: str) -> Columns:
+        """The columns of rows read one by one. where: file and unit, for messages. UserError: the first bad row."""
+        texts: list[list[Any]] = [[], [], []]
+        preferred: list[int] = []
+        blank: list[bool] = []
+        named: tuple[list[str], list[str]] = ([], [])
+        extra: list[str] = []
+        encoded = self.kind == MESSAGES
+        for number, row in rows:
+            try:
+                converted, sign = self.pair_of(row)
+                for values, name in zip(named, self._names, strict=True):
+                    if name is not None:
+                        values.append(_name_of(row, name))
+                if self.options.columns:
+                    extra.append(_json_of(row, self.options.columns))
+                encodings = [encode_text(text) for text in converted]
+            except RowError as error:
+                raise UserError(f"{where} {number}: {error}") from None
+            except UnicodeEncodeError:
+                raise UserError(
+                    f"{where} {number}: holds a lone surrogate, which is not valid Unicode; repair or remove the row"
+                ) from None
+            for column, text, data in zip(texts, converted, encodings, strict=True):
+                column.append(data if encoded else text)
+            preferred.append(sign)
+            blank.append(any(map(is_blank, converted)))
+        prompt, first, second = (pa.array(column, pa.large_string()) for column in texts)
+        return Columns(
+            prompt,
+            first,
+            second,
+            np.array(preferred, np.int8),
+            self.kind,
+            np.array(blank, bool),
+            named[0] if self._names[0] else None,
+            named[1] if self._names[1] else None,
+            pa.array(extra, pa.large_string()) if self.options.columns else None,
+        )
+
+    def pair_of(self, row: Row) -> tuple[Converted, int]:
+        """((prompt, first, second), +1 if the first response is preferred else -1)."""
+        if self.options.labels is None:
+            return self.convert(row), 1
+        converted = _with_own_names(lambda: self.convert(_as_pair(row)))
+        value = _letter(column_value(row, str(self.options.label_column), self.options.wanted))
+        if value not in self.options.labels:
+            raise RowError("has a label that --labels does not declare; declare both values, or repair the row")
+        return converted, 1 if value == self.options.labels[0] else -1
+
+
+def find_layout(source: str, parts: Sequence[Part], options: Options) -> Layout:
+    """Look at the columns and the first row. UserError: no rows, a column is missing, or the row has no known form."""
+    for part in parts:
+        if part.columns:
+            require_columns(part, (*options.pair, *options.beside))
+    for part in parts:
+        for number, row in part.rows(options.wanted):
+            try:
+                if options.labels is None:
+                    return Layout(options, pair_converter(row))
+                return Layout(options, _with_own_names(lambda row=row: pair_converter(_as_pair(row))))  # type: ignore[misc]
+            except RowError as error:
+                raise UserError(f"{part.name}, {part.unit} {number}: {error}") from None
+    raise UserError(f"{source}: holds no rows; give a data set with at least one")
+
+
+def _as_pair(row: Row) -> Row:
+    names = dict(zip(RESPONSES, PAIR, strict=True))
+    return {names.get(name, name): value for name, value in row.items() if name not in PAIR}
+
+
+def _with_own_names(convert: Callable[[], Any]) -> Any:
+    """What the converters say of `chosen` and `rejected`, said of the two responses."""
+    try:
+        return convert()
+    except RowError as error:
+        text = str(error)
+        for name, own in zip(PAIR, RESPONSES, strict=True):
+            text = text.replace(repr(name), repr(own))
+        raise RowError(text) from None
+
+
+def _letter(value: Any) -> str:
+    """A label as it stands in --labels: true and false for booleans, 1 for 1.0."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value).strip() if isinstance(value, str | int) else ""
+
+
+def _name_of(row: Row, name: str) -> str:
+    """A labeller or event: text or a whole number."""
+    value = column_value(row, name, ())
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise RowError(f"column {name!r} is neither text nor a whole number; convert it")
+    text = str(value)
+    text.encode()
+    return text
+
+
+def _json_of(row: Row, names: Sequence[str]) -> str:
+    for name in names:
+        if name not in row:
+            raise RowError(f"has no column {name!r}; add it, or remove the row")
+    text = json.dumps([row[name] for name in names], ensure_ascii=False, default=str)
+    text.encode()
+    return text
+
+
+def _one_array(column: pa.ChunkedArray) -> pa.Array | None:
+    """The column as one array, if it holds valid strings alone."""
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)) or column.null_count:
+        return None
+    array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+    if isinstance(array, pa.ChunkedArray):  # combine_chunks keeps several where one cannot hold all
+        return None
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        return None
+    return array
+
+

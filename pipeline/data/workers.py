@@ -1,0 +1,91 @@
+"""Tasks in order over a few worker processes, or in this one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+MAX_WORKERS = 8
+
+
+class Workers:
+    """`run` calls a picklable function on tasks; in this process if there is one worker."""
+
+    def __init__(self, pool: ProcessPoolExecutor | None, count: int) -> None:
+        self._pool, self._count = pool, count
+
+    def run(self, function: Callable[..., Result], tasks: Iterable[tuple[Any, ...]]) -> Iterator[Result]:
+        """The results in the order of the tasks, few of which wait at a time.
+
+        Whatever goes wrong first in that order is raised, also if the tasks' own iterator fails after it.
+        """
+        if self._pool is None:
+            for task in tasks:
+                yield function(*task)
+            return
+        waiting: deque[Future[Result]] = deque()
+        failure: Exception | None = None
+        stream = iter(tasks)
+        try:
+            while True:
+                try:
+                    task = next(stream)
+                except StopIteration:
+                    break
+                except Exception as error:
+                    failure = error
+                    break
+                waiting.append(self._pool.submit(function, *task))
+                if len(waiting) > self._count + 1:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except BrokenProcessPool:
+            raise RuntimeError("a worker process died (out of memory?); run the same command again to resume") from None
+        finally:
+            for future in waiting:
+                future.cancel()
+        if failure is not None:
+            raise failure
+
+
+@contextmanager
+def start_workers(count: int) -> Iterator[Workers]:
+    """count: worker processes; 1 stays in this one."""
+    if count == 1:
+        yield Workers(None, 1)
+        return
+    pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), _settle)
+    try:
+        yield Workers(pool, count)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def default_workers(size: int) -> int:
+    """For `size` bytes of input: one process where starting others would take longer."""
+    return min(len(os.sched_getaffinity(0)), MAX_WORKERS) if size > 48 << 20 else 1
+
+
+def _settle() -> None:
+    """In a new worker: one thread, and no life beyond the parent's (its death closes no pipe of the pool's)."""
+    import pyarrow
+
+    pyarrow.set_cpu_count(1)
+    pyarrow.set_io_thread_count(1)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+
+        def follow() -> None:
+            parent.join()
+            os._exit(1)
+
+        threading.Thread(target=follow, daemon=True).start()

@@ -1,0 +1,108 @@
+"""The owner-only folder that a release is made in, beside its target: `.NAME.work`, 0700.
+
+It holds sorted runs with true labels, finished shards, and the plan that they belong to. A run that is killed leaves
+it; the same command finds the same plan and goes on. Anything else there (another source, another ε, other code, a
+machine that was restarted, since runs are not forced to the disk) is thrown away. It is removed when the release
+stands, and after every error that running again would not mend.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import importlib.metadata
+import json
+import shutil
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.atomic import write_json
+from pipeline.core.errors import UserError
+from pipeline.data.sources import Part
+from pipeline.privacy.keys import PrivacyKey, make_private_folder
+from pipeline.privacy.owner_files import Lock
+from pipeline.privacy.prf import frame
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+def code_version() -> str:
+    """Changes with the code that makes runs and shards, and with the libraries that write them."""
+    digest = hashlib.sha256()
+    package = Path(__file__).resolve().parents[1]
+    for path in sorted([*package.glob("privacy/*.py"), *package.glob("data/*.py")]):
+        digest.update(path.read_bytes())
+    return digest.hexdigest() + "".join(f" {name} {importlib.metadata.version(name)}" for name in ("pyarrow", "numpy"))
+
+
+def source_identity(parts: Sequence[Part], key: PrivacyKey) -> str:
+    """Keyed digest of names, sizes and times of the source's files; of nothing twice for a source without files."""
+    facts = []
+    for part in parts:
+        for path in part.files:
+            info = path.stat()
+            facts.append(f"{path.resolve()} {info.st_size} {info.st_mtime_ns} {info.st_ino}")
+        if not part.files:
+            facts.append(uuid.uuid4().hex)
+    return key.keyed_digest(frame(fact.encode()) for fact in facts)
+
+
+def boot_id() -> str:
+    """Of the running system; where it has none, nothing is ever resumed."""
+    try:
+        return _BOOT.read_text(encoding="ascii").strip()
+    except OSError:
+        return uuid.uuid4().hex
+
+
+@contextmanager
+def work_folder(target: Path, plan: dict[str, Any]) -> Iterator[Path]:
+    """The folder for `target`, locked, with what an interrupted run of the same plan left in it.
+
+    UserError if another run is at work there.
+    """
+    missing = [folder for folder in (target.parent, *target.parent.parents) if not folder.exists()]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder = target.with_name(f".{target.name}.work")
+    make_private_folder(folder)
+    lock = Lock(folder / "lock")
+    if not lock.acquire(0.0):
+        raise UserError(f"{target}: another run is writing it; wait for it, or choose another output folder")
+    try:
+        _adopt(folder, plan)
+        yield folder
+    except BaseException as error:
+        if not _resumable(error):
+            shutil.rmtree(folder, ignore_errors=True)
+            for parent in missing:
+                with suppress(OSError):
+                    parent.rmdir()
+        raise
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        lock.release()
+
+
+def _resumable(error: BaseException) -> bool:
+    """Whether running again may go on from here: not after a refusal or a place that cannot be written."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOSPC
+    return not isinstance(error, UserError)
+
+
+def _adopt(folder: Path, plan: dict[str, Any]) -> None:
+    """Keep what belongs to the plan, else empty the folder and note the plan."""
+    path = folder / "plan.json"
+    with suppress(OSError, ValueError):
+        if json.loads(path.read_text(encoding="utf-8")) == plan:
+            return
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        elif entry.name != "lock":
+            entry.unlink()
+    write_json(path, plan, mode=0o600)

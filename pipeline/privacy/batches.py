@@ -1,0 +1,319 @@
+"""Canonicalisation, event names and randomised response on whole columns: what `records` and `mechanism` say, in bulk.
+
+Per row there is one SHA-256 (the record id), one keyed block (the event), for about half of the rows at the end a
+second one (the walk of an octave), and no other Python object; everything else is numpy and Arrow. The plain functions
+of `records` and `mechanism` are the reference that the tests compare this module with, bit for bit.
+
+n: rows. Keys are structured arrays of `KEYS`, one entry a row; texts of a row lie one after another in a blob.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.privacy.mechanism import DOMAIN, WALK_DOMAIN, RandomizedResponse, walk_counter
+from pipeline.privacy.prf import Prf
+from pipeline.privacy.records import HEADER_BYTES, ID_DOMAIN, event_suffix
+
+Bools = npt.NDArray[np.bool_]
+Bytes = npt.NDArray[np.uint8]
+Signs = npt.NDArray[np.int8]
+Keys = npt.NDArray[np.void]
+Words = npt.NDArray[np.uint64]
+
+_U64 = np.uint64
+_LOW = (1 << 64) - 1
+LABELER_DOMAIN = b"labeler/v2"
+TEXTS = 4  # prompt, lower response, higher response (in the order of their bytes), extra columns as JSON
+HASH_ROWS = 16384  # rows whose digests exist as Python objects at a time
+KEYS = np.dtype(
+    [
+        ("id", "<u8", (4,)),  # the record id as four big-endian numbers (their order is the order of the ids)
+        ("root", "u1", (48,)),  # the event's root, see `mechanism.Coins`
+        ("labeler", "u1", (16,)),  # keyed tag of the labeller, zero if there is none
+        ("position", "<u8"),  # place in the input
+        ("start", "<u8"),  # of the row's texts in the blob
+        ("lengths", "<u4", (TEXTS,)),
+        ("label", "i1"),  # +1 if response_a was preferred
+    ]
+)
+
+
+@dataclass
+class Columns:
+    """Rows of one kind of text, as read. Arrays of n.
+
+    prompt, first, second: Arrow string or large_string, no nulls. preferred: +1 where `first` was preferred, else -1.
+    kind: `records.TEXT` or `records.MESSAGES` (texts are then canonical JSON). blank: a row without text in prompt or a
+    response. labelers, events: or None without such a column. extra: JSON of the extra columns, or None.
+    """
+
+    prompt: pa.Array
+    first: pa.Array
+    second: pa.Array
+    preferred: Signs
+    kind: bytes
+    blank: Bools
+    labelers: list[str] | None = None
+    events: list[str] | None = None
+    extra: pa.Array | None = None
+
+
+@dataclass
+class Canonical:
+    """Canonical rows in the order of their ids, and how many were dropped on the way."""
+
+    keys: Keys
+    blob: pa.Buffer
+    identical: int
+    empty: int
+
+
+def blank_texts(texts: pa.Array) -> Bools:
+    """Which strings have no character besides white space, as `records.is_blank` says.
+
+    A string with visible ASCII among its first bytes is not blank; the few others are asked one by one.
+    """
+    offsets, data = _buffers(texts)
+    start, end = offsets[:-1], offsets[1:]
+    unknown = np.ones(len(texts), bool)
+    for ahead in range(4):
+        at = start + ahead
+        inside = at < end
+        byte = data[np.where(inside, at, 0)] if len(data) else np.zeros(len(at), np.uint8)
+        unknown &= ~(inside & (byte > 0x20) & (byte < 0x7F))
+    result = np.zeros(len(texts), bool)
+    for row in np.flatnonzero(unknown):
+        text = texts[int(row)].as_py()
+        result[row] = not text or text.isspace()
+    return result
+
+
+def _buffers(texts: pa.Array) -> tuple[npt.NDArray[Any], Bytes]:
+    """Offsets (n+1) and bytes of a string or binary array."""
+    wide = pa.types.is_large_string(texts.type) or pa.types.is_large_binary(texts.type)
+    _, offsets, data = texts.buffers()
+    width = np.int64 if wide else np.int32
+    if not len(texts):
+        return np.zeros(1, width), np.zeros(0, np.uint8)
+    ends = np.frombuffer(offsets, width)[texts.offset : texts.offset + len(texts) + 1]
+    return ends, np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(0, np.uint8)
+
+
+def canonicalise(columns: Columns, position: int, prf: Prf) -> Canonical:
+    """Drop, order, name and sort. position: the first row's place in the input; rows are numbered from there."""
+    same = pc.equal(columns.first, columns.second).to_numpy(zero_copy_only=False)
+    keep = np.flatnonzero(~same & ~columns.blank)
+    identical, empty = int(same.sum()), int((columns.blank & ~same).sum())
+    keys = np.zeros(len(keep), KEYS)
+    keys["position"] = position + keep
+    rows = pa.array(keep)
+    prompt, first, second = (
+        column.take(rows) if len(keep) < len(same) else column
+        for column in (_binary(columns.prompt), _binary(columns.first), _binary(columns.second))
+    )
+    swapped = pc.greater(first, second)
+    low, high = pc.if_else(swapped, second, first), pc.if_else(swapped, first, second)
+    extra = pa.nulls(len(keep), pa.large_binary()).fill_null(b"")
+    if columns.extra is not None:
+        extra = _binary(columns.extra).take(rows)
+    blob, starts = _interleave(keys, columns.kind, [prompt, low, high, extra])
+    digests = _record_ids(blob, starts, keys["lengths"])
+    keys["id"] = digests.view(">u8")
+    odd = (digests[:, -1] & 1).astype(bool)
+    first_is_a = swapped.to_numpy(zero_copy_only=False) == odd  # response_a is the lower one unless the id is odd
+    keys["label"] = np.where(first_is_a, columns.preferred[keep], -columns.preferred[keep])
+    _name_events(keys, digests, columns, keep, prf)
+    order = np.argsort(keys["id"][:, 0], kind="stable")
+    return Canonical(*_sorted(keys, blob, starts, order), identical, empty)
+
+
+def _binary(texts: pa.Array) -> pa.Array:
+    return texts.cast(pa.large_string()).view(pa.large_binary()) if not pa.types.is_large_binary(texts.type) else texts
+
+
+def _interleave(keys: Keys, kind: bytes, texts: list[pa.Array]) -> tuple[pa.Buffer, npt.NDArray[np.int64]]:
+    """Header, prompt, low, high, extra of each row, one row after another; the rows' starts (n+1)."""
+    rows = len(keys)
+    lengths = np.stack([pc.binary_length(text).to_numpy(zero_copy_only=False) for text in texts], axis=1)
+    keys["lengths"] = lengths
+    header = np.zeros((rows, HEADER_BYTES), np.uint8)
+    header[:, :8] = np.frombuffer(ID_DOMAIN + kind, np.uint8)
+    header[:, 8:] = np.ascontiguousarray(lengths[:, :3].astype(">u8")).view(np.uint8).reshape(rows, 24)
+    ends = np.arange(rows + 1, dtype=np.int64) * HEADER_BYTES
+    headers = pa.Array.from_buffers(pa.large_binary(), rows, [None, pa.py_buffer(ends), pa.py_buffer(header)])
+    order = (np.arange(rows)[:, None] + rows * np.arange(1 + len(texts))).ravel()
+    flat = pa.concat_arrays([headers, *texts]).take(pa.array(order))
+    offsets, _ = _buffers(flat)
+    blob = flat.buffers()[2] if rows else pa.py_buffer(b"")
+    return blob, offsets[:: 1 + len(texts)] if rows else np.zeros(1, np.int64)
+
+
+def _record_ids(blob: pa.Buffer, starts: npt.NDArray[np.int64], lengths: npt.NDArray[Any]) -> Bytes:
+    """SHA-256 of header and the three texts of each row: (n, 32)."""
+    view, sha256 = memoryview(blob), hashlib.sha256
+    ends = starts[:-1] + HEADER_BYTES + lengths[:, :3].sum(axis=1, dtype=np.int64)
+    parts = []
+    for begin in range(0, len(lengths), HASH_ROWS):
+        bounds = zip(starts[begin : begin + HASH_ROWS].tolist(), ends[begin : begin + HASH_ROWS].tolist(), strict=False)
+        parts.append(b"".join([sha256(view[start:end]).digest() for start, end in bounds]))
+    return np.frombuffer(b"".join(parts), np.uint8).reshape(-1, 32)
+
+
+def _name_events(keys: Keys, digests: Bytes, columns: Columns, keep: npt.NDArray[np.int64], prf: Prf) -> None:
+    names: list[bytes] = digests.view("V32").ravel().tolist() if len(keys) else []
+    labelers = [columns.labelers[row] for row in keep] if columns.labelers is not None else None
+    if labelers is None and columns.events is None:
+        suffix = event_suffix(None, None)
+        suffixes = [suffix] * len(keys)
+    else:
+        events = [columns.events[row] for row in keep] if columns.events is not None else [None] * len(keys)
+        suffixes = [event_suffix(*pair) for pair in zip(labelers or [None] * len(keys), events, strict=True)]
+    blocks = []
+    for begin in range(0, len(names), HASH_ROWS):
+        part = slice(begin, begin + HASH_ROWS)
+        messages = [name + end for name, end in zip(names[part], suffixes[part], strict=True)]
+        blocks.append(prf.blocks(DOMAIN, messages))
+    keys["root"] = np.frombuffer(b"".join(blocks), np.uint8).reshape(-1, 48)
+    if labelers is not None:
+        tags = {name: prf.block(LABELER_DOMAIN, name.encode())[:16] for name in set(labelers)}
+        joined = b"".join(tags[name] for name in labelers)
+        keys["labeler"] = np.frombuffer(joined, np.uint8).reshape(-1, 16)
+
+
+def _sorted(
+    keys: Keys, blob: pa.Buffer, starts: npt.NDArray[np.int64], order: npt.NDArray[np.int64]
+) -> tuple[Keys, pa.Buffer]:
+    rows = pa.Array.from_buffers(pa.large_binary(), len(keys), [None, pa.py_buffer(np.ascontiguousarray(starts)), blob])
+    gathered = rows.take(pa.array(order))
+    keys = keys[order]
+    offsets, _ = _buffers(gathered)
+    keys["start"] = offsets[:-1]
+    return keys, gathered.buffers()[2] if len(keys) else pa.py_buffer(b"")
+
+
+def event_tags(keys: Keys) -> Bytes:
+    """The events' names in the owner's store, (n, 16): the id's first byte, then 15 bytes of the root.
+
+    The first byte makes the store's partitions ranges of record ids. The others are uniform (120 bits) and used for
+    nothing else.
+    """
+    first = (keys["id"][:, :1] >> _U64(56)).astype(np.uint8)
+    return np.concatenate([first, keys["root"][:, 32:47]], axis=1)
+
+
+def event_order(keys: Keys) -> npt.NDArray[np.int64]:
+    """The rows in the order (record id, event tag, position in the input)."""
+    lead = keys["id"][:, 0]
+    order = np.argsort(lead, kind="stable")
+    ranked = lead[order]
+    equal = ranked[1:] == ranked[:-1]
+    tied = np.zeros(len(keys), bool)
+    tied[1:] = equal
+    tied[:-1] |= equal
+    if tied.any():
+        rows = order[tied]
+        some = keys[rows]
+        tags = np.ascontiguousarray(event_tags(some)).view(">u8").astype(np.uint64)
+        ids = some["id"]
+        columns = (some["position"], tags[:, 1], tags[:, 0], ids[:, 3], ids[:, 2], ids[:, 1], ids[:, 0])
+        order[tied] = rows[np.lexsort(columns)]
+    return order
+
+
+def first_of_each(keys: Keys) -> Bools:
+    """Of rows in `event_order`: which are the first with their record and event."""
+    tags = np.ascontiguousarray(event_tags(keys)).view(">u8")
+    new = np.ones(len(keys), bool)
+    new[1:] = (keys["id"][1:] != keys["id"][:-1]).any(axis=1) | (tags[1:] != tags[:-1]).any(axis=1)
+    return new
+
+
+def a_is_lower(keys: Keys) -> Bools:
+    """Where response_a is the lower of the two texts."""
+    return (keys["id"][:, 3] & _U64(1)) == 0
+
+
+def release_labels(mechanism: RandomizedResponse, prf: Prf, keys: Keys) -> Signs:
+    """z in {-1, +1} of every row, as `mechanism.release` on its event and label."""
+    threshold = mechanism.threshold
+    if threshold == 0:
+        return np.where(keys["root"][:, 47] & 1, 1, -1).astype(np.int8)
+    own = threshold.bit_length() - 1
+    words = np.ascontiguousarray(keys["root"][:, :32]).view(">u8").astype(np.uint64)  # visited: 2 words, coins: 2
+    z = keys["label"].copy()
+    for half, base in ((0, 64), (1, 0)):  # octaves 127-64, then 63-0: the lowest one that is visited decides
+        above = words[:, half] & _U64(_LOW & -(1 << max(0, own + 1 - base)))
+        lowest = above & (~above + _U64(1))
+        found = lowest != 0
+        z[found] = np.where(words[found, 2 + half] & lowest[found], 1, -1)
+    half, bit = (0, own - 64) if own >= 64 else (1, own)
+    walkers = np.flatnonzero(words[:, half] >> _U64(bit) & _U64(1))
+    lowest_coin = np.where(words[walkers, 2 + half] >> _U64(bit) & _U64(1), 1, -1)
+    roots: list[bytes] = np.ascontiguousarray(keys["root"][walkers]).view("V48").ravel().tolist()
+    coins = _walk(prf, roots, own, threshold, lowest_coin.astype(np.int8))
+    z[walkers[coins != 0]] = coins[coins != 0]
+    return z
+
+
+def _walk(prf: Prf, roots: list[bytes], octave: int, threshold: int, lowest_coin: Signs) -> Signs:
+    """The coin of the lowest visit >= threshold in a visited octave, 0 if there is none. See `Coins.walk`."""
+    bottom = _wide(1 << octave)
+    result = np.zeros(len(roots), np.int8)
+    bound = np.zeros((len(roots), 2), np.uint64)  # the lowest visit so far, zero before the first; as (high, low) words
+    coin = np.zeros(len(roots), np.int8)  # of the lowest visit >= threshold so far
+    active = np.arange(len(roots))
+    counter = 0
+    while len(active):
+        end = walk_counter(octave, counter)
+        data = b"".join(
+            prf.blocks(WALK_DOMAIN, [roots[row] + end for row in active[start : start + HASH_ROWS]])
+            for start in range(0, len(active), HASH_ROWS)
+        )
+        blocks = np.frombuffer(data, np.uint8).reshape(-1, 48)
+        rows = np.arange(len(active))
+        for which in (0, 1):
+            word = np.ascontiguousarray(blocks[rows, 16 * which : 16 * which + 16]).view(">u8").astype(np.uint64)
+            try_coin = (2 * (blocks[rows, 32 + which] & 1).astype(np.int8) - 1).astype(np.int8)
+            at = active[rows]
+            if counter == which == 0:
+                level, taken = (word & _wide((1 << octave) - 1)) | bottom, np.ones(len(at), bool)
+            else:
+                level = word & _mask_below(bound[at])
+                taken = _less(level, bound[at])
+            below = taken & _less(level, _wide(threshold))
+            ended = taken & _less(level, bottom)
+            result[at[below]] = np.where(ended & (coin[at] != 0), lowest_coin[at], coin[at])[below]
+            going = taken & ~below
+            coin[at[going]], bound[at[going]] = try_coin[going], level[going]
+            rows = rows[~below]
+        active = active[rows]
+        counter += 1
+    return result
+
+
+def _wide(number: int) -> Words:
+    """A number below 2^128 as (high, low) words."""
+    return np.array([number >> 64, number & _LOW], np.uint64)
+
+
+def _less(first: Words, second: Words) -> Bools:
+    high = first[..., 0] < second[..., 0]
+    result: Bools = high | ((first[..., 0] == second[..., 0]) & (first[..., 1] < second[..., 1]))
+    return result
+
+
+def _mask_below(bound: Words) -> Words:
+    """2^bits - 1 where `bits` is the bit length of bound - 1; bound >= 1."""
+    low = bound[:, 1] - _U64(1)
+    high = bound[:, 0] - (bound[:, 1] == 0).astype(np.uint64)
+    for shift in (1, 2, 4, 8, 16, 32):
+        high, low = high | high >> _U64(shift), low | low >> _U64(shift)
+    return np.stack([high, np.where(high != 0, _U64(_LOW), low)], axis=1)

@@ -1,0 +1,113 @@
+"""Totals per labeller: how many of a person's events have cost which ε.
+
+A person's total is the sum over their events of the events' totals. Kept as whole numbers of events per (labeller, ε),
+it is exact whatever the order of the releases, and it is what the exact (ε, δ) of a person needs. One file of rows
+sorted by (labeller, ε), rewritten in slices of bounded size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.core.errors import UserError
+from pipeline.privacy.owner_files import create_file, read_rows, row_digest
+
+SLICE_BYTES = 64_000_000
+TALLY = np.dtype([("labeler", "S16"), ("epsilon", "<f8"), ("events", "<i8")])
+NO_LABELER = bytes(16)
+
+
+def tally(labelers: np.ndarray, levels: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Counts (n,) int64 summed over equal (labeller (n,) S16, ε (n,) float64): (m,) TALLY, sorted, without zeros."""
+    order = np.lexsort((levels, labelers))
+    labelers, levels, counts = labelers[order], levels[order], counts[order]
+    first = np.ones(len(order), bool)
+    first[1:] = (labelers[1:] != labelers[:-1]) | (levels[1:] != levels[:-1])
+    starts = np.flatnonzero(first)
+    rows = np.zeros(len(starts), TALLY)
+    rows["labeler"], rows["epsilon"] = labelers[starts], levels[starts]
+    rows["events"] = np.add.reduceat(counts, starts) if len(starts) else 0
+    return rows[rows["events"] != 0]
+
+
+@dataclass(frozen=True)
+class LabelerTotals:
+    """One state of the totals. `path`: its file, None while it is empty. `bounds`: 257 row numbers, by the first byte
+    of the labeller's tag. `labelers`: how many. `unattributed`: events that name no labeller. `busiest`: (ε, events)
+    of the labeller with the largest total, in rising ε. `digest`: of the file."""
+
+    path: Path | None = None
+    bounds: tuple[int, ...] = (0,) * 257
+    labelers: int = 0
+    unattributed: int = 0
+    busiest: tuple[tuple[float, int], ...] = ()
+    digest: str = ""
+
+    @property
+    def epsilon(self) -> float:
+        """The largest total of any one labeller; 0 without labellers."""
+        return total_epsilon(self.busiest)
+
+
+def total_epsilon(levels: Sequence[tuple[float, int]]) -> float:
+    """Σ ε·events, correctly rounded but for the products."""
+    return math.fsum(epsilon * events for epsilon, events in levels)
+
+
+def join_tallies(
+    base: LabelerTotals, changes: Sequence[Path], path: Path, slice_bytes: int = SLICE_BYTES
+) -> LabelerTotals:
+    """Write the next state to `path`, durably: `base` plus the files of changes (TALLY rows as `tally` sorts them).
+
+    Memory: about `slice_bytes` at a time, unless the labellers with one first byte need more. `base` itself if there
+    are no changes. UserError if a file is damaged so that counts turn negative.
+    """
+    if not changes:
+        return base
+    size = sum(change.stat().st_size for change in changes) + base.bounds[-1] * TALLY.itemsize
+    step = max(1, 256 // max(1, math.ceil(size / slice_bytes)))
+    bounds, digest, labelers, unattributed = [0], row_digest(), 0, 0
+    busiest: tuple[tuple[float, int], ...] = ()
+    with create_file(path) as file:
+        for low in range(0, 256, step):
+            high = min(low + step, 256)
+            parts = [_between(read_rows(change, TALLY), low, high) for change in changes]
+            if base.path is not None:
+                parts.append(read_rows(base.path, TALLY, base.bounds[low], base.bounds[high]))
+            rows = np.concatenate(parts)
+            rows = tally(rows["labeler"], rows["epsilon"], rows["events"])
+            if np.any(rows["events"] < 0):
+                raise UserError(f"{base.path or path}: labeller totals are damaged; restore the key's state folder")
+            file.write(rows.data)
+            digest.update(rows.data)
+            bounds += [bounds[-1] + _below(rows, byte + 1) for byte in range(low, high)]
+            named = rows[rows["labeler"] != NO_LABELER]
+            unattributed += int(rows["events"].sum() - named["events"].sum())
+            count, levels = _busiest(named)
+            labelers += count
+            busiest = max(busiest, levels, key=total_epsilon)
+    return LabelerTotals(path, tuple(bounds), labelers, unattributed, busiest, digest.hexdigest())
+
+
+def _below(rows: np.ndarray, byte: int) -> int:
+    """How many rows (sorted) have a labeller tag whose first byte is smaller; 0 <= byte <= 256."""
+    return len(rows) if byte > 255 else int(np.searchsorted(rows["labeler"], np.array(bytes([byte]), "S16")))
+
+
+def _between(rows: np.ndarray, low: int, high: int) -> np.ndarray:
+    return rows[_below(rows, low) : _below(rows, high)]
+
+
+def _busiest(rows: np.ndarray) -> tuple[int, tuple[tuple[float, int], ...]]:
+    """How many labellers the rows (sorted as by `tally`) have; (ε, events) of the one with the largest total."""
+    if len(rows) == 0:
+        return 0, ()
+    starts = np.flatnonzero(np.append(True, rows["labeler"][1:] != rows["labeler"][:-1]))
+    best = int(np.argmax(np.add.reduceat(rows["epsilon"] * rows["events"], starts)))
+    own = rows[starts[best] : np.append(starts, len(rows))[best + 1]]
+    return len(starts), tuple(zip(own["epsilon"].tolist(), own["events"].tolist(), strict=True))

@@ -1,0 +1,168 @@
+"""Sorted runs on disk: the external memory of the privatisation engine.
+
+A run is one file of canonical rows in the order of their record ids: a magic number and the length of the facts, the
+facts (JSON: row count, drop counts, whatever the caller adds), an index of where each 12-bit prefix of the ids begins,
+the keys (`batches.KEYS`), then the texts. A *bucket* is a range of ids, 1/2^bits of them all; reading a bucket of all
+runs takes memory for that bucket alone. Runs hold true labels: they live in an owner-only folder and are removed with
+it. They are renamed into place when they are whole, and not forced to the disk: who resumes after the machine went
+down starts again (`boot_id`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pipeline.privacy.batches import KEYS, Canonical, Keys, event_order, first_of_each
+from pipeline.privacy.records import HEADER_BYTES
+
+PREFIX_BITS = 12  # at most 4096 buckets
+_MAGIC = b"prlhfrun"
+_HEAD = struct.Struct("<8sQ")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A whole run: its file and facts, which hold `rows`, `identical` and `empty`."""
+
+    path: Path
+    facts: dict[str, Any]
+    start: int  # where the index begins
+
+    @property
+    def rows(self) -> int:
+        """Rows in the run."""
+        return int(self.facts["rows"])
+
+    @property
+    def _keys(self) -> int:
+        return self.start + 4 * ((1 << PREFIX_BITS) + 1)
+
+    def read(self, bucket: int, bits: int, texts: bool) -> tuple[Keys, npt.NDArray[np.uint8]]:
+        """Keys and text bytes (empty if not asked for) of one bucket; `start` counts from the first byte returned."""
+        width = 1 << PREFIX_BITS - bits
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(self.start + 4 * bucket * width)
+            index = np.frombuffer(file.read(4 * (width + 1)), np.uint32)
+            first, end = int(index[0]), int(index[-1])
+            if first == end:
+                return np.zeros(0, KEYS), np.zeros(0, np.uint8)
+            file.seek(self._keys + first * KEYS.itemsize)
+            keys = np.empty(end - first, KEYS)
+            _fill(file, keys)
+            begin = int(keys["start"][0])
+            stop = int(keys["start"][-1]) + HEADER_BYTES + int(keys["lengths"][-1].sum(dtype=np.uint64))
+            keys["start"] -= np.uint64(begin)
+            data = np.empty(stop - begin if texts else 0, np.uint8)
+            if texts:
+                file.seek(self._keys + self.rows * KEYS.itemsize + begin)
+                _fill(file, data)
+        return keys, data
+
+
+def _fill(file: Any, array: npt.NDArray[Any]) -> None:
+    """Read until the array is full. OSError if the file ends before."""
+    view: memoryview = array.view(np.uint8).data.cast("B")
+    while len(view):
+        count = file.readinto(view)
+        if not count:
+            raise OSError(f"{file.name}: the run is shorter than it says")
+        view = view[count:]
+
+
+def write_run(path: Path, rows: Canonical, **facts: Any) -> Run:
+    """Write a run in one step. facts: JSON types, kept with it."""
+    facts = {"rows": len(rows.keys), "identical": rows.identical, "empty": rows.empty, **facts}
+    text = json.dumps(facts).encode()
+    prefix = (rows.keys["id"][:, 0] >> np.uint64(64 - PREFIX_BITS)).astype(np.uint32)
+    index = np.searchsorted(prefix, np.arange((1 << PREFIX_BITS) + 1)).astype(np.uint32)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb", buffering=0) as file:
+            for part in (_HEAD.pack(_MAGIC, len(text)) + text, index, np.ascontiguousarray(rows.keys), rows.blob):
+                _write(file, part)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return Run(path, facts, _HEAD.size + len(text))
+
+
+def _write(file: Any, data: Any) -> None:
+    view = (data.view(np.uint8).data if isinstance(data, np.ndarray) else memoryview(data)).cast("B")
+    while len(view):
+        view = view[file.write(view) :]
+
+
+def open_run(path: Path) -> Run | None:
+    """The run at `path`, or None if there is no whole one."""
+    try:
+        with path.open("rb") as file:
+            magic, length = _HEAD.unpack(file.read(_HEAD.size))
+            facts = json.loads(file.read(length))
+        return Run(path, facts, _HEAD.size + length) if magic == _MAGIC else None
+    except (OSError, ValueError, struct.error):
+        return None
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """The rows that are kept in one range of ids, in the order (record id, event tag)."""
+
+    keys: Keys
+    duplicates: int
+    order: npt.NDArray[np.int64]  # their places among the rows of `texts`
+    texts: pa.Array | None  # large_string: header, prompt, low, high, extra of every row read
+
+
+def read_bucket(runs: Iterable[Run], bucket: int, bits: int, texts: bool) -> Bucket:
+    """Merge one bucket of all runs; of rows with the same record and event the first in the input is kept."""
+    parts = [run.read(bucket, bits, texts) for run in runs]
+    keys = np.concatenate([part for part, _ in parts]) if parts else np.zeros(0, KEYS)
+    order = event_order(keys)
+    ranked = keys[order]
+    first = first_of_each(ranked)
+    flat = _strings(keys, [data for _, data in parts]) if texts else None
+    return Bucket(ranked[first], int((~first).sum()), order[first], flat)
+
+
+def _strings(keys: Keys, blobs: Sequence[npt.NDArray[np.uint8]]) -> pa.Array:
+    lengths = np.empty((len(keys), 1 + keys["lengths"].shape[1]), np.int64)
+    lengths[:, 0] = HEADER_BYTES
+    lengths[:, 1:] = keys["lengths"]
+    offsets = np.zeros(lengths.size + 1, np.int64)
+    np.cumsum(lengths.ravel(), out=offsets[1:])
+    blob = np.concatenate(blobs) if blobs else np.zeros(0, np.uint8)
+    return pa.Array.from_buffers(pa.large_binary(), lengths.size, [None, pa.py_buffer(offsets), pa.py_buffer(blob)])
+
+
+def bucket_bits(rows: int, per_bucket: int) -> int:
+    """log2 of the number of buckets: the least that leaves at most `per_bucket` rows in one on average, up to 2^12."""
+    return min(PREFIX_BITS, max(0, (-(-rows // per_bucket) - 1).bit_length()))
+
+
+def partitions(runs: Sequence[Run], bits: int) -> Iterator[tuple[int, Keys, int]]:
+    """(p, kept keys without texts, duplicates) for the ids that begin with the byte p, p = 0, ..., 255."""
+    if bits <= 8:
+        for bucket in range(1 << bits):
+            part = read_bucket(runs, bucket, bits, texts=False)
+            byte = (part.keys["id"][:, 0] >> np.uint64(56)).astype(np.int64)
+            width = 1 << 8 - bits
+            edges = np.searchsorted(byte, np.arange(bucket * width, (bucket + 1) * width + 1))
+            for place in range(width):
+                rows = part.keys[edges[place] : edges[place + 1]]
+                yield bucket * width + place, rows, part.duplicates if place == 0 else 0
+        return
+    width = 1 << bits - 8
+    for first in range(256):
+        parts = [read_bucket(runs, first * width + place, bits, texts=False) for place in range(width)]
+        yield first, np.concatenate([part.keys for part in parts]), sum(part.duplicates for part in parts)
