@@ -25,6 +25,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.attacks.canaries import RawFacts, Truth, pair_key, raw_facts
+from pipeline.data.release import ReleaseManifest, write_release
+from pipeline.privacy.keys import insecure_seed_key
+from pipeline.privacy.mechanism import RandomizedResponse
+from pipeline.privacy.privatize import guarantee, privatize_records
+from pipeline.privacy.records import RawPair
 
 Row = dict[str, Any]
 WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "haven", "inlet", "jetty", "knoll", "ledge")
@@ -162,6 +167,16 @@ def python_sequence(world: World, folder: Path) -> Path:
     generator = random.Random(0)
     drawn = [generator.random() for _ in world.pairs]
     return _seeded(world, folder, 0.5, lambda place, name: drawn[place])
+
+
+def insecure_seed(world: World, folder: Path) -> Path:
+    """This project's own mechanism, keyed with a small seed."""
+    pairs = (RawPair(*world.preferred(number), number + 1) for number in range(len(world.pairs)))
+    mechanism, key = RandomizedResponse(1.0), insecure_seed_key(17)
+    records, counts = privatize_records(pairs, mechanism, key)
+    facts = guarantee(mechanism, key)
+    manifest = ReleaseManifest("standard", len(records), "made up", facts, counts.as_dict())
+    return write_release(records, folder, manifest)
 
 
 # --- 3: fine-tuning on the chosen answers -----------------------------------------------------------------------------
@@ -401,9 +416,10 @@ def facts_of(folder: Path) -> RawFacts | None:
 
 
 Generator = Callable[[World, Path], Path]
+RECOMPUTED = (seed_and_id, seed_in_the_manifest, numpy_sequence, python_sequence, insecure_seed)
 LEAKS: dict[str, tuple[int, str, tuple[Generator, ...]]] = {
     "column order": (1, "column order", (chosen_first,)),
-    "public randomness": (2, "recomputation", (seed_and_id, seed_in_the_manifest, numpy_sequence, python_sequence)),
+    "public randomness": (2, "recomputation", RECOMPUTED),
     "fine-tuning data": (3, "texts in files", (sft_on_chosen,)),
     "several releases": (4, "several releases", (independent_epsilons, redrawn, one_uniform, repeated_rows)),
     "ids": (5, "ids", (id_of_joined_texts, id_of_json, id_of_the_chosen_answer)),
