@@ -96,7 +96,7 @@ def test_no_attack_beats_alpha_on_200_000_canaries(tmp_path: Path) -> None:
 
 
 def test_two_labelers_of_one_pair_share_no_flip(tmp_path: Path) -> None:
-    """Copies of a pair with a labeler each: z1 z2 = y1 y2 with probability alpha^2 + (1 - alpha)^2, fixed key or not."""
+    """Copies of a pair with a labeler each: z1 z2 = y1 y2 with probability alpha^2 + (1 - alpha)^2."""
     world = make_world(1000, seed=12, copies=2)
     rows = []
     for number in range(len(world.pairs)):
