@@ -24,10 +24,12 @@ from pipeline.attacks.ids import digests, recipes
 from pipeline.attacks.view import Answers, Table, View, plain_text
 
 NAMED = re.compile(
-    r"flip(?!_?prob)|agree|\braw|_raw|true_?label|non_?private|accuracy|chosen_(first|is)|win_?rate|longer|length_base"
+    r"flip(?!.?prob)|agree|\braw|_raw|true_?label|non_?private|accuracy|chosen_(first|is)|win_?rate|longer|length_base"
     r"|label_(mean|sum|count|balance)|n_pos",
     re.IGNORECASE,
 )
+NAMED_COUNT = re.compile(r"flip(?!.?prob)|agree|true.?label|label_(sum|count|balance)|n_pos", re.IGNORECASE)
+VOCABULARIES = frozenset({"tokenizer.json", "vocab.json", "added_tokens.json", "merges.txt"})
 PLAIN_KEYS = frozenset({"value", "count", "rate", "mean", "share", "total"})  # these say what their parent is
 RAW_TIME = re.compile(r"mtime|modified|(raw|source|input).*time", re.IGNORECASE)
 DOCUMENTS = (".json", ".yaml", ".yml", ".jsonl", ".txt", ".log", ".md", ".csv", ".html", ".tsv")
@@ -67,14 +69,14 @@ def statistics(view: View, answers: Answers) -> tuple[list[Finding], Matches]:
     seen: set[tuple[float, str]] = set()  # a number that is said again is no new evidence
     known = [(table, true_statistics(view, table, answers)) for table in view.tables if _complete(table, answers)]
     for path in view.files:
-        if path in view.table_files or path.suffix.lower() not in DOCUMENTS or path.stat().st_size > LARGEST:
+        if path.name in VOCABULARIES or not _is_document(path, view):
             continue
         for name, value in numbers(path):
             for table, (exact, released) in known:
                 n = len(table.event)
                 hits = [label for label, count in exact.items() if equals(value, count, n)]
                 innocent = any(equals(value, count, n) for count in released.values())
-                named = bool(NAMED.search(_says(name)))
+                named = bool((NAMED_COUNT if value > 1 else NAMED).search(_says(name)))
                 if not named and _shaped(value, n) and (value, table.name) not in seen:
                     seen.add((value, table.name))
                     tried, chance = tried + len(exact), max(chance, _chance(n))
@@ -83,6 +85,12 @@ def statistics(view: View, answers: Answers) -> tuple[list[Finding], Matches]:
                 elif named and hits and not innocent:
                     findings.append(Finding("statistics", f"{path.name}: {name}", f"{value:g} is the {hits[0]}"))
     return findings, Matches(tried, matched, chance, tuple(where))
+
+
+def _is_document(path: Path, view: View) -> bool:
+    """A file that says things about the data in words and numbers."""
+    readable = path.suffix.lower() in DOCUMENTS and path.stat().st_size <= LARGEST
+    return readable and path not in view.table_files
 
 
 def _says(name: str) -> str:
@@ -175,7 +183,7 @@ def numbers(path: Path) -> Iterator[tuple[str, float]]:
             except (ValueError, RecursionError):
                 pass
         for match in NUMBER.finditer(line):
-            before = line[max(0, match.start() - 40) : match.start()]
+            before = line[max(0, match.start() - 28) : match.start()]
             yield " ".join(before.replace(".", " ").split()), float(match.group())
 
 
@@ -198,7 +206,7 @@ def digests_and_sizes(view: View) -> list[Finding]:
     findings = []
     for path in view.files:
         texts = [path.name]
-        if path.suffix.lower() in DOCUMENTS and path.stat().st_size <= LARGEST and path not in view.table_files:
+        if _is_document(path, view):
             texts.append(path.read_text(encoding="utf-8", errors="replace"))
             for name, value in numbers(path):
                 if value in sizes:
@@ -215,7 +223,7 @@ def row_digests(view: View, answers: Answers, most: int = 50) -> list[Finding]:
     """Plain digests of single rows, preferred response first, anywhere in the documents (such as lists of hashes)."""
     found: dict[str, str] = {}
     for path in view.files:
-        if path.suffix.lower() in DOCUMENTS and path.stat().st_size <= LARGEST and path not in view.table_files:
+        if _is_document(path, view):
             text = path.read_text(encoding="utf-8", errors="replace")
             found |= {match.lower(): path.name for match in HEX.findall(text)}
     if not found:

@@ -77,9 +77,9 @@ def test_language_models_are_asked_for_likelihoods_and_differences(base: Path, t
     for name in ("sft", "ppo"):
         tiny_checkpoint(tmp_path / name, [text for pair in world.pairs for text in pair], seed=len(name) + ord(name[0]))
     outcome = attacked(tmp_path, world)
-    variants = {row.variant.split(":")[0] for row in outcome.attacks}
+    variants = {row.variant.split(":")[0] for row in outcome.attacks if row.attack == "checkpoints"}
     assert variants == {"ppo", "sft", "sft against ppo"}
-    assert all(row.n <= 150 for row in outcome.attacks)
+    assert all(row.n <= 150 for row in outcome.attacks if row.attack == "checkpoints")
     assert not outcome.leak
 
 
