@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from leaky import World, bundle, flips, make_world, trl_rows
+from worlds import World, bundle, flips, make_world, trl_rows
 
 from pipeline.attacks import checkpoints
 from pipeline.attacks.suite import Outcome, run_attacks

@@ -8,7 +8,8 @@ import stat
 from pathlib import Path
 
 import pytest
-from leaky import World, chosen_first, id_of_joined_texts, kept_column, make_world, sound
+from leaky import chosen_first, id_of_joined_texts, kept_column
+from worlds import World, make_world, sound
 
 from pipeline.attacks.canaries import write_truth
 from pipeline.cli import main

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from leaky import LEAKS, Generator, facts_of, make_world, sound, the_reference_way
+from leaky import LEAKS, Generator, the_reference_way
+from worlds import facts_of, make_world, sound
 
 from pipeline.attacks.columns import extra_columns, file_of_row, row_order
 from pipeline.attacks.files import texts_in_files

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from leaky import make_world, write_jsonl
 from pipeline_runs import clean_environment
+from worlds import make_world, write_jsonl
 
 from pipeline.attacks.canaries import Truth, plant, read_truth, truth_path
 from pipeline.attacks.released import column_order, copies, private_label, several_releases
