@@ -241,10 +241,14 @@ def attack(
     """Attack releases: exit code 1 if labels leak beyond ε, 0 if no leak was found."""
     from pipeline.attacks.command import Request
     from pipeline.attacks.command import attack as run_attack
+    from pipeline.data.curate import Request as Release
     from pipeline.data.curate import privatize_source
 
+    def release(data: str, output: Path, epsilon: float, key_file: Path) -> str:
+        return privatize_source(Release(data, output, epsilon, key_file))
+
     options = (raw, canaries, key, truth, plant, epsilon, output, as_json)
-    raise typer.Exit(run_attack(Request(targets, privatize_source, *options)))
+    raise typer.Exit(run_attack(Request(targets, release, *options)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

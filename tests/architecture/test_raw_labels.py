@@ -12,7 +12,7 @@ ALLOWED = {
         "pipeline/data/formats.py",  # defines it
         "pipeline/stages/privatize.py",
         "pipeline/data/overlap.py",  # the guard: forgets which response was preferred before it compares
-        "pipeline/attacks/",  # owner-only: `attack --raw`, and planting canaries
+        "pipeline/attacks/canaries.py",  # for the owner: plants canaries, knows what attacks are judged on
     },
     "pair_converter": {
         "pipeline/data/formats.py",  # defines it

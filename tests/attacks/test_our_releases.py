@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from pipeline_runs import clean_environment
-from worlds import make_world
+from worlds import make_world, write_jsonl
 
 from pipeline.attacks.canaries import Truth, plant, read_truth, truth_path
-from pipeline.attacks.released import column_order, private_label, several_releases
+from pipeline.attacks.released import column_order, copies, private_label, several_releases
 from pipeline.attacks.suite import ATTACKS, Attack, run_attacks
 from pipeline.cli import main
 from pipeline.core.errors import UserError
@@ -93,6 +93,23 @@ def test_no_attack_on_the_labels_beats_alpha(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_no_attack_beats_alpha_on_200_000_canaries(tmp_path: Path) -> None:
     judge(tmp_path, 200_000, killed=True)
+
+
+def test_two_labelers_of_one_pair_share_no_flip(tmp_path: Path) -> None:
+    """Copies of a pair with a labeler each: z1 z2 = y1 y2 with probability alpha^2 + (1 - alpha)^2."""
+    world = make_world(1000, seed=12, copies=2)
+    rows = []
+    for number in range(len(world.pairs)):
+        prompt, chosen, rejected = world.preferred(number)
+        rows.append({"prompt": prompt, "chosen": chosen, "rejected": rejected, "who": f"labeler {number % 2}"})
+    key, release = keygen(tmp_path / "owner.key"), tmp_path / "release"
+    arguments = command(write_jsonl(tmp_path / "raw.jsonl", rows), release, 1.0, key)
+    assert main([*arguments, "--labeler-column", "who"]) == 0
+    outcome = run_attacks([release], world.truth(), attacks=(copies,))
+    (verdict,) = outcome.attacks
+    assert not outcome.leak
+    assert verdict.n == 1000
+    assert verdict.rate == pytest.approx(0.6068, abs=0.08)  # 5 standard errors
 
 
 def test_planting_replaces_the_chosen_labels_alone(tmp_path: Path) -> None:
