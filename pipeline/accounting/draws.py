@@ -279,6 +279,20 @@ def rlhf_epsilon(
     return tau * (shift + pessimism * math.expm1(0.5 * math.log1p(square / lambda_min))) / kl_coef
 
 
+def rlhf_label_instance_epsilon(
+    kl_coef: float, parameter_norm: float, action_width: float, pair_width: float, feature_norm: float = 1.0
+) -> float:
+    """Label-DP range of one draw for given public features: max‖φ_a − φ_b‖_{Σ^−1}·max_i‖x_i‖_{Σ^−1}/(γη).
+
+    The instance form of Theorem 3 (note, section 5.2), never above the worst case of `rlhf_epsilon`. action_width: the
+    first maximum, over the prompt's actions; pair_width: the second, over the pairs in the data; both under Σ = λI +
+    Σxxᵀ, which label neighbours share. Valid for label neighbours only. Other assumptions as in `rlhf_draw`.
+    """
+    positive("action_width", action_width)
+    positive("pair_width", pair_width)
+    return action_width * pair_width / (curvature_floor(parameter_norm, feature_norm) * positive("kl_coef", kl_coef))
+
+
 def rlhf_draw(
     kl_coef: float,
     lambda_min: float,
