@@ -44,7 +44,7 @@ def lemma(instances: int, seed: int = 0) -> list[Search]:
     return [
         joined("Lemma 1: the loss is at most range(d)", f"{NOTE} 2.1", [loss(first, second) / spread]),
         joined(
-            "Lemma 1, approximate, mass of A2 at most delta under both",
+            "Lemma 1, approximate: delta = larger mass of A2",
             f"{NOTE} Lemma 1'",
             [measured / outside.max(axis=0)],
         ),
@@ -155,7 +155,7 @@ def randomised_labels() -> Search:
         draw = float(loss(np.log(given_z)[first], np.log(given_z)[second]).max())
         ratios.append(loss(given_y[first], given_y[second]) / draw_after_randomized_response(draw, epsilon))
     return joined(
-        "One draw on randomised labels: 2 artanh(tanh(e_K/2) tanh(e/2))", "mixture bound of the accountant", ratios
+        "One draw on randomised labels: 2 artanh(tanh(e_K/2) tanh(e/2))", "draw_after_randomized_response", ratios
     )
 
 

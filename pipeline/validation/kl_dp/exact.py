@@ -51,6 +51,11 @@ def gram(counts: Array, features: Array, ridge: float) -> Array:
     return np.einsum("bt,ti,tj->bij", counts, features, features) + ridge * np.eye(features.shape[1])
 
 
+def least_eigenvalue(matrix: Array) -> Array:
+    """λ_min of symmetric matrices, (b, d, d) -> (b,)."""
+    return np.asarray(np.linalg.eigvalsh(matrix)[:, 0], dtype=np.float64)
+
+
 def width(actions: Array, matrix: Array) -> Array:
     """‖φ_a‖_{Σ^−1}, (A, d), (b, d, d) -> (b, A)."""
     solved = np.linalg.solve(matrix, np.broadcast_to(actions.T, (len(matrix), *actions.T.shape)))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pipeline.accounting.draws import Thresholds, linear_draw, linear_epsilon
 from pipeline.accounting.guarantee import Guarantee
 from pipeline.evaluation.gibbs import gibbs_log_policy
-from pipeline.validation.kl_dp.exact import Array, gram, loss, multisets, ridge_estimate, width
+from pipeline.validation.kl_dp.exact import Array, gram, least_eigenvalue, loss, multisets, ridge_estimate, width
 from pipeline.validation.kl_dp.search import NOTE, Search, joined, threshold_ratios
 
 FEATURES = np.array([[1.0, 0.0], [0.0, 1.0], [-0.6, 0.8], [0.01, 0.01]])
@@ -41,7 +41,7 @@ def searches(largest: int) -> list[Search]:
     counts = multisets(len(RECORDS), largest)
     for ridge in RIDGES:
         smaller = gram(counts, RECORDS, ridge)
-        least = np.linalg.eigvalsh(smaller)[:, 0]
+        least = least_eigenvalue(smaller)
         rows = counts.sum(axis=1).astype(int)
         for pessimism in (0.0, 1.5):
             bound = np.array(

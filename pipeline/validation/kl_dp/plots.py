@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -16,6 +17,7 @@ from pipeline.validation.kl_dp.search import Search
 POINTS = (8, 30, 100, 300, 1000, 3000)
 RADIUS = 1.0
 Row = Mapping[str, object]
+Curve = Mapping[Any, float]
 
 
 def parameters() -> tuple[Figure, list[Row]]:
@@ -32,12 +34,12 @@ def parameters() -> tuple[Figure, list[Row]]:
     return figure, rows
 
 
-def _curve(axes: Axes, rows: list[Row], label: str, place: int, x: str, bound: Mapping[float, float]) -> None:
+def _curve(axes: Axes, rows: list[Row], label: str, place: int, x: str, bound: Curve) -> None:
     axes.plot(list(bound), list(bound.values()), color=COLOURS[place], label=f"{label}, bound")
     rows += [{"curve": label, "kind": "bound", "x": x, "value": each, "epsilon": bound[each]} for each in bound]
 
 
-def _points(axes: Axes, rows: list[Row], label: str, place: int, x: str, measured: Mapping[float, float]) -> None:
+def _points(axes: Axes, rows: list[Row], label: str, place: int, x: str, measured: Curve) -> None:
     axes.plot(list(measured), list(measured.values()), "o", color=COLOURS[place], markersize=4, label="measured")
     rows += [
         {"curve": label, "kind": "measured", "x": x, "value": each, "epsilon": measured[each]} for each in measured
@@ -80,7 +82,7 @@ def _pessimism(axes: Axes, rows: list[Row]) -> None:
 
 def _tail(axes: Axes, rows: list[Row]) -> None:
     levels = np.linspace(5.0, 60.0, 23)
-    for place, ratio in enumerate((0.1, 0.25, 0.5)):
+    for place, ratio in enumerate((0.025, 0.05, 0.1)):
         found = [bandit_approximate(0.3, float(level), 1.0, 400, ratio, 0.1) for level in levels]
         axes.plot(levels, [each.delta for each in found], color=COLOURS[place], label=f"c = {ratio:g}")
         label = f"bandit delta, c = {ratio:g}"
@@ -129,7 +131,12 @@ def utility(curves: equal_utility.Curves) -> Figure:
     for place, draws in enumerate(equal_utility.DRAWS):
         cost = equal_utility.kl_cost(curves, draws)
         axes.plot(
-            curves.kl_share.mean(axis=0), cost, "o-", markersize=3, color=COLOURS[place], label=f"KL, {draws} draws"
+            curves.kl_share.mean(axis=0),
+            cost,
+            "o-",
+            markersize=3,
+            color=COLOURS[place],
+            label=f"KL, {draws} draw{'s' * (draws > 1)}",
         )
     mean = curves.rr_share.mean(axis=0)
     axes.plot(mean, equal_utility.EPSILONS, "s-", markersize=3, color="black", label="randomised response, any use")

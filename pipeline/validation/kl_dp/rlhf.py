@@ -16,7 +16,7 @@ from pipeline.accounting.draws import (
 )
 from pipeline.accounting.guarantee import Guarantee
 from pipeline.evaluation.gibbs import gibbs_log_policy
-from pipeline.validation.kl_dp.exact import Array, bradley_terry, gram, loss, multisets, width
+from pipeline.validation.kl_dp.exact import Array, bradley_terry, gram, least_eigenvalue, loss, multisets, width
 from pipeline.validation.kl_dp.linear import references
 from pipeline.validation.kl_dp.search import NOTE, Search, joined, threshold_ratios
 
@@ -39,7 +39,7 @@ def searches(largest: int, radii: tuple[float, ...]) -> list[Search]:
     for radius in radii:
         for ridge in (0.3, 2.0):
             matrix = gram(counts, SIGNED, ridge)
-            least = np.linalg.eigvalsh(matrix)[:, 0]
+            least = least_eigenvalue(matrix)
             theta = bradley_terry(counts, SIGNED, curvature_floor(radius) * ridge, radius)
             utility = theta @ ACTIONS.T - PESSIMISM * width(ACTIONS, matrix)
             pairs_wide = width(PAIRS, matrix)
@@ -105,11 +105,13 @@ def extremal_ratio(radius: float, pairs: int, notion: str, ridge: float = 1.0) -
 
 def threshold_searches(largest: int, radius: float = 0.5, ridge: float = 0.3) -> list[Search]:
     """The approximate statements, label and add-remove, for two strengths of KL."""
-    label, add = [], []
+    label: list[Array] = []
+    add: list[Array] = []
     counts = multisets(len(SIGNED), largest)
     kappa = curvature_floor(radius) * ridge
     small = gram(counts, SIGNED, ridge)
-    least, core = np.linalg.eigvalsh(small)[:, 0], width(ACTIONS, small)
+    least = least_eigenvalue(small)
+    core = width(ACTIONS, small)
     before = bradley_terry(counts, SIGNED, kappa, radius) @ ACTIONS.T
     for kind, other in enumerate(FLIPPED):
         moves = {
@@ -150,7 +152,7 @@ def halved_exponent_ratio(radius: float, pairs: int) -> float:
 
 
 def unridged_ratio(ridge: float) -> float:
-    """One pair x = 1, B = 1, Σ with λ but no ridge in the likelihood: flip loss over the bound; actions ±1/2 (L = 1)."""
+    """One pair x = 1, B = 1, Σ with λ no ridge in the fit: flip loss over the bound; actions ±1/2 (L = 1)."""
     counts = np.array([[1.0, 0.0], [0.0, 1.0]])
     theta = bradley_terry(counts, np.array([[1.0], [-1.0]]), 0.0, 1.0)[:, 0]
     log_reference = np.log([1e-12, 1.0 - 1e-12])
