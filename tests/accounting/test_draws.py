@@ -98,6 +98,10 @@ def test_thresholds_exchange_epsilon_for_delta() -> None:
     narrow = linear_draw(0.2, 200.0, 1.0, 25.0, 25, thresholds=split, parameter_norm=1.0)
     assert narrow.delta == pytest.approx(0.5 * math.exp(-(200.0 * 0.04 - 2.0) / 0.2))
     assert narrow.epsilon < linear_draw(0.2, 200.0, 1.0, 25.0, 25, parameter_norm=1.0).epsilon
+    close = Thresholds(tau=0.05, core=0.01, reference_odds=0.5, separation=0.5)
+    assert linear_draw(0.2, 200.0, 1.0, 25.0, 25, thresholds=close, parameter_norm=1.0).delta == pytest.approx(
+        narrow.delta * math.exp(-1.5 / 0.2)
+    )
     label = rlhf_draw(0.2, 25.0, 1.0, "label", pessimism=200.0, thresholds=split)
     assert label.epsilon == pytest.approx(rlhf_epsilon(0.2, 25.0, 1.0, "label") * 0.05 * 5.0)
     assert label.delta == narrow.delta

@@ -55,11 +55,11 @@ def searches(largest: int) -> list[Search]:
                     second = gibbs_log_policy(after, log_reference, KL_COEF)
                     pure.append(loss(first, second) / bound)
                 spread = width(FEATURES, gram(counts + step, RECORDS, ridge))
-                for kl_coef in (KL_COEF, 8.0):
+                for kl_coef in (KL_COEF, 1.5, 8.0):
                     first = gibbs_log_policy(before, FAVOURED, kl_coef)
                     second = gibbs_log_policy(after, FAVOURED, kl_coef)
                     promise = _promise(kl_coef, pessimism, least, rows)
-                    approximate.append(threshold_ratios(first, second, core, spread, FAVOURED, promise))
+                    approximate.append(threshold_ratios(first, second, core, spread, FAVOURED, FEATURES, promise))
     pure.append(np.array([extremal_ratio(n) for n in (10**2, 10**4, 10**6)]))
     return [
         joined("Linear bandit: one draw is e0(mu, N)-DP", f"{NOTE} Theorem 2.1", pure),

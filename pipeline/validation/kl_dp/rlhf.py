@@ -123,11 +123,11 @@ def threshold_searches(largest: int, radius: float = 0.5, ridge: float = 0.3) ->
             after_counts = counts[own] + move
             spread = width(ACTIONS, gram(after_counts, SIGNED, ridge))
             after = bradley_terry(after_counts, SIGNED, kappa, radius) @ ACTIONS.T
-            for kl_coef, pessimism in ((0.5, 6.0), (4.0, 1.0)):
+            for kl_coef, pessimism in ((0.5, 6.0), (0.5, 0.0), (1.5, 0.0)):
                 first = gibbs_log_policy(before[own] - pessimism * core[own], FAVOURED, kl_coef)
                 second = gibbs_log_policy(after - pessimism * spread, FAVOURED, kl_coef)
                 promise = _promise(notion, kl_coef, pessimism, least[own], radius, ridge)
-                found = threshold_ratios(first, second, core[own], spread, FAVOURED, promise)
+                found = threshold_ratios(first, second, core[own], spread, FAVOURED, ACTIONS, promise)
                 (label if notion == "label" else add).append(found)
     return [
         joined("RLHF, label DP, thresholds: one draw is (e(tau), delta)-DP", f"{NOTE} Theorem 3, approximate", label),
