@@ -132,15 +132,17 @@ def dptd_sigma(
         found = subsampled_gaussian_epsilon(population, steps, math.exp(log_multiplier), target_delta)
         return min(found, 1e6) - target_epsilon
 
-    high = math.log(LARGEST_MULTIPLIER)
-    if excess(high) > 0.0:
-        raise OutsideAssumptions("target_epsilon", f"= {target_epsilon!r} is out of reach; raise it or lower steps")
-    low = 0.0
-    while excess(low) <= 0.0 and low > -6.0:
+    high = 0.0
+    while excess(high) > 0.0:
+        high += 1.0
+        if high > math.log(LARGEST_MULTIPLIER):
+            raise OutsideAssumptions("target_epsilon", f"= {target_epsilon!r} is out of reach; raise it or lower steps")
+    low = high - 1.0
+    while excess(low) <= 0.0:
         low -= 1.0
-    if excess(low) <= 0.0:
-        return math.exp(low) * joint_sensitivity(clip)
-    root = float(brentq(excess, low, high, xtol=5e-4))
+        if low < -math.log(LARGEST_MULTIPLIER):
+            return math.exp(low) * joint_sensitivity(clip)
+    root = float(brentq(excess, low, min(high, low + 1.0), xtol=5e-4))
     while excess(root) > 0.0:
         root += 5e-4
     return math.exp(root) * joint_sensitivity(clip)

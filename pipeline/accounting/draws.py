@@ -45,19 +45,22 @@ class Thresholds:
     """The split of actions behind an approximate guarantee of the linear and RLHF policies.
 
     Actions with ‖φ‖_{Σ'^−1} > `tau` (Σ' of the larger set) make up A2, those with ‖φ‖_{Σ^−1} ≤ `core` (Σ of the smaller
-    set; core < tau) make up G. reference_odds: π0(A2)/π0(G), an upper bound for every prompt, > 0. No unit: norms are
-    features over √Σ.
+    set; core < tau) make up G. reference_odds: π0(A2)/π0(G), an upper bound for every prompt, > 0. separation ω: the
+    largest ‖φ_a − φ_g‖₂ between A2 and G, 2·feature_norm if None. No unit: norms are features over √Σ.
     """
 
     tau: float
     core: float
     reference_odds: float
+    separation: float | None = None
 
     def check(self) -> Thresholds:
         """Itself; OutsideAssumptions if 0 ≤ core < tau or odds > 0 is violated."""
         positive("tau", self.tau)
         not_negative("core", self.core)
         positive("reference_odds", self.reference_odds)
+        if self.separation is not None:
+            positive("separation", self.separation)
         if self.core >= self.tau:
             raise OutsideAssumptions("core", f"must be below tau = {self.tau!r}, got {self.core!r}; lower it")
         return self
@@ -214,7 +217,7 @@ def linear_draw(
     delta = 0.0
     if split is not None:
         largest = reward_abs_max * math.sqrt((rows + 1) / lambda_min)
-        gap = 2.0 * (largest if parameter_norm is None else parameter_norm)
+        gap = (split.separation or 2.0) * (largest if parameter_norm is None else parameter_norm)
         delta = tail_mass(split.reference_odds, kl_coef, pessimism * (split.tau - split.core), gap)
     constrained = "" if parameter_norm is None else f", constrained to norm at most {parameter_norm:g}"
     assumptions = (
@@ -279,6 +282,20 @@ def rlhf_epsilon(
     return tau * (shift + pessimism * math.expm1(0.5 * math.log1p(square / lambda_min))) / kl_coef
 
 
+def rlhf_label_instance_epsilon(
+    kl_coef: float, parameter_norm: float, action_width: float, pair_width: float, feature_norm: float = 1.0
+) -> float:
+    """Label-DP range of one draw for given public features: max‖φ_a − φ_b‖_{Σ^−1}·max_i‖x_i‖_{Σ^−1}/(γη).
+
+    The instance form of Theorem 3 (note, section 5.2), never above the worst case of `rlhf_epsilon`. action_width: the
+    first maximum, over the prompt's actions; pair_width: the second, over the pairs in the data; both under Σ = λI +
+    Σxxᵀ, which label neighbours share. Valid for label neighbours only. Other assumptions as in `rlhf_draw`.
+    """
+    positive("action_width", action_width)
+    positive("pair_width", pair_width)
+    return action_width * pair_width / (curvature_floor(parameter_norm, feature_norm) * positive("kl_coef", kl_coef))
+
+
 def rlhf_draw(
     kl_coef: float,
     lambda_min: float,
@@ -312,7 +329,7 @@ def rlhf_draw(
     )
     delta = 0.0
     if split is not None:
-        gap = 2.0 * feature_norm * parameter_norm
+        gap = (split.separation or 2.0 * feature_norm) * parameter_norm
         delta = tail_mass(split.reference_odds, kl_coef, pessimism * (split.tau - split.core), gap)
     gamma = curvature_floor(parameter_norm, feature_norm)
     penalty = "any pessimism level" if notion == "label" else f"pessimism level {pessimism:g}"

@@ -37,6 +37,21 @@ def gibbs_weights(scores: np.ndarray, kl_coef: float) -> np.ndarray:
     return weights / weights.sum(axis=-1, keepdims=True)
 
 
+def gibbs_log_policy(utility: np.ndarray, log_reference: np.ndarray, kl_coef: float) -> np.ndarray:
+    """log π with π ∝ π_ref·exp(utility/kl_coef), normalised along the last axis; the shapes broadcast.
+
+    For enumerable action sets. A utility or a reference of −∞ gives −∞; at least one action must be finite.
+
+    Raises:
+        ValueError: kl_coef not above 0.
+    """
+    if not kl_coef > 0:
+        raise ValueError(f"kl_coef must be above 0, got {kl_coef}")
+    logits = utility / kl_coef + log_reference
+    logits = logits - logits.max(axis=-1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+
+
 def kl_from_uniform(weights: np.ndarray) -> np.ndarray:
     """Σ w log(N w) along the last axis, nats, in [0, log N]; 0·log 0 = 0."""
     count = weights.shape[-1]

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipeline.core.errors import UserError
+from pipeline.privacy.entries import EventLog
 from pipeline.privacy.keys import PrivacyKey
 from pipeline.privacy.mechanism import Mechanism, PublicLabels
 from pipeline.privacy.records import PreferenceRecord, PrivateRecord, RawPair, canonical_record, event_bytes, is_blank
@@ -73,13 +74,17 @@ def _release(mechanism: Mechanism, key: PrivacyKey | None, record: PreferenceRec
 
 
 def privatize_records(
-    pairs: Iterable[RawPair], mechanism: Mechanism, key: PrivacyKey | None, source: str = "the input"
+    pairs: Iterable[RawPair],
+    mechanism: Mechanism,
+    key: PrivacyKey | None,
+    source: str = "the input",
+    log: EventLog | None = None,
 ) -> tuple[list[PrivateRecord], DropCounts]:
     """Canonicalise, drop, keep the first of each unordered pair, randomise; records come back in `record_id` order.
 
-    source: the input's name in error messages. UserError if a row is not valid Unicode or no row is left. Apart from
-    reading `pairs` this is a pure function, and swapping chosen and rejected in any rows changes their private labels
-    alone.
+    source: the input's name in error messages. log: takes the events for the ledger. Apart from reading `pairs` (and
+    writing `log`) this is a pure function, and swapping chosen and rejected in any rows changes their private labels
+    alone. UserError if a row is not valid Unicode or no row is left.
     """
     key_mode(mechanism, key)
     counts = DropCounts()
@@ -100,6 +105,8 @@ def privatize_records(
             counts.duplicates += 1
         else:
             kept[record.record_id] = PrivateRecord(*record[:4], _release(mechanism, key, record))
+            if log is not None and key is not None:
+                log.add(key.prf, record)
     if not kept:
         raise nothing_left(source, counts)
     return [kept[record_id] for record_id in sorted(kept)], counts

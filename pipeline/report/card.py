@@ -27,7 +27,7 @@ def run_card(facts: RunFacts, status: PrivacyStatus) -> dict[str, Any]:
     labels = facts.evaluation.get("evaluation_labels") or facts.recipe.get("evaluation_labels")
     if labels:
         extra["evaluation_labels"] = str(labels)
-    ledger = facts.manifests.get("privatize", {}).get("ledger")
+    ledger = facts.manifests.get("privatize", {}).get("report", {}).get("ledger")
     return privacy_card(marked(facts.release, status), ledger=ledger, **extra)
 
 

@@ -14,6 +14,7 @@ import math
 import shutil
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ from pipeline.data.formats import read_preferences
 from pipeline.data.release import ReleaseManifest, text_format, write_release
 from pipeline.data.sources import source_chunks
 from pipeline.embedded import task
+from pipeline.privacy.entries import EventLog, spent
 from pipeline.privacy.keys import PrivacyKey, insecure_seed_key, keygen, load_key
+from pipeline.privacy.ledger import Ledger
 from pipeline.privacy.mechanism import Mechanism, PublicLabels, make_mechanism
 from pipeline.privacy.privatize import DropCounts, guarantee, privatize_records
 from pipeline.privacy.records import PrivateRecord, RawPair
@@ -45,7 +48,8 @@ def run(context: StageContext) -> dict[str, Any]:
     key = randomiser_key(recipe)
 
     # --- training labels: always through the mechanism ----------------------------------------------------------------
-    records, counts = privatize_records(raw_pairs(recipe, "train"), mechanism, key, recipe.data.preferences)
+    log = EventLog()
+    records, counts = privatize_records(raw_pairs(recipe, "train"), mechanism, key, recipe.data.preferences, log)
     held_out: list[PrivateRecord] = []
     if single_file(recipe.data.preferences):
         records, held_out = split_by_id(records)
@@ -60,7 +64,8 @@ def run(context: StageContext) -> dict[str, Any]:
             held_out = [record for record in everything if record.record_id in chosen]
         test_records, test_counts = held_out, DropCounts()
     else:
-        test_records, test_counts = privatize_records(raw_pairs(recipe, "eval"), test_mechanism, key)
+        test_log = None if recipe.evaluation_labels == "public" else log
+        test_records, test_counts = privatize_records(raw_pairs(recipe, "eval"), test_mechanism, key, log=test_log)
     trained_on = {record.record_id for record in records}
     overlap = sum(record.record_id in trained_on for record in test_records)
     test_records = [record for record in test_records if record.record_id not in trained_on]
@@ -70,11 +75,13 @@ def run(context: StageContext) -> dict[str, Any]:
             "bring other evaluation rows"
         )
 
-    # --- released, once everything is known to be sound ---------------------------------------------------------------
+    # --- released, once everything is known to be sound and the ledger has it -----------------------------------------
     for name in ("release", "evaluation"):
         shutil.rmtree(context.folder / name, ignore_errors=True)
-    release_to(context.folder / "release", recipe, records, counts, guarantee(mechanism, key))
-    release_to(context.folder / "evaluation", recipe, test_records, test_counts, guarantee(test_mechanism, key))
+    released = {record.record_id for record in [*records, *test_records]}
+    with entered(recipe, key, log.only(released)) as ledger:
+        release_to(context.folder / "release", recipe, records, counts, guarantee(mechanism, key))
+        release_to(context.folder / "evaluation", recipe, test_records, test_counts, guarantee(test_mechanism, key))
     remember_input(recipe, context.run)
     facts = guarantee(mechanism, key)
     epsilon = facts["epsilon"]
@@ -87,10 +94,21 @@ def run(context: StageContext) -> dict[str, Any]:
         "epsilon": epsilon,
         "keep_prob": facts["keep_prob"],
         "mark": facts["mark"],
+        "ledger": None if ledger is None else ledger.card_facts(),
         "summary": f"{len(records)} labels at ε = {'∞' if epsilon is None else epsilon} "
         f"(each kept with probability {facts['keep_prob']:.3f}){mark}; {sum(counts.as_dict().values())} rows "
         f"dropped; {len(test_records)} evaluation pairs ({recipe.evaluation_labels} labels)",
     }
+
+
+@contextmanager
+def entered(recipe: Recipe, key: PrivacyKey | None, events: list[tuple[bytes, int]]) -> Iterator[Ledger | None]:
+    """The release in the key's ledger; None where no key file protects the labels (public ones, or a seed's flips)."""
+    if key is None or key.mode != "keyed":
+        yield None
+        return
+    with spent(key, declared_source(recipe.data.preferences), recipe.privatize.epsilon, events) as ledger:
+        yield ledger
 
 
 def check_input(recipe: Recipe, run: RunDir) -> None:

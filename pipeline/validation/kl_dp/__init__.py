@@ -1,0 +1,1 @@
+"""KL-regularised policies as private samplers: the accountants against brute force over neighbouring data sets."""

@@ -1,0 +1,152 @@
+"""What a given gain costs: draws from the Gibbs policy on true labels against randomised response on every label.
+
+One prompt, eight actions with unit features in R³, a linear true reward; a fixed public list of pairs whose labels are
+random. Utility is the mean true reward of a draw as a share of what the best action gains over π0 (uniform). Both
+columns protect one label, under different trust:
+
+- KL: a trusted curator holds the true labels and releases nothing but m draws. ε of the m draws together at δ = 10⁻⁶,
+  by the instance form of the label-DP accountant and `repeated_draws`.
+- Randomised response: nobody but the labeller needs to be trusted; everything may be released, any number of draws.
+  ε of a label, δ = 0. The policy is the Gibbs policy of the private likelihood's fit at a small kl_coef.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.accounting.composition import repeated_draws
+from pipeline.accounting.draws import rlhf_label_instance_epsilon
+from pipeline.evaluation.gibbs import gibbs_log_policy
+from pipeline.privacy.mechanism import RandomizedResponse
+from pipeline.validation.claims import Claim, within
+from pipeline.validation.kl_dp.exact import Array, bradley_terry, gram, width
+
+DRAWS = (1, 100, 10_000)
+DELTA = 1e-6
+RADIUS = 1.0
+RIDGE = 1.0
+PRIVATE_RIDGE = 3.0  # the prior of a unit parameter in three dimensions
+GREEDY = 0.02
+TARGET = 0.8
+KL_COEFS = np.geomspace(0.02, 3.0, 14)
+EPSILONS = np.geomspace(0.04, 4.0, 12)
+
+
+@dataclass(frozen=True)
+class Curves:
+    """kl_share (reps, k) at KL_COEFS, rr_share (reps, e) at EPSILONS; kl_epsilon (k,) of one draw."""
+
+    kl_share: Array
+    rr_share: Array
+    kl_epsilon: Array
+
+
+def measure(repetitions: int, pairs: int = 2000, seed: int = 7) -> Curves:
+    """Simulates labels, fits and policies; bit-reproducible."""
+    from reward_models.linear import fit_linear
+
+    generator = np.random.default_rng(seed)
+    actions = generator.normal(size=(8, 3))
+    actions /= np.linalg.norm(actions, axis=1, keepdims=True)
+    truth = generator.normal(size=3)
+    truth /= np.linalg.norm(truth)
+    left = generator.integers(0, 8, pairs)
+    right = (left + generator.integers(1, 8, pairs)) % 8
+    phi_a, phi_b = actions[left], actions[right]
+    difference = phi_a - phi_b
+    likely = 1.0 / (1.0 + np.exp(-difference @ truth))
+    value = actions @ truth
+
+    def share(weights: Array, kl_coef: float) -> float:
+        policy = np.exp(gibbs_log_policy(actions @ weights, np.zeros(8), kl_coef))
+        return float((policy @ value - value.mean()) / (value.max() - value.mean()))
+
+    kl_share = np.empty((repetitions, len(KL_COEFS)))
+    rr_share = np.empty((repetitions, len(EPSILONS)))
+    for repetition in range(repetitions):
+        label = np.where(generator.random(pairs) < likely, 1.0, -1.0)
+        exact = bradley_terry(np.ones((1, pairs)), label[:, None] * difference, RIDGE, RADIUS)[0]
+        kl_share[repetition] = [share(exact, float(eta)) for eta in KL_COEFS]
+        for place, epsilon in enumerate(EPSILONS):
+            kept = generator.random(pairs) < RandomizedResponse(float(epsilon)).keep_prob
+            private = np.where(kept, label, -label)
+            fit = fit_linear(phi_a, phi_b, private, float(epsilon), ridge=PRIVATE_RIDGE)
+            rr_share[repetition, place] = share(fit.theta.numpy(), GREEDY)
+    matrix = gram(np.ones((1, pairs)), difference, RIDGE)
+    apart = (actions[:, None, :] - actions[None, :, :]).reshape(-1, 3)
+    action_width, pair_width = float(width(apart, matrix).max()), float(width(difference, matrix).max())
+    one = [rlhf_label_instance_epsilon(float(eta), RADIUS, action_width, pair_width) for eta in KL_COEFS]
+    return Curves(kl_share, rr_share, np.array(one))
+
+
+def kl_cost(curves: Curves, draws: int) -> Array:
+    """ε of `draws` draws at DELTA for every KL_COEFS, (k,)."""
+    return np.array([repeated_draws(float(each), 0.0, draws, DELTA).epsilon for each in curves.kl_epsilon])
+
+
+def cost_at(share: Array, epsilon: Array, target: float) -> float:
+    """ε at which the mean share reaches `target`, interpolated in log ε; share (n,) follows epsilon (n,) upwards.
+
+    NaN where the curve does not reach the target.
+    """
+    order = np.argsort(epsilon)
+    rising = np.maximum.accumulate(share[order])
+    if not rising[0] <= target <= rising[-1]:
+        return float("nan")
+    first = int(np.searchsorted(rising, target))
+    low, high = max(first - 1, 0), first
+    weight = 0.0 if rising[high] == rising[low] else (target - rising[low]) / (rising[high] - rising[low])
+    logs = np.log(epsilon[order])
+    return float(np.exp(logs[low] + weight * (logs[high] - logs[low])))
+
+
+def claims(curves: Curves, resamples: int = 400, seed: int = 8) -> list[Claim]:
+    """KL's ε over randomised response's at TARGET, per number of draws, with a paired bootstrap over repetitions."""
+    generator = np.random.default_rng(seed)
+    picks = generator.integers(0, len(curves.kl_share), (resamples, len(curves.kl_share)))
+    made = []
+    for draws in DRAWS:
+        cost = kl_cost(curves, draws)
+
+        def ratio(rows: np.ndarray, cost: Array = cost) -> float:
+            kl = cost_at(curves.kl_share[rows].mean(axis=0), cost, TARGET)
+            return kl / cost_at(curves.rr_share[rows].mean(axis=0), EPSILONS, TARGET)
+
+        whole = ratio(np.arange(len(curves.kl_share)))
+        if not np.isfinite(whole):
+            raise RuntimeError(f"the grids do not reach {TARGET:.0%} of the gain: widen KL_COEFS or EPSILONS")
+        sampled = [value for value in map(ratio, picks) if np.isfinite(value)]
+        low, high = np.percentile(sampled, [2.5, 97.5])
+        made.append(
+            within(
+                f"At {TARGET:.0%} of the gain, {draws} KL draw{'s' * (draws > 1)} (trusted curator) cost less epsilon"
+                " than randomised response (no trust)",
+                "this project",
+                whole,
+                high=1.0,
+                what=f"epsilon of {draws} draws at delta {DELTA:g} / epsilon of randomised response",
+                interval=(min(float(low), whole), max(float(high), whole)),
+            )
+        )
+    return made
+
+
+def table(curves: Curves) -> list[dict[str, object]]:
+    """Rows for equal_utility.csv."""
+    rows: list[dict[str, object]] = []
+    for draws in DRAWS:
+        for eta, share, cost in zip(KL_COEFS, curves.kl_share.mean(axis=0), kl_cost(curves, draws), strict=True):
+            rows.append({"arm": "kl", "draws": draws, "kl_coef": eta, "share_of_gain": share, "epsilon": cost})
+    for epsilon, share in zip(EPSILONS, curves.rr_share.mean(axis=0), strict=True):
+        rows.append(
+            {
+                "arm": "randomized_response",
+                "draws": "any",
+                "kl_coef": GREEDY,
+                "share_of_gain": share,
+                "epsilon": epsilon,
+            }
+        )
+    return rows

@@ -1,0 +1,121 @@
+"""Exact policies on small data and the exact privacy loss between two of them. Batched numpy; b batch, A actions.
+
+Data sets are counts over a finite list of record types: enumerating multisets enumerates data sets, and a neighbour is
+one count more or less (or moved, for a flipped label).
+"""
+
+from __future__ import annotations
+
+from itertools import combinations_with_replacement
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+def loss(log_p: Array, log_q: Array) -> Array:
+    """max_a |log p(a)/q(a)|, (…, A) twice -> (…,); ∞ where only one of them is 0, actions with p = q = 0 left out."""
+    both = np.isneginf(log_p) & np.isneginf(log_q)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.where(both, 0.0, np.abs(log_p - log_q)).max(axis=-1))
+
+
+def hockey_stick(log_p: Array, log_q: Array, epsilon: Array | float) -> Array:
+    """max over both directions of Σ (p − e^ε q)_+: the exact δ of the pair at ε; (…, A) twice -> (…,)."""
+    factor = np.exp(np.asarray(epsilon))[..., None]
+    p, q = np.exp(log_p), np.exp(log_q)
+    forward = np.maximum(p - factor * q, 0.0).sum(axis=-1)
+    return np.asarray(np.maximum(forward, np.maximum(q - factor * p, 0.0).sum(axis=-1)))
+
+
+def multisets(types: int, largest: int, smallest: int = 0) -> Array:
+    """All counts over `types` record types with smallest..largest records, (b, types)."""
+    rows = [
+        np.bincount(np.array(chosen, dtype=np.int64), minlength=types)
+        for size in range(smallest, largest + 1)
+        for chosen in combinations_with_replacement(range(types), size)
+    ]
+    return np.array(rows, dtype=np.float64)
+
+
+def bandit_utility(counts: Array, sums: Array, pessimism: float, *, optional: bool = False) -> Array:
+    """u(a) = mean − β/√N, (b, K); −∞ for an arm without records, unless `optional`: then mean 0 and N = 1."""
+    seen = np.maximum(counts, 1.0)
+    utility = sums / seen - pessimism / np.sqrt(seen)
+    return utility if optional else np.where(counts > 0, utility, -np.inf)
+
+
+def gram(counts: Array, features: Array, ridge: float) -> Array:
+    """λI + Σ c_t φ_t φ_tᵀ, (b, T), (T, d) -> (b, d, d)."""
+    return np.einsum("bt,ti,tj->bij", counts, features, features) + ridge * np.eye(features.shape[1])
+
+
+def least_eigenvalue(matrix: Array) -> Array:
+    """λ_min of symmetric matrices, (b, d, d) -> (b,)."""
+    return np.asarray(np.linalg.eigvalsh(matrix)[:, 0], dtype=np.float64)
+
+
+def width(actions: Array, matrix: Array) -> Array:
+    """‖φ_a‖_{Σ^−1}, (A, d), (b, d, d) -> (b, A)."""
+    solved = np.linalg.solve(matrix, np.broadcast_to(actions.T, (len(matrix), *actions.T.shape)))
+    return np.asarray(np.sqrt(np.einsum("ai,bia->ba", actions, solved)))
+
+
+def ridge_estimate(counts: Array, features: Array, rewards: Array, ridge: float) -> Array:
+    """θ̂ = Σ^−1 Σ c φ r, (b, d)."""
+    moments = np.einsum("bt,ti,t->bi", counts, features, rewards)
+    return np.asarray(np.linalg.solve(gram(counts, features, ridge), moments[..., None])[..., 0])
+
+
+def bradley_terry(counts: Array, signed: Array, ridge: float, radius: float) -> Array:
+    """The minimiser of Σ c_t log(1 + exp(−θᵀ(y x)_t)) + (κ/2)‖θ‖² over ‖θ‖ ≤ B, (b, T), (T, d) -> (b, d).
+
+    By Newton's method; where the free minimiser leaves the ball, the ridge grows until its norm is B (the multiplier of
+    the constraint is a ridge). κ = 0 is allowed with radius < ∞. Residuals are at rounding level.
+    """
+    batch, dimension = len(counts), signed.shape[1]
+    extra = np.zeros(batch)
+    theta = _newton(counts, signed, np.maximum(ridge, 1e-9) + extra, np.zeros((batch, dimension)))
+    outside = np.flatnonzero(np.linalg.norm(theta, axis=1) > radius)
+    if not len(outside):
+        return theta
+    few, inner = counts[outside], theta[outside]
+    # The gradient of the loss is at most Σ c‖x‖, so this multiplier holds the minimiser inside.
+    low, high = np.zeros(len(outside)), few @ np.linalg.norm(signed, axis=1) / radius + 1e-9
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        inner = _newton(few, signed, np.maximum(ridge, 1e-9) + middle, inner, iterations=6)
+        large = np.linalg.norm(inner, axis=1) > radius
+        low, high = np.where(large, middle, low), np.where(large, high, middle)
+    theta[outside] = inner * (radius / np.linalg.norm(inner, axis=1, keepdims=True))
+    return theta
+
+
+def _newton(counts: Array, signed: Array, ridge: Array, theta: Array, iterations: int = 60) -> Array:
+    """Damped Newton on the ridge-penalised logistic loss; ridge (b,), theta (b, d) the start."""
+    identity = np.eye(signed.shape[1])
+
+    def objective(at: Array) -> Array:
+        losses = (counts * np.logaddexp(0.0, -(at @ signed.T))).sum(axis=1)
+        return np.asarray(losses + 0.5 * ridge * (at**2).sum(axis=1))
+
+    value = objective(theta)
+    for _ in range(iterations):
+        missing = 0.5 * (1.0 - np.tanh(0.5 * (theta @ signed.T)))  # σ(−margin)
+        gradient = -(counts * missing) @ signed + ridge[:, None] * theta
+        weight = counts * missing * (1.0 - missing)
+        hessian = np.einsum("bt,ti,tj->bij", weight, signed, signed) + ridge[:, None, None] * identity
+        step = np.linalg.solve(hessian, gradient[..., None])[..., 0]
+        size = np.ones(len(theta))
+        for _ in range(30):
+            candidate = theta - size[:, None] * step
+            new = objective(candidate)
+            worse = new > value + 1e-12 * np.abs(value)
+            if not worse.any():
+                break
+            size = np.where(worse, 0.5 * size, size)
+        theta, value = candidate, new
+        if np.abs(step).max() < 1e-13:
+            break
+    return theta

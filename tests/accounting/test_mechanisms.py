@@ -1,0 +1,128 @@
+"""Randomised response per person, DPTD and private RL."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.stats import norm
+
+from pipeline.accounting.conversions import advanced_composition, zcdp_epsilon
+from pipeline.accounting.dptd import dptd, dptd_sigma, joint_sensitivity, subsampled_gaussian_epsilon
+from pipeline.accounting.guarantee import OutsideAssumptions
+from pipeline.accounting.people import randomized_response
+from pipeline.accounting.private_rl import private_rl
+
+
+def test_person_level_by_enumeration() -> None:
+    """Eight labels of one person: exact δ at the promised ε over all 256 released vectors."""
+    found = randomized_response(0.5, 8, 1e-3)
+    assert (found.epsilon, found.delta) == (4.0, 0.0)
+    alpha = math.exp(0.5) / (1 + math.exp(0.5))
+    kept = np.array([sum(bits) for bits in itertools.product((0, 1), repeat=8)])
+    p = alpha**kept * (1 - alpha) ** (8 - kept)
+    q = p[::-1]
+    assert np.maximum(p - math.exp(found.details["exact"]["epsilon"]) * q, 0).sum() == pytest.approx(1e-3, rel=1e-6)
+    assert np.log(p / q).max() == pytest.approx(4.0)
+
+
+def test_a_hundred_labels_of_one_person() -> None:
+    assert randomized_response(0.5, 100).details["exact"]["epsilon"] == pytest.approx(33.3, abs=0.05)
+    assert randomized_response(0.5, 10**6).details["exact"]["epsilon"] is None
+
+
+@pytest.mark.parametrize("multiplier", [0.5, 1.0, 3.0])
+def test_one_subsampled_step_covers_the_exact_delta(multiplier: float) -> None:
+    """One step on n = 2 records, the extreme pair: records at −½ and +½ of the sensitivity, the shared one at −½."""
+    delta = 1e-5
+    epsilon = subsampled_gaussian_epsilon(2, 1, multiplier, delta)
+
+    def density(x: float, changed: float) -> float:
+        return float(0.5 * norm.pdf(x, -0.5, multiplier) + 0.5 * norm.pdf(x, changed, multiplier))
+
+    for first, second in ((0.5, -0.5), (-0.5, 0.5)):
+        spill = quad(
+            lambda x, a=first, b=second: max(0.0, density(x, a) - math.exp(epsilon) * density(x, b)),
+            -40 * multiplier,
+            40 * multiplier,
+            limit=400,
+            points=[-1.0, 0.0, 1.0],
+        )[0]
+        assert spill <= delta
+
+
+def test_both_players_are_one_event() -> None:
+    """σ per player over 2√2·G; with the whole population of one record it is the plain Gaussian mechanism."""
+    assert joint_sensitivity(1.0) == pytest.approx(2.0 * math.sqrt(2.0))
+    single = dptd(1, 10, 1.0, 20.0, 1e-5, "transition")
+    multiplier = 20.0 / (2.0 * math.sqrt(2.0))
+    assert single.details["noise_multiplier"] == pytest.approx(multiplier)
+    assert single.epsilon == pytest.approx(zcdp_epsilon(10 / (2 * multiplier**2), 1e-5), rel=0.02)
+    assert dptd(500, 10, 1.0, 20.0, 1e-5, "transition").epsilon < single.epsilon
+
+
+def test_trajectories_are_sampled_one_in_m() -> None:
+    by_trajectory = dptd(2500, 20, 1.0, 6.0, 1e-5, "trajectory", trajectories=5)
+    assert by_trajectory.details["sampling_rate"] == 0.2
+    assert by_trajectory.epsilon == dptd(5, 20, 1.0, 6.0, 1e-5, "transition").epsilon
+    assert by_trajectory.epsilon > dptd(2500, 20, 1.0, 6.0, 1e-5, "transition").epsilon
+
+
+def test_the_published_noise_of_dptd_is_not_private() -> None:
+    """Multiplier 0.03 at n = 2500, T = 39: claimed ε = 1."""
+    assert dptd(2500, 39, 1.0, 0.03 * joint_sensitivity(1.0), 1e-5, "transition").epsilon > 100.0
+
+
+def test_calibrated_noise_meets_the_target_and_is_not_wasteful() -> None:
+    sigma = dptd_sigma(1.0, 2500, 39, 1.0, 1e-5, "transition")
+    assert dptd(2500, 39, 1.0, sigma, 1e-5, "transition").epsilon <= 1.0
+    assert dptd(2500, 39, 1.0, 0.99 * sigma, 1e-5, "transition").epsilon > 1.0
+
+
+def test_private_rl_both_routes() -> None:
+    found = private_rl(99, 8.0, 1e-5, 1.0)
+    assert (found.epsilon, found.delta, found.details["route"]) == (8.0, 1e-5, "zcdp")
+    step = found.details["zcdp"]["epsilon_per_update"]
+    assert step == pytest.approx(math.sqrt(8 * 1.2297 / 99), rel=1e-3)
+    assert zcdp_epsilon(99 * step**2 / 8, 1e-5) <= 8.0
+    assert found.details["exponent"] == pytest.approx(step / 2)
+    advanced = found.details["advanced_composition"]["epsilon_per_update"]
+    assert advanced_composition(advanced, 99, 1e-5) == pytest.approx(8.0)
+    assert private_rl(99, 8.0, 1e-5, 25.0).details["exponent"] == pytest.approx(step / 50)
+    assert private_rl(1, 8.0, 1e-5, 1.0).details["route"] == "basic"
+
+
+def test_exponential_mechanism_is_as_private_as_assumed() -> None:
+    """Scores move by at most 1 either way: the exact loss of one draw is at most ε₀, and attained."""
+    step = private_rl(10, 4.0, 1e-5, 1.0).details["epsilon_per_update"]
+    weight = step / 2.0
+    worst = 0.0
+    for move in itertools.product((-1.0, 0.0, 1.0), repeat=3):
+        base = np.array([0.0, -40.0, 3.0])
+        logs = [s * weight - np.log(np.exp(s * weight).sum()) for s in (base, base + np.array(move))]
+        worst = max(worst, float(np.abs(logs[0] - logs[1]).max()))
+    assert 0.5 * step < worst <= step
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: randomized_response(0.0, 3), "epsilon"),
+        (lambda: randomized_response(1.0, 0), "labels_per_person"),
+        (lambda: dptd(100, 10, 0.0, 1.0, 1e-5, "transition"), "clip"),
+        (lambda: dptd(100, 10, 1.0, 1.0, 0.0, "transition"), "target_delta"),
+        (lambda: dptd(100, 10, 1.0, 1.0, 1e-5, "trajectory"), "trajectories"),
+        (lambda: dptd(None, 10, 1.0, 1.0, 1e-5, "transition"), "rows"),
+        (lambda: dptd(4, 10, 1.0, 1.0, 1e-5, "trajectory", 5), "trajectories"),
+        (lambda: dptd(100, 10, 1.0, 1.0, 1e-5, "row"), "neighbors"),
+        (lambda: private_rl(0, 8.0, 1e-5, 1.0), "updates"),
+        (lambda: private_rl(3, 8.0, 0.0, 1.0), "delta"),
+        (lambda: private_rl(3, 8.0, 1e-5, 0.0), "sensitivity"),
+    ],
+)
+def test_outside_the_assumptions(call: object, name: str) -> None:
+    with pytest.raises(OutsideAssumptions, match=f"^{name} "):
+        call()  # type: ignore[operator]
