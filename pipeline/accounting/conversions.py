@@ -50,7 +50,7 @@ def zcdp_rho(epsilon: float, delta: float) -> float:
     """The largest ρ for which `zcdp_epsilon(ρ, delta)` is at most `epsilon` > 0."""
     positive("epsilon", epsilon)
     probability("delta", delta)
-    # By the pure part alone ρ α >= ε at some α, so ρ = ε + 1 is always too large for small δ; widen where it is not.
+    # A bracket: rho = epsilon + 1 is too large unless delta is near 1.
     high = epsilon + 1.0
     while zcdp_epsilon(high, delta) < epsilon:
         high *= 2.0

@@ -162,9 +162,12 @@ def test_equal_utility_is_reproducible_and_its_verdicts_follow_its_numbers() -> 
     assert np.array_equal(first.kl_share, second.kl_share)
     assert np.array_equal(first.rr_share, second.rr_share)
     assert (np.diff(first.kl_epsilon) < 0).all()
+    assert (first.kl_loss <= first.kl_epsilon).all()
+    assert (first.kl_loss > first.kl_epsilon / 20).all()
     # Curves made by hand: both arms reach 80 % in the middle of their grids.
     places = [np.linspace(1.0, 0.0, len(equal_utility.KL_COEFS)), np.linspace(0.0, 1.0, len(equal_utility.EPSILONS))]
-    made = equal_utility.Curves(places[0][None], places[1][None], np.geomspace(1e-3, 1e-5, len(equal_utility.KL_COEFS)))
+    bound = np.geomspace(1e-3, 1e-5, len(equal_utility.KL_COEFS))
+    made = equal_utility.Curves(places[0][None], places[1][None], bound, bound[None] / 2)
     claims = equal_utility.claims(made, resamples=5)
     ratios = [claim.measured for claim in claims]
     assert ratios == sorted(ratios)

@@ -21,7 +21,8 @@ from pipeline.accounting.draws import rlhf_label_instance_epsilon
 from pipeline.evaluation.gibbs import gibbs_log_policy
 from pipeline.privacy.mechanism import RandomizedResponse
 from pipeline.validation.claims import Claim, within
-from pipeline.validation.kl_dp.exact import Array, bradley_terry, gram, width
+from pipeline.validation.kl_dp.exact import Array, bradley_terry, gram, loss, width
+from pipeline.validation.kl_dp.search import NOTE, Search, joined
 
 DRAWS = (1, 100, 10_000)
 DELTA = 1e-6
@@ -36,11 +37,14 @@ EPSILONS = np.geomspace(0.04, 4.0, 12)
 
 @dataclass(frozen=True)
 class Curves:
-    """kl_share (reps, k) at KL_COEFS, rr_share (reps, e) at EPSILONS; kl_epsilon (k,) of one draw."""
+    """kl_share (reps, k) at KL_COEFS, rr_share (reps, e) at EPSILONS; of one draw kl_epsilon (k,), the bound, and
+    kl_loss (reps, k), the exact loss over all single flips of that repetition's labels.
+    """
 
     kl_share: Array
     rr_share: Array
     kl_epsilon: Array
+    kl_loss: Array
 
 
 def measure(repetitions: int, pairs: int = 2000, seed: int = 7) -> Curves:
@@ -64,11 +68,13 @@ def measure(repetitions: int, pairs: int = 2000, seed: int = 7) -> Curves:
         return float((policy @ value - value.mean()) / (value.max() - value.mean()))
 
     kl_share = np.empty((repetitions, len(KL_COEFS)))
+    kl_loss = np.empty_like(kl_share)
     rr_share = np.empty((repetitions, len(EPSILONS)))
     for repetition in range(repetitions):
         label = np.where(generator.random(pairs) < likely, 1.0, -1.0)
-        exact = bradley_terry(np.ones((1, pairs)), label[:, None] * difference, RIDGE, RADIUS)[0]
+        exact, *flipped = _fits_of_all_flips(label[:, None] * difference)
         kl_share[repetition] = [share(exact, float(eta)) for eta in KL_COEFS]
+        kl_loss[repetition] = [_largest_loss(exact, np.array(flipped), actions, float(eta)) for eta in KL_COEFS]
         for place, epsilon in enumerate(EPSILONS):
             kept = generator.random(pairs) < RandomizedResponse(float(epsilon)).keep_prob
             private = np.where(kept, label, -label)
@@ -78,7 +84,29 @@ def measure(repetitions: int, pairs: int = 2000, seed: int = 7) -> Curves:
     apart = (actions[:, None, :] - actions[None, :, :]).reshape(-1, 3)
     action_width, pair_width = float(width(apart, matrix).max()), float(width(difference, matrix).max())
     one = [rlhf_label_instance_epsilon(float(eta), RADIUS, action_width, pair_width) for eta in KL_COEFS]
-    return Curves(kl_share, rr_share, np.array(one))
+    return Curves(kl_share, rr_share, np.array(one), kl_loss)
+
+
+def _fits_of_all_flips(signed: Array) -> Array:
+    """The fit on label times difference (n, d), then those with one label turned: one per distinct row; (1 + T, d)."""
+    rows, counts = np.unique(signed, axis=0, return_counts=True)
+    types = len(rows)
+    turned = np.eye(types)
+    base = np.concatenate([counts.astype(np.float64), np.zeros(types)])
+    table = np.vstack([base, base + np.concatenate([-turned, turned], axis=1)])
+    return bradley_terry(table, np.concatenate([rows, -rows]), RIDGE, RADIUS)
+
+
+def _largest_loss(exact: Array, flipped: Array, actions: Array, kl_coef: float) -> float:
+    """Largest exact loss of one draw, π0 uniform."""
+    policy = gibbs_log_policy(exact @ actions.T, np.zeros(len(actions)), kl_coef)
+    return float(loss(policy, gibbs_log_policy(flipped @ actions.T, np.zeros(len(actions)), kl_coef)).max())
+
+
+def search(curves: Curves) -> Search:
+    """The exact loss of one draw on these data sets against the accountant's bound for their features."""
+    claim = "RLHF, label DP for the given features, 2000 random pairs"
+    return joined(claim, f"{NOTE} Theorem 3, instance form", [curves.kl_loss / curves.kl_epsilon])
 
 
 def kl_cost(curves: Curves, draws: int) -> Array:
@@ -139,6 +167,8 @@ def table(curves: Curves) -> list[dict[str, object]]:
     for draws in DRAWS:
         for eta, share, cost in zip(KL_COEFS, curves.kl_share.mean(axis=0), kl_cost(curves, draws), strict=True):
             rows.append({"arm": "kl", "draws": draws, "kl_coef": eta, "share_of_gain": share, "epsilon": cost})
+    for eta, share, cost in zip(KL_COEFS, curves.kl_share.mean(axis=0), curves.kl_loss.max(axis=0), strict=True):
+        rows.append({"arm": "kl, exact loss", "draws": 1, "kl_coef": eta, "share_of_gain": share, "epsilon": cost})
     for epsilon, share in zip(EPSILONS, curves.rr_share.mean(axis=0), strict=True):
         rows.append(
             {

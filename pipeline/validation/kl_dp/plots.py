@@ -138,6 +138,8 @@ def utility(curves: equal_utility.Curves) -> Figure:
             color=COLOURS[place],
             label=f"KL, {draws} draw{'s' * (draws > 1)}",
         )
+    exact = curves.kl_loss.max(axis=0)
+    axes.plot(curves.kl_share.mean(axis=0), exact, ":", color=COLOURS[0], label="KL, 1 draw, largest exact loss")
     mean = curves.rr_share.mean(axis=0)
     axes.plot(mean, equal_utility.EPSILONS, "s-", markersize=3, color="black", label="randomised response, any use")
     axes.axvline(equal_utility.TARGET, color=COLOURS[5], linewidth=0.8, dashes=(4, 2))

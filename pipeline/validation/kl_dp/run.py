@@ -10,6 +10,7 @@ from pipeline.validation.results import Report
 
 def run(quick: bool) -> Report:
     """All searches, the counterexamples and the comparison; deterministic. `quick` takes smaller sets, fewer fits."""
+    curves = equal_utility.measure(8 if quick else 60)
     searches = [
         *combined.lemma(4000 if quick else 20_000),
         *bandit.searches(5 if quick else 8),
@@ -19,9 +20,9 @@ def run(quick: bool) -> Report:
         *combined.many_draws(200 if quick else 2000),
         *combined.inexact(300 if quick else 3000),
         combined.randomised_labels(),
+        equal_utility.search(curves),
     ]
     proposition, sizes = combined.proposition_one()
-    curves = equal_utility.measure(8 if quick else 60)
     figure, parameters = plots.parameters()
     return Report(
         name="kl_dp",
