@@ -160,6 +160,8 @@ class PpoConfig:
     iterations: int = Field(default=500, gt=0)
     rollouts: int = Field(default=16, gt=0)
     """Global number of sampled responses per iteration."""
+    samples_per_prompt: int = Field(default=1, gt=0)
+    """Responses to each prompt in an iteration; divides rollouts. Those of one prompt share its computation."""
     ppo_epochs: int = Field(default=3, gt=0)
     minibatch_size: int = Field(default=4, gt=0)
     """Global number of responses per optimiser step; divides rollouts."""
@@ -210,6 +212,8 @@ class PpoConfig:
     def __post_init__(self) -> None:
         if self.rollouts % self.minibatch_size:
             raise ValueError(f"minibatch_size {self.minibatch_size} must divide rollouts {self.rollouts}")
+        if self.rollouts % self.samples_per_prompt:
+            raise ValueError(f"samples_per_prompt {self.samples_per_prompt} must divide rollouts {self.rollouts}")
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

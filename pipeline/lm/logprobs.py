@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -17,54 +18,130 @@ from pipeline.lm.generate import pad_left, pad_right
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Prompts and responses side by side.
+    """Responses beside their prompts; neighbours with equal prompts share one row, so that it is computed once.
+
+    A row holds a prompt, left-padded to P tokens, and its responses one after the other; each response attends to the
+    prompt and to itself, at the positions it would have alone. R rows of T tokens; R = B where no prompts repeat.
 
     Attributes:
-        input_ids: (B, P + C) int64, prompts left-padded, responses right-padded.
-        attention_mask: (B, P + C) int64, from lengths.
-        response_ids: (B, C) int64.
+        input_ids: (R, T) int64.
+        attention: (R, T) int64, 1 on real tokens; or (R, 1, T, T) bool, which token sees which, where rows are shared.
+        position_ids: (R, T) int64.
+        response_ids: (B, C) int64, right-padded.
         response_mask: (B, C) int64, 1 on real response tokens.
+        before: (B, C) int64 index into the R·(T − P + 1) columns from the prompts' last tokens on: the column that
+            foretells each response token (0 where masked). None where rows are not shared: response column t is then
+            foretold by column t.
     """
 
     input_ids: torch.Tensor
-    attention_mask: torch.Tensor
+    attention: torch.Tensor
+    position_ids: torch.Tensor
     response_ids: torch.Tensor
     response_mask: torch.Tensor
+    before: torch.Tensor | None = None
+    prompt_width: int = 0
+    """P, where rows are shared."""
+
+    @property
+    def kept(self) -> int:
+        """Columns from the prompts' last tokens on."""
+        if self.before is None:
+            return self.response_ids.shape[1] + 1
+        return self.input_ids.shape[1] - self.prompt_width + 1
 
 
 def token_batch(
     prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], pad_token_id: int, device: torch.device
 ) -> TokenBatch:
-    """Pads prompts on the left and responses on the right and joins them."""
+    """Pads prompts on the left and responses on the right and joins them; equal neighbours share a prompt."""
+    groups = [len(list(rows)) for _, rows in groupby(map(tuple, prompts))]
+    if len(groups) < len(prompts):
+        return _shared_batch(prompts, responses, groups, pad_token_id, device)
     prompt_ids, prompt_mask = pad_left(prompts, pad_token_id, device)
     response_ids, response_mask = pad_right(responses, pad_token_id, device)
+    attention = torch.cat([prompt_mask, response_mask], dim=1)
     return TokenBatch(
         input_ids=torch.cat([prompt_ids, response_ids], dim=1),
-        attention_mask=torch.cat([prompt_mask, response_mask], dim=1),
+        attention=attention,
+        position_ids=(attention.cumsum(dim=1) - 1).clamp_min(0),  # left padding does not shift positions
         response_ids=response_ids,
         response_mask=response_mask,
+    )
+
+
+def _shared_batch(
+    prompts: Sequence[Sequence[int]],
+    responses: Sequence[Sequence[int]],
+    groups: Sequence[int],
+    pad_token_id: int,
+    device: torch.device,
+) -> TokenBatch:
+    """A batch whose rows hold `groups` neighbouring responses each."""
+    response_ids, response_mask = pad_right(responses, pad_token_id, device)
+    starts = [sum(groups[:row]) for row in range(len(groups))]
+    width = max(len(prompts[start]) for start in starts)
+    lengths = [sum(len(r) for r in responses[start : start + n]) for start, n in zip(starts, groups, strict=True)]
+    shape = (len(groups), width + max(lengths))
+    ids = torch.full(shape, pad_token_id)
+    positions = torch.zeros(shape, dtype=torch.long)
+    segment = torch.full(shape, -1)  # −1 padding, 0 the prompt, then the responses
+    before = torch.zeros(response_ids.shape, dtype=torch.long)
+    for row, (start, count) in enumerate(zip(starts, groups, strict=True)):
+        prompt = prompts[start]
+        ids[row, width - len(prompt) : width] = torch.tensor(prompt)
+        positions[row, width - len(prompt) : width] = torch.arange(len(prompt))
+        segment[row, width - len(prompt) : width] = 0
+        column = width
+        for index in range(start, start + count):
+            size = len(responses[index])
+            ids[row, column : column + size] = torch.tensor(responses[index])
+            positions[row, column : column + size] = torch.arange(len(prompt), len(prompt) + size)
+            segment[row, column : column + size] = index - start + 1
+            origin = row * (shape[1] - width + 1)
+            before[index, :size] = origin + torch.arange(column - width, column - width + size)
+            before[index, 0] = origin
+            column += size
+    seen = (segment[:, None, :] == 0) | (segment[:, None, :] == segment[:, :, None])
+    seen &= (segment[:, None, :] >= 0) & torch.ones(shape[1], shape[1], dtype=torch.bool).tril()
+    seen |= torch.eye(shape[1], dtype=torch.bool)  # padding sees itself: a row of −∞ would be NaN
+    return TokenBatch(
+        input_ids=ids.to(device),
+        attention=seen[:, None].to(device),
+        position_ids=positions.to(device),
+        response_ids=response_ids,
+        response_mask=response_mask,
+        before=before.to(device),
+        prompt_width=width,
     )
 
 
 def response_forward(
     model: Any, batch: TokenBatch, *, hidden: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Logits (B, C, V) of each response token given what comes before it and, if asked, the last hidden states there.
-
-    Position ids follow the mask, so left padding does not shift them.
-    """
-    count = batch.response_ids.shape[1]
-    position_ids = (batch.attention_mask.cumsum(dim=1) - 1).clamp_min(0)
+    """Logits (B, C, V) of each response token given what comes before it; if asked, the last hidden states there."""
+    attention = batch.attention
+    if attention.dtype == torch.bool:  # every attention kernel takes a mask that is added
+        added = torch.zeros(attention.shape, dtype=model.dtype, device=attention.device)
+        attention = added.masked_fill_(~attention, torch.finfo(model.dtype).min)
     output = model(
         input_ids=batch.input_ids,
-        attention_mask=batch.attention_mask,
-        position_ids=position_ids,
-        logits_to_keep=count + 1,
+        attention_mask=attention,
+        position_ids=batch.position_ids,
+        logits_to_keep=batch.kept,
         output_hidden_states=hidden,
         use_cache=False,
     )
-    states = output.hidden_states[-1][:, -count - 1 : -1] if hidden else None
-    return output.logits[:, :-1], states
+    states = output.hidden_states[-1][:, -batch.kept :] if hidden else None
+    if batch.before is None:
+        return output.logits[:, :-1], None if states is None else states[:, :-1]
+    return _picked(output.logits, batch.before), None if states is None else _picked(states, batch.before)
+
+
+def _picked(columns: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """(R, K, n) and (B, C) -> (B, C, n)."""
+    flat = columns.reshape(-1, columns.shape[-1])
+    return flat.index_select(0, index.reshape(-1)).view(*index.shape, -1)
 
 
 def token_logprobs(logits: torch.Tensor, response_ids: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from itertools import groupby
 
 import torch
 
@@ -76,8 +78,22 @@ def learning_targets(
     return Targets(advantages, returns)
 
 
-def minibatch_order(rollouts: int, minibatch_size: int, seed: int) -> list[list[int]]:
-    """A permutation of range(rollouts) cut into minibatches; a pure function of its arguments."""
+def minibatch_order(prompts: Sequence[Sequence[int]], minibatch_size: int, seed: int) -> list[list[int]]:
+    """A permutation of the rollouts cut into minibatches; neighbours with equal prompts stay together.
+
+    A pure function of its arguments; without repeated prompts a plain permutation.
+    """
+    groups = [[i for i, _ in rows] for _, rows in groupby(enumerate(map(tuple, prompts)), key=lambda pair: pair[1])]
     generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(rollouts, generator=generator).tolist()
-    return [order[start : start + minibatch_size] for start in range(0, rollouts, minibatch_size)]
+    order = [i for group in torch.randperm(len(groups), generator=generator).tolist() for i in groups[group]]
+    return [order[start : start + minibatch_size] for start in range(0, len(order), minibatch_size)]
+
+
+def by_length(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], rows: Iterable[int]) -> list[int]:
+    """`rows` in an order for micro-batches: equal prompts side by side, groups of like size together."""
+    picked = list(rows)
+    sizes: dict[tuple[int, ...], int] = {}
+    for row in picked:
+        key = tuple(prompts[row])
+        sizes[key] = sizes.get(key, len(key)) + len(responses[row])
+    return sorted(picked, key=lambda row: (sizes[tuple(prompts[row])], tuple(prompts[row]), len(responses[row])))

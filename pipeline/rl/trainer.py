@@ -23,7 +23,7 @@ from pipeline.lm.generate import Sampling, sample_key, sample_responses
 from pipeline.lm.logprobs import PolicyWithValue, TokenBatch, response_forward, token_batch, token_logprobs
 from pipeline.rl.kl_control import KlController
 from pipeline.rl.losses import clipped_policy_loss, clipped_value_loss
-from pipeline.rl.rollout import Rollout, Targets, learning_targets, minibatch_order
+from pipeline.rl.rollout import Rollout, Targets, by_length, learning_targets, minibatch_order
 from pipeline.rl.scoring import RewardScorer, Scores
 
 Evaluated = tuple[list[list[float]], list[list[float]], list[list[float]]]
@@ -91,9 +91,7 @@ class PpoTrainer:
             return self._collect_references()
         started = time.monotonic()
         mine = list(range(self.config.rollouts))[self.accelerator.process_index :: self.accelerator.num_processes]
-        picked = [
-            self.prompts[prompt_index(iteration * self.config.rollouts + i, len(self.prompts), self.seed)] for i in mine
-        ]
+        picked = [self.prompts[self._prompt_of(iteration * self.config.rollouts + i)] for i in mine]
         prompts = [self.renderer.prompt_ids(prompt) for prompt in picked]
         self._add_references(picked)
         responses = self._sample(prompts, [sample_key(self.seed, "rollout", iteration, i) for i in mine])
@@ -101,6 +99,10 @@ class PpoTrainer:
         scores = self.scorer.score(picked, [self.renderer.text(row) for row in responses])
         rollout = self._gather(mine, prompts, responses, self._evaluate(prompts, responses), scores)
         return rollout, {"generate": generated - started, "score": time.monotonic() - generated}
+
+    def _prompt_of(self, rollout: int) -> int:
+        """Which prompt the rollout of this number, counted over all iterations, answers."""
+        return prompt_index(rollout // self.config.samples_per_prompt, len(self.prompts), self.seed)
 
     def _collect_references(self) -> tuple[Rollout, dict[str, float]]:
         """The K completions of π_ref for every prompt as rollouts: π is π_ref still, so they are on-policy."""
@@ -201,7 +203,7 @@ class PpoTrainer:
 
         at_reference: nothing was learnt yet, so that π is π_ref and one forward pass tells both.
         """
-        order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]) + len(responses[index]))
+        order = by_length(prompts, responses, range(len(prompts)))
         found: dict[int, tuple[list[float], list[float], list[float]]] = {}
         size = self._micro_batch_size()
         model = self.accelerator.unwrap_model(self.model)
@@ -267,7 +269,7 @@ class PpoTrainer:
         steps = 0
         for epoch in range(config.ppo_epochs):
             seed = sample_key(self.seed, "minibatches", iteration, epoch)
-            for picked in minibatch_order(len(rollout.prompts), config.minibatch_size, seed):
+            for picked in minibatch_order(rollout.prompts, config.minibatch_size, seed):
                 for name, value in self._step(rollout, targets, picked, iteration).items():
                     totals[name] = totals.get(name, 0.0) + value
                 steps += 1
@@ -287,7 +289,7 @@ class PpoTrainer:
         """One optimiser step on the responses `picked`; every process takes its share of them."""
         tokens = rollout.mask[list(picked)].sum()
         mine = list(picked)[self.accelerator.process_index :: self.accelerator.num_processes]
-        mine.sort(key=lambda index: len(rollout.prompts[index]) + len(rollout.responses[index]))
+        mine = by_length(rollout.prompts, rollout.responses, mine)
         size = self._micro_batch_size()
         shares = [mine[start : start + size] for start in range(0, len(mine), size)]
         sums = torch.zeros(5, device=self.accelerator.device)

@@ -55,6 +55,34 @@ def test_padding_and_batch_composition_do_not_change_logprobs(small: Any, temper
             assert batch.response_mask[row].tolist() == [1] * length + [0] * (found.shape[1] - length)
 
 
+@pytest.mark.parametrize("rotary", [True, False])
+def test_neighbours_with_one_prompt_share_a_row_and_change_nothing(small: Any, rotary: bool) -> None:
+    model = (small if rotary else absolute()).requires_grad_(True)
+    picked = [(0, 1), (0, 3), (0, 2), (2, 0), (2, 1), (1, 3)]
+    prompts, responses = [PROMPTS[p] for p, _ in picked], [RESPONSES[r] for _, r in picked]
+    batch = token_batch(prompts, responses, 0, CPU)
+    assert batch.input_ids.shape == (3, 6 + 10)
+    logits, states = response_forward(model, batch, hidden=True)
+    found = token_logprobs(logits, batch.response_ids)
+    for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        torch.testing.assert_close(found[row, : len(response)], alone(model, prompt, response, 1.0), atol=1e-5, rtol=0)
+    (found * batch.response_mask).sum().backward()
+    shared = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    model.zero_grad()
+    for row in range(len(picked)):
+        single = token_batch(prompts[row : row + 1], responses[row : row + 1], 0, CPU)
+        logits, alone_states = response_forward(model, single, hidden=True)
+        assert states is not None
+        assert alone_states is not None
+        torch.testing.assert_close(states[row, : len(responses[row])], alone_states[0], atol=1e-5, rtol=0)
+        token_logprobs(logits, single.response_ids).sum().backward()
+    plain = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    assert len(plain) == len(shared) > 5
+    for ours, theirs in zip(shared, plain, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+    model.requires_grad_(False)
+
+
 def test_logprobs_of_bfloat16_logits_are_computed_in_float32() -> None:
     logits = torch.randn(1, 1, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
     found = torch.stack([token_logprobs(logits, torch.tensor([[token]])) for token in range(8)])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.rl.advantages import generalised_advantages, whiten
-from pipeline.rl.rollout import Rollout, learning_targets, minibatch_order
+from pipeline.rl.rollout import Rollout, by_length, learning_targets, minibatch_order
 from pipeline.rl.trainer import padded, prompt_index
 
 
@@ -71,15 +71,15 @@ def test_targets_are_gae_of_penalised_scores_and_whitened_only_when_asked() -> N
 @given(batches=st.integers(1, 20), size=st.integers(1, 16), seed=st.integers(0, 2**62))
 def test_minibatches_are_a_permutation_and_a_pure_function(batches: int, size: int, seed: int) -> None:
     state = torch.get_rng_state()
-    order = minibatch_order(batches * size, size, seed)
+    order = minibatch_order([[i] for i in range(batches * size)], size, seed)
     assert sorted(index for batch in order for index in batch) == list(range(batches * size))
     assert {len(batch) for batch in order} == {size}
-    assert order == minibatch_order(batches * size, size, seed)
+    assert order == minibatch_order([[i] for i in range(batches * size)], size, seed)
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_seeds_shuffle_minibatches_differently() -> None:
-    orders = {str(minibatch_order(64, 8, seed)) for seed in range(20)}
+    orders = {str(minibatch_order([[i] for i in range(64)], 8, seed)) for seed in range(20)}
     assert len(orders) == 20
 
 
@@ -104,3 +104,18 @@ def test_padding_is_zero_on_the_right() -> None:
     found = padded([[1.0], [2.0, 3.0]], torch.device("cpu"))
     assert found.dtype == torch.float32
     assert found.tolist() == [[1.0, 0.0], [2.0, 3.0]]
+
+
+def test_rollouts_of_one_prompt_share_a_minibatch() -> None:
+    prompts = [[prompt] for prompt in range(8) for _ in range(4)]
+    order = minibatch_order(prompts, 8, 0)
+    assert sorted(i for batch in order for i in batch) == list(range(32))
+    for batch in order:
+        assert len({prompts[i][0] for i in batch}) == 2
+    assert order != minibatch_order(prompts, 8, 1)
+
+
+def test_micro_batches_keep_equal_prompts_side_by_side() -> None:
+    prompts = [[1, 2], [3], [1, 2], [4, 5, 6], [3]]
+    responses = [[0] * 9, [0], [0], [0] * 2, [0] * 3]
+    assert by_length(prompts, responses, [4, 3, 2, 1, 0]) == [1, 4, 3, 2, 0]

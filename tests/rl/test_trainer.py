@@ -193,7 +193,7 @@ def test_the_entropy_bonus_spreads_the_policy(problem: Any) -> None:
     entropies = []
     for coefficient in (0.0, 0.3):
         trainer = problem.trainer(**{**SMALL, "rollouts": 32}, entropy_coef=coefficient, kl_coef=1e-3)
-        for iteration in range(6):
+        for iteration in range(10):
             metrics = trainer.update(trainer.collect(iteration)[0], iteration)
         log_probability = problem.log_probabilities(trainer.policy, problem.prompts[0])
         entropies.append(float(-(log_probability.exp() * log_probability).sum()))
