@@ -70,6 +70,13 @@ def test_a_rollout_holds_what_was_sampled_and_its_own_scores(problem: Any) -> No
     assert not rollout.values.any()  # the value head starts at zero
 
 
+def test_an_iteration_can_ask_for_several_responses_to_a_prompt(problem: Any) -> None:
+    rollout, _ = problem.trainer(**SMALL, samples_per_prompt=8).collect(1)
+    first, second = (problem.renderer.prompt_ids(prompt) for prompt in problem.prompts)
+    assert rollout.prompts in ([first] * 8 + [second] * 8, [second] * 8 + [first] * 8)
+    assert len({tuple(response) for response in rollout.responses}) > 2
+
+
 def test_pessimism_enters_the_score(problem: Any) -> None:
     def score(prompts: list[str], responses: list[str]) -> Scores:
         return Scores(torch.full((len(prompts),), 2.0), torch.full((len(prompts),), 0.5), torch.zeros(len(prompts)))

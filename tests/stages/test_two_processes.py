@@ -54,7 +54,7 @@ def test_lora_reward_losses_are_those_of_one_process(workspace: Workspace, finis
 def test_learning_from_reference_completions_is_that_of_one_process(
     workspace: Workspace, finished_run: Path, tmp_path: Path
 ) -> None:
-    settings = ("ppo.reference_rollouts=true", "ppo.max_prompts=7", "ppo.iterations=3")
+    settings = ("ppo.reference_rollouts=true", "ppo.samples_per_prompt=4", "ppo.max_prompts=7", "ppo.iterations=3")
     one = tmp_path / "one"
     shutil.copytree(finished_run, one)
     workspace.run(one, "--only", "ppo", *settings)
