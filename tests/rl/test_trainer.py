@@ -125,7 +125,7 @@ def test_micro_batches_do_not_change_the_update(problem: Any, lora: bool, micro_
         rollout, _ = trainer.collect(0)
         metrics = trainer.update(rollout, 0)
         results.append((parameters(trainer, True), metrics))
-    assert gap(results[0][0], results[1][0]) < 1e-6
+    assert gap(results[0][0], results[1][0]) < 2e-6  # float32 sums in another order, through Adam at 1e-3
     for name, value in results[0][1].items():
         assert results[1][1][name] == pytest.approx(value, abs=1e-5), name
 

@@ -151,11 +151,25 @@ def test_released_labels_are_flipped_as_often_as_promised(finished_run: Path) ->
     assert abs(share - expected) < 5 * (expected * (1 - expected) / len(rows)) ** 0.5
 
 
+def test_the_ledger_has_the_release_and_refuses_changed_labels(
+    workspace: Workspace, finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger = read_json(finished_run / "privatize" / "manifest.json")["report"]["ledger"]
+    assert ledger["epsilon_total"] == 2.0
+    assert {entry["source"] for entry in ledger["releases"]} == {"embedded"}
+    assert {entry["status"] for entry in ledger["releases"]} == {"released"}
+    code = main(["run", *workspace.options(tmp_path / "run", "data.label_seed=1"), "--only", "privatize"])
+    assert code == 2
+    assert "another label" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "privatize" / "release").exists()
+
+
 def test_sft_does_not_depend_on_the_labels(workspace: Workspace, finished_run: Path, tmp_path: Path) -> None:
     """Other true labels, same everything else: the release differs in z alone, and π_ref not in one byte."""
-    run = tmp_path / "run"
+    run, key = tmp_path / "run", tmp_path / "copy.key"
+    shutil.copy2(workspace.root / "owner.key", key)  # without its ledger, which would refuse changed labels
     for stage in ("privatize", "sft"):
-        workspace.run(run, "--only", stage, "data.label_seed=1")
+        workspace.run(run, "--only", stage, "data.label_seed=1", f"privatize.key_file={key}")
     ours, theirs = released_rows(run), released_rows(finished_run)
     assert [row["record_id"] for row in ours] == [row["record_id"] for row in theirs]
     swapped = [mine["chosen"] != other["chosen"] for mine, other in zip(ours, theirs, strict=True)]
