@@ -165,4 +165,4 @@ def detection_power(samples: int, alpha: float, faulty: float, false_alarm: floa
 def _stays(samples: int, alpha: float, faulty: float, power: float, false_alarm: float) -> bool:
     ahead = np.unique(np.linspace(samples, 1.01 * samples + 20, 40).astype(np.int64))
     critical = stats.binom.isf(false_alarm, ahead, alpha) + 1
-    return bool((stats.binom.sf(critical - 1, ahead, faulty) >= power).all())
+    return bool(np.all(stats.binom.sf(critical - 1, ahead, faulty) >= power))
