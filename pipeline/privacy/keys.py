@@ -51,7 +51,7 @@ class PrivacyKey:
         raise TypeError("a PrivacyKey is not pickled: load it from its file where it is needed")
 
     def keyed_digest(self, chunks: Iterable[bytes], domain: bytes = _DIGEST_DOMAIN) -> str:
-        """HMAC-SHA256 (hex) of a byte stream under this key, however it is chunked; every use has its own domain."""
+        """Keyed BLAKE2b (hex) of a byte stream under this key, however it is chunked; every use has its own domain."""
 
         def message() -> Iterable[bytes]:
             yield frame(domain)

@@ -76,10 +76,10 @@ def run(context: StageContext) -> dict[str, Any]:
         )
 
     # --- released, once everything is known to be sound and the ledger has it -----------------------------------------
-    for name in ("release", "evaluation"):
-        shutil.rmtree(context.folder / name, ignore_errors=True)
     released = {record.record_id for record in [*records, *test_records]}
-    with entered(recipe, key, log.only(released)) as ledger:
+    with entered(recipe, key, log.only(released)) as ledger:  # a refusal leaves an earlier release as it is
+        for name in ("release", "evaluation"):
+            shutil.rmtree(context.folder / name, ignore_errors=True)
         release_to(context.folder / "release", recipe, records, counts, guarantee(mechanism, key))
         release_to(context.folder / "evaluation", recipe, test_records, test_counts, guarantee(test_mechanism, key))
     remember_input(recipe, context.run)
