@@ -62,7 +62,7 @@ class PrivateDpoTrainer(DPOTrainer):
         with torch.no_grad():
             reference_chosen, reference_rejected = self.compute_ref_log_probs(reference, inputs)
         margin = self.beta * ((chosen - reference_chosen) - (rejected - reference_rejected))
-        mode = "train" if self.model.training else "eval"
+        mode = "train" if model.training else "eval"
         gathered = self.accelerator.gather(margin.detach())
         self._metrics[mode]["rewards/margins"].append(gathered.mean().item())
         self._metrics[mode]["rewards/accuracies"].append((gathered > 0).float().mean().item())
