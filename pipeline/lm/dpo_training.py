@@ -85,8 +85,5 @@ def _logprobs(model: Any, inputs: dict[str, Tensor]) -> Tensor:
 def pair_dataset(rows: list[tuple[list[int], list[int], list[int]]]) -> Dataset:
     """A dataset of (prompt, chosen, rejected) token ids."""
     return Dataset.from_list(
-        [
-            {"prompt_ids": prompt, "chosen_ids": chosen, "rejected_ids": rejected}
-            for prompt, chosen, rejected in rows
-        ]
+        [{"prompt_ids": prompt, "chosen_ids": chosen, "rejected_ids": rejected} for prompt, chosen, rejected in rows]
     )

@@ -123,6 +123,11 @@ def test_a_smaller_epsilon_gives_smaller_gradients(base: Path, tmp_path: Path) -
 def test_text_columns_are_refused(base: Path, tmp_path: Path) -> None:
     made = trainer(base, tmp_path, epsilon=1.0)
     with pytest.raises(ValueError, match="no chosen_ids, prompt_ids, rejected_ids"):
-        made._prepare_dataset(made.train_dataset.rename_columns(
-            {"prompt_ids": "prompt", "chosen_ids": "chosen", "rejected_ids": "rejected"}
-        ), None, made.args, "train")
+        made._prepare_dataset(
+            made.train_dataset.rename_columns(
+                {"prompt_ids": "prompt", "chosen_ids": "chosen", "rejected_ids": "rejected"}
+            ),
+            None,
+            made.args,
+            "train",
+        )
