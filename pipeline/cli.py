@@ -63,7 +63,9 @@ def run(
         return
     runner.execute(recipe, directory, selection)
     if runner.join_world().main:
-        _announce(directory)
+        from pipeline.report.terminal import show_results
+
+        show_results(directory)
 
 
 @app.command("print-config")
@@ -101,7 +103,7 @@ def privatize(
     split: Annotated[str | None, typer.Option("--split", help="Of a folder or hub data set; default train.")] = None,
     source: Annotated[str | None, typer.Option("--source", help="Name in manifest and ledger.")] = None,
     budget: Annotated[float | None, typer.Option("--budget", help="Refuse a release whose totals exceed it.")] = None,
-    budget_per: Annotated[str, typer.Option("--budget-per", help="event | person")] = "event",
+    budget_per: Annotated[str | None, typer.Option("--budget-per", help="event (default) | person")] = None,
     labeler_column: Annotated[str | None, typer.Option("--labeler-column", help="Who gave the label.")] = None,
     event_column: Annotated[str | None, typer.Option("--event-column", help="Which of their answers it is.")] = None,
     columns: Annotated[str | None, typer.Option("--columns", help="Extra columns to release as they are: a,b.")] = None,
@@ -115,9 +117,27 @@ def privatize(
     overrides: Overrides = None,
 ) -> None:
     """Stage with --config; else privatise --data into --output at --epsilon with --key."""
+    alone = {
+        "--output": output,
+        "--epsilon": epsilon,
+        "--key": key,
+        "--split": split,
+        "--source": source,
+        "--budget": budget,
+        "--budget-per": budget_per,
+        "--labeler-column": labeler_column,
+        "--event-column": event_column,
+        "--columns": columns,
+        "--label-column": label_column,
+        "--labels": labels,
+        "--workers": workers,
+    }
+    _one_way("privatize", config, alone, run_dir, overrides)
     if config is not None:
         _stage("privatize", config, run_dir, data, overrides)
         return
+    if budget_per is not None and budget is None:
+        raise UserError("--budget-per needs --budget")
     from pipeline.data.curate import Request, privatize_source
     from pipeline.data.layout import Options, parse_labels
     from pipeline.privacy.ledger import Budget
@@ -126,7 +146,7 @@ def privatize(
     rows, folder, level, key_file = _all_given("privatize", needed)
     named = tuple(name.strip() for name in columns.split(",")) if columns else ()
     options = Options(labeler_column, event_column, named, label_column, parse_labels(labels))
-    limit = Budget(budget, budget_per) if budget is not None else None  # type: ignore[arg-type]
+    limit = Budget(budget, budget_per or "event") if budget is not None else None  # type: ignore[arg-type]
     request = Request(
         rows, folder, level, key_file, split=split, source=source, options=options, budget=limit, workers=workers
     )
@@ -176,12 +196,27 @@ def evaluate(
     prompts: Annotated[str | None, typer.Option("--prompts", help="File of prompts, or `embedded`.")] = None,
     judge: Annotated[str | None, typer.Option("--judge", help="truth | rm:PATH | openai:URL")] = None,
     output: Annotated[Path | None, typer.Option("--output", help="Write the result here as JSON.")] = None,
-    max_response_tokens: Annotated[int, typer.Option(help="Cap on a response.")] = 64,
+    max_response_tokens: Annotated[
+        int | None, typer.Option(min=2, help="Cap on a response; default: the policy's own.")
+    ] = None,
     limit: Annotated[int | None, typer.Option(help="Use the first prompts only.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the sampling noise.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Of the sampling noise; default 0.")] = None,
+    system_prompt: Annotated[str | None, typer.Option(help="System message; default: the checkpoints' own.")] = None,
     overrides: Overrides = None,
 ) -> None:
     """Stage with --config; else judge --policy against --reference on --prompts."""
+    alone = {
+        "--policy": policy,
+        "--reference": reference,
+        "--prompts": prompts,
+        "--judge": judge,
+        "--output": output,
+        "--max-response-tokens": max_response_tokens,
+        "--limit": limit,
+        "--seed": seed,
+        "--system-prompt": system_prompt,
+    }
+    _one_way("evaluate", config, alone, run_dir, overrides)
     if config is not None:
         _stage("evaluate", config, run_dir, data, overrides)
         return
@@ -190,7 +225,14 @@ def evaluate(
     )
     from pipeline.evaluation.compare import compare
 
-    line = compare(*given, output=output, seed=seed, limit=limit, max_response_tokens=max_response_tokens)
+    line = compare(
+        *given,
+        output=output,
+        seed=seed or 0,
+        limit=limit,
+        max_response_tokens=max_response_tokens,
+        system_prompt=system_prompt,
+    )
     print(line)
 
 
@@ -206,8 +248,10 @@ def sample(
     prompt: Annotated[list[str], typer.Argument(help="Prompts to answer.")],
     count: Annotated[int, typer.Option(min=1, help="Answers per prompt.")] = 1,
     seed: Annotated[int, typer.Option(help="Of the sampling noise.")] = 0,
-    max_response_tokens: Annotated[int, typer.Option(min=2, help="Cap on a response.")] = 64,
-    system_prompt: Annotated[str | None, typer.Option(help="System message; default: the chat template's own.")] = None,
+    max_response_tokens: Annotated[
+        int | None, typer.Option(min=2, help="Cap on a response; default: the policy's own.")
+    ] = None,
+    system_prompt: Annotated[str | None, typer.Option(help="System message; default: the policy's own.")] = None,
 ) -> None:
     """Print sampled answers of a policy."""
     from pipeline.evaluation.compare import sample_text
@@ -301,6 +345,22 @@ def _recipe(config: Path, data: str | None, overrides: Sequence[str] | None) -> 
     return load_recipe(Recipe, config, [*extra, *(overrides or [])])
 
 
+def _one_way(
+    command: str, config: Path | None, alone: dict[str, Any], run_dir: Path | None, overrides: Sequence[str] | None
+) -> None:
+    """A command that is a stage or stands alone gets the options of one of the two: none is ignored.
+
+    `alone` holds the options that a recipe decides otherwise.
+    """
+    if config is not None:
+        given = [name for name, value in alone.items() if value is not None]
+        if given:
+            raise UserError(f"{command} --config takes no {', '.join(given)}: the recipe says that (section.key=value)")
+    elif run_dir is not None or overrides:
+        surplus = "--run-dir" if run_dir is not None else f"'{(overrides or [''])[0]}'"
+        raise UserError(f"{command} without --config takes no {surplus}: give --config, or leave it out")
+
+
 def _all_given(command: str, options: dict[str, Any]) -> list[Any]:
     """The values of options that are needed where no recipe is given."""
     missing = [name for name, value in options.items() if value is None]
@@ -315,12 +375,6 @@ def _stage(name: str, config: Path, run_dir: Path | None, data: str | None, over
 
     recipe = _recipe(config, data, overrides)
     runner.execute_one(name, recipe, RunDir(run_dir or Path("runs") / recipe.name))
-
-
-def _announce(directory: Any) -> None:
-    page = directory.stage("report") / "report.html"
-    if page.is_file():
-        print(f"report: {page}\nmetrics: {directory.root / 'metrics.json'}")
 
 
 if __name__ == "__main__":

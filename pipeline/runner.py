@@ -49,12 +49,12 @@ STAGES: tuple[StageSpec, ...] = (
     StageSpec("privatize", (), ("data", "privatize", "evaluation_labels")),
     StageSpec("sft", ("privatize",), ("model", "data", "sft", "seed")),
     StageSpec("reward", ("privatize", "sft"), ("model", "reward", "seed")),
-    StageSpec("ppo", ("sft", "reward"), ("model", "data", "ppo", "seed")),
+    StageSpec("ppo", ("sft", "reward"), ("model", "data", "reward", "ppo", "seed")),
     StageSpec("dpo", ("privatize", "sft"), ("model", "ppo", "dpo", "seed")),
     StageSpec(
         "evaluate",
         ("privatize", "sft", "reward", "ppo", "dpo"),
-        ("model", "data", "aligner", "ppo", "evaluate", "evaluation_labels", "seed"),
+        ("model", "data", "privatize", "reward", "aligner", "ppo", "dpo", "evaluate", "evaluation_labels", "seed"),
     ),
     StageSpec("report", ("privatize", "sft", "reward", "ppo", "dpo", "evaluate"), ("name",)),
 )
@@ -145,6 +145,12 @@ def stage_fingerprint(spec: StageSpec, recipe: Recipe, run: RunDir) -> str:
     )
 
 
+def settings_fingerprint(spec: StageSpec, recipe: Recipe) -> str:
+    """Identity of what the recipe alone says about the stage."""
+    tree = to_tree(recipe)
+    return rundir.fingerprint({section: tree[section] for section in spec.sections})
+
+
 def input_digests(spec: StageSpec, recipe: Recipe) -> dict[str, str]:
     """Digests of the label-free inputs a stage reads by path. Preferences are never among them."""
     from pipeline.data.inputs import input_digest
@@ -217,11 +223,27 @@ def _check_needs(recipe: Recipe, run: RunDir, specs: Sequence[StageSpec], world:
     for spec in specs:
         for name in upstream_of(spec, recipe):
             if name not in names:
-                run.require(name)
+                _check_made_by(recipe, run, name)
     preflight(recipe, names, world)
     if "privatize" in names:
         _module(spec_of("privatize")).check_input(recipe, run)
     check_overlap(recipe, run, names)
+
+
+def _check_made_by(recipe: Recipe, run: RunDir, name: str) -> None:
+    """A stage that is read and does not run, and what it read itself, was made with this recipe's settings.
+
+    A result would else carry a recipe that does not describe it. The code may be another: that is the user's choice.
+    """
+    manifest = run.require(name)
+    spec = spec_of(name)
+    if manifest.get("settings") not in (None, settings_fingerprint(spec, recipe)):
+        raise UserError(
+            f"stage '{name}' in {run.root} was made with other settings than this recipe's: "
+            f"start there (--from {name}), or undo the change"
+        )
+    for upstream in upstream_of(spec, recipe):
+        _check_made_by(recipe, run, upstream)
 
 
 def execute(recipe: Recipe, run: RunDir, selection: Selection) -> None:
@@ -262,6 +284,8 @@ def run_stage(context: StageContext) -> None:
         run.require(name)
     if world.main:
         run.reopen(spec.name)
+        if spec.name != "report":
+            (run.root / "metrics.json").unlink(missing_ok=True)  # of other results than the run will hold
         _discard_foreign_checkpoints(context)
         say(f"{spec.name}: starts")
     barrier(world)
@@ -276,6 +300,7 @@ def run_stage(context: StageContext) -> None:
             {
                 "stage": spec.name,
                 "fingerprint": stage_fingerprint(spec, context.recipe, run),
+                "settings": settings_fingerprint(spec, context.recipe),
                 "seconds": seconds,
                 "peak_rss_mb": rundir.peak_rss_mb(),
                 "world_size": world.size,

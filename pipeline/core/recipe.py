@@ -221,8 +221,8 @@ class DpoConfig:
     """DPO on the released pairs (TRL DPOTrainer): the baseline without a reward model, for `aligner: dpo`."""
 
     loss: Literal["private_likelihood", "debiased", "uncorrected"] = "private_likelihood"
-    beta: float | None = Field(default=None, gt=0)
-    """Of DPO's margin; null: ppo.kl_coef, so that both aim at the same objective."""
+    kl_coef: float | None = Field(default=None, gt=0)
+    """Of DPO's margin (TRL's beta); null: ppo.kl_coef, so that both aim at the same objective."""
     epochs: float = Field(default=1.0, gt=0)
     max_steps: int = -1
     """Overrides epochs when positive."""

@@ -19,6 +19,7 @@ from pipeline.data.render import Prompt, Renderer, keep_fitting
 from pipeline.evaluation.judges import make_judge
 from pipeline.lm.generate import Sampling, sample_key, sample_responses
 from pipeline.lm.models import load_causal_lm, load_tokenizer
+from pipeline.lm.released import read_rendering
 
 MAX_PROMPT_TOKENS = 1024
 
@@ -32,10 +33,12 @@ def compare(
     output: Path | None,
     seed: int,
     limit: int | None,
-    max_response_tokens: int,
+    max_response_tokens: int | None = None,
     system_prompt: str | None = None,
 ) -> str:
     """Samples one answer per prompt from both, has them judged, and returns the line to print.
+
+    The cap is the policy's own unless given; the system message is each checkpoint's own unless given.
 
     Raises:
         UserError: a checkpoint, prompt file or judge that cannot be used.
@@ -44,11 +47,12 @@ def compare(
     if output is not None:
         check_output(output)
     chosen = load_prompts(prompts)[:limit]
-    renderer = Renderer(load_tokenizer(policy), MAX_PROMPT_TOKENS, max_response_tokens, system_prompt)
+    max_response_tokens = max_response_tokens or read_rendering(policy).max_response_tokens
+    renderer = renderer_of(policy, max_response_tokens, system_prompt)
     referee = make_judge(judge, renderer)
     kept = [chosen[i] for i in keep_fitting(chosen, renderer, "drop")]
     answers = answer_all(policy, kept, renderer, seed, "policy")
-    reference_renderer = Renderer(load_tokenizer(reference), MAX_PROMPT_TOKENS, max_response_tokens, system_prompt)
+    reference_renderer = renderer_of(reference, max_response_tokens, system_prompt)
     references = answer_all(reference, kept, reference_renderer, seed, "reference")
     outcome = referee.compare(kept, answers, references)
     rate = wilson(float(outcome.sum()), len(outcome))
@@ -66,6 +70,15 @@ def compare(
     if output is not None:
         atomic.write_json(output, result)
     return f"win rate by {judge}: {rate}; length-controlled: {controlled}"
+
+
+def renderer_of(checkpoint: str, max_response_tokens: int | None, system_prompt: str | None) -> Renderer:
+    """The renderer of a checkpoint; None means what the checkpoint states."""
+    own = read_rendering(checkpoint)
+    system = own.system_prompt if system_prompt is None else system_prompt
+    return Renderer(
+        load_tokenizer(checkpoint), MAX_PROMPT_TOKENS, max_response_tokens or own.max_response_tokens, system
+    )
 
 
 def check_output(path: Path) -> None:
@@ -89,7 +102,9 @@ def load_prompts(source: str) -> list[Prompt]:
 
 def answer_all(path: str, prompts: Sequence[Prompt], renderer: Renderer, seed: int, purpose: str) -> list[str]:
     """One sampled answer per prompt."""
-    model = load_causal_lm(path, "bfloat16" if torch.cuda.is_available() else stored_dtype(path))
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    model: Any = load_causal_lm(path, stored_dtype(path) if device.type == "cpu" else "bfloat16")
+    model.to(device)
     rows = sample_responses(
         model,
         [renderer.prompt_ids(prompt) for prompt in prompts],
@@ -115,9 +130,14 @@ def stored_dtype(path: str) -> str:
 
 
 def sample_text(
-    policy: str, prompts: Sequence[str], count: int, seed: int, max_response_tokens: int, system_prompt: str | None
+    policy: str,
+    prompts: Sequence[str],
+    count: int,
+    seed: int,
+    max_response_tokens: int | None = None,
+    system_prompt: str | None = None,
 ) -> list[list[str]]:
     """`count` sampled answers to each prompt."""
     policy = check_checkpoint(policy, "--policy")
-    renderer = Renderer(load_tokenizer(policy), MAX_PROMPT_TOKENS, max_response_tokens, system_prompt)
+    renderer = renderer_of(policy, max_response_tokens, system_prompt)
     return [answer_all(policy, [prompt] * count, renderer, seed, prompt) for prompt in prompts]

@@ -13,6 +13,7 @@ from pipeline.lm.generate import Sampling, sample_key, sample_responses
 from pipeline.lm.logprobs import response_forward, token_batch, token_kl
 from pipeline.rl.scoring import RewardScorer
 
+LEAST_CENTRING = 8
 Truth = Callable[[str, str], float]
 
 
@@ -65,7 +66,8 @@ class Sampler:
         self, prompts: Sequence[tuple[int, Prompt]], samples_per_prompt: int, candidates: int
     ) -> list[PromptResult]:
         """Results for (index, prompt) pairs; they depend on index and prompt, not on how prompts are sharded."""
-        drawn = self._draw(self.reference, prompts, max(candidates, 1), "candidate", "candidates of π_ref")
+        least = LEAST_CENTRING if self.scorer.use_bonus else 1  # Γ is centred with them
+        drawn = self._draw(self.reference, prompts, max(candidates, least), "candidate", "candidates of π_ref")
         self._centre(prompts, drawn)
         reference = self._draw(self.reference, prompts, samples_per_prompt, "reference", "answers of π_ref")
         policy = self._draw(self.policy, prompts, samples_per_prompt, "policy", "answers of the policy")
@@ -74,7 +76,7 @@ class Sampler:
         for position, (index, prompt) in enumerate(prompts):
             results.append(
                 PromptResult(
-                    index, prompt, groups[0][position], groups[1][position], groups[2][position] if candidates else []
+                    index, prompt, groups[0][position], groups[1][position], groups[2][position][:candidates]
                 )
             )
         return results

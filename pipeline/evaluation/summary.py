@@ -11,6 +11,7 @@ from pipeline.core.stats import Estimate, bootstrap_mean, length_controlled_win_
 from pipeline.evaluation.gibbs import GibbsResult, gibbs_expectations
 from pipeline.evaluation.samples import Answer, PromptResult
 
+_RATES = ("generation_win_rate_truth", "generation_win_rate_rm", "length_controlled_win_rate")
 FRONTIER = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0)
 
 
@@ -42,20 +43,19 @@ class Summary:
             per_prompt(answers, "pessimistic_reward"),
             per_prompt(answers, "true_reward") if self.has_truth else None,
         )
-        return {**metrics, **self._win_rates()}
+        return {**metrics, **self._win_rates([result.policy[0] for result in self.results])}
 
     def reference_metrics(self) -> dict[str, Any]:
-        """π_ref itself: KL 0; it wins half of the time by definition, so no win rate is stated."""
+        """π_ref itself: KL 0. Its win rates are those of a second draw against the first: half, but for chance.
+
+        None without a second draw (`evaluate.gibbs_candidates` 0).
+        """
         answers = [result.reference for result in self.results]
         zero = np.zeros(len(self.results))
         metrics = self._metrics(answers, zero, self.reference_reward, self.reference_pessimistic, self.reference_truth)
-        return {
-            "generation_win_rate_truth": None,
-            "generation_win_rate_rm": None,
-            "length_controlled_win_rate": None,
-            **metrics,
-            "objective_gain": None,
-        }
+        drawn = [result.candidates[:1] for result in self.results]
+        rates = self._win_rates([answers[0] for answers in drawn]) if all(drawn) else dict.fromkeys(_RATES)
+        return {**rates, **metrics, "objective_gain": None}
 
     def gibbs_metrics(self) -> dict[str, Any] | None:
         """The Gibbs policy of r̂ at kl_coef; None without candidates."""
@@ -135,9 +135,9 @@ class Summary:
         low, high = np.percentile(policy[picks].mean(axis=1) / ideal[picks].mean(axis=1), [2.5, 97.5])
         return Estimate(float(policy.mean() / ideal.mean()), float(low), float(high), len(policy))
 
-    def _win_rates(self) -> dict[str, Any]:
-        """Win rates of the policy's first answer against π_ref's first, on the same prompts."""
-        policy, reference = [r.policy[0] for r in self.results], [r.reference[0] for r in self.results]
+    def _win_rates(self, policy: Sequence[Answer]) -> dict[str, Any]:
+        """Win rates of one answer per prompt against π_ref's first, on the same prompts."""
+        reference = [result.reference[0] for result in self.results]
         length = np.array([a.tokens - b.tokens for a, b in zip(policy, reference, strict=True)])
         judges = {"rm": "reward", **({"truth": "true_reward"} if self.has_truth else {})}
         scores = {judge: (column(policy, name), column(reference, name)) for judge, name in judges.items()}

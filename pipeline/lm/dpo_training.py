@@ -1,9 +1,9 @@
 """DPO on privatised pairs with TRL: the baseline that needs no reward model.
 
-DPO's implicit margin of a pair is β[log π/π_ref(chosen) − log π/π_ref(rejected)], so every loss of a reward margin is a
-loss of DPO. `chosen` is the response that the *private* label prefers. TRL has the uncorrected loss (`sigmoid`) and the
-debiased one (`robust` with label_smoothing = 1 − α, Chowdhury et al. 2024); the private likelihood (PPKL Eq. 8-9) on
-that margin is added here.
+DPO's implicit margin of a pair is kl_coef·[log π/π_ref(chosen) − log π/π_ref(rejected)], so every loss of a reward
+margin is a loss of DPO. `chosen` is the response that the *private* label prefers. TRL has the uncorrected loss
+(`sigmoid`) and the debiased one (`robust` with label_smoothing = 1 − α, Chowdhury et al. 2024); the private likelihood
+(PPKL Eq. 8-9) on that margin is added here.
 """
 
 from __future__ import annotations

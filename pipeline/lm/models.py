@@ -171,6 +171,8 @@ def write_checkpoint(
     with atomic.new_folder(target) as temporary, no_progress_bars():
         plain.save_pretrained(temporary, state_dict=merged)
         tokenizer.save_pretrained(temporary)
+        for path in temporary.iterdir():
+            path.chmod(0o644)  # safetensors writes 0600; a released checkpoint is as readable as the rest of the run
 
 
 def merged_state(model: Any, state: dict[str, torch.Tensor]) -> tuple[Any, dict[str, torch.Tensor]]:

@@ -80,8 +80,7 @@ class RewardScorer:
         """Centres Γ at `prompt` with the features (K, d) of K completions of π_ref."""
         assert self.checkpoint.bonus is not None
         gradient = self.checkpoint.bonus.reference_gradient(features[None])[0]
-        model = self.checkpoint.model
-        reward = bounded_reward(model.raw_score_of(features), model.reward_bound).mean().detach()
+        reward = self._reward(features).mean()
         self.references[repr(prompt)] = torch.cat([gradient, reward[None].to(gradient)])
 
     def score(self, prompts: Sequence[Prompt], responses: Sequence[str], progress: str | None = None) -> Scores:
@@ -91,12 +90,15 @@ class RewardScorer:
     def score_features(self, prompts: Sequence[Prompt], features: torch.Tensor) -> Scores:
         """As `score`, from features (B, d)."""
         if not self.use_bonus or self.checkpoint.bonus is None:
-            model = self.checkpoint.model
-            reward = bounded_reward(model.raw_score_of(features), model.reward_bound)
-            return Scores(reward.detach(), torch.zeros(len(features)), torch.zeros(len(features)))
+            return Scores(self._reward(features), torch.zeros(len(features)), torch.zeros(len(features)))
         references = torch.stack([self.references[repr(prompt)] for prompt in prompts])
         reward, bonus = self.checkpoint.bonus.score_centred(features, references[:, :-1])
         return Scores(reward, bonus, references[:, -1].float())
+
+    def _reward(self, features: torch.Tensor) -> torch.Tensor:
+        """r̄ (B,) float32 on the CPU, where features and the statistics of Γ are, wherever the model is."""
+        model = self.checkpoint.model
+        return bounded_reward(model.raw_score_of(features.to(model.weight.device)), model.reward_bound).detach().cpu()
 
 
 def load_scorer(path: Path, recipe: Recipe, *, use_bonus: bool) -> RewardScorer:

@@ -24,6 +24,7 @@ from pipeline.data.render import Renderer, keep_fitting
 from pipeline.lm import hf_trainer
 from pipeline.lm.dpo_training import PrivateDpoTrainer, pair_dataset, trl_loss
 from pipeline.lm.models import add_lora, load_causal_lm, load_tokenizer, save_merged
+from pipeline.lm.released import write_beside
 from pipeline.runner import StageContext
 from pipeline.stages.entry import main_for
 
@@ -42,7 +43,7 @@ def run(context: StageContext) -> dict[str, Any]:
     dataset = pair_dataset([token_ids(rows[index], renderer) for index in kept])
 
     # --- π_ref and DPO ------------------------------------------------------------------------------------------------
-    beta = recipe.ppo.kl_coef if settings.beta is None else settings.beta
+    kl_coef = recipe.ppo.kl_coef if settings.kl_coef is None else settings.kl_coef
     arguments = hf_trainer.trainer_config(
         "dpo",
         settings,
@@ -50,7 +51,7 @@ def run(context: StageContext) -> dict[str, Any]:
         context.checkpoints,
         recipe.seed,
         context.world,
-        beta=beta,
+        beta=kl_coef,
         max_length=None,
         **trl_loss(settings.loss, epsilon),
     )
@@ -78,12 +79,13 @@ def run(context: StageContext) -> dict[str, Any]:
     history = hf_trainer.loss_history(trainer.state)
     if context.world.main:
         atomic.write_json(context.folder / "history.json", {"loss": history})
+        write_beside(context.folder / "model", "dpo", recipe, renderer, release.manifest.as_dict())
     return {
         "pairs": len(dataset),
         "dropped_long_prompts": len(rows) - len(kept),
         "steps": trainer.state.global_step,
         "loss": [value for _, value in history],
-        "beta": beta,
+        "kl_coef": kl_coef,
         "peak_rss_mb": peak_rss_mb(),
         "summary": f"{len(dataset)} pairs, {settings.loss}, {trainer.state.global_step} steps, "
         f"loss {history[0][1]:.3f} → {history[-1][1]:.3f}",
@@ -101,7 +103,7 @@ def policy_and_reference(context: StageContext, recipe: Recipe) -> tuple[Any, An
     path, lora = context.run.stage("sft") / "model", recipe.dpo.lora
     if lora:
         return add_lora(load_causal_lm(path, recipe.model.dtype), lora, recipe.seed), None
-    return load_causal_lm(path, "float32"), load_causal_lm(path, recipe.model.dtype)
+    return load_causal_lm(path, "float32"), load_causal_lm(path, "float32")
 
 
 if __name__ == "__main__":

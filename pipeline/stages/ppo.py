@@ -27,6 +27,7 @@ from pipeline.embedded.truth import true_reward
 from pipeline.lm.distributed import make_accelerator
 from pipeline.lm.logprobs import PolicyWithValue
 from pipeline.lm.models import add_lora, load_causal_lm, load_tokenizer, save_merged
+from pipeline.lm.released import write_beside
 from pipeline.rl import checkpoint
 from pipeline.rl.rollout import Rollout
 from pipeline.rl.scoring import load_scorer
@@ -45,6 +46,7 @@ def run(context: StageContext) -> dict[str, Any]:
     renderer = inputs.make_renderer(recipe, load_tokenizer(reference_path))
     model, reference = policy_and_reference(reference_path, recipe)
     scorer = load_scorer(context.run.stage("reward") / "model", recipe, use_bonus=recipe.reward.kappa > 0)
+    scorer.checkpoint.model.model.to(accelerator.device)
     everything = inputs.training_prompts(recipe, context.run)
     fitting = [everything[i] for i in keep_fitting(everything, renderer, recipe.model.long_prompts)]
     prompts = evenly_spaced(fitting, settings.max_prompts)
@@ -70,6 +72,8 @@ def run(context: StageContext) -> dict[str, Any]:
     if accelerator.is_main_process:
         lines = "".join(json.dumps(entry) + "\n" for entry in history)
         atomic.write_text(context.folder / "history.jsonl", lines)
+        manifest = inputs.release(context.run).manifest.as_dict()
+        write_beside(context.folder / "model", "ppo", recipe, renderer, manifest)
     first, last = history[0], mean_of_last(history, 5)
     return {
         "iterations": len(history),
@@ -92,7 +96,7 @@ def policy_and_reference(path: Path, recipe: Recipe) -> tuple[PolicyWithValue, A
     lora = recipe.ppo.lora
     base = load_causal_lm(path, recipe.model.dtype if lora else "float32")
     policy = add_lora(base, lora, recipe.seed) if lora else base
-    reference = None if lora else load_causal_lm(path, recipe.model.dtype)
+    reference = None if lora else load_causal_lm(path, "float32")  # the same weights as the policy's: KL 0 at first
     return PolicyWithValue(policy, base.config.hidden_size).eval(), reference
 
 

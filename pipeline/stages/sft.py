@@ -19,6 +19,7 @@ from pipeline.data.formats import Demonstration
 from pipeline.data.render import Renderer, keep_fitting
 from pipeline.lm import hf_trainer
 from pipeline.lm.models import add_lora, base_checkpoint, load_causal_lm, load_tokenizer, save_merged
+from pipeline.lm.released import write_beside
 from pipeline.runner import StageContext
 from pipeline.stages.entry import main_for
 
@@ -72,6 +73,7 @@ def run(context: StageContext) -> dict[str, Any]:
     history = hf_trainer.loss_history(trainer.state)
     if context.world.main:
         atomic.write_json(context.folder / "history.json", {"loss": history})
+        write_beside(context.folder / "model", "sft", recipe, renderer, None)
     return {
         "demonstrations": len(dataset),
         "dropped_long_prompts": len(demonstrations) - len(kept),

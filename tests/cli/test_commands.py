@@ -66,6 +66,35 @@ def test_privatize_gives_the_same_bytes_again_and_for_every_format(tmp_path: Pat
     assert "choose another output folder" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["privatize", "--config", "r.yaml", "--epsilon", "0.5"], "privatize --config takes no --epsilon"),
+        (["privatize", "--config", "r.yaml", "--budget", "1", "--output", "x"], "takes no --output, --budget"),
+        (["privatize", "--data", "x", "data.limit=5"], "privatize without --config takes no 'data.limit=5'"),
+        (["privatize", "--data", "x", "--run-dir", "r"], "privatize without --config takes no --run-dir"),
+        (["privatize", "--data", "x", "--output", "o", "--epsilon", "1", "--key", "k", "--budget-per", "event"],
+         "--budget-per needs --budget"),
+        (["evaluate", "--config", "r.yaml", "--limit", "3"], "evaluate --config takes no --limit"),
+        (["evaluate", "--policy", "p", "seed=3"], "evaluate without --config takes no 'seed=3'"),
+    ],
+)  # fmt: skip
+def test_no_option_is_ignored(arguments: list[str], said: str, capsys: Capture) -> None:
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.splitlines()) == 1
+
+
+def test_answers_have_the_form_that_training_gave_them(finished_run: Path) -> None:
+    from pipeline.evaluation.compare import renderer_of
+
+    policy = str(finished_run / "ppo" / "model")
+    assert renderer_of(policy, None, None).max_response_tokens == 12
+    assert renderer_of(policy, 5, "Be brief.").max_response_tokens == 5
+    assert renderer_of(policy, 5, "Be brief.").system_prompt == "Be brief."
+
+
 def test_sample_prints_answers(finished_run: Path, capsys: Capture) -> None:
     policy = str(finished_run / "ppo" / "model")
     arguments = ["sample", "--policy", policy, "--count", "2", "--max-response-tokens", "4", "Hello there"]

@@ -192,6 +192,35 @@ def test_from_runs_the_stage_and_what_follows(run: RunDir) -> None:
     assert running(recipe(sft={"epochs": 2}), run, start="ppo") == ["ppo", "evaluate", "report"]
 
 
+def test_a_stage_that_is_read_must_be_of_this_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluation would else call an uncorrected policy private, or give J at another coefficient."""
+    fake_stages(monkeypatch, [])
+    directory = RunDir(tmp_path / "run")
+    runner.execute(recipe(), directory, Selection())
+    for changed, stage in (
+        ({"reward": {"loss": "uncorrected"}}, "reward"),
+        ({"ppo": {"kl_coef": 9.0}}, "ppo"),
+        ({"privatize": {"epsilon": 3.0}}, "privatize"),
+    ):
+        with pytest.raises(UserError, match=r"stage '\w+' in .* other settings than this recipe's.*--from"):
+            runner.check(recipe(**changed), directory, Selection(only="evaluate"), ALONE)
+        with pytest.raises(UserError, match="other settings"):
+            runner.execute_one("evaluate", recipe(**changed), directory)
+        assert runner.check(recipe(**changed), directory, Selection(start=stage), ALONE)
+        assert "evaluate" in running(recipe(**changed), directory)  # and a plain run does not take it for up to date
+    assert runner.check(recipe(evaluate={"num_prompts": 3}), directory, Selection(only="evaluate"), ALONE)
+
+
+def test_metrics_vanish_with_the_results_they_describe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_stages(monkeypatch, [])
+    directory = RunDir(tmp_path / "run")
+    runner.execute(recipe(), directory, Selection())
+    fake_stages(monkeypatch, [], fails="ppo")
+    with pytest.raises(RuntimeError):
+        runner.execute(recipe(ppo={"kl_coef": 0.2}), directory, Selection())
+    assert not (directory.root / "metrics.json").exists()
+
+
 def test_only_runs_one_stage_even_when_it_is_up_to_date(run: RunDir) -> None:
     assert running(recipe(), run, only="ppo") == ["ppo"]
     assert {line.reason for line in plan(recipe(), run, Selection(only="ppo"))} == {"asked for", "not selected"}

@@ -1,0 +1,65 @@
+"""What lies in a released checkpoint beside the weights: its privacy card, and how its prompts are rendered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.core import atomic
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import Recipe
+from pipeline.data.render import Renderer
+from pipeline.privacy.card import privacy_card, render_markdown
+from pipeline.privacy.privatize import NOT_PRIVATE
+
+RENDERING = "rendering.json"
+NO_LABEL = (
+    "No preference label was read: which responses it was trained on does not depend on any. The prompts and responses"
+    " themselves are not protected."
+)
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """How a checkpoint of this pipeline expects its prompts: the system message and the cap on a response, tokens."""
+
+    system_prompt: str | None = None
+    max_response_tokens: int = 64
+
+
+def write_beside(
+    folder: Path, stage: str, recipe: Recipe, renderer: Renderer, manifest: Mapping[str, Any] | None
+) -> None:
+    """Writes README.md and rendering.json into a checkpoint folder; call it on one process only.
+
+    Args:
+        folder: of the checkpoint.
+        stage: that made it.
+        recipe: its name, and whether a guard was overruled.
+        renderer: that training used.
+        manifest: of the release that was read (`ReleaseManifest.as_dict()`); None where no label was.
+    """
+    lines = [f"# {recipe.name}, stage {stage}", ""]
+    if recipe.override:
+        lines += [f"**{NOT_PRIVATE}**: {recipe.override}.", ""]
+    if manifest is None:
+        lines += ["## Privacy card", "", NO_LABEL, ""]
+    else:
+        lines.append(render_markdown(privacy_card(manifest, stage=stage, recipe=recipe.name)))
+    atomic.write_text(folder / "README.md", "\n".join(lines))
+    rendering = {"system_prompt": renderer.system_prompt, "max_response_tokens": renderer.max_response_tokens}
+    atomic.write_json(folder / RENDERING, rendering)
+
+
+def read_rendering(folder: str | Path) -> Rendering:
+    """The rendering of a checkpoint; the defaults for a folder or a hub id that states none. UserError if damaged."""
+    path = Path(folder) / RENDERING
+    if not path.is_file():
+        return Rendering()
+    try:
+        return Rendering(**json.loads(path.read_text(encoding="utf-8")))
+    except (json.JSONDecodeError, UnicodeDecodeError, TypeError):
+        raise UserError(f"{path} is damaged: delete it, or save the checkpoint again") from None

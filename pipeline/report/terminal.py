@@ -1,0 +1,34 @@
+"""The results of a finished run on the terminal: the tables of report.md and a few answers before and after."""
+
+from __future__ import annotations
+
+import json
+
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.text import Text
+
+from pipeline.core.rundir import RunDir
+from pipeline.report.sections import label_of
+
+SHOWN = 3
+CARD = "## Privacy card"
+
+
+def show_results(run: RunDir, console: Console | None = None) -> None:
+    """Prints what a finished run found; nothing for a run without a report. The card itself stays in the report."""
+    page = run.stage("report") / "report.md"
+    if not page.is_file():
+        return
+    console = console or Console()
+    console.print(Markdown(page.read_text(encoding="utf-8").partition(CARD)[0]))
+    samples = run.stage("evaluate") / "samples.json"
+    if samples.is_file():
+        for sample in json.loads(samples.read_text(encoding="utf-8"))[:SHOWN]:
+            console.print(Text(f"\n> {sample['prompt']}", style="bold"))
+            for method, answer in sample.items():
+                if method != "prompt":
+                    console.print(Text(f"  {label_of(method)}: {' '.join(answer['text'].split())}"))
+    console.print(
+        f"\nreport: {run.stage('report') / 'report.html'}\nmetrics: {run.root / 'metrics.json'}", highlight=False
+    )

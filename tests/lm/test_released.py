@@ -1,0 +1,47 @@
+"""What lies beside a released checkpoint's weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.core.config import parse
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import Recipe
+from pipeline.data.render import Renderer
+from pipeline.lm.released import Rendering, read_rendering, write_beside
+
+
+def recipe(**data: Any) -> Recipe:
+    tree = {
+        "name": "one",
+        "evaluation_labels": "private",
+        "model": {"source": "tiny"},
+        "data": data,
+        "privatize": {"epsilon": 1.0},
+    }
+    return parse(Recipe, tree, "r")
+
+
+def test_the_rendering_survives(tmp_path: Path) -> None:
+    write_beside(tmp_path, "sft", recipe(), Renderer(None, 10, 7, ""), None)
+    assert read_rendering(tmp_path) == Rendering(system_prompt="", max_response_tokens=7)
+    assert "No preference label was read" in (tmp_path / "README.md").read_text(encoding="utf-8")
+
+
+def test_an_overruled_guard_is_on_the_card(tmp_path: Path) -> None:
+    write_beside(tmp_path, "sft", recipe(allow_label_overlap=True), Renderer(None, 10, 7), None)
+    assert "**NOT PRIVATE**" in (tmp_path / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_foreign_checkpoint_has_the_defaults(tmp_path: Path) -> None:
+    assert read_rendering(tmp_path) == Rendering()
+
+
+@pytest.mark.parametrize("content", ["", "[1]", '{"cap": 3}'])
+def test_a_damaged_rendering_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "rendering.json").write_text(content)
+    with pytest.raises(UserError, match=r"rendering\.json is damaged"):
+        read_rendering(tmp_path)

@@ -1,0 +1,38 @@
+"""What a finished run prints."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+from rich.console import Console
+
+from pipeline.core.rundir import RunDir
+from pipeline.report.terminal import show_results
+
+
+def printed(run: RunDir) -> str:
+    console = Console(file=io.StringIO(), width=100)
+    show_results(run, console)
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return text
+
+
+def test_tables_and_answers_but_not_the_card(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    assert printed(run) == ""
+    run.stage("report").mkdir()
+    run.stage("evaluate").mkdir()
+    table = "| | sft | PPO |\n|---|---|---|\n| distinct-2 | 0.7 | 0.6 |\n"
+    page = f"# demo\n\nIt wins.\n\n{table}\n## Privacy card\n\nsecretive\n"
+    (run.stage("report") / "report.md").write_text(page)
+    samples = [{"prompt": f"Q{i}", "sft": {"text": "plain\ntext"}, "private": {"text": "better"}} for i in range(9)]
+    (run.stage("evaluate") / "samples.json").write_text(json.dumps(samples))
+    text = printed(run)
+    assert "distinct-2" in text
+    assert "secretive" not in text
+    assert "π_ref (SFT): plain text" in text
+    assert "Q2" in text
+    assert "Q3" not in text
+    assert "report.html" in text
