@@ -13,8 +13,8 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,13 @@ class StageContext:
     def checkpoints(self) -> Path:
         """Where the stage keeps resume state."""
         return self.run.checkpoints(self.spec.name)
+
+    def noisy_counts(self, decisions: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+        """Asks the privatise stage how often rules are right about the true evaluation labels. What comes back is
+        differentially private and in the ledger. decisions: see `pipeline.stages.privatize.noisy_counts`."""
+        spec = spec_of("privatize")
+        answer: dict[str, Any] = _module(spec).noisy_counts(replace(self, spec=spec), decisions)
+        return answer
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -43,3 +44,11 @@ def finished_run(workspace: Workspace) -> Path:
     run = workspace.root / "finished"
     workspace.run(run)
     return run
+
+
+@pytest.fixture(scope="module")
+def quick_disk() -> Iterator[None]:
+    """fsync does nothing: a test that kills processes, not the machine, cannot tell, and need not wait."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield

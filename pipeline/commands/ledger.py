@@ -63,7 +63,13 @@ def as_text(facts: Mapping[str, Any]) -> str:
     if labelers["unattributed_events"]:
         lines.append(f"events that name no labeller: {labelers['unattributed_events']}")
     rows = [
-        (entry["time"], entry["source"], str(entry["events"]), f"{entry['epsilon']:g}", entry["status"])
+        (
+            entry["time"],
+            entry["source"] + (" (noisy counts)" if entry.get("kind") == "counts" else ""),
+            str(entry["events"]),
+            f"{entry['epsilon']:g}",
+            entry["status"],
+        )
         for entry in facts["releases"]
     ]
     return "\n".join([*lines, "", *_table(("time", "source", "events", "ε", "status"), rows)])

@@ -72,8 +72,22 @@ class PrivatizeConfig:
     """Owner-only 256-bit key, made on first use; keep it outside every run directory."""
     insecure_seed: int | None = None
     """Replaces the key by a public seed, for experiments; marks the run NOT PRIVATE."""
+    budget: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Refuse a release after which any event (or person) has lost more than this under the key. null: the last one
+    that was stated for this key holds."""
+    budget_per: Literal["event", "person"] = "event"
+    """What the budget is for; `person` needs labeler_column."""
+    labeler_column: str | None = None
+    """Column that names who gave the label: two labellers of one pair are two events. Not released."""
+    event_column: str | None = None
+    """Column that tells several labels of one labeller on one pair apart. Not released."""
+    count_epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """With evaluation_labels: laplace, what the noisy counts of one evaluation cost each evaluation label, all counts
+    together and on top of epsilon."""
 
     def __post_init__(self) -> None:
+        if self.budget is not None and self.budget_per == "person" and self.labeler_column is None:
+            raise ValueError("budget_per: person needs labeler_column, the column that names who gave the label")
         if math.isnan(self.epsilon) or self.epsilon <= 0:
             raise ValueError("epsilon must be a number > 0 (.inf for a non-private run on public labels)")
 
@@ -260,8 +274,9 @@ class Recipe:
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
     seed: int = Field(default=0, ge=0)
-    evaluation_labels: Literal["public", "private"]
-    """`public`: test labels are declared public and read raw; `private`: only privatised test labels are used."""
+    evaluation_labels: Literal["public", "private", "laplace"]
+    """`public`: test labels are declared public and read raw; `private`: only privatised test labels are used;
+    `laplace`: the evaluation also asks for noisy counts of the true ones, each question at privatize.count_epsilon."""
     model: ModelConfig
     data: DataConfig = Field(default_factory=DataConfig)
     privatize: PrivatizeConfig
@@ -278,9 +293,23 @@ class Recipe:
             raise ValueError("privatize.epsilon .inf needs data.public_labels: true (labels declared public)")
         if self.evaluation_labels == "public" and not self.data.public_labels:
             raise ValueError("evaluation_labels: public needs data.public_labels: true; else use private")
-
+        self._check_counts()
         if self.ppo.reference_rollouts and self.reward.kappa == 0:
             raise ValueError("ppo.reference_rollouts needs reward.kappa > 0: without Γ no references are drawn")
+
+    def _check_counts(self) -> None:
+        own = self.privatize
+        if self.evaluation_labels != "laplace":
+            return
+        if own.count_epsilon is None:
+            raise ValueError("evaluation_labels: laplace needs privatize.count_epsilon, the cost of its counts")
+        if not self.private:
+            raise ValueError("evaluation_labels: laplace needs a finite epsilon and no insecure_seed; else use public")
+        if own.budget is not None and own.budget_per == "event" and own.epsilon + own.count_epsilon > own.budget:
+            raise ValueError(
+                f"privatize.epsilon {own.epsilon:g} and count_epsilon {own.count_epsilon:g} add up to more than "
+                f"privatize.budget {own.budget:g}; lower one of them"
+            )
 
     @property
     def private(self) -> bool:

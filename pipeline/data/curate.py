@@ -1,23 +1,25 @@
-"""`private-rlhf privatize --data SRC --output DIR`: a holder of labels makes a release, in memory that stays bounded.
+"""A release by its holder, in memory that stays bounded: the steps, and `private-rlhf privatize` that takes them.
 
-    read     chunks become sorted runs in an owner-only folder beside the output (`engine.spill`)
+    read     chunks become sorted runs in an owner-only folder (`engine.spill`)
     gather   of copies with one record and event the first is kept; the events are counted and identified
     reserve  the ledger takes the plan, durably; every event goes into its store; a label that contradicts the store,
              or a total over a budget, ends it here
-    write    randomised response and Parquet, shard by shard (`engine.write_bucket`), still in the owner-only folder,
-             so that a disk that fills up costs nobody's budget; the manifest is last
+    write    randomised response and Parquet, shard by shard (`engine.write_bucket`), in a folder that is still
+             owner-only, so that a disk that fills up costs nobody's budget; the manifest is last
     publish  the budget is spent, durably; the folder takes its name; the ledger's entry is finished
+
+The stage of a recipe (`pipeline.stages.privatize`) takes the same steps for its two folders.
 """
 
 from __future__ import annotations
 
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
 
 from pipeline.core.atomic import sync_folder, write_json
 from pipeline.core.errors import UserError
@@ -25,6 +27,7 @@ from pipeline.data.chunks import CHUNK_BYTES, Chunk, cut
 from pipeline.data.engine import (
     Events,
     KeyFile,
+    KeyInHand,
     ShardJob,
     extra_fields,
     finished_runs,
@@ -35,6 +38,7 @@ from pipeline.data.engine import (
 from pipeline.data.layout import Layout, Options, find_layout
 from pipeline.data.release import (
     MANIFEST,
+    ROWS_PER_SHARD,
     ReleaseManifest,
     occupied,
     publish,
@@ -45,19 +49,82 @@ from pipeline.data.release import (
 from pipeline.data.sources import Part, open_source
 from pipeline.data.workers import Workers, default_workers, start_workers
 from pipeline.data.workfolder import boot_id, code_version, source_identity, work_folder
-from pipeline.privacy.keys import PrivacyKey, load_key
+from pipeline.privacy.keys import PrivacyKey, load_key, make_private_folder
 from pipeline.privacy.ledger import Budget, Ledger, ReleasePlan, Reservation
-from pipeline.privacy.mechanism import RandomizedResponse
+from pipeline.privacy.mechanism import Mechanism, RandomizedResponse
 from pipeline.privacy.prf import frame
 from pipeline.privacy.privatize import DropCounts, guarantee, nothing_left
 from pipeline.privacy.records import MESSAGES
-from pipeline.privacy.runs import Run
+from pipeline.privacy.runs import KeptRows, Run
+
+
+@dataclass(frozen=True)
+class Intake:
+    """A source that was opened. name: as its holder knows it, for messages."""
+
+    name: str
+    parts: tuple[Part, ...]
+    layout: Layout
+
+    @classmethod
+    def open(cls, name: str, parts: Sequence[Part], options: Options) -> Intake:
+        """Looks at the columns and the first row; UserError if they do not fit."""
+        return cls(name, tuple(parts), find_layout(name, parts, options))
+
+    @property
+    def size(self) -> int:
+        """Bytes of its files, as far as known."""
+        return sum(path.stat().st_size for part in self.parts for path in part.files)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where releases are made. work: owner-only; it takes what holds true labels. chunk_bytes: of JSONL that one worker
+    reads at a time."""
+
+    key: PrivacyKey
+    work: Path
+    crew: Workers
+    chunk_bytes: int = CHUNK_BYTES
+
+    @property
+    def key_file(self) -> KeyFile | KeyInHand:
+        """How a task gets the key."""
+        return KeyInHand(self.key) if self.key.path is None else KeyFile.of(self.key)
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """One folder to be released. made: where it is made, in the file system of its target."""
+
+    rows: KeptRows
+    layout: Layout
+    mechanism: Mechanism
+    manifest: ReleaseManifest
+    made: Path
+    target: Path
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What goes into the ledger. remedy: for labels that contradict an earlier release."""
+
+    ledger: Ledger
+    source: str
+    epsilon: float
+    events: Events
+    columns: tuple[str, ...] = ()
+    budget: Budget | None = None
+    remedy: str = "give a correction or a second opinion an event id of its own (--event-column)"
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Request:
     """What is to be released. source: the name it is released under, default the data's own. workers: processes,
-    default by cores and size. chunk_bytes: of JSONL that one worker reads at a time."""
+    default by cores and size. chunk_bytes: as in `Bench`."""
 
     data: str
     output: Path
@@ -76,30 +143,6 @@ class Request:
         return self.source or Path(self.data).name
 
 
-@dataclass(frozen=True)
-class _Job:
-    """A request with everything that was opened for it."""
-
-    request: Request
-    mechanism: RandomizedResponse
-    key: PrivacyKey
-    ledger: Ledger
-    parts: list[Part]
-    layout: Layout
-
-    def plan(self) -> dict[str, Any]:
-        """What the contents of the work folder depend on."""
-        options = asdict(self.request.options) | {"convert": self.layout.convert.__name__}
-        return {
-            "code": code_version(),
-            "boot": boot_id(),
-            "source": source_identity(self.parts, self.key),
-            "epsilon": self.mechanism.epsilon,
-            "options": {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()},
-            "chunk_bytes": self.request.chunk_bytes,
-        }
-
-
 def privatize_source(request: Request) -> str:
     """Writes the release, and returns the one line to print.
 
@@ -111,12 +154,12 @@ def privatize_source(request: Request) -> str:
     with refusals(target):
         mechanism, key = RandomizedResponse(request.epsilon), load_key(request.key_file)
         ledger = Ledger.open(key)
-        parts = open_source(request.data, request.split)
-        job = _Job(request, mechanism, key, ledger, parts, find_layout(request.data, parts, request.options))
-        size = sum(path.stat().st_size for part in parts for path in part.files)
-        workers = request.workers or default_workers(size)
-        with work_folder(target, job.plan()) as work, start_workers(workers) as crew:
-            manifest = _release(job, work, crew, size)
+        intake = Intake.open(request.data, open_source(request.data, request.split), request.options)
+        workers = request.workers or default_workers(intake.size)
+        plan = work_plan([intake], mechanism.epsilon, key, request.chunk_bytes)
+        folder = target.with_name(f".{target.name}.work")
+        with work_folder(folder, plan, target) as work, start_workers(workers) as crew:
+            manifest = _release(request, mechanism, ledger, intake, Bench(key, work, crew, request.chunk_bytes))
     dropped = ", ".join(f"{count} {name}" for name, count in manifest.dropped.items())
     return (
         f"{manifest.rows} labels released at ε = {mechanism.epsilon:g} to {request.output} (each kept with probability "
@@ -124,101 +167,165 @@ def privatize_source(request: Request) -> str:
     )
 
 
-def _release(job: _Job, work: Path, crew: Workers, size: int) -> ReleaseManifest:
-    request, target = job.request, Path(job.request.output)
-    before = source_identity(job.parts, job.key)
-    runs = _read(job, work, crew, size)
-    if all(part.files for part in job.parts) and source_identity(job.parts, job.key) != before:
-        raise UserError(f"{request.data}: changed while it was read; run again")
-    events = gather_events(runs, job.key, work / "events.bin")
-    counts = DropCounts(
-        sum(run.facts["identical"] for run in runs), sum(run.facts["empty"] for run in runs), events.duplicates
-    )
+def _release(
+    request: Request, mechanism: RandomizedResponse, ledger: Ledger, intake: Intake, bench: Bench
+) -> ReleaseManifest:
+    rows = KeptRows(read(bench, intake))
+    events = gather_events(bench.crew, [rows], bench.key, bench.work / "events")
+    counts = dropped(rows.runs, events.duplicates)
     if not len(events):
         raise nothing_left(request.data, counts)
-    manifest = ReleaseManifest(
-        format="conversational" if job.layout.kind == MESSAGES else "standard",
-        rows=len(events),
-        source=request.name,
-        guarantee=guarantee(job.mechanism, job.key),
-        dropped=counts.as_dict(),
-        extra_columns=request.options.columns,
-    )
-    done = work / "release"
-    done.mkdir(mode=0o700, exist_ok=True)
-    if occupied(target):  # compared before anything is spent
-        _write(job, runs, manifest, done, crew)
-        same_release(done, target)
-    with job.ledger.reserve(_ledger_plan(job, events), request.budget) as reservation:
-        _enter(job, events, reservation)
-        if not occupied(target):
-            _write(job, runs, manifest, done, crew)
-            sync_folder(done)
+    columns = request.options.columns
+    rows_kept, facts = len(events), guarantee(mechanism, bench.key)
+    manifest = describe(intake.layout, rows_kept, rows_kept, request.name, facts, counts)
+    bundle = Bundle(rows, intake.layout, mechanism, manifest, bench.work / "release", Path(request.output))
+    taken = occupied(bundle.target)
+    if taken:  # compared before anything is spent
+        write(bench, bundle)
+        same_release(bundle.made, bundle.target)
+    entry = Entry(ledger, request.name, mechanism.epsilon, events, columns, request.budget)
+    with reserved(bench, entry) as reservation:
+        if not taken:
+            write(bench, bundle)
             reservation.written()
-            publish(done, target, _default_mode(work))
-        reservation.commit(target.resolve())
+            publish(bundle.made, bundle.target, _default_mode(bench.work))
+        reservation.commit(bundle.target.resolve())
     return manifest
 
 
-def _read(job: _Job, work: Path, crew: Workers, size: int) -> list[Run]:
-    """All runs of the source; those of an interrupted run are taken as they are."""
-    key_file = KeyFile.of(job.key)
+# --- the steps --------------------------------------------------------------------------------------------------------
+
+
+def work_plan(intakes: Sequence[Intake], epsilon: float, key: PrivacyKey, chunk_bytes: int) -> dict[str, Any]:
+    """What the contents of a work folder depend on."""
+    return {
+        "code": code_version(),
+        "boot": boot_id(),
+        "source": source_identity([part for intake in intakes for part in intake.parts], key),
+        "epsilon": repr(epsilon),
+        "options": [repr(asdict(intake.layout.options)) for intake in intakes],
+        "forms": [intake.layout.convert.__name__ for intake in intakes],
+        "chunk_bytes": chunk_bytes,
+    }
+
+
+def read(bench: Bench, intake: Intake, folder: str = "") -> tuple[Run, ...]:
+    """All runs of a source, in a folder of their own; those of an interrupted run are taken as they are.
+
+    UserError: the first bad row, or a file that changed meanwhile.
+    """
+    before = source_identity(intake.parts, bench.key)
+    home = bench.work / folder
+    make_private_folder(home)
     runs: list[Run] = []
-    wanted = job.layout.options.wanted
+    options = intake.layout.options
 
     def chunks() -> Iterator[tuple[int, Chunk]]:
         number = 0
-        for part in job.parts:
-            for chunk in cut(part, wanted, job.request.chunk_bytes):
+        for part in intake.parts:
+            for chunk in cut(part, options.wanted, bench.chunk_bytes):
                 yield number, chunk
                 number += 1
 
-    tasks = ((chunk, number, job.layout, key_file, work) for number, chunk in chunks())
-    with tqdm(total=size or None, desc="reading", unit="B", unit_scale=True, disable=None, file=sys.stderr) as bar:
-        for some in crew.run(spill_once, tasks):
+    tasks = ((chunk, number, intake.layout, bench.key_file, home) for number, chunk in chunks())
+    with progress("reading", intake.size or None, "B") as advance:
+        for some in bench.crew.run(spill_once, tasks):
             runs += some
-            bar.update(sum(run.facts["bytes"] for run in some[:1]))
-    return runs
+            advance(sum(run.facts["bytes"] for run in some[:1]))
+    if all(part.files for part in intake.parts) and source_identity(intake.parts, bench.key) != before:
+        raise UserError(f"{intake.name}: changed while it was read; run again")
+    return tuple(runs)
 
 
-def spill_once(chunk: Chunk, number: int, layout: Layout, key_file: KeyFile, work: Path) -> list[Run]:
+@contextmanager
+def progress(what: str, total: int | None, unit: str) -> Iterator[Callable[[int], Any]]:
+    """A bar on stderr, if that is a terminal; gives the function that moves it on."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=total, desc=what, unit=unit, unit_scale=unit == "B", file=sys.stderr) as bar:
+        yield bar.update
+
+
+def spill_once(chunk: Chunk, number: int, layout: Layout, key_file: KeyFile | KeyInHand, work: Path) -> list[Run]:
     """The runs of a chunk, made unless an interrupted run left them."""
     return finished_runs(work, number) or spill(chunk, number, layout, key_file, work)
 
 
-def _ledger_plan(job: _Job, events: Events) -> ReleasePlan:
-    columns = b"".join(frame(name.encode()) for name in job.request.options.columns)
-    fields = (b"release", events.content, repr(job.mechanism.epsilon).encode(), columns)
-    identity = job.key.keyed_digest(map(frame, fields))
-    return ReleasePlan(job.request.name, job.mechanism.epsilon, len(events), identity)
+def dropped(runs: Sequence[Run], duplicates: int) -> DropCounts:
+    """What was left out of a source on the way."""
+    return DropCounts(sum(run.facts["identical"] for run in runs), sum(run.facts["empty"] for run in runs), duplicates)
 
 
-def _enter(job: _Job, events: Events, reservation: Reservation) -> None:
+def describe(
+    layout: Layout, rows: int, of: int, source: str, facts: dict[str, Any], counts: DropCounts
+) -> ReleaseManifest:
+    """The manifest of a bundle. of: how many rows a source has of which these are a range of ids: shards are ranges of
+    all ids, so that more of them are needed for the same number of rows in one. facts: `privatize.guarantee`."""
+    per_shard = ROWS_PER_SHARD if rows <= ROWS_PER_SHARD else max(1, ROWS_PER_SHARD * rows // of)
+    return ReleaseManifest(
+        format="conversational" if layout.kind == MESSAGES else "standard",
+        rows=rows,
+        source=source,
+        guarantee=facts,
+        dropped=counts.as_dict(),
+        rows_per_shard=per_shard,
+        extra_columns=layout.options.columns,
+    )
+
+
+@contextmanager
+def reserved(bench: Bench, entry: Entry) -> Iterator[Reservation]:
+    """The ledger's reservation for the events, with all of them in the store's next generation.
+
+    UserError: labels that contradict earlier releases, or a budget that would be exceeded; nothing is spent then.
+    """
+    columns = b"".join(frame(name.encode()) for name in entry.columns)
+    fields = (b"release", entry.events.content, repr(entry.epsilon).encode(), columns)
+    identity = bench.key.keyed_digest(map(frame, fields))
+    plan = ReleasePlan(entry.source, entry.epsilon, len(entry.events), identity)
+    with entry.ledger.reserve(plan, entry.budget) as reservation:
+        _enter(bench, entry, reservation)
+        yield reservation
+
+
+def _enter(bench: Bench, entry: Entry, reservation: Reservation) -> None:
     """Events into the store's next generation."""
     if reservation.already:
         return
-    conflicts = events.merge(job.ledger.store, job.mechanism.epsilon, reservation.generation)
+    conflicts, _ = entry.events.merge(bench.crew, entry.ledger.store, entry.epsilon, reservation.generation)
     if conflicts:
         raise UserError(
-            f"{job.request.data}: {conflicts} events carry another label than the one released before under this key,"
-            " so nothing is released; a label never changes: give a correction or a second opinion an event id of its"
-            " own (--event-column)"
+            f"{entry.source}: {conflicts} events carry another label than the one released before under this key,"
+            f" so nothing is released; a label never changes: {entry.remedy}"
         )
 
 
-def _write(job: _Job, runs: list[Run], manifest: ReleaseManifest, done: Path, crew: Workers) -> None:
-    """All shards that are not there yet, then the manifest."""
-    fields = extra_fields(job.request.options.columns, runs)
-    shards = ShardJob(job.mechanism, KeyFile.of(job.key), job.layout.kind, fields, manifest.shard_bits, done)
-    tasks = ((shards, runs, shard) for shard in range(1 << shards.bits))
-    wanted = {MANIFEST, *(shard_name(shard) for shard in range(1 << shards.bits))}
+def write(bench: Bench, bundle: Bundle) -> None:
+    """All shards that are not there yet, then the manifest; on the disk when it returns."""
+    done, manifest = bundle.made, bundle.manifest
+    make_private_folder(done)
+    fields = extra_fields(bundle.layout.options.columns, bundle.rows.runs)
+    kind, bits = bundle.layout.kind, manifest.shard_bits
+    shards = ShardJob(bundle.mechanism, bench.key_file, kind, fields, bits, done)
+    tasks = ((shards, bundle.rows, shard) for shard in range(1 << bits))
+    wanted = {MANIFEST, *(shard_name(shard) for shard in range(1 << bits))}
     for path in done.iterdir():
         if path.name not in wanted:
             path.unlink()
-    with tqdm(total=manifest.rows, desc="writing", unit="row", disable=None, file=sys.stderr) as bar:
-        for rows in crew.run(write_bucket, tasks):
-            bar.update(rows)
+    with progress("writing", manifest.rows, "row") as advance:
+        for rows in bench.crew.run(write_bucket, tasks):
+            advance(rows)
     write_json(done / MANIFEST, manifest.as_dict())
+    sync_folder(done)
+
+
+def replace(bench: Bench, bundle: Bundle) -> None:
+    """Give a finished bundle its name, in place of what an earlier run left there."""
+    shutil.rmtree(bundle.target, ignore_errors=True)
+    publish(bundle.made, bundle.target, _default_mode(bench.work))
 
 
 def _default_mode(work: Path) -> int:

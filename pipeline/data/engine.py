@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,22 @@ from pipeline.core.errors import UserError
 from pipeline.data.chunks import Chunk, read_chunk
 from pipeline.data.layout import Layout
 from pipeline.data.release import MESSAGES_TYPE, ROWS_PER_GROUP, release_schema, shard_name, write_shard
-from pipeline.privacy.batches import Signs, a_is_lower, canonicalise, event_tags, release_labels
+from pipeline.data.workers import Workers
+from pipeline.privacy.batches import (
+    Keys,
+    Signs,
+    a_is_lower,
+    arrow_places,
+    canonicalise,
+    event_tags,
+    release_labels,
+)
 from pipeline.privacy.events import EventStore, StagedGeneration
-from pipeline.privacy.keys import PrivacyKey, load_key
-from pipeline.privacy.mechanism import RandomizedResponse
+from pipeline.privacy.keys import PrivacyKey, load_key, make_private_folder
+from pipeline.privacy.mechanism import Mechanism, PublicLabels, RandomizedResponse
+from pipeline.privacy.prf import frame
 from pipeline.privacy.records import MESSAGES, decode_messages
-from pipeline.privacy.runs import Bucket, Run, bucket_bits, open_run, partitions, read_bucket, write_run
+from pipeline.privacy.runs import Bucket, KeptRows, Run, bucket_bits, open_run, partitions, read_bucket, write_run
 
 ROWS_IN_MEMORY = 131_072  # of keys, when events are gathered
 _EVENT = np.dtype([("tag", "u1", (16,)), ("labeler", "u1", (16,)), ("label", "i1")])
@@ -55,6 +66,17 @@ class KeyFile:
         return key
 
 
+@dataclass(frozen=True)
+class KeyInHand:
+    """A key without a file (of a seed), which stays in this process."""
+
+    key: PrivacyKey
+
+    def load(self) -> PrivacyKey:
+        """The key."""
+        return self.key
+
+
 # --- map: chunks to sorted runs ---------------------------------------------------------------------------------------
 
 
@@ -72,7 +94,7 @@ def _run_path(folder: Path, number: int, part: int) -> Path:
     return folder / f"{number:06d}-{part:04d}.run"
 
 
-def spill(chunk: Chunk, number: int, layout: Layout, key_file: KeyFile, folder: Path) -> list[Run]:
+def spill(chunk: Chunk, number: int, layout: Layout, key_file: KeyFile | KeyInHand, folder: Path) -> list[Run]:
     """Turn chunk `number` into runs. UserError names the first bad row."""
     prf = key_file.load().prf
     runs: list[Run] = []
@@ -120,53 +142,130 @@ def extra_fields(names: Sequence[str], runs: Sequence[Run]) -> tuple[pa.Field, .
 
 
 @dataclass(frozen=True)
-class Events:
-    """The kept events: a file of them by partition of the store, their number, and what identifies them all."""
+class Piece:
+    """The events of one group of the store's partitions, in a file. counts: by partition, from `first` on. rows: how
+    many there are of each of the `KeptRows`."""
 
     path: Path
-    bounds: tuple[int, ...]
+    first: int
+    counts: tuple[int, ...]
+    rows: tuple[int, ...]
     duplicates: int
+
+
+@dataclass(frozen=True)
+class Events:
+    """The kept events, in files. content: what identifies them and their labels."""
+
+    pieces: tuple[Piece, ...]
     content: bytes
 
     def __len__(self) -> int:
-        return self.bounds[-1]
+        return sum(self.rows)
 
-    def merge(self, store: EventStore, epsilon: float, into: StagedGeneration) -> int:
-        """Enter all events into the store; returns how many contradict their stored label."""
-        conflicts = 0
-        for partition in range(256):
-            count = self.bounds[partition + 1] - self.bounds[partition]
-            if count:
-                rows = np.fromfile(self.path, _EVENT, count, offset=self.bounds[partition] * _EVENT.itemsize)
-                tags, labelers = np.ascontiguousarray(rows["tag"]), np.ascontiguousarray(rows["labeler"])
-                labels = np.ascontiguousarray(rows["label"])
-                merged = store.merge(partition, tags, labels, labelers if labelers.any() else None, epsilon, into=into)
-                conflicts += merged.conflicts
-        return conflicts
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """How many there are of each of the `KeptRows`."""
+        return tuple(map(sum, zip(*(piece.rows for piece in self.pieces), strict=True)))
+
+    @property
+    def duplicates(self) -> int:
+        """Rows that were left out because an earlier one holds the same event."""
+        return sum(piece.duplicates for piece in self.pieces)
+
+    @property
+    def bounds(self) -> list[int]:
+        """257 row numbers, by the ids' first byte."""
+        return [0, *accumulate(count for piece in self.pieces for count in piece.counts)]
+
+    def merge(self, crew: Workers, store: EventStore, epsilon: float, into: StagedGeneration) -> tuple[int, int]:
+        """Enter all events into the store; returns how many contradict their stored label, and how many are new."""
+        results = list(crew.run(merge_piece, ((piece, store, epsilon, into) for piece in self.pieces)))
+        return sum(conflicts for conflicts, _ in results), sum(new for _, new in results)
 
 
-def gather_events(runs: Sequence[Run], key: PrivacyKey, path: Path) -> Events:
-    """Write the kept events to `path`; content: keyed digest of events and labels, in an order of its own."""
-    bounds, duplicates = [0], 0
-    bits = bucket_bits(sum(run.rows for run in runs), ROWS_IN_MEMORY)
+def merge_piece(piece: Piece, store: EventStore, epsilon: float, into: StagedGeneration) -> tuple[int, int]:
+    """`Events.merge` for one piece."""
+    conflicts = new = 0
+    events = np.fromfile(piece.path, _EVENT)
+    start = 0
+    for partition, count in enumerate(piece.counts, piece.first):
+        rows, start = events[start : start + count], start + count
+        if count:
+            tags, labelers = np.ascontiguousarray(rows["tag"]), np.ascontiguousarray(rows["labeler"])
+            labels = np.ascontiguousarray(rows["label"])
+            merged = store.merge(partition, tags, labels, labelers if labelers.any() else None, epsilon, into=into)
+            conflicts, new = conflicts + merged.conflicts, new + merged.new_events
+    return conflicts, new
 
-    def content() -> Iterator[bytes]:
-        nonlocal duplicates
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            for _, keys, copies in partitions(runs, bits):
-                tags = event_tags(keys)
-                words = tags.view(">u8").astype(np.uint64)
-                order = np.lexsort((words[:, 1], words[:, 0]))
-                rows = np.zeros(len(keys), _EVENT)
-                rows["tag"], rows["labeler"], rows["label"] = tags[order], keys["labeler"][order], keys["label"][order]
-                data = rows.tobytes()
-                file.write(data)
-                bounds.append(bounds[-1] + len(rows))
-                duplicates += copies
-                yield data
 
-    digest = bytes.fromhex(key.keyed_digest(content()))
-    return Events(path, tuple(bounds), duplicates, digest)
+def gather_events(crew: Workers, parts: Sequence[KeptRows], key: PrivacyKey, folder: Path) -> Events:
+    """Write the kept events to files in an owner-only folder; content: keyed digest of events and labels, in an order
+    of its own.
+
+    parts: no two of them hold the same record.
+    """
+    make_private_folder(folder)
+    bits = bucket_bits(sum(run.rows for part in parts for run in part.runs), ROWS_IN_MEMORY)
+    groups = range(1 << min(bits, 8))
+    tasks = ((parts, bits, group, folder / f"{group:03d}.events") for group in groups)
+    pieces = tuple(crew.run(gather_piece, tasks))
+    return Events(pieces, bytes.fromhex(key.keyed_digest(piece.path.read_bytes() for piece in pieces)))
+
+
+def gather_piece(parts: Sequence[KeptRows], bits: int, group: int, path: Path) -> Piece:
+    """The events of one group of partitions, see `runs.partitions`."""
+    counts: list[int] = []
+    rows, duplicates = np.zeros(len(parts), np.int64), 0
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        for found in zip(*(partitions(part, bits, group) for part in parts), strict=True):
+            file.write(_events([keys for _, keys, _ in found]))
+            sizes = [len(keys) for _, keys, _ in found]
+            counts.append(sum(sizes))
+            rows += sizes
+            duplicates += sum(copies for _, _, copies in found)
+    return Piece(path, group * len(counts), tuple(counts), tuple(rows.tolist()), duplicates)
+
+
+def _events(found: Sequence[Keys]) -> bytes:
+    """`_EVENT` rows in the order of their tags."""
+    keys = np.concatenate(found)
+    tags = event_tags(keys)
+    words = tags.view(">u8").astype(np.uint64)
+    order = np.lexsort((words[:, 1], words[:, 0]))
+    rows = np.zeros(len(keys), _EVENT)
+    rows["tag"], rows["labeler"], rows["label"] = tags[order], keys["labeler"][order], keys["label"][order]
+    return rows.tobytes()
+
+
+# --- count: how often rules are right ---------------------------------------------------------------------------------
+
+
+def count_right(
+    rows: KeptRows,
+    mechanism: RandomizedResponse,
+    key: PrivacyKey,
+    decisions: Mapping[str, Sequence[int]],
+    question: Sequence[bytes],
+) -> tuple[dict[str, int], dict[str, bytes]]:
+    """By rule, (how many labels are the expected one, the name of the question: what is expected of which events).
+
+    decisions: by rule, for every kept row in order: +1 for the label that was released, -1 for the other, 0 for none.
+    question: further fields of the names.
+    """
+    counts = dict.fromkeys(decisions, 0)
+    expected: dict[str, list[bytes]] = {rule: [] for rule in decisions}
+    start = 0
+    for keys in (keys for byte in range(256) for _, keys, _ in partitions(rows, 8, byte)):
+        z = release_labels(mechanism, key.prf, keys)
+        for rule, signs in decisions.items():
+            wanted = np.asarray(signs[start : start + len(keys)], np.int8) * z
+            counts[rule] += int(((wanted == keys["label"]) & (wanted != 0)).sum())
+            expected[rule].append(wanted.tobytes())
+        start += len(keys)
+    fields = (*question, len(decisions).to_bytes(8, "big"))
+    digest = {rule: key.keyed_digest(map(frame, (b"count", *fields, b"".join(e)))) for rule, e in expected.items()}
+    return counts, {rule: bytes.fromhex(name) for rule, name in digest.items()}
 
 
 # --- reduce: buckets to shards ----------------------------------------------------------------------------------------
@@ -176,8 +275,8 @@ def gather_events(runs: Sequence[Run], key: PrivacyKey, path: Path) -> Events:
 class ShardJob:
     """What all shards of a release have in common. bits: log2 of their number."""
 
-    mechanism: RandomizedResponse
-    key_file: KeyFile
+    mechanism: Mechanism
+    key_file: KeyFile | KeyInHand
     kind: bytes
     extra: tuple[pa.Field, ...]
     bits: int
@@ -190,15 +289,16 @@ class ShardJob:
         return release_schema("conversational" if self.kind == MESSAGES else "standard", plain)
 
 
-
-def write_bucket(job: ShardJob, runs: Sequence[Run], shard: int) -> int:
+def write_bucket(job: ShardJob, rows: KeptRows, shard: int) -> int:
     """Randomise and write one shard, durably, unless it is there already; returns its rows."""
     target = job.folder / shard_name(shard)
-    bucket = read_bucket(runs, shard, job.bits, texts=not target.exists())
+    bucket = read_bucket(rows, shard, job.bits, texts=not target.exists())
     if target.exists():
         return len(bucket.keys)
     temporary = job.folder.parent / f".{target.name}.{os.getpid()}.tmp"
-    labels = release_labels(job.mechanism, job.key_file.load().prf, bucket.keys)
+    labels: Signs = bucket.keys["label"]
+    if not isinstance(job.mechanism, PublicLabels):
+        labels = release_labels(job.mechanism, job.key_file.load().prf, bucket.keys)
     try:
         write_shard(temporary, job.schema, _tables(job, bucket, labels))
         descriptor = os.open(temporary, os.O_RDONLY)
@@ -226,7 +326,7 @@ def _tables(job: ShardJob, bucket: Bucket, labels: Signs) -> Iterator[pa.Table]:
 
 
 def _strings(flat: pa.Array, places: npt.NDArray[np.int64]) -> pa.Array:
-    return flat.take(pa.array(places)).view(pa.large_string())
+    return flat.take(arrow_places(places)).view(pa.large_string())
 
 
 def _texts(flat: pa.Array, places: npt.NDArray[np.int64], kind: bytes) -> pa.Array:

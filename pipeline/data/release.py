@@ -13,22 +13,18 @@ import errno
 import filecmp
 import json
 import os
-import shutil
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
-from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.core.atomic import sync_folder, write_json
 from pipeline.core.errors import UserError
 from pipeline.privacy.keys import sync_entry
-from pipeline.privacy.records import CANONICALISATION, PrivateRecord, Text
+from pipeline.privacy.records import CANONICALISATION, Text
 from pipeline.privacy.runs import bucket_bits
 
 SCHEMA_VERSION = 2
@@ -123,35 +119,6 @@ class Release:
     def rows(self) -> list[ReleasedPair]:
         """All rows in memory."""
         return list(self)
-
-
-def text_format(record: PrivateRecord) -> str:
-    """ "standard" or "conversational", for the manifest."""
-    return "standard" if isinstance(record.prompt, str) else "conversational"
-
-
-def write_release(records: Iterable[PrivateRecord], directory: str | Path, manifest: ReleaseManifest) -> Path:
-    """Write the bundle whole or not at all; `records` are streamed and must come in strictly rising `record_id` order.
-
-    A target that holds the same release already is left as it is. UserError if the target holds anything else or
-    cannot be written; ValueError if the records do not fit the manifest.
-    """
-    target = Path(directory)
-    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
-    with refusals(target):
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            partial.mkdir()
-            mode = partial.stat().st_mode & 0o777
-            partial.chmod(0o700)
-            _write_shards(records, partial, manifest)
-            write_json(partial / MANIFEST, manifest.as_dict())
-            sync_folder(partial)
-            if not same_release(partial, target):
-                publish(partial, target, mode)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-    return target
 
 
 @contextmanager
@@ -271,48 +238,6 @@ def write_shard(path: Path, schema: pa.Schema, groups: Iterable[pa.Table]) -> in
             writer.write_table(group, row_group_size=ROWS_PER_GROUP)
             rows += len(group)
     return rows
-
-
-def _write_shards(records: Iterable[PrivateRecord], folder: Path, manifest: ReleaseManifest) -> None:
-    schema, bits, last = release_schema(manifest.format), manifest.shard_bits, ""
-    written = shard = 0
-
-    def rising() -> Iterator[PrivateRecord]:
-        nonlocal last
-        for record in records:
-            if record.record_id <= last:
-                raise ValueError("records must come in strictly rising record_id order")
-            last = record.record_id
-            yield record
-
-    def empty_until(end: int) -> None:
-        nonlocal shard
-        while shard < end:
-            write_shard(folder / shard_name(shard), schema, ())
-            shard += 1
-
-    for number, some in groupby(rising(), lambda record: int(record.record_id[:8], 16) >> 32 - bits):
-        empty_until(number)
-        tables = (_table(group, schema) for group in iter(lambda: list(islice(some, ROWS_PER_GROUP)), []))  # noqa: B023
-        written += write_shard(folder / shard_name(shard), schema, tables)
-        shard += 1
-    empty_until(1 << bits)
-    if written != manifest.rows:
-        raise ValueError(f"the manifest says {manifest.rows} rows, but {written} records came")
-
-
-def _table(group: list[PrivateRecord], schema: pa.Schema) -> pa.Table:
-    columns: tuple[list[Any], ...] = ([], [], [], [])
-    for record_id, prompt, response_a, response_b, private_label in group:
-        a_wins = private_label == 1
-        columns[0].append(prompt)
-        columns[1].append(response_a if a_wins else response_b)
-        columns[2].append(response_b if a_wins else response_a)
-        columns[3].append(record_id)
-    try:
-        return pa.table(list(columns), schema=schema)
-    except (pa.ArrowInvalid, pa.ArrowTypeError):
-        raise ValueError("a record's text does not fit the manifest's format") from None
 
 
 def _same_files(first: Path, second: Path) -> bool:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import BrokenExecutor, Future
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import ProcessPoolExecutor
 
 Result = TypeVar("Result")
 MAX_WORKERS = 8
@@ -49,7 +52,7 @@ class Workers:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
-        except BrokenProcessPool:
+        except BrokenExecutor:
             raise RuntimeError("a worker process died (out of memory?); run the same command again to resume") from None
         finally:
             for future in waiting:
@@ -64,11 +67,19 @@ def start_workers(count: int) -> Iterator[Workers]:
     if count == 1:
         yield Workers(None, 1)
         return
-    pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), _settle)
+    from concurrent.futures import ProcessPoolExecutor
+
+    pool = ProcessPoolExecutor(count, multiprocessing.get_context(_method()), _settle)
     try:
         yield Workers(pool, count)
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _method() -> str:
+    """A forked worker is there at once, a new interpreter takes a second to import everything; but a fork copies locks
+    that other threads hold."""
+    return "fork" if sys.platform == "linux" and threading.active_count() == 1 else "spawn"
 
 
 def default_workers(size: int) -> int:

@@ -1,4 +1,5 @@
-"""The owner-only folder that a release is made in, beside its target: `.NAME.work`, 0700.
+"""The owner-only folder that a release is made in, 0700: `.NAME.work` beside the output of the command; in the key's
+state folder for the stage, whose run directory is for others to see.
 
 It holds sorted runs with true labels, finished shards, and the plan that they belong to. A run that is killed leaves
 it; the same command finds the same plan and goes on. Anything else there (another source, another ε, other code, a
@@ -10,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import importlib.metadata
 import json
 import shutil
 import uuid
@@ -18,6 +18,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import pyarrow as pa
 
 from pipeline.core.atomic import write_json
 from pipeline.core.errors import UserError
@@ -35,7 +38,7 @@ def code_version() -> str:
     package = Path(__file__).resolve().parents[1]
     for path in sorted([*package.glob("privacy/*.py"), *package.glob("data/*.py")]):
         digest.update(path.read_bytes())
-    return digest.hexdigest() + "".join(f" {name} {importlib.metadata.version(name)}" for name in ("pyarrow", "numpy"))
+    return f"{digest.hexdigest()} pyarrow {pa.__version__} numpy {np.__version__}"
 
 
 def source_identity(parts: Sequence[Part], key: PrivacyKey) -> str:
@@ -59,14 +62,13 @@ def boot_id() -> str:
 
 
 @contextmanager
-def work_folder(target: Path, plan: dict[str, Any]) -> Iterator[Path]:
-    """The folder for `target`, locked, with what an interrupted run of the same plan left in it.
+def work_folder(folder: Path, plan: dict[str, Any], target: Path) -> Iterator[Path]:
+    """The folder for a release to `target`, locked, with what an interrupted run of the same plan left in it.
 
     UserError if another run is at work there.
     """
-    missing = [folder for folder in (target.parent, *target.parent.parents) if not folder.exists()]
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folder = target.with_name(f".{target.name}.work")
+    missing = [parent for parent in folder.parents if not parent.exists()]
+    folder.parent.mkdir(parents=True, exist_ok=True)
     make_private_folder(folder)
     lock = Lock(folder / "lock")
     if not lock.acquire(0.0):

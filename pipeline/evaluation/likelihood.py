@@ -59,8 +59,19 @@ def longer_answer_baseline(pairs: Sequence[ReleasedPair], flip_prob: float) -> E
 
     Where both are equally long the rule names no winner, which counts as a miss.
     """
-    longer = sum(len(plain_text(pair.chosen)) > len(plain_text(pair.rejected)) for pair in pairs)
+    longer = int((longer_answers(pairs) > 0).sum())
     return debias(wilson(longer, len(pairs)), flip_prob)
+
+
+def longer_answers(pairs: Sequence[ReleasedPair]) -> np.ndarray:
+    """(n,) +1 where `chosen` has more characters, -1 where `rejected` has, 0 for equally many."""
+    sizes = np.array([(len(plain_text(pair.chosen)), len(plain_text(pair.rejected))) for pair in pairs]).reshape(-1, 2)
+    return np.sign(sizes[:, 0] - sizes[:, 1]).astype(np.int8)
+
+
+def preferences(logprobs: np.ndarray) -> np.ndarray:
+    """(n,) +1 where the policy finds `chosen` likelier, -1 where `rejected`, 0 for a tie; (2n,) as from `pair_rows`."""
+    return np.sign(logprobs[0::2] - logprobs[1::2]).astype(np.int8)
 
 
 def debias(share: Estimate, flip_prob: float) -> Estimate:

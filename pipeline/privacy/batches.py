@@ -107,15 +107,28 @@ def _buffers(texts: pa.Array) -> tuple[npt.NDArray[Any], Bytes]:
     return ends, np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(0, np.uint8)
 
 
+def _bools(array: pa.Array) -> Bools:
+    """A boolean array without nulls. (`to_numpy` and `pa.array` would import pandas, which takes half a second.)"""
+    if not len(array):
+        return np.zeros(0, bool)
+    bits = np.unpackbits(np.frombuffer(array.buffers()[1], np.uint8), bitorder="little")
+    return bits[array.offset : array.offset + len(array)].astype(bool)
+
+
+def arrow_places(places: npt.NDArray[np.int64]) -> pa.Array:
+    """Row numbers for `take`."""
+    return pa.Array.from_buffers(pa.int64(), len(places), [None, pa.py_buffer(np.ascontiguousarray(places))])
+
+
 def canonicalise(columns: Columns, position: int, prf: Prf) -> Canonical:
     """Drop, order, name and sort. position: the first row's place in the input; rows are numbered from there."""
-    same = pc.equal(columns.first, columns.second).to_numpy(zero_copy_only=False)
+    same = _bools(pc.equal(columns.first, columns.second))
     keep = np.flatnonzero(~same & ~columns.blank)
     identical, empty = int(same.sum()), int((columns.blank & ~same).sum())
     keys = np.zeros(len(keep), KEYS)
     keys["position"] = position + keep
     first, second = _binary(columns.first), _binary(columns.second)
-    swapped = pc.greater(first, second).to_numpy(zero_copy_only=False)[keep]
+    swapped = _bools(pc.greater(first, second))[keep]
     blob, starts = _interleave(keys, columns, keep, swapped)
     digests = _record_ids(blob, starts, keys["lengths"])
     keys["id"] = digests.view(">u8")
@@ -145,7 +158,7 @@ def _interleave(
     if columns.extra is not None:
         texts.append(_binary(columns.extra))
     which = [0 * keep, 1 + swapped, 2 - swapped, 3 + 0 * keep][: len(texts)]  # the text's place in `texts`
-    sizes = np.stack([pc.binary_length(text).to_numpy(zero_copy_only=False) for text in texts])
+    sizes = np.stack([np.diff(_buffers(text)[0]) for text in texts])
     for place, source in enumerate(which):
         keys["lengths"][:, place] = sizes[source, keep]
     header = np.zeros((rows, HEADER_BYTES), np.uint8)
@@ -157,7 +170,7 @@ def _interleave(
     order[:, 0] = np.arange(rows)
     for place, source in enumerate(which, 1):
         order[:, place] = rows + source * sizes.shape[1] + keep
-    flat = pa.concat_arrays([headers, *texts]).take(pa.array(order.ravel()))
+    flat = pa.concat_arrays([headers, *texts]).take(arrow_places(order.ravel()))
     offsets, _ = _buffers(flat)
     return flat.buffers()[2], offsets[:: 1 + len(texts)]
 
@@ -198,7 +211,7 @@ def _sorted(
     keys: Keys, blob: pa.Buffer, starts: npt.NDArray[np.int64], order: npt.NDArray[np.int64]
 ) -> tuple[Keys, pa.Buffer]:
     rows = pa.Array.from_buffers(pa.large_binary(), len(keys), [None, pa.py_buffer(np.ascontiguousarray(starts)), blob])
-    gathered = rows.take(pa.array(order))
+    gathered = rows.take(arrow_places(order))
     keys = keys[order]
     offsets, _ = _buffers(gathered)
     keys["start"] = offsets[:-1]

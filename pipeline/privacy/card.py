@@ -25,6 +25,10 @@ NOT_PROTECTED = (
     "A person with many events: the loss adds up over that person's events.",
     "New key for old data: releases under other keys are outside the ledger's sight, and add to what it states.",
 )
+NAMED_COLUMNS = (
+    "The columns that the holder of the labels named ({}): they are released as they are. If one of them tells a label"
+    " (a score, a comment, a time), the label is not protected."
+)
 WHO_MARKS = (
     "NOT PRIVATE is set by the program alone, when epsilon is infinite or the randomness came from a seed, and by the"
     " holder of the labels who overrides a refusal. Nobody can remove it from a release: make a new one with a key."
@@ -54,6 +58,8 @@ def privacy_card(
     except (KeyError, TypeError):
         raise UserError("the manifest does not state its guarantee; write the release again") from None
     private = epsilon is not None and mark is None
+    columns = manifest.get("extra_columns") or ()
+    named = [NAMED_COLUMNS.format(", ".join(columns))] if columns else []
     known = ledger if private and ledger is not None else {}
     return {
         "mark": mark,
@@ -75,7 +81,7 @@ def privacy_card(
         "dropped": dict(manifest.get("dropped", {})),
         "source": manifest.get("source"),
         "protected": PROTECTED if private else "Nothing: see the mark.",
-        "not_protected": list(NOT_PROTECTED) if private else ["The labels.", *NOT_PROTECTED[:1]],
+        "not_protected": [*named, *NOT_PROTECTED] if private else ["The labels.", *NOT_PROTECTED[:1]],
         "facts": facts,
     }
 
@@ -86,7 +92,7 @@ def _person_level(labelers: Mapping[str, Any] | None, delta: float) -> dict[str,
     if labelers is None or not levels:
         return {"statement": "unknown: the data have no labeller column; a person with m events has m times epsilon"}
     events, total = sum(count for _, count in levels), labelers["max_epsilon"]
-    exact = person_epsilon(levels, delta)
+    exact = person_epsilon(levels, delta) + (labelers.get("epsilon_of_counts") or 0.0)
     statement = f"at most {events} events of one person: epsilon {total:g}, or {exact:.3g} at delta {delta:g}"
     if labelers["unattributed_events"]:
         statement += f"; unknown for {labelers['unattributed_events']} events that name no labeller"
@@ -136,7 +142,9 @@ def ledger_rows(card: Mapping[str, Any]) -> dict[str, str]:
     return {
         "Largest total of any event under this key": f"{card['epsilon_total_per_event']:g}",
         "Releases under this key": "; ".join(
-            f"{release['source']}: {release['events']} events at {release['epsilon']:g}" for release in card["releases"]
+            f"{release['source']}: {release['events']} events at {release['epsilon']:g}"
+            + (" (noisy counts, on top)" if release.get("kind") == "counts" else "")
+            for release in card["releases"]
         ),
         "Budgets": ", ".join(limits) or "none stated",
     }

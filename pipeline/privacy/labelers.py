@@ -52,7 +52,8 @@ def _order(labelers: np.ndarray, levels: np.ndarray) -> np.ndarray:
 class LabelerTotals:
     """One state of the totals. `path`: its file, None while it is empty. `bounds`: 257 row numbers, by the first byte
     of the labeller's tag. `labelers`: how many. `unattributed`: events that name no labeller. `busiest`: (ε, events)
-    of the labeller with the largest total, in rising ε. `digest`: of the file."""
+    of the labeller with the largest total, in rising ε. `digest`: of the file. `most`: events of the labeller who has
+    most of them."""
 
     path: Path | None = None
     bounds: tuple[int, ...] = (0,) * 257
@@ -60,11 +61,16 @@ class LabelerTotals:
     unattributed: int = 0
     busiest: tuple[tuple[float, int], ...] = ()
     digest: str = ""
+    most: int = 0
 
     @property
     def epsilon(self) -> float:
         """The largest total of any one labeller; 0 without labellers."""
         return total_epsilon(self.busiest)
+
+    def with_counts(self, epsilon: float) -> float:
+        """A bound on any one labeller's total where noisy counts cost `epsilon` more for each event."""
+        return self.epsilon + epsilon * self.most
 
 
 def total_epsilon(levels: Sequence[tuple[float, int]]) -> float:
@@ -84,7 +90,7 @@ def join_tallies(
         return base
     size = sum(change.stat().st_size for change in changes) + base.bounds[-1] * TALLY.itemsize
     step = max(1, 256 // max(1, math.ceil(size / slice_bytes)))
-    bounds, digest, labelers, unattributed = [0], row_digest(), 0, 0
+    bounds, digest, labelers, unattributed, most = [0], row_digest(), 0, 0, 0
     busiest: tuple[tuple[float, int], ...] = ()
     with create_file(path) as file:
         for low in range(0, 256, step):
@@ -101,10 +107,10 @@ def join_tallies(
             bounds += [bounds[-1] + _below(rows, byte + 1) for byte in range(low, high)]
             named = rows[rows["labeler"] != NO_LABELER]
             unattributed += int(rows["events"].sum() - named["events"].sum())
-            count, levels = _busiest(named)
-            labelers += count
+            count, levels, events = _busiest(named)
+            labelers, most = labelers + count, max(most, events)
             busiest = max(busiest, levels, key=total_epsilon)
-    return LabelerTotals(path, tuple(bounds), labelers, unattributed, busiest, digest.hexdigest())
+    return LabelerTotals(path, tuple(bounds), labelers, unattributed, busiest, digest.hexdigest(), most)
 
 
 def _below(rows: np.ndarray, byte: int) -> int:
@@ -116,14 +122,16 @@ def _between(rows: np.ndarray, low: int, high: int) -> np.ndarray:
     return rows[_below(rows, low) : _below(rows, high)].copy()  # a view would keep all rows in memory
 
 
-def _busiest(rows: np.ndarray) -> tuple[int, tuple[tuple[float, int], ...]]:
-    """How many labellers the rows (sorted as by `tally`) have; (ε, events) of the one with the largest total."""
+def _busiest(rows: np.ndarray) -> tuple[int, tuple[tuple[float, int], ...], int]:
+    """How many labellers the rows (sorted as by `tally`) have; (ε, events) of the one with the largest total; the most
+    events of any one."""
     if len(rows) == 0:
-        return 0, ()
+        return 0, (), 0
     starts = np.flatnonzero(np.append(True, rows["labeler"][1:] != rows["labeler"][:-1]))
     best = int(np.argmax(np.add.reduceat(rows["epsilon"] * rows["events"], starts)))
     own = rows[starts[best] : np.append(starts, len(rows))[best + 1]]
-    return len(starts), tuple(zip(own["epsilon"].tolist(), own["events"].tolist(), strict=True))
+    most = int(np.add.reduceat(rows["events"], starts).max())
+    return len(starts), tuple(zip(own["epsilon"].tolist(), own["events"].tolist(), strict=True)), most
 
 
 def problems(totals: LabelerTotals, events: int) -> list[str]:

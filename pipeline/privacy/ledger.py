@@ -43,17 +43,21 @@ from pipeline.privacy.person import person_epsilon
 WAIT_SECONDS = 60.0
 DELTA = 1e-6
 Per = Literal["event", "person"]
+Kind = Literal["labels", "counts"]
 
 
 @dataclass(frozen=True)
 class ReleasePlan:
     """What is to be released. identity: keyed digest of (key, canonical content with labels in any order, ε, columns):
-    equal for a re-run that gives the same bits. UserError unless epsilon is finite and > 0 and events >= 0."""
+    equal for a re-run that gives the same bits. kind: `labels` go through the chain of `mechanism`, and an event's cost
+    is the largest ε; `counts` (`privacy.counts`) come on top, for every event of the key (an upper bound: which events
+    a count looked at is not kept). UserError unless epsilon is finite and > 0 and events >= 0."""
 
     source: str
     epsilon: float
     events: int
     identity: str
+    kind: Kind = "labels"
 
     def __post_init__(self) -> None:
         _check_epsilon("epsilon", self.epsilon)
@@ -134,7 +138,8 @@ class Ledger:
             book = self._clean(self._file.read(), lock)
             entry = next((entry for entry in book.entries if entry["identity"] == plan.identity), None)
             if entry is None:
-                _check_budgets(book, plan, budget, max(book.events.epsilon, plan.epsilon), None)
+                labels = max(book.events.epsilon, plan.epsilon) if plan.kind == "labels" else book.events.epsilon
+                _check_budgets(book, plan, budget, labels, None)
                 entry = _new_entry(plan)
                 book.entries.append(entry)
                 book.serial += 1
@@ -150,11 +155,12 @@ class Ledger:
         spent = [entry for entry in book.entries if entry["status"] != "reserved"]
         return {
             "key": self._file.key_id,
-            "epsilon_total": book.events.epsilon,
+            "epsilon_total": book.events.epsilon + _counts_epsilon(spent),
+            "epsilon_of_counts": _counts_epsilon(spent),
             "events": book.events.rows,
             "releases": [{name: value for name, value in e.items() if name != "identity"} for e in book.entries],
             "sources": _source_totals(spent),
-            "labelers": _labeler_facts(book.labelers),
+            "labelers": _labeler_facts(book.labelers, _counts_epsilon(spent)),
             "budgets": {kind: _stated(book, kind, None) for kind in ("event", "person")},
         }
 
@@ -223,7 +229,8 @@ class Reservation:
         joined = store.join(self.generation, book.serial)
         tallies = list(self.generation.pieces("tally").values())
         totals = join_tallies(book.labelers, tallies, store.folder / f"{book.serial:06d}.labelers")
-        plan = ReleasePlan(*(self._entry[name] for name in ("source", "epsilon", "events", "identity")))
+        entry = self._entry
+        plan = ReleasePlan(entry["source"], entry["epsilon"], entry["events"], entry["identity"], _kind_of(entry))
         _check_budgets(book, plan, self._budget, joined.epsilon, totals)
         budgets = list(book.budgets)
         if self._budget is not None and _stated(book, self._budget.per, None) != self._budget.epsilon:
@@ -273,10 +280,13 @@ class Reservation:
 def _check_budgets(
     book: Book, plan: ReleasePlan, budget: Budget | None, event_total: float, totals: LabelerTotals | None
 ) -> None:
-    """UserError if totals after the release exceed a budget, given now or stated before; totals: None = not known."""
+    """UserError if totals after the release exceed a budget, given now or stated before. event_total: of labels.
+    totals: None = not known."""
+    before = _counts_epsilon([entry for entry in book.entries if entry["status"] != "reserved"])
+    added = before + (plan.epsilon if plan.kind == "counts" else 0.0)
     limit = _stated(book, "event", budget)
-    if limit is not None and event_total > limit:
-        raise _over(plan, "event", "record", book.events.epsilon, event_total, limit)
+    if limit is not None and event_total + added > limit:
+        raise _over(plan, "event", "record", book.events.epsilon + before, event_total + added, limit)
     limit = _stated(book, "person", budget)
     if limit is None or totals is None:
         return
@@ -285,8 +295,8 @@ def _check_budgets(
             f"{plan.source}: a budget per person needs the labeller of every event, and {totals.unattributed} events"
             " under this key would have none; name the column with --labeler-column, or use another key for this source"
         )
-    if totals.epsilon > limit:
-        raise _over(plan, "person", "labeller", book.labelers.epsilon, totals.epsilon, limit)
+    if totals.with_counts(added) > limit:
+        raise _over(plan, "person", "labeller", book.labelers.with_counts(before), totals.with_counts(added), limit)
 
 
 def _over(plan: ReleasePlan, per: str, whose: str, before: float, after: float, limit: float) -> UserError:
@@ -318,7 +328,17 @@ def _new_entry(plan: ReleasePlan) -> dict[str, Any]:
         "time": _now(),
         "output": None,
         "identity": plan.identity,
+        **({"kind": plan.kind} if plan.kind != "labels" else {}),
     }
+
+
+def _kind_of(entry: dict[str, Any]) -> Kind:
+    return "counts" if entry.get("kind") == "counts" else "labels"
+
+
+def _counts_epsilon(entries: list[dict[str, Any]]) -> float:
+    """What all counts together cost any event that they looked at."""
+    return math.fsum(entry["epsilon"] for entry in entries if _kind_of(entry) == "counts")
 
 
 def _source_totals(entries: list[dict[str, Any]]) -> dict[str, Any]:
@@ -327,19 +347,25 @@ def _source_totals(entries: list[dict[str, Any]]) -> dict[str, Any]:
     for entry in entries:
         total = totals.setdefault(entry["source"], {"releases": 0, "epsilon_total": 0.0})
         total["releases"] += 1
-        total["epsilon_total"] = max(total["epsilon_total"], entry["epsilon"] if entry["events"] else 0.0)
+        if _kind_of(entry) == "labels" and entry["events"]:
+            total["epsilon_total"] = max(total["epsilon_total"], entry["epsilon"])
+    for source, total in totals.items():
+        total["epsilon_total"] += _counts_epsilon([entry for entry in entries if entry["source"] == source])
     return totals
 
 
-def _labeler_facts(totals: LabelerTotals) -> dict[str, Any]:
-    """About the labellers; those of the busiest (the one with the largest total) are null without labellers."""
+def _labeler_facts(totals: LabelerTotals, counts: float) -> dict[str, Any]:
+    """About the labellers; those of the busiest (the one with the largest total) are null without labellers. counts: ε
+    of all noisy counts, which each of a person's m events may have entered: m times that at every δ (the count of a
+    rule moves by m), on top of what the labels cost."""
     known = totals.labelers > 0
     return {
         "count": totals.labelers,
         "unattributed_events": totals.unattributed,
         "busiest": [{"epsilon": epsilon, "events": count} for epsilon, count in totals.busiest],
-        "max_epsilon": totals.epsilon if known else None,
-        "max_epsilon_at_delta": person_epsilon(totals.busiest, DELTA) if known else None,
+        "max_epsilon": totals.with_counts(counts) if known else None,
+        "max_epsilon_at_delta": person_epsilon(totals.busiest, DELTA) + counts * totals.most if known else None,
+        "epsilon_of_counts": counts * totals.most if known else None,
         "delta": DELTA,
     }
 

@@ -122,6 +122,7 @@ class LedgerFile:
                 "labelers": labelers.labelers,
                 "unattributed": labelers.unattributed,
                 "busiest": [list(level) for level in labelers.busiest],
+                "most": labelers.most,
                 "digest": labelers.digest,
             },
         }
@@ -153,6 +154,7 @@ class LedgerFile:
                 labelers["unattributed"],
                 tuple((epsilon, count) for epsilon, count in labelers["busiest"]),
                 labelers["digest"],
+                labelers.get("most", events["bounds"][-1]),  # a ledger of before: no person has more than all
             ),
         )
 

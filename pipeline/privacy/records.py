@@ -45,16 +45,6 @@ class PreferenceRecord(NamedTuple):
     label: int
 
 
-class PrivateRecord(NamedTuple):
-    """A pair in canonical order with the released label z (same meaning as above). Has no field for the true label."""
-
-    record_id: str
-    prompt: Text
-    response_a: Text
-    response_b: Text
-    private_label: int
-
-
 def encode_text(text: Text) -> bytes:
     """UTF-8 of a string, or of the messages' canonical JSON; injective among texts of one kind (see `text_kind`).
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,12 +47,12 @@ class Run:
     def _keys(self) -> int:
         return self.start + 4 * ((1 << PREFIX_BITS) + 1)
 
-    def read(self, bucket: int, bits: int, texts: bool) -> tuple[Keys, npt.NDArray[np.uint8]]:
-        """Keys and text bytes (empty if not asked for) of one bucket; `start` counts from the first byte returned."""
-        width = 1 << PREFIX_BITS - bits
+    def read(self, low: int, high: int, texts: bool) -> tuple[Keys, npt.NDArray[np.uint8]]:
+        """Keys and text bytes (empty if not asked for) of the ids whose 12-bit prefix p has low <= p < high; `start`
+        counts from the first byte returned."""
         with self.path.open("rb", buffering=0) as file:
-            file.seek(self.start + 4 * bucket * width)
-            index = np.frombuffer(file.read(4 * (width + 1)), np.uint32)
+            file.seek(self.start + 4 * low)
+            index = np.frombuffer(file.read(4 * (high - low + 1)), np.uint32)
             first, end = int(index[0]), int(index[-1])
             if first == end:
                 return np.zeros(0, KEYS), np.zeros(0, np.uint8)
@@ -115,6 +115,43 @@ def open_run(path: Path) -> Run | None:
 
 
 @dataclass(frozen=True)
+class KeptRows:
+    """The rows of some runs with low <= record id < high whose record is not one of `without`. Can be sent to others.
+
+    low, high: 32 bytes, or empty for no bound.
+    """
+
+    runs: tuple[Run, ...]
+    low: bytes = b""
+    high: bytes = b""
+    without: KeptRows | None = None
+
+    def prefixes(self) -> tuple[int, int]:
+        """The 12-bit prefixes [first, end) that the ids can have."""
+        first, last = _prefix(self.low), _prefix(self.high) if self.high else (1 << PREFIX_BITS) - 1
+        return first, last + 1
+
+    def inside(self, keys: Keys) -> npt.NDArray[np.bool_]:
+        """Which keys, in the order of their ids, lie between the bounds."""
+        mask = np.ones(len(keys), bool)
+        if self.low or self.high:
+            ids = record_ids(keys)
+            mask[: np.searchsorted(ids, np.bytes_(self.low))] = False
+            if self.high:
+                mask[np.searchsorted(ids, np.bytes_(self.high)) :] = False
+        return mask
+
+
+def _prefix(record_id: bytes) -> int:
+    return int.from_bytes(record_id[:2].ljust(2, b"\0"), "big") >> 16 - PREFIX_BITS
+
+
+def record_ids(keys: Keys) -> npt.NDArray[np.bytes_]:
+    """(n,) S32: numpy pads such strings with zero bytes and compares them unsigned, so any 32 bytes are one."""
+    return np.ascontiguousarray(keys["id"].astype(">u8")).view("S32").reshape(-1)
+
+
+@dataclass(frozen=True)
 class Bucket:
     """The rows that are kept in one range of ids, in the order (record id, event tag)."""
 
@@ -124,15 +161,21 @@ class Bucket:
     texts: pa.Array | None  # large_string: header, prompt, low, high, extra of every row read
 
 
-def read_bucket(runs: Iterable[Run], bucket: int, bits: int, texts: bool) -> Bucket:
+def read_bucket(rows: KeptRows, bucket: int, bits: int, texts: bool) -> Bucket:
     """Merge one bucket of all runs; of rows with the same record and event the first in the input is kept."""
-    parts = [run.read(bucket, bits, texts) for run in runs]
+    width = 1 << PREFIX_BITS - bits
+    first, end = rows.prefixes()
+    first, end = max(first, bucket * width), min(end, (bucket + 1) * width)
+    parts = [run.read(first, end, texts) for run in rows.runs] if first < end else []
     keys = np.concatenate([part for part, _ in parts]) if parts else np.zeros(0, KEYS)
     order = event_order(keys)
     ranked = keys[order]
-    first = first_of_each(ranked)
+    wanted, leading = rows.inside(ranked), first_of_each(ranked)
+    kept = wanted & leading
+    if rows.without is not None:
+        kept &= ~np.isin(record_ids(ranked), record_ids(read_bucket(rows.without, bucket, bits, texts=False).keys))
     flat = _strings(keys, [data for _, data in parts]) if texts else None
-    return Bucket(ranked[first], int((~first).sum()), order[first], flat)
+    return Bucket(ranked[kept], int((wanted & ~leading).sum()), order[kept], flat)
 
 
 def _strings(keys: Keys, blobs: Sequence[npt.NDArray[np.uint8]]) -> pa.Array:
@@ -150,19 +193,27 @@ def bucket_bits(rows: int, per_bucket: int) -> int:
     return min(PREFIX_BITS, max(0, (-(-rows // per_bucket) - 1).bit_length()))
 
 
-def partitions(runs: Sequence[Run], bits: int) -> Iterator[tuple[int, Keys, int]]:
-    """(p, kept keys without texts, duplicates) for the ids that begin with the byte p, p = 0, ..., 255."""
-    if bits <= 8:
-        for bucket in range(1 << bits):
-            part = read_bucket(runs, bucket, bits, texts=False)
-            byte = (part.keys["id"][:, 0] >> np.uint64(56)).astype(np.int64)
-            width = 1 << 8 - bits
-            edges = np.searchsorted(byte, np.arange(bucket * width, (bucket + 1) * width + 1))
-            for place in range(width):
-                rows = part.keys[edges[place] : edges[place + 1]]
-                yield bucket * width + place, rows, part.duplicates if place == 0 else 0
+def partitions(rows: KeptRows, bits: int, group: int) -> Iterator[tuple[int, Keys, int]]:
+    """(p, kept keys without texts, duplicates) for the ids that begin with the byte p: for the p of one group, of which
+    there are 2^bits, at most 256."""
+    if bits > 8:
+        width = 1 << bits - 8
+        parts = [read_bucket(rows, group * width + place, bits, texts=False) for place in range(width)]
+        yield group, np.concatenate([part.keys for part in parts]), sum(part.duplicates for part in parts)
         return
-    width = 1 << bits - 8
-    for first in range(256):
-        parts = [read_bucket(runs, first * width + place, bits, texts=False) for place in range(width)]
-        yield first, np.concatenate([part.keys for part in parts]), sum(part.duplicates for part in parts)
+    part = read_bucket(rows, group, bits, texts=False)
+    byte = (part.keys["id"][:, 0] >> np.uint64(56)).astype(np.int64)
+    width = 1 << 8 - bits
+    edges = np.searchsorted(byte, np.arange(group * width, (group + 1) * width + 1))
+    for place in range(width):
+        yield group * width + place, part.keys[edges[place] : edges[place + 1]], part.duplicates * (not place)
+
+
+def id_at(rows: KeptRows, bounds: Sequence[int], place: int) -> bytes:
+    """The record id (32 bytes) of the kept row at `place`, counted from 0 in the order of the ids.
+
+    bounds: 257 row numbers; the kept rows whose ids begin with the byte p are bounds[p] to bounds[p + 1].
+    """
+    partition = int(np.searchsorted(bounds, place, side="right")) - 1
+    keys = read_bucket(rows, partition, 8, texts=False).keys
+    return keys["id"][place - bounds[partition]].astype(">u8").tobytes()

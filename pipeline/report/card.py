@@ -28,6 +28,7 @@ def run_card(facts: RunFacts, status: PrivacyStatus) -> dict[str, Any]:
     if labels:
         extra["evaluation_labels"] = str(labels)
     ledger = facts.manifests.get("privatize", {}).get("report", {}).get("ledger")
+    ledger = (facts.evaluation.get("label_counts") or {}).get("ledger") or ledger  # the later one
     return privacy_card(marked(facts.release, status), ledger=ledger, **extra)
 
 

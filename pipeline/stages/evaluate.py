@@ -22,7 +22,15 @@ from pipeline.data import inputs
 from pipeline.data.release import ReleasedPair
 from pipeline.data.render import Renderer, keep_fitting, plain_prompt
 from pipeline.embedded.truth import true_reward
-from pipeline.evaluation.likelihood import likelihood_win_rate, longer_answer_baseline, mean_logprobs, pair_rows
+from pipeline.evaluation.counted import LONGER, counted_rates, spread
+from pipeline.evaluation.likelihood import (
+    likelihood_win_rate,
+    longer_answer_baseline,
+    longer_answers,
+    mean_logprobs,
+    pair_rows,
+    preferences,
+)
 from pipeline.evaluation.samples import Answer, PromptResult, Sampler
 from pipeline.evaluation.summary import Summary
 from pipeline.lm.distributed import make_accelerator
@@ -68,11 +76,23 @@ def run(context: StageContext) -> dict[str, Any]:
     # --- likelihood on held-out pairs ---------------------------------------------------------------------------------
     release = inputs.evaluation_release(run_dir)
     flip_prob = release.manifest.flip_prob
-    pairs = fitting_pairs(list(release), renderer, recipe)
+    rows = list(release)
+    places = fitting_pairs(rows, renderer, recipe)
+    pairs = [rows[place] for place in places]
     likelihood = {
         name: sharded_logprobs(accelerator, model, pairs, renderer, f"likelihood of {name}")
         for name, model in (("sft", reference), (method_name(recipe), policy))
     }
+    rates = {name: likelihood_win_rate(values, flip_prob) for name, values in likelihood.items()}
+    baseline = longer_answer_baseline(pairs, flip_prob)
+    counted: dict[str, Any] | None = None
+    if recipe.evaluation_labels == "laplace":
+        choices = {name: preferences(values) for name, values in likelihood.items()} | {LONGER: longer_answers(pairs)}
+        mine_alone = [context.noisy_counts(spread(choices, places, len(rows)))] if context.world.main else []
+        (counted,) = gather_object(mine_alone)
+        assert counted is not None
+        rates = counted_rates(choices, counted)
+        baseline = rates.pop(LONGER)
 
     # --- results ------------------------------------------------------------------------------------------------------
     methods = {"sft": summary.reference_metrics(), method_name(recipe): summary.policy_metrics()}
@@ -81,17 +101,16 @@ def run(context: StageContext) -> dict[str, Any]:
         methods["gibbs"] = gibbs
     epsilon, keep_prob = privacy_of(run_dir)
     for name, metrics in methods.items():
-        rate = likelihood_win_rate(likelihood[name], flip_prob) if name in likelihood else None
-        metrics["likelihood_win_rate"] = rate.as_dict() if rate else None
+        metrics["likelihood_win_rate"] = rates[name].as_dict() if name in rates else None
         metrics |= {"epsilon": epsilon, "keep_prob": keep_prob, "kl_coef": recipe.ppo.kl_coef}
     ratio = summary.ppo_over_gibbs()
-    baseline = longer_answer_baseline(pairs, flip_prob)
     evaluation = {
         "methods": methods,
         "frontier": summary.frontier(),
         "ppo_over_gibbs": ratio.as_dict() if ratio else None,
         "longer_answer_baseline": baseline.as_dict(),
         "evaluation_labels": recipe.evaluation_labels,
+        "label_counts": counted,
         "judge_notes": judge_notes(recipe, truth is not None),
     }
     if accelerator.is_main_process:
@@ -118,10 +137,10 @@ def privacy_of(run_dir: RunDir) -> tuple[float | None, float]:
     return manifest.epsilon, manifest.keep_prob
 
 
-def fitting_pairs(pairs: list[ReleasedPair], renderer: Renderer, recipe: Recipe) -> list[ReleasedPair]:
-    """The evaluation pairs within the prompt limit, at most evaluate.max_pairs of them."""
+def fitting_pairs(pairs: list[ReleasedPair], renderer: Renderer, recipe: Recipe) -> list[int]:
+    """The places of the evaluation pairs within the prompt limit, at most evaluate.max_pairs of them."""
     kept = keep_fitting([pair.prompt for pair in pairs], renderer, recipe.model.long_prompts)
-    return [pairs[i] for i in kept][: recipe.evaluate.max_pairs]
+    return list(kept)[: recipe.evaluate.max_pairs]
 
 
 def sharded_logprobs(
@@ -151,6 +170,11 @@ def judge_notes(recipe: Recipe, has_truth: bool) -> list[str]:
     notes.append("rm: the reward model the policy was trained against, so a high rate here alone may be gaming")
     if recipe.evaluation_labels == "private":
         notes.append("likelihood win rates are estimated from privatised test labels (debiased, not clipped)")
+    if recipe.evaluation_labels == "laplace":
+        notes.append(
+            "likelihood win rates and the longer-answer rule are counts of the true test labels with Laplace noise"
+            f" (epsilon {recipe.privatize.count_epsilon:g} for all of them, on top of the labels' own); not clipped"
+        )
     return notes
 
 

@@ -9,13 +9,14 @@ from call_graph import Graph, call_graph, nodes_of, reachable
 
 # Functions and classes that yield or carry a true label, or the bytes of a raw file.
 LABELS = {
+    "pipeline.data.chunks:read_chunk",
     "pipeline.data.formats:read_preferences",
     "pipeline.data.sources:source_chunks",
     "pipeline.embedded.task:draw_labels",
-    "pipeline.privacy.privatize:privatize_records",
     "pipeline.privacy.records:RawPair",
     "pipeline.privacy.records:PreferenceRecord",
     "pipeline.privacy.records:canonical_record",
+    "pipeline.privacy.runs:read_bucket",
 }
 # The one door for everybody else: what comes out of it has forgotten the labels (tested below).
 GUARD = "pipeline.data.overlap:protected_pairs"
@@ -46,9 +47,9 @@ def test_the_labels_are_where_they_were(graph: Graph) -> None:
     """A renamed source of labels would slip past; and so would a graph without edges."""
     assert set(graph) >= LABELS | {GUARD}
     assert reachable(graph, ["pipeline.stages.privatize:run"]) & LABELS >= {
-        "pipeline.data.formats:read_preferences",
+        "pipeline.data.chunks:read_chunk",
         "pipeline.embedded.task:draw_labels",
-        "pipeline.privacy.records:canonical_record",
+        "pipeline.privacy.runs:read_bucket",
     }
     # A long way round: through the inputs to the reader of releases.
     assert "pipeline.data.release:_parse_manifest" in reachable(graph, ["pipeline.stages.evaluate:run"])
@@ -72,6 +73,24 @@ def test_the_guard_hands_out_pairs_that_have_forgotten_their_labels(sources: dic
     assert users == {"protected_pairs"}
 
 
+def test_only_noisy_counts_come_back_to_the_evaluation(sources: dict[str, ast.Module]) -> None:
+    """The second door, which the graph does not see (the runner imports stages by name). Through it the evaluation asks
+    and the runner passes on; the stage answers with what `privacy.counts` returns and with the ledger's facts."""
+    users = {path for path, tree in sources.items() for node in ast.walk(tree)
+             if isinstance(node, ast.Attribute) and node.attr == "noisy_counts"}
+    assert users == {"pipeline/runner.py", "pipeline/stages/evaluate.py", "pipeline/stages/privatize.py"}
+    (door,) = [node for node in sources["pipeline/stages/privatize.py"].body
+               if isinstance(node, ast.FunctionDef) and node.name == "noisy_counts"]
+    returned = [ast.unparse(node.value) for node in ast.walk(door) if isinstance(node, ast.Return) and node.value]
+    assert returned == ["answer | {'ledger': ledger.card_facts()}"]
+    given = [ast.unparse(node.value) for node in ast.walk(door)
+             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "answer"]
+    assert given == ["privacy_counts.noisy_counts(key.prf, names, counts, epsilon)"]
+    written = [ast.unparse(node) for node in ast.walk(door)
+               if isinstance(node, ast.Call) and ast.unparse(node.func) in ("write_json", "say", "print")]
+    assert written == ["write_json(context.folder / 'counts.json', answer)"]
+
+
 def test_stages_are_started_by_name_in_one_place(sources: dict[str, ast.Module]) -> None:
     """The graph does not see computed imports; those of validation modules lead to `pipeline.validation` alone."""
     users = {path for path, tree in sources.items() for node in ast.walk(tree)
@@ -85,9 +104,9 @@ def test_stages_are_started_by_name_in_one_place(sources: dict[str, ast.Module])
         "from pipeline.data.formats import read_preferences\ndef run(context): return list(read_preferences('x'))",
         "def run(context):\n    from pipeline.data import formats\n    return formats.read_preferences('x')",
         "import pipeline.data.formats\ndef run(context): return pipeline.data.formats.read_preferences('x')",
-        "from pipeline.stages import privatize\nclass Reader:\n    def go(self): return privatize.raw_pairs(1, 'e')\n"
+        "from pipeline.stages import privatize\nclass Reader:\n    def go(self): return privatize.embedded_part(1, 2)\n"
         "def run(context): return Reader().go()",
-        "from pipeline.stages.privatize import raw_pairs as prompts\nTABLE = {'a': prompts}\n"
+        "from pipeline.stages.privatize import embedded_part as prompts\nTABLE = {'a': prompts}\n"
         "def run(context): return TABLE['a'](1, 2)",
     ],
 )

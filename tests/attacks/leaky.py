@@ -19,12 +19,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from plain_release import release_pairs
 from worlds import COINS, World, bundle, flip, flips, keep_prob, sound, trl_rows, write_jsonl
 
-from pipeline.data.release import ReleaseManifest, write_release
 from pipeline.privacy.keys import insecure_seed_key
 from pipeline.privacy.mechanism import RandomizedResponse
-from pipeline.privacy.privatize import guarantee, privatize_records
 from pipeline.privacy.records import RawPair
 
 # --- 1: column order --------------------------------------------------------------------------------------------------
@@ -82,11 +81,8 @@ def python_sequence(world: World, folder: Path) -> Path:
 def insecure_seed(world: World, folder: Path) -> Path:
     """This project's own mechanism, keyed with a small seed."""
     pairs = (RawPair(*world.preferred(number), number + 1) for number in range(len(world.pairs)))
-    mechanism, key = RandomizedResponse(1.0), insecure_seed_key(17)
-    records, counts = privatize_records(pairs, mechanism, key)
-    facts = guarantee(mechanism, key)
-    manifest = ReleaseManifest("standard", len(records), "made up", facts, counts.as_dict())
-    return write_release(records, folder, manifest)
+    release_pairs(pairs, folder, RandomizedResponse(1.0), insecure_seed_key(17), "made up")
+    return folder
 
 
 # --- 3: fine-tuning on the chosen answers -----------------------------------------------------------------------------

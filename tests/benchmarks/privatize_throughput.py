@@ -4,18 +4,22 @@ The reference is one process that reads all JSONL rows into a list, seeds `rando
 row, flips, and writes gzip JSONL with the default level. Both run as processes of their own on the same file, one after
 the other; memory is the largest sum of resident memory over a process and all that it started, sampled 20 times a
 second. Rows are drawn from a fixed seed: `long` ones hold as much text as HH-RLHF's pairs (about 1.2 kB), `short` ones
-a few words.
+a few words. With --kill each release is made once more, killed at three random points and resumed: the files must be
+the same and the ledger must hold one entry.
 
 Run:  python tests/benchmarks/privatize_throughput.py [--rows 100000 1000000] [--kinds long short] [--no-reference]
-      (10^7 rows: --rows 10000000 --kinds long --no-reference; needs about 30 GB of disk)
+      (10^7 rows: --rows 10000000 --kinds long --no-reference --kill; needs about 40 GB of disk)
 """
 
 from __future__ import annotations
 
 import argparse
+import filecmp
 import json
 import os
 import random
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -71,21 +75,41 @@ def measured(command: list[str]) -> tuple[float, float]:
 
 
 def _tree_memory(root: int) -> float:
-    """Resident MiB of a process and its descendants, from /proc."""
-    parents, sizes = {}, {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-            except OSError:
-                continue
-            parents[int(entry.name)], sizes[int(entry.name)] = int(fields[1]), int(fields[21])
-    family, grown = {root}, True
-    while grown:
-        more = {pid for pid, parent in parents.items() if parent in family} - family
-        family |= more
-        grown = bool(more)
-    return sum(sizes.get(pid, 0) for pid in family) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    """Resident MiB of a process and its descendants, from /proc: a few small files, so that looking costs nothing."""
+    pages, waiting = 0, [root]
+    while waiting:
+        folder = Path(f"/proc/{waiting.pop()}")
+        try:
+            pages += int((folder / "statm").read_text().split()[1])
+            for thread in (folder / "task").iterdir():
+                waiting += map(int, (thread / "children").read_text().split())
+        except OSError:  # it has ended
+            continue
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def killed_and_resumed(command: list[str], output: Path, whole: Path, seconds: float) -> str:
+    """Kills the release to `output` (with its workers) at three random points and runs it to its end; says whether its
+    files are those of `whole`, which took `seconds`."""
+    points = sorted(random.Random().uniform(0.1, 0.9) * seconds for _ in range(3))
+    for point in points:  # a later run starts from what the earlier ones left, so it may end before its point
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+        try:
+            process.wait(point)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    names = sorted(path.name for path in whole.iterdir())
+    same = names == sorted(path.name for path in output.iterdir())
+    same = same and not any(filecmp.cmpfiles(whole, output, names, shallow=False)[1:])
+    return f"killed at {', '.join(f'{point:.1f} s' for point in points)}: {'the same bytes' if same else 'DIFFERS'}"
+
+
+def entries(program: list[str], key: Path) -> int:
+    """How many releases the key's ledger holds."""
+    shown = subprocess.run([*program, "ledger", "show", "--json", "--key", str(key)], check=True, capture_output=True)
+    return len(json.loads(shown.stdout)["releases"])
 
 
 def main() -> None:
@@ -96,6 +120,7 @@ def main() -> None:
     parser.add_argument("--no-reference", action="store_true")
     parser.add_argument("--epsilon", default="0.5")
     parser.add_argument("--workers", default=None)
+    parser.add_argument("--kill", action="store_true")
     arguments = parser.parse_args()
     program = [sys.executable, "-m", "pipeline.cli"]
     with tempfile.TemporaryDirectory() as name:
@@ -118,6 +143,14 @@ def main() -> None:
                     plain, peak = measured(line)
                     print(f"  reference     {rows / plain:10.0f} rows/s  {plain:8.1f} s  peak {peak:7.0f} MiB")
                     print(f"  ratio         {plain / seconds:10.1f}", flush=True)
+                if arguments.kill:
+                    copy, again = folder / "copy.key", folder / "again"  # a ledger of its own
+                    shutil.copy(key, copy)
+                    other = ["privatize", "--data", str(data), "--output", str(again), "--key", str(copy)]
+                    other += command[7:]
+                    said = killed_and_resumed([*program, *other], again, output, seconds)
+                    print(f"  {said}, {entries(program, copy)} ledger entry", flush=True)
+                    subprocess.run(["rm", "-rf", str(again), str(copy), f"{copy}.state"], check=True)
                 subprocess.run(["rm", "-rf", str(output), str(data)], check=True)
 
 

@@ -42,6 +42,32 @@ def test_raw_evaluation_labels_need_the_declaration_that_they_are_public() -> No
         build(evaluation_labels="raw")
 
 
+def test_noisy_counts_need_their_epsilon_a_key_and_room_in_the_budget() -> None:
+    def laplace(**own: Any) -> Recipe:
+        return build(evaluation_labels="laplace", privatize={"epsilon": 1.0, **own}, data={"public_labels": True})
+
+    assert laplace(count_epsilon=0.5, budget=1.5).privatize.count_epsilon == 0.5
+    with pytest.raises(UserError, match=r"laplace needs privatize\.count_epsilon"):
+        laplace()
+    for own in ({"epsilon": float("inf")}, {"insecure_seed": 3}):
+        with pytest.raises(UserError, match="laplace needs a finite epsilon and no insecure_seed"):
+            laplace(count_epsilon=0.5, **own)
+    with pytest.raises(UserError, match=r"add up to more than privatize\.budget 1\.25"):
+        laplace(count_epsilon=0.5, budget=1.25)
+    for bad in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(UserError, match="count_epsilon"):
+            laplace(count_epsilon=bad)
+
+
+def test_a_budget_per_person_needs_the_column_that_names_people() -> None:
+    with pytest.raises(UserError, match="budget_per: person needs labeler_column"):
+        build(privatize={"epsilon": 1.0, "budget": 9.0, "budget_per": "person"})
+    own = {"epsilon": 1.0, "budget": 9.0, "budget_per": "person", "labeler_column": "who"}
+    assert build(privatize=own).privatize.budget == 9.0
+    with pytest.raises(UserError, match="budget"):
+        build(privatize={"epsilon": 1.0, "budget": 0.0})
+
+
 def test_only_a_finite_epsilon_under_a_key_is_private() -> None:
     assert build().private
     assert not build(privatize={"epsilon": 1.0, "insecure_seed": 0}).private

@@ -18,17 +18,17 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from plain_release import manifest_of, privatize_records, write_release
 
 from pipeline.core.errors import UserError
 from pipeline.data import engine
 from pipeline.data.curate import Request, privatize_source
 from pipeline.data.formats import read_preferences
 from pipeline.data.layout import Options, parse_labels
-from pipeline.data.release import ReleaseManifest, read_release, text_format, write_release
+from pipeline.data.release import read_release
 from pipeline.privacy.keys import keygen, load_key
 from pipeline.privacy.ledger import Budget, Ledger
 from pipeline.privacy.mechanism import RandomizedResponse
-from pipeline.privacy.privatize import guarantee, privatize_records
 
 Row = dict[str, Any]
 words = st.sampled_from(["", " ", "a", "b", "c", "é\u2028", "\U0001f600", "\0", "a b"])
@@ -64,10 +64,7 @@ def run(data: Path, output: Path, key: Path, epsilon: float = 1.0, **more: Any) 
 def plain(data: Path, output: Path, key_file: Path, epsilon: float) -> None:
     key, mechanism = load_key(key_file), RandomizedResponse(epsilon)
     records, counts = privatize_records(read_preferences(data), mechanism, key, str(data))
-    facts = guarantee(mechanism, key)
-    write_release(
-        records, output, ReleaseManifest(text_format(records[0]), len(records), data.name, facts, counts.as_dict())
-    )
+    write_release(records, output, manifest_of(records, counts, mechanism, key, data.name))
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])

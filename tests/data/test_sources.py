@@ -6,6 +6,7 @@ import gzip
 from pathlib import Path
 
 import pytest
+from plain_release import release_pairs
 from preference_files import (
     explicit,
     triples,
@@ -19,11 +20,9 @@ from preference_files import (
 
 from pipeline.core.errors import UserError
 from pipeline.data.formats import read_preferences, read_prompts
-from pipeline.data.release import ReleaseManifest, write_release
 from pipeline.data.sources import source_chunks
 from pipeline.privacy.keys import PrivacyKey
 from pipeline.privacy.mechanism import RandomizedResponse
-from pipeline.privacy.privatize import guarantee, privatize_records
 from pipeline.privacy.records import RawPair
 
 ROWS = [explicit(*row) for row in triples(40)]
@@ -176,9 +175,7 @@ def test_header_only(tmp_path: Path) -> None:
 
 def test_a_released_bundle_is_no_raw_input_but_gives_its_prompts(tmp_path: Path) -> None:
     key, mechanism = PrivacyKey(bytes(32)), RandomizedResponse(1.0)
-    records, counts = privatize_records([RawPair(f"p{i}", "a", "b", i) for i in range(9)], mechanism, key)
-    manifest = ReleaseManifest("standard", 9, "s", guarantee(mechanism, key), counts.as_dict())
-    write_release(records, tmp_path / "out", manifest)
+    release_pairs([RawPair(f"p{i}", "a", "b", i) for i in range(9)], tmp_path / "out", mechanism, key)
     fails(tmp_path / "out", "is a released bundle, whose labels are private already; give the raw preferences")
     assert sorted(read_prompts(tmp_path / "out")) == [f"p{i}" for i in range(9)]
 

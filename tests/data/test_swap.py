@@ -13,15 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plain_release import release_pairs
 from preference_files import CASES, STYLES, WRITERS, Row, triples, write_jsonl
 
 from pipeline.core.errors import UserError
 from pipeline.data.curate import Request, privatize_source
 from pipeline.data.formats import read_demonstrations, read_preferences, read_prompts
-from pipeline.data.release import ReleaseManifest, read_release, text_format, write_release
+from pipeline.data.layout import Options
+from pipeline.data.release import read_release
 from pipeline.privacy.keys import keygen, load_key
 from pipeline.privacy.mechanism import RandomizedResponse
-from pipeline.privacy.privatize import guarantee, privatize_records
 
 EPSILON = 2.0
 
@@ -46,19 +47,17 @@ def some(rows: list[Any]) -> set[int]:
     return set(random.Random(7).sample(range(len(rows)), len(rows) // 2))
 
 
-def privatize(source: Path, key_file: Path, out: Path) -> str:
+def privatize(source: Path, key_file: Path, out: Path, options: Options | None = None) -> str:
     """The command itself, on small pieces of the input; returns the line it prints, without the output's path."""
-    request = Request(str(source), out, EPSILON, key_file, source="declared", chunk_bytes=500)
+    request = Request(
+        str(source), out, EPSILON, key_file, source="declared", chunk_bytes=500, options=options or Options()
+    )
     return privatize_source(request).replace(str(out), "OUT")
 
 
 def privatize_in_memory(source: Path, key_file: Path, out: Path) -> None:
-    """What the stage does with a source: read, privatise, write the bundle."""
-    key, mechanism = load_key(key_file), RandomizedResponse(EPSILON)
-    records, counts = privatize_records(read_preferences(source), mechanism, key, str(source.name))
-    facts = guarantee(mechanism, key)
-    manifest = ReleaseManifest(text_format(records[0]), len(records), "declared", facts, counts.as_dict())
-    write_release(records, out, manifest)
+    """The plain way: read, privatise, write the bundle."""
+    release_pairs(read_preferences(source), out, RandomizedResponse(EPSILON), load_key(key_file))
 
 
 @pytest.fixture
@@ -104,6 +103,49 @@ def test_only_private_labels_of_swapped_rows_change(
             assert number in swapped_rows
             changed += 1
     assert 0 < changed <= len(swapped_rows)
+
+
+def labelled(row: Row, a_is_chosen: bool, label: str) -> Row:
+    """The pair as response_a, response_b and the label "A" or "B" that says which is preferred."""
+    first, second = (row["chosen"], row["rejected"]) if a_is_chosen else (row["rejected"], row["chosen"])
+    rest = {name: value for name, value in row.items() if name not in ("chosen", "rejected")}
+    return rest | {"response_a": first, "response_b": second, "winner": label, "score": "9" if label == "A" else "1"}
+
+
+@pytest.mark.parametrize(("style", "writer"), CASES)
+def test_in_the_labelled_form_the_label_moves_private_labels_alone(
+    tmp_path: Path, key_files: tuple[Path, Path], style: str, writer: str
+) -> None:
+    """The other label in a random half: all but z in those rows is the same. Responses and label swapped together say
+    the same, and give the same bytes. And they are those of the chosen/rejected form."""
+    rows = [STYLES[style](*row) for row in triples()]
+    half, places = some(rows), [random.Random(3).random() < 0.5 for _ in rows]
+    variants = {
+        "plain": [labelled(row, True, "A") for row in rows],
+        "mirrored": [labelled(row, place, "A" if place else "B") for row, place in zip(rows, places, strict=True)],
+        "swapped": [labelled(row, True, "B" if i in half else "A") for i, row in enumerate(rows)],
+        "pairs": [swap(row) if i in half else row for i, row in enumerate(rows)],
+    }
+    said = {}
+    for name, variant in variants.items():
+        (tmp_path / name).mkdir()
+        options = Options() if name == "pairs" else Options(label_column="winner", labels=("A", "B"))
+        key_file = key_files[name in ("swapped", "pairs")]  # other labels, which the first one's store would refuse
+        said[name] = privatize(WRITERS[writer](tmp_path / name, variant), key_file, tmp_path / name / "out", options)
+    outs = {name: contents(tmp_path / name / "out") for name in variants}
+    assert outs["plain"] == outs["mirrored"]
+    assert outs["swapped"] == outs["pairs"]
+    assert outs["plain"]["manifest.json"] == outs["swapped"]["manifest.json"]
+    assert len(set(said.values())) == 1
+    first, second = (read_release(tmp_path / name / "out").rows for name in ("plain", "swapped"))
+    changed = {
+        int(str(one.prompt).split("Say ")[1].split(",")[0])
+        for one, two in zip(first, second, strict=True)
+        if one != two and (one.chosen, one.rejected) == (two.rejected, two.chosen)
+    }
+    assert changed
+    assert changed <= half
+    assert [(one.record_id, one.prompt) for one in first] == [(two.record_id, two.prompt) for two in second]
 
 
 GOOD = {"prompt": "p", "chosen": "a", "rejected": "b"}

@@ -18,8 +18,10 @@ from pipeline.evaluation.likelihood import (
     debias,
     likelihood_win_rate,
     longer_answer_baseline,
+    longer_answers,
     mean_logprobs,
     pair_rows,
+    preferences,
 )
 from pipeline.lm.tiny import tiny_config, tiny_tokenizer
 
@@ -85,6 +87,13 @@ def test_the_longer_answer_counts_characters_a_tie_is_a_miss() -> None:
     ]
     assert longer_answer_baseline(pairs, 0.0) == wilson(2, 4)
     assert longer_answer_baseline(pairs, 0.25).value == pytest.approx((0.5 - 0.25) / 0.5)
+
+
+def test_choices_say_which_response_is_preferred() -> None:
+    assert preferences(np.array([-1.0, -2.0, -3.0, -2.0, -1.0, -1.0])).tolist() == [1, -1, 0]
+    pairs = [ReleasedPair("p", *texts, "1") for texts in (("longer", "no"), ("a", "bb"), ("a", "b"))]
+    assert longer_answers(pairs).tolist() == [1, -1, 0]
+    assert longer_answers([]).tolist() == []
 
 
 def test_the_longer_answer_on_real_pairs(hh_helpful: Path) -> None:

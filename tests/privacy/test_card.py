@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from pipeline.core.errors import UserError
-from pipeline.privacy.card import privacy_card, render_markdown
+from pipeline.privacy.card import NAMED_COLUMNS, ledger_rows, privacy_card, render_markdown
 from pipeline.privacy.keys import PrivacyKey, insecure_seed_key
 from pipeline.privacy.mechanism import PublicLabels, RandomizedResponse
+from pipeline.privacy.person import person_epsilon
 from pipeline.privacy.privatize import guarantee
 
 KEY = PrivacyKey(bytes(32))
@@ -105,3 +106,29 @@ def test_card_of_anything_else_says_not_private(
 def test_card_needs_a_guarantee() -> None:
     with pytest.raises(UserError, match="does not state its guarantee"):
         privacy_card({"rows": 3})
+
+
+def test_columns_that_the_holder_named_are_a_warning() -> None:
+    private = manifest(RandomizedResponse(1.0), KEY)
+    plain = privacy_card(private)
+    named = privacy_card(private | {"extra_columns": ["score", "who"]})
+    assert [line for line in named["not_protected"] if line not in plain["not_protected"]] == [
+        NAMED_COLUMNS.format("score, who")
+    ]
+    assert "If one of them tells a label" in render_markdown(named)
+
+
+def test_noisy_counts_are_told_from_releases_of_labels() -> None:
+    releases = [
+        {"source": "ward", "events": 9, "epsilon": 1.0},
+        {"source": "ward", "events": 3, "epsilon": 0.25, "kind": "counts"},
+    ]
+    busiest = [{"epsilon": 1.0, "events": 4}]
+    labelers = {"busiest": busiest, "max_epsilon": 5.0, "unattributed_events": 0, "epsilon_of_counts": 1.0}
+    facts = {"epsilon_total": 1.25, "releases": releases, "budgets": {}, "labelers": labelers}
+    card = privacy_card(manifest(RandomizedResponse(1.0), KEY), ledger=facts)
+    assert card["epsilon_total_per_event"] == 1.25
+    assert card["person_level"]["epsilon_at_delta"] == person_epsilon([(1.0, 4)], 1e-6) + 1.0
+    assert ledger_rows(card)["Releases under this key"] == (
+        "ward: 9 events at 1; ward: 3 events at 0.25 (noisy counts, on top)"
+    )

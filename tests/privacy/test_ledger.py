@@ -334,3 +334,63 @@ def test_a_copied_key_goes_on_from_its_copy(key: PrivacyKey, tmp_path: Path) -> 
     release(Ledger.open(copy), events_of("bob", 1), 0.5)
     assert len(Ledger.open(copy).show()["releases"]) == 2
     assert len(Ledger.open(key).show()["releases"]) == 1
+
+
+def count(ledger: Ledger, events: list[Event], epsilon: float, name: str, budget: Budget | None = None) -> bool:
+    """A release of noisy counts of events that are in the store; whether it was released before."""
+    with ledger.reserve(ReleasePlan("s", epsilon, len(events), name, "counts"), budget) as reservation:
+        results = merge(ledger, events, 5e-324, reservation.generation)
+        assert not any(result.conflicts or result.new_events for result in results)
+        reservation.commit()
+    return reservation.already
+
+
+def test_noisy_counts_add_to_the_maximum_of_the_labels(key: PrivacyKey) -> None:
+    ledger, events = Ledger.open(key), [*events_of("ann", 5), *events_of("bob", 3)]
+    release(ledger, events, 1.0)
+    release(ledger, events, 0.5)
+    assert not count(ledger, events, 0.25, "first")
+    assert not count(ledger, events[:2], 0.125, "second")
+    assert count(ledger, events, 0.25, "first")  # the same question is free
+    release(ledger, events, 2.0)
+    facts = Ledger.open(key).show()
+    assert facts["epsilon_total"] == 2.375
+    assert facts["epsilon_of_counts"] == 0.375
+    assert facts["sources"]["s"] == {"releases": 5, "epsilon_total": 2.375}
+    assert [entry.get("kind") for entry in facts["releases"]] == [None, None, "counts", "counts", None]
+    labelers = facts["labelers"]
+    assert labelers["max_epsilon"] == 5 * 2.375
+    assert labelers["max_epsilon_at_delta"] == person_epsilon([(2.0, 5)], 1e-6) + 5 * 0.375
+    assert ledger.verify() == []
+
+
+def test_the_person_with_most_events_bounds_what_counts_cost(key: PrivacyKey) -> None:
+    """Ann has few events at a high epsilon, Bob many at a low one: the bound takes the worst of both."""
+    ledger = Ledger.open(key)
+    release(ledger, events_of("ann", 2), 5.0)
+    bob = events_of("bob", 8)
+    release(ledger, bob, 0.5)
+    count(ledger, bob, 1.0, "c")
+    truth = max(2 * 5.0 + 2 * 1.0, 8 * 0.5 + 8 * 1.0)
+    assert ledger.show()["labelers"]["max_epsilon"] == 10.0 + 8.0 >= truth
+
+
+def test_counts_are_refused_over_a_budget(key: PrivacyKey) -> None:
+    ledger, events = Ledger.open(key), events_of("ann", 4)
+    release(ledger, events, 1.0, Budget(1.5, "event"))
+    with pytest.raises(UserError, match=r"over the budget of 1\.5 per event.* is 1 and .* make it 1\.75"):
+        count(ledger, events, 0.75, "c")
+    assert not count(ledger, events, 0.5, "c")
+    with pytest.raises(UserError, match=r"is 1\.5 and this release would make it 1\.75"):
+        release(ledger, events, 1.25)
+    release(ledger, events, 0.25)  # below what the labels cost already
+    assert Ledger.open(key).show()["epsilon_total"] == 1.5
+
+
+def test_counts_are_refused_over_a_person_s_budget(key: PrivacyKey) -> None:
+    ledger, events = Ledger.open(key), events_of("ann", 4)
+    release(ledger, events, 1.0, Budget(5.0, "person"))
+    assert not count(ledger, events, 0.25, "c")
+    with pytest.raises(UserError, match=r"over the budget of 5 per person.* is 5 and .* make it 5\.5"):
+        count(ledger, events, 0.125, "d")
+    assert Ledger.open(key).show()["labelers"]["max_epsilon"] == 5.0

@@ -1,0 +1,53 @@
+"""Win rates from noisy counts of the true evaluation labels (`evaluation_labels: laplace`).
+
+Every rule (a policy that finds one response likelier, "the longer answer wins") is a choice of one response per pair.
+The privatise stage counts how often each is right, adds discrete Laplace noise (`pipeline.privacy.counts`) and enters
+the cost into the ledger; nothing here sees a label.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pipeline.core.stats import Estimate
+from pipeline.privacy.counts import DiscreteLaplace
+
+LONGER = "longer_answer"  # the rule that prints beside the policies' rates
+
+
+def spread(choices: Mapping[str, np.ndarray], places: list[int], rows: int) -> dict[str, list[int]]:
+    """Choices (n,) in {-1, 0, +1} on the rows at `places` as choices on all rows: 0 elsewhere."""
+    decisions = {}
+    for name, choice in choices.items():
+        everywhere = np.zeros(rows, np.int8)
+        everywhere[places] = choice
+        decisions[name] = everywhere.tolist()
+    return decisions
+
+
+def counted_rates(choices: Mapping[str, np.ndarray], counted: Mapping[str, Any]) -> dict[str, Estimate]:
+    """The win rate of every rule. counted: `epsilon` of all counts and the noisy `counts` by rule. A policy's ties
+    count half, equally long answers as a miss."""
+    noise = DiscreteLaplace.shared(counted["epsilon"], len(choices))
+    rates = {}
+    for name, choice in choices.items():
+        ties = 0.0 if name == LONGER else 0.5 * int((choice == 0).sum())
+        rates[name] = counted_share(counted["counts"][name] + ties, len(choice), noise)
+    return rates
+
+
+def counted_share(count: float, n: int, noise: DiscreteLaplace) -> Estimate:
+    """The share of n pairs a rule is right about, from a noisy count.
+
+    The 95 % half-widths of sampling (normal) and of the noise (exact) are added in squares, which is right where one of
+    them dominates. Not clipped to [0, 1], which would bias it.
+    """
+    share = count / n
+    inside = min(1.0, max(0.0, share))
+    sampling = 1.96**2 * max(inside * (1 - inside), 0.25 / n) / n
+    half = math.sqrt(sampling + (noise.half_width() / n) ** 2)
+    return Estimate(share, share - half, share + half, n)

@@ -1,0 +1,120 @@
+"""Noisy counts of true labels, for a final evaluation: the discrete Laplace mechanism, drawn exactly.
+
+A *rule* says for every event which label it expects (a policy that finds one response likelier, "the longer answer
+wins"), or abstains; it may depend on everything that was released, and on no label otherwise. Its count is the number
+of events whose label is the one expected. Changing the label of one event changes the count of a rule by at most 1, so
+K counts of the same events, each with its own noise
+
+    P(X = k) = (1 - q)/(1 + q) q^|k|,    q = e^(-epsilon/K),    k an integer,
+
+are epsilon-DP together for the label of one event (unit and neighbours as in `mechanism`): likelihood ratios are at
+most e^(epsilon/K) each, whatever the other labels are. Beside other releases of the event the losses add: the chain of
+`mechanism` has one maximum over its epsilons, and every count comes on top.
+
+The noise of a count is a function of the key and of the count's name, which holds what was asked: the same question
+gets the same answer, which costs nothing more, and another question other noise. The draw is that of Canonne, Kamath
+and Steinke ("The Discrete Gaussian for Differential Privacy", 2020, algorithms 1 and 2): integers and coins alone, so
+that no rounding of floating-point numbers tells anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from pipeline.privacy.mechanism import check_epsilon
+from pipeline.privacy.prf import BLOCK_BYTES, Prf
+
+COUNT_DOMAIN = b"noisy count/v1"  # of the PRF
+NAME_BYTES = 32
+
+
+class Bits:
+    """Unlimited fair bits, a function of the key and a name of 32 bytes. ValueError for a name of another length."""
+
+    def __init__(self, prf: Prf, name: bytes) -> None:
+        if len(name) != NAME_BYTES:
+            raise ValueError(f"a name has {NAME_BYTES} bytes, got {len(name)}")
+        self._prf, self._name = prf, name
+        self._block, self._pool, self._left = 0, 0, 0
+
+    def take(self, count: int) -> int:
+        """A uniform number of `count` bits."""
+        while self._left < count:
+            block = self._prf.block(COUNT_DOMAIN, self._name + self._block.to_bytes(8, "big"))
+            self._block += 1
+            self._pool = self._pool << 8 * BLOCK_BYTES | int.from_bytes(block, "big")
+            self._left += 8 * BLOCK_BYTES
+        self._left -= count
+        number, self._pool = self._pool >> self._left, self._pool & (1 << self._left) - 1
+        return number
+
+    def below(self, bound: int) -> int:
+        """Uniform on 0, ..., bound - 1."""
+        while True:
+            number = self.take((bound - 1).bit_length())
+            if number < bound:
+                return number
+
+    def survives(self, exponent: Fraction) -> bool:
+        """True with probability e^-exponent, 0 <= exponent <= 1 (algorithm 1)."""
+        tries = 1
+        while self.below(exponent.denominator * tries) < exponent.numerator:
+            tries += 1
+        return tries % 2 == 1
+
+
+@dataclass(frozen=True)
+class DiscreteLaplace:
+    """P(X = k) proportional to e^(-epsilon |k|). epsilon: exact, > 0."""
+
+    epsilon: Fraction
+
+    @classmethod
+    def shared(cls, epsilon: float, counts: int) -> DiscreteLaplace:
+        """Of each of `counts` counts of the same events that cost `epsilon` together; UserError for a bad epsilon."""
+        return cls(Fraction(check_epsilon(epsilon)) / counts)
+
+    def draw(self, bits: Bits) -> int:
+        """One draw (algorithm 2)."""
+        top, low = self.epsilon.denominator, self.epsilon.numerator
+        while True:
+            rest = bits.below(top)
+            if not bits.survives(Fraction(rest, top)):
+                continue
+            whole = 0
+            while bits.survives(Fraction(1)):
+                whole += 1
+            size = (rest + top * whole) // low
+            negative = bits.take(1)
+            if not (negative and size == 0):
+                return -size if negative else size
+
+    @property
+    def variance(self) -> float:
+        """2q/(1-q)^2."""
+        ratio = -math.expm1(-float(self.epsilon))
+        return 2 * (1 - ratio) / ratio**2
+
+    def half_width(self, miss: float = 0.05) -> int:
+        """The least h with P(|X| > h) = 2 q^(h+1)/(1+q) <= miss."""
+        epsilon = float(self.epsilon)
+        height = miss * (1 + math.exp(-epsilon)) / 2
+        return max(0, math.ceil(-math.log(height) / epsilon) - 1)
+
+
+def noisy_counts(prf: Prf, names: Mapping[str, bytes], counts: Mapping[str, int], epsilon: float) -> dict[str, Any]:
+    """The counts (one a rule) with noise, at `epsilon` for all of them, as JSON types.
+
+    names: 32 bytes a rule, different for different questions (rule, events, epsilon).
+    """
+    noise = DiscreteLaplace.shared(epsilon, len(counts))
+    return {
+        "mechanism": "discrete Laplace",
+        "epsilon": float(epsilon),
+        "epsilon_per_count": float(noise.epsilon),
+        "counts": {rule: count + noise.draw(Bits(prf, names[rule])) for rule, count in counts.items()},
+    }
