@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -133,6 +133,13 @@ def last_token_index(attention_mask: Tensor) -> Tensor:
         raise ValueError("a sequence has no attended token; drop empty texts before scoring")
     positions = torch.arange(attention_mask.shape[-1], device=attention_mask.device)
     return (positions * attention_mask.bool()).argmax(-1)
+
+
+class TokenBatch(NamedTuple):
+    """Token ids (B, T) int64 and a 0/1 mask (B, T), padded left or right."""
+
+    input_ids: Tensor
+    attention_mask: Tensor
 
 
 class RewardModel:

@@ -20,7 +20,7 @@ from trl import RewardConfig, RewardTrainer
 from trl.trainer.reward_trainer import DataCollatorForPreference
 
 from reward_models.bound import bounded_reward, check_reward_bound
-from reward_models.losses import check_epsilon, get_loss, keep_prob, privacy_factor
+from reward_models.losses import SMOOTHING_REFUSED, check_epsilon, get_loss, keep_prob, privacy_factor
 from reward_models.model import check_pad_token
 
 _LEGACY_COLUMNS = {"chosen_input_ids": "chosen_ids", "rejected_input_ids": "rejected_ids"}
@@ -74,7 +74,7 @@ class PrivateRewardTrainer(RewardTrainer):
         self.reward_bound = check_reward_bound(reward_bound)
         self._centring = args.center_rewards_coefficient
         if args.label_smoothing_factor:
-            raise ValueError("label_smoothing_factor must be 0: smoothing labels that were already randomised is wrong")
+            raise ValueError(f"label_smoothing_factor must be 0: {SMOOTHING_REFUSED}")
         pad = check_pad_token(model.config)
         if processing_class.pad_token_id != pad:
             raise ValueError(
