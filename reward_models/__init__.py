@@ -13,7 +13,8 @@
     dropout      Monte-Carlo dropout, for models that have any
     bonuses      their names, and how they are stored
     checkpoint   saving and loading with the required privacy metadata
-    trainer      LoRA and full training on TRL's RewardTrainer
+    trainer      LoRA, 4-bit LoRA and full training on TRL's RewardTrainer
+    early_stopping, length_groups   what the trainer can be asked to do
 
 Import from the modules: nothing is imported here, so that the mathematics does not load transformers.
 """

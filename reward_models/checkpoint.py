@@ -37,7 +37,7 @@ from reward_models.uncertainty import RewardScore
 METADATA_FILE = "reward_metadata.json"
 BONUS_FILE = "bonus.safetensors"
 FORMAT_VERSION = 1
-MODES = ("head", "lora", "full")
+MODES = ("head", "lora", "full", "external")
 
 
 class SavesPretrained(Protocol):
@@ -51,17 +51,18 @@ class RewardMetadata:
     """What a reward checkpoint must say about itself.
 
     `epsilon` in (0, ∞] of the labels it was fitted to (∞ is written as null); `loss` a name of `losses`; `reward_bound`
-    B or None; `ridge` λ of the fit or None; `n_pairs` in the fit; `kappa` of the bonus or None; `mode` head, lora or
-    full; `num_layers` of the backbone; `base_model` its name (not a local path); `public` whether the labels were
-    declared public; `uncertainty` the kind of bonus; `data` any further JSON facts (release id, recipe, …). ValueError
+    B or None; `ridge` λ of the fit or None; `n_pairs` in the fit; `kappa` of the bonus or None; `mode` head, lora, full
+    or external (fitted elsewhere, labels declared public: `loss` and `n_pairs` are then None, for they are not known);
+    `num_layers` of the backbone; `base_model` its name (not a local path); `public` whether the labels were declared
+    public; `uncertainty` the kind of bonus; `data` any further JSON facts (release id, recipe, …). ValueError
     names the field that is out of range.
     """
 
     epsilon: float
-    loss: str
+    loss: str | None
     reward_bound: float | None
     ridge: float | None
-    n_pairs: int
+    n_pairs: int | None
     kappa: float | None
     mode: str
     num_layers: int
@@ -72,15 +73,19 @@ class RewardMetadata:
 
     def __post_init__(self) -> None:
         check_epsilon(self.epsilon, allow_zero=False)
-        get_loss(self.loss)
-        check_reward_bound(self.reward_bound)
         if self.mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, not {self.mode!r}")
+        known = self.mode != "external"
+        if not known and (self.loss is not None or self.n_pairs is not None or not math.isinf(self.epsilon)):
+            raise ValueError("of an external model neither loss, n_pairs nor epsilon is known: they must be null")
+        if known:
+            get_loss(str(self.loss))
+        check_reward_bound(self.reward_bound)
         for name in ("ridge", "kappa"):
             value = getattr(self, name)
             if value is not None and not (_is_number(value) and 0.0 <= value < math.inf):
                 raise ValueError(f"{name} must be a finite number of at least 0 or null, not {value!r}")
-        for name in ("n_pairs", "num_layers"):
+        for name in ("n_pairs", "num_layers") if known else ("num_layers",):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be a positive integer, not {value!r}")
@@ -267,9 +272,7 @@ def load_reward_checkpoint(
     reward_bound = metadata.reward_bound if metadata is not None else None
     bonus = _load_bonus(folder, metadata)
     if isinstance(bonus, DropoutBonus):
-        stochastic = DropoutRewardModel(
-            model.eval(), reward_bound=reward_bound, samples=bonus.samples, seed=bonus.seed
-        )
+        stochastic = DropoutRewardModel(model.eval(), reward_bound=reward_bound, samples=bonus.samples, seed=bonus.seed)
         return RewardCheckpoint(stochastic, metadata, bonus)
     return RewardCheckpoint(RewardModel(model.eval(), reward_bound=reward_bound), metadata, bonus)
 

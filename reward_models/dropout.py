@@ -66,8 +66,9 @@ class DropoutRewardModel(RewardModel):
         try:
             with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device], device_type=device.type):
                 torch.manual_seed(self.seed)
-                stochastic = [super(DropoutRewardModel, self).features(input_ids, attention_mask)
-                              for _ in range(self.samples)]
+                stochastic = [
+                    super(DropoutRewardModel, self).features(input_ids, attention_mask) for _ in range(self.samples)
+                ]
         finally:
             self.model.train(training)
         return torch.stack([super(DropoutRewardModel, self).raw_score_of(draw) for draw in stochastic], dim=-1)

@@ -2,9 +2,9 @@
 
 Each head is the linear fit to a bootstrap sample of the pairs. A plain bootstrap under a ridge shows the noise of the
 labels but not the doubt that the ridge hides: where data are few it shrinks to 0 just where the bonus should be
-largest. So the penalty of head k is (λ/2)‖θ − θ_k⁰‖² with a θ_k⁰ ~ N(0, I/λ) of its own, a draw from the prior that
-the ridge stands for. Then, to first order, Var θ_k = H⁻¹JH⁻¹ + λH⁻² with J the information of the labels and H = J + λI, and
-that is H⁻¹: the spread that `FisherBonus` computes in closed form, here without its Gaussian approximation.
+largest. So the penalty of head k is (λ/2)‖θ − θ_k⁰‖² with a θ_k⁰ ~ N(0, I/λ) of its own, a draw from the prior that the
+ridge stands for. Then, to first order, Var θ_k = H⁻¹JH⁻¹ + λH⁻² with J the information of the labels and H = J + λI,
+and that is H⁻¹: what `FisherBonus` computes in closed form, here without its Gaussian approximation.
 """
 
 from __future__ import annotations

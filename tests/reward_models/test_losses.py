@@ -98,9 +98,7 @@ def test_second_derivatives_match_extended_precision_at_all_margins(name: str, e
     for dtype, tolerance in ((torch.float32, 1e-6), (torch.float64, 1e-8)):
         margin, label = _grid(dtype)
         margin.requires_grad_()
-        (gradient,) = torch.autograd.grad(
-            get_loss(name).value(margin, label, epsilon).sum(), margin, create_graph=True
-        )
+        (gradient,) = torch.autograd.grad(get_loss(name).value(margin, label, epsilon).sum(), margin, create_graph=True)
         (second,) = torch.autograd.grad(gradient.sum(), margin)
         expected = [
             float(_reference_second_derivative(name, m, z, epsilon))
