@@ -14,7 +14,7 @@ import json
 import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from datasets import Dataset
@@ -24,15 +24,6 @@ from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 STATE_FILE = "early_stopping.safetensors"
-
-
-class ScoresPairs(Protocol):
-    """What is asked of a trainer: `PrivateRewardTrainer` has it."""
-
-    @property
-    def model(self) -> nn.Module: ...
-
-    def pair_losses(self, rows: Dataset) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -90,12 +81,12 @@ class HeldOutStopping(TrainerCallback):
             raise ValueError("every and patience must be at least 1, and standard_errors a finite number of at least 0")
         self.rows, self.every = rows, every
         self.record = HeldOutRecord(patience, standard_errors)
-        self._trainer: ScoresPairs | None = None
+        self._trainer: Any = None
         self._losses: Tensor | None = None
         self._weights: dict[str, Tensor] = {}
 
-    def attach(self, trainer: ScoresPairs) -> None:
-        """Name the trainer whose model is watched."""
+    def attach(self, trainer: Any) -> None:
+        """Name the trainer whose model is watched; it has `model` and `pair_losses`, as `PrivateRewardTrainer`."""
         self._trainer = trainer
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -124,14 +115,12 @@ class HeldOutStopping(TrainerCallback):
                 parameter.copy_(self._weights[name].to(parameter.device))
 
     def _evaluate(self, step: int) -> None:
-        assert self._trainer is not None, "attach the trainer first"
         losses = self._trainer.pair_losses(self.rows).cpu()
         if self.record.judge(step, self._losses, losses):
             self._losses = losses
             self._weights = {name: value.detach().cpu().clone() for name, value in self._trainable()}
 
     def _trainable(self) -> list[tuple[str, nn.Parameter]]:
-        assert self._trainer is not None, "attach the trainer first"
         return [(name, value) for name, value in self._trainer.model.named_parameters() if value.requires_grad]
 
     def _load(self, path: Path) -> None:

@@ -204,7 +204,7 @@ class RewardConfig:
     learning_rate: float = Field(default=1e-4, gt=0)
     warmup_steps: int = Field(default=0, ge=0)
     optimizer: Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor", "sgd"] | None = None
-    """`lora`/`full`; null: TRL's default. The 8-bit ones need bitsandbytes."""
+    """`lora`/`full`; null: TRL's default. The 8-bit ones need bitsandbytes, the paged one a GPU."""
     group_by_length: bool = False
     """`lora`/`full`: batches of pairs of similar length, which pad less."""
     early_stopping: EarlyStoppingSettings | None = None

@@ -44,8 +44,15 @@ def save(model_path: Path, target: Path, *, private: bool, bonus: bool = True) -
     fisher = FisherAccumulator(weight, epsilon=2.0, ridge=1.0, reward_bound=4.0)
     fisher.update(*torch.randn(2, 20, size, generator=torch.Generator().manual_seed(1)))
     metadata = RewardMetadata(
-        epsilon=2.0 if private else math.inf, loss="private_likelihood", reward_bound=4.0, ridge=1.0, n_pairs=20,
-        kappa=0.5 if bonus else None, mode="head", num_layers=model.config.num_hidden_layers, base_model="tiny",
+        epsilon=2.0 if private else math.inf,
+        loss="private_likelihood",
+        reward_bound=4.0,
+        ridge=1.0,
+        n_pairs=20,
+        kappa=0.5 if bonus else None,
+        mode="head",
+        num_layers=model.config.num_hidden_layers,
+        base_model="tiny",
         public=not private,
     )
     statistics: FisherBonus | None = fisher.bonus(0.5) if bonus else None

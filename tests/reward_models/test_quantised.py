@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
@@ -107,8 +106,9 @@ def test_an_evaluation_does_not_cut_the_gradient(wide_causal_lm: Path) -> None:
     """On CPUs with AVX512-bf16 bitsandbytes would repack the weights in the first evaluation and lose it."""
     pytest.importorskip("bitsandbytes")
     torch.manual_seed(0)
-    config = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["score"], task_type="SEQ_CLS",
-                        init_lora_weights=False)
+    config = LoraConfig(
+        r=2, target_modules=["q_proj"], modules_to_save=["score"], task_type="SEQ_CLS", init_lora_weights=False
+    )
     model = get_peft_model(build_reward_backbone(wide_causal_lm, dtype=torch.bfloat16, four_bit=True), config)
     set_score_weight(model, torch.linspace(-1, 1, 64))
     ids = torch.tensor([[5, 6, 7, 2]])
@@ -127,23 +127,27 @@ def test_an_evaluation_does_not_cut_the_gradient(wide_causal_lm: Path) -> None:
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
-@pytest.mark.parametrize("optimizer", ["adamw_bnb_8bit", "paged_adamw_8bit"])
-def test_eight_bit_optimisers_train_on_a_cpu(tiny_causal_lm: Path, tmp_path: Path, optimizer: str) -> None:
+def test_an_eight_bit_optimiser_trains_on_a_cpu(wide_causal_lm: Path, tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     rows = make_rows(8)
+    model = build_reward_backbone(wide_causal_lm)
+    set_score_weight(model, 0.3 * torch.randn(64, generator=torch.Generator().manual_seed(4)))
     trainer = make_trainer(
-        tiny_causal_lm,
+        wide_causal_lm,
         tmp_path,
+        model=model,
         train_dataset=rows,
         max_steps=6,
         learning_rate=3e-3,
         lr_scheduler_type="constant",
-        optim=optimizer,
+        optim="adamw_bnb_8bit",
     )
     trainer.train()
     losses = step_losses(trainer)
-    assert all(math.isfinite(loss) for loss in losses)
-    assert losses[-1] < losses[0] - 0.02
+    assert losses[-1] < losses[0] - 0.005
+    # Matrices of at least 4096 weights keep their moments in eight bits.
+    moments = {state["state1"].dtype for state in trainer.optimizer.state.values() if "state1" in state}
+    assert torch.uint8 in moments
 
 
 def test_without_bitsandbytes_the_remedy_is_named(tiny_causal_lm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
