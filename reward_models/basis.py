@@ -62,7 +62,7 @@ class IdentityBasis(FeatureBasis):
         object.__setattr__(self, "_dim", dim)
 
     @property
-    def matrix(self) -> Tensor:  # type: ignore[override]
+    def matrix(self) -> Tensor:
         """I (d, d) float64, made anew."""
         return torch.eye(self.dim, dtype=torch.float64)
 
