@@ -146,15 +146,16 @@ class PrivateRewardTrainer(RewardTrainer):
         """
         name = "uncorrected" if self.preference_loss.name == "uncorrected" else "private_likelihood"
         mine = list(range(len(rows)))[self.accelerator.process_index :: self.accelerator.num_processes]
-        training, found = self.model.training, []
-        self.model.eval()
+        model: Any = self.model
+        training, found = model.training, []
+        model.eval()
         for start in range(0, len(mine), self.args.per_device_eval_batch_size):
             part = mine[start : start + self.args.per_device_eval_batch_size]
             inputs = self._prepare_inputs(self.data_collator([rows[index] for index in part]))
-            raw_chosen, raw_rejected = self.model(**inputs, use_cache=False).logits.squeeze(-1).float().chunk(2)
+            raw_chosen, raw_rejected = model(**inputs, use_cache=False).logits.squeeze(-1).float().chunk(2)
             margin = bounded_reward(raw_chosen, self.reward_bound) - bounded_reward(raw_rejected, self.reward_bound)
             found += get_loss(name).value(margin, torch.ones_like(margin), self.epsilon).tolist()
-        self.model.train(training)
+        model.train(training)
         gathered = dict(gather_object(list(zip(mine, found, strict=True))))
         return torch.tensor([gathered[index] for index in range(len(rows))], dtype=torch.float64)
 
