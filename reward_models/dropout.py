@@ -19,7 +19,9 @@ from reward_models.uncertainty import RewardScore, check_kappa, check_references
 
 
 def has_dropout(model: nn.Module) -> bool:
-    """Whether any dropout in the model is active in training mode (layers, or rates that only the config carries)."""
+    """Whether any dropout in the model is active in training mode: layers, or rates that only the config carries (those
+    of summary and classification heads apart: a head without bias uses none).
+    """
     if any(module.p > 0 for module in model.modules() if isinstance(module, nn.modules.dropout._DropoutNd)):
         return True
     config = getattr(model, "config", None)
@@ -27,7 +29,7 @@ def has_dropout(model: nn.Module) -> bool:
     return any(
         isinstance(rate, float) and rate > 0
         for name, rate in rates.items()
-        if "dropout" in name or name.endswith("pdrop")
+        if ("dropout" in name or name.endswith("pdrop")) and not name.startswith(("summary", "classifier"))
     )
 
 

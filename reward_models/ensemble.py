@@ -41,7 +41,7 @@ class EnsembleBonus:
 
     def head_rewards(self, features: Tensor) -> Tensor:
         """(..., d) -> (..., H) float64."""
-        heads = self.heads.to(features.device)
+        heads = self.heads.to(device=features.device, dtype=torch.float64)
         return bounded_reward(features.detach().to(torch.float64) @ heads.T, self.reward_bound)
 
     def reference_gradient(self, reference_features: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class EnsembleBonus:
                 f"features {tuple(features.shape)} and reference {tuple(reference_gradient.shape)} must belong to the "
                 "same prompts"
             )
-        weight = self.weight.to(features.device)
+        weight = self.weight.to(device=features.device, dtype=torch.float64)
         reward = bounded_reward(features.detach().to(torch.float64) @ weight, self.reward_bound)
         spread = (self.head_rewards(features) - reference_gradient.to(features.device)).std(-1)
         return RewardScore(reward.float(), (self.kappa * spread).float())

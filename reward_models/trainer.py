@@ -9,12 +9,12 @@ rendered ids are accepted here, from the same function that scoring uses.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate.utils import gather_object
 from datasets import Dataset, IterableDataset
-from peft import PeftModel
+from peft import PeftModel, get_peft_model
 from torch import Tensor, nn
 from torch.utils.data import Sampler
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -97,6 +97,12 @@ class PrivateRewardTrainer(RewardTrainer):
                 f"the tokenizer pads with {processing_class.pad_token_id}, the model with {pad}; make them agree"
             )
         kwargs.setdefault("data_collator", PairCollator(pad_token_id=pad))
+        exact: dict[str, Tensor] = {}
+        if getattr(model, "is_loaded_in_4bit", False):
+            # TRL rounds what is trained on a 4-bit model to bfloat16: small steps are lost, and digits of a warm head.
+            if (peft_config := kwargs.pop("peft_config", None)) is not None:
+                model = cast(PeftModel, get_peft_model(cast(PreTrainedModel, model), peft_config))
+            exact = {name: value.data.clone() for name, value in model.named_parameters() if value.requires_grad}
         super().__init__(
             model=model,
             args=args,
@@ -105,6 +111,9 @@ class PrivateRewardTrainer(RewardTrainer):
             processing_class=processing_class,
             **kwargs,
         )
+        for name, value in model.named_parameters():
+            if name in exact:
+                value.data = exact[name]
 
     def _prepare_dataset(self, dataset: Any, processing_class: Any, args: RewardConfig, dataset_name: str) -> Any:
         columns = list(dataset.column_names or next(iter(dataset)))

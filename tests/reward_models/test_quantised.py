@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaF
 from reward_models import quantised
 from reward_models.checkpoint import RewardMetadata, load_reward_model, save_reward_checkpoint
 from reward_models.early_stopping import HeldOutStopping
-from reward_models.model import RewardModel, build_reward_backbone, merge_adapters, set_score_weight
+from reward_models.model import RewardModel, build_reward_backbone, merge_adapters, score_layer, set_score_weight
 
 LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], modules_to_save=["score"], task_type="SEQ_CLS")
 
@@ -46,7 +46,8 @@ def test_qlora_trains_and_saves_an_ordinary_checkpoint(
     pytest.importorskip("bitsandbytes")
     base = build_reward_backbone(wide_causal_lm, dtype=dtype, four_bit=True)
     assert quantised.is_four_bit(base)
-    set_score_weight(base, 0.3 * torch.randn(64, generator=torch.Generator().manual_seed(4)))
+    head = 0.3 * torch.randn(64, generator=torch.Generator().manual_seed(4))
+    set_score_weight(base, head)
     rows = make_rows(8)
     stopping = HeldOutStopping(rows, every=3, patience=5)
     trainer = make_trainer(
@@ -61,6 +62,7 @@ def test_qlora_trains_and_saves_an_ordinary_checkpoint(
     )
     stopping.attach(trainer)
     before = {name: value.detach().clone() for name, value in trainer.model.named_parameters() if value.requires_grad}
+    assert torch.equal(score_layer(trainer.model).weight[0], head)  # not rounded on the way
     packed = base.model.layers[0].mlp.up_proj.weight
     assert packed.dtype == torch.uint8
     trainer.train()
