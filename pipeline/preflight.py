@@ -23,12 +23,15 @@ def preflight(recipe: Recipe, stages: Collection[str], world: World) -> None:
     """Checks what the `stages` that are about to run will need.
 
     Raises:
-        UserError: a batch that does not divide over the processes, a `trainer_args` entry that TRL refuses, a base
-            model that is not there, or demonstrations or prompts whose first rows cannot be read.
+        UserError: a batch that does not divide over the processes, a `trainer_args` entry that TRL refuses, a base or
+            external reward model that is not there, a missing bitsandbytes, or demonstrations or prompts whose first
+            rows cannot be read.
     """
     check_batches(recipe, stages, world)
     if "sft" in stages:
         check_base_model(recipe.model)
+    if "reward" in stages:
+        check_reward(recipe)
     check_inputs(recipe, stages)
     check_trainer_args(recipe, stages, world)
 
@@ -58,6 +61,20 @@ def check_base_model(model: ModelConfig) -> None:
         return
     if model.source != "tiny":
         check_checkpoint(model.source, "model.source", ", 'smollm2' or 'tiny'")
+
+
+def check_reward(recipe: Recipe) -> None:
+    """An external reward model is there and may be used; 4-bit and 8-bit keys find bitsandbytes."""
+    settings = recipe.reward
+    if settings.external is not None:
+        from pipeline.lm.external_reward import check_external
+
+        check_external(settings.external)
+        return
+    asked = [f"reward.{name} {value}" for name, value in (("quantize", settings.quantize),
+             ("optimizer", settings.optimizer)) if value and "bit" in value]
+    if asked and importlib.util.find_spec("bitsandbytes") is None:
+        raise UserError(f"{asked[0]} needs bitsandbytes: install it with pip install 'private-rlhf[quant]'")
 
 
 def check_inputs(recipe: Recipe, stages: Collection[str]) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core import atomic, rundir
+from pipeline.core.checkpoints import folder_digest
 from pipeline.core.config import to_tree
 from pipeline.core.errors import UserError
 from pipeline.core.metrics import write_metrics
@@ -162,7 +163,9 @@ def input_digests(spec: StageSpec, recipe: Recipe) -> dict[str, str]:
     """Digests of the label-free inputs a stage reads by path. Preferences are never among them."""
     from pipeline.data.inputs import input_digest
 
-    data = recipe.data
+    data, external = recipe.data, recipe.reward.external
+    if spec.name == "reward":
+        return {} if external is None else {str(external.path): folder_digest(external.path)}
     named = {
         "sft": ("demonstrations", data.demonstrations),
         "ppo": ("prompts", data.prompts),

@@ -6,9 +6,15 @@
     linear       the linear class by Fisher scoring
     ridge        the ridge by held-out private log-likelihood
     model        sequence-classification models: build, pool, score
-    uncertainty  bonuses for pessimism and optimism
+    gram         streamed d×d statistics, Cholesky with a condition check
+    uncertainty  bonuses for pessimism and optimism: the interface, and the Fisher bonus
+    elliptical   the paper's bonus with its constants
+    ensemble     bootstrap heads
+    dropout      Monte-Carlo dropout, for models that have any
+    bonuses      their names, and how they are stored
     checkpoint   saving and loading with the required privacy metadata
-    trainer      LoRA and full training on TRL's RewardTrainer
+    trainer      LoRA, 4-bit LoRA and full training on TRL's RewardTrainer
+    early_stopping, length_groups   what the trainer can be asked to do
 
 Import from the modules: nothing is imported here, so that the mathematics does not load transformers.
 """

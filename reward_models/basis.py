@@ -55,9 +55,36 @@ class FeatureBasis:
         return self.matrix @ theta
 
 
+class IdentityBasis(FeatureBasis):
+    """V = I of any size, without the (d, d) matrix or a product by it."""
+
+    def __init__(self, dim: int) -> None:
+        object.__setattr__(self, "_dim", dim)
+
+    @property
+    def matrix(self) -> Tensor:
+        """I (d, d) float64, made anew."""
+        return torch.eye(self.dim, dtype=torch.float64)
+
+    @property
+    def dim(self) -> int:
+        dim: int = self._dim  # type: ignore[attr-defined]
+        return dim
+
+    @property
+    def num_components(self) -> int:
+        return self.dim
+
+    def coordinates(self, features: Tensor) -> Tensor:
+        return features.to(torch.float64)
+
+    def weight(self, theta: Tensor) -> Tensor:
+        return theta.clone()
+
+
 def identity_basis(dim: int) -> FeatureBasis:
     """V = I: the ridge acts on w itself."""
-    return FeatureBasis(torch.eye(dim, dtype=torch.float64))
+    return IdentityBasis(dim)
 
 
 def pair_basis(

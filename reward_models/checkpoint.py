@@ -2,7 +2,7 @@
 
     config.json, model.safetensors, (tokenizer files)   what `AutoModelForSequenceClassification` reads: the raw score u
     reward_metadata.json                                 what was private, the bound, the loss; required
-    bonus.safetensors                                    the statistics of `FisherBonus`; optional
+    bonus.safetensors                                    the statistics of the bonus (`bonuses`); optional
 
 A checkpoint without valid metadata is refused: falling back to "not private" would turn a broken download into a false
 privacy claim. Writing goes to a temporary folder beside the target, is synced to disk and renamed, so a folder of the
@@ -27,16 +27,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
-from reward_models.basis import FeatureBasis
+from reward_models.bonuses import BONUS_KINDS, Bonus, bonus_from_tensors, bonus_kind, bonus_tensors
 from reward_models.bound import check_reward_bound
+from reward_models.dropout import DropoutBonus, DropoutRewardModel
 from reward_models.losses import check_epsilon, get_loss, keep_prob
-from reward_models.model import RewardModel, check_pad_token, score_layer, set_score_weight
-from reward_models.uncertainty import FisherBonus
+from reward_models.model import RewardModel, TokenBatch, check_pad_token, score_layer, set_score_weight
+from reward_models.uncertainty import RewardScore
 
 METADATA_FILE = "reward_metadata.json"
 BONUS_FILE = "bonus.safetensors"
 FORMAT_VERSION = 1
-MODES = ("head", "lora", "full")
+MODES = ("head", "lora", "full", "external")
 
 
 class SavesPretrained(Protocol):
@@ -50,38 +51,46 @@ class RewardMetadata:
     """What a reward checkpoint must say about itself.
 
     `epsilon` in (0, ∞] of the labels it was fitted to (∞ is written as null); `loss` a name of `losses`; `reward_bound`
-    B or None; `ridge` λ of the fit or None; `n_pairs` in the fit; `kappa` of the bonus or None; `mode` head, lora or
-    full; `num_layers` of the backbone; `base_model` its name (not a local path); `public` whether the labels were
-    declared public; `data` any further JSON facts (release id, recipe, …). ValueError names the field that is out of
-    range.
+    B or None; `ridge` λ of the fit or None; `n_pairs` in the fit; `kappa` of the bonus or None; `mode` head, lora, full
+    or external (fitted elsewhere, labels declared public: `loss` and `n_pairs` are then None, for they are not known);
+    `num_layers` of the backbone; `base_model` its name (not a local path); `public` whether the labels were declared
+    public; `uncertainty` the kind of bonus; `data` any further JSON facts (release id, recipe, …). ValueError
+    names the field that is out of range.
     """
 
     epsilon: float
-    loss: str
+    loss: str | None
     reward_bound: float | None
     ridge: float | None
-    n_pairs: int
+    n_pairs: int | None
     kappa: float | None
     mode: str
     num_layers: int
     base_model: str
     public: bool
+    uncertainty: str = "fisher"
     data: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         check_epsilon(self.epsilon, allow_zero=False)
-        get_loss(self.loss)
-        check_reward_bound(self.reward_bound)
         if self.mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, not {self.mode!r}")
+        known = self.mode != "external"
+        if not known and (self.loss is not None or self.n_pairs is not None or not math.isinf(self.epsilon)):
+            raise ValueError("of an external model neither loss, n_pairs nor epsilon is known: they must be null")
+        if known:
+            get_loss(str(self.loss))
+        check_reward_bound(self.reward_bound)
         for name in ("ridge", "kappa"):
             value = getattr(self, name)
             if value is not None and not (_is_number(value) and 0.0 <= value < math.inf):
                 raise ValueError(f"{name} must be a finite number of at least 0 or null, not {value!r}")
-        for name in ("n_pairs", "num_layers"):
+        for name in ("n_pairs", "num_layers") if known else ("num_layers",):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be a positive integer, not {value!r}")
+        if self.uncertainty not in BONUS_KINDS:
+            raise ValueError(f"uncertainty must be one of {', '.join(BONUS_KINDS)}, not {self.uncertainty!r}")
         if not isinstance(self.public, bool):
             raise ValueError(f"public must be true or false, not {self.public!r}")
         if math.isinf(self.epsilon) and not self.public:
@@ -107,7 +116,7 @@ class RewardMetadata:
             raise ValueError(f"format_version is {record.get('format_version')!r}, this package reads {FORMAT_VERSION}")
         names = {field.name for field in fields(cls)}
         given = set(record) - {"format_version", "keep_prob"}
-        if missing := sorted((names - {"data"} | {"keep_prob"}) - set(record)):
+        if missing := sorted((names - {"data", "uncertainty"} | {"keep_prob"}) - set(record)):
             raise ValueError(f"missing {', '.join(missing)}")
         if unknown := sorted(given - names):
             raise ValueError(f"unknown {', '.join(unknown)}")
@@ -132,7 +141,21 @@ class RewardCheckpoint:
 
     model: RewardModel
     metadata: RewardMetadata | None
-    bonus: FisherBonus | None
+    bonus: Bonus | None
+
+    @torch.no_grad()
+    def score(self, batch: TokenBatch, reference: TokenBatch) -> RewardScore:
+        """Reward (B,) and bonus (B,) float32 of B texts; use `pessimistic()` offline and `optimistic()` online.
+
+        `reference` holds K completions of each text's prompt by the reference policy, B·K rows, those of the first
+        prompt first. ValueError for a checkpoint without a bonus, or rows that do not divide.
+        """
+        if self.bonus is None:
+            raise ValueError("the checkpoint has no bonus statistics; fit it again with a bonus, or use model.score")
+        features, references = self.model.features(*batch), self.model.features(*reference)
+        if len(references) == 0 or len(references) % len(features):
+            raise ValueError(f"{len(references)} reference texts are not K for each of {len(features)} texts")
+        return self.bonus.score(features, references.reshape(len(features), -1, references.shape[-1]))
 
 
 def save_reward_checkpoint(
@@ -140,7 +163,7 @@ def save_reward_checkpoint(
     model: PreTrainedModel,
     metadata: RewardMetadata,
     *,
-    bonus: FisherBonus | None = None,
+    bonus: Bonus | None = None,
     tokenizer: SavesPretrained | None = None,
     overwrite: bool = False,
 ) -> None:
@@ -167,24 +190,21 @@ def save_reward_checkpoint(
         if tokenizer is not None:
             tokenizer.save_pretrained(str(folder))
         if bonus is not None:
-            save_file(_bonus_tensors(bonus), folder / BONUS_FILE)
+            save_file(bonus_tensors(bonus), folder / BONUS_FILE)
         (folder / METADATA_FILE).write_text(json.dumps(metadata.to_json(), indent=2, allow_nan=False) + "\n")
 
     _replace_folder(target, write)
 
 
-def _check_bonus(bonus: FisherBonus, weight: Tensor, metadata: RewardMetadata) -> None:
+def _check_bonus(bonus: Bonus, weight: Tensor, metadata: RewardMetadata) -> None:
     if len(bonus.weight) != len(weight) or not torch.allclose(
         bonus.weight.cpu().float(), weight.cpu(), rtol=1e-4, atol=1e-6
     ):
         raise ValueError("the bonus was computed for another score weight; recompute it for this model")
     if bonus.reward_bound != metadata.reward_bound or bonus.kappa != metadata.kappa:
         raise ValueError("the bonus and the metadata disagree on reward_bound or kappa")
-
-
-def _bonus_tensors(bonus: FisherBonus) -> dict[str, Tensor]:
-    tensors = {"weight": bonus.weight, "basis": bonus.basis.matrix, "information": bonus.information}
-    return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    if bonus_kind(bonus) != metadata.uncertainty:
+        raise ValueError(f"the bonus is {bonus_kind(bonus)}, but the metadata say {metadata.uncertainty}")
 
 
 def _replace_folder(target: Path, write: Callable[[Path], None]) -> None:
@@ -250,8 +270,11 @@ def load_reward_checkpoint(
     stored = _stored_score_weight(folder)
     set_score_weight(model, score_layer(model).weight[0] if stored is None else stored)
     reward_bound = metadata.reward_bound if metadata is not None else None
-    reward_model = RewardModel(model.eval(), reward_bound=reward_bound)
-    return RewardCheckpoint(reward_model, metadata, _load_bonus(folder, metadata))
+    bonus = _load_bonus(folder, metadata)
+    if isinstance(bonus, DropoutBonus):
+        stochastic = DropoutRewardModel(model.eval(), reward_bound=reward_bound, samples=bonus.samples, seed=bonus.seed)
+        return RewardCheckpoint(stochastic, metadata, bonus)
+    return RewardCheckpoint(RewardModel(model.eval(), reward_bound=reward_bound), metadata, bonus)
 
 
 def load_reward_model(
@@ -270,7 +293,7 @@ def _stored_score_weight(folder: Path) -> Tensor | None:
     return None
 
 
-def _load_bonus(folder: Path, metadata: RewardMetadata | None) -> FisherBonus | None:
+def _load_bonus(folder: Path, metadata: RewardMetadata | None) -> Bonus | None:
     file = folder / BONUS_FILE
     if metadata is None or not file.exists():
         return None
@@ -279,13 +302,6 @@ def _load_bonus(folder: Path, metadata: RewardMetadata | None) -> FisherBonus | 
             f"{folder / METADATA_FILE} has no kappa although {BONUS_FILE} exists; write the checkpoint again"
         )
     try:
-        tensors = load_file(file)
-        return FisherBonus(
-            weight=tensors["weight"],
-            basis=FeatureBasis(tensors["basis"]),
-            information=tensors["information"],
-            reward_bound=metadata.reward_bound,
-            kappa=metadata.kappa,
-        )
+        return bonus_from_tensors(metadata.uncertainty, load_file(file), metadata.reward_bound, metadata.kappa)
     except (SafetensorError, KeyError, ValueError) as error:
         raise ValueError(f"{file} is not valid ({error}); write the checkpoint again") from None

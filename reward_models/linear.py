@@ -139,10 +139,36 @@ def check_labels(private_label: FeatureArray, num_pairs: int) -> Tensor:
     return label
 
 
+@dataclass(frozen=True)
+class _Penalty:
+    """(λ/2)‖θ − anchor‖²; no anchor means 0."""
+
+    ridge: float
+    anchor: Tensor | None
+
+    def _offset(self, theta: Tensor) -> Tensor:
+        return theta if self.anchor is None else theta - self.anchor
+
+    def value(self, theta: Tensor) -> float:
+        offset = self._offset(theta)
+        return 0.5 * self.ridge * float(offset @ offset)
+
+    def gradient(self, theta: Tensor) -> Tensor:
+        return self.ridge * self._offset(theta)
+
+
 def minimise(
-    problem: PairProblem, ridge: float, start: Tensor, *, max_iterations: int = 200, tolerance: float = 1e-9
+    problem: PairProblem,
+    ridge: float,
+    start: Tensor,
+    *,
+    anchor: Tensor | None = None,
+    max_iterations: int = 200,
+    tolerance: float = 1e-9,
 ) -> tuple[Tensor, ConvergenceReport]:
     """Fisher scoring from `start` (k,), accelerated by L-BFGS corrections, with backtracking.
+
+    The penalty is (λ/2)‖θ − anchor‖², the anchor (k,) being 0 unless given.
 
     The direction is L-BFGS with the Cholesky factor of the scoring matrix as its initial Hessian: the first step is a
     scoring step, later ones pick up the difference between expected and observed curvature. A gradient costs n·k, a
@@ -151,8 +177,9 @@ def minimise(
     """
     theta = start.clone()
     identity = torch.eye(len(theta), dtype=torch.float64)
-    objectives = [problem.total_loss(theta) + 0.5 * ridge * float(theta @ theta)]
-    gradient = problem.gradient(theta) + ridge * theta
+    penalty = _Penalty(ridge, anchor)
+    objectives = [problem.total_loss(theta) + penalty.value(theta)]
+    gradient = problem.gradient(theta) + penalty.gradient(theta)
     memory: list[tuple[Tensor, Tensor]] = []
     factor: Tensor | None = None
     age, matrices, iterations = 0, 0, 0
@@ -164,7 +191,7 @@ def minimise(
         decrement = 0.5 * float(gradient @ step)
         if decrement <= tolerance or iterations == max_iterations:
             break
-        size, value = _backtrack(problem, ridge, theta, step, objectives[-1], decrement)
+        size, value = _backtrack(problem, penalty, theta, step, objectives[-1], decrement)
         if size == 0.0:
             if age == 0:
                 break  # no descent left in floating point
@@ -172,7 +199,7 @@ def minimise(
             continue
         iterations, age = iterations + 1, age + 1
         theta = theta - size * step
-        previous, gradient = gradient, problem.gradient(theta) + ridge * theta
+        previous, gradient = gradient, problem.gradient(theta) + penalty.gradient(theta)
         if float(-size * step @ (gradient - previous)) > 0.0:
             memory.append((-size * step, gradient - previous))
         objectives.append(value)
@@ -195,13 +222,13 @@ def _direction(gradient: Tensor, factor: Tensor, memory: list[tuple[Tensor, Tens
 
 
 def _backtrack(
-    problem: PairProblem, ridge: float, theta: Tensor, step: Tensor, objective: float, decrement: float
+    problem: PairProblem, penalty: _Penalty, theta: Tensor, step: Tensor, objective: float, decrement: float
 ) -> tuple[float, float]:
     """The largest 2^−j that satisfies Armijo's condition, with the new objective; (0, objective) if none does."""
     size = 1.0
     for _ in range(_MAX_HALVINGS):
         candidate = theta - size * step
-        value = problem.total_loss(candidate) + 0.5 * ridge * float(candidate @ candidate)
+        value = problem.total_loss(candidate) + penalty.value(candidate)
         if value <= objective - _ARMIJO * size * 2.0 * decrement and value < objective:
             return size, value
         size *= 0.5

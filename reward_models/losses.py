@@ -29,6 +29,8 @@ from torch.nn.functional import logsigmoid, softplus
 LossFunction = Callable[[Tensor, Tensor, float], Tensor]
 CurvatureFunction = Callable[[Tensor, float], Tensor]
 
+SMOOTHING_REFUSED = "smoothing labels that were already randomised shrinks every margin a second time"
+
 
 def check_epsilon(epsilon: float, *, allow_zero: bool = True) -> float:
     """Return `epsilon` if it lies in [0, ∞] (in (0, ∞] without `allow_zero`); ValueError otherwise."""
@@ -64,9 +66,9 @@ def _signed(margin: Tensor, private_label: Tensor) -> Tensor:
     return margin * private_label.to(margin.dtype)
 
 
-def _half_tanh(values: Tensor) -> Tensor:
-    """tanh(x/2) = 2σ(x) − 1, with a derivative that keeps its relative precision in both tails."""
-    return torch.where(values > 0, 1.0 - 2.0 * torch.sigmoid(-values), 2.0 * torch.sigmoid(values) - 1.0)
+def _sigmoid(values: Tensor) -> Tensor:
+    """σ(x) with a derivative that keeps its relative precision in both tails (σ(1−σ) does not where σ rounds to 1)."""
+    return torch.exp(logsigmoid(values))
 
 
 def _log_sigmoid_slope(values: Tensor) -> Tensor:
@@ -78,10 +80,10 @@ def _log_sigmoid_slope(values: Tensor) -> Tensor:
 
 
 class _PrivateNegativeLogLikelihood(torch.autograd.Function):
-    """−log(α σ(x) + (1−α) σ(−x)) of x = zΔ for finite ε, with the gradient in its cancellation-free form.
+    """−log P of x = zΔ for finite ε, with P = α σ(x) + (1−α) σ(−x) and its derivatives in cancellation-free form.
 
     Autograd through logaddexp would form the gradient as a difference of two nearly equal weights, which loses all
-    digits as ε → 0. The backward pass is itself differentiable, so derivatives of any order are exact.
+    digits as ε → 0. Both backward passes are differentiable, so derivatives of any order are exact.
     """
 
     @staticmethod
@@ -93,16 +95,38 @@ class _PrivateNegativeLogLikelihood(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (signed,) = ctx.saved_tensors
-        nll = _PrivateNegativeLogLikelihood.apply(signed, ctx.epsilon)
-        return -grad * torch.exp(_log_sigmoid_slope(signed) + nll) * privacy_factor(ctx.epsilon), None
+        return -grad * _PrivateScore.apply(signed, ctx.epsilon), None
+
+
+class _PrivateScore(torch.autograd.Function):
+    """w = ∂ log P/∂x = (2α−1) σ'(x)/P > 0, and w' = −w [σ(x) − σ(−x) (1−α)/P]: the loss is concave where that is
+    positive.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, signed: Tensor, epsilon: float) -> Tensor:
+        ctx.save_for_backward(signed)
+        ctx.epsilon = epsilon
+        return privacy_factor(epsilon) * torch.exp(_log_sigmoid_slope(signed) + _mixture_nll(signed, epsilon))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (signed,) = ctx.saved_tensors
+        flipped = torch.exp(_log_flip(ctx.epsilon) + _PrivateNegativeLogLikelihood.apply(signed, ctx.epsilon))
+        bend = _sigmoid(-signed) * flipped - _sigmoid(signed)
+        return grad * bend * _PrivateScore.apply(signed, ctx.epsilon), None
+
+
+def _log_flip(epsilon: float) -> float:
+    """log(1−α) for finite ε."""
+    return -math.log1p(math.exp(-epsilon)) - epsilon
 
 
 def _mixture_nll(signed: Tensor, epsilon: float) -> Tensor:
     if math.isinf(epsilon):
         return softplus(-signed)
     log_keep = -math.log1p(math.exp(-epsilon))
-    log_flip = log_keep - epsilon
-    return -torch.logaddexp(log_keep + logsigmoid(signed), log_flip + logsigmoid(-signed))
+    return -torch.logaddexp(log_keep + logsigmoid(signed), _log_flip(epsilon) + logsigmoid(-signed))
 
 
 def private_likelihood_loss(margin: Tensor, private_label: Tensor, epsilon: float) -> Tensor:
@@ -140,18 +164,23 @@ def fisher_weight(margin: Tensor, epsilon: float) -> Tensor:
 # --- private least squares (Algorithm 2 step 8) --------------------------------------------------------------------
 
 
+def _least_squares_error(margin: Tensor, private_label: Tensor, epsilon: float) -> Tensor:
+    """z − (2σ(Δ)−1)(2α−1), times z: 2 [(1−α) + (2α−1) σ(−zΔ)], (B,) in [0, 2], free of cancellation."""
+    flip = 0.0 if math.isinf(epsilon) else math.exp(-epsilon) / (1.0 + math.exp(-epsilon))
+    return 2.0 * (flip + privacy_factor(epsilon) * _sigmoid(-_signed(margin, private_label)))
+
+
 def private_least_squares_loss(margin: Tensor, private_label: Tensor, epsilon: float) -> Tensor:
     """[(2σ(Δ)−1)(2α−1) − z]², (B,) in [0, 4]: the squared error of the label's conditional mean."""
-    residual = privacy_factor(epsilon) * _half_tanh(_widen(margin)) - private_label
-    _signed(margin, private_label)  # the shape check
-    return residual.square()
+    return _least_squares_error(margin, private_label, check_epsilon(epsilon)).square()
 
 
 def private_least_squares_slope(margin: Tensor, private_label: Tensor, epsilon: float) -> Tensor:
     """∂ loss/∂Δ = 4 (2α−1) σ'(Δ) [(2σ(Δ)−1)(2α−1) − z], (B,)."""
-    factor = privacy_factor(epsilon)
+    error = _least_squares_error(margin, private_label, check_epsilon(epsilon))
     margin = _widen(margin)
-    return 4.0 * factor * torch.exp(_log_sigmoid_slope(margin)) * (factor * _half_tanh(margin) - private_label)
+    slope = torch.exp(_log_sigmoid_slope(margin))
+    return -4.0 * privacy_factor(epsilon) * slope * private_label.to(margin.dtype) * error
 
 
 def least_squares_curvature(margin: Tensor, epsilon: float) -> Tensor:
@@ -256,8 +285,5 @@ def get_loss(name: str) -> PreferenceLoss:
         return _LOSSES[name]
     choices = ", ".join(_LOSSES)
     if "smooth" in name:
-        raise ValueError(
-            f"loss {name!r} is refused: smoothing labels that were already randomised shrinks every margin a second "
-            f"time; choose one of {choices}"
-        )
+        raise ValueError(f"loss {name!r} is refused: {SMOOTHING_REFUSED}; choose one of {choices}")
     raise ValueError(f"unknown loss {name!r}; choose one of {choices}")

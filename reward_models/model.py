@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, Pretrai
 from transformers.utils import logging as transformers_logging
 
 from reward_models.bound import bounded_reward, check_reward_bound
+from reward_models.quantised import dense_copy, four_bit_config, is_four_bit, keep_differentiable
 
 
 @contextmanager
@@ -53,11 +54,13 @@ def build_reward_backbone(
     dtype: torch.dtype = torch.float32,
     *,
     pad_token_id: int | None = None,
+    four_bit: bool = False,
 ) -> PreTrainedModel:
     """A sequence-classification model with the (first `num_layers`) layers of a causal LM and a score layer of zeros.
 
-    A truncated model keeps the final norm. `dtype` is that of the backbone; the score layer is float32. Returned in
-    eval mode. ValueError when `num_layers` is out of range or the pad token is missing or equal to eos.
+    A truncated model keeps the final norm. `dtype` is that of the backbone; the score layer is float32. `four_bit`
+    quantises the backbone's linear layers to NF4 (`quantised`). Returned in eval mode. ValueError when `num_layers` is
+    out of range, the pad token is missing or equal to eos, or bitsandbytes is missing.
     """
     config = AutoConfig.from_pretrained(causal_lm_path)
     text = config.get_text_config()
@@ -71,9 +74,12 @@ def build_reward_backbone(
         text.num_hidden_layers = num_layers
         if getattr(text, "layer_types", None) is not None:
             text.layer_types = text.layer_types[:num_layers]
+    more = {"quantization_config": four_bit_config(dtype)} if four_bit else {}
     with _expected_key_warnings_hidden():
-        model = AutoModelForSequenceClassification.from_pretrained(causal_lm_path, config=config, dtype=dtype)
+        model = AutoModelForSequenceClassification.from_pretrained(causal_lm_path, config=config, dtype=dtype, **more)
     set_score_weight(model, torch.zeros(score_layer(model).in_features))
+    if four_bit:
+        keep_differentiable(model)
     return cast(PreTrainedModel, model.eval())
 
 
@@ -135,6 +141,13 @@ def last_token_index(attention_mask: Tensor) -> Tensor:
     return (positions * attention_mask.bool()).argmax(-1)
 
 
+class TokenBatch(NamedTuple):
+    """Token ids (B, T) int64 and a 0/1 mask (B, T), padded left or right."""
+
+    input_ids: Tensor
+    attention_mask: Tensor
+
+
 class RewardModel:
     """A sequence-classification model with its reward bound. Call `eval()` on the inner model for scoring."""
 
@@ -183,13 +196,18 @@ def merge_adapters(model: nn.Module, dtype: torch.dtype | None = None) -> PreTra
     """Fold LoRA adapters into the weights, as an ordinary model; a model without adapters is returned as it is.
 
     The sum is formed in float32 (a bfloat16 sum would round most of a small adapter away) and then cast to `dtype`
-    (None: stay in float32). The score layer stays in float32.
+    (None: stay in float32). The score layer stays in float32. 4-bit layers become what they compute with: their
+    dequantised weights, and the adapter added to those.
     """
     merge_and_unload = getattr(model, "merge_and_unload", None)
-    if not callable(merge_and_unload):
+    if is_four_bit(_unwrap(model)):
+        merged = dense_copy(_unwrap(model))
+        set_score_weight(merged, score_layer(model).weight[0])
+    elif callable(merge_and_unload):
+        model.float()
+        merged = cast(PreTrainedModel, merge_and_unload())
+    else:
         return cast(PreTrainedModel, model)
-    model.float()
-    merged = cast(PreTrainedModel, merge_and_unload())
     if dtype is not None:
         weight = score_layer(merged).weight[0].detach().clone()
         merged.to(dtype)  # type: ignore[arg-type]

@@ -9,18 +9,21 @@ rendered ids are accepted here, from the same function that scoring uses.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
+from accelerate.utils import gather_object
 from datasets import Dataset, IterableDataset
-from peft import PeftModel
+from peft import PeftModel, get_peft_model
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch.utils.data import Sampler
+from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from trl import RewardConfig, RewardTrainer
 from trl.trainer.reward_trainer import DataCollatorForPreference
 
 from reward_models.bound import bounded_reward, check_reward_bound
-from reward_models.losses import check_epsilon, get_loss, keep_prob, privacy_factor
+from reward_models.length_groups import PairLengthSampler
+from reward_models.losses import SMOOTHING_REFUSED, check_epsilon, get_loss, keep_prob, privacy_factor
 from reward_models.model import check_pad_token
 
 _LEGACY_COLUMNS = {"chosen_input_ids": "chosen_ids", "rejected_input_ids": "rejected_ids"}
@@ -40,6 +43,16 @@ class PairCollator(DataCollatorForPreference):
         return super().torch_call(examples)
 
 
+class _FollowEpoch(TrainerCallback):
+    """Tells the sampler its epoch: accelerate's loaders do not where several processes resume within an epoch."""
+
+    def __init__(self, sampler: PairLengthSampler) -> None:
+        self.sampler = sampler
+
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.sampler.set_epoch(int((state.epoch or 0.0) + 1e-6))
+
+
 class PrivateRewardTrainer(RewardTrainer):
     """`RewardTrainer` plus `epsilon` (of the labels), `loss` (a name of `losses`) and `reward_bound` B (None:
     unbounded).
@@ -52,6 +65,9 @@ class PrivateRewardTrainer(RewardTrainer):
     Logged beside TRL's metrics: `private_accuracy`, the share of released labels that the margin agrees with, and
     `debiased_accuracy` = (private_accuracy − (1−α))/(2α−1), unclipped, an estimate of the accuracy on true labels.
     `eval_loss` is the held-out loss; for the default loss, the private log-likelihood.
+
+    `train_sampling_strategy="group_by_length"` groups pairs by the longer response (`PairLengthSampler`); it needs
+    `remove_unused_columns=False`.
     """
 
     _tag_names = ["trl", "reward-trainer", "private-rlhf"]  # noqa: RUF012 - as in the parent class
@@ -74,13 +90,19 @@ class PrivateRewardTrainer(RewardTrainer):
         self.reward_bound = check_reward_bound(reward_bound)
         self._centring = args.center_rewards_coefficient
         if args.label_smoothing_factor:
-            raise ValueError("label_smoothing_factor must be 0: smoothing labels that were already randomised is wrong")
+            raise ValueError(f"label_smoothing_factor must be 0: {SMOOTHING_REFUSED}")
         pad = check_pad_token(model.config)
         if processing_class.pad_token_id != pad:
             raise ValueError(
                 f"the tokenizer pads with {processing_class.pad_token_id}, the model with {pad}; make them agree"
             )
         kwargs.setdefault("data_collator", PairCollator(pad_token_id=pad))
+        exact: dict[str, Tensor] = {}
+        if getattr(model, "is_loaded_in_4bit", False):
+            # TRL rounds what is trained on a 4-bit model to bfloat16: small steps are lost, and digits of a warm head.
+            if (peft_config := kwargs.pop("peft_config", None)) is not None:
+                model = cast(PeftModel, get_peft_model(cast(PreTrainedModel, model), peft_config))
+            exact = {name: value.data.clone() for name, value in model.named_parameters() if value.requires_grad}
         super().__init__(
             model=model,
             args=args,
@@ -89,6 +111,9 @@ class PrivateRewardTrainer(RewardTrainer):
             processing_class=processing_class,
             **kwargs,
         )
+        for name, value in model.named_parameters():
+            if name in exact:
+                value.data = exact[name]
 
     def _prepare_dataset(self, dataset: Any, processing_class: Any, args: RewardConfig, dataset_name: str) -> Any:
         columns = list(dataset.column_names or next(iter(dataset)))
@@ -107,6 +132,41 @@ class PrivateRewardTrainer(RewardTrainer):
                 f"{args.max_length} and would be dropped; render shorter texts or raise max_length"
             )
         return prepared
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler[int] | None:
+        rows = self.train_dataset if train_dataset is None else train_dataset
+        if self.args.train_sampling_strategy != "group_by_length" or not isinstance(rows, Dataset):
+            return super()._get_train_sampler(train_dataset)
+        lengths = [
+            max(len(chosen), len(rejected))
+            for chosen, rejected in zip(rows["chosen_ids"], rows["rejected_ids"], strict=True)
+        ]
+        seed = self.args.data_seed if self.args.data_seed is not None else self.args.seed
+        size = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.accelerator.num_processes
+        sampler = PairLengthSampler(lengths, size, seed)
+        self.add_callback(_FollowEpoch(sampler))
+        return sampler
+
+    @torch.no_grad()
+    def pair_losses(self, rows: Dataset) -> Tensor:
+        """Private negative log-likelihood (the uncorrected baseline: its own loss) of each row (n,) float64, nats.
+
+        Without dropout, in the model's training precision; every process computes its share and gets all of them.
+        """
+        name = "uncorrected" if self.preference_loss.name == "uncorrected" else "private_likelihood"
+        mine = list(range(len(rows)))[self.accelerator.process_index :: self.accelerator.num_processes]
+        model: Any = self.model
+        training, found = model.training, []
+        model.eval()
+        for start in range(0, len(mine), self.args.per_device_eval_batch_size):
+            part = mine[start : start + self.args.per_device_eval_batch_size]
+            inputs = self._prepare_inputs(self.data_collator([rows[index] for index in part]))
+            raw_chosen, raw_rejected = model(**inputs, use_cache=False).logits.squeeze(-1).float().chunk(2)
+            margin = bounded_reward(raw_chosen, self.reward_bound) - bounded_reward(raw_rejected, self.reward_bound)
+            found += get_loss(name).value(margin, torch.ones_like(margin), self.epsilon).tolist()
+        model.train(training)
+        gathered = dict(gather_object(list(zip(mine, found, strict=True))))
+        return torch.tensor([gathered[index] for index in range(len(rows))], dtype=torch.float64)
 
     def compute_loss(
         self,

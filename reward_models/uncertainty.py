@@ -3,6 +3,9 @@
 A per-prompt shift of the reward never matters to a policy, so uncertainty is that of r(s, a) − E_{a'~μ} r(s, a'), with
 μ the reference policy: every bonus is centred by reference completions. Without centring a bonus measures the ridge.
 
+Every kind of bonus has the one interface `Uncertainty`: `score(features, reference_features) -> (reward, bonus)`, used
+with either sign. Here the default, Fisher; `elliptical`, `ensemble` and `dropout` hold the others.
+
 `FisherBonus` is Γ = κ √(g̃ᵀ H⁻¹ g̃), g = ∂r/∂w = r'(u) φ, g̃ = g − mean_k g(s, a_k), H = Σ_i ω_i δg_i δg_iᵀ + λI with
 ω the expected information of the privatised labels: the posterior standard deviation of the centred reward under the
 fit's own penalty.
@@ -16,20 +19,18 @@ bonus is that of the penalised fit, neither more nor less. Whoever wants doubt i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
-from scipy.linalg.lapack import dpocon
-from torch import Tensor, nn
+from torch import Tensor
 
 from reward_models.basis import FeatureBasis, identity_basis
 from reward_models.bound import bound_slope, bounded_reward, check_reward_bound
+from reward_models.gram import BLOCK, StreamedGram, definite_factor
 from reward_models.linear import LinearFit
 from reward_models.losses import check_epsilon, fisher_weight
-
-MAX_CONDITION = 1e14
 
 
 class RewardScore(NamedTuple):
@@ -48,112 +49,47 @@ class RewardScore(NamedTuple):
 
 
 class Uncertainty(Protocol):
-    """A reward with a bonus from last-layer features."""
+    """A reward with a bonus, from what the reward model's `features` returns for a text: (B, f), mostly last-layer
+    features.
+
+    `weight` (d,), `reward_bound` B and `kappa` identify the model that the bonus belongs to.
+    """
+
+    @property
+    def weight(self) -> Tensor: ...
+
+    @property
+    def reward_bound(self) -> float | None: ...
+
+    @property
+    def kappa(self) -> float: ...
 
     def score(self, features: Tensor, reference_features: Tensor) -> RewardScore:
-        """features (B, d), reference_features (B, K, d): K completions of the same prompts from the reference
+        """features (B, f), reference_features (B, K, f): K completions of the same prompts from the reference
         policy.
         """
         ...
 
-
-class FisherAccumulator:
-    """Streams Σ ω_i δg_i δg_iᵀ over batches of pairs, in float64, at a fixed weight w.
-
-    Use it after LoRA or full training, or for data too large for memory. Several processes each `update` with their own
-    pairs and then `all_reduce` once.
-    """
-
-    def __init__(
-        self,
-        weight: Tensor,
-        *,
-        epsilon: float,
-        ridge: float,
-        reward_bound: float | None = None,
-        basis: FeatureBasis | None = None,
-    ) -> None:
-        if not 0.0 < ridge < float("inf"):
-            raise ValueError(f"ridge must be a finite number above 0, not {ridge!r}")
-        self.weight = weight.detach().to(torch.float64)
-        self.basis = identity_basis(len(weight)) if basis is None else basis
-        self.epsilon = check_epsilon(epsilon, allow_zero=False)
-        self.ridge = float(ridge)
-        self.reward_bound = check_reward_bound(reward_bound)
-        size = self.basis.num_components
-        self._gram = torch.zeros(size, size, dtype=torch.float64, device=weight.device)
-        self._count = torch.zeros((), dtype=torch.float64, device=weight.device)
-
-    @property
-    def num_pairs(self) -> int:
-        """Pairs seen (by all processes, after `all_reduce`)."""
-        return int(self._count)
-
-    def update(self, phi_a: Tensor, phi_b: Tensor) -> None:
-        """Add pairs, features (B, d) each, any float dtype. The order within a pair does not matter, nor does its
-        label.
+    def reference_gradient(self, reference_features: Tensor) -> Tensor:
+        """What centring needs of the references, (B, K, f) -> (B, m): for a linearised bonus their mean gradient. It
+        depends on the prompt alone, so it can be kept.
         """
-        phi_a, phi_b = phi_a.detach().to(torch.float64), phi_b.detach().to(torch.float64)
-        if phi_a.shape != phi_b.shape or phi_a.ndim != 2 or phi_a.shape[1] != len(self.weight):
-            raise ValueError(
-                f"features have shapes {tuple(phi_a.shape)} and {tuple(phi_b.shape)}, not (B, {len(self.weight)}) twice"
-            )
-        raw_a, raw_b = phi_a @ self.weight, phi_b @ self.weight
-        margin = bounded_reward(raw_a, self.reward_bound) - bounded_reward(raw_b, self.reward_bound)
-        slope_a, slope_b = bound_slope(raw_a, self.reward_bound), bound_slope(raw_b, self.reward_bound)
-        difference = self.basis.coordinates(slope_a[:, None] * phi_a - slope_b[:, None] * phi_b)
-        scaled = difference * fisher_weight(margin, self.epsilon).sqrt()[:, None]
-        self._gram += scaled.T @ scaled
-        self._count += len(phi_a)
+        ...
 
-    def all_reduce(self, reduce_sum: Callable[[Tensor], Tensor]) -> None:
-        """Add up over processes; `reduce_sum` maps a tensor to its sum over them (accelerator.reduce with "sum",
-        say).
-        """
-        self._gram = reduce_sum(self._gram)
-        self._count = reduce_sum(self._count)
-
-    def bonus(self, kappa: float = 1.0) -> FisherBonus:
-        """The finished statistics."""
-        penalty = self.ridge * torch.eye(len(self._gram), dtype=torch.float64, device=self._gram.device)
-        return FisherBonus(
-            weight=self.weight,
-            basis=self.basis,
-            information=self._gram + penalty,
-            reward_bound=self.reward_bound,
-            kappa=kappa,
-        )
+    def score_centred(self, features: Tensor, reference_gradient: Tensor) -> RewardScore:
+        """`score` with the result of `reference_gradient` (B, m) given."""
+        ...
 
 
-@dataclass(frozen=True)
-class FisherBonus:
-    """Γ = κ √(g̃ᵀ H⁻¹ g̃). weight (d,), basis V (d, k), information H (k, k): all float64. ValueError if H is
-    unusable.
-    """
+class LinearisedBonus:
+    """What bonuses share that are a norm of the centred gradient g̃ of the reward in w."""
 
     weight: Tensor
-    basis: FeatureBasis
-    information: Tensor
     reward_bound: float | None
-    kappa: float = 1.0
 
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.kappa < float("inf"):
-            raise ValueError(f"kappa must be a finite number of at least 0, not {self.kappa!r}")
-        factor, info = torch.linalg.cholesky_ex(self.information)
-        remedy = "use a larger ridge or fewer components"
-        if int(info) != 0 or not bool(torch.isfinite(factor).all()):
-            raise ValueError(f"the information matrix is not positive definite; {remedy}")
-        norm = float(torch.linalg.matrix_norm(self.information, 1))
-        reciprocal, _ = dpocon(factor.cpu().numpy(), norm, uplo="L")
-        if reciprocal * MAX_CONDITION < 1.0:
-            raise ValueError(f"the information matrix has condition {1.0 / max(reciprocal, 1e-300):.1e}; {remedy}")
-        object.__setattr__(self, "_factor", factor)
-
-    @classmethod
-    def from_fit(cls, fit: LinearFit, kappa: float = 1.0) -> FisherBonus:
-        """The bonus of a linear fit, in the fit's own basis and with its own ridge."""
-        return cls(fit.weight, fit.basis, fit.information, fit.reward_bound, kappa)
+    def bonus(self, g_centred: Tensor) -> Tensor:
+        """Γ (B,) float64 of g̃ (B, d)."""
+        raise NotImplementedError
 
     def gradient(self, features: Tensor) -> Tensor:
         """g = r'(w·φ) φ, (..., d) -> (..., d) float64."""
@@ -163,16 +99,8 @@ class FisherBonus:
 
     def reference_gradient(self, reference_features: Tensor) -> Tensor:
         """mean_k g(s, a_k), (B, K, d) -> (B, d) float64: depends on the prompt alone, so it can be kept."""
-        if reference_features.ndim != 3 or reference_features.shape[1] == 0:
-            raise ValueError(f"reference_features must be (B, K, d) with K >= 1, not {tuple(reference_features.shape)}")
+        check_references(reference_features)
         return self.gradient(reference_features).mean(1)
-
-    def bonus(self, g_centred: Tensor) -> Tensor:
-        """κ √(g̃ᵀ H⁻¹ g̃), (B, d) -> (B,) float64."""
-        factor: Tensor = self._factor  # type: ignore[attr-defined]
-        coordinates = self.basis.coordinates(g_centred)
-        whitened = torch.linalg.solve_triangular(factor.to(coordinates.device), coordinates.T, upper=False)
-        return self.kappa * torch.linalg.vector_norm(whitened, dim=0)
 
     def score_centred(self, features: Tensor, reference_gradient: Tensor) -> RewardScore:
         """Like `score` with mean_k g given (B, d); the reward is r̄(s, a) itself, not centred. float32."""
@@ -190,54 +118,132 @@ class FisherBonus:
         """(B, d) and (B, K, d) -> reward (B,), bonus (B,), float32. K ≥ 8 keeps the noise of the centring small."""
         return self.score_centred(features, self.reference_gradient(reference_features))
 
+
+def check_references(reference_features: Tensor) -> None:
+    """ValueError unless (B, K, f) with K ≥ 1."""
+    if reference_features.ndim != 3 or reference_features.shape[1] == 0:
+        raise ValueError(f"reference_features must be (B, K, d) with K >= 1, not {tuple(reference_features.shape)}")
+
+
+def check_kappa(kappa: float) -> None:
+    """ValueError unless 0 ≤ κ < ∞."""
+    if not 0.0 <= kappa < float("inf"):
+        raise ValueError(f"kappa must be a finite number of at least 0, not {kappa!r}")
+
+
+class PairGradients:
+    """δg = ∂Δ/∂w of pairs at a fixed weight w, in the coordinates of a basis: what accumulators stream."""
+
+    def __init__(self, weight: Tensor, reward_bound: float | None, basis: FeatureBasis | None) -> None:
+        self.weight = weight.detach().to(torch.float64)
+        self.reward_bound = check_reward_bound(reward_bound)
+        self.basis = identity_basis(len(weight)) if basis is None else basis
+
+    def blocks(self, phi_a: Tensor, phi_b: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """(margin (m,), δg (m, k)) float64 of at most `BLOCK` pairs at a time; features (B, d) of any float dtype, and
+        on any device. ValueError for features of the wrong shape.
+        """
+        if phi_a.shape != phi_b.shape or phi_a.ndim != 2 or phi_a.shape[1] != len(self.weight):
+            raise ValueError(
+                f"features have shapes {tuple(phi_a.shape)} and {tuple(phi_b.shape)}, not (B, {len(self.weight)}) twice"
+            )
+        for first, second in zip(phi_a.detach().split(BLOCK), phi_b.detach().split(BLOCK), strict=True):
+            first, second = first.to(self.weight), second.to(self.weight)
+            raw_a, raw_b = first @ self.weight, second @ self.weight
+            margin = bounded_reward(raw_a, self.reward_bound) - bounded_reward(raw_b, self.reward_bound)
+            slope_a, slope_b = bound_slope(raw_a, self.reward_bound), bound_slope(raw_b, self.reward_bound)
+            yield margin, self.basis.coordinates(slope_a[:, None] * first - slope_b[:, None] * second)
+
+
+class FisherAccumulator:
+    """Streams Σ ω_i δg_i δg_iᵀ over batches of pairs, at a fixed weight w (`StreamedGram` has the dtypes).
+
+    Use it after LoRA or full training, or for data too large for memory. Several processes each `update` with their own
+    pairs and then `all_reduce` once.
+    """
+
+    def __init__(
+        self,
+        weight: Tensor,
+        *,
+        epsilon: float,
+        ridge: float,
+        reward_bound: float | None = None,
+        basis: FeatureBasis | None = None,
+        product_dtype: torch.dtype = torch.float64,
+    ) -> None:
+        if not 0.0 < ridge < float("inf"):
+            raise ValueError(f"ridge must be a finite number above 0, not {ridge!r}")
+        self.pairs = PairGradients(weight, reward_bound, basis)
+        self.epsilon = check_epsilon(epsilon, allow_zero=False)
+        self.ridge = float(ridge)
+        self.gram = StreamedGram(self.pairs.basis.num_components, weight.device, product_dtype)
+
+    @property
+    def num_pairs(self) -> int:
+        """Pairs seen (by all processes, after `all_reduce`)."""
+        return int(self.gram.count)
+
+    def update(self, phi_a: Tensor, phi_b: Tensor) -> None:
+        """Add pairs, features (B, d) each, any float dtype. The order within a pair does not matter, nor does its
+        label.
+        """
+        for margin, difference in self.pairs.blocks(phi_a, phi_b):
+            self.gram.add(difference * fisher_weight(margin, self.epsilon).sqrt()[:, None], len(margin))
+
+    def all_reduce(self, reduce_sum: Callable[[Tensor], Tensor]) -> None:
+        """Add up over processes; `reduce_sum` maps a tensor to its sum over them (accelerator.reduce with "sum",
+        say).
+        """
+        self.gram.all_reduce(reduce_sum)
+
+    def bonus(self, kappa: float = 1.0) -> FisherBonus:
+        """The finished statistics."""
+        information = self.gram.total.clone()
+        information.diagonal().add_(self.ridge)
+        return FisherBonus(
+            weight=self.pairs.weight,
+            basis=self.pairs.basis,
+            information=information,
+            reward_bound=self.pairs.reward_bound,
+            kappa=kappa,
+        )
+
+
+@dataclass(frozen=True)
+class FisherBonus(LinearisedBonus):
+    """Γ = κ √(g̃ᵀ H⁻¹ g̃). weight (d,), basis V (d, k), information H (k, k): all float64. ValueError if H is
+    unusable.
+    """
+
+    weight: Tensor
+    basis: FeatureBasis
+    information: Tensor
+    reward_bound: float | None
+    kappa: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_kappa(self.kappa)
+        object.__setattr__(self, "_factor", definite_factor(self.information, "information"))
+
+    @classmethod
+    def from_fit(cls, fit: LinearFit, kappa: float = 1.0) -> FisherBonus:
+        """The bonus of a linear fit, in the fit's own basis and with its own ridge."""
+        return cls(fit.weight, fit.basis, fit.information, fit.reward_bound, kappa)
+
+    def bonus(self, g_centred: Tensor) -> Tensor:
+        """κ √(g̃ᵀ H⁻¹ g̃), (B, d) -> (B,) float64."""
+        factor: Tensor = self._factor  # type: ignore[attr-defined]
+        coordinates = self.basis.coordinates(g_centred)
+        whitened = torch.linalg.solve_triangular(factor.to(coordinates.device), coordinates.T, upper=False)
+        return self.kappa * torch.linalg.vector_norm(whitened, dim=0)
+
     def outside_share(self, g_centred: Tensor) -> float:
         """Share of ‖g̃‖² across the directions that the basis dropped, in [0, 1]: what the fit cannot see, (B, d)."""
+        if self.basis.num_components == self.basis.dim:
+            return 0.0
         orthonormal, _ = torch.linalg.qr(self.basis.matrix)
         gradient = g_centred.to(torch.float64)
         total = float(gradient.square().sum())
         inside = float((gradient @ orthonormal.to(gradient.device)).square().sum())
         return max(0.0, 1.0 - inside / total) if total > 0 else 0.0
-
-
-def has_dropout(model: nn.Module) -> bool:
-    """Whether any dropout in the model is active in training mode (layers, or rates that only the config carries)."""
-    if any(module.p > 0 for module in model.modules() if isinstance(module, nn.modules.dropout._DropoutNd)):
-        return True
-    config = getattr(model, "config", None)
-    rates = config.to_dict() if config is not None and hasattr(config, "to_dict") else {}
-    return any(
-        isinstance(rate, float) and rate > 0
-        for name, rate in rates.items()
-        if "dropout" in name or name.endswith("pdrop")
-    )
-
-
-class McDropout:
-    """Spread of a score over dropout masks: Γ = κ · standard deviation over `samples` stochastic passes.
-
-    Refused (ValueError) on a model without dropout, such as the Llama family, where it would be exactly 0. It is not
-    centred by references: a mask cannot be shared between a completion and its references.
-    """
-
-    def __init__(self, model: nn.Module, *, samples: int = 10, kappa: float = 1.0) -> None:
-        if not has_dropout(model):
-            raise ValueError(
-                f"{type(model).__name__} has no active dropout, so the MC-dropout bonus would be 0 everywhere; "
-                "use the fisher bonus instead"
-            )
-        if samples < 2:
-            raise ValueError(f"samples must be at least 2, not {samples}")
-        self.model, self.samples, self.kappa = model, samples, kappa
-
-    @torch.no_grad()
-    def score_with(self, score: Callable[[], Tensor]) -> RewardScore:
-        """Call `score` () -> (B,) repeatedly in training mode; mean and κ · standard deviation. The mode is
-        restored.
-        """
-        training = self.model.training
-        self.model.train()
-        try:
-            draws = torch.stack([score().float() for _ in range(self.samples)])
-        finally:
-            self.model.train(training)
-        return RewardScore(draws.mean(0), self.kappa * draws.std(0))

@@ -1,7 +1,8 @@
-"""Training a reward backbone (LoRA or full) on privatised pairs with TRL, and the statistics of Γ afterwards."""
+"""Training a reward backbone (LoRA, 4-bit LoRA or full) on privatised pairs with TRL."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,34 +11,54 @@ from datasets import Dataset
 from peft import get_peft_model
 from trl import RewardConfig
 
+from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 from pipeline.core.world import World
 from pipeline.data.render import Renderer
 from pipeline.lm import hf_trainer
 from pipeline.lm.models import DTYPES, lora_config
+from reward_models.early_stopping import HeldOutStopping
 from reward_models.losses import check_epsilon
-from reward_models.model import RewardModel, merge_adapters, set_score_weight
+from reward_models.model import merge_adapters, set_score_weight
 from reward_models.trainer import PrivateRewardTrainer
-from reward_models.uncertainty import FisherAccumulator, FisherBonus
 
 Pairs = list[tuple[list[int], list[int]]]
+
+OPTIMIZERS = {
+    "adamw": "adamw_torch",
+    "adamw_8bit": "adamw_bnb_8bit",
+    "paged_adamw_8bit": "paged_adamw_8bit",
+    "adafactor": "adafactor",
+    "sgd": "sgd",
+}
+
+
+@dataclass(frozen=True)
+class TrainedBackbone:
+    """A plain model in eval mode, [[step, loss], …] of its training, and what early stopping saw, if it ran."""
+
+    model: Any
+    history: list[list[float]]
+    early_stopping: dict[str, Any] | None
 
 
 def train_backbone(
     backbone: Any,
     pairs: Pairs,
+    held_out: Pairs,
     epsilon: float,
     renderer: Renderer,
     recipe: Recipe,
     checkpoints: Path,
     world: World,
     warm_weight: torch.Tensor | None,
-) -> tuple[Any, list[list[float]]]:
-    """(plain trained model, [[step, loss], …]) of the recipe's `lora` or `full` mode.
+) -> TrainedBackbone:
+    """The backbone after the recipe's `lora` or `full` training.
 
     Args:
         backbone: sequence-classification model with a zero head.
         pairs: (chosen, rejected) token ids, `chosen` being what z prefers.
+        held_out: the same of pairs that early stopping judges by; not read without it.
         epsilon: of the labels; math.inf for public ones.
         renderer: its tokenizer pads.
         recipe: sections `reward` and `model`.
@@ -46,6 +67,9 @@ def train_backbone(
         warm_weight: (d,) head to start from, or None for zeros.
     """
     settings = recipe.reward
+    asked: dict[str, Any] = {"optim": OPTIMIZERS[settings.optimizer]} if settings.optimizer else {}
+    if settings.group_by_length:
+        asked["train_sampling_strategy"] = "group_by_length"
     arguments = hf_trainer.trainer_config(
         "reward",
         settings,
@@ -55,6 +79,7 @@ def train_backbone(
         world,
         max_length=None,
         remove_unused_columns=False,
+        **asked,
     )
     if warm_weight is not None:
         set_score_weight(backbone, warm_weight)
@@ -66,34 +91,57 @@ def train_backbone(
             model: Any = get_peft_model(backbone, config, autocast_adapter_dtype=True)
     else:
         model = backbone.float()
+    stopping = held_out_stopping(held_out, recipe)
     trainer = PrivateRewardTrainer(
         model,
         arguments,
         epsilon=check_epsilon(epsilon, allow_zero=False),
         loss=settings.loss,
         reward_bound=settings.reward_bound,
-        train_dataset=Dataset.from_list(
-            [{"chosen_ids": chosen, "rejected_ids": rejected} for chosen, rejected in pairs]
-        ),
+        train_dataset=as_dataset(pairs),
         processing_class=renderer.tokenizer,
-        callbacks=[hf_trainer.CompletionMarker(), hf_trainer.StopOnNonFinite()],
+        # The marker comes last: it says that a checkpoint is whole.
+        callbacks=[*([stopping] if stopping else []), hf_trainer.CompletionMarker(), hf_trainer.StopOnNonFinite()],
     )
+    if stopping:
+        stopping.attach(trainer)
     trainer.train(resume_from_checkpoint=hf_trainer.last_whole_checkpoint(checkpoints))
     trained = trainer.accelerator.unwrap_model(trainer.model)
-    return merge_adapters(trained, DTYPES[recipe.model.dtype]).eval(), hf_trainer.loss_history(trainer.state)
-
-
-def fisher_bonus(
-    model: RewardModel, chosen: torch.Tensor, rejected: torch.Tensor, epsilon: float, recipe: Recipe
-) -> FisherBonus:
-    """Γ's statistics of a trained model on its training pairs, in the last layer's features (n, d).
-
-    The ridge λ of the recipe acts on w itself here; directions that the pairs do not explore stay uncertain.
-    """
-    settings = recipe.reward
-    assert settings.ridge is not None  # the recipe requires it for these modes
-    accumulator = FisherAccumulator(
-        model.weight.detach().cpu(), epsilon=epsilon, ridge=settings.ridge, reward_bound=settings.reward_bound
+    return TrainedBackbone(
+        merge_adapters(trained, DTYPES[recipe.model.dtype]).eval(),
+        hf_trainer.loss_history(trainer.state),
+        describe(stopping) if stopping else None,
     )
-    accumulator.update(chosen, rejected)
-    return accumulator.bonus(settings.kappa)
+
+
+def as_dataset(pairs: Pairs) -> Dataset:
+    """Pairs as the trainer takes them."""
+    return Dataset.from_list([{"chosen_ids": chosen, "rejected_ids": rejected} for chosen, rejected in pairs])
+
+
+def held_out_stopping(held_out: Pairs, recipe: Recipe) -> HeldOutStopping | None:
+    """The recipe's early stopping, or None.
+
+    Raises:
+        UserError: one held-out pair, which has no standard error.
+    """
+    asked = recipe.reward.early_stopping
+    if asked is None:
+        return None
+    if len(held_out) < 2:
+        raise UserError("reward.early_stopping needs two held-out pairs: raise reward.validation_fraction")
+    # Similar lengths together: evaluation pads less.
+    rows = sorted(held_out, key=lambda pair: max(len(pair[0]), len(pair[1])))
+    return HeldOutStopping(
+        as_dataset(rows), every=asked.every, patience=asked.patience, standard_errors=asked.standard_errors
+    )
+
+
+def describe(stopping: HeldOutStopping) -> dict[str, Any]:
+    """JSON: the step kept, and [step, held-out log-likelihood, its gain over the kept one, paired standard error]."""
+    record = stopping.record
+    return {
+        "kept_step": record.kept_step,
+        "stopped": record.done,
+        "evaluations": [[entry.step, -entry.loss, entry.gain, entry.standard_error] for entry in record.evaluations],
+    }

@@ -21,6 +21,9 @@ def run_card(facts: RunFacts, status: PrivacyStatus) -> dict[str, Any]:
         extra["model"] = str(model)
     if status.public_labels:
         extra["labels"] = "declared public or synthetic by their holder"
+    external = external_reward(facts.reward_fit)
+    if external:
+        extra["external_reward_model"] = external
     demonstrations = (facts.recipe.get("data") or {}).get("demonstrations")
     if demonstrations:
         extra["what_sft_read"] = f"demonstrations: {demonstrations}"
@@ -30,6 +33,17 @@ def run_card(facts: RunFacts, status: PrivacyStatus) -> dict[str, Any]:
     ledger = facts.manifests.get("privatize", {}).get("report", {}).get("ledger")
     ledger = (facts.evaluation.get("label_counts") or {}).get("ledger") or ledger  # the later one
     return privacy_card(marked(facts.release, status), ledger=ledger, **extra)
+
+
+def external_reward(fit: dict[str, Any]) -> str | None:
+    """What the card says of a reward model that was not fitted in this run, from the fit's facts; else None."""
+    if fit.get("mode") != "external":
+        return None
+    if fit.get("fitted_by") == "others":
+        return f"{fit['source']}, from outside this pipeline; the holder of the run declares its labels public"
+    epsilon = fit.get("epsilon")
+    labels = "public labels" if epsilon is None else f"labels released at ε = {epsilon_text(epsilon)} in another ledger"
+    return f"{fit['source']}, fitted by this package to {labels}"
 
 
 def marked(release: dict[str, Any], status: PrivacyStatus) -> dict[str, Any]:

@@ -207,6 +207,7 @@ _FIT_LABELS = {
     "num_pairs": "Pairs",
     "reward_bound": "Reward bound B",
     "ridge": "Ridge λ",
+    "uncertainty": "Kind of Γ",
     "kappa": "Pessimism κ",
     "num_layers": "Layers",
     "dropped_long_prompts": "Prompts left out as too long",
@@ -216,6 +217,7 @@ _FIT_LABELS = {
     "null_log_likelihood": "Log-likelihood of a fair coin",
     "validation_accuracy_private": "Held-out accuracy on private labels",
     "validation_accuracy_debiased": "Held-out accuracy, debiased to true labels",
+    "validation_after_selection": "Training stopped by these held-out pairs",
 }
 _FIT_DRAWN = frozenset({"ridge_path", "calibration"})
 

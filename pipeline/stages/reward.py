@@ -2,7 +2,8 @@
 
 `head` fits the papers' linear class: frozen last-token features and a linear head, by Fisher scoring, with the ridge
 chosen by cross-validated private log-likelihood (reading z only, so it costs no privacy). `lora` and `full` go on from
-there with TRL's RewardTrainer. Either way the Fisher information of the privatised likelihood is saved for Γ.
+there with TRL's RewardTrainer. Either way the statistics of Γ are saved, those of the privatised likelihood's Fisher
+information unless the recipe asks for another kind. `reward.external` takes a finished reward model instead.
 
 Reads:   privatize/release (z and its ε), sft/model (backbone).
 Writes:  reward/model (AutoModelForSequenceClassification + metadata + bonus statistics), reward/fit.json.
@@ -28,9 +29,11 @@ from pipeline.data import inputs
 from pipeline.data.release import Release
 from pipeline.data.render import Renderer, keep_fitting
 from pipeline.lm.distributed import make_accelerator
+from pipeline.lm.external_reward import use_external
 from pipeline.lm.features import extract_features
 from pipeline.lm.models import DTYPES, load_tokenizer
-from pipeline.lm.reward_training import fisher_bonus, train_backbone
+from pipeline.lm.reward_bonus import check_uncertainty, head_bonus, trained_bonus
+from pipeline.lm.reward_training import TrainedBackbone, train_backbone
 from pipeline.runner import StageContext
 from pipeline.stages.entry import main_for
 from reward_models.basis import FeatureBasis, pair_basis
@@ -40,7 +43,6 @@ from reward_models.linear import LinearFit, fit_linear
 from reward_models.losses import get_loss, keep_prob, privacy_factor
 from reward_models.model import RewardModel, build_reward_backbone, set_score_weight
 from reward_models.ridge import RidgeSelection, select_ridge
-from reward_models.uncertainty import FisherBonus
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ def run(context: StageContext) -> dict[str, Any]:
     """Features on every process; the small fit is the same everywhere; saved from the main one."""
     recipe, settings = context.recipe, context.recipe.reward
     accelerator = make_accelerator(context.world)
+    if settings.external is not None:
+        return use_external(recipe, context.folder, accelerator.is_main_process)
 
     # --- z, its ε, and token ids --------------------------------------------------------------------------------------
     release = inputs.release(context.run)
@@ -65,24 +69,26 @@ def run(context: StageContext) -> dict[str, Any]:
     backbone_path = context.run.stage("sft") / "model"
     renderer = inputs.make_renderer(recipe, load_tokenizer(backbone_path))
     rows, pairs, dropped = rendered_pairs(release, renderer, recipe)
-    training, validation = split(len(pairs), settings.validation_fraction, recipe.seed)
+    training, validation = split([row.record_id for row in rows], settings.validation_fraction, recipe.seed)
 
     # --- r̄: linear head on frozen features, then optionally the whole backbone ----------------------------------------
     backbone = load_backbone(backbone_path, recipe, renderer)
+    check_uncertainty(backbone, settings)
     model = RewardModel(backbone.to(accelerator.device), reward_bound=settings.reward_bound)
     selection: RidgeSelection | None = None
     if settings.mode == "head" or settings.head_warmup:
         features = pair_features(context, model, pairs, renderer, "frozen")
         fit, selection = fit_head(features.rows(training), [rows[i].prompt for i in training], epsilon, recipe)
     if settings.mode == "head":
-        bonus, validation_features = FisherBonus.from_fit(fit, settings.kappa), features.rows(validation)
-        trained = backbone
+        fitted = features.rows(training)
+        bonus = head_bonus(fit, fitted.chosen, fitted.rejected, epsilon, recipe)
+        result = TrainedBackbone(backbone, [], None)
         model = with_weight(backbone, fit.weight, settings.reward_bound)
-        history: list[list[float]] = []
     else:
-        trained, history = train_backbone(
+        result = train_backbone(
             backbone,
             [pairs[i] for i in training],
+            [pairs[i] for i in validation],
             epsilon,
             renderer,
             recipe,
@@ -90,13 +96,14 @@ def run(context: StageContext) -> dict[str, Any]:
             context.world,
             warm_weight=fit.weight if settings.head_warmup else None,
         )
-        model = RewardModel(trained.to(accelerator.device), reward_bound=settings.reward_bound)
+        model = RewardModel(result.model.to(accelerator.device), reward_bound=settings.reward_bound)
         features = pair_features(context, model, pairs, renderer, "trained")
-        bonus = fisher_bonus(model, features.chosen[training], features.rejected[training], epsilon, recipe)
-        validation_features = features.rows(validation)
+        fitted = features.rows(training)
+        bonus = trained_bonus(model.weight, fitted.chosen, fitted.rejected, epsilon, recipe, accelerator)
 
     # --- held-out check on z, and the checkpoint ----------------------------------------------------------------------
-    check = held_out(model, validation_features, epsilon, recipe)
+    check = held_out(model, features.rows(validation), epsilon, recipe)
+    check["validation_after_selection"] = result.early_stopping is not None
     metadata = RewardMetadata(
         epsilon=epsilon,
         loss=settings.loss,
@@ -108,17 +115,18 @@ def run(context: StageContext) -> dict[str, Any]:
         num_layers=int(backbone.config.num_hidden_layers),
         base_model=recipe.model.source if "/" not in recipe.model.source else recipe.model.source.split("/")[-1],
         public=not release.manifest.private,
+        uncertainty=settings.uncertainty.kind,
     )
-    facts = describe(metadata, check, selection, history, dropped)
+    facts = describe(metadata, check, selection, result, dropped)
     if accelerator.is_main_process:
         save_reward_checkpoint(
-            context.folder / "model", trained, metadata, bonus=bonus, tokenizer=renderer.tokenizer, overwrite=True
+            context.folder / "model", result.model, metadata, bonus=bonus, tokenizer=renderer.tokenizer, overwrite=True
         )
         atomic.write_json(context.folder / "fit.json", facts)
     accuracy = check["validation_accuracy_debiased"]
     return {
         **{name: facts[name] for name in ("mode", "loss", "ridge", "num_pairs", "validation_log_likelihood")},
-        "losses": [loss for _, loss in history],
+        "losses": [loss for _, loss in result.history],
         "summary": f"{settings.mode} fit of {len(training)} pairs by {settings.loss}, λ = {metadata.ridge:.3g}; "
         f"held-out debiased accuracy {accuracy['value']:.3f} [{accuracy['ci_low']:.3f}, {accuracy['ci_high']:.3f}]",
     }
@@ -139,28 +147,39 @@ def rendered_pairs(
     return kept, pairs, len(everything) - len(kept)
 
 
-def split(count: int, fraction: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Disjoint (training, validation) indices.
+def split(record_ids: list[str], fraction: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(training, validation) indices, no record id in both: a pair labelled twice is either learnt or held out.
 
     Raises:
         UserError: too few pairs for both.
     """
-    held = max(1, round(count * fraction))
-    if count - held < 2:
-        raise UserError(f"{count} released pairs are too few to fit a reward and hold some out: bring more preferences")
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-    return order[held:].sort().values, order[:held].sort().values
+    numbers: dict[str, int] = {}
+    record = torch.tensor([numbers.setdefault(record_id, len(numbers)) for record_id in record_ids])
+    held = max(1, round(len(numbers) * fraction))
+    if len(numbers) - held < 2:
+        raise UserError(
+            f"{len(numbers)} released pairs are too few to fit a reward and hold some out: bring more preferences"
+        )
+    order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed))
+    validation = torch.isin(record, order[:held])
+    return (~validation).nonzero()[:, 0], validation.nonzero()[:, 0]
 
 
 def load_backbone(path: Path, recipe: Recipe, renderer: Renderer) -> Any:
     """The SFT model's first layers as a reward backbone with a zero head.
 
     Raises:
-        UserError: the checkpoint is not whole, or has fewer layers than reward.num_layers.
+        UserError: the checkpoint is not whole, has fewer layers than reward.num_layers, or cannot be quantised.
     """
-    pad = renderer.tokenizer.pad_token_id
+    settings, pad = recipe.reward, renderer.tokenizer.pad_token_id
     try:
-        return build_reward_backbone(path, recipe.reward.num_layers, DTYPES[recipe.model.dtype], pad_token_id=pad)
+        return build_reward_backbone(
+            path,
+            settings.num_layers,
+            DTYPES[recipe.model.dtype],
+            pad_token_id=pad,
+            four_bit=settings.quantize is not None,
+        )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         cause = " ".join(str(error).split())[:200]
         raise UserError(f"{path} does not serve as reward backbone ({cause}): run again with --from sft") from None
@@ -245,7 +264,7 @@ def describe(
     metadata: RewardMetadata,
     check: dict[str, Any],
     selection: RidgeSelection | None,
-    history: list[list[float]],
+    result: TrainedBackbone,
     dropped: int,
 ) -> dict[str, Any]:
     """What reward/fit.json says: all of it read from z, none from a true label."""
@@ -262,12 +281,14 @@ def describe(
     )
     return {
         **{name: record[name] for name in ("mode", "loss", "epsilon", "keep_prob", "reward_bound", "ridge", "kappa")},
+        "uncertainty": metadata.uncertainty,
         "num_pairs": metadata.n_pairs,
         "num_layers": metadata.num_layers,
         "dropped_long_prompts": dropped,
         **check,
         "ridge_path": path,
-        "training_loss": history,
+        "training_loss": result.history,
+        "early_stopping": result.early_stopping,
     }
 
 

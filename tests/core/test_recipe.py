@@ -77,3 +77,42 @@ def test_only_a_finite_epsilon_under_a_key_is_private() -> None:
 def test_sections_are_frozen() -> None:
     with pytest.raises(AttributeError):
         build().ppo.rollouts = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", ["label_smoothing", "smoothed"])
+def test_label_smoothing_is_refused_with_the_reason(name: str) -> None:
+    with pytest.raises(UserError, match=r"r: reward\.loss: smoothing labels that randomised response has already"):
+        build(reward={"loss": name})
+    with pytest.raises(UserError, match=r"trainer_args\.label_smoothing_factor is refused: smoothing labels"):
+        build(reward={"mode": "full", "ridge": 1.0, "trainer_args": {"label_smoothing_factor": 0.1}})
+    with pytest.raises(UserError, match=r"reward\.loss: Input should be 'private_likelihood'"):
+        build(reward={"loss": "bt"})
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        ({"optimizer": "adamw_8bit"}, "optimizer is for mode lora or full"),
+        ({"group_by_length": True}, "group_by_length is for mode lora or full"),
+        ({"early_stopping": {}}, "early_stopping is for mode lora or full"),
+        ({"quantize": "4bit"}, "set mode lora, not head"),
+        ({"mode": "full", "ridge": 1.0, "quantize": "4bit"}, "set mode lora, not full"),
+        ({"uncertainty": {"kind": "elliptical"}, "reward_bound": None}, "elliptical needs a reward_bound"),
+        ({"uncertainty": {"kind": "ensemble", "heads": 1}}, r"reward\.uncertainty\.heads"),
+        ({"uncertainty": {"kind": "laplace"}}, r"reward\.uncertainty\.kind"),
+        ({"external": {"public": True}}, r"reward\.external\.path' is required"),
+        (
+            {"mode": "lora", "ridge": 1.0, "optimizer": "sgd", "trainer_args": {"optim": "sgd"}},
+            r"trainer_args\.optim and a key of this section say the same thing",
+        ),
+    ],
+)
+def test_reward_keys_that_do_not_fit_together_are_refused(reward: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build(reward=reward)
+
+
+def test_the_keys_of_a_trained_backbone_are_taken() -> None:
+    reward = {"mode": "lora", "ridge": 1.0, "optimizer": "adamw_8bit", "group_by_length": True, "quantize": "4bit",
+              "early_stopping": {"every": 5}, "uncertainty": {"kind": "ensemble", "heads": 4}}
+    assert build(reward=reward).reward.early_stopping.patience == 3  # type: ignore[union-attr]

@@ -111,7 +111,7 @@ def test_the_folder_is_ordinary_and_complete(tiny_causal_lm: Path, tmp_path: Pat
     record = json.loads((tmp_path / "deep" / "rm" / METADATA_FILE).read_text())
     assert record["epsilon"] == 2.0
     assert record["keep_prob"] == pytest.approx(math.exp(2) / (1 + math.exp(2)))
-    assert set(load_file(tmp_path / "deep" / "rm" / BONUS_FILE)) == {"weight", "basis", "information"}
+    assert set(load_file(tmp_path / "deep" / "rm" / BONUS_FILE)) == {"weight", "information"}
 
 
 def test_infinite_epsilon_is_null_and_must_be_public(tiny_causal_lm: Path, tmp_path: Path) -> None:

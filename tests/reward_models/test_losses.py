@@ -78,7 +78,55 @@ def test_everything_is_finite_and_slope_is_the_gradient(name: str, epsilon: floa
         torch.testing.assert_close(gradient.detach(), slope, rtol=tolerance, atol=1e-30)
 
 
-@pytest.mark.parametrize("epsilon", [0.1, 0.5, 2.0, 8.0, math.inf])
+def _reference_second_derivative(name: str, margin: float, label: float, epsilon: float) -> np.longdouble:
+    """Closed forms in extended precision, in x = zΔ; P = (1−α) + (2α−1) σ(x) is the likelihood of the label."""
+    up, down = _sigmoid(label * margin), _sigmoid(-label * margin)
+    slope, bend = up * down, up * down * (down - up)
+    flip = np.longdouble(0) if math.isinf(epsilon) else _sigmoid(-epsilon)
+    signal = 1 - 2 * flip
+    if name == "private_likelihood":
+        likelihood = flip + signal * up
+        return (signal * slope / likelihood) ** 2 - signal * bend / likelihood if likelihood > 0 else slope
+    if name == "private_least_squares":
+        return 8 * (signal * slope) ** 2 - 8 * (flip + signal * down) * signal * bend
+    return slope
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+@pytest.mark.parametrize("name", loss_names())
+def test_second_derivatives_match_extended_precision_at_all_margins(name: str, epsilon: float) -> None:
+    for dtype, tolerance in ((torch.float32, 1e-6), (torch.float64, 1e-8)):
+        margin, label = _grid(dtype)
+        margin.requires_grad_()
+        (gradient,) = torch.autograd.grad(get_loss(name).value(margin, label, epsilon).sum(), margin, create_graph=True)
+        (second,) = torch.autograd.grad(gradient.sum(), margin)
+        expected = [
+            float(_reference_second_derivative(name, m, z, epsilon))
+            for m, z in zip(margin.tolist(), label.tolist(), strict=True)
+        ]
+        scale = min(1.0, max(abs(value) for value in expected))
+        assert second.tolist() == pytest.approx(expected, abs=tolerance * scale)
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_least_squares_matches_extended_precision_relatively(epsilon: float) -> None:
+    """Also where prediction and label agree to within rounding: the textbook difference of the two is then noise."""
+    margin, label = _grid(torch.float32)
+    loss = get_loss("private_least_squares")
+    margin.requires_grad_()
+    value = loss.value(margin, label, epsilon)
+    (gradient,) = torch.autograd.grad(value.sum(), margin)
+    flip = np.longdouble(0) if math.isinf(epsilon) else _sigmoid(-epsilon)
+    for i, (m, z) in enumerate(zip(margin.tolist(), label.tolist(), strict=True)):
+        error = 2 * (flip + (1 - 2 * flip) * _sigmoid(-z * m))
+        slope = -4 * z * (1 - 2 * flip) * _sigmoid(m) * _sigmoid(-m) * error
+        assert float(value.detach()[i]) == pytest.approx(float(error**2), rel=1e-5, abs=1e-37)
+        assert float(gradient[i]) == pytest.approx(float(slope), rel=3e-5, abs=1e-37)
+        textbook = ((2 * _sigmoid(m) - 1) * (1 - 2 * flip) - z) ** 2
+        assert float(error**2) == pytest.approx(float(textbook), abs=1e-15)
+
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
 @pytest.mark.parametrize("name", loss_names())
 def test_first_and_second_derivatives_by_finite_differences(name: str, epsilon: float) -> None:
     margin = torch.linspace(-4, 4, 17, dtype=torch.float64).repeat(2).requires_grad_()

@@ -9,66 +9,17 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
-from trl import RewardConfig
+from reward_trainers import make_rows, make_tokenizer, make_trainer, step_losses
 
-from reward_models.losses import get_loss, keep_prob
+from reward_models.losses import SMOOTHING_REFUSED, get_loss, keep_prob
 from reward_models.model import RewardModel, build_reward_backbone, merge_adapters, score_layer, set_score_weight
-from reward_models.trainer import PrivateRewardTrainer
 
 LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], modules_to_save=["score"], task_type="SEQ_CLS")
-
-
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Tokens <pad>, <s>, </s>, w3 ... w63, split at spaces."""
-    words = ["<pad>", "<s>", "</s>", *(f"w{i}" for i in range(3, 64))]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="w3"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
-
-
-def make_rows(n: int = 16) -> Dataset:
-    generator = torch.Generator().manual_seed(0)
-
-    def sequence() -> list[int]:
-        length = int(torch.randint(3, 9, (1,), generator=generator))
-        return torch.randint(2, 64, (length,), generator=generator).tolist()
-
-    return Dataset.from_dict({f"{side}_ids": [sequence() for _ in range(n)] for side in ("chosen", "rejected")})
-
-
-def make_trainer(causal_lm: Path, output: Path, **changes: Any) -> PrivateRewardTrainer:
-    arguments: dict[str, Any] = {
-        "output_dir": str(output),
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "per_device_train_batch_size": 8,
-        "max_steps": 2,
-        "logging_steps": 1,
-        "learning_rate": 1e-2,
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-    }
-    own = {"epsilon": 1.0, "reward_bound": 4.0, "train_dataset": make_rows(), "processing_class": make_tokenizer()}
-    for name, value in changes.items():
-        (own if name in {*own, "loss", "peft_config", "eval_dataset", "model"} else arguments)[name] = value
-    if "model" not in own:
-        own["model"] = build_reward_backbone(causal_lm)
-        set_score_weight(own["model"], 0.3 * torch.randn(32, generator=torch.Generator().manual_seed(4)))
-    return PrivateRewardTrainer(args=RewardConfig(**arguments), **own)
-
-
-def step_losses(trainer: PrivateRewardTrainer) -> list[float]:
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
 @pytest.mark.parametrize("loss", ["private_likelihood", "private_least_squares"])
@@ -168,7 +119,7 @@ def test_errors_name_the_culprit(tiny_causal_lm: Path, tmp_path: Path) -> None:
         ({"epsilon": 0.0}, "epsilon must be above 0"),
         ({"reward_bound": -1.0}, "reward_bound must be"),
         ({"loss": "bt"}, "unknown loss"),
-        ({"label_smoothing_factor": 0.1}, "label_smoothing_factor must be 0"),
+        ({"label_smoothing_factor": 0.1}, f"label_smoothing_factor must be 0: {SMOOTHING_REFUSED}"),
         ({"train_dataset": text}, "no chosen_ids, rejected_ids; pass rendered token ids"),
         ({"train_dataset": margins}, "has a margin column"),
         ({"max_length": 7}, "rows of the train dataset are longer than max_length 7"),

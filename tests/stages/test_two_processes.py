@@ -6,7 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from pipeline_runs import Workspace, clean_environment, numbers, read_json
+from safetensors.torch import load_file
 
 TOLERANCE = 1e-4
 LORA = ("reward.mode=lora", "reward.ridge=1.0", "reward.max_steps=6", "reward.batch_size=8", "reward.lora.rank=4")
@@ -49,6 +51,9 @@ def test_lora_reward_losses_are_those_of_one_process(workspace: Workspace, finis
     expected = losses(one, "reward")
     assert len(read_json(one / "reward" / "fit.json")["training_loss"]) == 6
     assert losses(run, "reward") == pytest.approx(expected, abs=TOLERANCE)
+    # Each process sums the statistics of Γ over its share of the pairs.
+    ours, theirs = (load_file(folder / "reward" / "model" / "bonus.safetensors") for folder in (run, one))
+    torch.testing.assert_close(ours["information"], theirs["information"], rtol=1e-3, atol=1e-3)
 
 
 def test_dpo_losses_are_those_of_one_process(workspace: Workspace, finished_run: Path, tmp_path: Path) -> None:

@@ -1,0 +1,63 @@
+"""The kinds of bonus by name, and how each is stored: float64 tensors, so that a checkpoint holds no pickle."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from reward_models.basis import FeatureBasis, IdentityBasis, identity_basis
+from reward_models.dropout import DropoutBonus
+from reward_models.elliptical import EllipticalBonus, EllipticalConstants
+from reward_models.ensemble import EnsembleBonus
+from reward_models.uncertainty import FisherBonus
+
+Bonus = FisherBonus | EllipticalBonus | EnsembleBonus | DropoutBonus
+BONUS_KINDS = ("fisher", "elliptical", "ensemble", "mc_dropout")
+_CLASSES = (FisherBonus, EllipticalBonus, EnsembleBonus, DropoutBonus)
+_CONSTANTS = ("c", "delta", "tau", "log_covering")
+
+
+def bonus_kind(bonus: Bonus) -> str:
+    """The name of a bonus's kind."""
+    return dict(zip(_CLASSES, BONUS_KINDS, strict=True))[type(bonus)]
+
+
+def bonus_tensors(bonus: Bonus) -> dict[str, Tensor]:
+    """Everything but `reward_bound` and `kappa`, which the metadata holds. An identity basis is left out."""
+    tensors = {"weight": bonus.weight}
+    if isinstance(bonus, FisherBonus | EllipticalBonus) and not isinstance(bonus.basis, IdentityBasis):
+        tensors["basis"] = bonus.basis.matrix
+    if isinstance(bonus, FisherBonus):
+        tensors["information"] = bonus.information
+    elif isinstance(bonus, EllipticalBonus):
+        constants = {name: getattr(bonus.constants, name) for name in _CONSTANTS}
+        numbers = {"epsilon": bonus.epsilon, "num_pairs": bonus.num_pairs, **constants}
+        tensors |= {"covariance": bonus.covariance} | _scalars(numbers)
+    elif isinstance(bonus, EnsembleBonus):
+        tensors["heads"] = bonus.heads
+    else:
+        tensors |= _scalars({"samples": bonus.samples, "seed": bonus.seed})
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def bonus_from_tensors(kind: str, tensors: dict[str, Tensor], reward_bound: float | None, kappa: float) -> Bonus:
+    """The inverse of `bonus_tensors`. KeyError for a missing tensor, ValueError for statistics that cannot be used."""
+    weight = tensors["weight"]
+    if kind == "ensemble":
+        return EnsembleBonus(weight, tensors["heads"], reward_bound, kappa)
+    if kind == "mc_dropout":
+        return DropoutBonus(weight, reward_bound, int(tensors["samples"]), int(tensors["seed"]), kappa)
+    basis = FeatureBasis(tensors["basis"]) if "basis" in tensors else identity_basis(len(weight))
+    if kind == "fisher":
+        return FisherBonus(weight, basis, tensors["information"], reward_bound, kappa)
+    if kind != "elliptical":
+        raise ValueError(f"unknown kind of bonus {kind!r}; choose one of {', '.join(BONUS_KINDS)}")
+    constants = EllipticalConstants(**{name: float(tensors[name]) for name in _CONSTANTS if name in tensors})
+    epsilon, pairs = float(tensors["epsilon"]), int(tensors["num_pairs"])
+    return EllipticalBonus(weight, basis, tensors["covariance"], reward_bound, epsilon, pairs, constants, kappa)
+
+
+def _scalars(values: dict[str, float | int | None]) -> dict[str, Tensor]:
+    """0-d float64 tensors of the values that are not None."""
+    given = {name: value for name, value in values.items() if value is not None}
+    return {name: torch.tensor(float(value), dtype=torch.float64) for name, value in given.items()}

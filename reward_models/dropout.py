@@ -1,0 +1,116 @@
+"""Monte-Carlo dropout: Γ = κ · the standard deviation of the reward over dropout masks.
+
+What the reference code of the PPKL paper does. On a model without dropout, such as the whole Llama family, its Γ is
+exactly 0 and pessimism does nothing: such a model is refused. It is not centred by references either, because a mask
+belongs to the positions of one text and cannot be shared with another; so it also measures doubt about a prompt's
+common shift, which no policy depends on. Prefer `FisherBonus`; this one is here to compare with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from reward_models.bound import bounded_reward
+from reward_models.model import RewardModel
+from reward_models.uncertainty import RewardScore, check_kappa, check_references
+
+
+def has_dropout(model: nn.Module) -> bool:
+    """Whether any dropout in the model is active in training mode: layers, or rates that only the config carries (those
+    of summary and classification heads apart: a head without bias uses none).
+    """
+    if any(module.p > 0 for module in model.modules() if isinstance(module, nn.modules.dropout._DropoutNd)):
+        return True
+    config = getattr(model, "config", None)
+    rates = config.to_dict() if config is not None and hasattr(config, "to_dict") else {}
+    return any(
+        isinstance(rate, float) and rate > 0
+        for name, rate in rates.items()
+        if ("dropout" in name or name.endswith("pdrop")) and not name.startswith(("summary", "classifier"))
+    )
+
+
+def check_dropout(model: nn.Module) -> None:
+    """ValueError for a model without active dropout."""
+    if not has_dropout(model):
+        raise ValueError(
+            f"{type(model).__name__} has no active dropout, so the MC-dropout bonus would be 0 everywhere; "
+            "use the fisher bonus instead"
+        )
+
+
+class DropoutRewardModel(RewardModel):
+    """A reward model whose `features` are (B, d + S) float32: φ without dropout, then S raw scores under dropout.
+
+    The draws are a function of `seed` and of the batch (masks are drawn for padded positions too); the global random
+    state stays as it was. ValueError for a model without dropout.
+    """
+
+    def __init__(
+        self, model: nn.Module, *, reward_bound: float | None = None, samples: int = 10, seed: int = 0
+    ) -> None:
+        super().__init__(model, reward_bound=reward_bound)
+        check_dropout(model)
+        self.samples, self.seed = samples, seed
+
+    def features(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """φ and the draws, (B, d + S); the draws carry no gradient."""
+        plain = super().features(input_ids, attention_mask)
+        return torch.cat([plain, self._draws(input_ids, attention_mask).to(plain)], dim=-1)
+
+    @torch.no_grad()
+    def _draws(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        device, training = self.weight.device, self.model.training
+        self.model.train()
+        try:
+            with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device], device_type=device.type):
+                torch.manual_seed(self.seed)
+                stochastic = [
+                    super(DropoutRewardModel, self).features(input_ids, attention_mask) for _ in range(self.samples)
+                ]
+        finally:
+            self.model.train(training)
+        return torch.stack([super(DropoutRewardModel, self).raw_score_of(draw) for draw in stochastic], dim=-1)
+
+    def raw_score_of(self, features: Tensor) -> Tensor:
+        """u = w·φ without dropout, (B, d + S) -> (B,) float32."""
+        return super().raw_score_of(features[..., : len(self.weight)])
+
+
+@dataclass(frozen=True)
+class DropoutBonus:
+    """Reads the draws that `DropoutRewardModel.features` appends. weight (d,); ValueError for fewer than two draws."""
+
+    weight: Tensor
+    reward_bound: float | None
+    samples: int = 10
+    seed: int = 0
+    kappa: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_kappa(self.kappa)
+        if self.samples < 2:
+            raise ValueError(f"samples must be at least 2, not {self.samples}")
+
+    def reference_gradient(self, reference_features: Tensor) -> Tensor:
+        """Nothing is needed of the references: (B, K, d + S) -> (B, 0)."""
+        check_references(reference_features)
+        return torch.zeros(len(reference_features), 0, dtype=torch.float64, device=reference_features.device)
+
+    def score_centred(self, features: Tensor, reference_gradient: Tensor) -> RewardScore:
+        """Reward without dropout and spread of the draws, (B, d + S) -> (B,) twice, float32."""
+        if features.shape != (len(reference_gradient), len(self.weight) + self.samples):
+            raise ValueError(
+                f"features have shape {tuple(features.shape)}, not ({len(reference_gradient)}, {len(self.weight)} + "
+                f"{self.samples} draws); compute them with DropoutRewardModel"
+            )
+        raw, draws = features.detach().double().split([len(self.weight), self.samples], dim=-1)
+        reward = bounded_reward(raw @ self.weight.to(raw), self.reward_bound)
+        return RewardScore(reward.float(), (self.kappa * bounded_reward(draws, self.reward_bound).std(-1)).float())
+
+    def score(self, features: Tensor, reference_features: Tensor) -> RewardScore:
+        """(B, d + S) and (B, K, d + S) -> reward (B,), bonus (B,), float32."""
+        return self.score_centred(features, self.reference_gradient(reference_features))

@@ -1,0 +1,96 @@
+"""4-bit bases for LoRA (QLoRA): how they are loaded, and how they become ordinary checkpoints again.
+
+bitsandbytes stores a linear layer as NF4 codes with float32 scales and computes with the dequantised weight in the
+dtype of its input. A trained adapter has learned to correct that weight, not the original one, so the released
+checkpoint holds dequantised weight + adapter: the same function, readable without bitsandbytes.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import BitsAndBytesConfig, PreTrainedModel
+
+
+def four_bit_config(compute_dtype: torch.dtype) -> BitsAndBytesConfig:
+    """NF4 for every linear layer but the score layer. ValueError when bitsandbytes is not installed."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ValueError("4-bit loading needs bitsandbytes: install it with pip install 'private-rlhf[quant]'")
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=compute_dtype,
+        llm_int8_skip_modules=["score"],  # 4-bit loading reads this list too
+    )
+
+
+def is_four_bit(model: nn.Module) -> bool:
+    """Whether transformers loaded the model in 4 bits."""
+    return bool(getattr(model, "is_loaded_in_4bit", False))
+
+
+def keep_differentiable(model: nn.Module) -> None:
+    """Switch bitsandbytes' repacking for CPUs off.
+
+    With AVX512-bf16 the first forward pass in evaluation mode repacks a weight, and from then on, in training mode too,
+    the layer is computed by a kernel without a gradient: training after an evaluation would go on in silence with the
+    gradient cut below every layer.
+    """
+    from bitsandbytes.nn import Linear4bit
+
+    for module in model.modules():
+        if isinstance(module, Linear4bit):
+            module.support_avx512bf16_for_cpu = False
+
+
+@torch.no_grad()
+def dense_copy(inner: nn.Module) -> PreTrainedModel:
+    """`inner`, the 4-bit model in a PEFT wrapper or by itself, as an ordinary float32 model in eval mode on the CPU.
+    Adapters are merged; the score layer is left to the caller.
+    """
+    from bitsandbytes.nn import Linear4bit
+    from peft.tuners.lora import LoraLayer
+
+    state: dict[str, Tensor] = {}
+    merged: set[str] = set()
+    for name, module in inner.named_modules():
+        layer = module.base_layer if isinstance(module, LoraLayer) else module
+        if isinstance(layer, Linear4bit) and not any(name.startswith(f"{done}.") for done in merged):
+            state[f"{name}.weight"] = _dequantised(layer) + _adapter(module)
+            if layer.bias is not None:
+                state[f"{name}.bias"] = layer.bias.float().cpu()
+            merged.add(name)
+    for name, parameter in [*inner.named_parameters(), *inner.named_buffers()]:
+        if not any(name.startswith(f"{done}.") for done in merged):
+            state[name] = parameter.detach().float().cpu() if parameter.is_floating_point() else parameter.cpu()
+    config = copy.deepcopy(cast(Any, inner).config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    dense = type(inner)(config)
+    wanted = [name for name in dense.state_dict() if name != "score.weight"]
+    if lost := [name for name in wanted if name not in state]:
+        raise RuntimeError(f"no weights for {', '.join(lost)} in the 4-bit model")
+    dense.load_state_dict({name: state[name] for name in wanted}, strict=False)
+    return cast(PreTrainedModel, dense.float().eval())
+
+
+def _dequantised(layer: Any) -> Tensor:
+    """The weight a 4-bit layer computes with, (out, in) float32."""
+    from bitsandbytes.functional import dequantize_4bit
+
+    weight = layer.weight
+    return dequantize_4bit(weight.data, weight.quant_state).float().cpu().reshape(layer.out_features, layer.in_features)
+
+
+def _adapter(module: nn.Module) -> Tensor | float:
+    """The active adapters' update of a LoRA layer (out, in) float32, 0 for a plain layer."""
+    from peft.tuners.lora import LoraLayer
+
+    if not isinstance(module, LoraLayer):
+        return 0.0
+    updates = [cast(Any, module).get_delta_weight(name).float().cpu() for name in module.active_adapters]
+    return cast(Tensor, sum(updates))

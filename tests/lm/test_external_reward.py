@@ -1,0 +1,132 @@
+"""A reward model from elsewhere: what is accepted, what the run says about it, and every refusal."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.core.config import parse
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import Recipe
+from pipeline.core.world import World
+from pipeline.lm.external_reward import use_external
+from pipeline.lm.models import load_tokenizer
+from pipeline.preflight import preflight
+from pipeline.report.card import external_reward
+from reward_models.checkpoint import METADATA_FILE, RewardMetadata, load_reward_checkpoint, save_reward_checkpoint
+from reward_models.model import build_reward_backbone, set_score_weight
+from reward_models.uncertainty import FisherAccumulator, FisherBonus
+
+
+def recipe(path: Path, public: bool | None = None, kappa: float = 0.0) -> Recipe:
+    external: dict[str, Any] = {"path": str(path)} | ({} if public is None else {"public": public})
+    tree = {
+        "name": "x",
+        "evaluation_labels": "private",
+        "model": {"source": "tiny"},
+        "privatize": {"epsilon": 1.0},
+        "reward": {"external": external, "kappa": kappa},
+    }
+    return parse(Recipe, tree, "r")
+
+
+def save(model_path: Path, target: Path, *, private: bool, bonus: bool = True) -> Path:
+    """A checkpoint of this package on top of a causal LM."""
+    model = build_reward_backbone(model_path, pad_token_id=load_tokenizer(model_path).pad_token_id)
+    size = model.config.hidden_size
+    weight = torch.randn(size, generator=torch.Generator().manual_seed(0))
+    set_score_weight(model, weight)
+    fisher = FisherAccumulator(weight, epsilon=2.0, ridge=1.0, reward_bound=4.0)
+    fisher.update(*torch.randn(2, 20, size, generator=torch.Generator().manual_seed(1)))
+    metadata = RewardMetadata(
+        epsilon=2.0 if private else math.inf,
+        loss="private_likelihood",
+        reward_bound=4.0,
+        ridge=1.0,
+        n_pairs=20,
+        kappa=0.5 if bonus else None,
+        mode="head",
+        num_layers=model.config.num_hidden_layers,
+        base_model="tiny",
+        public=not private,
+    )
+    statistics: FisherBonus | None = fisher.bonus(0.5) if bonus else None
+    save_reward_checkpoint(target, model, metadata, bonus=statistics, tokenizer=load_tokenizer(model_path))
+    return target
+
+
+@pytest.fixture(scope="module")
+def others(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A reward model as other tools save one: no metadata."""
+    folder = save(checkpoint, tmp_path_factory.mktemp("rm") / "their-model", private=False, bonus=False)
+    (folder / METADATA_FILE).unlink()
+    return folder
+
+
+def test_without_metadata_it_needs_the_declaration_before_anything_runs(others: Path, tmp_path: Path) -> None:
+    message = r"their-model has no reward_metadata\.json, so nobody knows .* set reward\.external\.public=true if they"
+    for public in (None, False):
+        with pytest.raises(UserError, match=message):
+            preflight(recipe(others, public), ["reward"], World(0, 1))
+        with pytest.raises(UserError, match=message):
+            use_external(recipe(others, public), tmp_path, True)
+    preflight(recipe(others, True), ["reward"], World(0, 1))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_declared_public_it_becomes_a_checkpoint_of_the_run_and_the_card_lists_it(others: Path, tmp_path: Path) -> None:
+    report = use_external(recipe(others, True), tmp_path, True)
+    assert report["losses"] == []
+    loaded, source = load_reward_checkpoint(tmp_path / "model"), load_reward_checkpoint(others, declared_public=True)
+    metadata = loaded.metadata
+    assert metadata is not None
+    assert (metadata.mode, metadata.public, metadata.loss, metadata.n_pairs) == ("external", True, None, None)
+    assert math.isinf(metadata.epsilon)
+    assert loaded.bonus is None
+    ids = torch.tensor([[5, 6, 7]])
+    with torch.no_grad():
+        expected = source.model.score(ids, torch.ones_like(ids))
+        assert torch.equal(loaded.model.score(ids, torch.ones_like(ids)), expected)
+    fit = json.loads((tmp_path / "fit.json").read_text())
+    assert (fit["mode"], fit["source"], fit["fitted_by"], fit["epsilon"]) == ("external", "their-model", "others", None)
+    said = external_reward(fit)
+    assert said == "their-model, from outside this pipeline; the holder of the run declares its labels public"
+    assert external_reward({"mode": "head"}) is None
+    assert str(others.parent) not in (tmp_path / "model" / METADATA_FILE).read_text()
+
+
+def test_a_checkpoint_of_this_package_keeps_its_own_epsilon(checkpoint: Path, tmp_path: Path) -> None:
+    ours = save(checkpoint, tmp_path / "ours", private=True)
+    run = tmp_path / "run"
+    run.mkdir()
+    use_external(recipe(ours, kappa=0.25), run, True)
+    loaded = load_reward_checkpoint(run / "model")
+    assert loaded.metadata is not None
+    assert loaded.bonus is not None
+    assert (loaded.metadata.epsilon, loaded.metadata.public, loaded.metadata.reward_bound) == (2.0, False, 4.0)
+    assert loaded.bonus.kappa == loaded.metadata.kappa == 0.25
+    fit = json.loads((run / "fit.json").read_text())
+    assert external_reward(fit) == "ours, fitted by this package to labels released at ε = 2 in another ledger"
+    use_external(recipe(ours, kappa=0.0), run, True)
+    assert load_reward_checkpoint(run / "model").bonus is None
+
+
+def test_refusals(checkpoint: Path, others: Path, tmp_path: Path) -> None:
+    private = save(checkpoint, tmp_path / "private", private=True)
+    for path, public, kappa, message in (
+        (tmp_path / "absent", True, 0.0, r"reward\.external\.path .*absent is no checkpoint folder"),
+        (others, True, 1.0, r"holds no bonus statistics, so it has no Γ: set reward\.kappa=0"),
+        (private, True, 0.0, r"learned from private labels by its own metadata: remove reward\.external\.public"),
+        (checkpoint, True, 0.0, r"is no reward checkpoint \(.*\): give another"),  # a language model
+    ):
+        with pytest.raises(UserError, match=message):
+            use_external(recipe(path, public, kappa), tmp_path / "out", True)
+    (private / METADATA_FILE).write_text("{")
+    with pytest.raises(UserError, match=r"is no reward checkpoint \(.*reward_metadata\.json is not valid"):
+        use_external(recipe(private), tmp_path / "out", True)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,98 @@
+"""Γ of each kind that a recipe may name, as the scorer of PPO reads it; splits by record."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from pipeline.core.config import parse
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import Recipe
+from pipeline.lm.reward_bonus import check_uncertainty, head_bonus, trained_bonus
+from pipeline.stages.reward import split
+from reward_models.basis import pair_basis
+from reward_models.bonuses import BONUS_KINDS, bonus_kind
+from reward_models.dropout import DropoutBonus
+from reward_models.linear import fit_linear
+from reward_models.uncertainty import FisherBonus
+
+
+def recipe(kind: str | None, **reward: Any) -> Recipe:
+    """Null: the recipe says nothing about the kind."""
+    uncertainty = {"uncertainty": {"kind": kind, "heads": 3}} if kind else {}
+    tree = {
+        "name": "x",
+        "evaluation_labels": "private",
+        "model": {"source": "tiny"},
+        "privatize": {"epsilon": 1.0},
+        "reward": {"kappa": 0.5, "reward_bound": 4.0, **uncertainty, **reward},
+    }
+    return parse(Recipe, tree, "r")
+
+
+def pairs() -> tuple[torch.Tensor, torch.Tensor]:
+    first, second = torch.randn(2, 60, 6, generator=torch.Generator().manual_seed(0))
+    return first, second
+
+
+@pytest.mark.parametrize("kind", BONUS_KINDS)
+@pytest.mark.parametrize("mode", ["head", "full"])
+def test_every_kind_is_made_and_scores_as_ppo_asks(kind: str, mode: str) -> None:
+    chosen, rejected = pairs()
+    basis = pair_basis(chosen, rejected, num_components=3)
+    fit = fit_linear(chosen, rejected, torch.ones(60), 1.0, ridge=2.0, basis=basis, reward_bound=4.0)
+    if mode == "head":
+        bonus = head_bonus(fit, chosen, rejected, 1.0, recipe(kind))
+    else:
+        one_process = SimpleNamespace(num_processes=1)
+        asked = recipe(kind, mode="full", ridge=2.0)
+        bonus = trained_bonus(fit.weight.float(), chosen, rejected, 1.0, asked, one_process)
+    assert bonus_kind(bonus) == kind
+    assert (bonus.kappa, bonus.reward_bound) == (0.5, 4.0)
+    width = 6 + (bonus.samples if isinstance(bonus, DropoutBonus) else 0)
+    features = torch.randn(5, width, generator=torch.Generator().manual_seed(1))
+    references = torch.randn(5, 4, width, generator=torch.Generator().manual_seed(2))
+    kept = torch.stack([bonus.reference_gradient(completions[None])[0] for completions in references])
+    score = bonus.score_centred(features, kept)
+    torch.testing.assert_close(score.bonus, bonus.score(features, references).bonus)
+    assert float(score.bonus.min()) > 0
+
+
+def test_the_default_is_the_fisher_bonus_of_the_fit_bit_for_bit() -> None:
+    chosen, rejected = pairs()
+    fit = fit_linear(chosen, rejected, torch.ones(60), 1.0, ridge=2.0, reward_bound=4.0)
+    bonus, expected = head_bonus(fit, chosen, rejected, 1.0, recipe(None)), FisherBonus.from_fit(fit, 0.5)
+    assert isinstance(bonus, FisherBonus)
+    assert torch.equal(bonus.information, expected.information)
+
+
+def test_mc_dropout_is_refused_before_training_without_dropout(small: LlamaForCausalLM) -> None:
+    with pytest.raises(UserError, match=r"reward\.uncertainty\.kind mc_dropout: LlamaForCausalLM has no active"):
+        check_uncertainty(small, recipe("mc_dropout").reward)
+    check_uncertainty(small, recipe("fisher").reward)
+
+
+def test_statistics_that_cannot_be_inverted_name_the_remedy() -> None:
+    chosen, rejected = pairs()
+    asked = recipe("elliptical", mode="full", ridge=1e-30)
+    with pytest.raises(UserError, match=r"the covariance matrix .*: raise reward\.ridge or lower"):
+        trained_bonus(torch.zeros(6), chosen[:2], rejected[:2], 1.0, asked, SimpleNamespace(num_processes=1))
+
+
+def test_a_record_is_either_learnt_or_held_out() -> None:
+    ids = [f"r{i // 3}" for i in range(90)]  # three events on each pair
+    training, validation = split(ids, 0.2, seed=0)
+    assert len(validation) == 18
+    assert sorted([*training.tolist(), *validation.tolist()]) == list(range(90))
+    assert not {ids[i] for i in training} & {ids[i] for i in validation}
+    # One event on each pair: a plain random split.
+    order = torch.randperm(50, generator=torch.Generator().manual_seed(3))
+    training, validation = split([f"r{i}" for i in range(50)], 0.1, seed=3)
+    assert torch.equal(validation, order[:5].sort().values)
+    assert torch.equal(training, order[5:].sort().values)
+    with pytest.raises(UserError, match="2 released pairs are too few"):
+        split(["a", "b", "a", "b"], 0.1, seed=0)
