@@ -290,3 +290,13 @@ def log_slope(x: Array, y: Array) -> float:
     """Least-squares slope of log y against log x, (K,) each."""
     centred = np.log(x) - np.log(x).mean()
     return float(centred @ np.log(y) / (centred @ centred))
+
+
+def slope_of_mean(x: Array) -> Callable[[Array], float]:
+    """For `bootstrap`: the log-log slope of the mean over repetitions, (K, R), against x (K,)."""
+    return lambda samples: log_slope(x, samples.mean(axis=1))
+
+
+def ratio_of_means(samples: Array) -> float:
+    """For `bootstrap`: mean of the first row over mean of the second, (2, R), paired."""
+    return float(samples[0].mean() / samples[1].mean())

@@ -227,6 +227,6 @@ def test_a_golden_run() -> None:
     assert problem.subopt(theta) == pytest.approx(GOLDEN_SUBOPT, rel=1e-5)
 
 
-GOLDEN_PLUS = 0.0
-GOLDEN_LOSS = [0.0, 0.0]
-GOLDEN_SUBOPT = [0.0, 0.0]
+GOLDEN_PLUS = 4166.0
+GOLDEN_LOSS = [2759.65917, 2757.91528]
+GOLDEN_SUBOPT = [0.00842016564, 0.00615570449]

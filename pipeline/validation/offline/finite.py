@@ -21,8 +21,9 @@ from pipeline.validation.bandits import (
     bootstrap,
     expected_counts,
     factor,
-    log_slope,
     offline_counts,
+    ratio_of_means,
+    slope_of_mean,
     total_loss,
 )
 from pipeline.validation.claims import Claim, within
@@ -201,10 +202,8 @@ def claims(whole: list[Whole], lemma: Array, found: Nets, seed: int) -> list[Cla
     runs = sum(one.covered.size for one in whole)
     share = wilson(missed, runs)
     ratios = np.concatenate([(one.subopt / one.promised)[one.covered] for one in whole])
-    growth = bootstrap(
-        lambda values: float(values[0].mean() / values[1].mean()), np.stack([found.growing[-1], found.exact[-1]]), seed
-    )
-    exponent = bootstrap(lambda values: log_slope(np.array(NETS), values.mean(axis=1)), found.limit, seed)
+    growth = bootstrap(ratio_of_means, np.stack([found.growing[-1], found.exact[-1]]), seed)
+    exponent = bootstrap(slope_of_mean(np.array(NETS)), found.limit, seed)
     return [
         within(
             "Definition 3.2 as typeset is positive somewhere",

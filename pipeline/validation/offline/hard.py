@@ -25,9 +25,9 @@ from pipeline.validation.bandits import (
     bootstrap,
     factor,
     fisher_weights,
-    log_slope,
     loss_values,
     offline_counts,
+    slope_of_mean,
 )
 from pipeline.validation.claims import Claim, within
 from pipeline.validation.offline.finite import CONFIDENCE
@@ -208,9 +208,7 @@ def claims(bound: Sequence[Risks], rate: Sequence[Risks], coverage: Sequence[Ris
         np.stack([_stack(rate, tabular), _stack(rate, best)]),
         seed,
     )
-    exponent = bootstrap(
-        lambda values: log_slope(np.array(COVERAGES), values.mean(axis=1)), _stack(coverage, tabular), seed
-    )
+    exponent = bootstrap(slope_of_mean(np.array(COVERAGES)), _stack(coverage, tabular), seed)
     return [
         within(
             "Eq. 12 with the proof's constant is a lower bound",

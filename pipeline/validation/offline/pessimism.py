@@ -12,7 +12,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.validation.bandits import Array, Bandit, Counts, all_pairs, bootstrap, fit_linear_counts, offline_counts
+from pipeline.validation.bandits import (
+    Array,
+    Bandit,
+    Counts,
+    all_pairs,
+    bootstrap,
+    fit_linear_counts,
+    offline_counts,
+    ratio_of_means,
+)
 from pipeline.validation.claims import Claim, within
 from pipeline.validation.offline.finite import BOUND, bonus, centred
 
@@ -125,13 +134,9 @@ def ratio(outcome: Outcome, arm: str, against: str) -> Array:
 
 def claims(outcomes: Sequence[Outcome], seed: int) -> list[Claim]:
     """κ = 1 against none per case, and Eq. 10 with c = 1 against κ = 1 on the good rare response."""
-
-    def means(values: Array) -> float:
-        return float(values[0].mean() / values[1].mean())
-
     made = []
     for outcome in outcomes:
-        found = bootstrap(means, ratio(outcome, "kappa 1", "kappa 0"), seed)
+        found = bootstrap(ratio_of_means, ratio(outcome, "kappa 1", "kappa 0"), seed)
         high = 1.1 if outcome.case.mass is None else 1.0
         made.append(
             within(
@@ -144,7 +149,7 @@ def claims(outcomes: Sequence[Outcome], seed: int) -> list[Claim]:
             )
         )
     good = max((one for one in outcomes if one.case.rare == GOOD), key=lambda one: one.case.comparisons)
-    found = bootstrap(means, ratio(good, "Eq. 10, c = 1", "kappa 1"), seed)
+    found = bootstrap(ratio_of_means, ratio(good, "Eq. 10, c = 1", "kappa 1"), seed)
     made.append(
         within(
             f"Eq. 10 with c = 1 does as well as the Fisher form within a factor 2: rare response {good.case.name}",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -23,9 +24,9 @@ from pipeline.validation.bandits import (
     fisher_weights,
     fit_linear_counts,
     keep_prob,
-    log_slope,
     offline_counts,
     pair_probability,
+    slope_of_mean,
     weighted_gram,
 )
 from pipeline.validation.claims import Claim, within
@@ -92,10 +93,6 @@ class Curve:
     subopt: Array
     predicted: Array
 
-    def slope(self) -> float:
-        """Of log mean SubOpt in log n."""
-        return log_slope(self.comparisons, self.subopt.mean(axis=1))
-
 
 def curves(reward_range: float, repetitions: int, instances: int, seed: int) -> list[Curve]:
     """One curve an ε, at SIZES; the repetitions are shared out over the instances."""
@@ -131,11 +128,7 @@ def rate_claims(narrow: Sequence[Curve], wide: Sequence[Curve], seed: int) -> li
     """Slope per ε, the collapse on the Fisher information and on (2α−1)² n. narrow, wide: reward ranges 1 and 4."""
     made = []
     for curve in narrow:
-        slope = bootstrap(
-            lambda values, curve=curve: log_slope(curve.comparisons, values.mean(axis=1)),  # type: ignore[misc]
-            curve.subopt,
-            seed,
-        )
+        slope = bootstrap(slope_of_mean(curve.comparisons), curve.subopt, seed)
         made.append(
             within(
                 f"Private MLE, linear class, epsilon = {curve.epsilon:g}: SubOpt falls like 1/n",
@@ -155,7 +148,7 @@ def rate_claims(narrow: Sequence[Curve], wide: Sequence[Curve], seed: int) -> li
             ("the Fisher information of the private labels", "this project", information),
             ("the effective sample size (2 alpha - 1)^2 n", "PPKL Remark 4.1", effective),
         ):
-            found = bootstrap(lambda values, scale=scale: spread(values, scale), subopt, seed)  # type: ignore[misc]
+            found = bootstrap(partial(spread, scale=scale), subopt, seed)
             made.append(
                 within(
                     f"SubOpt of all epsilon collapses on {name}, rewards in [0, {reward_range}]",
@@ -258,9 +251,7 @@ def arm_claims(found: Arms, seed: int) -> list[Claim]:
     last = slice(-3, None)
     made = []
     for arm in ARMS:
-        slope = bootstrap(
-            lambda values: log_slope(found.comparisons[last], values.mean(axis=1)), found.subopt[arm, 1.0][last], seed
-        )
+        slope = bootstrap(slope_of_mean(found.comparisons[last]), found.subopt[arm, 1.0][last], seed)
         made.append(
             within(
                 f"Loss {arm!r} on private labels: SubOpt falls like 1/n (epsilon = 1)",
