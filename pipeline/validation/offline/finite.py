@@ -128,15 +128,17 @@ def algorithm(repetitions: int, seed: int, sizes: tuple[float, ...] = (1e2, 1e3,
 def lemma_b2(pairs: int, seed: int) -> Array:
     """[J(π*) − J(π_g)]/(E_{π*}(g − r*)²/kl_coef) of random problems with g ≤ r*, (pairs,): Lemma B.2 says at most 1.
 
-    Half of the errors are constant but for one action, where the ratio comes close to its supremum.
+    It is at most ½. With f = g − r* and π_t ∝ π* exp(t f/kl_coef), J(π*) − J(π_g) = kl_coef·KL(π_1‖π*), which is
+    ∫₀¹ t Var_{π_t}(f) dt/kl_coef; and E_{π_t} f² falls in t because f² falls in f where f <= 0. Half of the errors
+    sit on one action, and small ones on a rare action come close.
     """
     generator = np.random.default_rng(seed)
     actions = 4
     reward = generator.uniform(0.0, 3.0, (pairs, 1, actions))
-    log_reference = np.log(generator.dirichlet(np.full(actions, 0.5), (pairs, 1)) + 1e-12)
-    error = generator.exponential(1.0, (pairs, 1, actions)) * 10.0 ** generator.uniform(-2.0, 1.0, (pairs, 1, 1))
+    reference = 1e-4 + (1.0 - actions * 1e-4) * generator.dirichlet(np.full(actions, 0.5), (pairs, 1))
+    error = generator.uniform(0.5, 1.5, (pairs, 1, actions)) * 10.0 ** generator.uniform(-2.0, 1.0, (pairs, 1, 1))
     error[::2, :, 1:] = 0.0
-    bandit = Bandit(reward, log_reference, 1.0)
+    bandit = Bandit(reward, np.log(reference), 1.0)
     gap = bandit.suboptimality(bandit.gibbs(reward - error))
     return np.asarray(gap / (np.exp(bandit.gibbs(reward)) * error**2).sum(axis=(1, 2)))
 
@@ -202,8 +204,6 @@ def claims(whole: list[Whole], lemma: Array, found: Nets, seed: int) -> list[Cla
     runs = sum(one.covered.size for one in whole)
     share = wilson(missed, runs)
     ratios = np.concatenate([(one.subopt / one.promised)[one.covered] for one in whole])
-    growth = bootstrap(ratio_of_means, np.stack([found.growing[-1], found.exact[-1]]), seed)
-    exponent = bootstrap(slope_of_mean(np.array(NETS)), found.limit, seed)
     return [
         within(
             "Definition 3.2 as typeset is positive somewhere",
@@ -223,7 +223,7 @@ def claims(whole: list[Whole], lemma: Array, found: Nets, seed: int) -> list[Cla
             "Lemma B.2 holds with half that constant",
             "this project",
             float(lemma.max()),
-            high=0.5 + 1e-9,
+            high=0.5 + 1e-6,
             what="largest gap / bound",
         ),
         within(
@@ -241,6 +241,15 @@ def claims(whole: list[Whole], lemma: Array, found: Nets, seed: int) -> list[Cla
             high=1.0,
             what="largest SubOpt / bound over the runs with that event",
         ),
+        *_net_claims(found, seed),
+    ]
+
+
+def _net_claims(found: Nets, seed: int) -> list[Claim]:
+    """What a net costs, growing with n and at a fixed τ."""
+    growth = bootstrap(ratio_of_means, np.stack([found.growing[-1], found.exact[-1]]), seed)
+    exponent = bootstrap(slope_of_mean(np.array(NETS)), found.limit, seed)
+    return [
         within(
             "A net with tau = 1/sqrt((2 alpha - 1)^2 n) costs at most 10 %",
             "this project",

@@ -86,6 +86,7 @@ def claims(found: Study, seed: int) -> list[Claim]:
     return [
         *_growth_claims(found, seed),
         *_paired_claims(found, seed),
+        *_policy_claims(found, seed),
         *_privacy_claims(found, seed),
         *_proof_claims(found, seed),
     ]
@@ -172,6 +173,12 @@ def _paired_claims(found: Study, seed: int) -> list[Claim]:
             what="ratio of regrets of pi2 at the horizon",
         )
     )
+    return made
+
+
+def _policy_claims(found: Study, seed: int) -> list[Claim]:
+    """Estimators against each other, and π¹ against π²; ε = 1."""
+    made = []
     for name in (OPTIMISM, MIXTURE):
         ratio, interval = _ratio(_final(found.traces[name, 1.0]), _final(found.traces[name + MLE, 1.0]), seed)
         made.append(
