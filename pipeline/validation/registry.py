@@ -14,6 +14,7 @@ from pipeline.validation.results import Report
 MODULES = MappingProxyType(
     {
         "offline": "pipeline.validation.offline.run",
+        "online": "pipeline.validation.online.run",
         "kl_dp": "pipeline.validation.kl_dp.run",
     }
 )
