@@ -106,7 +106,7 @@ def grid_world(
     truth = members[np.arange(worlds), generator.integers(0, len(theta), worlds)]
     reference = np.full(truth.shape, 1.0 / actions)
     if best_mass is not None:
-        best = truth == truth.max(axis=-1, keepdims=True)
+        best = np.arange(actions) == truth.argmax(axis=-1)[..., None]
         reference = np.where(best, best_mass, (1.0 - best_mass) / (actions - 1))
     return World(Bandit(truth, np.log(reference), kl_coef), members, bound)
 
