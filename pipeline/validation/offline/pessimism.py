@@ -45,7 +45,9 @@ class Case:
     @property
     def name(self) -> str:
         """For tables."""
-        kind = "uniform" if self.mass is None else f"{'bad' if self.rare == BAD else 'good'}, mass {self.mass:g}"
+        kind = "uniform pi_ref"
+        if self.mass is not None:
+            kind = f"{'bad' if self.rare == BAD else 'good'} rare response of mass {self.mass:g}"
         return f"{kind}, epsilon {self.epsilon:g}, n {self.comparisons:g}"
 
 
@@ -140,7 +142,7 @@ def claims(outcomes: Sequence[Outcome], seed: int) -> list[Claim]:
         high = 1.1 if outcome.case.mass is None else 1.0
         made.append(
             within(
-                f"Pessimism (Fisher form, kappa = 1) does not cost: rare response {outcome.case.name}",
+                f"Pessimism (Fisher form, kappa = 1) does not cost: {outcome.case.name}",
                 "PPKL Remark 4.1",
                 found.value,
                 high=high,
@@ -152,7 +154,7 @@ def claims(outcomes: Sequence[Outcome], seed: int) -> list[Claim]:
     found = bootstrap(ratio_of_means, ratio(good, "Eq. 10, c = 1", "kappa 1"), seed)
     made.append(
         within(
-            f"Eq. 10 with c = 1 does as well as the Fisher form within a factor 2: rare response {good.case.name}",
+            f"Eq. 10 with c = 1 does as well as the Fisher form within a factor 2: {good.case.name}",
             "PPKL Eq. 10",
             found.value,
             high=2.0,

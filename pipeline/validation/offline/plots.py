@@ -128,6 +128,9 @@ def lower_bound(bound: Sequence[hard.Risks], rate_risks: Sequence[hard.Risks], r
     for place, policy in enumerate(hard.POLICIES[:3]):
         axes[2].plot(coverage, [one.mean(policy).mean() for one in risks], "o-", markersize=3, color=COLOURS[place])
     axes[2].set(xscale="log", yscale="log", xlabel="C*", title="SubOpt against C*")
+    axes[2].minorticks_off()
+    axes[2].set_xticks(coverage, [f"{each:g}" for each in coverage])
+    axes[2].set_yticks([1e-4, 1e-3])
     for axis in axes[:2]:
         axis.legend(fontsize=6, frameon=False)
     return _small_titles(figure)

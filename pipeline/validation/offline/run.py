@@ -13,9 +13,9 @@ SEED = 20
 
 def run(quick: bool) -> Report:
     """All experiments, bit-reproducible; `quick` takes fewer repetitions."""
-    narrow = rates.curves(1.0, 600 if quick else 2400, 4, SEED)
-    wide = rates.curves(4.0, 600 if quick else 2400, 4, SEED + 1)
-    efficient = rates.efficiency(2000 if quick else 10_000, SEED + 2)
+    narrow = rates.curves(1.0, 400 if quick else 2400, 4, SEED)
+    wide = rates.curves(4.0, 400 if quick else 2400, 4, SEED + 1)
+    efficient = rates.efficiency(4000 if quick else 10_000, SEED + 2)
     arms = rates.arms(40 if quick else 400, (1e2, 1e3, 1e4, 1e5, 1e6), SEED + 3)
     whole = finite.algorithm(100 if quick else 1000, SEED + 4)
     lemma = finite.lemma_b2(20_000 if quick else 200_000, SEED + 5)
