@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
+Booleans = NDArray[np.bool_]
 
 _ARMIJO = 1e-4
 _MAX_HALVINGS = 30
@@ -182,7 +183,7 @@ class Fit(NamedTuple):
 
     theta: Array
     information: Array
-    converged: NDArray[np.bool_]
+    converged: Booleans
 
 
 def fit_linear_counts(
@@ -248,7 +249,7 @@ class _Problem:
         weight = self.counts.total * get_loss(self.loss).curvature(_torch(margin), self.epsilon).numpy()
         matrix = weighted_gram(weight, self.difference) + self.ridge * np.eye(theta.shape[1])
         step = np.linalg.solve(matrix, gradient[..., None])[..., 0]
-        return step, 0.5 * (gradient * step).sum(axis=1)
+        return np.asarray(step), np.asarray(0.5 * (gradient * step).sum(axis=1))
 
     def backtrack(self, theta: Array, step: Array, decrement: Array) -> Array:
         """θ − 2^−j step with the smallest j that satisfies Armijo's condition; θ itself where none does."""

@@ -16,6 +16,7 @@ from pipeline.core.stats import wilson
 from pipeline.validation.bandits import (
     Array,
     Bandit,
+    Booleans,
     Counts,
     all_pairs,
     bootstrap,
@@ -92,7 +93,7 @@ class Whole:
     subopt: Array
     plain: Array
     promised: Array
-    covered: Array
+    covered: Booleans
 
 
 def algorithm(repetitions: int, seed: int, sizes: tuple[float, ...] = (1e2, 1e3, 1e4, 1e5)) -> list[Whole]:
@@ -121,7 +122,8 @@ def algorithm(repetitions: int, seed: int, sizes: tuple[float, ...] = (1e2, 1e3,
             )
             for column, value in zip(columns, values, strict=True):
                 column.append(np.asarray(value))
-        made.append(Whole(epsilon, comparisons, *(np.stack(column) for column in columns)))
+        subopt, plain, promise, covered = (np.stack(column) for column in columns)
+        made.append(Whole(epsilon, comparisons, subopt, plain, promise, covered.astype(np.bool_)))
     return made
 
 

@@ -84,10 +84,10 @@ def pessimism(outcomes: Sequence[Outcome]) -> Figure:
     figure.set_size_inches(7.0, 3.4)
     for place, one in enumerate(outcomes):
         base = one.subopt["kappa 0"].mean()
-        style = {"color": COLOURS[place % len(COLOURS)], "linestyle": "-" if place < len(COLOURS) else "--"}
+        colour, style = COLOURS[place % len(COLOURS)], "-" if place < len(COLOURS) else "--"
         values = [one.subopt[f"kappa {kappa:g}"].mean() / base for kappa in KAPPAS]
-        axes.plot(KAPPAS, values, marker="o", markersize=3, label=one.case.name, **style)
-        axes.plot(4.6, one.subopt["Eq. 10, c = 1"].mean() / base, "x", color=style["color"])
+        axes.plot(KAPPAS, values, marker="o", markersize=3, color=colour, linestyle=style, label=one.case.name)
+        axes.plot(4.6, one.subopt["Eq. 10, c = 1"].mean() / base, "x", color=colour)
     axes.axhline(1.0, color=COLOURS[5], linewidth=0.8)
     axes.set(yscale="log", xlabel="κ (cross: Eq. 10 with c = 1)", title="SubOpt with / without pessimism")
     axes.legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))

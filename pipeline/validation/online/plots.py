@@ -10,7 +10,7 @@ from pipeline.validation.bandits import factor
 from pipeline.validation.figures import COLOURS, new_figure
 from pipeline.validation.online import growth
 from pipeline.validation.online.simulate import Trace
-from pipeline.validation.online.study import ARMS, EPSILONS, LIKELIHOOD, MIXTURE, NONE, OPTIMISM, REFERENCE, Study
+from pipeline.validation.online.study import ARMS, EPSILONS, LIKELIHOOD, MIXTURE, MLE, NONE, OPTIMISM, REFERENCE, Study
 
 
 def regret(found: Study) -> Figure:
@@ -66,28 +66,18 @@ def final(found: Study) -> Figure:
     figure.set_size_inches(7.0, 3.4)
     places = np.arange(len(EPSILONS))
     scale = np.array([factor(epsilon) ** 2 for epsilon in EPSILONS])
+    names = list(dict.fromkeys(arm.name.removesuffix(MLE) for arm in ARMS))
     for place, arm in enumerate(ARMS):
         traces = [found.traces[arm.name, epsilon] for epsilon in EPSILONS]
         at = places + 0.07 * (place - len(ARMS) / 2)
-        colour = COLOURS[place % len(COLOURS)]
-        if arm.name != REFERENCE:
-            axes.plot(
-                at,
-                scale * [trace.regret[-1].mean() for trace in traces],
-                "o",
-                markersize=4,
-                color=colour,
-                label=arm.name,
-            )
-        axes.plot(
-            at,
-            scale * [trace.regret_exploiting[-1].mean() for trace in traces],
-            "o",
-            markersize=4,
-            color=colour,
-            fillstyle="none",
-            label=arm.name if arm.name == REFERENCE else None,
-        )
+        colour = COLOURS[names.index(arm.name.removesuffix(MLE))]
+        marker = "s" if arm.estimator == LIKELIHOOD else "o"
+        exploiting = scale * [trace.regret_exploiting[-1].mean() for trace in traces]
+        label = arm.name if arm.name == REFERENCE else None
+        axes.plot(at, exploiting, marker, markersize=4, color=colour, fillstyle="none", label=label)
+        if arm.name != REFERENCE:  # its π² never learns
+            exploring = scale * [trace.regret[-1].mean() for trace in traces]
+            axes.plot(at, exploring, marker, markersize=4, color=colour, label=arm.name)
     axes.set(xticks=places, xlabel="ε", yscale="log", title="regret at the horizon · (2α−1)² (open: π¹)")
     axes.set_xticklabels([f"{epsilon:g}" for epsilon in EPSILONS])
     axes.title.set_fontsize(9)

@@ -14,7 +14,7 @@ SEED = 40
 
 def run(quick: bool) -> Report:
     """All arms in the same worlds to 10⁶ rounds, bit-reproducible; `quick` takes fewer worlds."""
-    found = study(worlds=10 if quick else 80, horizon=1_000_000, seed=SEED)
+    found = study(worlds=10 if quick else 100, horizon=1_000_000, seed=SEED)
     return Report(
         name="online",
         claims=claims(found, SEED),

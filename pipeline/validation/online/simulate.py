@@ -3,7 +3,8 @@
 R worlds, N members of each world's class, S contexts, A actions, P pairs. Regret is J(π*) − J(π) by enumeration, not a
 sample. Estimates and policies are refreshed every round at first and then every t/`REFRESH` rounds; in between the
 policies are fixed, so that the rounds of a stretch are one multinomial draw. In the paper's text the bonus is clipped
-at 1; the centred error reaches 2B, and so does the clip here unless told otherwise.
+at 1; the centred error reaches 2B, and so does the clip here unless told otherwise. On a finite class regret is bounded
+in the end, once only the truth is left; the growth law is about the rounds before that.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 from pipeline.validation.bandits import (
     Array,
     Bandit,
+    Booleans,
     Counts,
     Integers,
     Pairs,
@@ -121,7 +123,7 @@ def proof_constant(bound: float) -> float:
     return 4.0 * (math.exp(-bound) + 2.0 + math.exp(bound)) / math.exp(bound)
 
 
-def uncertainty(centred: Array, margin: Array, counted: Array, inside: Array, ridge: float) -> Array:
+def uncertainty(centred: Array, margin: Array, counted: Array, inside: Booleans, ridge: float) -> Array:
     """U of Definition 3.5 by enumeration of the pairs inside F_t: (R, S, A).
 
     centred (R, N, S, A): members less their mean under π¹. margin (R, N, P); counted (R, P): comparisons so far;
