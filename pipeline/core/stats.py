@@ -43,7 +43,8 @@ def wilson(wins: float, n: int, confidence: float = 0.95) -> Estimate:
     share = wins / n
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return Estimate(share, max(0.0, centre - half), min(1.0, centre + half), n)
+    # Rounding may put an end of the interval beside a share of exactly 0 or 1.
+    return Estimate(share, min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half)), n)
 
 
 def bootstrap_mean(values: np.ndarray, seed: int, resamples: int = 4000, confidence: float = 0.95) -> Estimate:

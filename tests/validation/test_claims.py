@@ -101,7 +101,7 @@ def test_validate_runs_a_module_and_exits_0_though_a_claim_is_refuted(
 
 def test_an_unknown_module_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", "nonsense"]) == 2
-    assert "no validation module 'nonsense': choose kl_dp" in capsys.readouterr().err
+    assert "no validation module 'nonsense': choose " in capsys.readouterr().err
 
 
 def test_every_registered_module_offers_run() -> None:

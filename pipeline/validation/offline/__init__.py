@@ -1,0 +1,1 @@
+"""Offline private preference learning (PPKL Algorithm 1), exact: rates, efficiency, pessimism, the lower bound."""

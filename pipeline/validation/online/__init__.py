@@ -1,0 +1,1 @@
+"""Online private preference learning (POKL Algorithm 2) on finite classes by enumeration: regret by explorer."""

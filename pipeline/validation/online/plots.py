@@ -1,0 +1,85 @@
+"""The figures of `validate online`."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from pipeline.validation.bandits import factor
+from pipeline.validation.figures import COLOURS, new_figure
+from pipeline.validation.online import growth
+from pipeline.validation.online.simulate import Trace
+from pipeline.validation.online.study import ARMS, EPSILONS, LIKELIHOOD, MIXTURE, MLE, NONE, OPTIMISM, REFERENCE, Study
+
+
+def regret(found: Study) -> Figure:
+    """Regret of π² against T, a panel an ε, private least squares; dashed: private MLE; band: 95 % over worlds."""
+    figure, axes = new_figure(len(EPSILONS))
+    for axis, epsilon in zip(axes, EPSILONS, strict=True):
+        place = 0
+        for arm in ARMS:
+            trace = found.traces[arm.name, epsilon]
+            if arm.estimator == LIKELIHOOD:
+                continue
+            if arm.name != REFERENCE:
+                _band(axis, trace, COLOURS[place], arm.name)
+            place += 1
+        for name, colour in ((OPTIMISM, COLOURS[0]), (NONE, COLOURS[2]), (MIXTURE, COLOURS[4])):
+            trace = found.traces[f"{name} (MLE)", epsilon]
+            axis.plot(trace.rounds, trace.regret.mean(axis=1), "--", linewidth=0.8, color=colour)
+        axis.set(xscale="log", xlabel="rounds T", title=f"regret of π², ε = {epsilon:g}", xlim=(100, None))
+        axis.title.set_fontsize(9)
+    axes[0].legend(fontsize=6, frameon=False)
+    return figure
+
+
+def _band(axis: Axes, trace: Trace, colour: str, label: str) -> None:
+    mean = trace.regret.mean(axis=1)
+    half = 1.96 * trace.regret.std(axis=1, ddof=1) / np.sqrt(trace.regret.shape[1])
+    axis.plot(trace.rounds, mean, color=colour, label=label)
+    axis.fill_between(trace.rounds, mean - half, mean + half, color=colour, alpha=0.15, linewidth=0)
+
+
+def fits(found: Study) -> Figure:
+    """The two laws fitted to optimism's regret over the last two decades; the realised Σ min(1, U²)."""
+    figure, axes = new_figure(2)
+    for place, epsilon in enumerate(EPSILONS):
+        trace = found.traces[OPTIMISM, epsilon]
+        chosen = growth.late(trace.rounds)
+        at, mean = trace.rounds[chosen].astype(float), trace.regret[chosen].mean(axis=1)
+        axes[0].plot(at, mean, color=COLOURS[place], linewidth=2.0, alpha=0.5, label=f"ε = {epsilon:g}")
+        for basis, style in ((np.log(at), "-"), (np.sqrt(at), ":")):
+            axes[0].plot(at, np.polyval(np.polyfit(basis, mean, 1), basis), style, color="black", linewidth=0.7)
+        axes[1].plot(trace.rounds, trace.eluder.mean(axis=1), color=COLOURS[place], label=f"ε = {epsilon:g}")
+    axes[0].set(xscale="log", xlabel="rounds T", title="regret of π² with a + b log T (dotted: a + b √T)")
+    axes[1].set(xscale="log", xlabel="rounds T", title="realised Σ min(1, U²)")
+    for axis in axes:
+        axis.legend(fontsize=7, frameon=False)
+        axis.title.set_fontsize(9)
+    return figure
+
+
+def final(found: Study) -> Figure:
+    """Regret at the horizon times (2α−1)² against ε for every arm: π² filled, π¹ open."""
+    figure, (axes,) = new_figure(1)
+    figure.set_size_inches(7.0, 3.4)
+    places = np.arange(len(EPSILONS))
+    scale = np.array([factor(epsilon) ** 2 for epsilon in EPSILONS])
+    names = list(dict.fromkeys(arm.name.removesuffix(MLE) for arm in ARMS))
+    for place, arm in enumerate(ARMS):
+        traces = [found.traces[arm.name, epsilon] for epsilon in EPSILONS]
+        at = places + 0.07 * (place - len(ARMS) / 2)
+        colour = COLOURS[names.index(arm.name.removesuffix(MLE))]
+        marker = "s" if arm.estimator == LIKELIHOOD else "o"
+        exploiting = scale * [trace.regret_exploiting[-1].mean() for trace in traces]
+        label = arm.name if arm.name == REFERENCE else None
+        axes.plot(at, exploiting, marker, markersize=4, color=colour, fillstyle="none", label=label)
+        if arm.name != REFERENCE:  # its π² never learns
+            exploring = scale * [trace.regret[-1].mean() for trace in traces]
+            axes.plot(at, exploring, marker, markersize=4, color=colour, label=arm.name)
+    axes.set(xticks=places, xlabel="ε", yscale="log", title="regret at the horizon · (2α−1)² (open: π¹)")
+    axes.set_xticklabels([f"{epsilon:g}" for epsilon in EPSILONS])
+    axes.title.set_fontsize(9)
+    axes.legend(fontsize=6, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
