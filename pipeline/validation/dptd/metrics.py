@@ -11,7 +11,7 @@ from pipeline.validation.dptd.environments import Array
 from pipeline.validation.dptd.network import features, gradients, values
 from pipeline.validation.dptd.trajectories import GAMMA, Transitions
 
-SAMPLE = 1000  # transitions that the costly metrics read, evenly spaced
+SAMPLE = 600  # transitions that metrics read, evenly spaced
 RIDGE = 1e-3  # of mspbe, in units of the squared features' mean
 TAIL = 60  # 0.95^60 < 5 %: returns cut earlier than this are not used
 
@@ -24,7 +24,7 @@ def subset(data: Transitions, size: int = SAMPLE) -> Transitions:
 
 
 def objective(path: Path, data: Transitions) -> Array:
-    """L(θ, ω) of Eq. 2 over all of `data`, the ordinate of the paper's figures: (C, R)."""
+    """L(θ, ω) of Eq. 2 over `data`, the ordinate of the paper's figures: (C, R)."""
     return np.array(
         [gradients(theta, omega, data).objective for theta, omega in zip(path.theta, path.omega, strict=True)]
     )

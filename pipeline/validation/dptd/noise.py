@@ -24,8 +24,8 @@ Neighbors = Literal["transition", "trajectory"]
 Kind = Literal["paper", "accountant"]
 MOMENTUM = 3.0  # α = β
 # Rényi orders that calibrate: a tenth of the accountant's work, noise within a few per cent of what all orders allow.
-ORDERS = (1.25, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 512)
-BUCKET = 1.05  # multipliers of steps are rounded down to powers of this: a valid bound, with few distinct steps
+ORDERS = (1.05, 1.25, 1.5, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 512)
+BUCKET = 1.15  # multipliers of steps are rounded down to powers of this: a valid bound, with few distinct steps
 
 
 def step_sizes(steps: int) -> Array:
@@ -115,7 +115,7 @@ def paper_certified(budget: Budget, sigma: float) -> float:
     multipliers = sigma / (scales * joint_sensitivity(budget.clip))
     powers, counts = np.unique(np.floor(np.log(multipliers) / math.log(BUCKET)), return_counts=True)
     phases = [(BUCKET ** float(power), int(many)) for power, many in zip(powers, counts, strict=True)]
-    return composed_subsampled_gaussian_epsilon(budget.population, phases, budget.delta)
+    return composed_subsampled_gaussian_epsilon(budget.population, phases, budget.delta, orders=ORDERS)
 
 
 def accountant_sigma(budget: Budget) -> float:
