@@ -157,14 +157,16 @@ def least_noise_multiplier(
 ) -> float:
     """The least noise multiplier (to 0.1 %) for which `subsampled_gaussian_epsilon` is at most `target_epsilon`.
 
-    orders: fewer are as valid, quicker and a little looser. OutsideAssumptions if 10⁴ is not enough; never less than 10⁻⁴.
+    orders: fewer are as valid, quicker and a little looser. OutsideAssumptions if 10⁴ is not enough; never less than
+    10⁻⁴.
     """
     positive("target_epsilon", target_epsilon)
     count("steps", steps)
     probability("target_delta", target_delta)
 
     def excess(log_multiplier: float) -> float:
-        found = subsampled_gaussian_epsilon(population, steps, math.exp(log_multiplier), target_delta, sample_size, orders)
+        multiplier = math.exp(log_multiplier)
+        found = subsampled_gaussian_epsilon(population, steps, multiplier, target_delta, sample_size, orders)
         return min(found, 1e6) - target_epsilon
 
     high = 0.0

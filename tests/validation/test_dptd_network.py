@@ -91,7 +91,7 @@ def test_a_run_with_its_own_transition_is_the_run_alone() -> None:
 
 
 def test_values_and_features() -> None:
-    theta, omega, data = example()
+    theta, _, data = example()
     assert network.values(theta, data.state).shape == (2, len(data))
     state = torch.tensor(data.state[1])
     primal = torch.tensor(theta[1], requires_grad=True)

@@ -135,9 +135,7 @@ def _factors(theta: Array, omega: Array, data: Transitions, now: Array, then: Ar
     norm_theta = np.sqrt(np.maximum(both + (on_out**2).sum(-1) + (carried - step) ** 2, 0.0))
     norm_omega = np.abs(rest) * np.sqrt((inner**2).sum(-1) * squared_now + (here.value**2).sum(-1) + 1.0)
     objective = error * step - 0.5 * step**2
-    return _Factors(
-        objective, carried, step, rest, on_now, on_then, on_out, inner, here.value, norm_theta, norm_omega
-    )
+    return _Factors(objective, carried, step, rest, on_now, on_then, on_out, inner, here.value, norm_theta, norm_omega)
 
 
 def gradients(theta: Array, omega: Array, data: Transitions, clip: float = np.inf) -> Gradients:

@@ -123,9 +123,7 @@ def accountant_sigma(budget: Budget) -> float:
 
     Theorem and assumptions: `pipeline.accounting.dptd.dptd`.
     """
-    multiplier = least_noise_multiplier(
-        budget.epsilon, budget.population, budget.steps, budget.delta, orders=ORDERS
-    )
+    multiplier = least_noise_multiplier(budget.epsilon, budget.population, budget.steps, budget.delta, orders=ORDERS)
     return multiplier * joint_sensitivity(budget.clip)
 
 

@@ -126,7 +126,7 @@ def moments(problem: Problem) -> NDArray[np.int64]:
 
 
 def baselines(problem: Problem) -> dict[str, Path]:
-    """SGD without noise, and DPGLD and DPSRM at (EPSILON, DELTA) by the accountant, one event a step for both players."""
+    """SGD without noise; DPGLD and DPSRM at (EPSILON, DELTA) by the accountant, one event a step for both players."""
     data, start = problem.data, problem.start()
     generator = np.random.default_rng(SEED + 2)
     rows = sampled_rows(data, problem.steps, problem.runs, "transition", generator)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pipeline.accounting.dptd import subsampled_gaussian_epsilon
+from pipeline.accounting.dptd import joint_sensitivity, subsampled_gaussian_epsilon
 from pipeline.validation.claims import Claim, within
 from pipeline.validation.dptd.algorithms import STEP
 from pipeline.validation.dptd.attack import attack
@@ -26,7 +26,6 @@ from pipeline.validation.dptd.noise import (
 )
 from pipeline.validation.dptd.study import EPSILON, Problem
 from pipeline.validation.dptd.trajectories import Transitions
-from pipeline.accounting.dptd import joint_sensitivity
 
 SINGULAR = 1e-10  # a ratio of eigenvalues below this is a zero in double precision
 

@@ -1,4 +1,4 @@
-"""Transitions of a behaviour policy: the data set of DPTD, and the discounted returns that its value function aims at."""
+"""Transitions of a behaviour policy, DPTD's data, and the discounted returns that a value function aims at."""
 
 from __future__ import annotations
 
