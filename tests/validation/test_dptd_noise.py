@@ -79,7 +79,7 @@ def test_constant_noise_is_accounted_step_by_step() -> None:
     found = noise.paper_certified(BUDGET, 3.0)
     weakest = 3.0 / joint_sensitivity(1.0)
     strongest = weakest / (3.0 * noise.step_sizes(38)[-1])
-    ends = (weakest, strongest)
+    ends = (weakest / noise.BUCKET, strongest)
     high, low = (subsampled_gaussian_epsilon(2500, 39, each, 1e-5, orders=noise.ORDERS) for each in ends)
     assert low < found < high
 

@@ -22,7 +22,7 @@ STEP = 2.0  # κ = η, Appendix G
 @dataclass(frozen=True)
 class Path:
     """steps (C,): gradient queries made before each record. theta, omega, momentum (C, R, d): iterates, and p at
-    those θ, ω (zero for the baselines, which have none). clipped (2,): share of shortened gradients of both players.
+    those θ, ω (zero for the baselines, which have none). clipped (R, 2): share of shortened gradients of both players.
     """
 
     steps: NDArray[np.int64]
@@ -33,7 +33,8 @@ class Path:
 
     def runs(self, chosen: slice) -> Path:
         """The same for some of the R runs."""
-        return Path(self.steps, self.theta[:, chosen], self.omega[:, chosen], self.momentum[:, chosen], self.clipped)
+        theta, omega, momentum = (each[:, chosen] for each in (self.theta, self.omega, self.momentum))
+        return Path(self.steps, theta, omega, momentum, self.clipped[chosen])
 
 
 class _Recorder:
@@ -42,7 +43,7 @@ class _Recorder:
     def __init__(self, moments: Sequence[int], shape: tuple[int, ...], dtype: np.dtype) -> None:
         self.place = {moment: place for place, moment in enumerate(sorted(set(moments)))}
         self.kept = np.zeros((3, len(self.place), *shape), dtype)
-        self.clipped, self.seen = np.zeros(2), 0
+        self.clipped, self.seen = np.zeros((shape[0], 2)), 0
 
     def state(self, moment: int, theta: Array, omega: Array, momentum: Array | None = None) -> None:
         if moment in self.place:
@@ -50,10 +51,11 @@ class _Recorder:
                 kept[self.place[moment]] = 0.0 if now is None else now
 
     def share(self, clipped: Array) -> None:
-        self.clipped, self.seen = self.clipped + clipped.mean(axis=0), self.seen + 1
+        self.clipped, self.seen = self.clipped + clipped, self.seen + 1
 
     def path(self) -> Path:
-        return Path(np.array(list(self.place)), *self.kept, self.clipped / max(self.seen, 1))
+        theta, omega, momentum = self.kept
+        return Path(np.array(list(self.place)), theta, omega, momentum, self.clipped / max(self.seen, 1))
 
 
 def sampled_rows(

@@ -13,12 +13,15 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.validation.dptd.algorithms import STEP, project
 from pipeline.validation.dptd.environments import Array
 from pipeline.validation.dptd.network import gradients, initial
 from pipeline.validation.dptd.noise import MOMENTUM, step_sizes
 from pipeline.validation.dptd.trajectories import Transitions
+
+Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ def extreme_neighbour(data: Transitions) -> Transitions:
     return changed
 
 
-def rows_using(row: int, rows: int, steps: int, runs: int, generator: np.random.Generator) -> Array:
+def rows_using(row: int, rows: int, steps: int, runs: int, generator: np.random.Generator) -> Rows:
     """(steps, R) uniform rows given that `row` occurs in each run: the first occurrence has its geometric law."""
     found = generator.integers(0, rows, (steps, runs))
     law = (1.0 - 1.0 / rows) ** np.arange(steps)
@@ -84,8 +87,8 @@ def attack(data: Transitions, deviation: Array, clip: float, runs: int, seed: in
         theta, omega = initial(2, data.state.shape[1], generator)
         estimate = np.zeros((2, len(theta)))
         for step in range(steps):
-            copies = (np.broadcast_to(each, (count + 1, len(each))) for each in (theta, omega))
-            found = gradients(*copies, both.take(single), clip)
+            shape = (count + 1, len(theta))
+            found = gradients(np.broadcast_to(theta, shape), np.broadcast_to(omega, shape), both.take(single), clip)
             samples = np.concatenate([found.theta, found.omega], axis=1)
             weight = MOMENTUM * sizes[step - 1] if step else 1.0
             noise = deviation[step] * generator.standard_normal(samples.shape[1])

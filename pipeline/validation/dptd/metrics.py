@@ -60,13 +60,13 @@ def value_error(theta: Array, data: Transitions) -> Array:
     ahead = last[data.trajectory] - np.arange(len(data))
     usable = (data.discount[last][data.trajectory] != GAMMA) | (ahead >= TAIL)
     gap = values(theta, data.state[usable]) - data.returns()[usable]
-    return np.sqrt((gap**2).mean(axis=1))
+    return np.asarray(np.sqrt((gap**2).mean(axis=1)), dtype=np.float64)
 
 
 def curvature(theta: Array, data: Transitions) -> Array:
     """Eigenvalues of G_θ = E[ψψᵀ] under one theta (d,), rising (d,): −G_θ is the Hessian of F in ω."""
     psi = features(theta, data.state)
-    return np.linalg.eigvalsh(psi.T @ psi / len(data))
+    return np.asarray(np.linalg.eigvalsh(psi.T @ psi / len(data)), dtype=np.float64)
 
 
 def best_response(theta: Array, omega: Array, data: Transitions, iterations: int = 300) -> tuple[Array, float]:

@@ -138,8 +138,9 @@ def _factors(theta: Array, omega: Array, data: Transitions, now: Array, then: Ar
     return _Factors(objective, carried, step, rest, on_now, on_then, on_out, inner, here.value, norm_theta, norm_omega)
 
 
-def gradients(theta: Array, omega: Array, data: Transitions, clip: float = np.inf) -> Gradients:
+def gradients(theta: Array, omega: Array, data: Transitions, clip: float | Array = np.inf) -> Gradients:
     """Gradients of the runs theta, omega (R, d) on their transitions: columns of `data` (R, B, …), or (B, …) for all.
+    clip: one G, or (R, 1).
 
     Norms of single samples come from the factors of each gradient, so that nothing of size B·d is formed.
     """
@@ -161,7 +162,7 @@ def gradients(theta: Array, omega: Array, data: Transitions, clip: float = np.in
     return Gradients(found[0], found[1], part.objective.mean(axis=1), clipped)
 
 
-def _shrink(norm: Array, clip: float) -> Array:
+def _shrink(norm: Array, clip: float | Array) -> Array:
     """min(1, clip / norm), 1 for a zero gradient."""
     with np.errstate(divide="ignore"):
         return np.minimum(1.0, clip / norm)

@@ -13,8 +13,9 @@ from pipeline.validation.dptd.study import CLIP, EPSILON, EPSILONS, FIGURE_1, Pr
 from pipeline.validation.dptd.trajectories import collect
 from pipeline.validation.results import Report
 
-EPOCHS = {"cartpole": 20.0, "acrobot": 20.0, "pong": 1.0}
+EPOCHS = {"cartpole": 10.0, "acrobot": 10.0, "pong": 1.0}
 QUICK_EPOCHS = {"cartpole": 2.0, "acrobot": 2.0, "pong": 0.5}
+LIMIT = {True: 100, False: 500}  # transitions of a trajectory; it cuts Pong's
 GRID = ((250, 1.0), (500, 2.0), (1000, 4.0), (2000, 8.0), (4000, 16.0), (8000, 32.0))
 KINDS: tuple[Kind, ...] = ("paper", "accountant")
 
@@ -22,7 +23,7 @@ KINDS: tuple[Kind, ...] = ("paper", "accountant")
 def run(quick: bool) -> Report:
     """Deterministic. `quick` takes 3 runs for 10, fewer epochs and moments, and cuts Pong's trajectories short."""
     runs, epochs = (3, QUICK_EPOCHS) if quick else (10, EPOCHS)
-    problems = [prepare(task, epochs[name], runs, 200 if quick else 1000) for name, task in TASKS.items()]
+    problems = [prepare(task, epochs[name], runs, LIMIT[quick]) for name, task in TASKS.items()]
     _print_scores(problems)
     rows = [theory.calibrations(problem) for problem in (problems[:1] if quick else problems)]
     claims = theory.privacy_claims(problems[0], rows[0], 10 if quick else 60)
@@ -48,7 +49,7 @@ def run(quick: bool) -> Report:
             "curves": [row for problem, one in both for row in outcomes.curves(problem, one)],
             "scaling": [row for kind, one in points.items() for row in scaling.rows(one, kind)],
         },
-        figures=figures | {"scaling": outcomes.draw_scaling(dict(points))},
+        figures=figures | {"scaling": outcomes.draw_scaling(points)},
     )
 
 

@@ -114,7 +114,7 @@ def family(problem: Problem, arms: Mapping[str, Arm]) -> dict[str, Path]:
         np.concatenate(rows, axis=1),
         np.concatenate(noise, axis=1),
         np.repeat([arm.clip for arm in arms.values()], runs),
-        moments(problem),
+        moments(problem).tolist(),
         generator,
     )
     return {name: path.runs(slice(place * runs, (place + 1) * runs)) for place, name in enumerate(arms)}

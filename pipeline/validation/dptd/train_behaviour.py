@@ -33,7 +33,7 @@ SARSA_EPISODES, SARSA_STEP = 400, {"cartpole": 2e-3, "acrobot": 1e-3}
 # Training stops once the last ten episodes return this much on average.
 ENOUGH = {"cartpole": 40.0, "acrobot": -130.0}
 TRACE, SARSA_GAMMA = 0.9, 0.99
-DQN_STEPS, BATCH, N_STEP, DQN_GAMMA = 100_000, 64, 8, 0.99
+DQN_STEPS, BATCH, N_STEP, DQN_GAMMA = 40_000, 64, 8, 0.99
 
 
 def sarsa(task: Task, seed: int) -> Policy:
@@ -109,7 +109,7 @@ def dqn(task: Task, seed: int, steps: int = DQN_STEPS) -> Policy:
         torch.nn.Linear(6, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 3)
     )
     target = copy.deepcopy(online)
-    optimizer = torch.optim.Adam(online.parameters(), lr=5e-4)
+    optimizer = torch.optim.Adam(online.parameters(), lr=1e-3)
     replay = Replay(100_000, 6)
     before = now = state(task, environment.reset(seed=seed)[0])
     total, started = 0.0, time.monotonic()
@@ -130,7 +130,7 @@ def dqn(task: Task, seed: int, steps: int = DQN_STEPS) -> Policy:
             print(f"{task.name}: step {step}, return {total:g}, {time.monotonic() - started:.0f} s", flush=True)
             before = now = state(task, environment.reset()[0])
             total = 0.0
-        if step >= 2000 and step % 4 == 0:
+        if step >= 2000 and step % 2 == 0:
             _learn(online, target, optimizer, replay.sample(generator))
         if step % 2000 == 0:
             target.load_state_dict(online.state_dict())

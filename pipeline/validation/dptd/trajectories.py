@@ -39,13 +39,16 @@ class Transitions:
 
     def take(self, rows: NDArray[np.int64]) -> Transitions:
         """The transitions `rows`, any shape: it stands in front of every column's own."""
-        columns = (self.state, self.reward, self.following, self.discount, self.trajectory)
-        return Transitions(*(column[rows] for column in columns))
+        return Transitions(
+            self.state[rows], self.reward[rows], self.following[rows], self.discount[rows], self.trajectory[rows]
+        )
 
     def cast(self, dtype: type[np.floating]) -> Transitions:
         """The same with columns of another float type."""
-        columns = (self.state, self.reward, self.following, self.discount)
-        return Transitions(*(column.astype(dtype) for column in columns), self.trajectory)
+        state, reward, following, discount = (
+            column.astype(dtype) for column in (self.state, self.reward, self.following, self.discount)
+        )
+        return Transitions(state, reward, following, discount, self.trajectory)
 
     def returns(self) -> Array:
         """(n,) discounted return from each state to the end of its episode; a cut episode counts what was seen."""
@@ -77,5 +80,6 @@ def collect(policy: Policy, episodes: int, seed: int, limit: int | None = None) 
             before, now = now, following
             over = terminated or truncated or steps == limit
     environment.close()
-    columns = (states, rewards, followings, discounts)
-    return Transitions(*(np.array(column, dtype=np.float64) for column in columns), np.array(owners, dtype=np.int64))
+    return Transitions(
+        np.array(states), np.array(rewards), np.array(followings), np.array(discounts), np.array(owners, dtype=np.int64)
+    )
