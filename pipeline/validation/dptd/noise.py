@@ -23,8 +23,10 @@ from pipeline.validation.dptd.environments import Array
 Neighbors = Literal["transition", "trajectory"]
 Kind = Literal["paper", "accountant"]
 MOMENTUM = 3.0  # α = β
-# Rényi orders that calibrate: a tenth of the accountant's work, noise within a few per cent of what all orders allow.
+# Rényi orders that calibrate: a tenth of the accountant's work, a little more noise than all orders would ask for.
 ORDERS = (1.05, 1.25, 1.5, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 512)
+HIGH_ORDERS = (32, 64, 96, 128, 192, 512)  # for ε < SMALL
+SMALL = 0.5
 BUCKET = 1.15  # multipliers of steps are rounded down to powers of this: a valid bound, with few distinct steps
 
 
@@ -123,7 +125,8 @@ def accountant_sigma(budget: Budget) -> float:
 
     Theorem and assumptions: `pipeline.accounting.dptd.dptd`.
     """
-    multiplier = least_noise_multiplier(budget.epsilon, budget.population, budget.steps, budget.delta, orders=ORDERS)
+    orders = ORDERS if budget.epsilon >= SMALL else HIGH_ORDERS
+    multiplier = least_noise_multiplier(budget.epsilon, budget.population, budget.steps, budget.delta, orders=orders)
     return multiplier * joint_sensitivity(budget.clip)
 
 

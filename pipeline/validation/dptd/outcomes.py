@@ -16,7 +16,7 @@ from pipeline.validation.dptd.environments import Array
 from pipeline.validation.dptd.metrics import mspbe, objective, subset, value_error
 from pipeline.validation.dptd.noise import Kind
 from pipeline.validation.dptd.scaling import Point, slope
-from pipeline.validation.dptd.study import EPSILON, EPSILONS, FIGURE_1, Arm, Problem, baselines, family
+from pipeline.validation.dptd.study import EPSILON, FIGURE_1, Arm, Problem, baselines, family
 from pipeline.validation.figures import COLOURS, new_figure
 
 LAST = 5  # recorded moments that count as the end of a run
@@ -50,10 +50,10 @@ def second_figure(kind: str, epsilon: float) -> str:
     return f"epsilon {epsilon:g}, {kind}"
 
 
-def measure(problem: Problem) -> tuple[dict[str, Outcome], float]:
-    """Every arm of both figures, and the MSPBE of the common start, averaged over runs."""
+def measure(problem: Problem, epsilons: Sequence[float]) -> tuple[dict[str, Outcome], float]:
+    """Every arm, Figure 2's at `epsilons` (EPSILON is one of them), and the mean MSPBE of the common starts."""
     kinds: tuple[Kind, ...] = ("accountant", "paper")
-    others = [each for each in EPSILONS if each != EPSILON]
+    others = [each for each in epsilons if each != EPSILON]
     arms = {second_figure(kind, each): Arm(kind, each) for kind in kinds for each in others}
     judged = subset(problem.data).cast(np.float64)
     found: dict[str, Outcome] = {}
@@ -83,8 +83,8 @@ def paired(values: Array) -> tuple[float, tuple[float, float]]:
     return mean, (mean - half, mean + half)
 
 
-def claims(problem: Problem, found: Outcomes, start: float) -> list[Claim]:
-    """Figures 1 and 2 on one task; `start` is the MSPBE of the untrained networks."""
+def claims(problem: Problem, found: Outcomes, start: float, epsilons: Sequence[float]) -> list[Claim]:
+    """Figures 1 and 2 on one task, after `measure`; `start` is the MSPBE of the untrained networks."""
     title = problem.task.title
 
     def smaller(claim: str, source: str, values: Array, what: str) -> Claim:
@@ -102,17 +102,17 @@ def claims(problem: Problem, found: Outcomes, start: float) -> list[Claim]:
     ]
     made.append(
         smaller(
-            f"DPTD ends with a smaller |L| than SGD, at epsilon {EPSILONS[-1]:g}",
+            f"DPTD ends with a smaller |L| than SGD, at epsilon {epsilons[-1]:g}",
             "DPTD Figure 1",
-            found[second_figure("accountant", EPSILONS[-1])].end - found["SGD"].end,
+            found[second_figure("accountant", epsilons[-1])].end - found["SGD"].end,
             "paired difference of |L| at the end",
         )
     )
     for kind in ("accountant", "paper"):
-        weak, strong = (found[second_figure(kind, each)].end for each in (EPSILONS[-1], EPSILONS[0]))
+        weak, strong = (found[second_figure(kind, each)].end for each in (epsilons[-1], epsilons[0]))
         made.append(
             smaller(
-                f"DPTD is better at epsilon {EPSILONS[-1]:g} than at {EPSILONS[0]:g}, calibration {kind}",
+                f"DPTD is better at epsilon {epsilons[-1]:g} than at {epsilons[0]:g}, calibration {kind}",
                 "DPTD Figure 2",
                 weak - strong,
                 "paired difference of |L| at the end",

@@ -9,7 +9,7 @@ from pipeline.validation.dptd import outcomes, scaling, theory
 from pipeline.validation.dptd.environments import TASKS
 from pipeline.validation.dptd.noise import Kind
 from pipeline.validation.dptd.policies import FOLDER, load
-from pipeline.validation.dptd.study import CLIP, EPSILON, EPSILONS, FIGURE_1, Problem, prepare
+from pipeline.validation.dptd.study import CLIP, EPSILON, EPSILONS, FIGURE_1, QUICK_EPSILONS, Problem, prepare
 from pipeline.validation.dptd.trajectories import collect
 from pipeline.validation.results import Report
 
@@ -28,16 +28,16 @@ def run(quick: bool) -> Report:
     rows = [theory.calibrations(problem) for problem in (problems[:1] if quick else problems)]
     claims = theory.privacy_claims(problems[0], rows[0], 10 if quick else 60)
     claims += theory.assumption_claims(problems[0])
-    found = []
+    found, epsilons = [], QUICK_EPSILONS if quick else EPSILONS
     for problem in problems:
-        measured, start = outcomes.measure(problem)
-        claims += outcomes.claims(problem, measured, start)
+        measured, start = outcomes.measure(problem, epsilons)
+        claims += outcomes.claims(problem, measured, start, epsilons)
         found.append(measured)
     points, more = _scaling(quick)
     shown = {name: name for name in (*FIGURE_1, *outcomes.PUBLISHED)}
     figures = {"figure_1": outcomes.draw(problems, found, shown, f"Figure 1, epsilon {EPSILON:g}, clip {CLIP:g}")}
     for kind in KINDS:
-        arms = {outcomes.second_figure(kind, each): f"ε = {each:g}" for each in EPSILONS}
+        arms = {outcomes.second_figure(kind, each): f"ε = {each:g}" for each in epsilons}
         figures[f"figure_2_{kind}"] = outcomes.draw(problems, found, arms, f"Figure 2, noise: {kind}")
     both = list(zip(problems, found, strict=True))
     return Report(

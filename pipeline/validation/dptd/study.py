@@ -32,6 +32,7 @@ from pipeline.validation.dptd.trajectories import Transitions, collect
 TRAJECTORIES = 5
 EPSILON, DELTA, CLIP = 1.0, 1e-5, 1.0
 EPSILONS = (0.1, 1.0, 10.0, 100.0)  # Figure 2
+QUICK_EPSILONS = (1.0, 100.0)
 SGD_RATE, LANGEVIN_RATE = 1e-3, 0.1
 RECURSION = Recursion(batch=25, decay=0.1, rate=0.01)
 MOMENTS = 20
@@ -101,12 +102,13 @@ def family(problem: Problem, arms: Mapping[str, Arm]) -> dict[str, Path]:
     """Paths of `arms`, side by side."""
     generator, runs = np.random.default_rng(SEED + 1), problem.runs
     rows, noise = [], []
+    known: dict[tuple[Kind | None, float, Neighbors], Array] = {(None, EPSILON, "transition"): np.zeros(problem.steps)}
     for arm in arms.values():
         rows.append(sampled_rows(problem.data, problem.steps, runs, arm.neighbors, generator))
-        deviation = np.zeros(problem.steps)
-        if arm.kind is not None:
-            deviation = deviations(arm.kind, problem.budget(arm.epsilon, arm.neighbors))
-        noise.append(np.repeat(deviation[:, None], runs, axis=1))
+        setting = (arm.kind, arm.epsilon, arm.neighbors)
+        if arm.kind is not None and setting not in known:
+            known[setting] = deviations(arm.kind, problem.budget(arm.epsilon, arm.neighbors))
+        noise.append(np.repeat(known[setting][:, None], runs, axis=1))
     start = problem.start()
     path = momentum_runs(
         problem.data,
