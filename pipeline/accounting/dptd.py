@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 
 from scipy.optimize import brentq
 
@@ -25,20 +26,39 @@ def joint_sensitivity(clip: float) -> float:
     return 2.0 * math.sqrt(2.0) * positive("clip", clip)
 
 
-def subsampled_gaussian_epsilon(population: int, steps: int, noise_multiplier: float, delta: float) -> float:
-    """ε at δ of `steps` Gaussian releases, each on one of `population` records drawn uniformly; replace-one.
+def subsampled_gaussian_epsilon(
+    population: int,
+    steps: int,
+    noise_multiplier: float,
+    delta: float,
+    sample_size: int = 1,
+    orders: Sequence[float] = ORDERS,
+) -> float:
+    """ε at δ of `steps` Gaussian releases, each on `sample_size` of `population` records drawn uniformly; replace-one.
 
     noise_multiplier: standard deviation over ℓ2 sensitivity. dp-accounting's Rényi accountant: Wang, Balle and
     Kasiviswanathan (2019), Theorem 27, for sampling without replacement. Infinite where no order gives a bound.
     """
+    return composed_subsampled_gaussian_epsilon(population, [(noise_multiplier, steps)], delta, sample_size, orders)
+
+
+def composed_subsampled_gaussian_epsilon(
+    population: int,
+    phases: Iterable[tuple[float, int]],
+    delta: float,
+    sample_size: int = 1,
+    orders: Sequence[float] = ORDERS,
+) -> float:
+    """As `subsampled_gaussian_epsilon`, for phases (noise multiplier, steps) one after the other, adaptively chosen."""
     import dp_accounting
     from dp_accounting.rdp import RdpAccountant
 
-    accountant = RdpAccountant(list(ORDERS), neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
-    step = dp_accounting.SampledWithoutReplacementDpEvent(
-        population, 1, dp_accounting.GaussianDpEvent(noise_multiplier)
-    )
-    accountant.compose(dp_accounting.SelfComposedDpEvent(step, steps))
+    accountant = RdpAccountant(list(orders), neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
+    for noise_multiplier, steps in phases:
+        step = dp_accounting.SampledWithoutReplacementDpEvent(
+            population, sample_size, dp_accounting.GaussianDpEvent(noise_multiplier)
+        )
+        accountant.compose(dp_accounting.SelfComposedDpEvent(step, steps))
     return float(accountant.get_epsilon(delta))
 
 
@@ -123,13 +143,30 @@ def dptd_sigma(
 
     OutsideAssumptions if a noise multiplier of 10⁴ is not enough.
     """
+    population = _population(neighbors, rows, trajectories)
+    return joint_sensitivity(clip) * least_noise_multiplier(target_epsilon, population, steps, target_delta)
+
+
+def least_noise_multiplier(
+    target_epsilon: float,
+    population: int,
+    steps: int,
+    target_delta: float,
+    sample_size: int = 1,
+    orders: Sequence[float] = ORDERS,
+) -> float:
+    """The least noise multiplier (to 0.1 %) for which `subsampled_gaussian_epsilon` is at most `target_epsilon`.
+
+    orders: fewer are as valid, quicker and a little looser. OutsideAssumptions if 10⁴ is not enough; never less than
+    10⁻⁴.
+    """
     positive("target_epsilon", target_epsilon)
     count("steps", steps)
     probability("target_delta", target_delta)
-    population = _population(neighbors, rows, trajectories)
 
     def excess(log_multiplier: float) -> float:
-        found = subsampled_gaussian_epsilon(population, steps, math.exp(log_multiplier), target_delta)
+        multiplier = math.exp(log_multiplier)
+        found = subsampled_gaussian_epsilon(population, steps, multiplier, target_delta, sample_size, orders)
         return min(found, 1e6) - target_epsilon
 
     high = 0.0
@@ -141,8 +178,8 @@ def dptd_sigma(
     while excess(low) <= 0.0:
         low -= 1.0
         if low < -math.log(LARGEST_MULTIPLIER):
-            return math.exp(low) * joint_sensitivity(clip)
+            return math.exp(low)
     root = float(brentq(excess, low, min(high, low + 1.0), xtol=5e-4))
     while excess(root) > 0.0:
         root += 5e-4
-    return math.exp(root) * joint_sensitivity(clip)
+    return math.exp(root)

@@ -16,6 +16,8 @@ MODULES = MappingProxyType(
         "offline": "pipeline.validation.offline.run",
         "online": "pipeline.validation.online.run",
         "kl_dp": "pipeline.validation.kl_dp.run",
+        "dptd": "pipeline.validation.dptd.run",
+        "private_rl": "pipeline.validation.private_rl.run",
     }
 )
 

@@ -1,0 +1,213 @@
+"""DPTD (Algorithm 1), TD, and the baselines SGD, DPGLD and DPSRM in primal-dual form; R runs side by side.
+
+R runs, d parameters, C recorded moments, as in `network`. A run's p_t, d_t are the momentum estimates of both players.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.validation.dptd.environments import Array
+from pipeline.validation.dptd.network import BOX, gradients
+from pipeline.validation.dptd.noise import MOMENTUM, Neighbors, step_sizes
+from pipeline.validation.dptd.trajectories import Transitions
+
+STEP = 2.0  # κ = η, Appendix G
+
+
+@dataclass(frozen=True)
+class Path:
+    """steps (C,): gradient queries made before each record. theta, omega, momentum (C, R, d): iterates, and p at
+    those θ, ω (zero for the baselines, which have none). clipped (R, 2): share of shortened gradients of both players.
+    """
+
+    steps: NDArray[np.int64]
+    theta: Array
+    omega: Array
+    momentum: Array
+    clipped: Array
+
+    def runs(self, chosen: slice) -> Path:
+        """The same for some of the R runs."""
+        theta, omega, momentum = (each[:, chosen] for each in (self.theta, self.omega, self.momentum))
+        return Path(self.steps, theta, omega, momentum, self.clipped[chosen])
+
+
+class _Recorder:
+    """Copies the state of the runs at `moments`; ends as a Path."""
+
+    def __init__(self, moments: Sequence[int], shape: tuple[int, ...], dtype: np.dtype) -> None:
+        self.place = {moment: place for place, moment in enumerate(sorted(set(moments)))}
+        self.kept = np.zeros((3, len(self.place), *shape), dtype)
+        self.clipped, self.seen = np.zeros((shape[0], 2)), 0
+
+    def state(self, moment: int, theta: Array, omega: Array, momentum: Array | None = None) -> None:
+        if moment in self.place:
+            for kept, now in zip(self.kept, (theta, omega, momentum), strict=True):
+                kept[self.place[moment]] = 0.0 if now is None else now
+
+    def share(self, clipped: Array) -> None:
+        self.clipped, self.seen = self.clipped + clipped, self.seen + 1
+
+    def path(self) -> Path:
+        theta, omega, momentum = self.kept
+        return Path(np.array(list(self.place)), theta, omega, momentum, self.clipped / max(self.seen, 1))
+
+
+def sampled_rows(
+    data: Transitions, steps: int, runs: int, neighbors: Neighbors, generator: np.random.Generator
+) -> NDArray[np.int64]:
+    """(steps, R) rows: uniform, or uniform in a uniformly drawn trajectory, as each notion's accountant assumes."""
+    if neighbors == "transition":
+        return generator.integers(0, len(data), (steps, runs))
+    lengths = data.lengths()
+    first = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    drawn = generator.integers(0, len(lengths), (steps, runs))
+    return first[drawn] + generator.integers(0, lengths[drawn])
+
+
+def project(parameters: Array) -> Array:
+    """Onto the box."""
+    return np.clip(parameters, -BOX, BOX)
+
+
+def momentum_runs(
+    data: Transitions,
+    start: tuple[Array, Array],
+    rows: NDArray[np.int64],
+    deviation: Array,
+    clip: Array,
+    moments: Sequence[int],
+    generator: np.random.Generator,
+) -> Path:
+    """Algorithm 1; TD where the noise is zero. start: θ_0 and ω_0 (R, d). rows, deviation (T, R): the transition of
+    each step and run, and the deviation of the noise on p_t and d_t. clip (R,): G, infinite for none, 0 for a run that
+    reads no data. moments: recorded t, from 0 to T − 1.
+    """
+    theta, omega = (each.copy() for each in start)
+    steps, dtype = len(rows), theta.dtype
+    sizes = step_sizes(steps)
+    recorder = _Recorder(moments, theta.shape, dtype)
+    noisy = np.flatnonzero(deviation.any(axis=0))
+    estimate = np.zeros((2, *theta.shape), dtype)
+    bound = clip[:, None].astype(dtype)
+    for step in range(steps):
+        found = gradients(theta, omega, data.take(rows[step][:, None]), bound)
+        # At t = 0 the estimate is the gradient itself, without a momentum factor.
+        weight = MOMENTUM * sizes[step - 1] if step else 1.0
+        estimate *= dtype.type(1.0 - weight)
+        estimate[0] += dtype.type(weight) * found.theta
+        estimate[1] += dtype.type(weight) * found.omega
+        if len(noisy):
+            drawn = generator.standard_normal((2, len(noisy), theta.shape[1]), dtype.type)
+            estimate[:, noisy] += deviation[step, noisy, None].astype(dtype) * drawn
+        recorder.share(found.clipped)
+        recorder.state(step, theta, omega, estimate[0])
+        size = dtype.type(sizes[step])
+        theta += size * (project(theta - STEP * estimate[0]) - theta)
+        omega += size * (project(omega + STEP * estimate[1]) - omega)
+    return recorder.path()
+
+
+def sgd_runs(
+    data: Transitions,
+    start: tuple[Array, Array],
+    rows: NDArray[np.int64],
+    rate: float,
+    moments: Sequence[int],
+) -> Path:
+    """Projected stochastic gradient descent ascent at a constant step, one transition a step, nothing clipped."""
+    theta, omega = (each.copy() for each in start)
+    recorder = _Recorder(moments, theta.shape, theta.dtype)
+    for step, chosen in enumerate(rows):
+        recorder.state(step, theta, omega)
+        found = gradients(theta, omega, data.take(chosen[:, None]))
+        theta = project(theta - theta.dtype.type(rate) * found.theta)
+        omega = project(omega + omega.dtype.type(rate) * found.omega)
+    recorder.state(len(rows), theta, omega)
+    return recorder.path()
+
+
+def langevin_runs(
+    data: Transitions,
+    start: tuple[Array, Array],
+    epochs: int,
+    rate: float,
+    sigma: float,
+    clip: float,
+    generator: np.random.Generator,
+) -> Path:
+    """DPGLD (Wang, Chen and Xu 2019): a full gradient a step, with noise of deviation `sigma` on its mean.
+
+    Langevin's inverse temperature is 2/(rate·σ²). Recorded after every epoch, in steps of single gradients.
+    """
+    theta, omega = (each.copy() for each in start)
+    dtype = theta.dtype
+    recorder = _Recorder([len(data) * epoch for epoch in range(epochs + 1)], theta.shape, dtype)
+    for epoch in range(epochs):
+        recorder.state(epoch * len(data), theta, omega)
+        found = gradients(theta, omega, data, clip)
+        recorder.share(found.clipped)
+        noise = dtype.type(sigma) * generator.standard_normal((2, *theta.shape), dtype.type)
+        theta = project(theta - dtype.type(rate) * (found.theta + noise[0]))
+        omega = project(omega + dtype.type(rate) * (found.omega + noise[1]))
+    recorder.state(epochs * len(data), theta, omega)
+    return recorder.path()
+
+
+@dataclass(frozen=True)
+class Recursion:
+    """DPSRM's settings: batch drawn without replacement, `decay` a in v = g(θ) + (1 − a)(v − g(θ_before)), step."""
+
+    batch: int
+    decay: float
+    rate: float
+
+    def steps(self, rows: int, epochs: int) -> int:
+        """Steps that two gradients of each batch row allow in `epochs` times `rows` gradients."""
+        return max(1, epochs * rows // (2 * self.batch))
+
+    def sensitivity(self, clip: float) -> float:
+        """Of a batch mean of g(θ) − (1 − a)g(θ_before), both players, one record replaced, each g clipped."""
+        return 2.0 * np.sqrt(2.0) * (2.0 - self.decay) * clip / self.batch
+
+
+def recursive_runs(
+    data: Transitions,
+    start: tuple[Array, Array],
+    epochs: int,
+    settings: Recursion,
+    sigma: float,
+    clip: float,
+    generator: np.random.Generator,
+) -> Path:
+    """DPSRM (Wang, Jayaraman, Evans and Gu 2019): stochastic recursive momentum with noise `sigma` on v at every step.
+
+    All runs share the batches; their noise differs. Recorded at about every epoch.
+    """
+    theta, omega = (each.copy() for each in start)
+    dtype, steps = theta.dtype, settings.steps(len(data), epochs)
+    every = [round(steps * epoch / epochs) for epoch in range(epochs + 1)]
+    recorder = _Recorder(every, theta.shape, dtype)
+    estimate, before = np.zeros((2, *theta.shape), dtype), (theta, omega)
+    keep = dtype.type(1.0 - settings.decay)
+    for step in range(steps):
+        recorder.state(step, theta, omega)
+        batch = data.take(generator.choice(len(data), settings.batch, replace=False))
+        found = gradients(theta, omega, batch, clip)
+        recorder.share(found.clipped)
+        if step:
+            old = gradients(*before, batch, clip)
+            estimate = keep * (estimate - np.stack([old.theta, old.omega]))
+        estimate = estimate + np.stack([found.theta, found.omega])
+        estimate += dtype.type(sigma) * generator.standard_normal(estimate.shape, dtype.type)
+        before = (theta, omega)
+        theta = project(theta - dtype.type(settings.rate) * estimate[0])
+        omega = project(omega + dtype.type(settings.rate) * estimate[1])
+    recorder.state(steps, theta, omega)
+    path = recorder.path()
+    return Path(path.steps * 2 * settings.batch, path.theta, path.omega, path.momentum, path.clipped)

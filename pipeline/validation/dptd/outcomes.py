@@ -1,0 +1,209 @@
+"""What Figures 1 and 2 say about each task, decided on the runs; the tables and drawings behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from scipy import stats
+
+from pipeline.validation.claims import Claim, within
+from pipeline.validation.dptd.algorithms import Path
+from pipeline.validation.dptd.environments import Array
+from pipeline.validation.dptd.metrics import mspbe, objective, subset, value_error
+from pipeline.validation.dptd.noise import Kind
+from pipeline.validation.dptd.scaling import Point, slope
+from pipeline.validation.dptd.study import EPSILON, FIGURE_1, Arm, Problem, baselines, family
+from pipeline.validation.figures import COLOURS, new_figure
+
+LAST = 5  # recorded moments that count as the end of a run
+PUBLISHED = ("SGD", "DPGLD", "DPSRM")
+CAVEAT = "kappa = eta = 2 and nu_0 break the conditions of Theorem 5.2 and Lemma C.6"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One arm on one task. epochs (C,); objective (C, R): L; mspbe, value_error (R,) of the last iterate; clipped (2,)
+    the share of shortened gradients.
+    """
+
+    epochs: Array
+    objective: Array
+    mspbe: Array
+    value_error: Array
+    clipped: Array
+
+    @property
+    def end(self) -> Array:
+        """Mean |L| over the last moments, (R,)."""
+        return np.abs(self.objective[-LAST:]).mean(axis=0)
+
+
+Outcomes = Mapping[str, Outcome]
+
+
+def second_figure(kind: str, epsilon: float) -> str:
+    """Name of an arm of Figure 2."""
+    return f"epsilon {epsilon:g}, {kind}"
+
+
+def measure(problem: Problem, epsilons: Sequence[float]) -> tuple[dict[str, Outcome], float]:
+    """Every arm, Figure 2's at `epsilons` (EPSILON is one of them), and the mean MSPBE of the common starts."""
+    kinds: tuple[Kind, ...] = ("accountant", "paper")
+    others = [each for each in epsilons if each != EPSILON]
+    arms = {second_figure(kind, each): Arm(kind, each) for kind in kinds for each in others}
+    judged = subset(problem.data).cast(np.float64)
+    found: dict[str, Outcome] = {}
+    for paths in (family(problem, FIGURE_1), baselines(problem), family(problem, arms)):
+        found |= {name: _outcome(path, problem) for name, path in paths.items()}
+    for kind, name in (("accountant", "DPTD"), ("paper", "DPTD, noise of the paper")):
+        found[second_figure(kind, EPSILON)] = found[name]
+    return found, float(mspbe(problem.start()[0].astype(np.float64), judged).mean())
+
+
+def _outcome(path: Path, problem: Problem) -> Outcome:
+    data = subset(problem.data)
+    last = path.theta[-1].astype(np.float64)
+    return Outcome(
+        path.steps / len(problem.data),
+        objective(path, data),
+        mspbe(last, data.cast(np.float64)),
+        value_error(last, problem.data.cast(np.float64)),
+        path.clipped.mean(axis=0),
+    )
+
+
+def paired(values: Array) -> tuple[float, tuple[float, float]]:
+    """Mean of (R,) paired differences with the 95 % t interval."""
+    mean = float(values.mean())
+    half = float(stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
+    return mean, (mean - half, mean + half)
+
+
+def claims(problem: Problem, found: Outcomes, start: float, epsilons: Sequence[float]) -> list[Claim]:
+    """Figures 1 and 2 on one task, after `measure`; `start` is the MSPBE of the untrained networks."""
+    title = problem.task.title
+
+    def smaller(claim: str, source: str, values: Array, what: str) -> Claim:
+        mean, interval = paired(values)
+        return within(f"{title}: {claim}", source, mean, high=0.0, what=what, interval=interval)
+
+    made = [
+        smaller(
+            f"DPTD ends with a smaller |L| than {other}",
+            "DPTD Figure 1",
+            found["DPTD"].end - found[other].end,
+            "paired difference of |L| at the end",
+        )
+        for other in PUBLISHED
+    ]
+    made.append(
+        smaller(
+            f"DPTD ends with a smaller |L| than SGD, at epsilon {epsilons[-1]:g}",
+            "DPTD Figure 1",
+            found[second_figure("accountant", epsilons[-1])].end - found["SGD"].end,
+            "paired difference of |L| at the end",
+        )
+    )
+    for kind in ("accountant", "paper"):
+        weak, strong = (found[second_figure(kind, each)].end for each in (epsilons[-1], epsilons[0]))
+        made.append(
+            smaller(
+                f"DPTD is better at epsilon {epsilons[-1]:g} than at {epsilons[0]:g}, calibration {kind}",
+                "DPTD Figure 2",
+                weak - strong,
+                "paired difference of |L| at the end",
+            )
+        )
+    made.append(
+        smaller(
+            "DPTD's value function is better than one made of noise alone",
+            "this project",
+            np.log(found["DPTD"].mspbe) - np.log(found["DPTD, reading no data"].mspbe),
+            "paired difference of log MSPBE",
+        )
+    )
+    made.append(
+        within(
+            f"{title}: L = 0 means a value function as good as TD's, whose L goes to 0 (start with omega = 0: L = 0)",
+            "DPTD Section 6.3",
+            start / float(found["TD"].mspbe.mean()),
+            high=1.0,
+            what="MSPBE of the untrained network / of TD's",
+        )
+    )
+    return made
+
+
+def summary(problem: Problem, found: Outcomes) -> list[dict[str, object]]:
+    """Rows of outcomes.csv: means and standard deviations over runs."""
+    return [
+        {
+            "task": problem.task.name,
+            "arm": name,
+            "runs": len(one.end),
+            "objective_end": one.objective[-1].mean(),
+            "objective_sd": one.objective[-1].std(ddof=1),
+            "absolute_objective_end": one.end.mean(),
+            "mspbe": one.mspbe.mean(),
+            "mspbe_sd": one.mspbe.std(ddof=1),
+            "value_error": one.value_error.mean(),
+            "clipped_primal": one.clipped[0],
+            "clipped_dual": one.clipped[1],
+        }
+        for name, one in found.items()
+    ]
+
+
+def curves(problem: Problem, found: Outcomes) -> list[dict[str, object]]:
+    """Rows of curves.csv: the points of both figures."""
+    return [
+        {
+            "task": problem.task.name,
+            "arm": name,
+            "epoch": epoch,
+            "objective": one.objective[place].mean(),
+            "objective_sd": one.objective[place].std(ddof=1),
+        }
+        for name, one in found.items()
+        for place, epoch in enumerate(one.epochs)
+    ]
+
+
+def draw(problems: Sequence[Problem], outcomes: Sequence[Outcomes], arms: Mapping[str, str], title: str) -> Figure:
+    """L against epochs, a panel a task, mean and one standard deviation; `arms` name to label."""
+    figure, axes = new_figure(len(problems))
+    for each, problem, found in zip(axes, problems, outcomes, strict=True):
+        for place, (name, label) in enumerate(arms.items()):
+            _curve(each, found[name], label, COLOURS[place % len(COLOURS)])
+        shape = f"n = {len(problem.data)}, d = {problem.task.parameters}"
+        each.set(xlabel="epoch", title=f"{problem.task.title}: {shape}")
+        each.set_yscale("symlog", linthresh=0.1)
+        each.title.set_fontsize(9)
+    axes[0].set_ylabel("L(θ, ω)")
+    axes[-1].legend(fontsize=6, frameon=False)
+    figure.suptitle(f"{title}; {CAVEAT}", fontsize=8)
+    return figure
+
+
+def _curve(axes: Axes, one: Outcome, label: str, colour: str) -> None:
+    mean, spread = one.objective.mean(axis=1), one.objective.std(axis=1, ddof=1)
+    axes.plot(one.epochs, mean, color=colour, label=label, linewidth=1.2)
+    axes.fill_between(one.epochs, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
+
+
+def draw_scaling(points: Mapping[Kind, Sequence[Point]]) -> Figure:
+    """Eq. 4 against nε with the theorem's slope."""
+    figure, (axes,) = new_figure()
+    for place, (kind, measured) in enumerate(points.items()):
+        across = np.array([point.product for point in measured])
+        total = np.array([point.utility.total for point in measured])
+        label = f"noise: {kind}, slope {slope(measured)[0]:.2f}"
+        axes.errorbar(across, total.mean(1), total.std(1, ddof=1), fmt="o-", ms=3, color=COLOURS[place], label=label)
+    axes.plot(across, total.mean(1)[0] * (across / across[0]) ** -0.25, "--", color="#555555", label="slope −1/4")
+    axes.set(xscale="log", yscale="log", xlabel="n ε", ylabel="Eq. 4, mean over iterates")
+    axes.legend(fontsize=7, frameon=False)
+    return figure

@@ -1,0 +1,71 @@
+"""`private-rlhf validate dptd`: what Theorem 5.1's noise certifies, both figures, Eq. 4 and its scaling."""
+
+from __future__ import annotations
+
+import json
+
+from pipeline.validation.claims import Claim
+from pipeline.validation.dptd import outcomes, scaling, theory
+from pipeline.validation.dptd.environments import TASKS
+from pipeline.validation.dptd.noise import Kind
+from pipeline.validation.dptd.policies import FOLDER, load
+from pipeline.validation.dptd.study import CLIP, EPSILON, EPSILONS, FIGURE_1, QUICK_EPSILONS, Problem, prepare
+from pipeline.validation.dptd.trajectories import collect
+from pipeline.validation.results import Report
+
+EPOCHS = {"cartpole": 10.0, "acrobot": 10.0, "pong": 1.0}
+QUICK_EPOCHS = {"cartpole": 2.0, "acrobot": 2.0, "pong": 0.5}
+LIMIT = {True: 100, False: 500}  # transitions of a trajectory; it cuts Pong's
+GRID = ((250, 1.0), (500, 2.0), (1000, 4.0), (2000, 8.0), (4000, 16.0), (8000, 32.0))
+KINDS: tuple[Kind, ...] = ("paper", "accountant")
+
+
+def run(quick: bool) -> Report:
+    """Deterministic. `quick` takes 3 runs for 10, fewer epochs and moments, and cuts Pong's trajectories short."""
+    runs, epochs = (3, QUICK_EPOCHS) if quick else (10, EPOCHS)
+    problems = [prepare(task, epochs[name], runs, LIMIT[quick]) for name, task in TASKS.items()]
+    _print_scores(problems)
+    rows = [theory.calibrations(problem) for problem in (problems[:1] if quick else problems)]
+    claims = theory.privacy_claims(problems[0], rows[0], 10 if quick else 60)
+    claims += theory.assumption_claims(problems[0])
+    found, epsilons = [], QUICK_EPSILONS if quick else EPSILONS
+    for problem in problems:
+        measured, start = outcomes.measure(problem, epsilons)
+        claims += outcomes.claims(problem, measured, start, epsilons)
+        found.append(measured)
+    points, more = _scaling(quick)
+    shown = {name: name for name in (*FIGURE_1, *outcomes.PUBLISHED)}
+    figures = {"figure_1": outcomes.draw(problems, found, shown, f"Figure 1, epsilon {EPSILON:g}, clip {CLIP:g}")}
+    for kind in KINDS:
+        arms = {outcomes.second_figure(kind, each): f"ε = {each:g}" for each in epsilons}
+        figures[f"figure_2_{kind}"] = outcomes.draw(problems, found, arms, f"Figure 2, noise: {kind}")
+    both = list(zip(problems, found, strict=True))
+    return Report(
+        name="dptd",
+        claims=[*claims, *more],
+        tables={
+            "calibration": [row for each in rows for row in each],
+            "outcomes": [row for problem, one in both for row in outcomes.summary(problem, one)],
+            "curves": [row for problem, one in both for row in outcomes.curves(problem, one)],
+            "scaling": [row for kind, one in points.items() for row in scaling.rows(one, kind)],
+        },
+        figures=figures | {"scaling": outcomes.draw_scaling(points)},
+    )
+
+
+def _scaling(quick: bool) -> tuple[dict[Kind, list[scaling.Point]], list[Claim]]:
+    grid = GRID[:3] if quick else GRID
+    pool = collect(load(TASKS["cartpole"]), 15 if quick else 120, 500)
+    largest = max(rows for rows, _ in grid)
+    if len(pool) < largest:
+        raise RuntimeError(f"the pool holds {len(pool)} transitions, {largest} are needed: collect more episodes")
+    points = {kind: scaling.measure(pool, grid, kind, 3 if quick else 10, CLIP) for kind in KINDS}
+    return points, [scaling.claim(one, kind) for kind, one in points.items()]
+
+
+def _print_scores(problems: list[Problem]) -> None:
+    scores = json.loads((FOLDER / "scores.json").read_text(encoding="utf-8"))
+    for problem in problems:
+        name, lengths = problem.task.name, problem.data.lengths().tolist()
+        kind = "DQN" if name == "pong" else "Sarsa"
+        print(f"{problem.task.title}: {kind}, mean return {scores[name]:g} of 20 episodes; five of {lengths} steps")

@@ -1,0 +1,111 @@
+"""Eq. 4 against n·ε at the theorem's own number of steps: does the utility fall like (nε)^(−1/4)?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pipeline.validation.claims import Claim, within
+from pipeline.validation.dptd.algorithms import momentum_runs, sampled_rows
+from pipeline.validation.dptd.environments import Array
+from pipeline.validation.dptd.metrics import Utility, subset, utility
+from pipeline.validation.dptd.network import dimension, initial
+from pipeline.validation.dptd.noise import Budget, Kind, deviations
+from pipeline.validation.dptd.trajectories import Transitions
+
+CONSTANT = 4.0  # C of T = C·nε/√(d log 1/δ); the theorem leaves it open
+MOMENTS = 8
+BOUND = -0.25
+
+
+@dataclass(frozen=True)
+class Point:
+    """One (n, ε) with its steps T, the deviation of the first noise, and Eq. 4 of R runs."""
+
+    rows: int
+    epsilon: float
+    steps: int
+    sigma: float
+    utility: Utility
+
+    @property
+    def product(self) -> float:
+        """nε."""
+        return self.rows * self.epsilon
+
+
+def measure(pool: Transitions, grid: Sequence[tuple[int, float]], kind: Kind, runs: int, clip: float) -> list[Point]:
+    """DPTD on the first n transitions of the shuffled `pool` for every (n, ε) of `grid`; bit-reproducible."""
+    generator = np.random.default_rng(11)
+    order = generator.permutation(len(pool))
+    size = pool.state.shape[1]
+    points = []
+    for rows, epsilon in grid:
+        data = replace(pool.take(order[:rows]), trajectory=np.zeros(rows, dtype=np.int64))
+        budget = Budget(epsilon, 1e-5, 1, clip, rows, 1, rows)
+        steps = max(1, round(CONSTANT * budget.theorem_steps(dimension(size))))
+        deviation = deviations(kind, replace(budget, steps=steps))
+        start = (initial(runs, size, generator), initial(runs, size, generator))
+        moments = np.unique(np.linspace(0, steps - 1, MOMENTS).astype(int)).tolist()
+        path = momentum_runs(
+            data,
+            start,
+            sampled_rows(data, steps, runs, "transition", generator),
+            np.repeat(deviation[:, None], runs, axis=1),
+            np.full(runs, clip),
+            moments,
+            generator,
+        )
+        points.append(Point(rows, epsilon, steps, float(deviation[0]), utility(path, subset(data))))
+    return points
+
+
+def slope(points: Sequence[Point]) -> tuple[float, tuple[float, float]]:
+    """Least-squares slope of log mean Eq. 4 in log nε, with the 95 % interval of a bootstrap over runs."""
+    across = np.log([point.product for point in points])
+    totals = np.array([point.utility.total for point in points])
+    generator = np.random.default_rng(12)
+
+    def fit(values: Array) -> float:
+        return float(np.polyfit(across, np.log(values.mean(axis=1)), 1)[0])
+
+    picks = generator.integers(0, totals.shape[1], (400, len(points), totals.shape[1]))
+    sampled = [fit(np.take_along_axis(totals, pick, axis=1)) for pick in picks]
+    whole = fit(totals)
+    low, high = np.percentile(sampled, [2.5, 97.5])
+    return whole, (min(float(low), whole), max(float(high), whole))
+
+
+def claim(points: Sequence[Point], kind: Kind) -> Claim:
+    """The exponent of Theorem 5.2 on this range."""
+    whole, interval = slope(points)
+    low, high = points[0].product, points[-1].product
+    return within(
+        f"Eq. 4 falls at least like (n epsilon)^(-1/4), calibration {kind}",
+        "DPTD Theorem 5.2",
+        whole,
+        high=BOUND,
+        what=f"slope of log utility in log(n epsilon), {low:g} to {high:g}",
+        interval=interval,
+    )
+
+
+def rows(points: Sequence[Point], kind: Kind) -> list[dict[str, object]]:
+    """For scaling.csv."""
+    return [
+        {
+            "calibration": kind,
+            "rows": point.rows,
+            "epsilon": point.epsilon,
+            "steps": point.steps,
+            "first_sigma": point.sigma,
+            "movement": point.utility.movement.mean(),
+            "estimate": point.utility.estimate.mean(),
+            "dual": point.utility.dual.mean(),
+            "utility": point.utility.total.mean(),
+            "utility_sd": point.utility.total.std(ddof=1),
+        }
+        for point in points
+    ]
