@@ -11,7 +11,12 @@ from pipeline.core.errors import UserError
 from pipeline.validation.results import Report
 
 # Each module offers `run(quick: bool) -> Report`, deterministic.
-MODULES = MappingProxyType({"kl_dp": "pipeline.validation.kl_dp.run"})
+MODULES = MappingProxyType(
+    {
+        "kl_dp": "pipeline.validation.kl_dp.run",
+        "private_rl": "pipeline.validation.private_rl.run",
+    }
+)
 
 
 def validate(name: str, *, quick: bool, output: Path) -> list[Report]:
