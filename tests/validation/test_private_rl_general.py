@@ -213,19 +213,18 @@ def test_tree_noise_loses_what_it_promises() -> None:
 
 def test_determinant_rule_by_hand() -> None:
     """diag(1, 4) to diag(4, 1): no determinant doubles, a direction shrinks, a norm ratio of 4."""
-    matrices = np.zeros((2, 1, 2, 2))
-    matrices[0, 0], matrices[1, 0] = np.diag([1.0, 4.0]), np.diag([4.0, 1.0])
-    found = design.follow(matrices)
-    assert (found.shrinking, found.count) == (1.0, 0)
-    assert found.ratios == pytest.approx([1.0, 4.0])
-    grown = design.follow(np.stack([matrices[0], 3.0 * matrices[0]]))
-    assert (grown.shrinking, grown.count) == (0.0, 1)
+    first, second = np.diag([1.0, 4.0])[None], np.diag([4.0, 1.0])[None]
+    found = design.follow(np.stack([first, second])[None])
+    assert (found.shrinking, found.counts.tolist()) == (1.0, [0])
+    assert found.ratios[0] == pytest.approx([1.0, 4.0])
+    grown = design.follow(np.stack([first, 3.0 * first])[None])
+    assert (grown.shrinking, grown.counts.tolist()) == (0.0, [1])
     assert grown.products == pytest.approx([9.0])
 
 
 def test_appendix_c_needs_the_noise() -> None:
     """The private matrices break both claims; the control keeps them."""
-    found = design.measure(256)
+    found = design.measure(256, 1)
     verdicts = {claim.claim: claim.verdict for claim in design.claims(found, 256)}
     assert {text: verdict for text, verdict in verdicts.items() if text.startswith("Without")} == {
         text: "holds" for text in verdicts if text.startswith("Without")

@@ -53,8 +53,8 @@ def general_outcome_sensitivity(horizon: int = outcome.HORIZON) -> float:
 def draw_tightness(exponent: float, episodes: int = 60) -> float:
     """Largest exact |log ratio| of one draw over neighbours, against the promised 2·exponent·Δ with Δ = 1.
 
-    Data of a random policy on the easy instance; every trajectory in it is replaced by every other one (any context,
-    sequence and outcome).
+    Trajectories at random on the easy instance; each of them is replaced by every other one (any context, sequence and
+    outcome).
     """
     world = outcome.problem("easy")
     rng = np.random.default_rng(31)

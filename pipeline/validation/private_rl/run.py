@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pipeline.validation.private_rl import accounts, covers, design, honest, outcome, plateaus, plots, rates
-from pipeline.validation.private_rl.updates import DELTA
 from pipeline.validation.private_rl.worlds import random_worlds
 from pipeline.validation.results import Report
 
@@ -11,12 +10,12 @@ from pipeline.validation.results import Report
 def run(quick: bool) -> Report:
     """All experiments; deterministic. `quick` takes fewer runs and episodes, but 200 runs for Table 1."""
     worlds = [outcome.problem(name) for name in outcome.PUBLISHED]
-    table = plateaus.measure(worlds, 200 if quick else 2000, 100 if quick else 600)
-    cells = honest.measure(worlds, 200 if quick else 2000, (8.0, 5.0) if quick else (8.0, 5.0, 2.0, 1.0))
+    table = plateaus.measure(worlds, 200 if quick else 1000, 100 if quick else 500)
+    cells = honest.measure(worlds, 200 if quick else 1000, (8.0, 5.0) if quick else (8.0, 5.0, 2.0, 1.0))
     grown = rates.measure(quick)
     covered = covers.measure(quick)
-    episodes = 512 if quick else 2048
-    matrices = design.measure(episodes)
+    episodes = 512
+    matrices = design.measure(episodes, 6 if quick else 40)
     return Report(
         name="private_rl",
         claims=[
@@ -32,7 +31,7 @@ def run(quick: bool) -> Report:
             "table_1": plateaus.rows(table),
             "temperature": [made.row() | {"exponent": x} for (_, x), made in table.swept.items()],
             "honest": honest.rows(cells),
-            "theory_batch": _theory(),
+            "theory_batch": plateaus.theory_rows(),
             "growth": [row for each in grown for row in each.rows()],
             "covers": covered.rows(),
             "design_matrix": design.rows(matrices),
@@ -45,18 +44,3 @@ def run(quick: bool) -> Report:
             "design_matrix": plots.matrices(matrices),
         },
     )
-
-
-def _theory() -> list[dict[str, object]]:
-    """The batch of Appendix E.2 with all constants 1, which Table 1 says it follows."""
-    complexity = outcome.complexity(plateaus.EPISODES)
-    return [
-        {
-            "epsilon": epsilon,
-            "delta": DELTA,
-            "sensitivity": sensitivity,
-            "batch": outcome.theory_batch(plateaus.EPISODES, epsilon, sensitivity, complexity),
-        }
-        for epsilon in plateaus.PRIVATE
-        for sensitivity in (plateaus.WORST, plateaus.GENERAL, plateaus.TRUE)
-    ]
