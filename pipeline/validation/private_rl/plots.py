@@ -12,6 +12,8 @@ from pipeline.validation.figures import COLOURS, new_figure
 from pipeline.validation.private_rl import covers, design, honest, outcome, rates
 from pipeline.validation.private_rl.plateaus import EPISODES, EXPONENTS, PRIVATE, Cell, TableOne
 
+EPISODE_TICKS = (20, 50, 100, 200, 500)
+
 
 def figure_one(table: TableOne, cells: honest.Cells) -> Figure:
     """PRL Figure 1 with an honest total ε: mean cumulative expected regret, 95 % bands of the mean, two instances."""
@@ -52,6 +54,8 @@ def temperature(table: TableOne) -> Figure:
             label = f"published, ε = {epsilon:g}: {published}"
             each.axhline(published, color=COLOURS[place], linewidth=0.9, linestyle="--", label=label)
         each.set(xscale="log", yscale="log", xlabel="exponent of the softmax", ylabel="plateau episode")
+        each.set_yticks(EPISODE_TICKS, [str(tick) for tick in EPISODE_TICKS])
+        each.minorticks_off()
         each.set_title(f"{world}, B = 5, K = {EPISODES}", fontsize=9)
         each.legend(fontsize=7, frameon=False)
     return figure
@@ -83,6 +87,8 @@ def cover(found: covers.Covers) -> Figure:
             error = [1.96 * arm.regret[place].std(ddof=1) / np.sqrt(arm.regret.shape[1]) for arm in arms.values()]
             each.errorbar(list(arms), mean, error, fmt="o-", markersize=3, linewidth=0.9, label=label)
         each.set(xscale="log", yscale="log", xlabel="parameter values a stage, N = 1/(2β)", ylabel="regret")
+        each.set_xticks(list(found.private), [str(members) for members in found.private])
+        each.minorticks_off()
         each.set_title(f"K = {found.matched.episodes[place]}", fontsize=9)
         each.legend(fontsize=7, frameon=False)
     return figure
