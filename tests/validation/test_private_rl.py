@@ -269,3 +269,39 @@ def test_forgetful_batches_learn_faster_than_growing_ones() -> None:
         exponent = private_exponent(schedule, 8.0, sensitivity, route)
         regrets.append(plateaus.cell(world, name, schedule, exponent, 100, 7).cumulative[:, -1].mean())
     assert regrets[0] < 0.75 * regrets[1]
+
+
+def sequence_law(users: list[np.ndarray], window: int | None, exponent: float) -> np.ndarray:
+    """Exact law of (f₁, f₂, f₃) of three hypotheses, one user a batch; user k answers f by the losses users[k][f]."""
+    law = np.zeros((3, 3, 3))
+    for drawn in itertools.product(range(3), repeat=3):
+        probability = 1.0
+        for update in range(3):
+            first = 0 if window is None else max(0, update - window)
+            scores = -sum((users[k][drawn[k]] for k in range(first, update)), np.zeros(3))
+            weights = np.exp(exponent * scores)
+            probability *= weights[drawn[update]] / weights.sum()
+        law[drawn] = probability
+    return law
+
+
+@pytest.mark.parametrize("window", [None, 1])
+def test_a_user_pays_for_the_updates_that_score_them(window: int | None) -> None:
+    """Joint law of all draws under every replaced user of 30 random interactions: at most reads·2x, and more than half.
+
+    Losses in {0, 1} per hypothesis and played policy, so the sensitivity is 1.
+    """
+    rng, exponent = np.random.default_rng(12), 1.5
+    reads = Schedule("one a batch", (1, 1, 1), window).reads
+    assert reads == (2 if window is None else 1)
+    worst = 0.0
+    for _ in range(30):
+        users = [rng.integers(2, size=(3, 3)) for _ in range(3)]
+        before = sequence_law(users, window, exponent)
+        assert before.sum() == pytest.approx(1.0)
+        for k in range(3):
+            for _ in range(10):
+                changed = [*users[:k], rng.integers(2, size=(3, 3)), *users[k + 1 :]]
+                after = sequence_law(changed, window, exponent)
+                worst = max(worst, float(np.abs(np.log(after / before)).max()))
+    assert 0.5 * reads * 2.0 * exponent < worst <= reads * 2.0 * exponent
