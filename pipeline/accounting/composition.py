@@ -26,8 +26,8 @@ def repeated_draws(epsilon: float, delta: float, draws: int, target_delta: float
 
     Theorem: the log-likelihood ratio of a draw, outside a set of mass at most δ under both neighbours, lies in an
     interval of length ε, so m draws are mε²/8-zCDP outside a set of mass mδ, and (ε_m, mδ + δ')-DP by the zCDP
-    conversion at δ' = target_delta − mδ. Basic composition (mε, mδ) where that is smaller. Source: note kl_dp_bounds
-    section 6 (better than the KL-DP paper's advanced composition, also printed).
+    conversion at δ' = target_delta − mδ. Basic composition (mε, mδ) where that is smaller. Source: bounded range is
+    ε²/8-zCDP (`conversions`); at most half the ε of the KL-DP paper's advanced composition, which is also printed.
     Assumes: `epsilon` bounds the *range* of the log ratio, as every accountant of `pipeline.accounting.draws` gives it;
     one fixed data set; the number of draws fixed in advance.
     Units: ε nats; δ, target_delta probabilities. Fails: for a mechanism that is only ε-DP (then ε²/2, not ε²/8); if the
@@ -72,9 +72,9 @@ def repeated_draws(epsilon: float, delta: float, draws: int, target_delta: float
 def inexact_total_variation(epsilon: float, delta: float, distance: float) -> Guarantee:
     """A policy within total variation α of an (ε, δ)-private one, on both neighbours: (ε, δ + (1+e^ε)α).
 
-    Source: note section 7.1; tight. `distance` α in [0, 1]. From an objective gap ν: α = √(ν/(2η)), see
-    `distance_from_gap`. Fails if the closeness holds for one of the neighbours only, or if the training trace is
-    released.
+    By the triangle inequality on both sides of the definition: π̂(S) ≤ e^ε(π̂'(S) + α) + δ + α; tight. `distance` α in
+    [0, 1]. From an objective gap ν: α = √(ν/(2η)), see `distance_from_gap`. Fails if the closeness holds for one of the
+    neighbours only, or if the training trace is released.
     """
     not_negative("epsilon", epsilon)
     probability("delta", delta, zero=True, one=True)
@@ -94,8 +94,8 @@ def inexact_total_variation(epsilon: float, delta: float, distance: float) -> Gu
 def inexact_pointwise(epsilon: float, delta: float, log_error: float) -> Guarantee:
     """A policy with |log π̂/π| ≤ α everywhere, on both neighbours, of an (ε, δ)-private π: (ε + 2α, e^α δ).
 
-    Source: note section 7.2. `log_error` α in nats, >= 0; utilities with error ≤ ζ give α = 2ζ/η; an inexact MLE with
-    ‖θ̃ − θ̂‖_Σ ≤ ρ gives α = 2ρ·F/(η√μ).
+    The three factors π̂/π, π/π' and π'/π̂' multiply. `log_error` α in nats, >= 0; utilities with error ≤ ζ give α =
+    2ζ/η; an inexact MLE with ‖θ̃ − θ̂‖_Σ ≤ ρ gives α = 2ρ·F/(η√μ).
     """
     not_negative("epsilon", epsilon)
     probability("delta", delta, zero=True, one=True)
@@ -114,7 +114,7 @@ def inexact_pointwise(epsilon: float, delta: float, log_error: float) -> Guarant
 def distance_from_gap(objective_gap: float, kl_coef: float) -> float:
     """Total variation of π̂ from the optimum π* of E[u] − η KL(·‖π0), at most √(ν/(2η)) with ν = J(π*) − J(π̂).
 
-    J(π*) − J(π̂) = η KL(π̂‖π*) exactly, then Pinsker (note section 7.3). `objective_gap` in reward units, >= 0; the
+    J(π*) − J(π̂) = η KL(π̂‖π*) exactly, then Pinsker. `objective_gap` in reward units, >= 0; the
     value is capped at 1.
     """
     return min(1.0, math.sqrt(not_negative("objective_gap", objective_gap) / (2.0 * positive("kl_coef", kl_coef))))

@@ -1,8 +1,8 @@
 """From one notion of privacy to another: zCDP to (ε, δ), and composition of pure guarantees.
 
 An ε-bounded-range mechanism (its log-likelihood ratio lies in an interval of length ε: the exponential mechanism, one
-Gibbs draw) is ε²/8-zCDP (Popoviciu's inequality; note kl_dp_bounds section 6). A mechanism that is merely ε-DP is only
-ε²/2-zCDP.
+Gibbs draw) is ε²/8-zCDP: the cumulant function of the ratio vanishes at 0 and 1, and by Popoviciu's inequality its
+second derivative is at most ε²/4. A mechanism that is merely ε-DP is only ε²/2-zCDP.
 """
 
 from __future__ import annotations

@@ -2,9 +2,13 @@
 
 The policy is π(a|s) ∝ π0(a|s)·exp(u(s, a)/η), the exact optimum of E[u] − η·KL(π‖π0), with u a pessimistic reward
 estimate. A neighbouring data set changes u by d, and the log-likelihood ratio of the draw lies in an interval of length
-range(d)/η: so every ε here is a range bound, and `composition.repeated_draws` may use ε²/8-zCDP. Statements are the
-corrected ones of the note kl_dp_bounds (sections 3-5) to "KL-regularization Itself is Differentially Private in Bandits
-and RLHF"; the paper's own constants are looser or, where the note says so, false.
+range(d)/η: so every ε here is a range bound, and `composition.repeated_draws` may use ε²/8-zCDP. (With P ∝ π0 e^f and Q
+∝ π0 e^{f+d}, log Q/P = d − log E_P e^d, and that logarithm lies between min d and max d: Lemma 1 with range(d) for 2Δ.)
+
+Theorem and lemma numbers are those of "KL-regularization Itself is Differentially Private in Bandits and RLHF", here
+the KL-DP paper. Its statements are corrected: Lemma 1's δ must bound the mass outside under *both* neighbours; a
+bandit needs no factor 2 and the others one penalty term, not two; the curvature γ is that of differences of norm 2F;
+and the likelihood needs a ridge. `private-rlhf validate kl_dp` checks each against brute force.
 
 What is covered: *draws* from the exact policy with features and π0 that do not depend on the data. Not weights,
 probabilities, PPO policies, tuned backbones, nor the private likelihood. η, the pessimism level, the ridge and the
@@ -75,13 +79,14 @@ def tail_mass(reference_odds: float, kl_coef: float, penalty_gap: float, reward_
     return math.exp(exponent) if exponent < 700.0 else math.inf
 
 
-# --- multi-armed bandit (note, section 3) ----------------------------------------------------------------------------
+# --- multi-armed bandit ----------------------------------------------------------------------------------------------
 
 
 def bandit_epsilon(kl_coef: float, pessimism: float, reward_range: float, min_count: int) -> float:
     """ε0(M) = [R/(M+1) + β·g(M)]/η: range of the log ratio if the arm of the differing record had M ≥ 1 records.
 
-    Theorem 1.1 of the note, attained; no factor 2, as only one arm's utility moves.
+    Theorem 1, pure part: the arm's mean moves by at most R/(M+1), its penalty by β·g(M), one arm's utility moves and
+    so the range is their sum, without a factor 2. Attained.
     """
     positive("kl_coef", kl_coef)
     not_negative("pessimism", pessimism)
@@ -93,7 +98,7 @@ def bandit_epsilon(kl_coef: float, pessimism: float, reward_range: float, min_co
 def bandit_pure(kl_coef: float, pessimism: float, reward_range: float, min_count: int) -> Guarantee:
     """One pull of the Gibbs policy of u(a) = mean reward − β/√N(a): ε0(M)-DP, δ = 0.
 
-    Theorem: note section 3, Theorem 1.1 (tight). Assumes rewards in an interval of length R = `reward_range`, and every
+    Theorem: Theorem 1, pure part (tight). Assumes rewards in an interval of length R = `reward_range`, and every
     arm with at least M = `min_count` ≥ 1 records in *both* neighbours: for data whose smallest count is m, removals
     included, pass m − 1. Units: η (`kl_coef`), β (`pessimism`, reward·√records) and R in reward units.
     Fails: an arm that one neighbour lacks altogether has infinite loss; then use `bandit_approximate`.
@@ -121,8 +126,9 @@ def bandit_approximate(
 ) -> Guarantee:
     """One pull without coverage of every arm: (ε0(M), δ) with M = ⌊c·N⌋ and δ = exp(−[β(M^−½ − N^−½) − R]/η)/p.
 
-    Theorem: note section 3, Theorem 1.2 and Corollary 1. Arms with fewer than M records are chosen with probability at
-    most δ under both neighbours; the others satisfy ε0(M). Assumes: N = `max_count`, the count of the most-pulled arm
+    Theorem: Theorem 1, approximate part, and Corollary 1. Arms with fewer than M records are chosen with probability at
+    most δ under both neighbours, as their penalty exceeds that of a* by β(M^−½ − N^−½) and their reward by at most R;
+    the others satisfy ε0(M). Assumes: N = `max_count`, the count of the most-pulled arm
     a* in the smaller neighbour; 0 < c < 1 (`coverage_ratio`) with ⌊cN⌋ ≥ 1; p = `reference_mass` = π0(a*), in (0, 1];
     arms without any record have probability 0. Units as in `bandit_pure`.
     Fails: δ ≥ 1 (reported as vacuous) unless β(M^−½ − N^−½) exceeds R + η·log(1/p).
@@ -152,7 +158,7 @@ def bandit_approximate(
     return guarantee(epsilon, delta, "one action drawn from the bandit policy", assumptions, count_threshold=threshold)
 
 
-# --- linear contextual bandit (note, section 4) ----------------------------------------------------------------------
+# --- linear contextual bandit ----------------------------------------------------------------------------------------
 
 
 def linear_epsilon(
@@ -167,8 +173,9 @@ def linear_epsilon(
 ) -> float:
     """Range of the log ratio of one draw of the linear policy, divided by η included.
 
-    Theorem 2.1: [2R(1+√(N/μ))/√(μ(μ+1)) + β·g(μ)]/η; with `tau` Theorem 2.2, over actions with ‖φ‖_{Σ'^−1} ≤ τ; with
-    `parameter_norm` B the ridge is constrained to ‖θ‖ ≤ B and R√(N/μ) becomes B.
+    Theorem 2: [2R(1+√(N/μ))/√(μ(μ+1)) + β·g(μ)]/η (by Sherman–Morrison; the residual of the new row is at most
+    R(1+√(N/μ)), and the penalty moves one way, so it counts once); with `tau` its approximate part, over actions with
+    ‖φ‖_{Σ'^−1} ≤ τ; with `parameter_norm` B the ridge is constrained to ‖θ‖ ≤ B and R√(N/μ) becomes B.
     """
     positive("kl_coef", kl_coef)
     not_negative("pessimism", pessimism)
@@ -198,11 +205,11 @@ def linear_draw(
 ) -> Guarantee:
     """One action of the Gibbs policy of u = φᵀθ̂ − β‖φ‖_{Σ^−1}, θ̂ the ridge estimate.
 
-    Theorem: note section 4, Theorem 2 (pure without `thresholds`, else approximate), and its remark for
-    `parameter_norm`. Assumes ‖φ‖₂ ≤ 1, rewards in [−R, R]; μ = `lambda_min` > 0 a lower bound on λ_min(λI + Σφφᵀ) of
-    the smaller neighbour (the ridge λ itself always is one); N = `rows` at least the size of the smaller neighbour.
-    Units: η, R in reward units, μ in squared feature units. Fails: for fixed μ the bound grows like √N, and so does the
-    truth; it vanishes only if μ ≫ N^(1/3).
+    Theorem: Theorem 2 (pure without `thresholds`, else approximate); with `parameter_norm` the estimate stays in a
+    ball, which bounds the residual by R + B. Assumes ‖φ‖₂ ≤ 1, rewards in [−R, R]; μ = `lambda_min` > 0 a lower bound
+    on λ_min(λI + Σφφᵀ) of the smaller neighbour (the ridge λ itself always is one); N = `rows` at least the size of the
+    smaller neighbour. Units: η, R in reward units, μ in squared feature units. Fails: for fixed μ the bound grows like
+    √N, and so does the truth; it vanishes only if μ ≫ N^(1/3).
     """
     split = None if thresholds is None else thresholds.check()
     epsilon = linear_epsilon(
@@ -232,7 +239,7 @@ def linear_draw(
     return guarantee(epsilon, delta, "one action drawn from the linear policy", assumptions)
 
 
-# --- RLHF with a linear reward (note, section 5) ---------------------------------------------------------------------
+# --- RLHF with a linear reward ---------------------------------------------------------------------------------------
 
 
 def curvature_floor(parameter_norm: float, feature_norm: float = 1.0) -> float:
@@ -256,11 +263,13 @@ def rlhf_epsilon(
     ridge: float | None = None,
     tau: float | None = None,
 ) -> float:
-    """Range of the log ratio of one draw of the RLHF policy: Theorems 3 and 4 of the note, F = `feature_norm`, L = 2F.
+    """Range of the log ratio of one draw of the RLHF policy: Theorems 3 and 4, F = `feature_norm`, L = 2F.
 
     label: 2·F·ξ/(γη√μ), ξ = min(L/√μ, L/√(L²+λ)) (1 for the second where `ridge` λ is not given), whatever the
-    pessimism. add-remove: [2 s̄ L F/(γ√(μ(μ+L²))) + β F g_{L²}(μ)]/η, s̄ = σ(LB). With `tau` the approximate forms: τ in
-    the place of F/√μ.
+    pessimism. add-remove: [2 s̄ L F/(γ√(μ(μ+L²))) + β F g_{L²}(μ)]/η, s̄ = σ(LB). With `tau` the approximate forms: τ
+    in the place of F/√μ. Derivation: the loss is γ-strongly convex in ‖·‖_Σ on the ball, so by the variational
+    inequalities of the two constrained minimisers a flip, whose loss difference is exactly yθᵀx, moves θ̂ by
+    ‖x‖_{Σ^−1}/γ, and an added pair by s̄‖x‖_{Σ'^−1}/γ.
     """
     positive("kl_coef", kl_coef)
     positive("lambda_min", lambda_min)
@@ -287,7 +296,7 @@ def rlhf_label_instance_epsilon(
 ) -> float:
     """Label-DP range of one draw for given public features: max‖φ_a − φ_b‖_{Σ^−1}·max_i‖x_i‖_{Σ^−1}/(γη).
 
-    The instance form of Theorem 3 (note, section 5.2), never above the worst case of `rlhf_epsilon`. action_width: the
+    The instance form of Theorem 3's label part, never above the worst case of `rlhf_epsilon`. action_width: the
     first maximum, over the prompt's actions; pair_width: the second, over the pairs in the data; both under Σ = λI +
     Σxxᵀ, which label neighbours share. Valid for label neighbours only. Other assumptions as in `rlhf_draw`.
     """
@@ -309,7 +318,7 @@ def rlhf_draw(
 ) -> Guarantee:
     """One response drawn from the Gibbs policy of u = φᵀθ̂ − β‖φ‖_{Σ^−1}, θ̂ a Bradley–Terry fit.
 
-    Theorem: note section 5, Theorems 3 and 4: `notion` "label" (one preference flipped; the tight 1/γ, not the
+    Theorem: Theorems 3 and 4: `notion` "label" (one preference flipped; the tight 1/γ, not the
     delete-and-add 2s̄/γ) or "add-remove". Assumes ‖φ‖₂ ≤ F = `feature_norm` (so differences ≤ L = 2F, and γ = σ'(LB)
     with that L); ‖θ‖ ≤ B = `parameter_norm` by constraint; a ridge κ ≥ γλ in the likelihood, Σ = λI + Σxxᵀ; μ =
     `lambda_min` > 0 a lower bound on λ_min(Σ) of the smaller neighbour (label: of the common one, a public number).

@@ -16,10 +16,12 @@ def private_rl(updates: int, epsilon_total: float, delta: float, sensitivity: fl
     composition, both of its terms (the paper's appendix drops the second); (iii) basic, ε₀ = ε/M. The largest ε₀ is the
     one to use; all are printed. Releasing f to act on is joint DP for the users by the billboard lemma.
     Source: "private online RL with general function approximation", Algorithms 1-2 and Appendix E; Dong et al. 2020 for
-    bounded range. Assumes M = `updates` counts the updates that read data (the first, on no data, is free); Δ is the
-    largest change of any S(f) when one user's trajectory is replaced, proved or exhausted, not estimated. Units: Δ in
-    score units; exponents in 1/score. Fails: for scores exponentiated with another x, for reward curves or regret
-    (they read raw data), for sensitivities that hold on average only.
+    bounded range. Assumes M = `updates` is the largest number of updates that score any one user's trajectory: all but
+    the first, which has no data, or fewer if an update scores only some episodes and which ones is fixed in advance
+    (given the earlier draws, the others do not depend on that user). Δ is the largest change of any S(f) when one
+    user's trajectory is replaced, proved or exhausted, not estimated. Units: Δ in score units; exponents in 1/score.
+    Fails: for scores exponentiated with another x, for reward curves or regret (they read raw data), for sensitivities
+    that hold on average only.
     """
     count("updates", updates)
     positive("epsilon_total", epsilon_total)
@@ -34,7 +36,7 @@ def private_rl(updates: int, epsilon_total: float, delta: float, sensitivity: fl
     best = max(steps, key=lambda name: steps[name])
     assumptions = (
         "neighbours differ in one user's trajectory, replaced (joint differential privacy by the billboard lemma)",
-        f"{updates} updates read data, their number and times are fixed in advance",
+        f"at most {updates} updates score any one user's trajectory, and which ones is fixed in advance",
         f"no score changes by more than {sensitivity:g} when one trajectory is replaced: proved or exhausted",
         f"update k samples f with probability proportional to exp(exponent * S(f)), exponent = {steps[best]:.6g} /"
         f" (2 * {sensitivity:g})",
@@ -43,7 +45,7 @@ def private_rl(updates: int, epsilon_total: float, delta: float, sensitivity: fl
     return guarantee(
         epsilon_total,
         0.0 if best == "basic" else delta,
-        f"the sequence of {updates} sampled value functions",
+        f"the sequence of all sampled value functions, at most {updates} of which score one user's trajectory,",
         assumptions,
         route=best,
         epsilon_per_update=steps[best],

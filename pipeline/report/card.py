@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipeline.accounting.guarantee import Guarantee
+from pipeline.accounting.people import randomized_response
 from pipeline.privacy.card import ledger_rows, privacy_card
 from pipeline.privacy.privatize import NOT_PRIVATE
 from pipeline.report.inputs import RunFacts
@@ -11,6 +13,14 @@ from pipeline.report.status import PrivacyStatus
 from pipeline.report.text import epsilon_text, number, significant
 
 Row = tuple[str, list[str]]
+LABELS_PER_PERSON = (1, 10, 100)
+CENTRAL = (
+    "none is claimed for the released policy, and none follows from its KL penalty: the epsilon above, by randomised"
+    " response alone, is what holds. KL regularisation makes something else differentially private: a stated number"
+    " of draws, released alone by a trusted curator, from the exact Gibbs policy of a ridge-regularised, norm-bounded"
+    " Bradley-Terry fit on frozen public features (`private-rlhf account rlhf`). It covers no weights, no PPO policy,"
+    " no tuned backbone and no fit by the private likelihood."
+)
 
 
 def run_card(facts: RunFacts, status: PrivacyStatus) -> dict[str, Any]:
@@ -31,8 +41,33 @@ def run_card(facts: RunFacts, status: PrivacyStatus) -> dict[str, Any]:
     if labels:
         extra["evaluation_labels"] = str(labels)
     ledger = facts.manifests.get("privatize", {}).get("report", {}).get("ledger")
+<<<<<<< HEAD
     ledger = (facts.evaluation.get("label_counts") or {}).get("ledger") or ledger  # the later one
     return privacy_card(marked(facts.release, status), ledger=ledger, **extra)
+=======
+    accounts = labeller_accounts(status.epsilon) if status.private and status.epsilon is not None else {}
+    if accounts:
+        extra["one_labeller"] = "; ".join(_loss(labels, each) for labels, each in accounts.items())
+        extra["central_guarantee"] = CENTRAL
+    card = privacy_card(marked(facts.release, status), ledger=ledger, **extra)
+    return card | {"accounts": [each.as_dict() for each in accounts.values()]}
+
+
+def labeller_accounts(epsilon: float) -> dict[int, Guarantee]:
+    """By m = 1, 10, 100: what a labeller with m labels of this run loses, mε at δ = 0; the exact ε at 1e-6 in details.
+
+    Where labellers are known, the card's person level says what the busiest one lost in all releases of the key.
+    """
+    return {labels: randomized_response(epsilon, labels) for labels in LABELS_PER_PERSON}
+
+
+def _loss(labels: int, account: Guarantee) -> str:
+    exact = account.details["exact"]
+    return (
+        f"{labels} label{'s' * (labels > 1)}: epsilon {account.epsilon:g} at delta 0,"
+        f" {exact['epsilon']:.3g} at delta {exact['delta']:g}"
+    )
+>>>>>>> val-prl
 
 
 def external_reward(fit: dict[str, Any]) -> str | None:

@@ -51,7 +51,7 @@ def test_a_vacuous_delta_says_so() -> None:
 
 @pytest.mark.parametrize(("radius", "scaled"), [(1.0, 38.1), (2.0, 226.5), (0.5, 20.34)])
 def test_rlhf_label_constants(radius: float, scaled: float) -> None:
-    """2L/γ of the unit feature ball, as the note prints them, for μ >= 4."""
+    """2L/γ of the unit feature ball, for μ >= 4."""
     for eigenvalue in (4.0, 1000.0):
         assert rlhf_epsilon(1.0, eigenvalue, radius, "label") * eigenvalue == pytest.approx(scaled, rel=1e-3)
 

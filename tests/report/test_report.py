@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from report_runs import MakeRun, write_run
 
+from pipeline.accounting.people import randomized_response
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import ModelConfig, PrivatizeConfig, Recipe
 from pipeline.core.rundir import RunDir
@@ -265,3 +266,22 @@ def test_infinite_epsilon_is_null_in_the_card(make_run: MakeRun) -> None:
     facts = read_run(make_run(epsilon=math.inf, name="nonprivate"))
     card = run_card(facts, privacy_status(facts))
     assert json.loads(json.dumps(card, allow_nan=False))["epsilon_per_event"] is None
+
+
+def test_card_states_what_a_labeller_loses_and_claims_nothing_central(make_run: MakeRun) -> None:
+    """The accountant's numbers; the KL text says that it is not claimed; a marked run gets neither."""
+    facts = read_run(make_run())
+    status = privacy_status(facts)
+    card = run_card(facts, status)
+    assert [each["epsilon"] for each in card["accounts"]] == [2.0, 20.0, 200.0]
+    assert all(each["delta"] == 0.0 and each["assumptions"] for each in card["accounts"])
+    ten = card["accounts"][1]["exact"]["epsilon"]
+    assert ten == randomized_response(2.0, 10).details["exact"]["epsilon"] < 20.0
+    text = render_markdown(facts, status, card)
+    assert f"10 labels: epsilon 20 at delta 0, {ten:.3g} at delta 1e-06" in text
+    assert "| Central guarantee | none is claimed for the released policy" in text
+    assert "none is claimed for the released policy" in Page(render_html(facts, status, card)).words
+    facts = read_run(make_run(epsilon=math.inf, name="nonprivate"))
+    card = run_card(facts, privacy_status(facts))
+    assert card["accounts"] == []
+    assert "one_labeller" not in card["facts"]

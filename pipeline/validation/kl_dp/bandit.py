@@ -9,7 +9,7 @@ import numpy as np
 from pipeline.accounting.draws import bandit_approximate, bandit_epsilon
 from pipeline.evaluation.gibbs import gibbs_log_policy
 from pipeline.validation.kl_dp.exact import Array, bandit_utility, hockey_stick, loss, multisets
-from pipeline.validation.kl_dp.search import NOTE, Search, joined
+from pipeline.validation.kl_dp.search import OURS, Search, joined
 
 REFERENCE_MASSES = (1e-9, 0.5, 1.0 - 1e-9)
 KL_COEFS = (0.1, 1.0)
@@ -49,9 +49,9 @@ def searches(largest: int) -> list[Search]:
                     halved.append(measured / bound[covered] / 2.0)
                     approximate.append(_approximate(small, first, second, kl_coef, pessimism, mass))
     return [
-        joined("Bandit, both neighbours covered: one draw is e0(M)-DP", f"{NOTE} Theorem 1.1", pure),
+        joined("Bandit, both neighbours covered: one draw is e0(M)-DP", f"{OURS} Theorem 1, pure", pure),
         joined("Bandit, published factor 2: one draw is 2 e0(M)-DP", "KL-DP paper Theorem 1 (pure)", halved),
-        joined("Bandit, any coverage: one draw is (e0(M), delta)-DP", f"{NOTE} Theorem 1.2, Corollary 1", approximate),
+        joined("Bandit, any coverage: one draw is (e0(M), delta)-DP", f"{OURS} Theorem 1, Corollary 1", approximate),
     ]
 
 

@@ -20,7 +20,7 @@ from pipeline.evaluation.gibbs import gibbs_log_policy
 from pipeline.privacy.mechanism import RandomizedResponse
 from pipeline.validation.claims import Claim, within
 from pipeline.validation.kl_dp.exact import Array, bradley_terry, hockey_stick, loss
-from pipeline.validation.kl_dp.search import NOTE, ROUNDING, Search, joined
+from pipeline.validation.kl_dp.search import OURS, ROUNDING, Search, joined
 
 
 def lemma(instances: int, seed: int = 0) -> list[Search]:
@@ -42,13 +42,13 @@ def lemma(instances: int, seed: int = 0) -> list[Search]:
     single = hockey_stick(first, second, twice)
     source = "KL-DP paper Lemma 1"
     return [
-        joined("Lemma 1: the loss is at most range(d)", f"{NOTE} 2.1", [loss(first, second) / spread]),
+        joined("Lemma 1: the loss is at most range(d)", f"{OURS} Lemma 1", [loss(first, second) / spread]),
         joined(
             "Lemma 1, approximate: delta = larger mass of A2",
-            f"{NOTE} Lemma 1'",
+            f"{OURS} Lemma 1, approximate",
             [measured / outside.max(axis=0)],
         ),
-        joined("Corrected ratio on A1: range - log(1 - mass of A2)", f"{NOTE} 2.3", [pointwise / corrected]),
+        joined("Corrected ratio on A1: range - log(1 - mass of A2)", f"{OURS} Appendix A", [pointwise / corrected]),
         joined("Published proof step: ratio on A1 at most e^(2 Delta)", f"{source}, appendix A", [pointwise / twice]),
         joined("Lemma 1 read one-sidedly: delta = mass of A2 under D alone", source, [single / outside.min(axis=0)]),
     ]
@@ -75,9 +75,17 @@ def many_draws(largest: int) -> list[Search]:
                     if draws <= 24:
                         split.append(_split_draws(epsilon, mass, tilted, draws))
     return [
-        joined("m draws: (e_m, delta')-DP by the zCDP of a bounded range", f"{NOTE} 6", pure),
-        joined("m draws with mass delta outside: (e_m, m delta + delta')-DP", f"{NOTE} 6, with A2", split),
-        joined("The zCDP route costs at most half of advanced composition", f"{NOTE} 6", [2.0 * np.array(advanced)]),
+        joined("m draws: (e_m, delta')-DP by the zCDP of a bounded range", f"{OURS} repeated sampling", pure),
+        joined(
+            "m draws with mass delta outside: (e_m, m delta + delta')-DP",
+            f"{OURS} repeated sampling, approximate",
+            split,
+        ),
+        joined(
+            "The zCDP route costs at most half of advanced composition",
+            f"{OURS} repeated sampling",
+            [2.0 * np.array(advanced)],
+        ),
     ]
 
 
@@ -116,9 +124,9 @@ def inexact(instances: int, seed: int = 1) -> list[Search]:
         pinsker.append(np.array(own / max(distance_from_gap(max(gap, 0.0), 1.0), 1e-12)))
     variation.append(_tight_variation())
     return [
-        joined("Inexact policy, total variation a: (e, delta + (1 + e^e) a)-DP", f"{NOTE} 7.1", variation),
-        joined("Inexact policy, log error a: (e + 2a, e^a delta)-DP", f"{NOTE} 7.2", pointwise),
-        joined("Total variation from the objective gap", f"{NOTE} 7.3", pinsker),
+        joined("Inexact policy, total variation a: (e, delta + (1 + e^e) a)-DP", f"{OURS} inexact policies", variation),
+        joined("Inexact policy, log error a: (e + 2a, e^a delta)-DP", f"{OURS} inexact policies", pointwise),
+        joined("Total variation from the objective gap", f"{OURS} inexact policies", pinsker),
     ]
 
 
@@ -192,7 +200,7 @@ def proposition_one(largest: int = 3) -> tuple[list[Claim], list[dict[str, float
     )
     premise = within(
         "The mechanism that outputs the number of records is 0-swap-DP",
-        f"{NOTE} 8.8",
+        "KL-DP paper Proposition 1, second half",
         rows[0]["delta_swap"],
         high=1e-12,
         what="largest delta over swap neighbours at epsilon 0",

@@ -22,7 +22,7 @@ from pipeline.evaluation.gibbs import gibbs_log_policy
 from pipeline.privacy.mechanism import RandomizedResponse
 from pipeline.validation.claims import Claim, within
 from pipeline.validation.kl_dp.exact import Array, bradley_terry, gram, loss, width
-from pipeline.validation.kl_dp.search import NOTE, Search, joined
+from pipeline.validation.kl_dp.search import OURS, Search, joined
 
 DRAWS = (1, 100, 10_000)
 DELTA = 1e-6
@@ -106,7 +106,7 @@ def _largest_loss(exact: Array, flipped: Array, actions: Array, kl_coef: float) 
 def search(curves: Curves) -> Search:
     """The exact loss of one draw on these data sets against the accountant's bound for their features."""
     claim = "RLHF, label DP for the given features, 2000 random pairs"
-    return joined(claim, f"{NOTE} Theorem 3, instance form", [curves.kl_loss / curves.kl_epsilon])
+    return joined(claim, f"{OURS} Theorem 3, instance form", [curves.kl_loss / curves.kl_epsilon])
 
 
 def kl_cost(curves: Curves, draws: int) -> Array:

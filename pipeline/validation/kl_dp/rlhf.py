@@ -18,7 +18,7 @@ from pipeline.accounting.guarantee import Guarantee
 from pipeline.evaluation.gibbs import gibbs_log_policy
 from pipeline.validation.kl_dp.exact import Array, bradley_terry, gram, least_eigenvalue, loss, multisets, width
 from pipeline.validation.kl_dp.linear import references
-from pipeline.validation.kl_dp.search import NOTE, Search, joined, threshold_ratios
+from pipeline.validation.kl_dp.search import OURS, Search, joined, threshold_ratios
 
 ACTIONS = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.01, 0.01]])
 PAIRS = np.array([ACTIONS[0] - ACTIONS[1], ACTIONS[0] - ACTIONS[2], ACTIONS[1] - ACTIONS[2]])
@@ -59,9 +59,9 @@ def searches(largest: int, radii: tuple[float, ...]) -> list[Search]:
     label.append(np.array([extremal_ratio(radius, 4000, "label") for radius in radii]))
     add.append(np.array([extremal_ratio(radius, 4000, "add-remove") for radius in radii]))
     return [
-        joined("RLHF, label DP: one draw is 2 F xi / (gamma eta sqrt(mu))-DP", f"{NOTE} Theorem 3", label),
-        joined("RLHF, label DP for the given features", f"{NOTE} Theorem 3, instance form", instance),
-        joined("RLHF, add-remove DP: one draw is e0-DP", f"{NOTE} Theorem 4", add),
+        joined("RLHF, label DP: one draw is 2 F xi / (gamma eta sqrt(mu))-DP", f"{OURS} Theorem 3", label),
+        joined("RLHF, label DP for the given features", f"{OURS} Theorem 3, instance form", instance),
+        joined("RLHF, add-remove DP: one draw is e0-DP", f"{OURS} Theorem 4", add),
     ]
 
 
@@ -130,9 +130,9 @@ def threshold_searches(largest: int, radius: float = 0.5, ridge: float = 0.3) ->
                 found = threshold_ratios(first, second, core[own], spread, FAVOURED, ACTIONS, promise)
                 (label if notion == "label" else add).append(found)
     return [
-        joined("RLHF, label DP, thresholds: one draw is (e(tau), delta)-DP", f"{NOTE} Theorem 3, approximate", label),
+        joined("RLHF, label DP, thresholds: one draw is (e(tau), delta)-DP", f"{OURS} Theorem 3, approximate", label),
         joined(
-            "RLHF, add-remove DP, thresholds: one draw is (e(tau), delta)-DP", f"{NOTE} Theorem 4, approximate", add
+            "RLHF, add-remove DP, thresholds: one draw is (e(tau), delta)-DP", f"{OURS} Theorem 4, approximate", add
         ),
     ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipeline.validation.claims import Claim, within
 from pipeline.validation.kl_dp import bandit, combined, equal_utility, linear, plots, rlhf
-from pipeline.validation.kl_dp.search import NOTE, ROUNDING, Search
+from pipeline.validation.kl_dp.search import OURS, ROUNDING, Search
 from pipeline.validation.results import Report
 
 
@@ -48,7 +48,7 @@ def run(quick: bool) -> Report:
 
 
 def _statements(searches: list[Search]) -> list[Search]:
-    return [search for search in searches if search.source.startswith(NOTE)]
+    return [search for search in searches if search.source.startswith(OURS)]
 
 
 def _published(pairs: int) -> list[Claim]:
@@ -56,14 +56,14 @@ def _published(pairs: int) -> list[Claim]:
     return [
         within(
             "RLHF: gamma = 1/(2 + e^B + e^-B) is enough when feature norms are at most 1",
-            f"reading of the KL-DP paper, {NOTE} 8.6",
+            "reading of the KL-DP paper, Theorem 3",
             rlhf.halved_exponent_ratio(2.0, pairs),
             high=1.0 + ROUNDING,
             what="label-flip loss / bound of the extremal preference set at B = 2",
         ),
         within(
             "RLHF: the bound with lambda in Sigma holds without a ridge in the likelihood",
-            f"KL-DP paper eq. 26, {NOTE} 8.5",
+            "KL-DP paper eq. 26",
             rlhf.unridged_ratio(100.0),
             high=1.0 + ROUNDING,
             what="label-flip loss / bound of one pair at lambda = 100, B = 1",

@@ -13,7 +13,7 @@ from pipeline.validation.claims import Claim, within
 from pipeline.validation.kl_dp.exact import Array, hockey_stick
 
 ROUNDING = 1e-7
-NOTE = "note kl_dp_bounds"
+OURS = "KL-DP paper, corrected:"
 
 
 @dataclass(frozen=True)

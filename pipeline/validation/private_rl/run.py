@@ -1,0 +1,46 @@
+"""`private-rlhf validate private_rl`: Algorithms 1 and 2, Table 1, honest accounting, rates, covers, Appendix C."""
+
+from __future__ import annotations
+
+from pipeline.validation.private_rl import accounts, covers, design, honest, outcome, plateaus, plots, rates
+from pipeline.validation.private_rl.worlds import random_worlds
+from pipeline.validation.results import Report
+
+
+def run(quick: bool) -> Report:
+    """All experiments; deterministic. `quick` takes fewer runs and episodes, but 200 runs for Table 1."""
+    worlds = [outcome.problem(name) for name in outcome.PUBLISHED]
+    table = plateaus.measure(worlds, 200 if quick else 1000, 100 if quick else 500)
+    cells = honest.measure(worlds, 200 if quick else 1000, (8.0, 5.0) if quick else (8.0, 5.0, 2.0, 1.0))
+    grown = rates.measure(quick)
+    covered = covers.measure(quick)
+    episodes = 512
+    matrices = design.measure(episodes, 6 if quick else 40)
+    return Report(
+        name="private_rl",
+        claims=[
+            *accounts.claims(random_worlds(4 if quick else 24, seed=5)),
+            *plateaus.claims(table),
+            *honest.claims(cells, table),
+            *rates.claims(grown),
+            *covers.claims(covered),
+            *design.claims(matrices, episodes),
+        ],
+        tables={
+            "accounting": accounts.table(),
+            "table_1": plateaus.rows(table),
+            "temperature": [made.row() | {"exponent": x} for (_, x), made in table.swept.items()],
+            "honest": honest.rows(cells),
+            "theory_batch": plateaus.theory_rows(),
+            "growth": [row for each in grown for row in each.rows()],
+            "covers": covered.rows(),
+            "design_matrix": design.rows(matrices),
+        },
+        figures={
+            "figure_1": plots.figure_one(table, cells),
+            "temperature": plots.temperature(table),
+            "growth": plots.growth(grown),
+            "covers": plots.cover(covered),
+            "design_matrix": plots.matrices(matrices),
+        },
+    )

@@ -1,0 +1,94 @@
+"""What both algorithms share: when the value function is drawn anew, from which episodes, and the draw itself.
+
+PRL names the paper "Towards Differentially Private Reinforcement Learning with General Function Approximation".
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.accounting.private_rl import private_rl
+
+PAPER = "PRL"
+DELTA = 1e-5
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """sizes: episodes per batch; f is drawn before each batch, so there are len(sizes) updates, the first on no data.
+
+    window: an update scores the last `window` batches only; None is every batch, as in the paper.
+    """
+
+    name: str
+    sizes: tuple[int, ...]
+    window: int | None = None
+
+    @property
+    def episodes(self) -> int:
+        """K, all episodes."""
+        return sum(self.sizes)
+
+    @property
+    def reads(self) -> int:
+        """The largest number of updates that score one episode: what composes for the user of that episode.
+
+        f₁, …, f_M factorise into one draw an update, given the earlier draws and the data it scores; under neighbours
+        in one episode only the factors that score it differ, and which ones is fixed in advance.
+        """
+        later = len(self.sizes) - 1
+        return later if self.window is None else min(self.window, later)
+
+
+def fixed(episodes: int, batch: int) -> Schedule:
+    """The paper's equal batches; the last may be shorter."""
+    full, rest = divmod(episodes, batch)
+    return Schedule(f"B={batch}", (batch,) * full + (rest,) * (rest > 0))
+
+
+def geometric(episodes: int, first: int, growth: float, window: int | None = None) -> Schedule:
+    """Batches first·growth^i, rounded: few updates, early ones soon. Ours, not the paper's."""
+    sizes: list[int] = []
+    while sum(sizes) < episodes:
+        sizes.append(min(round(first * growth ** len(sizes)), episodes - sum(sizes)))
+    reach = "" if window is None else f", last {window} read"
+    return Schedule(f"geometric {first} x {growth:g}{reach}", tuple(sizes), window)
+
+
+def appendix_step(epsilon: float, updates: int) -> float:
+    """ε₀ = ε/√(2M log(1/δ)) of PRL Appendix E.1, which drops the second term of its Lemma E.2."""
+    return epsilon / math.sqrt(2.0 * updates * math.log(1.0 / DELTA))
+
+
+def section_step(epsilon: float, updates: int) -> float:
+    """ε₀ = ε/(2√(2M log(1/δ))) of PRL section 3.3: half of Appendix E's."""
+    return appendix_step(epsilon, updates) / 2.0
+
+
+def private_exponent(schedule: Schedule, epsilon: float, sensitivity: float, route: str = "best") -> float:
+    """x of P(f) ∝ exp(x·S(f)) for (ε, 1e-5)-joint DP of the whole sequence of draws; 1/score.
+
+    route: zcdp, advanced_composition or basic of `pipeline.accounting.private_rl`, or the sharpest of them; or
+    "appendix", PRL's ε₀/(2Δ) with `appendix_step`.
+    """
+    if route == "appendix":
+        return appendix_step(epsilon, schedule.reads) / (2.0 * sensitivity)
+    details = private_rl(schedule.reads, epsilon, DELTA, sensitivity).details
+    return float(details["exponent"] if route == "best" else details[route]["exponent"])
+
+
+def draw(scores: Array, exponent: float, rng: np.random.Generator) -> Array:
+    """One index per row of `scores` (n, f), P(j) ∝ exp(exponent·score_j), by Gumbel noise: nothing is exponentiated.
+
+    exponent ∞: the largest score, ties broken uniformly. Double-precision Gumbel noise is not exactly the
+    exponential mechanism on every bit of the sample: good for measuring, not for releasing.
+    """
+    noise = rng.gumbel(size=scores.shape)
+    if math.isinf(exponent):
+        noise[scores < scores.max(axis=1, keepdims=True)] = -np.inf
+        return noise.argmax(axis=1)
+    return (exponent * scores + noise).argmax(axis=1)
