@@ -41,10 +41,7 @@ def run_card(facts: RunFacts, status: PrivacyStatus) -> dict[str, Any]:
     if labels:
         extra["evaluation_labels"] = str(labels)
     ledger = facts.manifests.get("privatize", {}).get("report", {}).get("ledger")
-<<<<<<< HEAD
     ledger = (facts.evaluation.get("label_counts") or {}).get("ledger") or ledger  # the later one
-    return privacy_card(marked(facts.release, status), ledger=ledger, **extra)
-=======
     accounts = labeller_accounts(status.epsilon) if status.private and status.epsilon is not None else {}
     if accounts:
         extra["one_labeller"] = "; ".join(_loss(labels, each) for labels, each in accounts.items())
@@ -67,7 +64,6 @@ def _loss(labels: int, account: Guarantee) -> str:
         f"{labels} label{'s' * (labels > 1)}: epsilon {account.epsilon:g} at delta 0,"
         f" {exact['epsilon']:.3g} at delta {exact['delta']:g}"
     )
->>>>>>> val-prl
 
 
 def external_reward(fit: dict[str, Any]) -> str | None:
