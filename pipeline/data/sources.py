@@ -58,16 +58,23 @@ def open_source(source: str | Path, split: str | None = None, release: bool = Fa
     test. release: also accept a released bundle (its prompts are public; its labels are not true labels).
     """
     path = Path(source)
+    if is_hub_id(source):
+        return [_open_hub(str(source), split or "train")]
     if path.is_dir():
         return _open_folder(path, split or "train", release)
     if path.is_file():
         if split not in (None, "train"):
             raise UserError(f"{path}: is one file and has no split {split!r}; give a folder that holds {split}.jsonl")
         return [_open_file(path)]
-    beside = path.parent.is_dir() and path.parent != Path(".")  # data/typo: a missing file, not a hub id
-    if _HUB_ID.fullmatch(str(source)) and not str(source).endswith(SUFFIXES) and not beside:
-        return [_open_hub(str(source), split or "train")]
     raise UserError(f"{source}: no such file or folder; check the path")
+
+
+def is_hub_id(source: str | Path) -> bool:
+    """Whether the source is taken for a hub id: it looks like one, and nothing local has that name."""
+    path = Path(source)
+    beside = path.parent.is_dir() and path.parent != Path(".")  # data/typo: a missing file, not a hub id
+    named = _HUB_ID.fullmatch(str(source)) is not None and not str(source).endswith(SUFFIXES)
+    return named and not beside and not path.exists()
 
 
 def source_chunks(source: str | Path, split: str | None = None) -> Iterator[bytes]:

@@ -33,7 +33,7 @@ from pipeline.data.engine import count_right, gather_events
 from pipeline.data.formats import PAIR
 from pipeline.data.layout import Options
 from pipeline.data.release import refusals
-from pipeline.data.sources import Part, Row, open_source, source_chunks
+from pipeline.data.sources import Part, Row, is_hub_id, open_source, source_chunks
 from pipeline.data.workers import default_workers, start_workers
 from pipeline.data.workfolder import work_folder
 from pipeline.embedded import task
@@ -150,6 +150,8 @@ def embedded_part(recipe: Recipe, split: str) -> Part:
 def check_input(recipe: Recipe, run: RunDir) -> None:
     """A look before anything is written: the key file's place and permissions, the first rows of every split.
 
+    A data set of the hub is not looked at: a plan must not wait for a download.
+
     Raises:
         UserError: the key is readable by others or inside the run directory, or the preferences cannot be read.
     """
@@ -159,7 +161,7 @@ def check_input(recipe: Recipe, run: RunDir) -> None:
             raise UserError(f"privatize.key_file {path} is inside the run directory: keep the key elsewhere")
         if path.exists():
             load_key(path)
-    if source == "embedded":
+    if source == "embedded" or is_hub_id(source):
         return
     for intake in open_intakes(recipe):
         part = intake.parts[0]

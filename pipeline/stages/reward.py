@@ -32,6 +32,7 @@ from pipeline.lm.distributed import make_accelerator
 from pipeline.lm.external_reward import use_external
 from pipeline.lm.features import extract_features
 from pipeline.lm.models import DTYPES, load_tokenizer
+from pipeline.lm.released import write_beside
 from pipeline.lm.reward_bonus import check_uncertainty, head_bonus, trained_bonus
 from pipeline.lm.reward_training import TrainedBackbone, train_backbone
 from pipeline.runner import StageContext
@@ -123,6 +124,7 @@ def run(context: StageContext) -> dict[str, Any]:
             context.folder / "model", result.model, metadata, bonus=bonus, tokenizer=renderer.tokenizer, overwrite=True
         )
         atomic.write_json(context.folder / "fit.json", facts)
+        write_beside(context.folder / "model", "reward", recipe, renderer, release.manifest.as_dict())
     accuracy = check["validation_accuracy_debiased"]
     return {
         **{name: facts[name] for name in ("mode", "loss", "ridge", "num_pairs", "validation_log_likelihood")},

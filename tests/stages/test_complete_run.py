@@ -60,7 +60,7 @@ def test_checkpoints_carry_their_card_and_their_rendering(finished_run: Path) ->
     sft, ppo = ((finished_run / stage / "model" / "README.md").read_text(encoding="utf-8") for stage in ("sft", "ppo"))
     assert "No preference label was read" in sft
     assert "| Epsilon per event | 2 |" in ppo
-    for stage in ("sft", "ppo"):
+    for stage in ("sft", "reward", "ppo"):
         rendering = read_json(finished_run / stage / "model" / "rendering.json")
         assert rendering == {"system_prompt": None, "max_response_tokens": 12}
     weights = finished_run / "ppo" / "model" / "model.safetensors"

@@ -34,6 +34,14 @@ def write_pairs(folder: Path) -> None:
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def test_the_recipe_as_it_stands_has_a_plan(workspace: Workspace, tmp_path: Path) -> None:
+    """Without --data it names a data set of the hub, which a dry run does not ask for."""
+    options = ["--config", str(RECIPE), "--run-dir", str(tmp_path / "run"), "model.source=tiny", "--dry-run"]
+    plan = workspace.finish(workspace.command("run", *options))
+    assert plan.returncode == 0, plan.stderr
+    assert plan.stdout.count("not run yet") == 6
+
+
 def test_one_step_of_every_stage_fully_fine_tuned(workspace: Workspace, tmp_path: Path) -> None:
     write_pairs(tmp_path / "pairs")
     run = tmp_path / "run"
