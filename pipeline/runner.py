@@ -337,6 +337,9 @@ def say(line: str) -> None:
 
 def _claim(recipe: Recipe, run: RunDir, world: World) -> None:
     if world.main:
+        changed = run.changed_keys(recipe)
+        if changed:
+            say(f"{run.root} was last started with another {', '.join(changed)}: what depends on it is made anew")
         run.claim(recipe)
         if recipe.override:
             say(f"{NOT_PRIVATE}: {recipe.override}")

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core import atomic
-from pipeline.core.config import dump_yaml, read_yaml
+from pipeline.core.config import dump_yaml, read_yaml, to_tree
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 
@@ -74,6 +74,11 @@ class RunDir:
         elif self.root.exists() and (not self.root.is_dir() or any(self.root.iterdir())):
             raise UserError(f"{self.root} exists, is not empty and is no run directory: choose another --run-dir")
 
+    def changed_keys(self, recipe: Recipe) -> list[str]:
+        """The keys (`section.key`) in which the recipe differs from the one of the last start; none at the first."""
+        saved = self.root / "recipe.yaml"
+        return sorted(_differences(read_yaml(saved), to_tree(recipe))) if saved.is_file() else []
+
     def claim(self, recipe: Recipe) -> None:
         """Checks the directory, creates it, and saves the resolved recipe and the environment in it."""
         self.check(recipe)
@@ -92,6 +97,15 @@ class RunDir:
     def reopen(self, name: str) -> None:
         """Marks a stage incomplete, before it runs again."""
         (self.stage(name) / "manifest.json").unlink(missing_ok=True)
+
+
+def _differences(before: Any, after: Any, path: str = "") -> list[str]:
+    """Dotted paths at which two trees differ."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        names = before.keys() | after.keys()
+        found = [_differences(before.get(name), after.get(name), f"{path}.{name}".lstrip(".")) for name in names]
+        return [one for some in found for one in some]
+    return [path] if before != after else []
 
 
 def fingerprint(value: Any) -> str:

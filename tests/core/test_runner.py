@@ -275,6 +275,18 @@ def test_execute_runs_once_and_then_skips(tmp_path: Path, monkeypatch: pytest.Mo
     assert ran == [*NAMES, "ppo"]
 
 
+def test_what_changed_since_the_last_start_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_stages(monkeypatch, [])
+    directory = RunDir(tmp_path / "run")
+    runner.execute(recipe(), directory, Selection())
+    runner.execute(recipe(), directory, Selection())
+    assert "another" not in capsys.readouterr().err
+    runner.execute(recipe(ppo={"kl_coef": 0.2}, privatize={"epsilon": 3.0}), directory, Selection())
+    assert "last started with another ppo.kl_coef, privatize.epsilon: what depends" in capsys.readouterr().err
+
+
 def test_an_override_is_said_and_written_into_every_manifest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
