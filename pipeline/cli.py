@@ -318,7 +318,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.errno in UNUSABLE and error.filename is not None:
             return _fail(f"{error.filename}: {error.strerror}: choose another place, or mend its permissions", 2)
         return _runtime_failure(error)
-    except (FloatingPointError, RuntimeError) as error:
+    except (FloatingPointError, RuntimeError, ValueError) as error:
         return _runtime_failure(error)
     # typer turns Ctrl-C into this return value, where click raises Abort.
     return _fail(INTERRUPTED, 130) if code == 130 else int(code or 0)

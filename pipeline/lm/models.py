@@ -122,10 +122,22 @@ def _contiguous_input(module: torch.nn.Module, arguments: tuple[torch.Tensor, ..
 
 
 def add_lora(model: PreTrainedModel, settings: LoraSettings, seed: int) -> Any:
-    """`model` frozen under a fresh float32 LoRA adapter that starts as the identity (B = 0); random state untouched."""
+    """`model` frozen under a fresh float32 LoRA adapter that starts as the identity (B = 0); random state untouched.
+
+    Raises:
+        UserError: the model has no modules of these names.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return get_peft_model(model, lora_config(settings, "CAUSAL_LM", model), autocast_adapter_dtype=True)
+        try:
+            return get_peft_model(model, lora_config(settings, "CAUSAL_LM", model), autocast_adapter_dtype=True)
+        except ValueError as error:
+            if "arget modules" not in str(error):
+                raise
+            raise UserError(
+                f"lora.target_modules {settings.target_modules}: the model has none of them in these layers; "
+                "name modules such as [q_proj, v_proj], or all-linear"
+            ) from None
 
 
 def lora_config(settings: LoraSettings, task_type: str, model: PreTrainedModel) -> LoraConfig:

@@ -219,6 +219,8 @@ def fit_head(
     label = torch.ones(len(features.chosen))  # `chosen` is what z prefers
     shared: dict[str, Any] = {"basis": basis, "reward_bound": settings.reward_bound, "loss": settings.loss}
     groups = [repr(prompt) for prompt in prompts]
+    if len(set(groups)) < 2:
+        raise UserError("all pairs have one prompt, and folds are by prompt: give preferences on several prompts")
     selection = select_ridge(
         features.chosen,
         features.rejected,

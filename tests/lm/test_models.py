@@ -173,3 +173,9 @@ def test_tokenizers_that_cannot_serve_are_user_errors(checkpoint: Path, tmp_path
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="holds no tokenizer"):
         load_tokenizer(tmp_path / "empty")
+
+
+def test_an_adapter_on_modules_that_are_not_there_is_a_user_error(checkpoint: Path) -> None:
+    settings = LoraSettings(rank=2, target_modules=["query"])
+    with pytest.raises(UserError, match=r"lora\.target_modules \['query'\]: the model has none of them"):
+        add_lora(load_causal_lm(checkpoint, "float32"), settings, seed=0)
