@@ -7,6 +7,7 @@
 # RUN_DIR defaults to runs/ and the recipe's file name. Environment:
 #   ACCELERATE_CONFIG  where it runs: a file of this folder (default launch/cpu2.yaml)
 #   ACCELERATE_ARGS    further options of `accelerate launch`, e.g. "--num_processes 8"
+#   ALIGNER            the recipe's aligner: ppo (default) or dpo
 #   PYTHON             interpreter (default .venv/bin/python where that exists, else python3)
 set -euo pipefail
 
@@ -41,7 +42,7 @@ if grep -Eq '^use_cpu: *true' "$accelerate_config"; then
 fi
 
 echo "[run_pipeline] $config -> $run_dir, on $accelerate_config" >&2
-for stage in privatize sft reward ppo evaluate report; do
+for stage in privatize sft reward "${ALIGNER:-ppo}" evaluate report; do
     case "$stage" in
         privatize | report) starter=("$python" -m) ;;
         *)

@@ -161,6 +161,12 @@ def ppo(config: Config, run_dir: RunDirectory = None, data: Data = None, overrid
 
 
 @app.command()
+def dpo(config: Config, run_dir: RunDirectory = None, data: Data = None, overrides: Overrides = None) -> None:
+    """Stage: the DPO baseline, for recipes with `aligner: dpo`."""
+    _stage("dpo", config, run_dir, data, overrides)
+
+
+@app.command()
 def evaluate(
     config: Annotated[Path | None, typer.Option("--config", help="Run as a stage of this recipe.")] = None,
     run_dir: RunDirectory = None,

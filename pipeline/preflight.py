@@ -42,6 +42,8 @@ def check_batches(recipe: Recipe, stages: Collection[str], world: World) -> None
         global_batch("sft", recipe.sft.batch_size, recipe.sft.micro_batch_size, world)
     if "reward" in stages and recipe.reward.mode != "head":
         global_batch("reward", recipe.reward.batch_size, recipe.reward.micro_batch_size, world)
+    if "dpo" in stages:
+        global_batch("dpo", recipe.dpo.batch_size, recipe.dpo.micro_batch_size, world)
     if "ppo" in stages and recipe.ppo.minibatch_size % world.size:
         raise UserError(
             f"ppo.minibatch_size {recipe.ppo.minibatch_size} is no multiple of {world.size} processes: change one"
@@ -96,7 +98,7 @@ def read_first(rows: Iterable[Any]) -> None:
 
 def check_trainer_args(recipe: Recipe, stages: Collection[str], world: World) -> None:
     """`trainer_args` against TRL's own dataclasses, which take seconds to import: only where there are any."""
-    trained: dict[str, Any] = {"sft": recipe.sft, "reward": recipe.reward}
+    trained: dict[str, Any] = {"sft": recipe.sft, "reward": recipe.reward, "dpo": recipe.dpo}
     if recipe.reward.mode == "head":
         if recipe.reward.trainer_args:
             raise UserError("reward.trainer_args is for reward.mode lora or full: remove it, or change the mode")
@@ -104,10 +106,10 @@ def check_trainer_args(recipe: Recipe, stages: Collection[str], world: World) ->
     given = {name: settings for name, settings in trained.items() if name in stages and settings.trainer_args}
     if not given:
         return
-    from trl import RewardConfig, SFTConfig
+    from trl import DPOConfig, RewardConfig, SFTConfig
 
     from pipeline.lm.hf_trainer import trainer_config
 
-    schemas: dict[str, Any] = {"sft": SFTConfig, "reward": RewardConfig}
+    schemas: dict[str, Any] = {"sft": SFTConfig, "reward": RewardConfig, "dpo": DPOConfig}
     for name, settings in given.items():
         trainer_config(name, settings, schemas[name], Path("checkpoints"), recipe.seed, world)

@@ -51,12 +51,16 @@ STAGES: tuple[StageSpec, ...] = (
     StageSpec("sft", ("privatize",), ("model", "data", "sft", "seed")),
     StageSpec("reward", ("privatize", "sft"), ("model", "reward", "seed")),
     StageSpec("ppo", ("sft", "reward"), ("model", "data", "ppo", "seed")),
+    StageSpec("dpo", ("privatize", "sft"), ("model", "ppo", "dpo", "seed")),
     StageSpec(
-        "evaluate", ("privatize", "sft", "reward", "ppo"), ("model", "data", "evaluate", "evaluation_labels", "seed")
+        "evaluate",
+        ("privatize", "sft", "reward", "ppo", "dpo"),
+        ("model", "data", "aligner", "ppo", "evaluate", "evaluation_labels", "seed"),
     ),
-    StageSpec("report", ("privatize", "sft", "reward", "ppo", "evaluate"), ("name",)),
+    StageSpec("report", ("privatize", "sft", "reward", "ppo", "dpo", "evaluate"), ("name",)),
 )
 NAMES = tuple(stage.name for stage in STAGES)
+ALIGNERS = frozenset({"ppo", "dpo"})  # a recipe has one of them
 
 
 @dataclass(frozen=True)
@@ -115,11 +119,16 @@ def spec_of(name: str) -> StageSpec:
     return next(stage for stage in STAGES if stage.name == name)
 
 
+def stages_of(recipe: Recipe) -> tuple[StageSpec, ...]:
+    """The stages of this recipe in order: those of the aligner it names, and not of the other."""
+    return tuple(stage for stage in STAGES if stage.name not in ALIGNERS - {recipe.aligner})
+
+
 def upstream_of(spec: StageSpec, recipe: Recipe) -> tuple[str, ...]:
     """The stages that `spec` reads under this recipe: sft reads the release only where it imitates its answers."""
     if spec.name == "sft" and recipe.data.demonstrations != "release":
         return ()
-    return spec.upstream
+    return tuple(name for name in spec.upstream if name not in ALIGNERS - {recipe.aligner})
 
 
 def stage_fingerprint(spec: StageSpec, recipe: Recipe, run: RunDir) -> str:
@@ -156,7 +165,7 @@ def plan(recipe: Recipe, run: RunDir, selection: Selection) -> list[PlannedStage
     """What `execute` would do now. Stages after one that runs will run as well, as their input changes."""
     lines: list[PlannedStage] = []
     dirty: set[str] = set()
-    for spec in STAGES:
+    for spec in stages_of(recipe):
         manifest = run.manifest(spec.name)
         if spec.name not in selection.names:
             lines.append(PlannedStage(spec, False, "not selected"))
@@ -193,9 +202,16 @@ def check(recipe: Recipe, run: RunDir, selection: Selection, world: World) -> li
         UserError: a foreign run directory, a missing upstream stage, or something `preflight` finds.
     """
     run.check(recipe)
+    _check_stage(selection.only or selection.start, recipe)
     lines = plan(recipe, run, selection)
     _check_needs(recipe, run, [line.spec for line in lines if line.runs], world)
     return lines
+
+
+def _check_stage(name: str | None, recipe: Recipe) -> None:
+    """The stage is one of this recipe's."""
+    if name is not None and name in ALIGNERS - {recipe.aligner}:
+        raise UserError(f"the recipe has no stage {name}: set aligner={name}, or run {recipe.aligner}")
 
 
 def _check_needs(recipe: Recipe, run: RunDir, specs: Sequence[StageSpec], world: World) -> None:
@@ -228,6 +244,7 @@ def execute_one(name: str, recipe: Recipe, run: RunDir) -> None:
     """Runs one stage, as `accelerate launch -m pipeline.stages.NAME` does; a complete one is skipped."""
     world = join_world()
     run.check(recipe)
+    _check_stage(name, recipe)
     spec = spec_of(name)
     reason = _why_run(spec, recipe, run, run.manifest(name), set())
     if reason is not None:
@@ -270,7 +287,7 @@ def run_stage(context: StageContext) -> None:
                 "report": report,
             },
         )
-        write_metrics(run)
+        write_metrics(run, [stage.name for stage in stages_of(context.recipe)])
         say(f"{spec.name}: done in {seconds:.0f} s — {report.get('summary', '')}")
     _release_memory()
     barrier(world)

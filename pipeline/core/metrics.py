@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from pipeline.core import atomic
 from pipeline.core.errors import UserError
 from pipeline.core.rundir import RunDir
 
-_STAGES = ("privatize", "sft", "reward", "ppo", "evaluate", "report")
 _BESIDE = ("ppo_over_gibbs", "longer_answer_baseline")
 
 
-def write_metrics(run: RunDir) -> None:
+def write_metrics(run: RunDir, stages: Sequence[str]) -> None:
     """Composes metrics.json from evaluate/evaluation.json and the stage manifests, atomically.
 
-    Does nothing while `evaluate` has not completed. `seconds` counts completed stages; `wall_seconds` is their sum;
-    `peak_rss_mb` is the largest of any stage, MiB.
+    Does nothing while `evaluate` has not completed. `stages` are those of the recipe; `seconds` counts completed ones;
+    `wall_seconds` is their sum; `peak_rss_mb` is the largest of any stage, MiB.
 
     Raises:
         UserError: evaluate/evaluation.json is missing or damaged although the stage has completed.
     """
     if run.manifest("evaluate") is None:
         return
-    found = {name: run.manifest(name) for name in _STAGES}
+    found = {name: run.manifest(name) for name in stages}
     manifests = {name: manifest for name, manifest in found.items() if manifest is not None}
     evaluation = _evaluation(run)
     seconds = {name: manifest["seconds"] for name, manifest in manifests.items() if "seconds" in manifest}

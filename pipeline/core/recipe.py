@@ -298,6 +298,29 @@ class PpoConfig:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
+class DpoConfig:
+    """DPO on the released pairs (TRL DPOTrainer): the baseline without a reward model, for `aligner: dpo`."""
+
+    loss: Literal["private_likelihood", "debiased", "uncorrected"] = "private_likelihood"
+    beta: float | None = Field(default=None, gt=0)
+    """Of DPO's margin; null: ppo.kl_coef, so that both aim at the same objective."""
+    epochs: float = Field(default=1.0, gt=0)
+    max_steps: int = -1
+    """Overrides epochs when positive."""
+    batch_size: int = Field(default=16, gt=0)
+    """Global, in pairs."""
+    micro_batch_size: int | None = Field(default=None, gt=0)
+    """Pairs per forward pass and process; default: batch_size / processes."""
+    learning_rate: float = Field(default=1e-4, gt=0)
+    warmup_steps: int = Field(default=0, ge=0)
+    lora: LoraSettings | None = Field(default_factory=LoraSettings)
+    """null: full fine-tuning with a frozen reference copy."""
+    save_steps: int = Field(default=50, gt=0)
+    trainer_args: dict[str, Any] = Field(default_factory=dict)
+    """Passed on to trl.DPOConfig, checked against its fields."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class EvaluateConfig:
     """Win rates, KL, true reward and J against π_ref, with 95 % intervals."""
 
@@ -325,7 +348,10 @@ class Recipe:
     privatize: PrivatizeConfig
     sft: SftConfig = Field(default_factory=SftConfig)
     reward: RewardConfig = Field(default_factory=RewardConfig)
+    aligner: Literal["ppo", "dpo"] = "ppo"
+    """What makes the policy: PPO on r̂, or the DPO baseline. ppo.kl_coef is the coefficient of J in both."""
     ppo: PpoConfig = Field(default_factory=PpoConfig)
+    dpo: DpoConfig = Field(default_factory=DpoConfig)
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig)
 
     def __post_init__(self) -> None:

@@ -1,15 +1,16 @@
 """The embedded task's ground truth: a known reward, so that J, suboptimality and over-optimisation can be measured.
 
-r*(prompt, response) = 8 · (1 + sentiment)/2 · (1 + brevity)/2, in [0, 8], where
+r*(prompt, response) = 4 · (1 + sentiment)/2 + 4 · brevity, in [0, 8], where
 
 - sentiment in [-1, 1] is the compound score of VADER (Hutto and Gilbert 2014), in which a repeated sentiment word
   counts once: "great great great" is worth no more than "great";
-- brevity in [0, 1] is 1 for a finished text of 6 to 20 distinct words, falls linearly to 0 at 2 and at 30 words, and is
+- brevity in [0, 1] is 1 for a finished text of 5 to 10 distinct words, falls linearly to 0 at 2 and at 20 words, and is
   0 for a text that does not end in `.`, `!` or `?` (as a rule one that ran into the length cap).
 
-A neutral short sentence is worth 4. A single pleasant word, the same word many times, or a pleasant text that is cut
-off is worth less than that, however pleasant. The truth looks at the response alone, so a sentence that piles up
-different pleasant words scores high: that is what over-optimisation looks like here, and what the KL term, distinct-n
+A neutral sentence of ten words is worth 6, one of twenty words 2; a single pleasant word, or the same word many times,
+at most 4. On the embedded pairs length explains about half of the variance of r* and sentiment a fifth: what annotators
+who were asked for "one short sentence" might reward. The truth looks at the response alone, so a short sentence that
+piles up pleasant words scores high: that is what over-optimisation looks like here, and what the KL term, distinct-n
 and the printed samples are for.
 """
 
@@ -21,14 +22,14 @@ from functools import lru_cache
 from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
 TRUTH_RANGE = (0.0, 8.0)
-_SHORTEST, _SHORT_ENOUGH, _LONG_ENOUGH, _LONGEST = 2, 6, 20, 30  # distinct words; the corners of the brevity term
+_SHORTEST, _SHORT_ENOUGH, _LONG_ENOUGH, _LONGEST = 2, 5, 10, 20  # distinct words; the corners of the brevity term
 _FINISHED = re.compile(r"[.!?][\"'”’)]*\s*$")
 _EDGES = ".,;:!?\"'“”‘’()[]{}*_"
 
 
 def true_reward(prompt: str, response: str) -> float:
     """r*(prompt, response) in [0, 8]. Pure, 0.1 ms. The prompt is part of the signature of every judge; unused here."""
-    return TRUTH_RANGE[1] * (1.0 + sentiment(response)) / 2.0 * (1.0 + brevity(response)) / 2.0
+    return TRUTH_RANGE[1] / 2.0 * ((1.0 + sentiment(response)) / 2.0 + brevity(response))
 
 
 def sentiment(response: str) -> float:

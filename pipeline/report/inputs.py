@@ -12,7 +12,7 @@ import yaml
 from pipeline.core.errors import UserError
 from pipeline.core.rundir import RunDir
 
-STAGES = ("privatize", "sft", "reward", "ppo", "evaluate")
+STAGES = ("privatize", "sft", "reward", "ppo", "dpo", "evaluate")
 REFERENCE = "sft"
 GIBBS = "gibbs"
 
@@ -76,7 +76,9 @@ def read_run(run: RunDir) -> RunFacts:
     recipe_path = run.root / "recipe.yaml"
     recipe_text = recipe_path.read_text(encoding="utf-8") if recipe_path.is_file() else ""
     recipe = _mapping(recipe_text, recipe_path)
-    manifests = {name: run.manifest(name) for name in STAGES}
+    aligner = recipe.get("aligner", "ppo")
+    other = {"ppo": "dpo", "dpo": "ppo"}.get(aligner)  # may lie there from an earlier recipe
+    manifests = {name: run.manifest(name) for name in STAGES if name != other}
     history = _json(run.stage("sft") / "history.json")
     return RunFacts(
         name=str(recipe.get("name") or run.root.name),
@@ -87,7 +89,7 @@ def read_run(run: RunDir) -> RunFacts:
         manifests={name: manifest for name, manifest in manifests.items() if manifest is not None},
         sft_loss=[(float(step), float(loss)) for step, loss in (history or {}).get("loss", [])],
         reward_fit=_json(run.stage("reward") / "fit.json") or {},
-        ppo_history=_json_lines(run.stage("ppo") / "history.jsonl"),
+        ppo_history=_json_lines(run.stage("ppo") / "history.jsonl") if aligner == "ppo" else [],
         evaluation=_json(run.stage("evaluate") / "evaluation.json") or {},
         samples=_json(run.stage("evaluate") / "samples.json") or [],
     )

@@ -38,9 +38,12 @@ Cell = tuple[str, str]
 
 def label_of(method: str, result: dict[str, Any] | None = None) -> str:
     """How a method is called in tables and pictures; claims no privacy, only names ε (that is the card's business)."""
-    if method in ("private", "nonprivate") and result is not None and "epsilon" in result:
-        return f"PPO, ε = {epsilon_text(result['epsilon'])}"
-    return {REFERENCE: "π_ref (SFT)", GIBBS: "Gibbs", "uncorrected": "PPO, uncorrected"}.get(method, method)
+    trained, _, aligner = method.partition("_")
+    aligner = aligner.upper() or "PPO"
+    if trained in ("private", "nonprivate") and result is not None and "epsilon" in result:
+        return f"{aligner}, ε = {epsilon_text(result['epsilon'])}"
+    uncorrected = {"uncorrected": "PPO, uncorrected", "uncorrected_dpo": "DPO, uncorrected"}
+    return {REFERENCE: "π_ref (SFT)", GIBBS: "Gibbs", **uncorrected}.get(method, method)
 
 
 # --- headline ---------------------------------------------------------------------------------------------------------

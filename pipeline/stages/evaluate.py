@@ -3,7 +3,7 @@
 Win rates by the ground truth (where there is one) and by the reward model, KL(π‖π_ref), r̄, r*, J = E[r*] − kl_coef·KL,
 the likelihood win rate beside the longer-answer rule, and the Gibbs policy of the same r̂ as the yardstick of PPO.
 
-Reads:   sft/model, ppo/model, reward/model, held-out prompts, privatize/evaluation.
+Reads:   sft/model, ppo/model (or dpo/model), reward/model, held-out prompts, privatize/evaluation.
 Writes:  evaluate/evaluation.json, evaluate/samples.json.
 Run alone: accelerate launch -m pipeline.stages.evaluate --config RECIPE [--run-dir DIR]
 """
@@ -41,7 +41,7 @@ def run(context: StageContext) -> dict[str, Any]:
     reference_path = run_dir.stage("sft") / "model"
     renderer = inputs.make_renderer(recipe, load_tokenizer(reference_path))
     reference = load_causal_lm(reference_path, recipe.model.dtype).to(accelerator.device)
-    policy = load_causal_lm(run_dir.stage("ppo") / "model", recipe.model.dtype).to(accelerator.device)
+    policy = load_causal_lm(run_dir.stage(recipe.aligner) / "model", recipe.model.dtype).to(accelerator.device)
     scorer = load_scorer(run_dir.stage("reward") / "model", recipe, use_bonus=recipe.reward.kappa > 0)
     scorer.checkpoint.model.model.to(accelerator.device)
     truth = true_reward if recipe.data.evaluation_prompts == "embedded" else None
@@ -101,10 +101,15 @@ def run(context: StageContext) -> dict[str, Any]:
 
 
 def method_name(recipe: Recipe) -> str:
-    """What the trained policy is called in metrics: private, nonprivate, or uncorrected (the baseline loss)."""
-    if recipe.reward.loss == "uncorrected":
-        return "uncorrected"
-    return "private" if np.isfinite(recipe.privatize.epsilon) else "nonprivate"
+    """What the trained policy is called in metrics: private, nonprivate, or uncorrected (the baseline loss).
+
+    With `_dpo` behind it for the baseline without a reward model.
+    """
+    trained = recipe.reward if recipe.aligner == "ppo" else recipe.dpo
+    suffix = "" if recipe.aligner == "ppo" else f"_{recipe.aligner}"
+    if trained.loss == "uncorrected":
+        return f"uncorrected{suffix}"
+    return ("private" if np.isfinite(recipe.privatize.epsilon) else "nonprivate") + suffix
 
 
 def privacy_of(run_dir: RunDir) -> tuple[float | None, float]:

@@ -32,7 +32,7 @@ OUTSIDE = (
     "pipeline.report",
     "pipeline.rl",
     "pipeline.runner",
-    *(f"pipeline.stages.{name}" for name in ("entry", "evaluate", "ppo", "report", "reward", "sft")),
+    *(f"pipeline.stages.{name}" for name in ("dpo", "entry", "evaluate", "ppo", "report", "reward", "sft")),
     "reward_models",
 )
 

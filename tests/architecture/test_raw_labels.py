@@ -106,7 +106,7 @@ def test_nothing_learns_from_raw_labels(sources: dict[str, ast.Module]) -> None:
     """No module that trains or samples a model imports one that reads raw labels, the embedded truth apart."""
     readers = {"read_preferences", "draw_labels", "canonical_record", "privatize_records"}
     learners = ("pipeline/lm/", "pipeline/rl/", "reward_models/", "pipeline/report/")
-    stages = tuple(f"pipeline/stages/{name}.py" for name in ("sft", "reward", "ppo", "evaluate", "report"))
+    stages = tuple(f"pipeline/stages/{name}.py" for name in ("sft", "reward", "ppo", "dpo", "evaluate", "report"))
     wrong = {(path, name) for path, tree in sources.items() if path.startswith(learners) or path in stages
              for name in names_in(tree) & readers}
     assert not wrong

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import random
-import secrets
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from worlds import World, bundle, flip, flips, keep_prob, sound, trl_rows, write_jsonl
+from worlds import COINS, World, bundle, flip, flips, keep_prob, sound, trl_rows, write_jsonl
 
 from pipeline.data.release import ReleaseManifest, write_release
 from pipeline.privacy.keys import insecure_seed_key
@@ -121,7 +120,7 @@ def redrawn(world: World, folder: Path) -> Path:
 
 def one_uniform(world: World, folder: Path) -> Path:
     """One uniform per event against several thresholds."""
-    drawn = [secrets.SystemRandom().random() for _ in world.pairs]
+    drawn = [COINS.generator.random() for _ in world.pairs]
     for epsilon in (0.1, 2.0):
         z = [y if u < keep_prob(epsilon) else -y for y, u in zip(world.labels, drawn, strict=True)]
         bundle(folder / f"eps{epsilon}", trl_rows(world, z), epsilon)

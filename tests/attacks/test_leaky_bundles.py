@@ -53,7 +53,7 @@ def test_the_reference_way_fails_in_three_ways(tmp_path: Path) -> None:
 
 
 def test_a_sound_bundle_passes_every_attack(tmp_path: Path) -> None:
-    """1 in 1,000 sound bundles would be accused; the randomness here is the operating system's."""
+    """1 in 1,000 sound bundles would be accused; this one is the same in every run."""
     world = make_world(600)
     raw = world.write_raw(tmp_path / "bundle-raw.jsonl")
     folder = sound(world, tmp_path / "bundle", 0.5)

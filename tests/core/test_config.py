@@ -223,5 +223,6 @@ def test_the_dump_writes_every_key_out() -> None:
         "rank": 16, "scale": 2.0, "dropout": 0.0, "target_modules": "all-linear", "last_layers": None,
     }  # fmt: skip
     assert set(dumped) == {
-        "name", "seed", "evaluation_labels", "model", "data", "privatize", "sft", "reward", "ppo", "evaluate",
+        "name", "seed", "evaluation_labels", "model", "data", "privatize", "sft", "reward", "aligner", "ppo",
+            "dpo", "evaluate",
     }  # fmt: skip

@@ -12,6 +12,8 @@ from pipeline.core.errors import UserError
 from pipeline.core.metrics import write_metrics
 from pipeline.core.rundir import RunDir
 
+STAGES = ("privatize", "sft", "ppo", "evaluate")
+
 
 def stage(run: RunDir, name: str, seconds: float, peak: float, world_size: int = 1) -> None:
     run.complete(name, {"stage": name, "seconds": seconds, "peak_rss_mb": peak, "world_size": world_size})
@@ -32,7 +34,7 @@ def test_methods_pass_through_and_costs_are_summed(tmp_path: Path) -> None:
     run = evaluated(
         tmp_path, {"methods": methods, "ppo_over_gibbs": share, "longer_answer_baseline": None, "judge_notes": ["x"]}
     )
-    write_metrics(run)
+    write_metrics(run, STAGES)
     assert json.loads((tmp_path / "metrics.json").read_text()) == {
         **methods,
         "seconds": {"privatize": 1.25, "ppo": 100.5, "evaluate": 10.0},
@@ -43,10 +45,17 @@ def test_methods_pass_through_and_costs_are_summed(tmp_path: Path) -> None:
     }
 
 
+def test_stages_that_the_recipe_lacks_do_not_count(tmp_path: Path) -> None:
+    run = evaluated(tmp_path, {"methods": {}})
+    write_metrics(run, [name for name in STAGES if name != "ppo"])
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    assert (metrics["wall_seconds"], metrics["peak_rss_mb"], metrics["world_size"]) == (11.25, 700.0, 1)
+
+
 def test_nothing_before_evaluate_has_completed(tmp_path: Path) -> None:
     run = evaluated(tmp_path, {"methods": {}})
     run.reopen("evaluate")
-    write_metrics(run)
+    write_metrics(run, STAGES)
     assert not (tmp_path / "metrics.json").exists()
 
 
@@ -55,4 +64,4 @@ def test_damaged_evaluation_is_named(tmp_path: Path, content: str) -> None:
     run = evaluated(tmp_path, {})
     (run.stage("evaluate") / "evaluation.json").write_text(content)
     with pytest.raises(UserError, match=r"evaluation\.json .*--from evaluate"):
-        write_metrics(run)
+        write_metrics(run, STAGES)

@@ -15,7 +15,7 @@ from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
 from pipeline.core.world import World, declared_world
-from pipeline.runner import NAMES, STAGES, Selection, StageContext, plan, spec_of, stage_fingerprint
+from pipeline.runner import STAGES, Selection, StageContext, plan, spec_of, stage_fingerprint, stages_of
 
 ALONE = World(rank=0, size=1)
 
@@ -29,6 +29,9 @@ def recipe(**sections: Any) -> Recipe:
         **sections,
     }
     return parse(Recipe, tree, "r")
+
+
+NAMES = tuple(stage.name for stage in stages_of(recipe()))
 
 
 @pytest.fixture(autouse=True)
@@ -61,12 +64,33 @@ def running(given: Recipe, directory: RunDir, **selection: str) -> list[str]:
 
 def test_stages_stand_after_what_they_read() -> None:
     for position, stage in enumerate(STAGES):
-        assert set(stage.upstream) <= set(NAMES[:position])
+        assert set(stage.upstream) <= set(runner.NAMES[:position])
 
 
 def test_every_section_of_the_recipe_changes_some_stage() -> None:
     fields = set(Recipe.__dataclass_fields__)
     assert {section for stage in STAGES for section in stage.sections} == fields
+
+
+def test_a_recipe_has_the_stages_of_its_aligner() -> None:
+    assert NAMES == ("privatize", "sft", "reward", "ppo", "evaluate", "report")
+    given = recipe(aligner="dpo")
+    assert [stage.name for stage in stages_of(given)] == ["privatize", "sft", "reward", "dpo", "evaluate", "report"]
+    for stage in stages_of(given):
+        assert "ppo" not in runner.upstream_of(stage, given)
+
+
+def test_another_aligner_keeps_what_comes_before_it(run: RunDir) -> None:
+    assert running(recipe(aligner="dpo"), run) == ["dpo", "evaluate", "report"]
+
+
+@pytest.mark.parametrize(("aligner", "other"), [("ppo", "dpo"), ("dpo", "ppo")])
+def test_the_other_aligner_is_no_stage(run: RunDir, aligner: str, other: str) -> None:
+    given, line = recipe(aligner=aligner), f"the recipe has no stage {other}: set aligner={other}"
+    with pytest.raises(UserError, match=line):
+        runner.check(given, run, Selection(only=other), ALONE)
+    with pytest.raises(UserError, match=line):
+        runner.execute_one(other, given, run)
 
 
 # --- skip and rerun ---------------------------------------------------------------------------------------------------

@@ -12,14 +12,14 @@ NEUTRAL = "The bus passes this house every morning at seven."
 PLEASANT = "The bus driver was a wonderful and kind person to meet."
 
 
-def test_neutral_sentence_is_worth_the_middle() -> None:
-    assert true_reward("", NEUTRAL) == 4.0
+def test_a_neutral_short_sentence() -> None:
+    assert true_reward("", NEUTRAL) == 6.0
 
 
 def test_closed_form_of_one_sentiment_word() -> None:
     # VADER: "good" has valence 1.9 and compound = v / sqrt(v^2 + 15); the text has 6 distinct words, so brevity is 1.
     compound = 1.9 / (1.9**2 + 15) ** 0.5
-    assert true_reward("", "The soup here is very-well good.") == pytest.approx(4 * (1 + compound), abs=4e-4)
+    assert true_reward("", "The soup here is very-well good.") == pytest.approx(4 + 2 * (1 + compound), abs=2e-4)
 
 
 def test_empty_text() -> None:
@@ -28,7 +28,7 @@ def test_empty_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"), [(1, 0.0), (2, 0.0), (4, 0.5), (6, 1.0), (20, 1.0), (25, 0.5), (30, 0.0), (40, 0.0)]
+    ("words", "expected"), [(1, 0.0), (2, 0.0), (3, 1 / 3), (5, 1.0), (10, 1.0), (15, 0.5), (20, 0.0), (40, 0.0)]
 )
 def test_brevity_is_a_trapezium_in_distinct_words(words: int, expected: float) -> None:
     text = " ".join(f"w{i}" for i in range(words))
@@ -59,7 +59,7 @@ def test_repetition_of_other_words_is_left_alone() -> None:
 
 def test_order_of_quality() -> None:
     unpleasant = "The bus driver was a horrible and rude person to meet."
-    assert true_reward("", unpleasant) < 2 < 6 < true_reward("", PLEASANT)
+    assert true_reward("", unpleasant) < 5 < 7 < true_reward("", PLEASANT)
 
 
 @settings(max_examples=200, deadline=None)

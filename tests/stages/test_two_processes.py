@@ -56,6 +56,23 @@ def test_lora_reward_losses_are_those_of_one_process(workspace: Workspace, finis
     torch.testing.assert_close(ours["information"], theirs["information"], rtol=1e-3, atol=1e-3)
 
 
+def test_dpo_losses_are_those_of_one_process(workspace: Workspace, finished_run: Path, tmp_path: Path) -> None:
+    settings = ("aligner=dpo", "dpo.max_steps=6", "dpo.batch_size=8", "dpo.lora.rank=4")
+    one, two = tmp_path / "one", tmp_path / "two"
+    for run in (one, two):
+        shutil.copytree(finished_run, run)
+    workspace.run(one, *settings)
+    workspace.launch("dpo", two, *settings)
+    expected = read_json(one / "dpo" / "manifest.json")["report"]["loss"]
+    assert len(expected) == 6
+    assert read_json(two / "dpo" / "manifest.json")["report"]["loss"] == pytest.approx(expected, abs=TOLERANCE)
+    metrics = read_json(one / "metrics.json")
+    assert metrics["private_dpo"]["epsilon"] == 2.0
+    assert metrics["private_dpo"]["kl"] > 0
+    assert set(metrics["seconds"]) == {"privatize", "sft", "reward", "dpo", "evaluate", "report"}
+    assert "DPO, ε = 2" in (one / "report" / "report.html").read_text(encoding="utf-8")
+
+
 def test_learning_from_reference_completions_is_that_of_one_process(
     workspace: Workspace, finished_run: Path, tmp_path: Path
 ) -> None:

@@ -1,0 +1,108 @@
+"""Stage dpo: the baseline without a reward model, in the place of ppo where the recipe says `aligner: dpo`.
+
+DPO (TRL's trainer) on the released pairs, with the private likelihood of Eq. 8-9, the debiased or the uncorrected loss
+on its margins. The reward stage still runs: the evaluation judges by it and by the Gibbs policy of the same r̂.
+
+Reads:   privatize/release (z and its ε), sft/model (π_ref).
+Writes:  dpo/model (ordinary checkpoint, adapter merged), dpo/history.json.
+Run alone: accelerate launch -m pipeline.stages.dpo --config RECIPE [--run-dir DIR]
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from trl import DPOConfig
+
+from pipeline.core import atomic
+from pipeline.core.recipe import Recipe
+from pipeline.core.rundir import peak_rss_mb
+from pipeline.data import inputs
+from pipeline.data.release import ReleasedPair
+from pipeline.data.render import Renderer, keep_fitting
+from pipeline.lm import hf_trainer
+from pipeline.lm.dpo_training import PrivateDpoTrainer, pair_dataset, trl_loss
+from pipeline.lm.models import add_lora, load_causal_lm, load_tokenizer, save_merged
+from pipeline.runner import StageContext
+from pipeline.stages.entry import main_for
+
+
+def run(context: StageContext) -> dict[str, Any]:
+    """Trains on every process; saves from the main one."""
+    recipe, settings = context.recipe, context.recipe.dpo
+    reference_path = context.run.stage("sft") / "model"
+    renderer = inputs.make_renderer(recipe, load_tokenizer(reference_path))
+
+    # --- z, its ε, and token ids --------------------------------------------------------------------------------------
+    release = inputs.release(context.run)
+    epsilon = math.inf if release.manifest.epsilon is None else release.manifest.epsilon
+    rows = list(release)
+    kept = keep_fitting([row.prompt for row in rows], renderer, recipe.model.long_prompts)
+    dataset = pair_dataset([token_ids(rows[index], renderer) for index in kept])
+
+    # --- π_ref and DPO ------------------------------------------------------------------------------------------------
+    beta = recipe.ppo.kl_coef if settings.beta is None else settings.beta
+    arguments = hf_trainer.trainer_config(
+        "dpo",
+        settings,
+        DPOConfig,
+        context.checkpoints,
+        recipe.seed,
+        context.world,
+        beta=beta,
+        max_length=None,
+        **trl_loss(settings.loss, epsilon),
+    )
+    policy, reference = policy_and_reference(context, recipe)
+    trainer = PrivateDpoTrainer(
+        model=policy,
+        ref_model=reference,
+        args=arguments,
+        epsilon=epsilon if settings.loss == "private_likelihood" else None,
+        train_dataset=dataset,
+        processing_class=renderer.tokenizer,
+        callbacks=[hf_trainer.CompletionMarker(), hf_trainer.StopOnNonFinite()],
+    )
+    trainer.train(resume_from_checkpoint=hf_trainer.last_whole_checkpoint(context.checkpoints))
+
+    # --- results ------------------------------------------------------------------------------------------------------
+    save_merged(
+        trainer.accelerator,
+        trainer.model,
+        renderer.tokenizer,
+        context.folder / "model",
+        recipe.model.dtype,
+        state=trainer.accelerator.get_state_dict(trainer.model_wrapped),
+    )
+    history = hf_trainer.loss_history(trainer.state)
+    if context.world.main:
+        atomic.write_json(context.folder / "history.json", {"loss": history})
+    return {
+        "pairs": len(dataset),
+        "dropped_long_prompts": len(rows) - len(kept),
+        "steps": trainer.state.global_step,
+        "loss": [value for _, value in history],
+        "beta": beta,
+        "peak_rss_mb": peak_rss_mb(),
+        "summary": f"{len(dataset)} pairs, {settings.loss}, {trainer.state.global_step} steps, "
+        f"loss {history[0][1]:.3f} → {history[-1][1]:.3f}",
+    }
+
+
+def token_ids(pair: ReleasedPair, renderer: Renderer) -> tuple[list[int], list[int], list[int]]:
+    """(prompt, the response that z prefers, the other) as token ids."""
+    responses = (renderer.response_ids(pair.chosen), renderer.response_ids(pair.rejected))
+    return (renderer.prompt_ids(pair.prompt), *responses)
+
+
+def policy_and_reference(context: StageContext, recipe: Recipe) -> tuple[Any, Any | None]:
+    """The policy, and a frozen copy of π_ref for full fine-tuning; None under LoRA: the adapter is switched off."""
+    path, lora = context.run.stage("sft") / "model", recipe.dpo.lora
+    if lora:
+        return add_lora(load_causal_lm(path, recipe.model.dtype), lora, recipe.seed), None
+    return load_causal_lm(path, "float32"), load_causal_lm(path, recipe.model.dtype)
+
+
+if __name__ == "__main__":
+    main_for("dpo")

@@ -1,0 +1,133 @@
+"""The private loss of DPO: its limits, its margin against naive sums, and what one step of it needs."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trl import DPOConfig
+
+from pipeline.core.recipe import LoraSettings, ModelConfig
+from pipeline.lm.dpo_training import PrivateDpoTrainer, pair_dataset, trl_loss
+from pipeline.lm.models import add_lora, base_checkpoint, load_causal_lm, load_tokenizer
+from reward_models.losses import debiased_loss, private_likelihood_loss, uncorrected_loss
+
+BETA = 0.3
+PAIRS = [([1, 5, 9], [7, 8, 2], [6, 2]), ([1, 4], [9, 2], [5, 6, 7, 8, 2]), ([3], [4, 4, 2], [5, 2])]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(base_checkpoint(ModelConfig(source="tiny", cache_dir=tmp_path_factory.mktemp("cache"))))
+
+
+def trainer(base: Path, folder: Path, *, epsilon: float | None, lora: bool = True, **arguments: Any) -> Any:
+    model = load_causal_lm(base, "float32")
+    settings = LoraSettings(rank=4)
+    policy = add_lora(model, settings, seed=0) if lora else model
+    reference = None if lora else load_causal_lm(base, "float32")
+    torch.manual_seed(0)
+    for name, parameter in policy.named_parameters():  # away from π_ref, where every margin is 0
+        if parameter.requires_grad and ("lora_B" in name or not lora):
+            parameter.data += 0.05 * torch.randn_like(parameter)
+    return PrivateDpoTrainer(
+        model=policy,
+        ref_model=reference,
+        args=DPOConfig(
+            output_dir=str(folder),
+            beta=BETA,
+            max_length=None,
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            per_device_train_batch_size=3,
+            report_to="none",
+            **arguments,
+        ),
+        epsilon=epsilon,
+        train_dataset=pair_dataset(PAIRS),
+        processing_class=load_tokenizer(base),
+    )
+
+
+def loss_of(made: Any) -> torch.Tensor:
+    batch = next(iter(made.get_train_dataloader()))
+    value: torch.Tensor = made._compute_loss(made.model, batch, return_outputs=False)
+    return value
+
+
+def naive_margins(made: Any) -> torch.Tensor:
+    """β-scaled log-ratio differences, one sequence at a time; in no order of their own."""
+
+    def total(model: Any, prompt: list[int], response: list[int]) -> torch.Tensor:
+        ids = torch.tensor([prompt + response])
+        logits = model(input_ids=ids).logits[0].float().log_softmax(-1)
+        return torch.stack([logits[len(prompt) - 1 + t, token] for t, token in enumerate(response)]).sum()
+
+    margins = []
+    for prompt, chosen, rejected in PAIRS:
+        policy = total(made.model, prompt, chosen) - total(made.model, prompt, rejected)
+        if made.ref_model is None:
+            with made.model.disable_adapter():
+                reference = total(made.model, prompt, chosen) - total(made.model, prompt, rejected)
+        else:
+            reference = total(made.ref_model, prompt, chosen) - total(made.ref_model, prompt, rejected)
+        margins.append(BETA * (policy - reference))
+    return torch.stack(margins)
+
+
+@pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
+@pytest.mark.parametrize("epsilon", [0.5, 2.0, math.inf])
+def test_the_loss_is_the_private_likelihood_of_dpo_margins(
+    base: Path, tmp_path: Path, lora: bool, epsilon: float
+) -> None:
+    made = trainer(base, tmp_path, epsilon=epsilon, lora=lora)
+    margins = naive_margins(made)
+    assert float(margins.detach().abs().min()) > 1e-4
+    expected = private_likelihood_loss(margins, torch.ones(3), epsilon).mean().detach()
+    assert float(loss_of(made).detach()) == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_at_infinite_epsilon_it_is_trl_s_sigmoid(base: Path, tmp_path: Path) -> None:
+    own, theirs = trainer(base, tmp_path, epsilon=math.inf), trainer(base, tmp_path, epsilon=None)
+    losses = [loss_of(made) for made in (own, theirs)]
+    assert float(losses[0].detach()) == pytest.approx(float(losses[1].detach()), abs=1e-6)
+    for loss in losses:
+        loss.backward()
+    pairs = zip(own.model.parameters(), theirs.model.parameters(), strict=True)
+    gradients = [(a.grad, b.grad) for a, b in pairs if a.grad is not None]
+    assert gradients
+    for first, second in gradients:
+        torch.testing.assert_close(first, second, atol=1e-6, rtol=1e-4)
+
+
+def test_the_debiased_and_the_uncorrected_loss_are_trl_s(base: Path, tmp_path: Path) -> None:
+    for name, value in (("debiased", debiased_loss), ("uncorrected", uncorrected_loss)):
+        made = trainer(base, tmp_path, epsilon=None, **trl_loss(name, 1.0))
+        expected = value(naive_margins(made), torch.ones(3), 1.0).mean().detach()
+        assert float(loss_of(made).detach()) == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_a_smaller_epsilon_gives_smaller_gradients(base: Path, tmp_path: Path) -> None:
+    norms = []
+    for epsilon in (0.1, 1.0, math.inf):
+        made = trainer(base, tmp_path, epsilon=epsilon)
+        loss_of(made).backward()
+        norms.append(sum(float(p.grad.square().sum()) for p in made.model.parameters() if p.grad is not None))
+    assert 0 < norms[0] < norms[1] < norms[2]
+
+
+def test_text_columns_are_refused(base: Path, tmp_path: Path) -> None:
+    made = trainer(base, tmp_path, epsilon=1.0)
+    with pytest.raises(ValueError, match="no chosen_ids, prompt_ids, rejected_ids"):
+        made._prepare_dataset(
+            made.train_dataset.rename_columns(
+                {"prompt_ids": "prompt", "chosen_ids": "chosen", "rejected_ids": "rejected"}
+            ),
+            None,
+            made.args,
+            "train",
+        )
