@@ -1,0 +1,97 @@
+"""The recipe's keys reach the trainer, and the backbone comes back plain, kept at the step that early stopping chose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.core.config import parse
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import Recipe
+from pipeline.core.world import World
+from pipeline.lm.models import load_tokenizer
+from pipeline.lm.reward_training import Pairs, held_out_stopping, train_backbone
+from reward_models.losses import private_likelihood_loss
+from reward_models.model import RewardModel, build_reward_backbone
+
+
+def recipe(**reward: Any) -> Recipe:
+    own = {
+        "mode": "lora",
+        "ridge": 1.0,
+        "reward_bound": 4.0,
+        "batch_size": 4,
+        "max_steps": 3,
+        "learning_rate": 1e-2,
+        "lora": {"rank": 2},
+        **reward,
+    }
+    tree = {
+        "name": "x",
+        "evaluation_labels": "private",
+        "model": {"source": "tiny"},
+        "privatize": {"epsilon": 1.0},
+        "reward": own,
+    }
+    return parse(Recipe, tree, "r")
+
+
+def pairs(count: int, seed: int) -> Pairs:
+    """Token ids 5 to 20, never the padding of the tiny tokenizer."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def text() -> list[int]:
+        length = int(torch.randint(3, 9, (1,), generator=generator))
+        return torch.randint(5, 21, (length,), generator=generator).tolist()
+
+    return [(text(), text()) for _ in range(count)]
+
+
+@pytest.mark.parametrize("quantize", [None, "4bit"])
+def test_everything_asked_of_a_lora_backbone(checkpoint: Path, tmp_path: Path, quantize: str | None) -> None:
+    if quantize:
+        pytest.importorskip("bitsandbytes")
+    tokenizer = load_tokenizer(checkpoint)
+    backbone = build_reward_backbone(checkpoint, pad_token_id=tokenizer.pad_token_id, four_bit=quantize is not None)
+    asked = recipe(
+        quantize=quantize, optimizer="adafactor", group_by_length=True, early_stopping={"every": 2, "patience": 1}
+    )
+    renderer: Any = SimpleNamespace(tokenizer=tokenizer)
+    held_out = pairs(6, seed=1)
+    result = train_backbone(
+        backbone,
+        pairs(16, seed=0),
+        held_out,
+        1.0,
+        renderer,
+        asked,
+        tmp_path,
+        World(0, 1),
+        torch.ones(backbone.config.hidden_size),
+    )
+    stopping = result.early_stopping
+    assert stopping is not None
+    steps = [entry[0] for entry in stopping["evaluations"]]
+    assert steps[:2] == [0, 2]
+    assert [step for step, _ in result.history] == list(range(1, steps[-1] + 1))
+    # The model that comes back is the kept one, through the plain model's own forward pass.
+    model = RewardModel(result.model, reward_bound=4.0)
+    with torch.no_grad():
+        chosen, rejected = (
+            torch.cat([model.score(torch.tensor([ids]), torch.ones(1, len(ids))) for ids in side])
+            for side in zip(*held_out, strict=True)
+        )
+    kept = next(entry for entry in stopping["evaluations"] if entry[0] == stopping["kept_step"])
+    found = -float(private_likelihood_loss(chosen - rejected, torch.ones(6), 1.0).mean())
+    assert found == pytest.approx(kept[1], abs=1e-4)
+    assert not hasattr(result.model, "peft_config")
+
+
+def test_one_held_out_pair_cannot_stop_anything() -> None:
+    assert held_out_stopping(pairs(1, seed=0), recipe()) is None
+    with pytest.raises(UserError, match=r"reward\.early_stopping needs two held-out pairs"):
+        held_out_stopping(pairs(1, seed=0), recipe(early_stopping={}))
