@@ -259,3 +259,14 @@ def test_a_golden_run() -> None:
 
 
 GOLDEN = [9.52081766, 15.7727746]
+
+
+def test_figures_show_every_arm_once() -> None:
+    """π² of every arm but the one that never learns, and π¹ of every arm, in the final figure."""
+    from pipeline.validation.online import plots
+
+    found = synthetic_study("log", 2.0, 2.0)
+    (axes,) = plots.final(found).axes
+    assert len(axes.lines) == 2 * len(ARMS) - 1
+    assert len(plots.regret(found).axes) == len(EPSILONS)
+    assert len(plots.fits(found).axes) == 2
