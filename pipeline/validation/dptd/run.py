@@ -69,4 +69,5 @@ def _print_scores(problems: list[Problem]) -> None:
     for problem in problems:
         name, lengths = problem.task.name, problem.data.lengths().tolist()
         kind = "DQN" if name == "pong" else "Sarsa"
-        print(f"{problem.task.title}: {kind}, mean return {scores[name]:g} of 20 episodes; five of {lengths} steps")
+        score = "not measured" if scores[name] is None else f"{scores[name]:g} of 20 episodes"
+        print(f"{problem.task.title}: {kind}, mean return {score}; five trajectories of {lengths} steps")
