@@ -98,7 +98,9 @@ def test_values_and_features() -> None:
     value = torch_value(primal, state)
     value.backward()
     assert network.values(theta, data.state)[1, 1] == pytest.approx(float(value.detach()))
-    assert network.features(theta[1], data.state)[1] == pytest.approx(primal.grad.numpy())
+    psi = network.features(theta[1], data.state)
+    assert psi[1] == pytest.approx(primal.grad.numpy())
+    assert network.kernel(theta[1], data.state) == pytest.approx(psi @ psi.T)
 
 
 def test_start_lies_in_the_box_and_is_reproducible() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from pipeline.validation.dptd.algorithms import STEP, Path, project
 from pipeline.validation.dptd.environments import Array
-from pipeline.validation.dptd.network import features, gradients, values
+from pipeline.validation.dptd.network import features, gradients, kernel, values
 from pipeline.validation.dptd.trajectories import GAMMA, Transitions
 
 SAMPLE = 600  # transitions that metrics read, evenly spaced
@@ -43,11 +43,10 @@ def mspbe(theta: Array, data: Transitions) -> Array:
     errors, found = td_errors(theta, data), np.empty(len(theta))
     count = len(data)
     for run, vector in enumerate(theta):
-        psi = features(vector, data.state).astype(np.float64)
-        kernel = psi @ psi.T
-        ridge = RIDGE * np.trace(kernel) / psi.shape[1]  # = n·ρ
-        solved = np.linalg.solve(kernel + ridge * np.eye(count), errors[run])
-        found[run] = errors[run] @ kernel @ solved / (2.0 * count)
+        pairs = kernel(vector, data.state)
+        ridge = RIDGE * np.trace(pairs) / len(vector)  # = n·ρ
+        solved = np.linalg.solve(pairs + ridge * np.eye(count), errors[run])
+        found[run] = errors[run] @ pairs @ solved / (2.0 * count)
     return found
 
 
@@ -77,7 +76,7 @@ def best_response(theta: Array, omega: Array, data: Transitions, iterations: int
     psi = features(theta, data.state)
     gram = psi.T @ psi / len(data)
     linear = psi.T @ td_errors(theta[None], data)[0] / len(data)
-    largest = float(np.linalg.norm(gram, 2))
+    largest = float(np.linalg.eigvalsh(gram)[-1])
     point = ahead = omega
     weight = 1.0
     for _ in range(iterations):

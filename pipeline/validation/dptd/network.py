@@ -83,6 +83,15 @@ def features(theta: Array, state: Array) -> Array:
     return np.concatenate([found.reshape(len(state), -1), np.ones((len(state), 1))], axis=1)
 
 
+def kernel(theta: Array, state: Array) -> Array:
+    """ψ(s)·ψ(s') for all pairs of states (B, p) under one theta (d,): (B, B), without forming ψ."""
+    units = _units(theta[None], state.shape[-1])
+    extended = _extended(state)
+    layer = _layer(units, extended)
+    inner, hidden = (layer.slope * units[:, None, :, -1])[0], layer.value[0]
+    return (inner @ inner.T) * (extended @ extended.T) + hidden @ hidden.T + 1.0
+
+
 @dataclass(frozen=True)
 class Gradients:
     """Means over the B transitions of a run. theta, omega (R, d): ∇_θ and ∇_ω of ℓ, each sample's clipped to the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import MappingProxyType
 
 from pipeline.validation.claims import Claim
 from pipeline.validation.dptd import outcomes, scaling, theory
@@ -15,7 +16,7 @@ from pipeline.validation.results import Report
 
 EPOCHS = {"cartpole": 10.0, "acrobot": 10.0, "pong": 1.0}
 QUICK_EPOCHS = {"cartpole": 2.0, "acrobot": 2.0, "pong": 0.5}
-LIMIT = {True: 100, False: 500}  # transitions of a trajectory; it cuts Pong's
+LIMIT = MappingProxyType({True: 100, False: 500})  # transitions of a trajectory: 500 cuts Pong's alone
 GRID = ((250, 1.0), (500, 2.0), (1000, 4.0), (2000, 8.0), (4000, 16.0), (8000, 32.0))
 KINDS: tuple[Kind, ...] = ("paper", "accountant")
 
@@ -68,4 +69,5 @@ def _print_scores(problems: list[Problem]) -> None:
     for problem in problems:
         name, lengths = problem.task.name, problem.data.lengths().tolist()
         kind = "DQN" if name == "pong" else "Sarsa"
-        print(f"{problem.task.title}: {kind}, mean return {scores[name]:g} of 20 episodes; five of {lengths} steps")
+        score = "not measured" if scores[name] is None else f"{scores[name]:g} of 20 episodes"
+        print(f"{problem.task.title}: {kind}, mean return {score}; five trajectories of {lengths} steps")
