@@ -93,7 +93,7 @@ def problem(name: str) -> OutcomeProblem:
     """The easy or the hard instance."""
     tables = value_tables()
     predicted, played = outcome_model(tables), greedy_sequences(tables)
-    target = int((HYPOTHESES == np.array(TARGETS[name])).all(axis=1).argmax())
+    target = int((np.array(TARGETS[name]) == HYPOTHESES).all(axis=1).argmax())
     reward = predicted[target]
     losses = ((predicted - reward) ** 2).reshape(len(HYPOTHESES), -1).T
     earned = np.take_along_axis(np.broadcast_to(reward, predicted.shape), played[:, :, None], axis=2)[:, :, 0]
