@@ -1,4 +1,4 @@
-"""The recipe's keys reach the trainer; the backbone comes back plain, kept at the step that early stopping chose."""
+"""The recipe's keys reach the trainer; the backbone comes back plain, at the step that early stopping kept."""
 
 from __future__ import annotations
 
