@@ -68,7 +68,7 @@ def test_the_accountant_s_calibration_meets_the_claim(neighbors: noise.Neighbors
     sigma = noise.accountant_sigma(budget)
     trajectories = 5 if neighbors == "trajectory" else None
     certified = dptd(2500, 39, 1.0, sigma, 1e-5, neighbors, trajectories).epsilon
-    assert 0.8 * epsilon <= certified <= epsilon
+    assert 0.7 * epsilon <= certified <= epsilon
     deviations = noise.deviations("accountant", budget)
     assert deviations[0] == sigma
     assert deviations[1:] == pytest.approx(sigma * 3.0 * noise.step_sizes(38))
@@ -79,9 +79,9 @@ def test_constant_noise_is_accounted_step_by_step() -> None:
     found = noise.paper_certified(BUDGET, 3.0)
     weakest = 3.0 / joint_sensitivity(1.0)
     strongest = weakest / (3.0 * noise.step_sizes(38)[-1])
-    ends = (weakest / noise.BUCKET, strongest)
+    ends = (weakest, strongest)
     high, low = (subsampled_gaussian_epsilon(2500, 39, each, 1e-5, orders=noise.ORDERS) for each in ends)
-    assert low < found < high
+    assert low < found <= high
 
 
 def transitions(rows: int = 40) -> Transitions:

@@ -24,7 +24,7 @@ Neighbors = Literal["transition", "trajectory"]
 Kind = Literal["paper", "accountant"]
 MOMENTUM = 3.0  # α = β
 # Rényi orders that calibrate: a tenth of the accountant's work, a little more noise than all orders would ask for.
-ORDERS = (1.05, 1.25, 1.5, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 512)
+ORDERS = (1.05, 1.25, 1.5, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 18, 20, 22, 24, 28, 32, 36, 40, 48, 64, 96, 512)
 HIGH_ORDERS = (32, 64, 96, 128, 192, 512)  # for ε < SMALL
 SMALL = 0.5
 BUCKET = 1.15  # multipliers of steps are rounded down to powers of this: a valid bound, with few distinct steps
@@ -113,10 +113,10 @@ def admissible_noise(budget: Budget) -> PaperNoise | None:
 
 def paper_certified(budget: Budget, sigma: float) -> float:
     """ε at the budget's δ that dp-accounting certifies for constant noise σ on the momentum; infinite for none."""
-    scales = np.concatenate([[1.0], MOMENTUM * step_sizes(budget.steps - 1)])
-    multipliers = sigma / (scales * joint_sensitivity(budget.clip))
+    first = sigma / joint_sensitivity(budget.clip)
+    multipliers = first / (MOMENTUM * step_sizes(budget.steps - 1))
     powers, counts = np.unique(np.floor(np.log(multipliers) / math.log(BUCKET)), return_counts=True)
-    phases = [(BUCKET ** float(power), int(many)) for power, many in zip(powers, counts, strict=True)]
+    phases = [(first, 1)] + [(BUCKET ** float(power), int(many)) for power, many in zip(powers, counts, strict=True)]
     return composed_subsampled_gaussian_epsilon(budget.population, phases, budget.delta, orders=ORDERS)
 
 

@@ -178,7 +178,7 @@ def draw(problems: Sequence[Problem], outcomes: Sequence[Outcomes], arms: Mappin
     figure, axes = new_figure(len(problems))
     for each, problem, found in zip(axes, problems, outcomes, strict=True):
         for place, (name, label) in enumerate(arms.items()):
-            _curve(each, found[name], label, COLOURS[place % len(COLOURS)])
+            _curve(each, found[name], label, COLOURS[place % len(COLOURS)], "-" if place < len(COLOURS) else "--")
         shape = f"n = {len(problem.data)}, d = {problem.task.parameters}"
         each.set(xlabel="epoch", title=f"{problem.task.title}: {shape}")
         each.set_yscale("symlog", linthresh=0.1)
@@ -189,9 +189,9 @@ def draw(problems: Sequence[Problem], outcomes: Sequence[Outcomes], arms: Mappin
     return figure
 
 
-def _curve(axes: Axes, one: Outcome, label: str, colour: str) -> None:
+def _curve(axes: Axes, one: Outcome, label: str, colour: str, line: str) -> None:
     mean, spread = one.objective.mean(axis=1), one.objective.std(axis=1, ddof=1)
-    axes.plot(one.epochs, mean, color=colour, label=label, linewidth=1.2)
+    axes.plot(one.epochs, mean, line, color=colour, label=label, linewidth=1.2)
     axes.fill_between(one.epochs, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
 
 
