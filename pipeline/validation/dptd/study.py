@@ -1,8 +1,8 @@
 """The runs behind Figures 1 and 2: five trajectories a task, every algorithm from the same starts, equal gradients.
 
 An epoch is as many single gradients of each player as there are transitions in the five trajectories. The paper leaves
-open the ε of Figure 1 (here EPSILON), the bound G, the number of epochs, and the step sizes of the baselines (here the
-best of a few powers of ten in trial runs).
+open the ε of Figure 1 (here EPSILON), the bound G, the number of epochs, and the step sizes of the baselines (here
+round numbers, not tuned: a comparison with them says little about their best).
 """
 
 from __future__ import annotations

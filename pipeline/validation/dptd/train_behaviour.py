@@ -163,10 +163,12 @@ def score(policy: Policy, episodes: int, seed: int) -> float:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command of the module's docstring."""
     parser = argparse.ArgumentParser(description="Train the behaviour policies of `validate dptd`.")
-    parser.add_argument("tasks", nargs="*", choices=[*TASKS, []], default=[], help="default: all three")
+    parser.add_argument("tasks", nargs="*", help=f"{', '.join(TASKS)}; default: all three")
     parser.add_argument("--output", type=Path, default=FOLDER)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
+    if unknown := set(options.tasks) - set(TASKS):
+        parser.error(f"no such task: {', '.join(sorted(unknown))}")
     for name in options.tasks or TASKS:
         started = time.monotonic()
         task = TASKS[name]
