@@ -11,7 +11,8 @@ from safetensors import SafetensorError
 
 from pipeline.core import atomic
 from pipeline.core.errors import UserError
-from pipeline.core.recipe import ExternalRewardSettings, Recipe
+from pipeline.core.recipe import Recipe
+from pipeline.core.recipe_parts import ExternalRewardSettings
 from pipeline.lm.models import load_tokenizer
 from reward_models.checkpoint import (
     METADATA_FILE,

@@ -16,7 +16,8 @@ from transformers.utils import logging as transformers_logging
 from pipeline.core import atomic
 from pipeline.core.checkpoints import check_checkpoint
 from pipeline.core.errors import UserError
-from pipeline.core.recipe import LoraSettings, ModelConfig
+from pipeline.core.recipe import ModelConfig
+from pipeline.core.recipe_parts import LoraSettings
 from pipeline.core.world import on_cpu
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.core.errors import UserError
-from pipeline.core.recipe import LoraSettings, ModelConfig
+from pipeline.core.recipe import ModelConfig
+from pipeline.core.recipe_parts import LoraSettings
 from pipeline.lm.models import (
     add_lora,
     base_checkpoint,

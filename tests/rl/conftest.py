@@ -15,7 +15,8 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from transformers import LlamaForCausalLM
 
-from pipeline.core.recipe import LoraSettings, PpoConfig
+from pipeline.core.recipe import PpoConfig
+from pipeline.core.recipe_parts import LoraSettings
 from pipeline.lm.logprobs import PolicyWithValue, response_forward, token_batch, token_logprobs
 from pipeline.lm.models import add_lora
 from pipeline.lm.tiny import tiny_config
