@@ -40,12 +40,14 @@ def test_win_rates_and_gains_of_the_policy() -> None:
     assert tied["generation_win_rate_truth"]["value"] == 0.75
 
 
-def test_the_reference_has_no_kl_and_no_win_rate() -> None:
+def test_the_reference_has_no_kl_and_is_judged_by_a_second_draw() -> None:
     metrics = Summary(results(), kl_coef=2.0, seed=0).reference_metrics()
     assert metrics["kl"] == 0
     assert metrics["true_reward"] == metrics["objective"] == 2.0
     assert metrics["objective_gain"] is None
-    assert metrics["generation_win_rate_truth"] is None
+    assert metrics["generation_win_rate_truth"] == wilson(10, 40).as_dict()  # worth 0: half ties with 0, loses to 4
+    alone = [dataclasses.replace(result, candidates=[]) for result in results()]
+    assert Summary(alone, 2.0, 0).reference_metrics()["generation_win_rate_truth"] is None
 
 
 def gibbs_value(kl_coef: float) -> tuple[float, float]:
