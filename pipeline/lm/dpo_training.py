@@ -56,7 +56,7 @@ class PrivateDpoTrainer(DPOTrainer):
         if self.epsilon is None:
             return super()._compute_loss(model, inputs, return_outputs)
         if return_outputs:
-            raise NotImplementedError("the private likelihood of DPO returns no outputs: evaluate with the stage")
+            raise ValueError("the private likelihood of DPO returns no outputs: evaluate with the stage")
         chosen, rejected = _logprobs(model, inputs).chunk(2)
         reference = self.model if self.ref_model is None else self.ref_model
         with torch.no_grad():
