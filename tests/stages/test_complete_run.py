@@ -164,7 +164,7 @@ def test_the_ledger_has_the_release_and_refuses_changed_labels(
 ) -> None:
     ledger = read_json(finished_run / "privatize" / "manifest.json")["report"]["ledger"]
     assert ledger["epsilon_total"] == 2.0
-    assert "embedded" in {entry["source"] for entry in ledger["releases"]}  # and what other tests released under the key
+    assert "embedded" in {entry["source"] for entry in ledger["releases"]}  # other tests share the key
     assert {entry["status"] for entry in ledger["releases"]} == {"released"}
     code = main(["run", *workspace.options(tmp_path / "run", "data.label_seed=1"), "--only", "privatize"])
     assert code == 2
