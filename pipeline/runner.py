@@ -319,7 +319,9 @@ def run_stage(context: StageContext) -> None:
                 "report": report,
             },
         )
-        write_metrics(run, [stage.name for stage in stages_of(context.recipe)])
+        evaluated = run.manifest("evaluate") or {}
+        if evaluated.get("fingerprint") == stage_fingerprint(spec_of("evaluate"), context.recipe, run):
+            write_metrics(run, [stage.name for stage in stages_of(context.recipe)])
         say(f"{spec.name}: done in {seconds:.0f} s — {report.get('summary', '')}")
     _release_memory()
     barrier(world)

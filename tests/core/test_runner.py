@@ -219,6 +219,11 @@ def test_metrics_vanish_with_the_results_they_describe(tmp_path: Path, monkeypat
     with pytest.raises(RuntimeError):
         runner.execute(recipe(ppo={"kl_coef": 0.2}), directory, Selection())
     assert not (directory.root / "metrics.json").exists()
+    fake_stages(monkeypatch, [])
+    runner.execute(recipe(ppo={"kl_coef": 0.2}), directory, Selection(only="ppo"))
+    assert not (directory.root / "metrics.json").exists()  # the evaluation is still that of the earlier policy
+    runner.execute(recipe(ppo={"kl_coef": 0.2}), directory, Selection())
+    assert (directory.root / "metrics.json").is_file()
 
 
 def test_only_runs_one_stage_even_when_it_is_up_to_date(run: RunDir) -> None:
