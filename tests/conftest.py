@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import random
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 from pipeline_runs import Workspace
+
+from pipeline.privacy.keys import keygen
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers share the cores: torch with one thread each is faster than all of them with a thread per core. Set before
@@ -18,6 +22,28 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # The same examples every time, and no time limit: the machine may be busy with something else.
 hypothesis.settings.register_profile("deterministic", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("deterministic")
+
+SECRETS = random.Random("before the first test")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _the_same_secrets_in_every_run() -> Iterator[None]:
+    """Keys and coins that the code draws from the operating system come from `SECRETS`, in this process.
+
+    With a fresh key, twenty labels come out of two releases alike once in a while: a test must not fail by such luck
+    in one run of many. Processes that a test starts draw real secrets; `workspace` gives them a key.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(secrets, "token_bytes", lambda size=32: SECRETS.randbytes(size))
+        patch.setattr(secrets, "randbits", SECRETS.getrandbits)
+        patch.setattr(secrets, "SystemRandom", lambda: SECRETS)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _secrets_of_this_test(request: pytest.FixtureRequest) -> None:
+    """Each test starts from its own name, so that its secrets are the same when it runs alone."""
+    SECRETS.seed(request.node.nodeid)
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +61,10 @@ def hh_helpful() -> Path:
 @pytest.fixture(scope="session")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """Key and base model shared by the runs of the session."""
-    return Workspace(tmp_path_factory.mktemp("workspace"))
+    root = tmp_path_factory.mktemp("workspace")
+    SECRETS.seed("workspace")
+    keygen(root / "owner.key")
+    return Workspace(root)
 
 
 @pytest.fixture(scope="session")
