@@ -22,6 +22,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+STRIDE = 8  # tokens; shorter strides free ended rows sooner, and copy the cache more often
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -49,6 +51,10 @@ class KeyedSampler(LogitsProcessor):
         rows = [torch.rand(steps, generator=torch.Generator().manual_seed(key), dtype=torch.float64) for key in keys]
         self.uniform = torch.stack(rows).float().clamp_max(1 - 2**-24)
         self.step = 0
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Goes on with these rows (int64) alone."""
+        self.uniform = self.uniform[rows]
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         """scores (B, V) -> (B, V) float32, 0 at the drawn token and −∞ elsewhere."""
@@ -125,26 +131,48 @@ def _decode(
     pad_token_id: int,
     eos_token_id: int,
 ) -> list[list[int]]:
-    """Decodes one left-padded batch."""
+    """Decodes one left-padded batch; every `STRIDE` tokens the responses that have ended leave it."""
     device = next(model.parameters()).device
     input_ids, attention_mask = pad_left(prompts, pad_token_id, device)
+    sampler = KeyedSampler(keys, sampling.max_new_tokens)
     processors = LogitsProcessorList()
     if sampling.temperature != 1.0:
         processors.append(TemperatureLogitsWarper(sampling.temperature))
     if sampling.top_p < 1.0:
         processors.append(TopPLogitsWarper(sampling.top_p))
-    processors.append(KeyedSampler(keys, sampling.max_new_tokens))
-    config = GenerationConfig(
-        max_new_tokens=sampling.max_new_tokens,
-        do_sample=False,
-        use_cache=True,
-        pad_token_id=pad_token_id,
-        eos_token_id=eos_token_id,
-    )
-    output = model.generate(
-        input_ids=input_ids, attention_mask=attention_mask, generation_config=config, logits_processor=processors
-    )
-    return [cut_after(row, eos_token_id) for row in output[:, input_ids.shape[1] :].tolist()]
+    processors.append(sampler)
+    responses: list[list[int]] = [[] for _ in prompts]
+    going = list(range(len(prompts)))
+    cache: dict[str, Any] = {}
+    while going and sampler.step < sampling.max_new_tokens:
+        config = GenerationConfig(
+            max_new_tokens=min(STRIDE, sampling.max_new_tokens - sampler.step),
+            do_sample=False,
+            use_cache=True,
+            return_dict_in_generate=True,
+            pad_token_id=pad_token_id,
+            eos_token_id=eos_token_id,
+        )
+        output = model.generate(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            generation_config=config,
+            logits_processor=processors,
+            **cache,
+        )
+        new = output.sequences[:, input_ids.shape[1] :]
+        for place, row in zip(going, new.tolist(), strict=True):
+            responses[place] += cut_after(row, eos_token_id)
+        rows = [row for row, place in enumerate(going) if responses[place][-1] != eos_token_id]
+        going = [going[row] for row in rows]
+        kept = torch.tensor(rows, dtype=torch.long, device=device)
+        input_ids = output.sequences[kept]
+        attention_mask = torch.cat([attention_mask, torch.ones_like(new)], dim=1)[kept]
+        if len(rows) < len(new):
+            output.past_key_values.batch_select_indices(kept)
+            sampler.keep(kept.cpu())
+        cache = {"past_key_values": output.past_key_values}
+    return responses
 
 
 def cut_after(ids: Sequence[int], eos_token_id: int) -> list[int]:

@@ -40,7 +40,10 @@ def run_card(facts: RunFacts, status: PrivacyStatus) -> dict[str, Any]:
     labels = facts.evaluation.get("evaluation_labels") or facts.recipe.get("evaluation_labels")
     if labels:
         extra["evaluation_labels"] = str(labels)
-    ledger = facts.manifests.get("privatize", {}).get("report", {}).get("ledger")
+    released = facts.manifests.get("privatize", {}).get("report", {})
+    if released.get("adopted"):
+        extra["labels_from"] = "a bundle released elsewhere; its ledger is with the holder of the labels"
+    ledger = released.get("ledger")
     ledger = (facts.evaluation.get("label_counts") or {}).get("ledger") or ledger  # the later one
     accounts = labeller_accounts(status.epsilon) if status.private and status.epsilon is not None else {}
     if accounts:

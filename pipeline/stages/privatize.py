@@ -27,6 +27,7 @@ from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
 from pipeline.data import curate
+from pipeline.data.adopted import adopt, is_release, open_adopted
 from pipeline.data.chunks import CHUNK_BYTES
 from pipeline.data.curate import Bench, Bundle, Entry, Intake
 from pipeline.data.engine import count_right, gather_events
@@ -56,6 +57,8 @@ def run(context: StageContext) -> dict[str, Any]:
     if not context.world.main:
         return {}
     recipe = context.recipe
+    if is_release(recipe.data.preferences):
+        return adopt(recipe, context.folder)
     mechanism = make_mechanism(recipe.privatize.epsilon, recipe.data.public_labels)
     test_mechanism: Mechanism = PublicLabels() if recipe.evaluation_labels == "public" else mechanism
     key = randomiser_key(recipe)
@@ -156,6 +159,9 @@ def check_input(recipe: Recipe, run: RunDir) -> None:
         UserError: the key is readable by others or inside the run directory, or the preferences cannot be read.
     """
     source, path = recipe.data.preferences, recipe.privatize.key_file.expanduser()
+    if is_release(source):
+        open_adopted(recipe)
+        return
     if source != "embedded" or recipe.private:
         if run.root.resolve() in path.resolve().parents:
             raise UserError(f"privatize.key_file {path} is inside the run directory: keep the key elsewhere")
@@ -380,7 +386,7 @@ def remember_input(recipe: Recipe, run: RunDir) -> None:
 
 def input_unchanged(recipe: Recipe, run: RunDir) -> bool:
     """Whether the raw input is the one of the last completed run here."""
-    if recipe.data.preferences == "embedded":
+    if recipe.data.preferences == "embedded" or is_release(recipe.data.preferences):
         return True
     if not recipe.privatize.key_file.expanduser().exists():
         return False

@@ -88,6 +88,24 @@ def test_samples_do_not_depend_on_batch_size_order_or_shard(small: Any) -> None:
     assert [shards[i % 3][i // 3] for i in range(len(prompts))] == whole
 
 
+def test_ended_responses_leave_the_batch_and_change_nothing(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [[2 + i % 6] * (1 + i % 9) for i in range(64)]
+    keys = [sample_key("stride", i) for i in range(64)]
+    rows, sizes = {}, []
+    small.register_forward_pre_hook(lambda _, __, inputs: sizes.append(len(inputs["input_ids"])), with_kwargs=True)
+    for stride in (1, 4, 7, 40):
+        monkeypatch.setattr("pipeline.lm.generate.STRIDE", stride)
+        sizes.clear()
+        rows[stride] = sample_responses(
+            small, prompts, keys, Sampling(20), pad_token_id=PAD, eos_token_id=EOS, batch_size=64
+        )
+        assert sizes == sorted(sizes, reverse=True)
+        if stride == 1:
+            assert sizes == [sum(len(row) > step for row in rows[1]) for step in range(len(sizes))]
+    assert len({len(row) for row in rows[1]}) > 3
+    assert rows[1] == rows[4] == rows[7] == rows[40]
+
+
 def test_sampling_touches_no_global_randomness(small: Any) -> None:
     state = torch.get_rng_state()
     first = sample(small, [[3, 4]] * 4, [1, 2, 3, 1])

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline_runs import Workspace, read_json
+from pipeline_runs import Workspace, read_json, tree
+
+from pipeline.cli import main
 
 SMALL = (
     "data.demonstrations=release",
@@ -66,3 +68,24 @@ def test_real_hh_rlhf_rows(workspace: Workspace, hh_helpful: Path, tmp_path: Pat
     baseline = metrics["longer_answer_baseline"]
     assert baseline["n"] > 900
     assert baseline["value"] == pytest.approx(0.591, abs=0.01)
+
+
+def test_a_released_bundle_needs_neither_key_nor_true_labels(workspace: Workspace, tmp_path: Path) -> None:
+    """One party privatises, another one trains on what it was given."""
+    rows = [{"prompt": f"Say {i}.", "chosen": f"Surely {i}, gladly.", "rejected": f"No {i}."} for i in range(60)]
+    (tmp_path / "raw.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    bundle, key = tmp_path / "bundle", str(tmp_path / "holder.key")
+    assert main(["keygen", "--output", key]) == 0
+    given = ["--data", str(tmp_path / "raw.jsonl"), "--output", str(bundle), "--epsilon", "1.0", "--key", key]
+    assert main(["privatize", *given]) == 0
+    before = tree(bundle)
+    run, own = tmp_path / "run", ("privatize.key_file=none.key", "privatize.epsilon=1.0", "evaluation_labels=private")
+    workspace.run(run, "--data", str(bundle), *SMALL, *own)
+    check(run, 54)
+    card = read_json(run / "report" / "card.json")
+    assert (card["mark"], card["epsilon_per_event"], card["releases"]) == (None, 1.0, [])
+    assert "ledger is with the holder" in card["facts"]["labels_from"]
+    assert tree(bundle) == before
+    assert not (workspace.root / "none.key").exists()
+    again = workspace.run(run, "--data", str(bundle), *SMALL, *own)
+    assert again.stderr.count("up to date") == 6

@@ -1,0 +1,130 @@
+"""A released bundle as the preferences of a run: whoever trains need not hold the true labels, nor the key.
+
+The bundle was written elsewhere by `private-rlhf privatize`; its labels are private already, so nothing is randomised
+and no ledger is kept here: both are with the holder of the labels. A tenth of the pairs is held out for evaluation.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline.core.atomic import write_json
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import Recipe
+from pipeline.data.release import (
+    MANIFEST,
+    ROWS_PER_GROUP,
+    ROWS_PER_SHARD,
+    Release,
+    ReleasedPair,
+    ReleaseManifest,
+    publish,
+    read_release,
+    refusals,
+    release_schema,
+    shard_name,
+    write_shard,
+)
+
+HELD_OUT_SHARE = 0.1
+ID_BITS = 256
+
+
+def is_release(source: str) -> bool:
+    """Whether `source` names a folder with a bundle's manifest."""
+    return (Path(source).expanduser() / MANIFEST).is_file()
+
+
+def open_adopted(recipe: Recipe) -> Release:
+    """The bundle that data.preferences names, if it is what the recipe says.
+
+    Raises:
+        UserError: a damaged bundle, another ε than the recipe's, or evaluation labels that no bundle holds.
+    """
+    source = recipe.data.preferences
+    bundle = read_release(Path(source).expanduser())
+    epsilon = math.inf if bundle.manifest.epsilon is None else bundle.manifest.epsilon
+    if recipe.privatize.epsilon != epsilon:
+        raise UserError(
+            f"{source}: was released at ε = {epsilon:g} and the recipe says {recipe.privatize.epsilon:g}: "
+            f"set privatize.epsilon={epsilon:g}".replace("=inf", "=.inf")
+        )
+    if recipe.evaluation_labels != "private" and math.isfinite(epsilon):
+        raise UserError(
+            f"{source}: a released bundle holds no true labels for evaluation_labels: {recipe.evaluation_labels}; "
+            "set evaluation_labels=private"
+        )
+    return bundle
+
+
+def adopt(recipe: Recipe, folder: Path) -> dict[str, Any]:
+    """Takes the bundle over into folder/release (training) and folder/evaluation; returns what the manifest says.
+
+    Raises:
+        UserError: see `open_adopted`; fewer than two pairs.
+    """
+    bundle, made = open_adopted(recipe), folder / ".adopted.tmp"
+    with refusals(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(made, ignore_errors=True)
+        made.mkdir()
+        try:
+            rows, test_rows = divide(bundle, recipe.data.limit, made / "release", made / "evaluation")
+            for name in ("release", "evaluation"):
+                shutil.rmtree(folder / name, ignore_errors=True)
+                publish(made / name, folder / name, made.stat().st_mode & 0o777)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    epsilon = bundle.manifest.epsilon
+    return {
+        "adopted": True,
+        "events": rows,
+        "evaluation_events": test_rows,
+        "epsilon": epsilon,
+        "keep_prob": bundle.manifest.keep_prob,
+        "mark": bundle.manifest.guarantee["mark"],
+        "ledger": None,
+        "summary": f"{rows} labels taken over as they were released, at ε = {'∞' if epsilon is None else epsilon}; "
+        f"{test_rows} evaluation pairs (released labels); the ledger is with the holder of the labels",
+    }
+
+
+def divide(bundle: Release, limit: int | None, train: Path, test: Path) -> tuple[int, int]:
+    """Writes at most `limit` of the bundle's training pairs to the folder `train` and the held-out ones to `test`;
+    returns how many each got.
+
+    The cut is a record id, a hash of the pair, so a choice that depends on no label; all that was said about a pair is
+    on one side. UserError: fewer than two pairs.
+    """
+    ids = [row.record_id for row in bundle]
+    first = len(ids) - max(1, round(HELD_OUT_SHARE * len(ids)))
+    before = sum(name < ids[first] for name in ids)
+    if not before:
+        raise UserError(f"{bundle.directory}: one pair is too few to hold one out; bring a larger release")
+    taken = min(before, limit or before)
+    _write(train, bundle.manifest, taken, islice(bundle, taken))
+    _write(test, bundle.manifest, len(ids) - before, islice(bundle, before, None))
+    return taken, len(ids) - before
+
+
+def _write(folder: Path, manifest: ReleaseManifest, rows: int, pairs: Iterable[ReleasedPair]) -> None:
+    """A part of a bundle, in a bundle's layout; the columns that were released beside the four are left behind."""
+    folder.mkdir()
+    part = replace(manifest, rows=rows, rows_per_shard=ROWS_PER_SHARD, extra_columns=())
+    schema, bits = release_schema(part.format), part.shard_bits
+    for shard, inside in groupby(pairs, key=lambda row: int(row.record_id, 16) >> ID_BITS - bits):
+        write_shard(folder / shard_name(shard), schema, _tables(inside, schema))
+    write_json(folder / MANIFEST, part.as_dict())
+
+
+def _tables(pairs: Iterator[ReleasedPair], schema: pa.Schema) -> Iterator[pa.Table]:
+    while group := list(islice(pairs, ROWS_PER_GROUP)):
+        yield pa.Table.from_pylist([row._asdict() for row in group], schema=schema)

@@ -1,0 +1,108 @@
+"""A released bundle as preferences: which rows go where, what is kept of it, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.core.config import parse
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import Recipe
+from pipeline.data.adopted import adopt, divide, is_release, open_adopted
+from pipeline.data.curate import Request, privatize_source
+from pipeline.data.layout import Options
+from pipeline.data.release import Release, read_release
+from pipeline.privacy.keys import keygen
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+
+def released(folder: Path, rows: int, events: int = 1) -> Release:
+    """A bundle of `rows` pairs with `events` labels each."""
+    lines = [
+        json.dumps({"prompt": f"Say {i}.", "chosen": f"yes {i}", "rejected": f"no {i}", "event": f"{i}/{event}"})
+        for i in range(rows)
+        for event in range(events)
+    ]
+    (folder / "raw.jsonl").write_text("\n".join(lines) + "\n")
+    key = keygen(folder / "owner.key")
+    options = Options(event_column="event")
+    privatize_source(Request(str(folder / "raw.jsonl"), folder / "bundle", 1.0, key, options=options))
+    return read_release(folder / "bundle")
+
+
+def recipe(source: Path, epsilon: Any = 1.0, labels: str = "private", public: bool = False) -> Recipe:
+    tree = {
+        "name": "x",
+        "evaluation_labels": labels,
+        "model": {"source": "tiny"},
+        "privatize": {"epsilon": epsilon, "key_file": "none.key"}
+        | ({"count_epsilon": 0.1} if labels == "laplace" else {}),
+        "data": {"preferences": str(source), "public_labels": public},
+    }
+    return parse(Recipe, tree, "r")
+
+
+@pytest.mark.parametrize(("rows", "events", "limit"), [(2, 1, None), (57, 1, None), (57, 1, 20), (30, 3, None)])
+def test_the_last_tenth_is_held_out_and_no_pair_is_on_both_sides(
+    tmp_path: Path, rows: int, events: int, limit: int | None
+) -> None:
+    bundle = released(tmp_path, rows, events)
+    taken, held_out = divide(bundle, limit, tmp_path / "train", tmp_path / "test")
+    train, test = read_release(tmp_path / "train"), read_release(tmp_path / "test")
+    assert (len(train), len(test)) == (taken, held_out)
+    assert held_out >= max(1, round(0.1 * len(bundle)))
+    if limit is None:
+        assert train.rows + test.rows == bundle.rows
+    else:
+        assert train.rows == bundle.rows[:limit]
+        assert test.rows == bundle.rows[-held_out:]
+    assert not {row.record_id for row in train} & {row.record_id for row in test}
+    assert train.manifest.guarantee == test.manifest.guarantee == bundle.manifest.guarantee
+    assert train.manifest.format == bundle.manifest.format
+
+
+def test_many_rows_keep_the_layout_of_ranges_of_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = released(tmp_path, 40)
+    monkeypatch.setattr("pipeline.data.adopted.ROWS_PER_SHARD", 10)
+    divide(bundle, None, tmp_path / "train", tmp_path / "test")
+    train = read_release(tmp_path / "train")
+    assert len(list((tmp_path / "train").glob("part-*.parquet"))) == 1 << train.manifest.shard_bits == 4
+    assert train.rows == bundle.rows[:36]
+
+
+def test_taking_over_twice_leaves_the_same_and_nothing_else(tmp_path: Path) -> None:
+    bundle = released(tmp_path, 20)
+    assert is_release(str(bundle.directory))
+    assert not is_release(str(tmp_path))
+    given, folder = recipe(bundle.directory), tmp_path / "stage"
+    report = adopt(given, folder)
+    assert (report["events"], report["evaluation_events"], report["ledger"], report["mark"]) == (18, 2, None, None)
+    assert adopt(given, folder) == report
+    assert sorted(path.name for path in folder.iterdir()) == ["evaluation", "release"]
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    source = released(tmp_path, 20).directory
+    with pytest.raises(UserError, match=r"released at ε = 1 and the recipe says 2: set privatize\.epsilon=1"):
+        open_adopted(recipe(source, epsilon=2.0))
+    with pytest.raises(UserError, match="holds no true labels for evaluation_labels: public; set evaluation_labels="):
+        open_adopted(recipe(source, labels="public", public=True))
+    with pytest.raises(UserError, match="holds no true labels for evaluation_labels: laplace"):
+        open_adopted(recipe(source, labels="laplace"))
+    with pytest.raises(UserError, match=r"the recipe says inf"):
+        open_adopted(recipe(source, epsilon=math.inf, public=True))
+    (source / "manifest.json").write_text("{}")
+    with pytest.raises(UserError, match="schema version"):
+        open_adopted(recipe(source))
+
+
+def test_one_pair_is_too_few(tmp_path: Path) -> None:
+    bundle = released(tmp_path, 1, events=4)
+    with pytest.raises(UserError, match="one pair is too few"):
+        adopt(recipe(bundle.directory), tmp_path / "stage")
+    assert not list((tmp_path / "stage").glob("*/"))
