@@ -175,7 +175,11 @@ def input_digests(spec: StageSpec, recipe: Recipe) -> dict[str, str]:
         "ppo": ("prompts", data.prompts),
         "evaluate": ("prompts", data.evaluation_prompts),
     }
-    return {source: input_digest(kind, source) for kind, source in [named[spec.name]]} if spec.name in named else {}
+    digests = {source: input_digest(kind, source) for kind, source in [named[spec.name]]} if spec.name in named else {}
+    base = Path(recipe.model.source).expanduser()
+    if spec.name == "sft" and base.is_dir():
+        digests[recipe.model.source] = folder_digest(base)
+    return digests
 
 
 def plan(recipe: Recipe, run: RunDir, selection: Selection) -> list[PlannedStage]:

@@ -156,9 +156,31 @@ def environment() -> dict[str, Any]:
         "code_digest": code_digest(),
         "python": sys.version.split()[0],
         "platform": platform.platform(),
+        "cpu": cpu_model(),
         "cpu_count": os.cpu_count(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "accelerators": accelerators(),
         "versions": versions,
     }
+
+
+def cpu_model() -> str | None:
+    """The processor's name where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or None
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or None
+
+
+def accelerators() -> list[str]:
+    """Names of the NVIDIA GPUs that the driver lists; empty on a machine without."""
+    names = []
+    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        names += [line.partition(":")[2].strip() for line in lines if line.startswith("Model")]
+    return names
 
 
 def peak_rss_mb() -> float:

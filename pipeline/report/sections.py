@@ -308,10 +308,14 @@ def environment_facts(environment: dict[str, Any]) -> list[tuple[str, str]]:
         ("code_digest", "Code digest"),
         ("python", "Python"),
         ("platform", "Platform"),
+        ("cpu", "Processor"),
         ("cpu_count", "Cores"),
+        ("memory_gb", "Memory, GiB"),
+        ("accelerators", "GPUs"),
     ):
-        if environment.get(key) is not None:
-            rows.append((label, str(environment[key])))
+        value = environment.get(key)
+        if value not in (None, []):
+            rows.append((label, ", ".join(value) if isinstance(value, list) else str(value)))
     return rows + [(name, str(version)) for name, version in (environment.get("versions") or {}).items() if version]
 
 
