@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.core.stats import Estimate, bootstrap_mean, length_controlled_win_rate, win_rate
+from pipeline.evaluation.calibration import coverage
 from pipeline.evaluation.gibbs import GibbsResult, gibbs_expectations
 from pipeline.evaluation.samples import Answer, PromptResult
 
@@ -115,6 +116,21 @@ class Summary:
                 }
             )
         return points
+
+    def coverage(self, kappa: float) -> list[dict[str, Any]] | None:
+        """Whether r̄ ± κΓ holds r*, over the draws of π_ref; kappa: the recipe's, with which Γ was scaled.
+
+        None without a truth, without Γ or with fewer than two draws a prompt.
+        """
+        drawn = [result.candidates for result in self.results]
+        if not self.has_truth or not kappa or len(drawn[0]) < 2:
+            return None
+        grids = {
+            name: np.array([[getattr(answer, name) for answer in group] for group in drawn])
+            for name in ("reward", "pessimistic_reward", "true_reward")
+        }
+        bonus = (grids["reward"] - grids["pessimistic_reward"]) / kappa
+        return coverage(grids["reward"], bonus, grids["true_reward"])
 
     def ppo_over_gibbs(self, resamples: int = 2000) -> Estimate | None:
         """PPO's share of the true-J gain of the Gibbs policy of the same r̂, with a bootstrap interval over prompts.

@@ -193,7 +193,7 @@ def calibration(name: str, rows: Sequence[dict[str, Any]]) -> Markup | None:
         return None
 
     def paint(axes: Axes) -> None:
-        axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1, dashes=(4, 2))
+        axes.plot([0.5, 1], [0.5, 1], color=MUTED, linewidth=1, dashes=(4, 2))
         for row in rows:
             low, high = row.get("ci_low"), row.get("ci_high")
             if known(low) and known(high):
@@ -201,9 +201,24 @@ def calibration(name: str, rows: Sequence[dict[str, Any]]) -> Markup | None:
         axes.plot(
             [row["predicted"] for row in rows], [row["observed"] for row in rows], "o", color=POLICY, markersize=4.5
         )
-        axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="predicted share", ylabel="observed share, debiased")
+        axes.set(xlabel="predicted share of right preferences", ylabel="observed share, debiased")
 
     return draw(name, "Calibration of the reward model", PANEL_HEIGHT, paint)
+
+
+def coverage(name: str, rows: Sequence[dict[str, Any]]) -> Markup | None:
+    """Share of draws whose truth lies within κΓ of the estimate, against κ; rows as `coverage` of evaluation gives."""
+    if not rows:
+        return None
+    points = np.array([[row[key] for key in ("kappa", "coverage", "ci_low", "ci_high", "nominal")] for row in rows])
+
+    def paint(axes: Axes) -> None:
+        axes.plot(points[:, 0], points[:, 4], color=MUTED, linewidth=1, dashes=(4, 2))
+        axes.fill_between(points[:, 0], points[:, 2], points[:, 3], color=POLICY, alpha=0.15, linewidth=0)
+        axes.plot(points[:, 0], points[:, 1], "o-", color=POLICY, markersize=3.5)
+        axes.set(ylim=(0, 1.02), xlabel="κ", ylabel="share within r̄ ± κΓ")
+
+    return draw(name, "Coverage of the true reward by the uncertainty", PANEL_HEIGHT, paint)
 
 
 def ridge_path(name: str, path: Sequence[Sequence[float]], chosen: Any) -> Markup | None:

@@ -133,11 +133,16 @@ def ppo_figures(facts: RunFacts) -> list[Figure]:
 
 
 def reward_figures(facts: RunFacts) -> list[Figure]:
-    """Calibration and ridge path, where the fit gives them."""
+    """Calibration, coverage and ridge path, where the run gives them."""
     fit = facts.reward_fit
     figures = [
         _figure(
             "Calibration", plots.calibration("calibration", fit.get("calibration") or []), "On held-out private labels."
+        ),
+        _figure(
+            "Coverage of r*",
+            plots.coverage("coverage", facts.evaluation.get("coverage") or []),
+            "Centred at π_ref. Dashed: a normal error of standard deviation Γ; κ = 1 is the default.",
         ),
         _figure(
             "Choice of the ridge",

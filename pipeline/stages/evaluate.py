@@ -108,6 +108,7 @@ def run(context: StageContext) -> dict[str, Any]:
         "methods": methods,
         "frontier": summary.frontier(),
         "ppo_over_gibbs": ratio.as_dict() if ratio else None,
+        "coverage": summary.coverage(recipe.reward.kappa),
         "longer_answer_baseline": baseline.as_dict(),
         "evaluation_labels": recipe.evaluation_labels,
         "label_counts": counted,

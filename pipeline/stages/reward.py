@@ -28,6 +28,7 @@ from pipeline.core.stats import Estimate, wilson
 from pipeline.data import inputs
 from pipeline.data.release import Release
 from pipeline.data.render import Renderer, keep_fitting
+from pipeline.evaluation.calibration import preference_calibration
 from pipeline.lm.distributed import make_accelerator
 from pipeline.lm.external_reward import use_external
 from pipeline.lm.features import extract_features
@@ -261,6 +262,7 @@ def held_out(model: RewardModel, features: PairFeatures, epsilon: float, recipe:
         "null_log_likelihood": -math.log(2.0),
         "validation_accuracy_private": share.as_dict(),
         "validation_accuracy_debiased": debiased.as_dict(),
+        "calibration": preference_calibration(margin.numpy(), flip),
     }
 
 

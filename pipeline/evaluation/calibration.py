@@ -1,0 +1,87 @@
+"""Is the reward model as sure as it should be? Its preferences against held-out private labels, and r̄ ± κΓ against r*.
+
+Both are checks, not inputs: nothing is tuned on them. The first reads z alone; the second needs a known truth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from pipeline.core.stats import wilson
+
+KAPPAS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
+BINS = 5
+
+
+def preference_calibration(margin: np.ndarray, flip_prob: float, bins: int = BINS) -> list[dict[str, float]]:
+    """Predicted against observed shares of pairs in which the response that r̄ prefers is the preferred one.
+
+    Pairs are grouped by |margin| into `bins` groups of like size. Predicted: the mean of sigmoid(|margin|). Observed:
+    the share whose private label agrees, debiased with the label's flip probability; not clipped, so noise can carry it
+    past 1. Ties are left out: r̄ prefers neither.
+
+    Args:
+        margin: (n,) r̄(chosen) − r̄(rejected), `chosen` being what the private label prefers.
+        flip_prob: probability that a released label was turned round, in [0, 1/2).
+
+    Returns:
+        Rows `predicted`, `observed`, `ci_low`, `ci_high` (95 %), `n`, from the least to the most certain group.
+
+    Raises:
+        ValueError: a flip probability of no information.
+    """
+    if not 0 <= flip_prob < 0.5:
+        raise ValueError(f"flip_prob must be in [0, 0.5), got {flip_prob}")
+    margin = np.asarray(margin, dtype=np.float64)
+    margin = margin[margin != 0]
+    rows = []
+    for group in np.array_split(margin[np.argsort(np.abs(margin), kind="stable")], bins):
+        if not len(group):
+            continue
+        share = wilson(float((group > 0).sum()), len(group))
+        observed, low, high = (
+            (value - flip_prob) / (1 - 2 * flip_prob) for value in (share.value, share.ci_low, share.ci_high)
+        )
+        predicted = float((1 / (1 + np.exp(-np.abs(group)))).mean())
+        rows.append({"predicted": predicted, "observed": observed, "ci_low": low, "ci_high": high, "n": len(group)})
+    return rows
+
+
+def coverage(
+    reward: np.ndarray, bonus: np.ndarray, truth: np.ndarray, kappas: Sequence[float] = KAPPAS
+) -> list[dict[str, Any]]:
+    """How often the centred truth lies within κΓ of the centred estimate.
+
+    A shift of the reward per prompt changes no optimum and Γ is centred at π_ref, so r̄ and r* are compared after
+    subtracting each prompt's mean over its draws.
+
+    Args:
+        reward, truth: (n, N) r̄ and r* of N ≥ 2 draws of π_ref for each of n prompts.
+        bonus: (n, N) Γ at κ = 1.
+        kappas: multiples of Γ.
+
+    Returns:
+        Rows `kappa`, `coverage`, `ci_low`, `ci_high` (95 %, over prompts), `nominal` (of a normal error of standard
+        deviation Γ) and `n` (draws).
+    """
+    error = np.abs((reward - reward.mean(axis=1, keepdims=True)) - (truth - truth.mean(axis=1, keepdims=True)))
+    rows = []
+    for kappa in kappas:
+        inside = (error <= kappa * bonus).mean(axis=1)  # draws of one prompt are not independent: prompts are
+        spread = 1.96 * float(inside.std(ddof=1)) / np.sqrt(len(inside)) if len(inside) > 1 else 0.5
+        value = float(inside.mean())
+        rows.append(
+            {
+                "kappa": kappa,
+                "coverage": value,
+                "ci_low": max(0.0, value - spread),
+                "ci_high": min(1.0, value + spread),
+                "nominal": 2 * NormalDist().cdf(kappa) - 1,
+                "n": int(error.size),
+            }
+        )
+    return rows
