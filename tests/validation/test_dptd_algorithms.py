@@ -130,6 +130,22 @@ def test_seeds_reproduce_bits(data: Transitions, start: tuple[Array, Array]) -> 
     assert path.theta.dtype == np.float32
 
 
+def test_a_golden_run(data: Transitions, start: tuple[Array, Array]) -> None:
+    """Seeded rows, noise and iterates, to seven digits: any change of a draw or a formula shows."""
+    generator = np.random.default_rng(9)
+    rows = sampled_rows(data, 40, RUNS, "transition", generator)
+    deviation = np.tile(np.linspace(0.02, 0.01, 40)[:, None], (1, RUNS))
+    path = momentum_runs(data, start, rows, deviation, np.full(RUNS, 0.5), [0, 39], generator)
+    assert rows.sum() == GOLDEN_ROWS
+    assert path.theta[-1, :, :3] == pytest.approx(np.array(GOLDEN_THETA), rel=1e-7)
+    assert path.omega[-1].mean(axis=1) == pytest.approx(GOLDEN_OMEGA, rel=1e-7)
+
+
+GOLDEN_ROWS = 516
+GOLDEN_THETA = [[0.00436306995, 0.607404206, -0.418313185], [-0.6324617996, -0.0324111872, 0.231507582]]
+GOLDEN_OMEGA = [0.02687486943, -0.00114915164]
+
+
 def test_objective_is_eq_2(data: Transitions, start: tuple[Array, Array]) -> None:
     theta, omega = start
     psi = network.features(theta[0], data.state)

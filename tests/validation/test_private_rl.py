@@ -184,6 +184,16 @@ def test_runs_repeat_to_the_bit_and_keep_the_policy_within_a_batch() -> None:
     assert (batches == batches[:, :, :1]).all()
 
 
+def test_a_golden_run() -> None:
+    """Seeded regret of the printed recipe on the easy environment: any change of a draw or a formula shows."""
+    world = outcome.problem("easy")
+    curves = outcome.regret_curves(world, geometric(60, 6, 1.2, None), 0.7, 5, np.random.default_rng(10))
+    assert curves.sum(axis=1) == pytest.approx(GOLDEN_REGRET, rel=1e-5)
+
+
+GOLDEN_REGRET = [10.625, 35.375, 22.625, 26.125, 42.125]
+
+
 def test_non_private_plateau_reproduces() -> None:
     """Table 1, easy: 13 without batches and 24 with; the plateau of the mean of 200 curves."""
     world = outcome.problem("easy")
