@@ -24,11 +24,13 @@ def show_results(run: RunDir, console: Console | None = None) -> None:
     console.print(Markdown(page.read_text(encoding="utf-8").partition(CARD)[0]))
     samples = run.stage("evaluate") / "samples.json"
     if samples.is_file():
+        metrics = run.root / "metrics.json"
+        methods = json.loads(metrics.read_text(encoding="utf-8")) if metrics.is_file() else {}
         for sample in json.loads(samples.read_text(encoding="utf-8"))[:SHOWN]:
             console.print(Text(f"\n> {sample['prompt']}", style="bold"))
             for method, answer in sample.items():
                 if method != "prompt":
-                    console.print(Text(f"  {label_of(method)}: {' '.join(answer['text'].split())}"))
+                    console.print(Text(f"  {label_of(method, methods.get(method))}: {' '.join(answer['text'].split())}"))
     console.print(
         f"\nreport: {run.stage('report') / 'report.html'}\nmetrics: {run.root / 'metrics.json'}", highlight=False
     )

@@ -29,7 +29,9 @@ def test_tables_and_answers_but_not_the_card(tmp_path: Path) -> None:
     (run.stage("report") / "report.md").write_text(page)
     samples = [{"prompt": f"Q{i}", "sft": {"text": "plain\ntext"}, "private": {"text": "better"}} for i in range(9)]
     (run.stage("evaluate") / "samples.json").write_text(json.dumps(samples))
+    (tmp_path / "metrics.json").write_text(json.dumps({"private": {"epsilon": 2.0}}))
     text = printed(run)
+    assert "PPO, ε = 2: better" in text
     assert "distinct-2" in text
     assert "secretive" not in text
     assert "π_ref (SFT): plain text" in text
