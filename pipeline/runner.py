@@ -268,13 +268,19 @@ def execute(recipe: Recipe, run: RunDir, selection: Selection) -> None:
     """Runs the selected stages that are not up to date, in order."""
     world = join_world()
     lines = check(recipe, run, selection, world)
+    fresh = not run.root.exists()
     barrier(world)  # every process has read the same state before any changes it
     _claim(recipe, run, world)
-    for line in lines:
-        if line.runs:
-            run_stage(StageContext(recipe, run, world, line.spec))
-        elif world.main and line.spec.name in selection.names:
-            say(f"{line.spec.name}: up to date, skipped")
+    try:
+        for line in lines:
+            if line.runs:
+                run_stage(StageContext(recipe, run, world, line.spec))
+            elif world.main and line.spec.name in selection.names:
+                say(f"{line.spec.name}: up to date, skipped")
+    except UserError:
+        if fresh and world.main and not any(run.manifest(name) for name in NAMES):
+            shutil.rmtree(run.root, ignore_errors=True)  # a refusal leaves nothing behind, not even an empty run
+        raise
 
 
 def execute_one(name: str, recipe: Recipe, run: RunDir) -> None:
