@@ -55,7 +55,7 @@ def release_canaries(folder: Path, count: int, killed: bool = False) -> tuple[li
     truth = truth_path(key)
     assert plant(str(folder / "source.jsonl"), folder / "planted.jsonl", truth, count) == count
     released = []
-    for epsilon in random.Random().sample(EPSILONS, len(EPSILONS)):
+    for epsilon in random.Random(58).sample(EPSILONS, len(EPSILONS)):
         used = key
         if epsilon == 0.5:
             used = folder / "copied" / "copy.key"
