@@ -30,7 +30,8 @@ def show_results(run: RunDir, console: Console | None = None) -> None:
             console.print(Text(f"\n> {sample['prompt']}", style="bold"))
             for method, answer in sample.items():
                 if method != "prompt":
-                    console.print(Text(f"  {label_of(method, methods.get(method))}: {' '.join(answer['text'].split())}"))
+                    label, said = label_of(method, methods.get(method)), " ".join(answer["text"].split())
+                    console.print(Text(f"  {label}: {said}"))
     console.print(
         f"\nreport: {run.stage('report') / 'report.html'}\nmetrics: {run.root / 'metrics.json'}", highlight=False
     )
