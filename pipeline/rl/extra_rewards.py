@@ -19,6 +19,7 @@ from pipeline.lm.models import load_tokenizer
 from pipeline.rl.scoring import RewardScorer
 
 Function = Callable[[Sequence[Prompt], Sequence[str]], Sequence[float]]
+OWN_PACKAGES = frozenset({"pipeline", "reward_models"})
 ROOM = 4  # another tokenizer may need this many times the tokens of the policy's
 
 
@@ -62,9 +63,12 @@ def import_function(name: str, key: str) -> Function:
     """The function that `package.module:function` names; `key` of the recipe that says so is for messages.
 
     Raises:
-        UserError: there is no such module, or nothing to call of that name in it.
+        UserError: there is no such module, nothing to call of that name in it, or it is a part of this package: those
+            that read labels are reached by the privatize stage alone.
     """
     module_name, _, attribute = name.partition(":")
+    if module_name.split(".")[0] in OWN_PACKAGES:
+        raise UserError(f"{key}.callable {name} is a part of this package, not a reward: name a function of your own")
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:

@@ -157,12 +157,14 @@ def test_arrays_and_infinities(module: str) -> None:
     ("name", "message"),
     [
         ("absent_module_of_mine:f", "No module named 'absent_module_of_mine': install it, or put its folder on"),
+        ("pipeline.data.formats:read_preferences", "is a part of this package, not a reward"),
+        ("reward_models.model:score_layer", "is a part of this package, not a reward"),
         ("my_rewards:absent", "my_rewards has no function absent"),
         ("my_rewards:value", "my_rewards has no function value"),
     ],
 )
 def test_a_function_that_is_not_there_is_refused_before_anything_runs(module: str, name: str, message: str) -> None:
-    with pytest.raises(UserError, match=rf"ppo\.extra_rewards\.0\.callable {name}: {message}"):
+    with pytest.raises(UserError, match=rf"ppo\.extra_rewards\.0\.callable {name}:? {message}"):
         preflight(recipe({"callable": name}), ["ppo"], World(0, 1))
 
 

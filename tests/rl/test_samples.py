@@ -93,8 +93,10 @@ def test_rows_of_an_iteration_that_is_done_again_are_dropped(tmp_path: Path) -> 
 
 
 def test_the_shown_line_is_one_line_and_short() -> None:
-    row = {"prompt": "a\nb" * 100, "response": "c\n" * 300, "reward": 1.0, "bonus": 0.25, "kl": 2.0, "tokens": 64}
+    texts = {"prompt": "a\nb" * 100, "response": "\x1b[2J" + "c\n" * 300}
+    row = {**texts, "reward": 1.0, "bonus": 0.25, "kl": 2.0, "tokens": 64}
     line = samples.shown(row)
-    assert "\n" not in line
+    assert line.isprintable()
+    assert "→ '·[2Jc c" in line
     assert len(line) < 200
     assert line.endswith("(r̄ 1.00, Γ 0.25, KL 2.00, 64 tokens)")
