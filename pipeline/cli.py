@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from pipeline.commands import account, ledger
-from pipeline.core.errors import UserError
+from pipeline.core.errors import RunStopped, UserError
 
 INTERRUPTED = "interrupted; run the same command again to resume"
 UNUSABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST})
@@ -308,6 +308,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = app(args=given, prog_name="private-rlhf", standalone_mode=False)
     except UserError as error:
         return _fail(str(error), 2)
+    except RunStopped as error:
+        return _fail(str(error), 1)
     except (typer.Abort, KeyboardInterrupt):
         return _fail(INTERRUPTED, 130)
     except USAGE_ERRORS as error:

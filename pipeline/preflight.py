@@ -5,8 +5,9 @@ an hour is named at once. Raw preferences are not read here; the privatize stage
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,17 @@ def preflight(recipe: Recipe, stages: Collection[str], world: World) -> None:
 
     Raises:
         UserError: a batch that does not divide over the processes, a `trainer_args` entry that TRL refuses, a base or
-            external reward model that is not there, a missing bitsandbytes, or demonstrations or prompts whose first
-            rows cannot be read.
+            external reward model that is not there, a missing bitsandbytes or tracker, an extra reward that cannot
+            be used, weights split over processes for PPO, or demonstrations or prompts whose first rows cannot be read.
     """
     check_batches(recipe, stages, world)
     if "sft" in stages:
         check_base_model(recipe.model)
     if "reward" in stages:
         check_reward(recipe)
+    if "ppo" in stages:
+        check_whole_weights(os.environ)
+        check_ppo(recipe)
     check_inputs(recipe, stages)
     check_trainer_args(recipe, stages, world)
 
@@ -75,6 +79,39 @@ def check_reward(recipe: Recipe) -> None:
              ("optimizer", settings.optimizer)) if value and "bit" in value]
     if asked and importlib.util.find_spec("bitsandbytes") is None:
         raise UserError(f"{asked[0]} needs bitsandbytes: install it with pip install 'private-rlhf[quant]'")
+
+
+def check_whole_weights(environment: Mapping[str, str]) -> None:
+    """The launcher keeps whole weights in every process for PPO.
+
+    Its processes evaluate different numbers of responses: with weights split over them they would wait for each other
+    for ever. Sampling alone (`pipeline.lm.generate`) can do with split weights.
+    """
+    sharded = environment.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true")
+    zero3 = environment.get("ACCELERATE_USE_DEEPSPEED", "").lower() in ("1", "true")
+    if sharded or (zero3 and environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3"):
+        raise UserError(
+            f"ppo cannot run with weights split over processes ({'FSDP' if sharded else 'ZeRO-3'}): launch it with "
+            "launch/ddp.yaml or launch/zero2.yaml, the other stages as before"
+        )
+
+
+def check_ppo(recipe: Recipe) -> None:
+    """Trackers are installed; extra reward models are there and may be used, extra functions can be imported."""
+    settings = recipe.ppo
+    if settings.report_to:
+        from pipeline.rl.tracking import check_trackers
+
+        check_trackers(settings.report_to)
+    for place, reward in enumerate(settings.extra_rewards):
+        from pipeline.lm.external_reward import check_folder
+        from pipeline.rl.extra_rewards import import_function
+
+        key = f"ppo.extra_rewards.{place}"
+        if reward.path is not None:
+            check_folder(reward.path, reward.public, key)
+        elif reward.callable is not None:
+            import_function(reward.callable, key)
 
 
 def check_inputs(recipe: Recipe, stages: Collection[str]) -> None:

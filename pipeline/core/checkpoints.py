@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.core.errors import UserError
+from pipeline.core.recipe_parts import ExtraRewardSettings
 
 
 def check_checkpoint(name: str, where: str, others: str = "") -> str:
@@ -37,3 +40,19 @@ def folder_digest(folder: Path) -> str:
         facts = path.stat()
         digest.update(repr((str(path.relative_to(folder)), facts.st_size, facts.st_mtime_ns)).encode())
     return digest.hexdigest()
+
+
+def extra_reward_digests(rewards: Sequence[ExtraRewardSettings]) -> dict[str, str]:
+    """By name, whether the folders and the source files behind ppo.extra_rewards were replaced."""
+    digests = {str(reward.path): folder_digest(reward.path) for reward in rewards if reward.path is not None}
+    return digests | {reward.callable: source_digest(reward.callable) for reward in rewards if reward.callable}
+
+
+def source_digest(name: str) -> str:
+    """SHA-256 of the file of the module in `package.module:function`; "absent" where there is none."""
+    try:
+        spec = importlib.util.find_spec(name.partition(":")[0])
+    except (ImportError, ValueError):
+        spec = None
+    path = Path(spec.origin) if spec is not None and spec.origin else None
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path is not None and path.is_file() else "absent"

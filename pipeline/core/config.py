@@ -135,6 +135,9 @@ def dump_yaml(config: Any) -> str:
 def _first_unknown_key(schema: Any, tree: Any, path: tuple[str, ...]) -> tuple[tuple[str, ...], list[str]] | None:
     """The path of the first key of `tree` that `schema` lacks, with the keys it has; None when all are known."""
     schema = _dataclass_of(schema)
+    if schema is not None and isinstance(tree, list):
+        found = (_first_unknown_key(schema, item, (*path, str(place))) for place, item in enumerate(tree))
+        return next((one for one in found if one is not None), None)
     if schema is None or not isinstance(tree, Mapping):
         return None
     hints = typing.get_type_hints(schema)
@@ -142,15 +145,18 @@ def _first_unknown_key(schema: Any, tree: Any, path: tuple[str, ...]) -> tuple[t
     for key, value in tree.items():
         if key not in valid:
             return (*path, str(key)), valid
-        found = _first_unknown_key(hints[key], value, (*path, str(key)))
-        if found is not None:
-            return found
+        inner = _first_unknown_key(hints[key], value, (*path, str(key)))
+        if inner is not None:
+            return inner
     return None
 
 
 def _first_misplaced_bool(schema: Any, tree: Any, path: tuple[str, ...]) -> tuple[str, ...] | None:
     """The path of the first true/false whose key takes none: as a number it would be read as 1 or 0."""
     schema = _dataclass_of(schema)
+    if schema is not None and isinstance(tree, list):
+        found = (_first_misplaced_bool(schema, item, (*path, str(place))) for place, item in enumerate(tree))
+        return next((one for one in found if one is not None), None)
     if schema is None or not isinstance(tree, Mapping):
         return None
     hints = typing.get_type_hints(schema)
@@ -158,15 +164,15 @@ def _first_misplaced_bool(schema: Any, tree: Any, path: tuple[str, ...]) -> tupl
         hint = hints[key]
         if isinstance(value, bool) and bool not in (hint, *typing.get_args(hint)):
             return (*path, str(key))
-        found = _first_misplaced_bool(hint, value, (*path, str(key)))
-        if found is not None:
-            return found
+        inner = _first_misplaced_bool(hint, value, (*path, str(key)))
+        if inner is not None:
+            return inner
     return None
 
 
 def _dataclass_of(annotation: Any) -> Any:
-    """The dataclass inside `X`, `X | None` or `Annotated[X, …]`, or None."""
-    if typing.get_origin(annotation) is typing.Annotated:
+    """The dataclass inside `X`, `X | None`, `list[X]` or `Annotated[X, …]`, or None."""
+    if typing.get_origin(annotation) in (typing.Annotated, list):
         return _dataclass_of(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         found = [_dataclass_of(part) for part in typing.get_args(annotation)]

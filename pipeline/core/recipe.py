@@ -17,6 +17,7 @@ from pipeline.core.recipe_parts import (
     STRICT,
     EarlyStoppingSettings,
     ExternalRewardSettings,
+    ExtraRewardSettings,
     LoraSettings,
     UncertaintySettings,
     refuse_smoothing,
@@ -208,11 +209,15 @@ class PpoConfig:
     warmup_iterations: int = Field(default=0, ge=0)
     """Iterations in which only the value head learns."""
     kl_coef: float = Field(default=0.1, gt=0)
-    """Coefficient of KL(π‖π_ref) in J."""
+    """Coefficient of KL(π‖π_ref) in J; where the adaptive controller starts. J is always evaluated at this one."""
     kl_target: float | None = Field(default=None, gt=0)
-    """Nats per response; switches the adaptive controller on. J is still measured with kl_coef."""
+    """Nats per response; switches the adaptive controller on. It changes the penalty that PPO learns from, never J."""
     kl_horizon: int = Field(default=1000, gt=0)
     """Responses over which the adaptive controller reacts."""
+    kl_coef_min: float = Field(default=1e-4, gt=0, allow_inf_nan=False)
+    """With kl_target: the adaptive controller goes no lower."""
+    kl_coef_max: float = Field(default=1e3, gt=0, allow_inf_nan=False)
+    """With kl_target: the adaptive controller goes no higher."""
     kl_estimator: Literal["k1", "k3"] = "k1"
     """In the per-token reward. k1 is unbiased in reward; k3 is a low-variance alternative with its own bias."""
     gamma: float = Field(default=1.0, gt=0, le=1)
@@ -228,8 +233,11 @@ class PpoConfig:
     """Below 1 the sampler differs from π_θ (DESIGN 4.4)."""
     missing_eos_penalty: float = Field(default=0.0, ge=0)
     """Subtracted from r̂ when a response is cut at the cap."""
+    extra_rewards: list[ExtraRewardSettings] = Field(default_factory=list)
+    """Their weighted sum is added to r̂ for PPO alone: r̄ of the evaluation and the Gibbs yardstick stay those of the
+    private reward model."""
     max_kl: float = Field(default=100.0, gt=0)
-    """Stop the run when the mean KL per response (nats) exceeds this."""
+    """Stop the run when the mean KL per response of an iteration (nats) exceeds this, before it learns from it."""
     max_prompts: int | None = Field(default=None, gt=0)
     """Use this many of the training prompts, evenly spaced; null: all."""
     reference_samples: int = Field(default=8, gt=1)
@@ -241,12 +249,28 @@ class PpoConfig:
     """null: full fine-tuning with a frozen reference copy."""
     save_every: int = Field(default=10, gt=0)
     """Iterations between checkpoints."""
+    sample_every: int = Field(default=0, ge=0)
+    """Iterations between samples in ppo/samples.jsonl, one of which is shown as well; 0: none."""
+    sample_count: int = Field(default=4, gt=0)
+    """Responses of such an iteration that are written, evenly spaced."""
+    report_to: list[Literal["tensorboard", "wandb", "trackio"]] = Field(default_factory=list)
+    """Trackers that get the numbers of each iteration, from the main process; none by default. They stay on this
+    machine unless their own environment variables say otherwise (WANDB_MODE=online)."""
+    report_samples: bool = False
+    """Trackers also get the sample that is shown. Without it no prompt and no response ever reaches them."""
 
     def __post_init__(self) -> None:
+        if self.report_samples and not (self.report_to and self.sample_every):
+            raise ValueError("report_samples needs report_to and sample_every > 0: there is else nothing to report")
         if self.rollouts % self.minibatch_size:
             raise ValueError(f"minibatch_size {self.minibatch_size} must divide rollouts {self.rollouts}")
         if self.rollouts % self.samples_per_prompt:
             raise ValueError(f"samples_per_prompt {self.samples_per_prompt} must divide rollouts {self.rollouts}")
+        if self.kl_target is not None and not self.kl_coef_min <= self.kl_coef <= self.kl_coef_max:
+            raise ValueError(
+                f"kl_coef {self.kl_coef:g} must lie between kl_coef_min {self.kl_coef_min:g} and "
+                f"kl_coef_max {self.kl_coef_max:g}: the adaptive controller starts there"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -72,6 +72,29 @@ class ExternalRewardSettings:
     """Declares that its training labels are public; needed where the folder has no reward_metadata.json."""
 
 
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ExtraRewardSettings:
+    """One more reward that PPO adds to r̂: a checkpoint folder or a Python function."""
+
+    path: Path | None = None
+    """Checkpoint folder of a sequence-classification model with one output; its tokenizer may be another."""
+    callable: str | None = Field(default=None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    """`package.module:function`: function(prompts, responses) gives one number per response; prompts as in the data
+    (texts or messages), responses as texts."""
+    weight: float = Field(default=1.0, allow_inf_nan=False)
+    """What it is multiplied by before it is added; any sign, not 0."""
+    public: bool = False
+    """`path`: declares that its training labels are public; needed where the folder has no reward_metadata.json."""
+
+    def __post_init__(self) -> None:
+        if (self.path is None) == (self.callable is None):
+            raise ValueError("give either path, a checkpoint folder, or callable, package.module:function")
+        if self.weight == 0:
+            raise ValueError("weight 0 adds nothing: remove the entry, or give it a weight")
+        if self.public and self.path is None:
+            raise ValueError("public declares the training labels of a path: remove it from a callable")
+
+
 def refuse_smoothing(loss: Any) -> Any:
     """Label smoothing by any name is refused with the reason, before the list of losses is."""
     if isinstance(loss, str) and "smooth" in loss:

@@ -105,6 +105,7 @@ def plain_prompt(prompt: Prompt) -> str:
 
 
 def preview(prompt: Prompt, width: int = 40) -> str:
-    """The first characters of a prompt, quoted, for error messages."""
+    """The first characters of a prompt or response, quoted, for messages; without what a terminal would obey."""
     text = " ".join(plain_prompt(prompt).split())
+    text = "".join(character if character.isprintable() else "·" for character in text)
     return f"'{text[:width]}{'…' if len(text) > width else ''}'"

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from accelerate import Accelerator
+from accelerate.utils import ProjectConfiguration
 
 from pipeline.core.errors import UserError
 from pipeline.core.world import World, on_cpu
 
 
-def make_accelerator(world: World) -> Accelerator:
+def make_accelerator(world: World, trackers: Sequence[str] = (), logs: Path | None = None) -> Accelerator:
     """An Accelerator on the machine's device; stays on the CPU where there is no GPU.
+
+    Args:
+        world: as the launcher declared it.
+        trackers: names of trackers, not yet started.
+        logs: folder for trackers that write files.
 
     Raises:
         UserError: it sees another number of processes than the launcher declared.
     """
-    accelerator = Accelerator(cpu=on_cpu())
+    places = ProjectConfiguration(logging_dir=str(logs)) if logs is not None else None
+    accelerator = Accelerator(cpu=on_cpu(), log_with=list(trackers) or None, project_config=places)
     if accelerator.num_processes != world.size:
         raise UserError(
             f"WORLD_SIZE is {world.size} but accelerate runs {accelerator.num_processes} process(es): "

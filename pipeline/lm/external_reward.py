@@ -24,50 +24,79 @@ from reward_models.checkpoint import (
 
 
 def check_external(settings: ExternalRewardSettings) -> None:
-    """What can be said before any stage runs.
+    """What can be said of reward.external before any stage runs; see `check_folder`."""
+    check_folder(settings.path, settings.public, "reward.external")
+
+
+def check_folder(folder: Path, public: bool, key: str) -> None:
+    """Whether a reward model that was not fitted in this run may be used, from the names of its files.
+
+    Args:
+        folder: of its checkpoint.
+        public: whether the recipe declares its training labels public.
+        key: of the recipe that has the two, for messages.
 
     Raises:
         UserError: no checkpoint folder, or one that does not say which labels it learned from while the recipe does not
             declare them public.
     """
-    folder = settings.path
     if not (folder / "config.json").is_file():
-        raise UserError(f"reward.external.path {folder} is no checkpoint folder (no config.json): give one")
-    if not (folder / METADATA_FILE).is_file() and not settings.public:
+        raise UserError(f"{key}.path {folder} is no checkpoint folder (no config.json): give one")
+    if not (folder / METADATA_FILE).is_file() and not public:
         raise UserError(
-            f"reward.external.path {folder} has no {METADATA_FILE}, so nobody knows which labels it learned from: set "
-            "reward.external.public=true if they are public, or give a checkpoint of this package"
+            f"{key}.path {folder} has no {METADATA_FILE}, so nobody knows which labels it learned from: set "
+            f"{key}.public=true if they are public, or give a checkpoint of this package"
         )
+
+
+def load_external(folder: Path, public: bool, key: str) -> RewardCheckpoint:
+    """A reward model that was not fitted in this run; arguments as in `check_folder`.
+
+    Raises:
+        UserError: see `check_folder`; a folder that is no reward model with one output, or metadata that contradict the
+            recipe.
+    """
+    check_folder(folder, public, key)
+    where = f"{key}.path {folder}"
+    try:
+        checkpoint = load_reward_checkpoint(folder, declared_public=public)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        cause = " ".join(str(error).split())[:200]
+        raise UserError(f"{where} is no reward checkpoint ({cause}): give another") from None
+    if public and checkpoint.metadata is not None and not checkpoint.metadata.public:
+        raise UserError(f"{where} learned from private labels by its own metadata: remove {key}.public")
+    return checkpoint
+
+
+def card_facts(checkpoint: RewardCheckpoint, folder: Path, metadata: RewardMetadata) -> dict[str, Any]:
+    """What the card says about a reward model that was not fitted in this run (`pipeline.report.card`)."""
+    return {
+        "mode": "external",
+        "source": folder.resolve().name,
+        "fitted_by": "this package" if checkpoint.metadata else "others",
+        "labels": "declared public" if metadata.public else "private",
+        "epsilon": metadata.to_json()["epsilon"],
+    }
 
 
 def use_external(recipe: Recipe, target: Path, main_process: bool) -> dict[str, Any]:
     """Puts the recipe's external reward model into `target`/model with its metadata; the stage's report.
 
     Raises:
-        UserError: see `check_external`; a folder that is no reward model with one output, metadata that contradict the
-            recipe, or Γ asked of a model without its statistics.
+        UserError: see `load_external`, or Γ asked of a model without its statistics.
     """
     settings, kappa = recipe.reward.external, recipe.reward.kappa
     assert settings is not None
-    check_external(settings)
-    where = f"reward.external.path {settings.path}"
-    try:
-        checkpoint = load_reward_checkpoint(settings.path, declared_public=settings.public)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        cause = " ".join(str(error).split())[:200]
-        raise UserError(f"{where} is no reward checkpoint ({cause}): give another") from None
-    if settings.public and checkpoint.metadata is not None and not checkpoint.metadata.public:
-        raise UserError(f"{where} learned from private labels by its own metadata: remove reward.external.public")
+    checkpoint = load_external(settings.path, settings.public, "reward.external")
     if kappa > 0 and checkpoint.bonus is None:
-        raise UserError(f"{where} holds no bonus statistics, so it has no Γ: set reward.kappa=0")
+        raise UserError(
+            f"reward.external.path {settings.path} holds no bonus statistics, so it has no Γ: set reward.kappa=0"
+        )
     tokenizer = load_tokenizer(settings.path)
     metadata = described(checkpoint, settings.path.resolve().name, kappa)
     facts = {
-        "mode": "external",
-        "source": settings.path.resolve().name,
-        "fitted_by": "this package" if checkpoint.metadata else "others",
-        "labels": "declared public" if metadata.public else "private",
-        **{name: metadata.to_json()[name] for name in ("loss", "epsilon", "reward_bound", "kappa", "num_layers")},
+        **card_facts(checkpoint, settings.path, metadata),
+        **{name: metadata.to_json()[name] for name in ("loss", "reward_bound", "kappa", "num_layers")},
     }
     if main_process:
         model: Any = checkpoint.model.model

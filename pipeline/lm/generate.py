@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from tqdm import tqdm
 from transformers import (
     GenerationConfig,
@@ -80,6 +81,9 @@ def sample_responses(
 ) -> list[list[int]]:
     """One response per prompt.
 
+    Where the weights are split over processes (`sharded`), each forward pass needs all of them: every process calls
+    this, with as many prompts as it has, none included, and goes on until the last one is done.
+
     Args:
         model: causal LM (or PEFT model) in evaluation mode.
         prompts: token ids, one sequence per response.
@@ -95,17 +99,30 @@ def sample_responses(
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))  # little padding per batch
     responses: list[list[int]] = [[] for _ in prompts]
     bar = tqdm(total=len(prompts), desc=progress, unit="sample", disable=progress is None, leave=False)
-    for start in range(0, len(order), batch_size):
-        indices = order[start : start + batch_size]
+    together, device = sharded(model), next(model.parameters()).device
+    starts = range(0, len(order), batch_size)
+    for number in range(largest(len(starts), device) if together else len(starts)):
+        indices = order[number * batch_size : (number + 1) * batch_size]
+        mine, noise = [prompts[i] for i in indices] or [[eos_token_id]], [keys[i] for i in indices] or [0]
         with fused_attention(model):
-            rows = _decode(
-                model, [prompts[i] for i in indices], [keys[i] for i in indices], sampling, pad_token_id, eos_token_id
-            )
-        for index, row in zip(indices, rows, strict=True):
+            rows = _decode(model, mine, noise, sampling, pad_token_id, eos_token_id, together)
+        for index, row in zip(indices, rows if indices else [], strict=True):
             responses[index] = row
         bar.update(len(indices))
     bar.close()
     return responses
+
+
+def sharded(model: Any) -> bool:
+    """Whether the weights are split over processes, by torch's fully_shard or DeepSpeed ZeRO-3."""
+    return any(isinstance(parameter, DTensor) or hasattr(parameter, "ds_id") for parameter in model.parameters())
+
+
+def largest(number: int, device: torch.device) -> int:
+    """The largest of the numbers that the processes give; every one of them calls it."""
+    held = torch.tensor(number, device=device)
+    torch.distributed.all_reduce(held, torch.distributed.ReduceOp.MAX)
+    return int(held)
 
 
 @contextlib.contextmanager
@@ -130,8 +147,12 @@ def _decode(
     sampling: Sampling,
     pad_token_id: int,
     eos_token_id: int,
+    together: bool,
 ) -> list[list[int]]:
-    """Decodes one left-padded batch; every `STRIDE` tokens the responses that have ended leave it."""
+    """Decodes one left-padded batch; every `STRIDE` tokens the responses that have ended leave it.
+
+    together: weights are split over processes. One that has no response left decodes a stand-in until all are done.
+    """
     device = next(model.parameters()).device
     input_ids, attention_mask = pad_left(prompts, pad_token_id, device)
     sampler = KeyedSampler(keys, sampling.max_new_tokens)
@@ -144,9 +165,11 @@ def _decode(
     responses: list[list[int]] = [[] for _ in prompts]
     going = list(range(len(prompts)))
     cache: dict[str, Any] = {}
-    while going and sampler.step < sampling.max_new_tokens:
+    for done in range(0, sampling.max_new_tokens, STRIDE):
+        if not (largest(len(going), device) if together else going):
+            break
         config = GenerationConfig(
-            max_new_tokens=min(STRIDE, sampling.max_new_tokens - sampler.step),
+            max_new_tokens=min(STRIDE, sampling.max_new_tokens - done),
             do_sample=False,
             use_cache=True,
             return_dict_in_generate=True,
@@ -157,9 +180,12 @@ def _decode(
             input_ids=input_ids,
             attention_mask=attention_mask,
             generation_config=config,
-            logits_processor=processors,
+            logits_processor=processors if going else None,
+            synced_gpus=together,
             **cache,
         )
+        if not going:
+            continue
         new = output.sequences[:, input_ids.shape[1] :]
         for place, row in zip(going, new.tolist(), strict=True):
             responses[place] += cut_after(row, eos_token_id)
@@ -172,6 +198,9 @@ def _decode(
             output.past_key_values.batch_select_indices(kept)
             sampler.keep(kept.cpu())
         cache = {"past_key_values": output.past_key_values}
+        if not going:  # its cache went on with the other processes
+            input_ids, attention_mask = pad_left([[eos_token_id]], pad_token_id, device)
+            cache = {}
     return responses
 
 

@@ -31,7 +31,12 @@ class Rendering:
 
 
 def write_beside(
-    folder: Path, stage: str, recipe: Recipe, renderer: Renderer, manifest: Mapping[str, Any] | None
+    folder: Path,
+    stage: str,
+    recipe: Recipe,
+    renderer: Renderer,
+    manifest: Mapping[str, Any] | None,
+    facts: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes README.md and rendering.json into a checkpoint folder; call it on one process only.
 
@@ -41,6 +46,7 @@ def write_beside(
         recipe: its name, and whether a guard was overruled.
         renderer: that training used.
         manifest: of the release that was read (`ReleaseManifest.as_dict()`); None where no label was.
+        facts: what else the card says, by row.
     """
     lines = [f"# {recipe.name}, stage {stage}", ""]
     if recipe.override:
@@ -48,7 +54,7 @@ def write_beside(
     if manifest is None:
         lines += ["## Privacy card", "", NO_LABEL, ""]
     else:
-        lines.append(render_markdown(privacy_card(manifest, stage=stage, recipe=recipe.name)))
+        lines.append(render_markdown(privacy_card(manifest, stage=stage, recipe=recipe.name, **(facts or {}))))
     atomic.write_text(folder / "README.md", "\n".join(lines))
     rendering = {"system_prompt": renderer.system_prompt, "max_response_tokens": renderer.max_response_tokens}
     atomic.write_json(folder / RENDERING, rendering)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.accounting.guarantee import Guarantee
@@ -34,6 +35,9 @@ def run_card(facts: RunFacts, status: PrivacyStatus) -> dict[str, Any]:
     external = external_reward(facts.reward_fit)
     if external:
         extra["external_reward_model"] = external
+    added = extra_rewards(facts.manifests.get("ppo", {}).get("report", {}).get("extra_rewards") or [])
+    if added:
+        extra["extra_rewards"] = added
     demonstrations = (facts.recipe.get("data") or {}).get("demonstrations")
     if demonstrations:
         extra["what_sft_read"] = f"demonstrations: {demonstrations}"
@@ -78,6 +82,15 @@ def external_reward(fit: dict[str, Any]) -> str | None:
     epsilon = fit.get("epsilon")
     labels = "public labels" if epsilon is None else f"labels released at ε = {epsilon_text(epsilon)} in another ledger"
     return f"{fit['source']}, fitted by this package to {labels}"
+
+
+def extra_rewards(rewards: Sequence[Mapping[str, Any]]) -> str | None:
+    """What the card says of the rewards that PPO added to the private one (the ppo stage's report); else None."""
+    said = []
+    for reward in rewards:
+        what = external_reward(dict(reward)) or f"the function {reward['source']}; what it reads is not checked"
+        said.append(f"weight {reward['weight']:g}: {what}")
+    return "; ".join(said) or None
 
 
 def marked(release: dict[str, Any], status: PrivacyStatus) -> dict[str, Any]:

@@ -116,6 +116,12 @@ def latest_references(accelerator: Accelerator, folder: Path) -> dict[str, torch
         return dict(zip(prompts, file.get_tensor("references").unbind(0), strict=True))
 
 
+def kept(folder: Path) -> str:
+    """A sentence that says which checkpoint there is."""
+    latest = _latest(folder)
+    return f"The last good checkpoint is {latest}" if latest is not None else "No checkpoint had been written yet"
+
+
 def _latest(folder: Path) -> Path | None:
     steps = sorted(folder.glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
     return steps[-1] if steps else None

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 class KlController:
     """Proportional control of log kl_coef (Ziegler et al. 2019, section 2.2); fixed when `target` is None.
 
+    It sets the penalty that PPO learns from. J, in history, evaluation and report, is always taken at ppo.kl_coef.
+
     Attributes:
         value: current coefficient, kept in [lower, upper].
         target: nats per response, or None.

@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import groupby
+from typing import Any
 
 import torch
 
+from pipeline.lm.generate import sample_key
 from pipeline.rl.advantages import generalised_advantages, token_rewards, whiten
+from pipeline.rl.nonfinite import NonFiniteError, nonfinite_rows, tensor_statistics
+
+
+@dataclass
+class ResponseRecord:
+    """One response as the process that sampled it knows it; per-token lists have the response's length."""
+
+    index: int
+    prompt: list[int]
+    response: list[int]
+    logprobs: list[float]
+    reference_logprobs: list[float]
+    values: list[float]
+    reward: float
+    bonus: float
+    baseline: float
+    extra: list[float] = field(default_factory=list)
+    """One number per extra reward, before its weight."""
 
 
 @dataclass
@@ -27,7 +47,9 @@ class Rollout:
         reward, bonus: (B,) float32, r̄ and Γ.
         baseline: (B,) float32, mean r̄ of π_ref's completions of the same prompt. A shift per prompt changes no
             optimum (DESIGN 4.3), so learning subtracts it: what remains is what the response did, not the prompt.
-        scores: (B,) float32, r̂ = r̄ − Γ less the missing-EOS penalty.
+        scores: (B,) float32, r̂ = r̄ − Γ less the missing-EOS penalty, plus the weighted extra rewards.
+        extra: (B, K) float32, the K extra rewards before their weights.
+        extra_weights: K weights.
     """
 
     prompts: list[list[int]]
@@ -41,12 +63,35 @@ class Rollout:
     bonus: torch.Tensor
     baseline: torch.Tensor
     scores: torch.Tensor
+    extra: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    extra_weights: Sequence[float] = ()
 
     def __post_init__(self) -> None:
-        for item in fields(self):
+        """Raises NonFiniteError, with the rows of the bad values, when a field is not finite."""
+        for item in sorted(fields(self), key=lambda item: item.name != "extra"):  # what the scores are made of, first
             value = getattr(self, item.name)
             if isinstance(value, torch.Tensor) and value.is_floating_point() and not torch.isfinite(value).all():
-                raise FloatingPointError(f"rollout field '{item.name}' is not finite: stopping before the update")
+                raise NonFiniteError(
+                    f"rollout field '{item.name}' is not finite: stopping before the update",
+                    {"tensor": item.name, "statistics": tensor_statistics(value)},
+                    [self.row_facts(row) for row in nonfinite_rows(value)],
+                )
+
+    def row_facts(self, row: int) -> dict[str, Any]:
+        """What was sampled in a row and what it scored: token ids and numbers, for a dump."""
+        names = ("reward", "bonus", "baseline", "scores")
+        return {
+            "row": row,
+            "prompt_ids": self.prompts[row],
+            "response_ids": self.responses[row],
+            **{name: float(getattr(self, name)[row]) for name in names},
+            "extra": self.extra[row].tolist() if self.extra.numel() else [],
+        }
+
+    @property
+    def weighted_extra(self) -> torch.Tensor:
+        """(B,) what the extra rewards add to the scores; 0 where there are none."""
+        return weighted(self.extra, self.extra_weights) if self.extra.numel() else torch.zeros_like(self.scores)
 
     @property
     def log_ratio(self) -> torch.Tensor:
@@ -65,6 +110,51 @@ class Targets:
 
     advantages: torch.Tensor
     returns: torch.Tensor
+
+
+def joined(
+    records: Sequence[ResponseRecord],
+    eos_token_id: int,
+    missing_eos_penalty: float,
+    device: torch.device,
+    extra_weights: Sequence[float] = (),
+) -> Rollout:
+    """All responses of one iteration as padded tensors on `device`.
+
+    Raises:
+        NonFiniteError: a number of a response is NaN or infinite.
+    """
+    finished = torch.tensor([record.response[-1] == eos_token_id for record in records], device=device)
+    reward = torch.tensor([record.reward for record in records], device=device)
+    bonus = torch.tensor([record.bonus for record in records], device=device)
+    extra = torch.tensor([record.extra for record in records], dtype=torch.float32, device=device)
+    scores = reward - bonus - missing_eos_penalty * (~finished).float()
+    return Rollout(
+        prompts=[record.prompt for record in records],
+        responses=[record.response for record in records],
+        mask=padded([[1.0] * len(record.response) for record in records], device),
+        finished=finished,
+        logprobs=padded([record.logprobs for record in records], device),
+        reference_logprobs=padded([record.reference_logprobs for record in records], device),
+        values=padded([record.values for record in records], device),
+        reward=reward,
+        bonus=bonus,
+        baseline=torch.tensor([record.baseline for record in records], device=device),
+        scores=scores + weighted(extra, extra_weights) if extra_weights else scores,
+        extra=extra,
+        extra_weights=extra_weights,
+    )
+
+
+def weighted(extra: torch.Tensor, weights: Sequence[float]) -> torch.Tensor:
+    """(B, K) rewards and K weights -> (B,) their weighted sum."""
+    return (extra * torch.tensor(weights, dtype=torch.float32, device=extra.device)).sum(dim=1)
+
+
+def padded(rows: Sequence[Sequence[float]], device: torch.device) -> torch.Tensor:
+    """(B, C) float32, rows padded with 0 on the right."""
+    width = max(len(row) for row in rows)
+    return torch.tensor([[*row, *([0.0] * (width - len(row)))] for row in rows], dtype=torch.float32, device=device)
 
 
 def learning_targets(
@@ -97,3 +187,10 @@ def by_length(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int
         key = tuple(prompts[row])
         sizes[key] = sizes.get(key, len(key)) + len(responses[row])
     return sorted(picked, key=lambda row: (sizes[tuple(prompts[row])], tuple(prompts[row]), len(responses[row])))
+
+
+def prompt_index(position: int, count: int, seed: int) -> int:
+    """Which of `count` prompts is at `position` of an endless sequence of seeded permutations."""
+    epoch, offset = divmod(position, count)
+    generator = torch.Generator().manual_seed(sample_key(seed, "prompts", epoch))
+    return int(torch.randperm(count, generator=generator)[offset])

@@ -10,7 +10,6 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,28 +20,28 @@ from pipeline.core.recipe import PpoConfig
 from pipeline.data.render import Prompt, Renderer
 from pipeline.lm.generate import Sampling, sample_key, sample_responses
 from pipeline.lm.logprobs import PolicyWithValue, TokenBatch, response_forward, token_batch, token_logprobs
+from pipeline.rl.extra_rewards import ExtraReward
 from pipeline.rl.kl_control import KlController
 from pipeline.rl.losses import clipped_policy_loss, clipped_value_loss
-from pipeline.rl.rollout import Rollout, Targets, by_length, learning_targets, minibatch_order
+from pipeline.rl.nonfinite import NonFiniteError, nonfinite_gradient, step_error
+from pipeline.rl.optimizer import make_optimizer, set_rates
+from pipeline.rl.rollout import (
+    ResponseRecord,
+    Rollout,
+    Targets,
+    by_length,
+    joined,
+    learning_targets,
+    minibatch_order,
+    prompt_index,
+)
 from pipeline.rl.scoring import RewardScorer, Scores
 
 Evaluated = tuple[list[list[float]], list[list[float]], list[list[float]]]
 """Per response and token: log-probabilities under π, under π_ref, and values."""
 
-
-@dataclass
-class ResponseRecord:
-    """One response as the process that sampled it knows it; per-token lists have the response's length."""
-
-    index: int
-    prompt: list[int]
-    response: list[int]
-    logprobs: list[float]
-    reference_logprobs: list[float]
-    values: list[float]
-    reward: float
-    bonus: float
-    baseline: float
+LOGGED = ("policy_loss", "value_loss", "entropy", "clip_fraction", "approx_kl")
+"""What a step reports, in the order in which `PpoTrainer._loss` gives it; means over tokens."""
 
 
 class PpoTrainer:
@@ -57,6 +56,7 @@ class PpoTrainer:
         prompts: training prompts.
         config: the recipe's `ppo` section.
         seed: of prompts, sampling noise and minibatches.
+        extra_rewards: whose weighted sum is added to r̂.
     """
 
     def __init__(
@@ -69,13 +69,17 @@ class PpoTrainer:
         prompts: Sequence[Prompt],
         config: PpoConfig,
         seed: int,
+        extra_rewards: Sequence[ExtraReward] = (),
     ) -> None:
         self.accelerator, self.config, self.seed = accelerator, config, seed
         self.scorer, self.renderer, self.prompts = scorer, renderer, prompts
+        self.extra_rewards = tuple(extra_rewards)
         optimizer = make_optimizer(model, config)
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
         self.reference = reference.to(accelerator.device) if reference is not None else None
-        self.controller = KlController(config.kl_coef, config.kl_target, config.kl_horizon)
+        self.controller = KlController(
+            config.kl_coef, config.kl_target, config.kl_horizon, config.kl_coef_min, config.kl_coef_max
+        )
         self.sampling = Sampling(renderer.max_response_tokens, config.temperature, config.top_p)
 
     @property
@@ -86,23 +90,39 @@ class PpoTrainer:
     # --- collecting ---------------------------------------------------------------------------------------------------
 
     def collect(self, iteration: int) -> tuple[Rollout, dict[str, float]]:
-        """Samples and scores one iteration's responses; identical on every process. Also the seconds it took."""
-        if iteration == 0 and self.config.reference_rollouts:
-            return self._collect_references()
+        """Samples and scores one iteration's responses; identical on every process. Also the seconds it took.
+
+        Raises:
+            NonFiniteError: a score, a log-probability or a value is NaN or infinite.
+        """
+        try:
+            return self._collect_references() if self._learns_references(iteration) else self._collect(iteration)
+        except NonFiniteError as error:
+            self._locate(error, iteration)
+            raise
+
+    def _collect(self, iteration: int) -> tuple[Rollout, dict[str, float]]:
         started = time.monotonic()
         mine = list(range(self.config.rollouts))[self.accelerator.process_index :: self.accelerator.num_processes]
-        picked = [self.prompts[self._prompt_of(iteration * self.config.rollouts + i)] for i in mine]
+        picked = [self.prompt_of(iteration, i) for i in mine]
         prompts = [self.renderer.prompt_ids(prompt) for prompt in picked]
         self._add_references(picked)
         responses = self._sample(prompts, [sample_key(self.seed, "rollout", iteration, i) for i in mine])
         generated = time.monotonic()
-        scores = self.scorer.score(picked, [self.renderer.text(row) for row in responses])
-        rollout = self._gather(mine, prompts, responses, self._evaluate(prompts, responses), scores)
+        scores, extra = self.scorer.score(picked, self._texts(responses)), self._extra(picked, responses)
+        rollout = self._gather(mine, prompts, responses, self._evaluate(prompts, responses), scores, extra)
         return rollout, {"generate": generated - started, "score": time.monotonic() - generated}
 
-    def _prompt_of(self, rollout: int) -> int:
-        """Which prompt the rollout of this number, counted over all iterations, answers."""
-        return prompt_index(rollout // self.config.samples_per_prompt, len(self.prompts), self.seed)
+    def _learns_references(self, iteration: int) -> bool:
+        """Whether the responses of this iteration are the reference completions of every prompt."""
+        return iteration == 0 and self.config.reference_rollouts
+
+    def prompt_of(self, iteration: int, row: int) -> Prompt:
+        """The prompt that response `row` of an iteration's rollout answers."""
+        if self._learns_references(iteration):
+            return self.prompts[row // self.config.reference_samples]
+        number = iteration * self.config.rollouts + row  # counted over all iterations
+        return self.prompts[prompt_index(number // self.config.samples_per_prompt, len(self.prompts), self.seed)]
 
     def _collect_references(self) -> tuple[Rollout, dict[str, float]]:
         """The K completions of π_ref for every prompt as rollouts: π is π_ref still, so they are on-policy."""
@@ -116,7 +136,7 @@ class PpoTrainer:
         scores = self.scorer.score_features(picked, features)
         evaluated = self._evaluate(prompts, responses, at_reference=True)
         indices = [i * count + k for i in mine for k in range(count)]
-        rollout = self._gather(indices, prompts, responses, evaluated, scores)
+        rollout = self._gather(indices, prompts, responses, evaluated, scores, self._extra(picked, responses))
         for references in gather_object([self.scorer.references]):
             self.scorer.references.update(references)
         return rollout, {"generate": generated - started, "score": time.monotonic() - generated}
@@ -128,6 +148,7 @@ class PpoTrainer:
         responses: Sequence[list[int]],
         evaluated: Evaluated,
         scores: Scores,
+        extra: torch.Tensor,
     ) -> Rollout:
         """One rollout of what all processes sampled, in the order of `indices`."""
         logprobs, reference_logprobs, values = evaluated
@@ -142,10 +163,23 @@ class PpoTrainer:
                 float(scores.reward[j]),
                 float(scores.bonus[j]),
                 float(scores.baseline[j]),
+                extra[j].tolist(),
             )
             for j, index in enumerate(indices)
         ]
-        return self._rollout(sorted(gather_object(records), key=lambda record: record.index))
+        everything = sorted(gather_object(records), key=lambda record: record.index)
+        eos = self.renderer.tokenizer.eos_token_id
+        weights = [reward.weight for reward in self.extra_rewards]
+        return joined(everything, eos, self.config.missing_eos_penalty, self.accelerator.device, weights)
+
+    def _texts(self, responses: Sequence[list[int]]) -> list[str]:
+        return [self.renderer.text(row) for row in responses]
+
+    def _extra(self, prompts: Sequence[Prompt], responses: Sequence[list[int]]) -> torch.Tensor:
+        """(B, K) float32: the extra rewards of each response, before their weights."""
+        texts = self._texts(responses)
+        columns = [reward.score(prompts, texts) for reward in self.extra_rewards]
+        return torch.stack(columns, dim=1) if columns else torch.zeros(len(texts), 0)
 
     def _sample(self, prompts: Sequence[list[int]], keys: Sequence[int]) -> list[list[int]]:
         tokenizer = self.renderer.tokenizer
@@ -181,7 +215,7 @@ class PpoTrainer:
                 batch_size=self.config.generate_batch_size,
                 progress="reference completions" if self.accelerator.is_main_process else None,
             )
-        features = self.scorer.features(repeated, [self.renderer.text(row) for row in rows])
+        features = self.scorer.features(repeated, self._texts(rows))
         for index, prompt in enumerate(new):
             self.scorer.add_reference(prompt, features[index * count : (index + 1) * count])
         return rows, features
@@ -228,33 +262,14 @@ class PpoTrainer:
             logits, _ = response_forward(reference, batch)
         return token_logprobs(logits, batch.response_ids, self.config.temperature)
 
-    def _rollout(self, records: Sequence[ResponseRecord]) -> Rollout:
-        """The whole iteration as padded tensors on the CPU-or-device of this process."""
-        device = self.accelerator.device
-        eos = self.renderer.tokenizer.eos_token_id
-        finished = torch.tensor([record.response[-1] == eos for record in records], device=device)
-        reward = torch.tensor([record.reward for record in records], device=device)
-        bonus = torch.tensor([record.bonus for record in records], device=device)
-        baseline = torch.tensor([record.baseline for record in records], device=device)
-        penalty = self.config.missing_eos_penalty * (~finished).float()
-        return Rollout(
-            prompts=[record.prompt for record in records],
-            responses=[record.response for record in records],
-            mask=padded([[1.0] * len(record.response) for record in records], device),
-            finished=finished,
-            logprobs=padded([record.logprobs for record in records], device),
-            reference_logprobs=padded([record.reference_logprobs for record in records], device),
-            values=padded([record.values for record in records], device),
-            reward=reward,
-            bonus=bonus,
-            baseline=baseline,
-            scores=reward - bonus - penalty,
-        )
-
     # --- improving ----------------------------------------------------------------------------------------------------
 
     def update(self, rollout: Rollout, iteration: int) -> dict[str, float]:
-        """PPO epochs over one iteration's responses; returns means over all of its minibatches."""
+        """PPO epochs over one iteration's responses; returns means over all of its minibatches.
+
+        Raises:
+            NonFiniteError: a loss or a gradient of a minibatch is NaN or infinite; its step was not made.
+        """
         config = self.config
         targets = learning_targets(
             rollout,
@@ -264,35 +279,48 @@ class PpoTrainer:
             lam=config.lam,
             whiten_advantages=config.whiten_advantages,
         )
-        self._schedule(iteration)
+        set_rates(self.optimizer, config, iteration)
         totals: dict[str, float] = {}
         steps = 0
         for epoch in range(config.ppo_epochs):
             seed = sample_key(self.seed, "minibatches", iteration, epoch)
-            for picked in minibatch_order(rollout.prompts, config.minibatch_size, seed):
-                for name, value in self._step(rollout, targets, picked, iteration).items():
+            for number, picked in enumerate(minibatch_order(rollout.prompts, config.minibatch_size, seed)):
+                try:
+                    metrics = self._step(rollout, targets, picked, iteration)
+                except NonFiniteError as error:
+                    self._locate(error, iteration, epoch=epoch, minibatch=number)
+                    raise
+                for name, value in metrics.items():
                     totals[name] = totals.get(name, 0.0) + value
                 steps += 1
         self.controller.update(float(rollout.kl.mean()), len(rollout.prompts))
         return {name: value / steps for name, value in totals.items()}
 
-    def _schedule(self, iteration: int) -> None:
-        """Sets the learning rates of this iteration; a pure function of it, so that resuming needs no state."""
-        config = self.config
-        scale = 1.0 - iteration / config.iterations if config.lr_schedule == "linear" else 1.0
-        for group, rate in zip(
-            self.optimizer.param_groups, (config.learning_rate, config.value_learning_rate), strict=True
-        ):
-            group["lr"] = rate * scale
-
     def _step(self, rollout: Rollout, targets: Targets, picked: Sequence[int], iteration: int) -> dict[str, float]:
         """One optimiser step on the responses `picked`; every process takes its share of them."""
         tokens = rollout.mask[list(picked)].sum()
+        sums = self._backward(rollout, targets, picked, iteration)
+        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
+        means = (self.accelerator.reduce(sums, "sum") / tokens).tolist()
+        metrics = {**dict(zip(LOGGED, means, strict=True)), "grad_norm": float(norm) if norm is not None else 0.0}
+        bad = [name for name, value in metrics.items() if not math.isfinite(value)]  # the same on every process
+        if bad:
+            raise self._nonfinite_step(bad[0], metrics[bad[0]], rollout, targets, picked, iteration)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return metrics
+
+    def _share(self, rollout: Rollout, picked: Sequence[int]) -> list[int]:
+        """The rows of a minibatch that this process takes, in an order for micro-batches."""
         mine = list(picked)[self.accelerator.process_index :: self.accelerator.num_processes]
-        mine = by_length(rollout.prompts, rollout.responses, mine)
+        return by_length(rollout.prompts, rollout.responses, mine)
+
+    def _backward(self, rollout: Rollout, targets: Targets, picked: Sequence[int], iteration: int) -> torch.Tensor:
+        """Adds the gradients of this process's share, in micro-batches; returns the sums that are logged, (5,)."""
+        tokens, mine = rollout.mask[list(picked)].sum(), self._share(rollout, picked)
         size = self._micro_batch_size()
         shares = [mine[start : start + size] for start in range(0, len(mine), size)]
-        sums = torch.zeros(5, device=self.accelerator.device)
+        sums = torch.zeros(len(LOGGED), device=self.accelerator.device)
         for number, share in enumerate(shares):
             last = number == len(shares) - 1
             with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model):
@@ -300,16 +328,35 @@ class PpoTrainer:
                 # Processes average their gradients; times their number, the sum over all tokens remains.
                 self.accelerator.backward(loss / tokens * self.accelerator.num_processes)
             sums += parts
-        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
-        if norm is not None and not math.isfinite(float(norm)):
-            raise FloatingPointError(
-                f"gradient norm is {float(norm)} at iteration {iteration}: lower the learning rate"
-            )
-        self.optimizer.step()
+        return sums
+
+    def _nonfinite_step(
+        self, bad: str, value: float, rollout: Rollout, targets: Targets, picked: Sequence[int], iteration: int
+    ) -> NonFiniteError:
+        """The error for a step whose metric `bad` is not finite, with the losses of its rows; on every process.
+
+        The weights are those before the step, so that what is computed again is the same.
+        """
+        rows = []
+        with torch.no_grad():
+            for row in self._share(rollout, picked):
+                means = (self._loss(rollout, targets, [row], iteration)[1] / rollout.mask[row].sum()).tolist()
+                rows.append({**rollout.row_facts(row), **dict(zip(LOGGED, means, strict=True))})
+        rows = sorted(gather_object(rows), key=lambda row: row["row"])
+        gradient = None
+        if bad not in LOGGED:  # clipping has spread it over every gradient
+            self.optimizer.zero_grad()
+            self._backward(rollout, targets, picked, iteration)
+            gradient = nonfinite_gradient(self.accelerator.unwrap_model(self.model))
         self.optimizer.zero_grad()
-        means = (self.accelerator.reduce(sums, "sum") / tokens).tolist()
-        names = ("policy_loss", "value_loss", "entropy", "clip_fraction", "approx_kl")
-        return {**dict(zip(names, means, strict=True)), "grad_norm": float(norm) if norm is not None else 0.0}
+        return step_error(bad, value, iteration, rows, gradient)
+
+    def _locate(self, error: NonFiniteError, iteration: int, **where: int) -> None:
+        """Adds to the dump where it happened and what was said there."""
+        error.facts = {"iteration": iteration, **where, **error.facts}
+        for row in error.rows:
+            row["prompt"] = self.prompt_of(iteration, row["row"])
+            row["response"] = self.renderer.text(row["response_ids"])
 
     def _loss(
         self, rollout: Rollout, targets: Targets, picked: Sequence[int], iteration: int
@@ -338,30 +385,3 @@ class PpoTrainer:
     def _micro_batch_size(self) -> int:
         share = max(1, self.config.minibatch_size // self.accelerator.num_processes)
         return min(self.config.micro_batch_size or share, share)
-
-
-def make_optimizer(model: PolicyWithValue, config: PpoConfig) -> torch.optim.Optimizer:
-    """AdamW over the trainable tensors, the value head with its own learning rate; ε = 1e-5 as PPO code uses."""
-    policy = [parameter for parameter in model.policy.parameters() if parameter.requires_grad]
-    return torch.optim.AdamW(
-        [
-            {"params": policy, "lr": config.learning_rate},
-            {"params": list(model.value_head.parameters()), "lr": config.value_learning_rate},
-        ],
-        eps=1e-5,
-        weight_decay=0.0,
-        fused=True,
-    )
-
-
-def prompt_index(position: int, count: int, seed: int) -> int:
-    """Which of `count` prompts is at `position` of an endless sequence of seeded permutations."""
-    epoch, offset = divmod(position, count)
-    generator = torch.Generator().manual_seed(sample_key(seed, "prompts", epoch))
-    return int(torch.randperm(count, generator=generator)[offset])
-
-
-def padded(rows: Sequence[Sequence[float]], device: torch.device) -> torch.Tensor:
-    """(B, C) float32, rows padded with 0 on the right."""
-    width = max(len(row) for row in rows)
-    return torch.tensor([[*row, *([0.0] * (width - len(row)))] for row in rows], dtype=torch.float32, device=device)

@@ -4,13 +4,15 @@ The exact answer is the Gibbs policy π ∝ π_ref·exp(r̂/kl_coef) (Eq. 5); PP
 reference is the same weights with the adapter off, so no second copy is kept, and the KL starts at exactly 0.
 
 Reads:   sft/model (π_ref), reward/model (r̄ and the statistics of Γ), training prompts.
-Writes:  ppo/model (ordinary checkpoint, adapter merged), ppo/history.jsonl.
+Writes:  ppo/model (ordinary checkpoint, adapter merged), ppo/history.jsonl; where the recipe asks for them,
+         ppo/samples.jsonl and ppo/tracking; ppo/nonfinite.json when it stops on a number that is not finite.
 Run alone: accelerate launch -m pipeline.stages.ppo --config RECIPE [--run-dir DIR]
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ import torch
 from tqdm import tqdm
 
 from pipeline.core import atomic
+from pipeline.core.errors import RunStopped
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import peak_rss_mb
 from pipeline.data import inputs
@@ -28,9 +31,13 @@ from pipeline.lm.distributed import make_accelerator
 from pipeline.lm.logprobs import PolicyWithValue
 from pipeline.lm.models import add_lora, load_causal_lm, load_tokenizer, save_merged
 from pipeline.lm.released import write_beside
-from pipeline.rl import checkpoint
+from pipeline.report.card import extra_rewards as extra_rewards_on_card
+from pipeline.rl import checkpoint, nonfinite, samples
+from pipeline.rl.extra_rewards import load_extra_rewards
+from pipeline.rl.nonfinite import NonFiniteError
 from pipeline.rl.rollout import Rollout
 from pipeline.rl.scoring import load_scorer
+from pipeline.rl.tracking import report, tracked
 from pipeline.rl.trainer import PpoTrainer
 from pipeline.runner import StageContext
 from pipeline.stages.entry import main_for
@@ -39,7 +46,8 @@ from pipeline.stages.entry import main_for
 def run(context: StageContext) -> dict[str, Any]:
     """Trains on every process; saves from the main one."""
     recipe, settings = context.recipe, context.recipe.ppo
-    accelerator = make_accelerator(context.world)
+    logs = context.folder / "tracking" if settings.report_to else None
+    accelerator = make_accelerator(context.world, settings.report_to, logs)
 
     # --- π_ref, r̂, prompts --------------------------------------------------------------------------------------------
     reference_path = context.run.stage("sft") / "model"
@@ -49,31 +57,36 @@ def run(context: StageContext) -> dict[str, Any]:
     scorer.checkpoint.model.model.to(accelerator.device)
     everything = inputs.training_prompts(recipe, context.run)
     fitting = [everything[i] for i in keep_fitting(everything, renderer, recipe.model.long_prompts)]
+    extra_rewards = load_extra_rewards(recipe, accelerator.device)
+    for own in [reward.renderer for reward in extra_rewards if reward.renderer is not None]:
+        fitting = [fitting[i] for i in keep_fitting(fitting, own, recipe.model.long_prompts)]
     prompts = evenly_spaced(fitting, settings.max_prompts)
 
     # --- PPO ----------------------------------------------------------------------------------------------------------
-    trainer = PpoTrainer(accelerator, model, reference, scorer, renderer, prompts, settings, recipe.seed)
+    trainer = PpoTrainer(
+        accelerator, model, reference, scorer, renderer, prompts, settings, recipe.seed, extra_rewards
+    )
     checkpoint.install_hooks(accelerator)
     scorer.references.update(checkpoint.latest_references(accelerator, context.checkpoints))
     state = checkpoint.load_latest(accelerator, context.checkpoints) or {"history": [], "kl_coef": settings.kl_coef}
     history: list[dict[str, Any]] = state["history"]
     trainer.controller.value = state["kl_coef"]
-    bar = progress(len(history), settings.iterations, accelerator.is_main_process)
-    for iteration in bar:
-        history.append(improve_once(trainer, iteration, recipe.data.prompts == "embedded"))
-        bar.set_postfix_str(f"r̂ {history[-1]['score']:.2f} kl {history[-1]['kl']:.2f}")
-        done = iteration + 1
-        if done % settings.save_every == 0 and done < settings.iterations:
-            kept = {"history": history, "kl_coef": trainer.controller.value}
-            checkpoint.save(accelerator, context.checkpoints, done, kept, scorer.references)
+    if accelerator.is_main_process:  # what an earlier attempt left
+        (context.folder / nonfinite.FILE).unlink(missing_ok=True)
+        samples.forget_from(context.folder / samples.FILE, len(history))
+    with tracked(accelerator, recipe.name, settings, context.folder / "tracking", len(history)):
+        learn(trainer, history, context)
 
     # --- results ------------------------------------------------------------------------------------------------------
+    facts = [reward.facts for reward in extra_rewards]
     save_merged(accelerator, trainer.policy, renderer.tokenizer, context.folder / "model", recipe.model.dtype)
     if accelerator.is_main_process:
         lines = "".join(json.dumps(entry) + "\n" for entry in history)
         atomic.write_text(context.folder / "history.jsonl", lines)
         manifest = inputs.release(context.run).manifest.as_dict()
-        write_beside(context.folder / "model", "ppo", recipe, renderer, manifest)
+        added = extra_rewards_on_card(facts)
+        more = {"extra_rewards": added} if added else {}
+        write_beside(context.folder / "model", "ppo", recipe, renderer, manifest, more)
     first, last = history[0], mean_of_last(history, 5)
     return {
         "iterations": len(history),
@@ -81,6 +94,7 @@ def run(context: StageContext) -> dict[str, Any]:
         "prompts": len(prompts),
         "dropped_long_prompts": len(everything) - len(fitting),
         "kl_coef": settings.kl_coef,
+        "extra_rewards": facts,
         "losses": [[entry["policy_loss"], entry["value_loss"]] for entry in history],
         "peak_rss_mb": peak_rss_mb(),
         "summary": f"{len(history)} iterations, {sum(entry['rollouts'] for entry in history)} responses, "
@@ -100,18 +114,72 @@ def policy_and_reference(path: Path, recipe: Recipe) -> tuple[PolicyWithValue, A
     return PolicyWithValue(policy, base.config.hidden_size).eval(), reference
 
 
+def learn(trainer: PpoTrainer, history: list[dict[str, Any]], context: StageContext) -> None:
+    """The iterations still to do: each adds its line to `history`, and its samples, reports and checkpoint follow.
+
+    Raises:
+        RunStopped: see `improve_or_stop`.
+    """
+    settings, accelerator = trainer.config, trainer.accelerator
+    bar = progress(len(history), settings.iterations, accelerator.is_main_process)
+    for iteration in bar:
+        entry, rows = improve_or_stop(trainer, iteration, context)
+        history.append(entry)
+        bar.set_postfix_str(f"r̂ {entry['score']:.2f} kl {entry['kl']:.2f}")
+        sample = samples.shown(rows[0]) if rows else None
+        if accelerator.is_main_process:
+            samples.append(context.folder / samples.FILE, rows)
+            if sample is not None:
+                bar.write(f"[private-rlhf] ppo, iteration {iteration}: {sample}", file=sys.stderr)
+        report(accelerator, entry, sample if settings.report_samples else None)
+        done = iteration + 1
+        if done % settings.save_every == 0 and done < settings.iterations:
+            kept = {"history": history, "kl_coef": trainer.controller.value}
+            checkpoint.save(accelerator, context.checkpoints, done, kept, trainer.scorer.references)
+
+
 def progress(first: int, count: int, shown: bool) -> tqdm[int]:
     """The iterations still to do, with a bar over all of them."""
     return tqdm(range(first, count), initial=first, total=count, desc="ppo", unit="iteration", disable=not shown)
 
 
-def improve_once(trainer: PpoTrainer, iteration: int, has_truth: bool) -> dict[str, Any]:
-    """One iteration of PPO and its line of the history.
+def improve_or_stop(
+    trainer: PpoTrainer, iteration: int, context: StageContext
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """One iteration of PPO: its line of the history and its rows of samples.
 
     Raises:
-        RuntimeError: the policy has run away from π_ref.
+        RunStopped: the policy has run away from π_ref, or a number is not finite (what it was is then in
+            ppo/nonfinite.json). The newest checkpoint stays as it is.
+    """
+    try:
+        return improve_once(trainer, iteration, context.recipe.data.prompts == "embedded")
+    except NonFiniteError as error:
+        if trainer.accelerator.is_main_process:
+            error.write(context.folder)
+        raise RunStopped(
+            f"{error}; see {context.folder / nonfinite.FILE}. {checkpoint.kept(context.checkpoints)}"
+        ) from error
+    except RunStopped as error:
+        raise RunStopped(f"{error}. {checkpoint.kept(context.checkpoints)}") from None
+
+
+def improve_once(
+    trainer: PpoTrainer, iteration: int, has_truth: bool
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """One iteration of PPO: its line of the history and its rows of samples.
+
+    Raises:
+        RunStopped: the policy has run away from π_ref.
+        NonFiniteError: nothing can be learnt from the numbers of this iteration.
     """
     rollout, seconds = trainer.collect(iteration)
+    kl = float(rollout.kl.mean())
+    if kl > trainer.config.max_kl:  # learning from it would only go further
+        raise RunStopped(
+            f"KL per response is {kl:.1f} nats at iteration {iteration}, over ppo.max_kl = {trainer.config.max_kl:g}: "
+            "lower ppo.learning_rate or raise ppo.kl_coef"
+        )
     started = time.monotonic()
     kl_coef = trainer.controller.value
     losses = trainer.update(rollout, iteration)
@@ -124,12 +192,7 @@ def improve_once(trainer: PpoTrainer, iteration: int, has_truth: bool) -> dict[s
         **losses,
         **timing(rollout, seconds),
     }
-    if entry["kl"] > trainer.config.max_kl:
-        raise RuntimeError(
-            f"KL per response is {entry['kl']:.1f} nats, over ppo.max_kl = {trainer.config.max_kl}: "
-            "lower ppo.learning_rate or raise ppo.kl_coef"
-        )
-    return entry
+    return entry, samples.sample_rows(trainer, rollout, iteration)
 
 
 def evenly_spaced(prompts: list[Prompt], count: int | None) -> list[Prompt]:
@@ -140,16 +203,21 @@ def evenly_spaced(prompts: list[Prompt], count: int | None) -> list[Prompt]:
 
 
 def describe(rollout: Rollout, trainer: PpoTrainer, has_truth: bool) -> dict[str, Any]:
-    """What an iteration's responses look like; the true reward only where it is a known function."""
+    """What an iteration's responses look like; the true reward only where it is a known function.
+
+    `score` is what PPO learns from; `score_over_reference` is r̂ alone, without extra rewards.
+    """
     truth = None
     if has_truth:
         texts = [trainer.renderer.text(response) for response in rollout.responses]
         truth = sum(true_reward("", text) for text in texts) / len(texts)  # the built-in truth reads the response alone
+    means = {reward.name: float(rollout.extra[:, k].mean()) for k, reward in enumerate(trainer.extra_rewards)}
     return {
         "reward": float(rollout.reward.mean()),
         "bonus": float(rollout.bonus.mean()),
+        **({"extra_rewards": means} if means else {}),
         "score": float(rollout.scores.mean()),
-        "score_over_reference": float((rollout.scores - rollout.baseline).mean()),
+        "score_over_reference": float((rollout.scores - rollout.weighted_extra - rollout.baseline).mean()),
         "true_reward": truth,
         "kl": float(rollout.kl.mean()),
         "response_tokens": float(rollout.mask.sum(dim=1).mean()),

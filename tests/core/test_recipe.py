@@ -116,3 +116,14 @@ def test_the_keys_of_a_trained_backbone_are_taken() -> None:
     reward = {"mode": "lora", "ridge": 1.0, "optimizer": "adamw_8bit", "group_by_length": True, "quantize": "4bit",
               "early_stopping": {"every": 5}, "uncertainty": {"kind": "ensemble", "heads": 4}}
     assert build(reward=reward).reward.early_stopping.patience == 3  # type: ignore[union-attr]
+
+
+def test_the_adaptive_controller_starts_within_its_bounds() -> None:
+    for bounds in ({"kl_coef_min": 0.2}, {"kl_coef_max": 0.05}):
+        with pytest.raises(UserError, match=r"r: ppo: kl_coef 0\.1 must lie between kl_coef_min"):
+            build(ppo={"kl_coef": 0.1, "kl_target": 6.0, **bounds})
+        assert build(ppo={"kl_coef": 0.1, **bounds}).ppo.kl_target is None  # fixed: nothing to bound
+    assert build(ppo={"kl_coef": 0.1, "kl_target": 6.0, "kl_coef_min": 0.1, "kl_coef_max": 0.1}).ppo.kl_coef == 0.1
+    for bad in (0, -1, float("inf"), float("nan")):
+        with pytest.raises(UserError, match="kl_coef_max"):
+            build(ppo={"kl_coef_max": bad})

@@ -20,6 +20,7 @@ from pipeline.core.recipe_parts import LoraSettings
 from pipeline.lm.logprobs import PolicyWithValue, response_forward, token_batch, token_logprobs
 from pipeline.lm.models import add_lora
 from pipeline.lm.tiny import tiny_config
+from pipeline.rl.extra_rewards import ExtraReward
 from pipeline.rl.scoring import Scores
 from pipeline.rl.trainer import PpoTrainer
 
@@ -50,6 +51,7 @@ class Problem:
     renderer: StubRenderer = field(default_factory=StubRenderer)
     references: dict[str, torch.Tensor] | None = None
     """None: the scorer needs no reference completions; else those it was given, by prompt."""
+    extra_rewards: list[ExtraReward] = field(default_factory=list)
 
     @property
     def responses(self) -> list[list[int]]:
@@ -115,7 +117,8 @@ class Problem:
         model = PolicyWithValue(policy, self.model.config.hidden_size).eval()
         scorer: Any = self
         renderer: Any = self.renderer
-        return PpoTrainer(Accelerator(cpu=True), model, reference, scorer, renderer, self.prompts, config, seed)
+        parts = (model, reference, scorer, renderer, self.prompts, config, seed, self.extra_rewards)
+        return PpoTrainer(Accelerator(cpu=True), *parts)
 
 
 @pytest.fixture

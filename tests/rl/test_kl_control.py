@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,3 +42,21 @@ def test_it_settles_where_kl_meets_the_target() -> None:
     for _ in range(500):
         controller.update(1 / controller.value, 16)
     assert controller.value == pytest.approx(0.25, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "reached"),
+    [
+        ({}, 0.1 * 0.8),  # KL is 0 in the first iteration, far below its target
+        ({"kl_coef_min": 0.095}, 0.095),
+        ({"kl_target": 1e-9, "kl_coef_max": 0.105}, 0.105),
+    ],
+)
+def test_the_recipe_s_bounds_hold_in_training(problem: Any, bounds: dict[str, float], reached: float) -> None:
+    settings = {"kl_coef": 0.1, "kl_target": 1.0, "kl_horizon": 16, "learning_rate": 1e-2, **bounds}
+    trainer = problem.trainer(rollouts=16, minibatch_size=16, ppo_epochs=1, **settings)
+    for iteration in range(2 if "kl_coef_max" in bounds else 1):
+        trainer.controller.value = 0.1
+        trainer.update(trainer.collect(iteration)[0], iteration)
+    assert trainer.controller.value == pytest.approx(reached)
+    assert trainer.config.kl_coef == 0.1  # J is taken at this one

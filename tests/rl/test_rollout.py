@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.rl.advantages import generalised_advantages, whiten
-from pipeline.rl.rollout import Rollout, by_length, learning_targets, minibatch_order
-from pipeline.rl.trainer import padded, prompt_index
+from pipeline.rl.rollout import Rollout, by_length, learning_targets, minibatch_order, padded, prompt_index
 
 
 def rollout(**changes: torch.Tensor) -> Rollout:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from pipeline.rl.optimizer import make_optimizer
 from pipeline.rl.scoring import Scores
-from pipeline.rl.trainer import PpoTrainer, make_optimizer
+from pipeline.rl.trainer import PpoTrainer
 
 Snapshot = Callable[[PpoTrainer], dict[str, torch.Tensor]]
 SMALL = {"rollouts": 16, "minibatch_size": 8, "ppo_epochs": 2, "learning_rate": 1e-3, "value_learning_rate": 1e-3}

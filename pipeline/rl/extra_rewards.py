@@ -1,0 +1,144 @@
+"""Rewards that PPO adds to r̂: further reward models, with tokenizers of their own, and Python functions."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import Recipe
+from pipeline.core.recipe_parts import ExtraRewardSettings
+from pipeline.data.render import Prompt, Renderer, preview
+from pipeline.lm.external_reward import card_facts, described, load_external
+from pipeline.lm.models import load_tokenizer
+from pipeline.rl.scoring import RewardScorer
+
+Function = Callable[[Sequence[Prompt], Sequence[str]], Sequence[float]]
+OWN_PACKAGES = frozenset({"pipeline", "reward_models"})
+ROOM = 4  # another tokenizer may need this many times the tokens of the policy's
+
+
+@dataclass(frozen=True)
+class ExtraReward:
+    """One reward beside r̂.
+
+    Attributes:
+        name: in the history; unique among the extra rewards of a run.
+        weight: what its numbers are multiplied by before they are added to r̂.
+        score: (prompts, responses) -> (B,) float32 on the CPU, from texts.
+        facts: what the card says of it, JSON types.
+        renderer: of a model's own tokenizer; None for a function.
+    """
+
+    name: str
+    weight: float
+    score: Callable[[Sequence[Prompt], Sequence[str]], torch.Tensor]
+    facts: dict[str, Any] = field(default_factory=dict)
+    renderer: Renderer | None = None
+
+
+def load_extra_rewards(recipe: Recipe, device: torch.device) -> list[ExtraReward]:
+    """The rewards of ppo.extra_rewards, in their order.
+
+    Raises:
+        UserError: a folder that holds no reward model, one whose training labels nobody declared (see
+            `pipeline.lm.external_reward`), or a function that cannot be imported.
+    """
+    rewards: list[ExtraReward] = []
+    for place, settings in enumerate(recipe.ppo.extra_rewards):
+        key = f"ppo.extra_rewards.{place}"
+        plain = settings.callable or settings.path.resolve().name  # type: ignore[union-attr]
+        name = f"{plain} ({place})" if plain in {reward.name for reward in rewards} else plain
+        loaded = _function(settings, name, key) if settings.callable else _model(settings, name, key, recipe, device)
+        rewards.append(loaded)
+    return rewards
+
+
+def import_function(name: str, key: str) -> Function:
+    """The function that `package.module:function` names; `key` of the recipe that says so is for messages.
+
+    Raises:
+        UserError: there is no such module, nothing to call of that name in it, or it is a part of this package: those
+            that read labels are reached by the privatize stage alone.
+    """
+    module_name, _, attribute = name.partition(":")
+    if module_name.split(".")[0] in OWN_PACKAGES:
+        raise UserError(f"{key}.callable {name} is a part of this package, not a reward: name a function of your own")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UserError(f"{key}.callable {name}: {error}: install it, or put its folder on PYTHONPATH") from None
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        raise UserError(f"{key}.callable {name}: {module_name} has no function {attribute}: name one that it has")
+    found: Function = function
+    return found
+
+
+def checked(values: Any, responses: Sequence[str], where: str) -> torch.Tensor:
+    """What a function gave as (B,) float32.
+
+    Raises:
+        UserError: not one finite number per response.
+    """
+    try:
+        numbers = [float(value) for value in values]
+    except (TypeError, ValueError):
+        raise UserError(f"{where} gave {type(values).__name__} that is no sequence of numbers: return floats") from None
+    if len(numbers) != len(responses):
+        raise UserError(f"{where} gave {len(numbers)} numbers for {len(responses)} responses: return one for each")
+    for number, response in zip(numbers, responses, strict=True):
+        if not math.isfinite(number):
+            raise UserError(f"{where} gave {number} for the response {preview(response)}: return finite numbers")
+    return torch.tensor(numbers, dtype=torch.float32)
+
+
+def _function(settings: ExtraRewardSettings, name: str, key: str) -> ExtraReward:
+    assert settings.callable is not None
+    function, where = import_function(settings.callable, key), f"{key}.callable {settings.callable}"
+
+    def score(prompts: Sequence[Prompt], responses: Sequence[str]) -> torch.Tensor:
+        try:
+            values = function(list(prompts), list(responses))
+        except Exception as error:
+            raise RuntimeError(f"{where} failed: {type(error).__name__}: {error}") from error
+        return checked(values, responses, where)
+
+    facts = {"mode": "callable", "source": settings.callable, "weight": settings.weight}
+    return ExtraReward(name, settings.weight, score, facts)
+
+
+def _model(
+    settings: ExtraRewardSettings, name: str, key: str, recipe: Recipe, device: torch.device
+) -> ExtraReward:
+    assert settings.path is not None
+    checkpoint = load_external(settings.path, settings.public, key)
+    metadata = described(checkpoint, settings.path.resolve().name, 0.0)
+    checkpoint.model.model.to(device)
+    config: Any = checkpoint.model.config.get_text_config()
+    renderer = wide_renderer(recipe, load_tokenizer(settings.path), getattr(config, "max_position_embeddings", None))
+    scorer = RewardScorer(checkpoint, renderer, use_bonus=False)
+
+    def score(prompts: Sequence[Prompt], responses: Sequence[str]) -> torch.Tensor:
+        return scorer.score(prompts, responses).reward
+
+    facts = {**card_facts(checkpoint, settings.path, metadata), "weight": settings.weight}
+    return ExtraReward(name, settings.weight, score, facts, renderer)
+
+
+def wide_renderer(recipe: Recipe, tokenizer: Any, context: int | None) -> Renderer:
+    """A renderer for another tokenizer with limits, in its tokens, that cut nothing the policy's limits let pass.
+
+    context: tokens that the model takes; what a prompt may then have is what its longest response leaves.
+    """
+    own = recipe.model
+    prompt, response = ROOM * own.max_prompt_tokens, ROOM * own.max_response_tokens
+    if context is not None:
+        response = min(response, max(context // 2, 2))
+        prompt = min(prompt, context - response)
+    return Renderer(tokenizer, prompt, response, own.system_prompt)

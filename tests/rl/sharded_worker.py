@@ -1,0 +1,70 @@
+"""One of two processes that share the weights of one small model: samples with them, saves them, and says what it saw.
+
+Usage: sharded_worker.py FOLDER RANK
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers import LlamaForCausalLM
+
+from pipeline.lm.generate import Sampling, sample_key, sample_responses, sharded
+from pipeline.lm.models import write_checkpoint
+from pipeline.lm.tiny import tiny_config
+
+PROMPTS = {0: [[3, 4], [5], [2, 6, 7, 3, 4], [7, 7, 7], [4, 2]], 1: [[6, 2]]}
+CAP = 20  # three strides; an end-of-turn is one token of eight, so that responses end in all of them
+
+
+def sample(model: Any, rank: int, prompts: list[list[int]], batch_size: int) -> list[list[int]]:
+    keys = [sample_key("sharded", rank, i) for i in range(len(prompts))]
+    return sample_responses(
+        model, prompts, keys, Sampling(CAP), pad_token_id=0, eos_token_id=1, batch_size=batch_size
+    )
+
+
+def split(model: LlamaForCausalLM) -> LlamaForCausalLM:
+    """The model with each layer, and what is left, split over the processes; in place."""
+    mesh = init_device_mesh("cpu", (2,))
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def main(folder: Path, rank: int) -> None:
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=2
+    )
+    torch.manual_seed(0)
+    whole = LlamaForCausalLM(tiny_config(8, 1, 0)).eval().requires_grad_(False)
+    model = split(copy.deepcopy(whole))
+    assert sharded(model)
+    assert not sharded(whole)
+    lists = [(PROMPTS[rank], 2), (PROMPTS[0] if rank else [], 8), (PROMPTS[rank] * 4, 100)]
+    seen = {
+        "sharded": [sample(model, rank, prompts, size) for prompts, size in lists],
+        "whole": [sample(whole, rank, prompts, size) for prompts, size in lists],
+    }
+    state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    if rank == 0:
+        tokenizer: Any = SimpleNamespace(save_pretrained=lambda target: None)
+        write_checkpoint(whole, state, tokenizer, folder / "model", "float32")
+        whole.save_pretrained(folder / "expected")
+    (folder / f"seen-{rank}.json").write_text(json.dumps(seen))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,184 @@
+"""Trackers get numbers from the main process, texts only where the recipe says so, and stay on the machine."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
+from accelerate.tracking import GeneralTracker
+
+from pipeline.core.config import parse
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import PpoConfig, Recipe
+from pipeline.core.world import World
+from pipeline.lm.distributed import make_accelerator
+from pipeline.preflight import preflight
+from pipeline.rl.tracking import check_trackers, configuration, numbers, offline_settings, report, tracked
+from pipeline.stages.ppo import learn
+
+SMALL = {"rollouts": 8, "minibatch_size": 4, "ppo_epochs": 1, "iterations": 2, "report_to": ["tensorboard"]}
+
+
+class Recorder(GeneralTracker):
+    """Keeps what it is given."""
+
+    name = "recorder"
+    requires_logging_directory = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, Any]] = []
+
+    @property
+    def tracker(self) -> Any:
+        return self
+
+    def start(self) -> None:
+        self.calls.append(("start", None))
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        self.calls.append(("config", values))
+
+    def log(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None:
+        self.calls.append(("log", (step, values)))
+
+    def finish(self) -> None:
+        self.calls.append(("finish", None))
+
+    @property
+    def logged(self) -> list[tuple[int, dict[str, Any]]]:
+        return [value for name, value in self.calls if name == "log"]
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def run(problem: Any, recorder: Recorder, tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
+    """Two iterations with the recorder as the tracker; their history."""
+
+    def learn_two(**settings: Any) -> list[dict[str, Any]]:
+        trainer = problem.trainer(**SMALL, **settings)
+        trainer.accelerator = attached(trainer.accelerator, recorder)
+        recipe = SimpleNamespace(data=SimpleNamespace(prompts="file"))
+        where: Any = SimpleNamespace(folder=tmp_path, checkpoints=tmp_path / "checkpoints", recipe=recipe)
+        history: list[dict[str, Any]] = []
+        with tracked(trainer.accelerator, "x", trainer.config, tmp_path / "tracking", 0):
+            learn(trainer, history, where)
+        return history
+
+    return learn_two
+
+
+def attached(accelerator: Accelerator, tracker: GeneralTracker) -> Accelerator:
+    accelerator.log_with = [tracker]
+    return accelerator
+
+
+def test_every_iteration_s_numbers_arrive_and_no_text(run: Any, recorder: Recorder) -> None:
+    history = run(sample_every=1)
+    assert [name for name, _ in recorder.calls] == ["start", "config", "log", "log", "finish"]
+    assert [step for step, _ in recorder.logged] == [0, 1]
+    for entry, (_, values) in zip(history, recorder.logged, strict=True):
+        assert values["kl"] == entry["kl"]
+        assert values["seconds/update"] == entry["seconds"]["update"]
+        assert all(isinstance(value, int | float) for value in values.values())
+    assert recorder.calls[1][1]["learning_rate"] == 1e-6
+
+
+def test_samples_arrive_only_when_the_recipe_says_so(run: Any, recorder: Recorder) -> None:
+    run(sample_every=2, report_samples=True)
+    (_, first), (_, second) = recorder.logged
+    assert "→" in first["sample"]
+    assert "sample" not in second
+
+
+def test_trackers_end_however_the_run_ends(recorder: Recorder, problem: Any, tmp_path: Path) -> None:
+    accelerator = attached(problem.trainer(**SMALL).accelerator, recorder)
+    with pytest.raises(RuntimeError, match="stop"), tracked(accelerator, "x", PpoConfig(), tmp_path, 0):
+        raise RuntimeError("stop")
+    assert recorder.calls[-1] == ("finish", None)
+
+
+def test_other_processes_neither_start_nor_log(recorder: Recorder, tmp_path: Path) -> None:
+    other: Any = SimpleNamespace(is_main_process=False, log_with=[recorder], trackers=[recorder])
+    with tracked(other, "x", PpoConfig(), tmp_path / "logs", 0):
+        report(other, {"iteration": 0, "kl": 1.0})
+    assert recorder.calls == []
+    assert not (tmp_path / "logs").exists()
+
+
+def test_off_by_default(problem: Any, tmp_path: Path) -> None:
+    assert PpoConfig().report_to == []
+    accelerator = problem.trainer().accelerator
+    with tracked(accelerator, "x", PpoConfig(), tmp_path / "logs", 0):
+        report(accelerator, {"iteration": 0, "kl": 1.0}, "text")
+    assert accelerator.trackers == []
+    assert not (tmp_path / "logs").exists()
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio"])
+def test_one_that_is_not_installed_is_refused_with_the_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+
+    def absent(wanted: str, *more: Any, **named: Any) -> Any:
+        return None if wanted == name else real(wanted, *more, **named)
+
+    monkeypatch.setattr(importlib.util, "find_spec", absent)
+    tree = {
+        "name": "x",
+        "evaluation_labels": "private",
+        "model": {"source": "tiny"},
+        "privatize": {"epsilon": 1.0},
+        "ppo": {"report_to": [name]},
+    }
+    message = rf"ppo\.report_to {name} needs {name}: install it with pip install {name}"
+    with pytest.raises(UserError, match=message):
+        preflight(parse(Recipe, tree, "r"), ["ppo"], World(0, 1))
+    preflight(parse(Recipe, tree, "r"), ["evaluate"], World(0, 1))
+
+
+def test_unknown_trackers_and_samples_to_nowhere_are_refused() -> None:
+    with pytest.raises(ValueError, match="report_to"):
+        PpoConfig(report_to=["mlflow"])  # type: ignore[list-item]
+    for settings in ({"report_to": ["wandb"]}, {"sample_every": 1}):
+        with pytest.raises(ValueError, match="report_samples needs report_to and sample_every"):
+            PpoConfig(report_samples=True, **settings)  # type: ignore[arg-type]
+
+
+def test_nothing_leaves_the_machine_unless_its_user_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    wandb = offline_settings(tmp_path, 0)["wandb"]
+    assert (wandb["mode"], wandb["dir"], wandb["settings"]) == ("offline", str(tmp_path), {"console": "off"})
+    monkeypatch.setenv("WANDB_MODE", "online")
+    assert offline_settings(tmp_path, 0)["wandb"]["mode"] == "online"
+    assert offline_settings(tmp_path, 7)["tensorboard"] == {"purge_step": 7}  # a resumed run writes no step twice
+
+
+def test_values_are_plain() -> None:
+    entry = {"iteration": 3, "true_reward": None, "kl": 0.5, "seconds": {"score": 1}, "ok": True, "text": "t", "l": [1]}
+    assert numbers(entry) == {"iteration": 3, "kl": 0.5, "seconds/score": 1}
+    found = configuration(PpoConfig(rollouts=8))
+    assert found["rollouts"] == 8
+    assert "lora" not in found
+    assert "extra_rewards" not in found
+    assert all(isinstance(value, int | float | str) for value in found.values())
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")
+def test_tensorboard_writes_its_files(tmp_path: Path) -> None:
+    check_trackers(["tensorboard"])
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    accelerator = make_accelerator(World(0, 1), ["tensorboard"], tmp_path)
+    with tracked(accelerator, "x", PpoConfig(), tmp_path, 0):
+        report(accelerator, {"iteration": 0, "kl": 1.0})
+    assert list((tmp_path / "x").glob("events*"))
