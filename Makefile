@@ -1,7 +1,7 @@
 # Every target sets up what it needs: Python 3.11 or later with pip is all that has to be there.
 #   make setup TORCH_INDEX=URL    takes torch from another package index (a CUDA or ROCm build, say); in a fresh .venv
 #   make setup PYTHON=python3.12  takes another interpreter
-#   make test ARGS='-m slow'      passes options on to pytest
+#   make test ARGS='-m slow'      passes options on to pytest; ARGS='-n 0' runs the tests in one process
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -48,7 +48,7 @@ demo: $(STAMP)
 	@$(BIN)/private-rlhf run --config configs/demo.yaml --run-dir runs/demo
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 lint: $(STAMP)
 	@status=0; $(BIN)/ruff check . || status=1; $(BIN)/mypy || status=1; exit $$status
