@@ -49,7 +49,7 @@ def torch_gradients(theta: Array, omega: Array, data: Transitions, row: int) -> 
 
 
 def test_dimensions_of_the_paper_s_tasks() -> None:
-    assert [TASKS[name].parameters for name in TASKS] == [301, 401, 6501]
+    assert [network.dimension(TASKS[name].size) for name in TASKS] == [301, 401, 6501]
 
 
 def test_gradients_are_those_of_autograd() -> None:

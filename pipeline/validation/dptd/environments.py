@@ -30,13 +30,6 @@ class Task:
     size: int
     actions: tuple[int, ...]
 
-    @property
-    def parameters(self) -> int:
-        """d of the value network: 50·(p + 1) + 50 + 1."""
-        from pipeline.validation.dptd.network import dimension
-
-        return dimension(self.size)
-
 
 TASKS = MappingProxyType(
     {

@@ -24,7 +24,7 @@ BOX = 1.0  # Θ = Ω = [−1, 1]^d
 
 
 def dimension(size: int) -> int:
-    """d for states of length `size`."""
+    """d of the value network for states of length p = `size`: 50·(p + 1) + 50 + 1."""
     return HIDDEN * (size + 2) + 1
 
 

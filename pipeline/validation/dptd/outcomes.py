@@ -14,6 +14,7 @@ from pipeline.validation.claims import Claim, within
 from pipeline.validation.dptd.algorithms import Path
 from pipeline.validation.dptd.environments import Array
 from pipeline.validation.dptd.metrics import mspbe, objective, subset, value_error
+from pipeline.validation.dptd.network import dimension
 from pipeline.validation.dptd.noise import Kind
 from pipeline.validation.dptd.scaling import Point, slope
 from pipeline.validation.dptd.study import EPSILON, FIGURE_1, Arm, Problem, baselines, family
@@ -179,7 +180,7 @@ def draw(problems: Sequence[Problem], outcomes: Sequence[Outcomes], arms: Mappin
     for each, problem, found in zip(axes, problems, outcomes, strict=True):
         for place, (name, label) in enumerate(arms.items()):
             _curve(each, found[name], label, COLOURS[place % len(COLOURS)], "-" if place < len(COLOURS) else "--")
-        shape = f"n = {len(problem.data)}, d = {problem.task.parameters}"
+        shape = f"n = {len(problem.data)}, d = {dimension(problem.task.size)}"
         each.set(xlabel="epoch", title=f"{problem.task.title}: {shape}")
         each.set_yscale("symlog", linthresh=0.1)
         each.title.set_fontsize(9)

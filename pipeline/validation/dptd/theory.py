@@ -11,7 +11,7 @@ from pipeline.validation.claims import Claim, within
 from pipeline.validation.dptd.algorithms import STEP
 from pipeline.validation.dptd.attack import attack
 from pipeline.validation.dptd.metrics import curvature, subset
-from pipeline.validation.dptd.network import HIDDEN, gradients
+from pipeline.validation.dptd.network import HIDDEN, dimension, gradients
 from pipeline.validation.dptd.noise import (
     MOMENTUM,
     ORDERS,
@@ -33,7 +33,7 @@ SINGULAR = 1e-10  # a ratio of eigenvalues below this is a zero in double precis
 def theorem_budget(problem: Problem, neighbors: Neighbors = "transition") -> Budget:
     """EPSILON with the number of steps of Theorem 5.2 (A.2) at C = 1, at least one."""
     budget = problem.budget(EPSILON, neighbors)
-    return replace(budget, steps=max(1, round(budget.theorem_steps(problem.task.parameters))))
+    return replace(budget, steps=max(1, round(budget.theorem_steps(dimension(problem.task.size)))))
 
 
 def accountant_certified(budget: Budget, sigma: float) -> float:
@@ -55,13 +55,13 @@ def calibrations(problem: Problem) -> list[dict[str, object]]:
             rows.append(
                 {
                     "task": problem.task.name,
-                    "parameters": problem.task.parameters,
+                    "parameters": dimension(problem.task.size),
                     "neighbors": neighbors,
                     "rows": budget.rows,
                     "trajectories": budget.trajectories,
                     "steps_of": which,
                     "steps": budget.steps,
-                    "theorem_steps": budget.theorem_steps(problem.task.parameters),
+                    "theorem_steps": budget.theorem_steps(dimension(problem.task.size)),
                     "claimed_epsilon": budget.epsilon,
                     "delta": budget.delta,
                     "paper_sigma": least.sigma,
@@ -120,7 +120,7 @@ def privacy_claims(problem: Problem, rows: list[dict[str, object]], runs: int) -
             claims.append(_certified(chosen, "DPTD Theorem 5.1", float(str(row["admissible_certified"]))))
         own = float(str(row["accountant_certified"]))
         claims.append(_certified(f"calibration accountant, {where}", "this project", own))
-    trajectory = theorem_budget(problem, "trajectory").theorem_steps(problem.task.parameters)
+    trajectory = theorem_budget(problem, "trajectory").theorem_steps(dimension(problem.task.size))
     claims.append(
         within(
             "Theorem A.2's number of steps is at least 1 for five trajectories (C = 1)",
