@@ -26,7 +26,7 @@ from pipeline.core.metrics import write_metrics
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
 from pipeline.core.world import World, barrier, join_world
-from pipeline.data.adopted import is_release
+from pipeline.data.adopted import is_adopted
 from pipeline.data.overlap import check_overlap
 from pipeline.preflight import preflight
 from pipeline.privacy.privatize import NOT_PRIVATE
@@ -169,7 +169,7 @@ def input_digests(spec: StageSpec, recipe: Recipe) -> dict[str, str]:
         return {} if external is None else {str(external.path): folder_digest(external.path)}
     if spec.name == "privatize":  # a release is nobody's secret
         bundle = Path(data.preferences).expanduser()
-        return {data.preferences: folder_digest(bundle)} if is_release(data.preferences) else {}
+        return {data.preferences: folder_digest(bundle)} if is_adopted(data.preferences) else {}
     named = {
         "sft": ("demonstrations", data.demonstrations),
         "ppo": ("prompts", data.prompts),

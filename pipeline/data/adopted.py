@@ -26,6 +26,7 @@ from pipeline.data.release import (
     Release,
     ReleasedPair,
     ReleaseManifest,
+    is_release,
     publish,
     read_release,
     refusals,
@@ -38,9 +39,14 @@ HELD_OUT_SHARE = 0.1
 ID_BITS = 256
 
 
-def is_release(source: str) -> bool:
-    """Whether `source` names a folder with a bundle's manifest."""
-    return (Path(source).expanduser() / MANIFEST).is_file()
+def is_adopted(source: str) -> bool:
+    """Whether data.preferences names a released bundle."""
+    return is_release(Path(source).expanduser())
+
+
+def held_out(total: int) -> int:
+    """How many of `total` pairs of one file or bundle are kept for evaluation: a tenth, and at least one."""
+    return max(1, round(HELD_OUT_SHARE * total))
 
 
 def open_adopted(recipe: Recipe) -> Release:
@@ -105,7 +111,7 @@ def divide(bundle: Release, limit: int | None, train: Path, test: Path) -> tuple
     on one side. UserError: fewer than two pairs.
     """
     ids = [row.record_id for row in bundle]
-    first = len(ids) - max(1, round(HELD_OUT_SHARE * len(ids)))
+    first = len(ids) - held_out(len(ids))
     before = sum(name < ids[first] for name in ids)
     if not before:
         raise UserError(f"{bundle.directory}: one pair is too few to hold one out; bring a larger release")

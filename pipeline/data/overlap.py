@@ -40,7 +40,7 @@ from tqdm import tqdm
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
-from pipeline.data.adopted import is_release
+from pipeline.data.adopted import is_adopted
 from pipeline.data.formats import read_demonstrations, read_preferences, read_prompts
 from pipeline.data.inputs import BUILT_IN, evaluation_release, release
 from pipeline.data.release import read_release
@@ -115,12 +115,12 @@ def protected_pairs(recipe: Recipe, run: RunDir, raw: bool) -> Iterator[Pair]:
     if source == "embedded":
         for row in (*task.load_pairs("train"), *task.load_pairs("eval")):
             yield _forget(row.prompt, row.response_a, row.response_b)
-    elif not is_release(source) and (raw or Path(source).expanduser().exists()):
+    elif not is_adopted(source) and (raw or Path(source).expanduser().exists()):
         for split in (None,) if Path(source).expanduser().is_file() else ("train", "eval"):
             for pair in read_preferences(source, split):
                 yield _forget(pair.prompt, pair.chosen, pair.rejected)
     else:
-        bundles = (read_release(source),) if is_release(source) else (release(run), evaluation_release(run))
+        bundles = (read_release(source),) if is_adopted(source) else (release(run), evaluation_release(run))
         for bundle in bundles:
             for released in bundle:
                 yield _forget(released.prompt, released.chosen, released.rejected)

@@ -157,6 +157,11 @@ def publish(partial: Path, target: Path, mode: int) -> None:
     sync_entry(target.parent)
 
 
+def is_release(folder: Path) -> bool:
+    """Whether a folder holds a bundle, sound or not: a manifest and shards. Raw data may have a manifest too."""
+    return (folder / MANIFEST).is_file() and bool(_shards(folder))
+
+
 def read_release(directory: str | Path) -> Release:
     """Open a bundle. UserError if it is missing, incomplete, of another version, or does not say what it guarantees."""
     folder = Path(directory)

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.core.errors import UserError
+from pipeline.data.release import is_release
 from pipeline.privacy.prf import frame
 
 Row = dict[str, Any]
@@ -114,10 +115,9 @@ def _split_names(split: str) -> tuple[str, ...]:
 
 
 def _open_folder(folder: Path, split: str, release: bool) -> list[Part]:
-    shards = sorted(folder.glob("part-*.parquet"))
-    if (folder / "manifest.json").is_file() and shards:
+    if is_release(folder):
         if release:
-            return [_open_file(path) for path in shards]
+            return [_open_file(path) for path in sorted(folder.glob("part-*.parquet"))]
         raise UserError(f"{folder}: is a released bundle, whose labels are private already; give the raw preferences")
     if (folder / "dataset_dict.json").is_file():
         for name in _split_names(split):

@@ -76,15 +76,11 @@ class Summary:
 
     def gibbs(self, kl_coef: float) -> GibbsResult:
         """Expectations of the Gibbs policy at another coefficient."""
-        grids = {
-            name: np.array([[getattr(answer, name) for answer in result.candidates] for result in self.results])
-            for name in ("pessimistic_reward", "reward", "true_reward")
-        }
         first = [result.reference[:1] for result in self.results]
         return gibbs_expectations(
-            grids["pessimistic_reward"],
-            grids["reward"],
-            grids["true_reward"] if self.has_truth else None,
+            self._drawn("pessimistic_reward"),
+            self._drawn("reward"),
+            self._drawn("true_reward") if self.has_truth else None,
             kl_coef,
             per_prompt(first, "reward"),
             per_prompt(first, "true_reward") if self.has_truth else None,
@@ -95,8 +91,8 @@ class Summary:
         from pipeline.evaluation.gibbs import gibbs_weights
 
         generator = np.random.default_rng(self.seed)
-        scores = np.array([[answer.pessimistic_reward for answer in result.candidates] for result in self.results])
-        return [int(generator.choice(len(row), p=row)) for row in gibbs_weights(scores, self.kl_coef)]
+        weights = gibbs_weights(self._drawn("pessimistic_reward"), self.kl_coef)
+        return [int(generator.choice(len(row), p=row)) for row in weights]
 
     def frontier(self) -> list[dict[str, Any]] | None:
         """Reward against KL of the Gibbs policy over a range of coefficients."""
@@ -122,15 +118,14 @@ class Summary:
 
         None without a truth, without Γ or with fewer than two draws a prompt.
         """
-        drawn = [result.candidates for result in self.results]
-        if not self.has_truth or not kappa or len(drawn[0]) < 2:
+        if not self.has_truth or not kappa or len(self.results[0].candidates) < 2:
             return None
-        grids = {
-            name: np.array([[getattr(answer, name) for answer in group] for group in drawn])
-            for name in ("reward", "pessimistic_reward", "true_reward")
-        }
-        bonus = (grids["reward"] - grids["pessimistic_reward"]) / kappa
-        return coverage(grids["reward"], bonus, grids["true_reward"])
+        reward = self._drawn("reward")
+        return coverage(reward, (reward - self._drawn("pessimistic_reward")) / kappa, self._drawn("true_reward"))
+
+    def _drawn(self, name: str) -> np.ndarray:
+        """(n, N) a field of the N draws of π_ref for each prompt."""
+        return np.array([[getattr(answer, name) for answer in result.candidates] for result in self.results])
 
     def ppo_over_gibbs(self, resamples: int = 2000) -> Estimate | None:
         """PPO's share of the true-J gain of the Gibbs policy of the same r̂, with a bootstrap interval over prompts.

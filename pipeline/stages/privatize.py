@@ -27,7 +27,7 @@ from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
 from pipeline.data import curate
-from pipeline.data.adopted import adopt, is_release, open_adopted
+from pipeline.data.adopted import adopt, held_out, is_adopted, open_adopted
 from pipeline.data.chunks import CHUNK_BYTES
 from pipeline.data.curate import Bench, Bundle, Entry, Intake
 from pipeline.data.engine import count_right, gather_events
@@ -48,7 +48,6 @@ from pipeline.privacy.runs import KeptRows, id_at
 from pipeline.runner import StageContext, say
 from pipeline.stages.entry import main_for
 
-HELD_OUT_SHARE = 0.1
 FIRST_ROWS = 100
 
 
@@ -57,7 +56,7 @@ def run(context: StageContext) -> dict[str, Any]:
     if not context.world.main:
         return {}
     recipe = context.recipe
-    if is_release(recipe.data.preferences):
+    if is_adopted(recipe.data.preferences):
         return adopt(recipe, context.folder)
     mechanism = make_mechanism(recipe.privatize.epsilon, recipe.data.public_labels)
     test_mechanism: Mechanism = PublicLabels() if recipe.evaluation_labels == "public" else mechanism
@@ -159,7 +158,7 @@ def check_input(recipe: Recipe, run: RunDir) -> None:
         UserError: the key is readable by others or inside the run directory, or the preferences cannot be read.
     """
     source, path = recipe.data.preferences, recipe.privatize.key_file.expanduser()
-    if is_release(source):
+    if is_adopted(source):
         open_adopted(recipe)
         return
     if source != "embedded" or recipe.private:
@@ -234,7 +233,7 @@ def split_rows(bench: Bench, recipe: Recipe, intakes: list[Intake]) -> Split:
     if len(intakes) == 1:
         if total < 2:
             raise too_few()
-        count = total - max(1, round(HELD_OUT_SHARE * total))
+        count = total - held_out(total)
         cut = id_at(everything, survey.bounds, count)
         train, test = replace(everything, high=cut), replace(everything, low=cut)
     if recipe.data.limit is not None and recipe.data.limit < count:
@@ -386,7 +385,7 @@ def remember_input(recipe: Recipe, run: RunDir) -> None:
 
 def input_unchanged(recipe: Recipe, run: RunDir) -> bool:
     """Whether the raw input is the one of the last completed run here."""
-    if recipe.data.preferences == "embedded" or is_release(recipe.data.preferences):
+    if recipe.data.preferences == "embedded" or is_adopted(recipe.data.preferences):
         return True
     if not recipe.privatize.key_file.expanduser().exists():
         return False

@@ -8,7 +8,7 @@ part as KL grows; how often r̄ ± κΓ holds r*. Intervals are over seeds (Stud
 
 Needs a run whose stage `sft` is done:  private-rlhf run --config configs/demo.yaml --only sft --run-dir runs/cost
 Run:  python tests/benchmarks/privacy_cost.py --run runs/cost [--prompts 200] [--candidates 64] [--seeds 5]
-      (about 25 minutes on two cores, most of them for the pool, which is kept in RUN/privacy_cost/)
+      (43 minutes on one core beside other work, most of them for the pool, which is kept in RUN/privacy_cost/)
 Writes RUN/privacy_cost/: pool.safetensors, results.json, table.md, over_optimisation.png
 """
 

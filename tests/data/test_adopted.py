@@ -12,7 +12,7 @@ import pytest
 from pipeline.core.config import parse
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
-from pipeline.data.adopted import adopt, divide, is_release, open_adopted
+from pipeline.data.adopted import adopt, divide, is_adopted, open_adopted
 from pipeline.data.curate import Request, privatize_source
 from pipeline.data.layout import Options
 from pipeline.data.release import Release, read_release
@@ -77,13 +77,19 @@ def test_many_rows_keep_the_layout_of_ranges_of_ids(tmp_path: Path, monkeypatch:
 
 def test_taking_over_twice_leaves_the_same_and_nothing_else(tmp_path: Path) -> None:
     bundle = released(tmp_path, 20)
-    assert is_release(str(bundle.directory))
-    assert not is_release(str(tmp_path))
+    assert is_adopted(str(bundle.directory))
+    assert not is_adopted(str(tmp_path))
     given, folder = recipe(bundle.directory), tmp_path / "stage"
     report = adopt(given, folder)
     assert (report["events"], report["evaluation_events"], report["ledger"], report["mark"]) == (18, 2, None, None)
     assert adopt(given, folder) == report
     assert sorted(path.name for path in folder.iterdir()) == ["evaluation", "release"]
+
+
+def test_raw_data_may_have_a_manifest_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    (tmp_path / "train.jsonl").write_text("{}\n")
+    assert not is_adopted(str(tmp_path))
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
