@@ -19,6 +19,7 @@ from pipeline.core.errors import UserError
 from pipeline.core.recipe import ModelConfig
 from pipeline.core.recipe_parts import LoraSettings
 from pipeline.core.world import on_cpu
+from reward_models.lora import speed_up
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -131,7 +132,7 @@ def add_lora(model: PreTrainedModel, settings: LoraSettings, seed: int) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            return get_peft_model(model, lora_config(settings, "CAUSAL_LM", model), autocast_adapter_dtype=True)
+            return speed_up(get_peft_model(model, lora_config(settings, "CAUSAL_LM", model)))
         except ValueError as error:
             if "arget modules" not in str(error):
                 raise
