@@ -100,9 +100,7 @@ def load_causal_lm(path: str | Path, dtype: str) -> PreTrainedModel:
         with no_progress_bars():
             # On CPUs the fused attention's backward pass is the slower one at the lengths of preference data.
             attention = "eager" if on_cpu() else None
-            model = AutoModelForCausalLM.from_pretrained(
-                str(path), dtype=DTYPES[dtype], attn_implementation=attention
-            )
+            model = AutoModelForCausalLM.from_pretrained(str(path), dtype=DTYPES[dtype], attn_implementation=attention)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         cause = str(error).splitlines()[0][:200]
         raise UserError(

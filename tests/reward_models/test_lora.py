@@ -102,8 +102,6 @@ def test_gradients_by_finite_differences() -> None:
     low, high = layer.lora_A["default"].weight, layer.lora_B["default"].weight
 
     def output(x: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-        return torch.func.functional_call(
-            layer, {"lora_A.default.weight": low, "lora_B.default.weight": high}, (x,)
-        )
+        return torch.func.functional_call(layer, {"lora_A.default.weight": low, "lora_B.default.weight": high}, (x,))
 
     assert torch.autograd.gradcheck(output, (x, low.detach().requires_grad_(), high.detach().requires_grad_()))
