@@ -75,11 +75,8 @@ def check_reward(recipe: Recipe) -> None:
 
         check_external(settings.external)
         return
-    asked = [
-        f"reward.{name} {value}"
-        for name, value in (("quantize", settings.quantize), ("optimizer", settings.optimizer))
-        if value and "bit" in value
-    ]
+    asked = [f"reward.{name} {value}" for name, value in (("quantize", settings.quantize),
+             ("optimizer", settings.optimizer)) if value and "bit" in value]
     if asked and importlib.util.find_spec("bitsandbytes") is None:
         raise UserError(f"{asked[0]} needs bitsandbytes: install it with pip install 'private-rlhf[quant]'")
 

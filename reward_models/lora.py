@@ -20,7 +20,7 @@ class _AddLora(torch.autograd.Function):
     """x Wᵀ + bias + s·(x Aᵀ) Bᵀ, with gradients for x, A and B; W and the bias are frozen."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         x: torch.Tensor,
         weight: torch.Tensor,
@@ -34,11 +34,11 @@ class _AddLora(torch.autograd.Function):
         inner = x.reshape(-1, x.shape[-1]) @ low.t()
         ctx.save_for_backward(x, weight, low, high, inner)
         ctx.scale, ctx.dtypes = scale, (lora_a.dtype, lora_b.dtype)
-        return _sum(x, weight, bias, inner, high)
+        return _with(functional.linear(x, weight, bias), inner, high)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: FunctionCtx, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Gradients of x, A and B."""
         saved: Any = ctx
         x, weight, low, high, inner = saved.saved_tensors
@@ -51,10 +51,8 @@ class _AddLora(torch.autograd.Function):
         return grad_x, None, None, grad_a, grad_b, None
 
 
-def _sum(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, inner: torch.Tensor, high: torch.Tensor
-) -> torch.Tensor:
-    result = functional.linear(x, weight, bias)
+def _with(result: torch.Tensor, inner: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    """`result` (..., m) with inner (n, r) @ highᵀ (r, m) added in place."""
     result.view(-1, result.shape[-1]).addmm_(inner, high.t())
     return result
 
@@ -64,17 +62,17 @@ class LoraLinear(PeftLinear):
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As peft's; anything but one plain adapter on a frozen base goes to peft's."""
-        base = self.get_base_layer()
+        base: Any = self.get_base_layer()
         active = [name for name in self.active_adapters if name in self.lora_A]
         if args or kwargs or self.disable_adapters or self.merged or len(active) != 1 or not _plain(self, active[0], x):
             return super().forward(x, *args, **kwargs)
         name = active[0]
         low, high, scale = self.lora_A[name].weight, self.lora_B[name].weight, self.scaling[name]
         if torch.is_grad_enabled():
-            result: torch.Tensor = _AddLora.apply(x, base.weight, base.bias, low, high, scale)  # type: ignore[no-untyped-call]
+            result: torch.Tensor = _AddLora.apply(x, base.weight, base.bias, low, high, scale)
             return result
         inner = x.reshape(-1, x.shape[-1]) @ low.to(x.dtype).t()
-        return _sum(x, base.weight, base.bias, inner, (scale * high).to(x.dtype))
+        return _with(base(x), inner, (scale * high).to(x.dtype))
 
 
 def _plain(layer: PeftLinear, name: str, x: torch.Tensor) -> bool:

@@ -31,7 +31,7 @@ def token_terms(
     logits: torch.Tensor, ids: torch.Tensor, temperature: float = 1.0, *, entropy: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """As `token_logprobs`; if asked, with `token_entropy` for little more."""
-    logprobs, entropies = _TokenTerms.apply(logits, ids, temperature, entropy)  # type: ignore[no-untyped-call]
+    logprobs, entropies = _TokenTerms.apply(logits, ids, temperature, entropy)
     return logprobs, entropies if entropy else None
 
 
@@ -54,7 +54,7 @@ class _TokenTerms(torch.autograd.Function):
     """With p = softmax(l), z = log p and H the entropy: d log p_i/dl = e_i − p and dH/dl = −p·(z + H)."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, logits: torch.Tensor, ids: torch.Tensor, temperature: float, with_entropy: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """logits (N, V), ids (N,) -> log-probabilities (N,) and entropies (N,), the latter 0 if not asked for."""
@@ -77,7 +77,7 @@ class _TokenTerms(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(  # type: ignore[override]
+    def backward(
         ctx: FunctionCtx, grad_logprobs: torch.Tensor, grad_entropies: torch.Tensor
     ) -> tuple[torch.Tensor | None, ...]:
         """Gradient of the logits, in their dtype."""

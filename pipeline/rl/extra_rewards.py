@@ -113,7 +113,9 @@ def _function(settings: ExtraRewardSettings, name: str, key: str) -> ExtraReward
     return ExtraReward(name, settings.weight, score, facts)
 
 
-def _model(settings: ExtraRewardSettings, name: str, key: str, recipe: Recipe, device: torch.device) -> ExtraReward:
+def _model(
+    settings: ExtraRewardSettings, name: str, key: str, recipe: Recipe, device: torch.device
+) -> ExtraReward:
     assert settings.path is not None
     checkpoint = load_external(settings.path, settings.public, key)
     metadata = described(checkpoint, settings.path.resolve().name, 0.0)

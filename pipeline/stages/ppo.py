@@ -63,7 +63,9 @@ def run(context: StageContext) -> dict[str, Any]:
     prompts = evenly_spaced(fitting, settings.max_prompts)
 
     # --- PPO ----------------------------------------------------------------------------------------------------------
-    trainer = PpoTrainer(accelerator, model, reference, scorer, renderer, prompts, settings, recipe.seed, extra_rewards)
+    trainer = PpoTrainer(
+        accelerator, model, reference, scorer, renderer, prompts, settings, recipe.seed, extra_rewards
+    )
     checkpoint.install_hooks(accelerator)
     scorer.references.update(checkpoint.latest_references(accelerator, context.checkpoints))
     state = checkpoint.load_latest(accelerator, context.checkpoints) or {"history": [], "kl_coef": settings.kl_coef}
@@ -162,7 +164,9 @@ def improve_or_stop(
         raise RunStopped(f"{error}. {checkpoint.kept(context.checkpoints)}") from None
 
 
-def improve_once(trainer: PpoTrainer, iteration: int, has_truth: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def improve_once(
+    trainer: PpoTrainer, iteration: int, has_truth: bool
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """One iteration of PPO: its line of the history and its rows of samples.
 
     Raises:

@@ -39,12 +39,8 @@ def test_functions_are_short(sources: Sources) -> None:
 
 def test_device_is_never_hard_coded(sources: Sources) -> None:
     """accelerate places models and tensors."""
-    wrong = {
-        f"{path}:{node.lineno}"
-        for path, tree in sources.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "cuda"
-    }
+    wrong = {f"{path}:{node.lineno}" for path, tree in sources.items() for node in ast.walk(tree)
+             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "cuda"}
     assert not wrong
 
 
@@ -116,23 +112,9 @@ def test_the_paper_s_settings_are_the_paper_s() -> None:
     from pipeline.core.recipe import Recipe
 
     recipe = load_recipe(Recipe, CONFIGS[0].parent / "hh_rlhf_llama3_1b.yaml")
-    paper = {
-        "iterations": 500,
-        "rollouts": 16,
-        "ppo_epochs": 3,
-        "minibatch_size": 4,
-        "temperature": 1.0,
-        "top_p": 0.9,
-        "clip_range": 0.2,
-        "learning_rate": 1e-6,
-        "value_learning_rate": 5e-6,
-        "value_coef": 0.5,
-        "entropy_coef": 0.01,
-        "max_grad_norm": 1.0,
-        "kl_coef": 0.1,
-        "gamma": 1.0,
-        "lam": 0.95,
-    }
+    paper = {"iterations": 500, "rollouts": 16, "ppo_epochs": 3, "minibatch_size": 4, "temperature": 1.0, "top_p": 0.9,
+             "clip_range": 0.2, "learning_rate": 1e-6, "value_learning_rate": 5e-6, "value_coef": 0.5,
+             "entropy_coef": 0.01, "max_grad_norm": 1.0, "kl_coef": 0.1, "gamma": 1.0, "lam": 0.95}
     assert {key: getattr(recipe.ppo, key) for key in paper} == paper
     assert (recipe.model.max_prompt_tokens, recipe.model.max_response_tokens) == (256, 64)
     assert (recipe.reward.mode, recipe.reward.head_warmup, recipe.reward.epochs) == ("full", True, 5)
@@ -155,18 +137,8 @@ def test_no_large_file_is_tracked(root: Path) -> None:
 def test_top_level_is_what_the_design_says(root: Path) -> None:
     top = {path.relative_to(root).parts[0] for path in tracked(root)}
     plain = {name for name in top if not name.startswith(".")}
-    assert plain <= {
-        "pyproject.toml",
-        "pipeline",
-        "configs",
-        "reward_models",
-        "launch",
-        "tests",
-        "README.md",
-        "Makefile",
-        "LICENSE",
-        "CHANGELOG.md",
-    }
+    assert plain <= {"pyproject.toml", "pipeline", "configs", "reward_models", "launch", "tests", "README.md",
+                     "Makefile", "LICENSE", "CHANGELOG.md"}
 
 
 def test_test_names_do_not_clash(root: Path) -> None:
@@ -189,10 +161,8 @@ def test_constraints_pin_every_dependency(root: Path) -> None:
 
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lines = (root / "launch" / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    pins = {
-        canonicalize_name(pin.name): str(pin.specifier).removeprefix("==")
-        for pin in (Requirement(line) for line in lines if line and not line.startswith("#"))
-    }
+    pins = {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==")
+            for pin in (Requirement(line) for line in lines if line and not line.startswith("#"))}
     wanted = [*project["dependencies"], *(row for extra in project["optional-dependencies"].values() for row in extra)]
     for requirement in map(Requirement, wanted):
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement.name

@@ -67,25 +67,17 @@ def test_the_graph_sees_known_imports(sources: Sources) -> None:
 
 
 def test_reward_models_is_a_leaf(sources: Sources) -> None:
-    wrong = {
-        name: used
-        for name, used in graph(sources).items()
-        if inside(name, "reward_models") and any(inside(target, "pipeline") for target in used)
-    }
+    wrong = {name: used for name, used in graph(sources).items()
+             if inside(name, "reward_models") and any(inside(target, "pipeline") for target in used)}
     assert not wrong
 
 
 def test_core_and_privacy_stand_alone(sources: Sources) -> None:
     """pipeline.core imports no other part of the pipeline; pipeline.privacy core alone, so that it can be audited."""
     allowed = {"pipeline.core": ("pipeline.core",), "pipeline.privacy": ("pipeline.core", "pipeline.privacy")}
-    wrong = {
-        (name, target)
-        for package, own in allowed.items()
-        for name, used in graph(sources).items()
-        if inside(name, package)
-        for target in used
-        if inside(target, "pipeline", "reward_models") and target != "pipeline" and not inside(target, *own)
-    }
+    wrong = {(name, target) for package, own in allowed.items() for name, used in graph(sources).items()
+             if inside(name, package) for target in used
+             if inside(target, "pipeline", "reward_models") and target != "pipeline" and not inside(target, *own)}
     assert not wrong
 
 
@@ -119,20 +111,15 @@ def test_only_the_runner_and_the_command_line_know_the_stages(sources: Sources) 
             targets -= {"pipeline.stages.entry"}
         wrong |= {(path, target) for target in targets}
         prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
-        wrong |= {
-            (path, node.value)
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Constant)
-            and isinstance(node.value, str)
-            and id(node) not in prose
-            and "pipeline.stages." in node.value
-        }
+        wrong |= {(path, node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)
+                  and isinstance(node.value, str) and id(node) not in prose and "pipeline.stages." in node.value}
     assert not wrong
 
 
 def test_no_import_cycles(sources: Sources) -> None:
     loading = graph(sources, module_level=True)
-    own = {name: {target for target in used if target in loading and target != name} for name, used in loading.items()}
+    own = {name: {target for target in used if target in loading and target != name}
+           for name, used in loading.items()}
     try:
         tuple(TopologicalSorter(own).static_order())
     except CycleError as error:

@@ -76,43 +76,26 @@ def test_the_guard_hands_out_pairs_that_have_forgotten_their_labels(sources: dic
 def test_only_noisy_counts_come_back_to_the_evaluation(sources: dict[str, ast.Module]) -> None:
     """The second door, which the graph does not see (the runner imports stages by name). Through it the evaluation asks
     and the runner passes on; the stage answers with what `privacy.counts` returns and with the ledger's facts."""
-    users = {
-        path
-        for path, tree in sources.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and node.attr == "noisy_counts"
-    }
+    users = {path for path, tree in sources.items() for node in ast.walk(tree)
+             if isinstance(node, ast.Attribute) and node.attr == "noisy_counts"}
     assert users == {"pipeline/runner.py", "pipeline/stages/evaluate.py", "pipeline/stages/privatize.py"}
-    (door,) = [
-        node
-        for node in sources["pipeline/stages/privatize.py"].body
-        if isinstance(node, ast.FunctionDef) and node.name == "noisy_counts"
-    ]
+    (door,) = [node for node in sources["pipeline/stages/privatize.py"].body
+               if isinstance(node, ast.FunctionDef) and node.name == "noisy_counts"]
     returned = [ast.unparse(node.value) for node in ast.walk(door) if isinstance(node, ast.Return) and node.value]
     assert returned == ["answer | {'ledger': ledger.card_facts()}"]
-    given = [
-        ast.unparse(node.value)
-        for node in ast.walk(door)
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "answer"
-    ]
+    given = [ast.unparse(node.value) for node in ast.walk(door)
+             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "answer"]
     assert given == ["privacy_counts.noisy_counts(key.prf, names, counts, epsilon)"]
-    written = [
-        ast.unparse(node)
-        for node in ast.walk(door)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("write_json", "say", "print")
-    ]
+    written = [ast.unparse(node) for node in ast.walk(door)
+               if isinstance(node, ast.Call) and ast.unparse(node.func) in ("write_json", "say", "print")]
     assert written == ["write_json(context.folder / 'counts.json', answer)"]
 
 
 def test_stages_are_started_by_name_in_one_place(sources: dict[str, ast.Module]) -> None:
     """The graph does not see computed imports; those of validation modules lead to `pipeline.validation` alone, and
     those of reward functions that a recipe names never into this package (tests/rl/test_extra_rewards.py)."""
-    users = {
-        path
-        for path, tree in sources.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute | ast.Name) and "import_module" in ast.unparse(node)
-    }
+    users = {path for path, tree in sources.items() for node in ast.walk(tree)
+             if isinstance(node, ast.Attribute | ast.Name) and "import_module" in ast.unparse(node)}
     assert users == {"pipeline/runner.py", "pipeline/validation/registry.py", "pipeline/rl/extra_rewards.py"}
 
 

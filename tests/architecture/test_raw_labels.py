@@ -108,10 +108,6 @@ def test_nothing_learns_from_raw_labels(sources: dict[str, ast.Module]) -> None:
     readers = {"read_preferences", "read_chunk", "read_bucket", "draw_labels", "canonical_record"}
     learners = ("pipeline/lm/", "pipeline/rl/", "reward_models/", "pipeline/report/")
     stages = tuple(f"pipeline/stages/{name}.py" for name in ("sft", "reward", "ppo", "dpo", "evaluate", "report"))
-    wrong = {
-        (path, name)
-        for path, tree in sources.items()
-        if path.startswith(learners) or path in stages
-        for name in names_in(tree) & readers
-    }
+    wrong = {(path, name) for path, tree in sources.items() if path.startswith(learners) or path in stages
+             for name in names_in(tree) & readers}
     assert not wrong

@@ -96,9 +96,8 @@ def test_refused_lines_give_exit_code_2(tmp_path: Path) -> None:
         (("--store", "/proc/nowhere/draws.db"), "/proc/nowhere/draws.db: cannot make a store here"),
     ],
 )
-def test_a_wrong_option_is_one_line(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], option: tuple[str, str], said: str
-) -> None:
+def test_a_wrong_option_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str], option: tuple[str, str],
+                                    said: str) -> None:
     from pipeline.cli import main
 
     options = {"--epsilon": "1", "--store": str(tmp_path / "draws.db")} | dict([option])

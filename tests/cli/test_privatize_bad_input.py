@@ -41,20 +41,15 @@ def command(**changed: str) -> list[str]:
     """`privatize` on the good data, with options changed (`no_NAME` leaves one out)."""
     options = {"data": "good.jsonl", "output": "release", "epsilon": "1", "key": "owner.key"} | changed
     left_out = {name.removeprefix("no_") for name in options if name.startswith("no_")}
-    return [
-        "privatize",
-        *(
-            f"--{name}={value}"
-            for name, value in options.items()
-            if name not in left_out and not name.startswith("no_")
-        ),
-    ]
+    return ["privatize", *(f"--{name}={value}" for name, value in options.items() if name not in left_out
+                           and not name.startswith("no_"))]
 
 
 def contents(folder: Path) -> dict[str, bytes | None]:
     """What lies in the folder, the owner's state beside the key apart."""
     found = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*"))}
-    return {name: path.read_bytes() if path.is_file() else None for name, path in found.items() if ".state" not in name}
+    return {name: path.read_bytes() if path.is_file() else None for name, path in found.items()
+            if ".state" not in name}
 
 
 @pytest.fixture
@@ -257,9 +252,8 @@ def test_random_bytes_are_refused(refused: Refused, folder: Path, name: str, con
 @pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz", "x.parquet", "x.csv"])
 @FUZZ
 @given(st.data())
-def test_a_damaged_file_is_refused_or_read(
-    folder: Path, capsys: pytest.CaptureFixture[str], name: str, data: st.DataObject
-) -> None:
+def test_a_damaged_file_is_refused_or_read(folder: Path, capsys: pytest.CaptureFixture[str], name: str,
+                                           data: st.DataObject) -> None:
     """Cut short, or with a few bytes changed: exit code 0 or 2, one line, no row of it repeated, no half release."""
     content = bytearray(files(ROWS)[name])
     if data.draw(st.booleans()):
@@ -290,11 +284,8 @@ def test_text_of_every_kind_is_released_byte_for_byte(folder: Path, rows: list[t
     lines = "".join(json.dumps(row, ensure_ascii=number % 2 == 0) + "\n" for row in given_rows)
     (folder / f"{number}.jsonl").write_bytes(lines.encode())
     assert main(command(data=f"{number}.jsonl", output=f"release{number}")) == 0
-    released = [
-        row
-        for path in sorted((folder / f"release{number}").glob("*.parquet"))
-        for row in pq.read_table(path).to_pylist()
-    ]
+    released = [row for path in sorted((folder / f"release{number}").glob("*.parquet"))
+                for row in pq.read_table(path).to_pylist()]
     pairs = {(row["prompt"], frozenset((row["chosen"], row["rejected"]))) for row in released}
     assert pairs == {(prompt, frozenset(pair)) for prompt, *pair in rows}
     assert len(released) == len(pairs)
@@ -318,10 +309,8 @@ def labelled(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[list
         pytest.skip("privatize has no --label-column")
 
     def make(values: list[Any], labels: str) -> list[str]:
-        rows = [
-            {"prompt": f"{SECRET} {i}", "response_a": f"{SECRET} a{i}", "response_b": f"{SECRET} b{i}", "y": value}
-            for i, value in enumerate(values)
-        ]
+        rows = [{"prompt": f"{SECRET} {i}", "response_a": f"{SECRET} a{i}", "response_b": f"{SECRET} b{i}", "y": value}
+                for i, value in enumerate(values)]
         (folder / "labelled.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         return [*command(data="labelled.jsonl"), "--label-column=y", f"--labels={labels}"]
 
@@ -347,5 +336,7 @@ def test_an_undeclared_label_is_refused_and_not_shown(
 
 
 @pytest.mark.parametrize("labels", ["", "A", "A,A", "A,B,C"])
-def test_two_different_labels_are_declared(labelled: Callable[..., list[str]], refused: Refused, labels: str) -> None:
+def test_two_different_labels_are_declared(
+    labelled: Callable[..., list[str]], refused: Refused, labels: str
+) -> None:
     assert "--labels" in refused(*labelled(["A", "B"], labels))

@@ -113,15 +113,8 @@ def test_reward_keys_that_do_not_fit_together_are_refused(reward: dict[str, Any]
 
 
 def test_the_keys_of_a_trained_backbone_are_taken() -> None:
-    reward = {
-        "mode": "lora",
-        "ridge": 1.0,
-        "optimizer": "adamw_8bit",
-        "group_by_length": True,
-        "quantize": "4bit",
-        "early_stopping": {"every": 5},
-        "uncertainty": {"kind": "ensemble", "heads": 4},
-    }
+    reward = {"mode": "lora", "ridge": 1.0, "optimizer": "adamw_8bit", "group_by_length": True, "quantize": "4bit",
+              "early_stopping": {"every": 5}, "uncertainty": {"kind": "ensemble", "heads": 4}}
     assert build(reward=reward).reward.early_stopping.patience == 3  # type: ignore[union-attr]
 
 

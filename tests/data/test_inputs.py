@@ -35,11 +35,8 @@ def test_the_order_of_a_file_tells_nothing(tmp_path: Path, kind: str) -> None:
     file = tmp_path / "rows.jsonl"
     tree: dict[str, Any] = {"name": "x", "evaluation_labels": "private", "model": {"source": "tiny"}}
     recipe = parse(Recipe, {**tree, "privatize": {"epsilon": 1.0}, "data": {kind: str(file)}}, "r")
-    read = {
-        "demonstrations": inputs.demonstrations,
-        "prompts": inputs.training_prompts,
-        "evaluation_prompts": inputs.evaluation_prompts,
-    }[kind]
+    read = {"demonstrations": inputs.demonstrations, "prompts": inputs.training_prompts,
+            "evaluation_prompts": inputs.evaluation_prompts}[kind]
     seen = []
     for order in (rows, rows[::-1]):
         file.write_text("".join(json.dumps(row) + "\n" for row in order))

@@ -238,13 +238,9 @@ def test_without_the_raw_file_the_release_is_asked(tmp_path: Path, raw: str, cho
     from pipeline.stages import privatize
 
     keygen(tmp_path / "owner.key")
-    tree = {
-        "name": "x",
-        "evaluation_labels": "private",
-        "model": {"source": "tiny"},
-        "privatize": {"epsilon": 1.0, "key_file": str(tmp_path / "owner.key")},
-        "data": {"preferences": raw, "demonstrations": chosen},
-    }
+    tree = {"name": "x", "evaluation_labels": "private", "model": {"source": "tiny"},
+            "privatize": {"epsilon": 1.0, "key_file": str(tmp_path / "owner.key")},
+            "data": {"preferences": raw, "demonstrations": chosen}}
     given, run = parse(Recipe, tree, "r"), RunDir(tmp_path / "run")
     privatize.run(StageContext(given, run, World(rank=0, size=1), spec_of("privatize")))
     Path(raw).unlink()

@@ -79,16 +79,8 @@ def launch(tmp_path: Path, code: str, use_cpu: str | None) -> list[str]:
     environment["PYTHONPATH"] = str(LAUNCH.parent)
     if use_cpu is not None:
         environment["ACCELERATE_USE_CPU"] = use_cpu
-    command = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.launch",
-        "--config_file",
-        str(LAUNCH / "cpu2.yaml"),
-        "--main_process_port",
-        "0",
-        str(script),
-    ]
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(LAUNCH / "cpu2.yaml"),
+               "--main_process_port", "0", str(script)]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, result.stderr[-2000:]
     return [line for line in result.stdout.splitlines() if line.startswith("world=")]

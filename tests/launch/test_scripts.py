@@ -24,15 +24,8 @@ def run(tmp_path: Path, script: str, *arguments: str, **variables: str) -> tuple
     dropped = ("ACCELERATE_CONFIG", "ACCELERATE_ARGS", "ACCELERATE_USE_CPU", "EPSILONS", "SEEDS")
     environment = {key: value for key, value in os.environ.items() if key not in dropped}
     environment |= {"PYTHON": str(python), "CALLS": str(calls), "FAIL_ON": "\n", **variables}
-    result = subprocess.run(
-        ["bash", str(ROOT / "launch" / script), *arguments],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    result = subprocess.run(["bash", str(ROOT / "launch" / script), *arguments], cwd=ROOT, env=environment,
+                            capture_output=True, text=True, timeout=60, check=False)
     return result.returncode, calls.read_text(encoding="utf-8").splitlines() if calls.exists() else [], result.stderr
 
 
@@ -66,13 +59,8 @@ def test_pipeline_defaults_to_two_cpu_processes_and_a_run_named_after_the_recipe
 
 
 def test_pipeline_takes_another_accelerate_file_and_options(tmp_path: Path) -> None:
-    _, calls, _ = run(
-        tmp_path,
-        "run_pipeline.sh",
-        "configs/x.yaml",
-        ACCELERATE_CONFIG="launch/ddp.yaml",
-        ACCELERATE_ARGS="--num_processes 8",
-    )
+    _, calls, _ = run(tmp_path, "run_pipeline.sh", "configs/x.yaml",
+                      ACCELERATE_CONFIG="launch/ddp.yaml", ACCELERATE_ARGS="--num_processes 8")
     assert any("--config_file launch/ddp.yaml --num_processes 8 -m pipeline.stages.ppo" in call for call in calls)
     assert all(call.startswith("cpu= ") for call in calls)
 
@@ -97,15 +85,13 @@ def test_pipeline_names_a_missing_accelerate_file(tmp_path: Path) -> None:
 
 
 def test_sweep_runs_the_grid_then_the_table(tmp_path: Path) -> None:
-    code, calls, _ = run(
-        tmp_path, "sweep_epsilon.sh", "configs/demo.yaml", "ppo.iterations=2", EPSILONS="0.5 .inf", SEEDS="0 1"
-    )
+    code, calls, _ = run(tmp_path, "sweep_epsilon.sh", "configs/demo.yaml", "ppo.iterations=2",
+                         EPSILONS="0.5 .inf", SEEDS="0 1")
     assert code == 0
     runs = [f"runs/demo-eps{name}-seed{seed}" for name in ("0.5", "inf") for seed in (0, 1)]
     assert [re.search(r"--run-dir (\S+)", call)[1] for call in calls[:-1]] == runs  # type: ignore[index]
-    assert calls[2].endswith(
-        "run --config configs/demo.yaml --run-dir runs/demo-epsinf-seed0 ppo.iterations=2 privatize.epsilon=.inf seed=0"
-    )
+    assert calls[2].endswith("run --config configs/demo.yaml --run-dir runs/demo-epsinf-seed0 "
+                             "ppo.iterations=2 privatize.epsilon=.inf seed=0")
     assert calls[-1].endswith("launch/table.py " + " ".join(runs))
 
 
@@ -116,15 +102,8 @@ def test_ci_installs_lints_and_tests_through_make() -> None:
 
 def test_table_of_two_runs(tmp_path: Path) -> None:
     share = {"value": 0.625, "ci_low": 0.5, "ci_high": 0.75, "n": 200}
-    private = {
-        "generation_win_rate_truth": share,
-        "kl": 1.25,
-        "kl_ci": [1.0, 1.5],
-        "true_reward": 6.0,
-        "objective": 4.75,
-        "epsilon": 2.0,
-        "keep_prob": 0.8807970779778823,
-    }
+    private = {"generation_win_rate_truth": share, "kl": 1.25, "kl_ci": [1.0, 1.5], "true_reward": 6.0,
+               "objective": 4.75, "epsilon": 2.0, "keep_prob": 0.8807970779778823}
     sft = {"kl": 0.0, "true_reward": None, "objective": None, "epsilon": None}
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

@@ -93,7 +93,9 @@ def test_strings_as_the_plain_records(table: list[tuple[str, str, str, bool]]) -
 
 @given(rows)
 def test_messages_as_the_plain_records(table: list[tuple[str, str, str, bool]]) -> None:
-    turns = [(*([{"role": "user", "content": text}] if text else [] for text in row[:3]), row[3]) for row in table]
+    turns = [
+        (*([{"role": "user", "content": text}] if text else [] for text in row[:3]), row[3]) for row in table
+    ]
     check_against_plain(turns, canonicalise(columns_of(turns, MESSAGES), 7, PRF))
 
 

@@ -196,14 +196,8 @@ def test_a_missing_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "labels"),
-    [
-        ("-1,1", (-1, 1)),
-        ("0,1", (0, 1)),
-        ("A,B", ("A", "B")),
-        ("true,false", (True, False)),
-        ("links, rechts", ("links", "rechts")),
-        ("1.5,x", ("1.5", "x")),
-    ],
+    [("-1,1", (-1, 1)), ("0,1", (0, 1)), ("A,B", ("A", "B")), ("true,false", (True, False)), ("links, rechts",
+     ("links", "rechts")), ("1.5,x", ("1.5", "x"))],
 )
 def test_the_alphabets(text: str, labels: tuple[Any, Any], tmp_path: Path) -> None:
     parsed = parse_labels(text)

@@ -28,7 +28,9 @@ CAP = 20  # three strides; an end-of-turn is one token of eight, so that respons
 
 def sample(model: Any, rank: int, prompts: list[list[int]], batch_size: int) -> list[list[int]]:
     keys = [sample_key("sharded", rank, i) for i in range(len(prompts))]
-    return sample_responses(model, prompts, keys, Sampling(CAP), pad_token_id=0, eos_token_id=1, batch_size=batch_size)
+    return sample_responses(
+        model, prompts, keys, Sampling(CAP), pad_token_id=0, eos_token_id=1, batch_size=batch_size
+    )
 
 
 def split(model: LlamaForCausalLM) -> LlamaForCausalLM:
@@ -41,7 +43,9 @@ def split(model: LlamaForCausalLM) -> LlamaForCausalLM:
 
 
 def main(folder: Path, rank: int) -> None:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=2)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=2
+    )
     torch.manual_seed(0)
     whole = LlamaForCausalLM(tiny_config(8, 1, 0)).eval().requires_grad_(False)
     model = split(copy.deepcopy(whole))

@@ -187,16 +187,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = build_reward_backbone(base, pad_token_id=load_tokenizer(base).pad_token_id)
     set_score_weight(model, torch.randn(64, generator=torch.Generator().manual_seed(3)))
     metadata = RewardMetadata(
-        epsilon=float("inf"),
-        loss="private_likelihood",
-        reward_bound=2.0,
-        ridge=1.0,
-        n_pairs=4,
-        kappa=None,
-        mode="head",
-        num_layers=2,
-        base_model="tiny",
-        public=True,
+        epsilon=float("inf"), loss="private_likelihood", reward_bound=2.0, ridge=1.0, n_pairs=4, kappa=None,
+        mode="head", num_layers=2, base_model="tiny", public=True,
     )
     target = root / "theirs"
     save_reward_checkpoint(target, model, metadata, tokenizer=load_tokenizer(base))

@@ -50,10 +50,8 @@ def test_each_process_samples_what_it_would_alone(folder: Path, rank: int) -> No
 
 def test_responses_ended_in_different_strides(folder: Path) -> None:
     """Else nothing of the above was tried."""
-    lengths = [
-        [len(row) for rows in json.loads((folder / f"seen-{rank}.json").read_text())["sharded"] for row in rows]
-        for rank in (0, 1)
-    ]
+    lengths = [[len(row) for rows in json.loads((folder / f"seen-{rank}.json").read_text())["sharded"] for row in rows]
+               for rank in (0, 1)]
     assert min(map(min, lengths)) < 8
     assert max(lengths[0]) > 8
     assert sorted(lengths[0]) != sorted(lengths[1])

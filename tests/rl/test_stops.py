@@ -63,11 +63,8 @@ def test_a_reward_that_is_not_finite_is_dumped_with_its_rows_alone(problem: Any,
     rollout, _ = trainer.collect(0)
     prompt, response = (problem.renderer.text(rows[2]) for rows in (rollout.prompts, rollout.responses))
     problem.rewards[prompt, response] = NAN
-    same_text = [
-        row
-        for row, ids in enumerate(rollout.responses)
-        if (problem.renderer.text(rollout.prompts[row]), problem.renderer.text(ids)) == (prompt, response)
-    ]
+    same_text = [row for row, ids in enumerate(rollout.responses)
+                 if (problem.renderer.text(rollout.prompts[row]), problem.renderer.text(ids)) == (prompt, response)]
     with pytest.raises(NonFiniteError, match="rollout field 'reward' is not finite") as caught:
         trainer.collect(0)
     path = caught.value.write(tmp_path)

@@ -29,10 +29,8 @@ ONE_STEP = (
 def write_pairs(folder: Path) -> None:
     folder.mkdir()
     for split, first, count in (("train", 0, 40), ("eval", 40, 8)):
-        rows = [
-            {"prompt": f"Say {i}.", "chosen": f"{i}, gladly.", "rejected": f"no {i}"}
-            for i in range(first, first + count)
-        ]
+        rows = [{"prompt": f"Say {i}.", "chosen": f"{i}, gladly.", "rejected": f"no {i}"}
+                for i in range(first, first + count)]
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
