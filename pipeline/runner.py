@@ -21,7 +21,7 @@ from typing import Any
 
 from pipeline.core import atomic, rundir
 from pipeline.core.checkpoints import extra_reward_digests, folder_digest
-from pipeline.core.config import to_tree
+from pipeline.core.config import effective, to_tree
 from pipeline.core.errors import UserError
 from pipeline.core.metrics import write_metrics
 from pipeline.core.recipe import Recipe
@@ -142,7 +142,7 @@ def upstream_of(spec: StageSpec, recipe: Recipe) -> tuple[str, ...]:
 
 def stage_fingerprint(spec: StageSpec, recipe: Recipe, run: RunDir) -> str:
     """Identity of what the stage would compute; upstream stages enter through their own fingerprints."""
-    tree = to_tree(recipe)
+    tree = effective(Recipe, to_tree(recipe))
     upstream = {name: (run.manifest(name) or {}).get("fingerprint") for name in upstream_of(spec, recipe)}
     return rundir.fingerprint(
         {
@@ -157,7 +157,7 @@ def stage_fingerprint(spec: StageSpec, recipe: Recipe, run: RunDir) -> str:
 
 def settings_fingerprint(spec: StageSpec, recipe: Recipe) -> str:
     """Identity of what the recipe alone says about the stage."""
-    tree = to_tree(recipe)
+    tree = effective(Recipe, to_tree(recipe))
     return rundir.fingerprint({section: tree[section] for section in spec.sections})
 
 
