@@ -67,7 +67,8 @@ class LoraLinear(PeftLinear):
         if args or kwargs or self.disable_adapters or self.merged or len(active) != 1 or not _plain(self, active[0], x):
             return super().forward(x, *args, **kwargs)
         name = active[0]
-        low, high, scale = self.lora_A[name].weight, self.lora_B[name].weight, self.scaling[name]
+        adapter: Any = self.lora_A[name], self.lora_B[name]
+        low, high, scale = adapter[0].weight, adapter[1].weight, self.scaling[name]
         if torch.is_grad_enabled():
             result: torch.Tensor = _AddLora.apply(x, base.weight, base.bias, low, high, scale)
             return result
