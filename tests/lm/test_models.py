@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from accelerate import Accelerator
+from pipeline_runs import Workspace
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -241,3 +243,10 @@ def test_four_bits_without_bitsandbytes_name_the_remedy(checkpoint: Path, monkey
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match="4-bit loading needs bitsandbytes: install it with pip install"):
         load_causal_lm(checkpoint, "float32", four_bit=True)
+
+
+def test_bitsandbytes_advertises_nothing(workspace: Workspace) -> None:
+    """peft imports it wherever it is installed."""
+    pytest.importorskip("bitsandbytes")
+    done = workspace.finish([sys.executable, "-c", "import pipeline, bitsandbytes"])
+    assert (done.returncode, done.stderr) == (0, "")
