@@ -14,8 +14,8 @@ from typing import Any
 
 from pipeline.core.checkpoints import check_checkpoint
 from pipeline.core.errors import UserError
-from pipeline.core.recipe import ModelConfig, Recipe
-from pipeline.core.world import World, global_batch
+from pipeline.core.recipe import ModelConfig, PpoConfig, Recipe, RewardConfig
+from pipeline.core.world import World, global_batch, on_cpu
 
 FIRST_ROWS = 100
 
@@ -75,10 +75,17 @@ def check_reward(recipe: Recipe) -> None:
 
         check_external(settings.external)
         return
-    asked = [f"reward.{name} {value}" for name, value in (("quantize", settings.quantize),
-             ("optimizer", settings.optimizer)) if value and "bit" in value]
+    check_bits("reward", settings)
+
+
+def check_bits(section: str, settings: PpoConfig | RewardConfig) -> None:
+    """4-bit and 8-bit keys find bitsandbytes, and paged optimiser states a GPU to be paged from."""
+    named = {"quantize": settings.quantize, "optimizer": settings.optimizer}
+    asked = [f"{section}.{name} {value}" for name, value in named.items() if value and "bit" in value]
     if asked and importlib.util.find_spec("bitsandbytes") is None:
         raise UserError(f"{asked[0]} needs bitsandbytes: install it with pip install 'private-rlhf[quant]'")
+    if settings.optimizer == "paged_adamw_8bit" and on_cpu():
+        raise UserError(f"{section}.optimizer paged_adamw_8bit needs a GPU: take adamw_8bit")
 
 
 def check_whole_weights(environment: Mapping[str, str]) -> None:
@@ -97,8 +104,11 @@ def check_whole_weights(environment: Mapping[str, str]) -> None:
 
 
 def check_ppo(recipe: Recipe) -> None:
-    """Trackers are installed; extra reward models are there and may be used, extra functions can be imported."""
+    """Trackers and bitsandbytes are installed if asked for; extra reward models are there and may be used, extra
+    functions can be imported.
+    """
     settings = recipe.ppo
+    check_bits("ppo", settings)
     if settings.report_to:
         from pipeline.rl.tracking import check_trackers
 

@@ -74,7 +74,7 @@ def build_reward_backbone(
         text.num_hidden_layers = num_layers
         if getattr(text, "layer_types", None) is not None:
             text.layer_types = text.layer_types[:num_layers]
-    more = {"quantization_config": four_bit_config(dtype)} if four_bit else {}
+    more = {"quantization_config": four_bit_config(dtype, ["score"])} if four_bit else {}
     with _expected_key_warnings_hidden():
         model = AutoModelForSequenceClassification.from_pretrained(causal_lm_path, config=config, dtype=dtype, **more)
     set_score_weight(model, torch.zeros(score_layer(model).in_features))

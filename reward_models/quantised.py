@@ -16,15 +16,18 @@ from torch import Tensor, nn
 from transformers import BitsAndBytesConfig, PreTrainedModel
 
 
-def four_bit_config(compute_dtype: torch.dtype) -> BitsAndBytesConfig:
-    """NF4 for every linear layer but the score layer. ValueError when bitsandbytes is not installed."""
+def four_bit_config(compute_dtype: torch.dtype, skip: list[str] | None) -> BitsAndBytesConfig:
+    """NF4 for every linear layer but those named in `skip` (None: the output layer of a language model).
+
+    ValueError when bitsandbytes is not installed.
+    """
     if importlib.util.find_spec("bitsandbytes") is None:
         raise ValueError("4-bit loading needs bitsandbytes: install it with pip install 'private-rlhf[quant]'")
     return BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_compute_dtype=compute_dtype,
-        llm_int8_skip_modules=["score"],  # 4-bit loading reads this list too
+        llm_int8_skip_modules=skip,  # 4-bit loading reads this list too
     )
 
 
@@ -50,7 +53,7 @@ def keep_differentiable(model: nn.Module) -> None:
 @torch.no_grad()
 def dense_copy(inner: nn.Module) -> PreTrainedModel:
     """`inner`, the 4-bit model in a PEFT wrapper or by itself, as an ordinary float32 model in eval mode on the CPU.
-    Adapters are merged; the score layer is left to the caller.
+    Adapters that are switched on are merged; the score layer is left to the caller.
     """
     from bitsandbytes.nn import Linear4bit
     from peft.tuners.lora import LoraLayer
@@ -58,13 +61,16 @@ def dense_copy(inner: nn.Module) -> PreTrainedModel:
     state: dict[str, Tensor] = {}
     merged: set[str] = set()
     for name, module in inner.named_modules():
-        layer = module.base_layer if isinstance(module, LoraLayer) else module
-        if isinstance(layer, Linear4bit) and not any(name.startswith(f"{done}.") for done in merged):
-            state[f"{name}.weight"] = _dequantised(layer) + _adapter(module)
-            if layer.bias is not None:
+        adapted = isinstance(module, LoraLayer)
+        layer: Any = cast(Any, module).base_layer if adapted else module
+        if (adapted or isinstance(layer, Linear4bit)) and not any(name.startswith(f"{done}.") for done in merged):
+            weight = _dequantised(layer) if isinstance(layer, Linear4bit) else layer.weight.float().cpu()
+            state[f"{name}.weight"] = weight + _adapter(module)
+            if getattr(layer, "bias", None) is not None:
                 state[f"{name}.bias"] = layer.bias.float().cpu()
             merged.add(name)
-    for name, parameter in [*inner.named_parameters(), *inner.named_buffers()]:
+    tensors = [*inner.named_parameters(remove_duplicate=False), *inner.named_buffers()]  # tied ones by both names
+    for name, parameter in tensors:
         if not any(name.startswith(f"{done}.") for done in merged):
             state[name] = parameter.detach().float().cpu() if parameter.is_floating_point() else parameter.cpu()
     config = copy.deepcopy(cast(Any, inner).config)
@@ -75,6 +81,8 @@ def dense_copy(inner: nn.Module) -> PreTrainedModel:
     if lost := [name for name in wanted if name not in state]:
         raise RuntimeError(f"no weights for {', '.join(lost)} in the 4-bit model")
     dense.load_state_dict({name: state[name] for name in wanted}, strict=False)
+    if hasattr(inner, "generation_config"):
+        dense.generation_config = copy.deepcopy(inner.generation_config)
     return cast(PreTrainedModel, dense.float().eval())
 
 
@@ -87,10 +95,10 @@ def _dequantised(layer: Any) -> Tensor:
 
 
 def _adapter(module: nn.Module) -> Tensor | float:
-    """The active adapters' update of a LoRA layer (out, in) float32, 0 for a plain layer."""
+    """The active adapters' update of a LoRA layer (out, in) float32; 0 for a plain layer or one switched off."""
     from peft.tuners.lora import LoraLayer
 
-    if not isinstance(module, LoraLayer):
+    if not isinstance(module, LoraLayer) or module.disable_adapters:
         return 0.0
     updates = [cast(Any, module).get_delta_weight(name).float().cpu() for name in module.active_adapters]
     return cast(Tensor, sum(updates))

@@ -20,6 +20,7 @@ from pipeline.core.recipe_parts import (
     ExternalRewardSettings,
     ExtraRewardSettings,
     LoraSettings,
+    OptimizerName,
     UncertaintySettings,
     refuse_smoothing,
 )
@@ -157,7 +158,7 @@ class RewardConfig:
     """Pairs per forward pass and process (`lora`/`full`); sequences per forward pass (features: default 64)."""
     learning_rate: float = Field(default=1e-4, gt=0)
     warmup_steps: int = Field(default=0, ge=0)
-    optimizer: Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor", "sgd"] | None = None
+    optimizer: OptimizerName | None = None
     """`lora`/`full`; null: TRL's default. The 8-bit ones need bitsandbytes, the paged one a GPU."""
     group_by_length: bool = False
     """`lora`/`full`: batches of pairs of similar length, which pad less."""
@@ -248,6 +249,11 @@ class PpoConfig:
     they are exact samples of the policy, and a large first batch costs no sampling of its own. Needs kappa > 0."""
     lora: LoraSettings | None = Field(default_factory=LoraSettings)
     """null: full fine-tuning with a frozen reference copy."""
+    quantize: Literal["4bit"] | None = None
+    """With lora: keep the frozen sft model in 4 bits (QLoRA). π_ref is then that 4-bit model, here and in the
+    evaluation; policy and π_ref are saved as ordinary checkpoints of their dequantised weights. Needs bitsandbytes."""
+    optimizer: OptimizerName | None = None
+    """null: fused AdamW, as `adamw`. The 8-bit ones need bitsandbytes, the paged one a GPU."""
     save_every: int = Field(default=10, gt=0)
     """Iterations between checkpoints."""
     sample_every: Annotated[int, NO_EFFECT] = Field(default=0, ge=0)
@@ -262,6 +268,8 @@ class PpoConfig:
     """Trackers also get the sample that is shown. Without it no prompt and no response ever reaches them."""
 
     def __post_init__(self) -> None:
+        if self.quantize and self.lora is None:
+            raise ValueError("quantize trains an adapter on a frozen 4-bit model: give lora its settings, not null")
         if self.report_samples and not (self.report_to and self.sample_every):
             raise ValueError("report_samples needs report_to and sample_every > 0: there is else nothing to report")
         if self.rollouts % self.minibatch_size:

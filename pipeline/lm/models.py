@@ -20,6 +20,7 @@ from pipeline.core.recipe import ModelConfig
 from pipeline.core.recipe_parts import LoraSettings
 from pipeline.core.world import on_cpu
 from reward_models.lora import speed_up
+from reward_models.quantised import dense_copy, four_bit_config, is_four_bit, keep_differentiable
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -90,17 +91,22 @@ def _spare_token(tokenizer: PreTrainedTokenizerBase, path: str) -> str:
     raise UserError(f"the tokenizer of {path} has no token to pad with besides end-of-sequence: add a pad token")
 
 
-def load_causal_lm(path: str | Path, dtype: str) -> PreTrainedModel:
+def load_causal_lm(path: str | Path, dtype: str, *, four_bit: bool = False) -> PreTrainedModel:
     """A causal LM in evaluation mode (dropout off), all weights in `dtype`.
 
+    four_bit: its linear layers but the output layer are quantised to NF4, and computed in `dtype` (QLoRA's base).
+
     Raises:
-        UserError: the folder holds no whole checkpoint.
+        UserError: the folder holds no whole checkpoint, or bitsandbytes is not installed.
     """
+    more = {"quantization_config": quantisation(DTYPES[dtype])} if four_bit else {}
     try:
         with no_progress_bars():
             # On CPUs the fused attention's backward pass is the slower one at the lengths of preference data.
             attention = "eager" if on_cpu() else None
-            model = AutoModelForCausalLM.from_pretrained(str(path), dtype=DTYPES[dtype], attn_implementation=attention)
+            model = AutoModelForCausalLM.from_pretrained(
+                str(path), dtype=DTYPES[dtype], attn_implementation=attention, **more
+            )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         cause = str(error).splitlines()[0][:200]
         raise UserError(
@@ -109,7 +115,17 @@ def load_causal_lm(path: str | Path, dtype: str) -> PreTrainedModel:
     head = model.get_output_embeddings()
     if head is not None:
         head.register_forward_pre_hook(_contiguous_input)
+    if four_bit:
+        keep_differentiable(model)
     return model.eval()
+
+
+def quantisation(dtype: torch.dtype) -> Any:
+    """How a language model is kept in 4 bits and computed in `dtype`. UserError where it cannot be."""
+    try:
+        return four_bit_config(dtype, None)
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 def _contiguous_input(module: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -176,7 +192,10 @@ def save_merged(
 def write_checkpoint(
     model: Any, state: dict[str, torch.Tensor], tokenizer: PreTrainedTokenizerBase, target: Path, dtype: str
 ) -> None:
-    """Writes the whole weights `state` of `model`, LoRA merged in float32, to `target` atomically."""
+    """Writes the whole weights `state` of `model`, LoRA merged in float32, to `target` atomically.
+
+    A 4-bit base becomes the dequantised weights that it computes with.
+    """
     plain, merged = merged_state(model, state)
     merged = {name: tensor.to(DTYPES[dtype]).contiguous() for name, tensor in merged.items()}
     plain.config.dtype = DTYPES[dtype]
@@ -188,9 +207,17 @@ def write_checkpoint(
 
 
 def merged_state(model: Any, state: dict[str, torch.Tensor]) -> tuple[Any, dict[str, torch.Tensor]]:
-    """The plain model inside `model` and its weights with every LoRA update W + s·B·A added in float32."""
+    """The plain model inside `model` and its weights with every LoRA update W + s·B·A added in float32.
+
+    Of a 4-bit model it is a float32 copy with dequantised weights W.
+    """
     from peft import PeftModel
 
+    inner = model.get_base_model() if isinstance(model, PeftModel) else model
+    if is_four_bit(inner):
+        dense = dense_copy(inner)
+        named = {name for name, _ in [*dense.named_parameters(), *dense.named_buffers()]}  # tied weights once
+        return dense, {name: tensor for name, tensor in dense.state_dict().items() if name in named}
     if not isinstance(model, PeftModel):
         return model, state
     prefix = "base_model.model."

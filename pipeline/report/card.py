@@ -35,9 +35,12 @@ def run_card(facts: RunFacts, status: PrivacyStatus) -> dict[str, Any]:
     external = external_reward(facts.reward_fit)
     if external:
         extra["external_reward_model"] = external
-    added = extra_rewards(facts.manifests.get("ppo", {}).get("report", {}).get("extra_rewards") or [])
+    trained = facts.manifests.get("ppo", {}).get("report", {})
+    added = extra_rewards(trained.get("extra_rewards") or [])
     if added:
         extra["extra_rewards"] = added
+    if trained.get("reference_policy"):
+        extra["reference_policy"] = trained["reference_policy"]
     demonstrations = (facts.recipe.get("data") or {}).get("demonstrations")
     if demonstrations:
         extra["what_sft_read"] = f"demonstrations: {demonstrations}"

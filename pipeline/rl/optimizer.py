@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from pipeline.core.recipe import PpoConfig
@@ -9,17 +11,26 @@ from pipeline.lm.logprobs import PolicyWithValue
 
 
 def make_optimizer(model: PolicyWithValue, config: PpoConfig) -> torch.optim.Optimizer:
-    """AdamW over the trainable tensors, the value head with its own learning rate; ε = 1e-5 as PPO code uses."""
-    policy = [parameter for parameter in model.policy.parameters() if parameter.requires_grad]
-    return torch.optim.AdamW(
-        [
-            {"params": policy, "lr": config.learning_rate},
-            {"params": list(model.value_head.parameters()), "lr": config.value_learning_rate},
-        ],
-        eps=1e-5,
-        weight_decay=0.0,
-        fused=True,
-    )
+    """The recipe's optimiser over the trainable tensors, the value head with its own learning rate; no weight decay.
+
+    Adam's ε is 1e-5, as PPO code uses. The 8-bit ones keep the moments of tensors of 4096 numbers and more in 8 bits.
+    """
+    groups: list[dict[str, Any]] = [
+        {"params": [each for each in model.policy.parameters() if each.requires_grad], "lr": config.learning_rate},
+        {"params": list(model.value_head.parameters()), "lr": config.value_learning_rate},
+    ]
+    if config.optimizer in ("adamw_8bit", "paged_adamw_8bit"):
+        from bitsandbytes.optim import AdamW8bit, PagedAdamW8bit
+
+        kind = AdamW8bit if config.optimizer == "adamw_8bit" else PagedAdamW8bit
+        return kind(groups, eps=1e-5, weight_decay=0.0)
+    if config.optimizer == "adafactor":
+        from transformers import Adafactor
+
+        return Adafactor(groups, scale_parameter=False, relative_step=False)
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(groups)
+    return torch.optim.AdamW(groups, eps=1e-5, weight_decay=0.0, fused=True)
 
 
 def set_rates(optimizer: torch.optim.Optimizer, config: PpoConfig, iteration: int) -> None:

@@ -3,7 +3,8 @@
 Win rates by the ground truth (where there is one) and by the reward model, KL(π‖π_ref), r̄, r*, J = E[r*] − kl_coef·KL,
 the likelihood win rate beside the longer-answer rule, and the Gibbs policy of the same r̂ as the yardstick of PPO.
 
-Reads:   sft/model, ppo/model (or dpo/model), reward/model, held-out prompts, privatize/evaluation.
+Reads:   sft/model (π_ref; ppo/reference under ppo.quantize), ppo/model (or dpo/model), reward/model, held-out prompts,
+         privatize/evaluation.
 Writes:  evaluate/evaluation.json, evaluate/samples.json, evaluate/by_prompt.json (for paired comparisons of runs).
 Run alone: accelerate launch -m pipeline.stages.evaluate --config RECIPE [--run-dir DIR]
 """
@@ -35,6 +36,7 @@ from pipeline.evaluation.samples import Answer, PromptResult, Sampler
 from pipeline.evaluation.summary import Summary
 from pipeline.lm.distributed import make_accelerator
 from pipeline.lm.models import load_causal_lm, load_tokenizer
+from pipeline.rl import export
 from pipeline.rl.scoring import load_scorer
 from pipeline.runner import StageContext
 from pipeline.stages.entry import main_for
@@ -46,7 +48,7 @@ def run(context: StageContext) -> dict[str, Any]:
     accelerator = make_accelerator(context.world)
 
     # --- policies, reward model, prompts ------------------------------------------------------------------------------
-    reference_path = run_dir.stage("sft") / "model"
+    reference_path = export.reference_folder(run_dir, recipe)
     renderer = inputs.make_renderer(recipe, load_tokenizer(reference_path))
     reference = load_causal_lm(reference_path, recipe.model.dtype).to(accelerator.device)
     policy = load_causal_lm(run_dir.stage(recipe.aligner) / "model", recipe.model.dtype).to(accelerator.device)
@@ -170,6 +172,8 @@ def judge_notes(recipe: Recipe, has_truth: bool) -> list[str]:
     ]
     notes.append("truth: the embedded task's known reward r*" if has_truth else "no ground truth exists for this data")
     notes.append("rm: the reward model the policy was trained against, so a high rate here alone may be gaming")
+    if fact := export.reference_fact(recipe):
+        notes.append(f"π_ref, which also stands for sft: {fact}")
     if recipe.evaluation_labels == "private":
         notes.append("likelihood win rates are estimated from privatised test labels (debiased, not clipped)")
     if recipe.evaluation_labels == "laplace":

@@ -4,7 +4,8 @@ The exact answer is the Gibbs policy π ∝ π_ref·exp(r̂/kl_coef) (Eq. 5); PP
 reference is the same weights with the adapter off, so no second copy is kept, and the KL starts at exactly 0.
 
 Reads:   sft/model (π_ref), reward/model (r̄ and the statistics of Γ), training prompts.
-Writes:  ppo/model (ordinary checkpoint, adapter merged), ppo/history.jsonl; where the recipe asks for them,
+Writes:  ppo/model (ordinary checkpoint, adapter merged), ppo/history.jsonl; under ppo.quantize ppo/reference (π_ref:
+         sft/model in 4 bits, as an ordinary checkpoint of its dequantised weights); where the recipe asks for them,
          ppo/samples.jsonl and ppo/tracking; ppo/nonfinite.json when it stops on a number that is not finite.
 Run alone: accelerate launch -m pipeline.stages.ppo --config RECIPE [--run-dir DIR]
 """
@@ -29,10 +30,10 @@ from pipeline.data.render import Prompt, keep_fitting
 from pipeline.embedded.truth import true_reward
 from pipeline.lm.distributed import make_accelerator
 from pipeline.lm.logprobs import PolicyWithValue
-from pipeline.lm.models import add_lora, load_causal_lm, load_tokenizer, save_merged
+from pipeline.lm.models import add_lora, load_causal_lm, load_tokenizer
 from pipeline.lm.released import write_beside
 from pipeline.report.card import extra_rewards as extra_rewards_on_card
-from pipeline.rl import checkpoint, nonfinite, samples
+from pipeline.rl import checkpoint, export, nonfinite, samples
 from pipeline.rl.extra_rewards import load_extra_rewards
 from pipeline.rl.nonfinite import NonFiniteError
 from pipeline.rl.rollout import Rollout
@@ -63,9 +64,7 @@ def run(context: StageContext) -> dict[str, Any]:
     prompts = evenly_spaced(fitting, settings.max_prompts)
 
     # --- PPO ----------------------------------------------------------------------------------------------------------
-    trainer = PpoTrainer(
-        accelerator, model, reference, scorer, renderer, prompts, settings, recipe.seed, extra_rewards
-    )
+    trainer = PpoTrainer(accelerator, model, reference, scorer, renderer, prompts, settings, recipe.seed, extra_rewards)
     checkpoint.install_hooks(accelerator)
     scorer.references.update(checkpoint.latest_references(accelerator, context.checkpoints))
     state = checkpoint.load_latest(accelerator, context.checkpoints) or {"history": [], "kl_coef": settings.kl_coef}
@@ -79,14 +78,15 @@ def run(context: StageContext) -> dict[str, Any]:
 
     # --- results ------------------------------------------------------------------------------------------------------
     facts = [reward.facts for reward in extra_rewards]
-    save_merged(accelerator, trainer.policy, renderer.tokenizer, context.folder / "model", recipe.model.dtype)
+    reference_fact = export.reference_fact(recipe)
+    export.save(accelerator, trainer.policy, renderer, context.folder, recipe)
     if accelerator.is_main_process:
         lines = "".join(json.dumps(entry) + "\n" for entry in history)
         atomic.write_text(context.folder / "history.jsonl", lines)
         manifest = inputs.release(context.run).manifest.as_dict()
-        added = extra_rewards_on_card(facts)
-        more = {"extra_rewards": added} if added else {}
-        write_beside(context.folder / "model", "ppo", recipe, renderer, manifest, more)
+        more = {"extra_rewards": extra_rewards_on_card(facts), "reference_policy": reference_fact}
+        said = {name: fact for name, fact in more.items() if fact}
+        write_beside(context.folder / "model", "ppo", recipe, renderer, manifest, said)
     first, last = history[0], mean_of_last(history, 5)
     return {
         "iterations": len(history),
@@ -95,6 +95,7 @@ def run(context: StageContext) -> dict[str, Any]:
         "dropped_long_prompts": len(everything) - len(fitting),
         "kl_coef": settings.kl_coef,
         "extra_rewards": facts,
+        "reference_policy": reference_fact,
         "losses": [[entry["policy_loss"], entry["value_loss"]] for entry in history],
         "peak_rss_mb": peak_rss_mb(),
         "summary": f"{len(history)} iterations, {sum(entry['rollouts'] for entry in history)} responses, "
@@ -105,10 +106,11 @@ def run(context: StageContext) -> dict[str, Any]:
 def policy_and_reference(path: Path, recipe: Recipe) -> tuple[PolicyWithValue, Any | None]:
     """The policy with its value head, dropout off as everywhere in PPO, and π_ref.
 
-    Under LoRA π_ref is the policy with its adapter off (None here); without, a frozen copy.
+    Under LoRA π_ref is the policy with its adapter off (None here), in 4 bits if the policy's base is; without LoRA,
+    a frozen copy.
     """
     lora = recipe.ppo.lora
-    base = load_causal_lm(path, recipe.model.dtype if lora else "float32")
+    base = load_causal_lm(path, recipe.model.dtype if lora else "float32", four_bit=recipe.ppo.quantize is not None)
     policy = add_lora(base, lora, recipe.seed) if lora else base
     reference = None if lora else load_causal_lm(path, "float32")  # the same weights as the policy's: KL 0 at first
     return PolicyWithValue(policy, base.config.hidden_size).eval(), reference
@@ -164,9 +166,7 @@ def improve_or_stop(
         raise RunStopped(f"{error}. {checkpoint.kept(context.checkpoints)}") from None
 
 
-def improve_once(
-    trainer: PpoTrainer, iteration: int, has_truth: bool
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def improve_once(trainer: PpoTrainer, iteration: int, has_truth: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """One iteration of PPO: its line of the history and its rows of samples.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Set
 from pathlib import Path
@@ -277,6 +278,50 @@ def test_a_missing_key_file(refused: Refused, tmp_path: Path) -> None:
     data = write_rows(tmp_path / "data.jsonl", ROWS)
     line = refused("privatize", "--data", data, "--output", "release", "--epsilon", "1", "--key", "nowhere.key")
     assert "nowhere.key: no such key file; make one with `private-rlhf keygen --output nowhere.key`" in line
+
+
+# --- 4 and 8 bits -----------------------------------------------------------------------------------------------------
+
+
+def test_a_four_bit_base_without_an_adapter(refused: Refused) -> None:
+    line = refused.run("ppo.quantize=4bit", "ppo.lora=null")
+    assert "ppo: quantize trains an adapter on a frozen 4-bit model: give lora its settings, not null" in line
+    assert "ppo.quantize" in refused.run("ppo.quantize=8bit")
+
+
+@pytest.mark.parametrize("section", ["ppo", "reward"])
+def test_bits_without_bitsandbytes(refused: Refused, monkeypatch: pytest.MonkeyPatch, section: str) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name, *rest: None if name == "bitsandbytes" else find_spec(name, *rest)
+    )
+    more = ["reward.mode=lora", "reward.ridge=1"] if section == "reward" else []
+    for key, value in (("quantize", "4bit"), ("optimizer", "adamw_8bit")):
+        line = refused.run(f"{section}.{key}={value}", *more)
+        assert f"{section}.{key} {value} needs bitsandbytes: install it with pip install 'private-rlhf[quant]'" in line
+
+
+@pytest.mark.parametrize("section", ["ppo", "reward"])
+def test_paged_optimiser_states_without_a_gpu(refused: Refused, monkeypatch: pytest.MonkeyPatch, section: str) -> None:
+    pytest.importorskip("bitsandbytes")
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    more = ["reward.mode=lora", "reward.ridge=1"] if section == "reward" else []
+    line = refused.run(f"{section}.optimizer=paged_adamw_8bit", *more)
+    assert f"{section}.optimizer paged_adamw_8bit needs a GPU: take adamw_8bit" in line
+
+
+@pytest.mark.parametrize("launcher", ["FSDP", "ZeRO-3"])
+def test_a_four_bit_base_that_a_launcher_would_split(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch, launcher: str
+) -> None:
+    """As every PPO run; what is split is not quantised first."""
+    if launcher == "FSDP":
+        monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    else:
+        monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+        monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3")
+    line = refused.run("ppo.quantize=4bit")
+    assert f"ppo cannot run with weights split over processes ({launcher})" in line
 
 
 # --- as a process -----------------------------------------------------------------------------------------------------

@@ -118,6 +118,15 @@ def test_the_keys_of_a_trained_backbone_are_taken() -> None:
     assert build(reward=reward).reward.early_stopping.patience == 3  # type: ignore[union-attr]
 
 
+def test_ppo_in_four_bits_trains_an_adapter() -> None:
+    ppo = build(ppo={"quantize": "4bit", "optimizer": "adamw_8bit"}).ppo
+    assert (ppo.quantize, ppo.optimizer) == ("4bit", "adamw_8bit")
+    with pytest.raises(UserError, match="r: ppo: quantize trains an adapter on a frozen 4-bit model"):
+        build(ppo={"quantize": "4bit", "lora": None})
+    with pytest.raises(UserError, match=r"ppo\.optimizer"):
+        build(ppo={"optimizer": "lion"})
+
+
 def test_the_adaptive_controller_starts_within_its_bounds() -> None:
     for bounds in ({"kl_coef_min": 0.2}, {"kl_coef_max": 0.05}):
         with pytest.raises(UserError, match=r"r: ppo: kl_coef 0\.1 must lie between kl_coef_min"):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from accelerate import Accelerator
+from pipeline_runs import Workspace
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -180,3 +182,71 @@ def test_an_adapter_on_modules_that_are_not_there_is_a_user_error(checkpoint: Pa
     settings = LoraSettings(rank=2, target_modules=["query"])
     with pytest.raises(UserError, match=r"lora\.target_modules \['query'\]: the model has none of them"):
         add_lora(load_causal_lm(checkpoint, "float32"), settings, seed=0)
+
+
+# --- 4 bits -----------------------------------------------------------------------------------------------------------
+
+
+def four_bit_adapted(path: Path, dtype: str) -> Any:
+    """As `adapted`, on a 4-bit base."""
+    model = add_lora(load_causal_lm(path, dtype, four_bit=True), LoraSettings(rank=4, scale=3.0), seed=0)
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_(0, 0.1, generator=generator)
+    return model.eval()
+
+
+def logprobs(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return torch.log_softmax(model(IDS).logits.float(), dim=-1)
+
+
+# In float32 only the order of sums differs; in bfloat16 the merged weights, and every product, are rounded.
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.1)])
+def test_what_is_written_of_a_four_bit_policy_is_what_was_trained(
+    dtype: str, tolerance: float, checkpoint: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("bitsandbytes")
+    model, tokenizer = four_bit_adapted(checkpoint, dtype), load_tokenizer(checkpoint)
+    trained = logprobs(model)
+    write_checkpoint(model, model.state_dict(), tokenizer, tmp_path / "model", dtype)
+    torch.testing.assert_close(logprobs(load_causal_lm(tmp_path / "model", dtype)), trained, atol=tolerance, rtol=0)
+    with model.disable_adapter():
+        base = logprobs(model)
+        write_checkpoint(model, model.state_dict(), tokenizer, tmp_path / "reference", dtype)
+    torch.testing.assert_close(logprobs(load_causal_lm(tmp_path / "reference", dtype)), base, atol=tolerance, rtol=0)
+    assert torch.equal(logprobs(model), trained)  # saving left the model alone
+    assert (trained - base).abs().max() > 1
+
+    # Merged into the weights before quantisation the adapter would be another policy.
+    _, state = merged_state(model, model.state_dict())
+    original = load_file(checkpoint / "model.safetensors")
+    written = load_file(tmp_path / "reference" / "model.safetensors")
+    assert written.keys() == original.keys()
+    assert state.keys() == original.keys()
+    assert (logprobs(load_causal_lm(checkpoint, dtype)) - base).abs().max() > 2 * tolerance
+    for name in ("config.json", "generation_config.json"):
+        assert "quant" not in (tmp_path / "model" / name).read_text()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_written_reference_quantises_to_itself(dtype: str, checkpoint: Path, tmp_path: Path) -> None:
+    """So a 4-bit load of it is the π_ref of training, to the last bit."""
+    pytest.importorskip("bitsandbytes")
+    model = load_causal_lm(checkpoint, dtype, four_bit=True)
+    write_checkpoint(model, model.state_dict(), load_tokenizer(checkpoint), tmp_path / "reference", dtype)
+    assert torch.equal(logprobs(load_causal_lm(tmp_path / "reference", dtype, four_bit=True)), logprobs(model))
+
+
+def test_four_bits_without_bitsandbytes_name_the_remedy(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="4-bit loading needs bitsandbytes: install it with pip install"):
+        load_causal_lm(checkpoint, "float32", four_bit=True)
+
+
+def test_bitsandbytes_advertises_nothing(workspace: Workspace) -> None:
+    """peft imports it wherever it is installed."""
+    pytest.importorskip("bitsandbytes")
+    done = workspace.finish([sys.executable, "-c", "import pipeline, bitsandbytes"])
+    assert (done.returncode, done.stderr) == (0, "")

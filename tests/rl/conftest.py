@@ -106,11 +106,11 @@ class Problem:
 
     # --- a trainer ---
 
-    def trainer(self, lora: bool = True, seed: int = 0, **settings: Any) -> PpoTrainer:
+    def trainer(self, lora: bool = True, seed: int = 0, rank: int = 8, **settings: Any) -> PpoTrainer:
         """A fresh one from π_ref; the problem's own model stays as it is."""
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
-        config = PpoConfig(**{"lora": LoraSettings(rank=8) if lora else None, "entropy_coef": 0.0, **settings})
+        config = PpoConfig(**{"lora": LoraSettings(rank=rank) if lora else None, "entropy_coef": 0.0, **settings})
         base = copy.deepcopy(self.model)
         policy = add_lora(base, config.lora, seed) if config.lora else base.requires_grad_(True)
         reference = None if config.lora else copy.deepcopy(self.model)
