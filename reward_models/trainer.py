@@ -23,6 +23,7 @@ from trl.trainer.reward_trainer import DataCollatorForPreference
 
 from reward_models.bound import bounded_reward, check_reward_bound
 from reward_models.length_groups import PairLengthSampler
+from reward_models.lora import speed_up
 from reward_models.losses import SMOOTHING_REFUSED, check_epsilon, get_loss, keep_prob, privacy_factor
 from reward_models.model import check_pad_token, unwrap
 from reward_models.shared_prompt import can_share, join_pairs, pair_scores, pick_attention, row_length
@@ -129,6 +130,7 @@ class PrivateRewardTrainer(RewardTrainer):
         for name, value in model.named_parameters():
             if name in exact:
                 value.data = exact[name]
+        speed_up(self.model)
 
     def _prepare_dataset(self, dataset: Any, processing_class: Any, args: RewardConfig, dataset_name: str) -> Any:
         columns = list(dataset.column_names or next(iter(dataset)))
