@@ -13,14 +13,15 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.core import atomic, rundir
 from pipeline.core.checkpoints import extra_reward_digests, folder_digest
-from pipeline.core.config import to_tree
+from pipeline.core.config import effective, to_tree
 from pipeline.core.errors import UserError
 from pipeline.core.metrics import write_metrics
 from pipeline.core.recipe import Recipe
@@ -141,7 +142,7 @@ def upstream_of(spec: StageSpec, recipe: Recipe) -> tuple[str, ...]:
 
 def stage_fingerprint(spec: StageSpec, recipe: Recipe, run: RunDir) -> str:
     """Identity of what the stage would compute; upstream stages enter through their own fingerprints."""
-    tree = to_tree(recipe)
+    tree = effective(Recipe, to_tree(recipe))
     upstream = {name: (run.manifest(name) or {}).get("fingerprint") for name in upstream_of(spec, recipe)}
     return rundir.fingerprint(
         {
@@ -156,7 +157,7 @@ def stage_fingerprint(spec: StageSpec, recipe: Recipe, run: RunDir) -> str:
 
 def settings_fingerprint(spec: StageSpec, recipe: Recipe) -> str:
     """Identity of what the recipe alone says about the stage."""
-    tree = to_tree(recipe)
+    tree = effective(Recipe, to_tree(recipe))
     return rundir.fingerprint({section: tree[section] for section in spec.sections})
 
 
@@ -270,19 +271,12 @@ def execute(recipe: Recipe, run: RunDir, selection: Selection) -> None:
     """Runs the selected stages that are not up to date, in order."""
     world = join_world()
     lines = check(recipe, run, selection, world)
-    fresh = not run.root.exists()
-    barrier(world)  # every process has read the same state before any changes it
-    _claim(recipe, run, world)
-    try:
+    with _claimed(recipe, run, world):
         for line in lines:
             if line.runs:
                 run_stage(StageContext(recipe, run, world, line.spec))
             elif world.main and line.spec.name in selection.names:
                 say(f"{line.spec.name}: up to date, skipped")
-    except UserError:
-        if fresh and world.main and not any(run.manifest(name) for name in NAMES):
-            shutil.rmtree(run.root, ignore_errors=True)  # a refusal leaves nothing behind, not even an empty run
-        raise
 
 
 def execute_one(name: str, recipe: Recipe, run: RunDir) -> None:
@@ -294,13 +288,11 @@ def execute_one(name: str, recipe: Recipe, run: RunDir) -> None:
     reason = _why_run(spec, recipe, run, run.manifest(name), set())
     if reason is not None:
         _check_needs(recipe, run, [spec], world)
-    barrier(world)
-    _claim(recipe, run, world)
-    if reason is None:
-        if world.main:
+    with _claimed(recipe, run, world):
+        if reason is not None:
+            run_stage(StageContext(recipe, run, world, spec))
+        elif world.main:
             say(f"{name}: up to date, skipped")
-        return
-    run_stage(StageContext(recipe, run, world, spec))
 
 
 def run_stage(context: StageContext) -> None:
@@ -351,6 +343,20 @@ def _module(spec: StageSpec) -> Any:
 def say(line: str) -> None:
     """One progress line on stderr."""
     print(f"[private-rlhf] {line}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _claimed(recipe: Recipe, run: RunDir, world: World) -> Iterator[None]:
+    """The run directory is this recipe's; a refusal in the block leaves nothing behind, not even an empty new run."""
+    fresh = not run.root.exists()
+    barrier(world)  # every process has read the same state before any changes it
+    _claim(recipe, run, world)
+    try:
+        yield
+    except UserError:
+        if fresh and world.main and not any(run.manifest(name) for name in NAMES):
+            shutil.rmtree(run.root, ignore_errors=True)
+        raise
 
 
 def _claim(recipe: Recipe, run: RunDir, world: World) -> None:

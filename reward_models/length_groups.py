@@ -13,9 +13,9 @@ POOL = 50
 class PairLengthSampler(Sampler[int]):
     """The order of an epoch: pools of `POOL` random global batches, sorted by length within, batches then shuffled.
 
-    `lengths` (n,) in tokens of the longer response of each pair, which is what both are padded to; `batch_size` is the
-    global one, over processes and accumulation steps, so sharding changes no batch. The order is a function of `seed`
-    and the epoch alone. A last, incomplete batch of the epoch stays last.
+    `lengths` (n,) in tokens of what is padded: the row of a pair, or its longer text where the two have rows of their
+    own; `batch_size` is the global one, over processes and accumulation steps, so sharding changes no batch. The order
+    is a function of `seed` and the epoch alone. A last, incomplete batch of the epoch stays last.
     """
 
     def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:

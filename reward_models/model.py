@@ -83,7 +83,7 @@ def build_reward_backbone(
     return cast(PreTrainedModel, model.eval())
 
 
-def _unwrap(model: nn.Module) -> nn.Module:
+def unwrap(model: nn.Module) -> nn.Module:
     """The transformers model inside a PEFT wrapper (adapters stay active), or the model itself."""
     get_base_model = getattr(model, "get_base_model", None)
     return get_base_model() if callable(get_base_model) else model
@@ -91,12 +91,12 @@ def _unwrap(model: nn.Module) -> nn.Module:
 
 def score_layer(model: nn.Module) -> nn.Linear:
     """The bias-free (d -> 1) head, also inside PEFT's `modules_to_save`; ValueError when the model has none."""
-    head = getattr(_unwrap(model), "score", None)
+    head = getattr(unwrap(model), "score", None)
     copies = getattr(head, "modules_to_save", None)
     if copies is not None:
         head = copies[head.active_adapters[0]]  # type: ignore[union-attr]
     if not isinstance(head, nn.Linear) or head.out_features != 1 or head.bias is not None:
-        name = type(_unwrap(model)).__name__
+        name = type(unwrap(model)).__name__
         raise ValueError(f"{name} has no bias-free `score` layer with one output; load it with num_labels=1")
     return head
 
@@ -117,7 +117,7 @@ class ScoreHead(nn.Linear):
 def set_score_weight(model: nn.Module, weight: Tensor) -> None:
     """Write w (d,) into the score layer and make that a float32 `ScoreHead`."""
     head = score_layer(model)
-    inner: Any = _unwrap(model)
+    inner: Any = unwrap(model)
     if inner.score is head and not isinstance(head, ScoreHead):
         trainable = head.weight.requires_grad
         head = ScoreHead(head.in_features, 1, bias=False, device=head.weight.device)
@@ -155,14 +155,14 @@ class RewardModel:
         score_layer(model)
         self.model = model
         self.reward_bound = check_reward_bound(reward_bound)
-        inner: Any = _unwrap(model)
+        inner: Any = unwrap(model)
         self._backbone: nn.Module = getattr(inner, inner.base_model_prefix)
         self._takes_positions = "position_ids" in inspect.signature(self._backbone.forward).parameters
 
     @property
     def config(self) -> PretrainedConfig:
         """The transformers config of the inner model."""
-        return cast(PretrainedConfig, _unwrap(self.model).config)
+        return cast(PretrainedConfig, unwrap(self.model).config)
 
     @property
     def weight(self) -> Tensor:
@@ -200,8 +200,8 @@ def merge_adapters(model: nn.Module, dtype: torch.dtype | None = None) -> PreTra
     dequantised weights, and the adapter added to those.
     """
     merge_and_unload = getattr(model, "merge_and_unload", None)
-    if is_four_bit(_unwrap(model)):
-        merged = dense_copy(_unwrap(model))
+    if is_four_bit(unwrap(model)):
+        merged = dense_copy(unwrap(model))
         set_score_weight(merged, score_layer(model).weight[0])
     elif callable(merge_and_unload):
         model.float()

@@ -24,14 +24,20 @@ from trl.trainer.reward_trainer import DataCollatorForPreference
 from reward_models.bound import bounded_reward, check_reward_bound
 from reward_models.length_groups import PairLengthSampler
 from reward_models.losses import SMOOTHING_REFUSED, check_epsilon, get_loss, keep_prob, privacy_factor
-from reward_models.model import check_pad_token
+from reward_models.model import check_pad_token, unwrap
+from reward_models.shared_prompt import can_share, join_pairs, pair_scores, pick_attention, row_length
 
 _LEGACY_COLUMNS = {"chosen_input_ids": "chosen_ids", "rejected_input_ids": "rejected_ids"}
 
 
 @dataclass
 class PairCollator(DataCollatorForPreference):
-    """TRL's collator with a check: transformers pools "the last id that is not pad", so no sequence may end in pad."""
+    """TRL's collator with a check: transformers pools "the last id that is not pad", so no sequence may end in pad.
+
+    With `share` a pair becomes one row (`shared_prompt`), unless two rows are less to compute.
+    """
+
+    share: bool = False
 
     def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         for example in examples:
@@ -40,6 +46,10 @@ class PairCollator(DataCollatorForPreference):
                 if len(ids) == 0 or ids[-1] == self.pad_token_id:
                     problem = "is empty" if len(ids) == 0 else f"ends in the pad token {self.pad_token_id}"
                     raise ValueError(f"{column} of a row {problem}; end rendered texts in another token")
+        pairs = [(example["chosen_ids"], example["rejected_ids"]) for example in examples]
+        longest = max(len(text) for pair in pairs for text in pair)
+        if self.share and max(row_length(*pair) for pair in pairs) < 2 * longest:
+            return join_pairs(pairs, self.pad_token_id)
         return super().torch_call(examples)
 
 
@@ -66,8 +76,9 @@ class PrivateRewardTrainer(RewardTrainer):
     `debiased_accuracy` = (private_accuracy − (1−α))/(2α−1), unclipped, an estimate of the accuracy on true labels.
     `eval_loss` is the held-out loss; for the default loss, the private log-likelihood.
 
-    `train_sampling_strategy="group_by_length"` groups pairs by the longer response (`PairLengthSampler`); it needs
-    `remove_unused_columns=False`.
+    `train_sampling_strategy="group_by_length"` groups pairs by their rows' lengths (`PairLengthSampler`); it needs
+    `remove_unused_columns=False`. Where the model allows it, the prompt of a pair is computed once (`shared_prompt`;
+    `share_prompts=False`: never), which changes scores and gradients by rounding alone; `num_tokens` counts it once.
     """
 
     _tag_names = ["trl", "reward-trainer", "private-rlhf"]  # noqa: RUF012 - as in the parent class
@@ -80,6 +91,7 @@ class PrivateRewardTrainer(RewardTrainer):
         epsilon: float,
         loss: str = "private_likelihood",
         reward_bound: float | None = None,
+        share_prompts: bool = True,
         train_dataset: Dataset | IterableDataset,
         eval_dataset: Dataset | IterableDataset | dict[str, Dataset] | None = None,
         processing_class: Any,
@@ -96,7 +108,10 @@ class PrivateRewardTrainer(RewardTrainer):
             raise ValueError(
                 f"the tokenizer pads with {processing_class.pad_token_id}, the model with {pad}; make them agree"
             )
-        kwargs.setdefault("data_collator", PairCollator(pad_token_id=pad))
+        self._share = share_prompts and can_share(model) and args.n_gpu <= 1 and not args.torch_compile
+        attention = cast(Any, unwrap(model)).config._attn_implementation
+        self._picks_attention = attention == "sdpa" and args.device.type == "cpu"
+        kwargs.setdefault("data_collator", PairCollator(pad_token_id=pad, share=self._share))
         exact: dict[str, Tensor] = {}
         if getattr(model, "is_loaded_in_4bit", False):
             # TRL rounds what is trained on a 4-bit model to bfloat16: small steps are lost, and digits of a warm head.
@@ -137,10 +152,8 @@ class PrivateRewardTrainer(RewardTrainer):
         rows = self.train_dataset if train_dataset is None else train_dataset
         if self.args.train_sampling_strategy != "group_by_length" or not isinstance(rows, Dataset):
             return super()._get_train_sampler(train_dataset)
-        lengths = [
-            max(len(chosen), len(rejected))
-            for chosen, rejected in zip(rows["chosen_ids"], rows["rejected_ids"], strict=True)
-        ]
+        pairs = zip(rows["chosen_ids"], rows["rejected_ids"], strict=True)
+        lengths = [row_length(*pair) if self._share else max(map(len, pair)) for pair in pairs]
         seed = self.args.data_seed if self.args.data_seed is not None else self.args.seed
         size = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.accelerator.num_processes
         sampler = PairLengthSampler(lengths, size, seed)
@@ -161,12 +174,22 @@ class PrivateRewardTrainer(RewardTrainer):
         for start in range(0, len(mine), self.args.per_device_eval_batch_size):
             part = mine[start : start + self.args.per_device_eval_batch_size]
             inputs = self._prepare_inputs(self.data_collator([rows[index] for index in part]))
-            raw_chosen, raw_rejected = model(**inputs, use_cache=False).logits.squeeze(-1).float().chunk(2)
+            (raw_chosen, raw_rejected), _ = self._raw_scores(model, inputs)
             margin = bounded_reward(raw_chosen, self.reward_bound) - bounded_reward(raw_rejected, self.reward_bound)
             found += get_loss(name).value(margin, torch.ones_like(margin), self.epsilon).tolist()
         model.train(training)
         gathered = dict(gather_object(list(zip(mine, found, strict=True))))
         return torch.tensor([gathered[index] for index in range(len(rows))], dtype=torch.float64)
+
+    def _raw_scores(self, model: nn.Module, inputs: dict[str, Any]) -> tuple[Tensor, Any]:
+        """u (2, B) float32 of chosen and rejected texts, and the model's output with logits (2B, 1), chosen first."""
+        plain = cast(nn.Module, self.model)
+        if self._picks_attention:
+            pick_attention(plain, inputs["input_ids"].shape[1])
+        if "segments" in inputs:
+            return pair_scores(model, plain, inputs)
+        outputs = model(**inputs, use_cache=False)
+        return outputs.logits.squeeze(-1).float().view(2, -1), outputs
 
     def compute_loss(
         self,
@@ -175,10 +198,9 @@ class PrivateRewardTrainer(RewardTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Mean private loss of the batch: inputs hold 2B sequences, the chosen ones first."""
+        """Mean private loss of the batch, as `PairCollator` makes it."""
         mode = "train" if model.training else "eval"
-        outputs = model(**inputs, use_cache=False)
-        raw_chosen, raw_rejected = outputs.logits.squeeze(-1).float().chunk(2)
+        (raw_chosen, raw_rejected), outputs = self._raw_scores(model, inputs)
         margin = bounded_reward(raw_chosen, self.reward_bound) - bounded_reward(raw_rejected, self.reward_bound)
         loss = self.preference_loss.value(margin, torch.ones_like(margin), self.epsilon).mean()
         if self._centring is not None:

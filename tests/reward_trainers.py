@@ -14,6 +14,8 @@ from trl import RewardConfig
 from reward_models.model import build_reward_backbone, set_score_weight
 from reward_models.trainer import PrivateRewardTrainer
 
+OF_THE_TRAINER = ("loss", "peft_config", "eval_dataset", "model", "callbacks", "share_prompts")
+
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """Tokens <pad>, <s>, </s>, w3 ... w63, split at spaces."""
@@ -49,9 +51,7 @@ def make_trainer(causal_lm: Path, output: Path, **changes: Any) -> PrivateReward
     }
     own = {"epsilon": 1.0, "reward_bound": 4.0, "train_dataset": make_rows(), "processing_class": make_tokenizer()}
     for name, value in changes.items():
-        (own if name in {*own, "loss", "peft_config", "eval_dataset", "model", "callbacks"} else arguments)[name] = (
-            value
-        )
+        (own if name in {*own, *OF_THE_TRAINER} else arguments)[name] = value
     if "model" not in own:
         own["model"] = build_reward_backbone(causal_lm)
         set_score_weight(own["model"], 0.3 * torch.randn(32, generator=torch.Generator().manual_seed(4)))

@@ -21,6 +21,10 @@ from pipeline.core.errors import UserError
 
 T = TypeVar("T")
 
+NO_EFFECT = "no effect on results"
+"""Marks a key of a recipe, as Annotated[…, NO_EFFECT]: it changes what is shown or logged, and nothing that is learnt
+or measured. No stage runs again for it."""
+
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file; `UserError` when it is missing, broken, or no mapping."""
@@ -112,6 +116,18 @@ def to_tree(config: Any) -> dict[str, Any]:
     """The plain nested mapping of a resolved config, for saving and printing."""
     tree: dict[str, Any] = TypeAdapter(type(config)).dump_python(config, mode="python")
     return _plain(tree)
+
+
+def effective(schema: Any, tree: Any) -> Any:
+    """`tree` of the dataclass `schema` without the keys that are marked `NO_EFFECT`, at any depth."""
+    schema = _dataclass_of(schema)
+    if schema is not None and isinstance(tree, list):
+        return [effective(schema, item) for item in tree]
+    if schema is None or not isinstance(tree, Mapping):
+        return tree
+    hints = typing.get_type_hints(schema, include_extras=True)
+    kept = {key: value for key, value in tree.items() if NO_EFFECT not in getattr(hints.get(key), "__metadata__", ())}
+    return {key: effective(hints.get(key), value) for key, value in kept.items()}
 
 
 def _plain(value: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
+from pipeline.core.config import NO_EFFECT
 from pipeline.core.recipe_parts import (
     SMOOTHING,
     STRICT,
@@ -256,14 +257,15 @@ class PpoConfig:
     """null: fused AdamW, as `adamw`. The 8-bit ones need bitsandbytes, the paged one a GPU."""
     save_every: int = Field(default=10, gt=0)
     """Iterations between checkpoints."""
-    sample_every: int = Field(default=0, ge=0)
-    """Iterations between samples in ppo/samples.jsonl, one of which is shown as well; 0: none."""
-    sample_count: int = Field(default=4, gt=0)
+    sample_every: Annotated[int, NO_EFFECT] = Field(default=0, ge=0)
+    """Iterations between samples in ppo/samples.jsonl, one of which is shown as well; 0: none. A finished stage does
+    not run again for this key and the next three."""
+    sample_count: Annotated[int, NO_EFFECT] = Field(default=4, gt=0)
     """Responses of such an iteration that are written, evenly spaced."""
-    report_to: list[Literal["tensorboard", "wandb", "trackio"]] = Field(default_factory=list)
+    report_to: Annotated[list[Literal["tensorboard", "wandb", "trackio"]], NO_EFFECT] = Field(default_factory=list)
     """Trackers that get the numbers of each iteration, from the main process; none by default. They stay on this
     machine unless their own environment variables say otherwise (WANDB_MODE=online)."""
-    report_samples: bool = False
+    report_samples: Annotated[bool, NO_EFFECT] = False
     """Trackers also get the sample that is shown. Without it no prompt and no response ever reaches them."""
 
     def __post_init__(self) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core import atomic
-from pipeline.core.config import dump_yaml, read_yaml, to_tree
+from pipeline.core.config import dump_yaml, effective, read_yaml, to_tree
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 
@@ -75,9 +75,11 @@ class RunDir:
             raise UserError(f"{self.root} exists, is not empty and is no run directory: choose another --run-dir")
 
     def changed_keys(self, recipe: Recipe) -> list[str]:
-        """The keys (`section.key`) in which the recipe differs from the one of the last start; none at the first."""
+        """The keys (`section.key`) with an effect in which the recipe differs from that of the last start, if any."""
         saved = self.root / "recipe.yaml"
-        return sorted(_differences(read_yaml(saved), to_tree(recipe))) if saved.is_file() else []
+        if not saved.is_file():
+            return []
+        return sorted(_differences(*(effective(Recipe, tree) for tree in (read_yaml(saved), to_tree(recipe)))))
 
     def claim(self, recipe: Recipe) -> None:
         """Checks the directory, creates it, and saves the resolved recipe and the environment in it."""

@@ -33,7 +33,7 @@ def mean_logprobs(
         picked = order[start : start + batch_size]
         batch = token_batch([rows[i][0] for i in picked], [rows[i][1] for i in picked], pad_token_id, device)
         logits, _ = response_forward(model, batch)
-        logprobs = token_logprobs(logits, batch.response_ids) * batch.response_mask
+        logprobs = batch.spread(token_logprobs(logits, batch.tokens))
         result[picked] = (logprobs.sum(dim=1) / batch.response_mask.sum(dim=1)).cpu().numpy()
         bar.update(len(picked))
     bar.close()

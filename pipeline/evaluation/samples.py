@@ -75,9 +75,7 @@ class Sampler:
         groups = [self._answers(prompts, rows, kl=rows is policy) for rows in (reference, policy, drawn)]
         for position, (index, prompt) in enumerate(prompts):
             results.append(
-                PromptResult(
-                    index, prompt, groups[0][position], groups[1][position], groups[2][position][:candidates]
-                )
+                PromptResult(index, prompt, groups[0][position], groups[1][position], groups[2][position][:candidates])
             )
         return results
 
@@ -146,7 +144,7 @@ class Sampler:
             )
             logits, _ = response_forward(self.policy, batch)
             reference_logits, _ = response_forward(self.reference, batch)
-            summed = (token_kl(logits, reference_logits) * batch.response_mask).sum(dim=1)
+            summed = batch.spread(token_kl(logits, reference_logits)).sum(dim=1)
             for index, value in zip(picked, summed.tolist(), strict=True):
                 result[index] = value
         return result

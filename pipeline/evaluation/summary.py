@@ -132,19 +132,42 @@ class Summary:
 
         None where that gain is not clearly above 0: a share of nothing says nothing.
         """
-        if not self.has_truth or not self.results[0].candidates:
+        policy, ideal = self.policy_gain(), self.gibbs_gain()
+        if policy is None or ideal is None:
             return None
-        answers = [result.policy for result in self.results]
-        assert self.reference_truth is not None
-        policy = per_prompt(answers, "true_reward") - self.kl_coef * per_prompt(answers, "kl") - self.reference_truth
-        gibbs = self.gibbs(self.kl_coef)
-        assert gibbs.true_reward is not None
-        ideal = gibbs.true_reward - self.kl_coef * gibbs.kl - self.reference_truth
         if bootstrap_mean(ideal, self.seed).ci_low <= 0:
             return None
         picks = np.random.default_rng(self.seed).integers(0, len(policy), size=(resamples, len(policy)))
         low, high = np.percentile(policy[picks].mean(axis=1) / ideal[picks].mean(axis=1), [2.5, 97.5])
         return Estimate(float(policy.mean() / ideal.mean()), float(low), float(high), len(policy))
+
+    def policy_gain(self) -> np.ndarray | None:
+        """(n,) gain of the trained policy over π_ref in the true J, prompt by prompt; None without a truth."""
+        if self.reference_truth is None:
+            return None
+        answers = [result.policy for result in self.results]
+        return per_prompt(answers, "true_reward") - self.kl_coef * per_prompt(answers, "kl") - self.reference_truth
+
+    def gibbs_gain(self) -> np.ndarray | None:
+        """(n,) the same of the Gibbs policy of r̂ at kl_coef; None without a truth or without candidates."""
+        if self.reference_truth is None or not self.results[0].candidates:
+            return None
+        gibbs = self.gibbs(self.kl_coef)
+        assert gibbs.true_reward is not None
+        return gibbs.true_reward - self.kl_coef * gibbs.kl - self.reference_truth
+
+    def by_prompt(self) -> list[dict[str, Any]]:
+        """One row per prompt of what the means are made of, so that two runs can be compared on equal prompts."""
+        columns = {
+            "kl": per_prompt([result.policy for result in self.results], "kl"),
+            "objective_gain": self.policy_gain(),
+            "gibbs_objective_gain": self.gibbs_gain(),
+        }
+        return [
+            {"index": result.index}
+            | {name: None if values is None else float(values[place]) for name, values in columns.items()}
+            for place, result in enumerate(self.results)
+        ]
 
     def _win_rates(self, policy: Sequence[Answer]) -> dict[str, Any]:
         """Win rates of one answer per prompt against π_ref's first, on the same prompts."""

@@ -23,6 +23,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from pipeline.lm.packed import packed_linears
+
 STRIDE = 8  # tokens; shorter strides free ended rows sooner, and copy the cache more often
 
 
@@ -104,7 +106,7 @@ def sample_responses(
     for number in range(largest(len(starts), device) if together else len(starts)):
         indices = order[number * batch_size : (number + 1) * batch_size]
         mine, noise = [prompts[i] for i in indices] or [[eos_token_id]], [keys[i] for i in indices] or [0]
-        with fused_attention(model):
+        with fused_attention(model), packed_linears(model, len(mine)):
             rows = _decode(model, mine, noise, sampling, pad_token_id, eos_token_id, together)
         for index, row in zip(indices, rows if indices else [], strict=True):
             responses[index] = row

@@ -1,4 +1,4 @@
-"""What the TRL-based stages share: arguments for the machine at hand, a checked passthrough, whole checkpoints only."""
+"""What the TRL-based stages share: arguments for the machine at hand, whole checkpoints, saving what was trained."""
 
 from __future__ import annotations
 
@@ -9,12 +9,20 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import PartialState
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    PreTrainedTokenizerBase,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from pipeline.core import atomic
 from pipeline.core.config import nearest
 from pipeline.core.errors import UserError
 from pipeline.core.world import World, global_batch, on_cpu
+from pipeline.lm.models import save_merged
 
 T = TypeVar("T")
 
@@ -149,3 +157,12 @@ def last_whole_checkpoint(checkpoints: Path) -> str | None:
 def loss_history(state: TrainerState) -> list[list[float]]:
     """[[step, loss], …] of a finished training run."""
     return [[entry["step"], entry["loss"]] for entry in state.log_history if "loss" in entry]
+
+
+def save_trained(trainer: Trainer, tokenizer: PreTrainedTokenizerBase, target: Path, dtype: str) -> None:
+    """Saves what a trainer has trained as an ordinary checkpoint in `dtype`, its adapter merged.
+
+    Every process calls it: weights that FSDP or DeepSpeed has split are gathered from the wrapped model.
+    """
+    state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+    save_merged(trainer.accelerator, trainer.model, tokenizer, target, dtype, state=state)

@@ -19,6 +19,7 @@ from pipeline.core.errors import UserError
 from pipeline.core.recipe import ModelConfig
 from pipeline.core.recipe_parts import LoraSettings
 from pipeline.core.world import on_cpu
+from reward_models.lora import speed_up
 from reward_models.quantised import dense_copy, four_bit_config, is_four_bit, keep_differentiable
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def add_lora(model: PreTrainedModel, settings: LoraSettings, seed: int) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            return get_peft_model(model, lora_config(settings, "CAUSAL_LM", model), autocast_adapter_dtype=True)
+            return speed_up(get_peft_model(model, lora_config(settings, "CAUSAL_LM", model)))
         except ValueError as error:
             if "arget modules" not in str(error):
                 raise

@@ -44,6 +44,10 @@ LOGGED = ("policy_loss", "value_loss", "entropy", "clip_fraction", "approx_kl")
 """What a step reports, in the order in which `PpoTrainer._loss` gives it; means over tokens."""
 
 
+EVALUATED = 4
+"""Micro-batches that fit into one without a backward pass, which keeps no activations."""
+
+
 class PpoTrainer:
     """Holds the prepared policy, its optimiser, the scorer and the KL controller.
 
@@ -239,7 +243,7 @@ class PpoTrainer:
         """
         order = by_length(prompts, responses, range(len(prompts)))
         found: dict[int, tuple[list[float], list[float], list[float]]] = {}
-        size = self._micro_batch_size()
+        size = EVALUATED * self._micro_batch_size()
         model = self.accelerator.unwrap_model(self.model)
         for start in range(0, len(order), size):
             picked = order[start : start + size]
@@ -260,7 +264,7 @@ class PpoTrainer:
         """(B, C) log-probabilities under π_ref."""
         with self._reference_model() as reference:
             logits, _ = response_forward(reference, batch)
-        return token_logprobs(logits, batch.response_ids, self.config.temperature)
+        return batch.spread(token_logprobs(logits, batch.tokens, self.config.temperature))
 
     # --- improving ----------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from pipeline.data.release import ReleasedPair
 from pipeline.data.render import Renderer, keep_fitting
 from pipeline.lm import hf_trainer
 from pipeline.lm.dpo_training import PrivateDpoTrainer, pair_dataset, trl_loss
-from pipeline.lm.models import add_lora, load_causal_lm, load_tokenizer, save_merged
+from pipeline.lm.models import add_lora, load_causal_lm, load_tokenizer
 from pipeline.lm.released import write_beside
 from pipeline.runner import StageContext
 from pipeline.stages.entry import main_for
@@ -68,14 +68,7 @@ def run(context: StageContext) -> dict[str, Any]:
     trainer.train(resume_from_checkpoint=hf_trainer.last_whole_checkpoint(context.checkpoints))
 
     # --- results ------------------------------------------------------------------------------------------------------
-    save_merged(
-        trainer.accelerator,
-        trainer.model,
-        renderer.tokenizer,
-        context.folder / "model",
-        recipe.model.dtype,
-        state=trainer.accelerator.get_state_dict(trainer.model_wrapped),
-    )
+    hf_trainer.save_trained(trainer, renderer.tokenizer, context.folder / "model", recipe.model.dtype)
     history = hf_trainer.loss_history(trainer.state)
     if context.world.main:
         atomic.write_json(context.folder / "history.json", {"loss": history})

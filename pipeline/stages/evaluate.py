@@ -5,7 +5,7 @@ the likelihood win rate beside the longer-answer rule, and the Gibbs policy of t
 
 Reads:   sft/model (π_ref; ppo/reference under ppo.quantize), ppo/model (or dpo/model), reward/model, held-out prompts,
          privatize/evaluation.
-Writes:  evaluate/evaluation.json, evaluate/samples.json.
+Writes:  evaluate/evaluation.json, evaluate/samples.json, evaluate/by_prompt.json (for paired comparisons of runs).
 Run alone: accelerate launch -m pipeline.stages.evaluate --config RECIPE [--run-dir DIR]
 """
 
@@ -118,6 +118,7 @@ def run(context: StageContext) -> dict[str, Any]:
     }
     if accelerator.is_main_process:
         atomic.write_json(context.folder / "evaluation.json", evaluation)
+        atomic.write_json(context.folder / "by_prompt.json", summary.by_prompt())
         atomic.write_json(context.folder / "samples.json", shown_samples(results, summary, recipe))
     return {"prompts": len(results), "pairs": len(pairs), "summary": headline(methods[method_name(recipe)], ratio)}
 

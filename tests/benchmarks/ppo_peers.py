@@ -8,8 +8,8 @@ Loops, each in a process of its own, taking turns iteration by iteration:
                 (--mc-dropout: ten passes), entropy over the whole vocabulary, default AdamW
     ours-full   this project's PpoTrainer with `lora: null`, same dtype and same trained weights
     ours-lora   the default recipe: LoRA on bfloat16 weights (in the fp32 table too)
-    trl         with --trl: TRL 1.10's experimental PPO, run by that interpreter, e.g. of an environment made with
-                `python -m venv ENV && ENV/bin/pip install torch trl==1.10.0 pandas`
+    trl         with --trl: TRL 1.10's experimental PPO, in an environment of its own that this script makes and throws
+                away (or keeps and uses again in --trl-env DIR), or run by the interpreter --trl ENV/bin/python
 
 16 prompts (HH-RLHF where PRIVATE_RLHF_TEST_DATA names it, else the built-in ones), at most 256 + 64 tokens, 3 epochs,
 minibatches of 4, temperature 1. `tokens` are response tokens up to the end of turn. Samples differ between loops, and
@@ -27,9 +27,12 @@ What is not alike:
   passes of `reference` all say the same.
 - TRL trains a second whole model as value net (see `trainable`), reads log-probabilities off the sampler's logits,
   does not clip gradients, and its entropy is logged, not trained.
+- TRL's own defaults are its row of the fp32 table. Its `bf16` and `gradient_checkpointing` are on by default and change
+  nothing: its PPO hands neither to accelerate or the model (transformers 5), which is loaded in float32. Its adapters
+  (`peft_config`) are for the policy alone; the value net is trained whole. Against them stands `trl / ours-lora` there.
 - Memory: all loops are loaded at the same time (some 20 GiB in fp32 with TRL for SmolLM2-135M).
 
-Run:  python tests/benchmarks/ppo_peers.py [--model smollm2|tiny|PATH] [--dtype both] [--trl ENV/bin/python]
+Run:  python tests/benchmarks/ppo_peers.py [--model smollm2|tiny|PATH] [--dtype both] [--trl]
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ from typing import Any
 
 import peer_inputs
 from peer_processes import Measured, in_turn, spread, table, write_json
+from trl_environment import trl_interpreter
 
 HERE = Path(__file__).parent
 PHASES = ("generate", "score", "update")
@@ -133,6 +137,16 @@ def compare(arguments: argparse.Namespace, settings: dict[str, Any], dtype: str)
     return {"loops": results, "ratios": factors}
 
 
+def measure(arguments: argparse.Namespace) -> None:
+    """All tables that were asked for."""
+    settings = settings_of(arguments)
+    lengths = [len(ids) for ids in settings["prompt_ids"]]
+    print(f"{arguments.model}; {len(lengths)} {settings['source']} prompts of {min(lengths)}-{max(lengths)} tokens")
+    dtypes = ["fp32", "bf16"] if arguments.dtype == "both" else [arguments.dtype]
+    result = {dtype: compare(arguments, settings, dtype) for dtype in dtypes}
+    write_json(arguments.output, {"settings": settings, **result})
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -141,7 +155,14 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=3)
     parser.add_argument("--warmup", type=int, default=1, help="rounds that are run and not counted")
     parser.add_argument("--mc-dropout", action="store_true", help="score with uncertainty")
-    parser.add_argument("--trl", metavar="ENV_PYTHON", help="an interpreter that has trl 1.10")
+    parser.add_argument(
+        "--trl",
+        nargs="?",
+        const="auto",
+        metavar="ENV_PYTHON",
+        help="an interpreter that has trl 1.10; without a value, or 'auto': of an environment made here",
+    )
+    parser.add_argument("--trl-env", type=Path, metavar="DIR", help="where that environment is kept and used again")
     parser.add_argument("--loops", nargs="+", choices=["reference", "ours-full", "ours-lora", "trl"])
     parser.add_argument("--rollouts", type=int, default=16)
     parser.add_argument("--max-prompt", type=int, default=256)
@@ -150,12 +171,10 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=Path("runs/cache"), help="where converted models are kept")
     parser.add_argument("--output", type=Path, metavar="JSON")
     arguments = parser.parse_args()
-    settings = settings_of(arguments)
-    lengths = [len(ids) for ids in settings["prompt_ids"]]
-    print(f"{arguments.model}; {len(lengths)} {settings['source']} prompts of {min(lengths)}-{max(lengths)} tokens")
-    dtypes = ["fp32", "bf16"] if arguments.dtype == "both" else [arguments.dtype]
-    result = {dtype: compare(arguments, settings, dtype) for dtype in dtypes}
-    write_json(arguments.output, {"settings": settings, **result})
+    with tempfile.TemporaryDirectory() as folder:
+        if arguments.trl == "auto" or (arguments.trl_env and not arguments.trl):
+            arguments.trl = trl_interpreter(arguments.trl_env or Path(folder))
+        measure(arguments)
 
 
 if __name__ == "__main__":

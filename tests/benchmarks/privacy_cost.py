@@ -25,9 +25,9 @@ from typing import Any
 import matplotlib
 import numpy as np
 import torch
+from epsilon_tables import cell, interval, name_of
 from safetensors import safe_open
 from safetensors.torch import save_file
-from scipy import stats
 from tqdm import tqdm
 
 from pipeline.core import atomic
@@ -173,25 +173,6 @@ def measure(pool: Pool, recipe: Recipe, seeds: Sequence[int]) -> Iterator[dict[s
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """(mean, half width of the 95 % t interval)."""
-    mean, count = float(np.mean(values)), len(values)
-    if count < 2:
-        return mean, math.nan
-    return mean, float(stats.t.ppf(0.975, count - 1) * np.std(values, ddof=1) / math.sqrt(count))
-
-
-def cell(values: Sequence[float]) -> str:
-    """mean ± half width."""
-    mean, half = interval(values)
-    return f"{mean:+.2f} ± {half:.2f}"
-
-
-def name_of(epsilon: float) -> str:
-    """ε as printed."""
-    return "∞" if math.isinf(epsilon) else f"{epsilon:g}"
 
 
 def select(rows: Sequence[dict[str, Any]], **wanted: Any) -> list[dict[str, Any]]:

@@ -7,7 +7,8 @@ Loops, each in a process of its own, taking turns epoch by epoch:
             the published loop does, less the vocabulary logits that it computes and throws away
     trl     TRL's RewardTrainer with its defaults (fused AdamW, one forward pass of both texts), gradient
             checkpointing and autocast off
-    ours    this project's PrivateRewardTrainer with batches of similar length (`reward.group_by_length`)
+    ours    this project's PrivateRewardTrainer with batches of similar length (`reward.group_by_length`), both texts of
+            a pair in one row that holds the prompt once, and the CPU's faster attention for the row's length
 
 Full fine-tuning in float32 and bfloat16, and LoRA (the default adapter) on weights of either. The first --pairs pairs
 of the HH-RLHF evaluation data where PRIVATE_RLHF_TEST_DATA names it, else as many of the built-in pairs; at most 512

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.core.config import apply_overrides, dump_yaml, load_recipe, nearest, parse, read_yaml, to_tree
+from pipeline.core.config import (
+    NO_EFFECT,
+    apply_overrides,
+    dump_yaml,
+    effective,
+    load_recipe,
+    nearest,
+    parse,
+    read_yaml,
+    to_tree,
+)
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 
@@ -226,3 +237,39 @@ def test_the_dump_writes_every_key_out() -> None:
         "name", "seed", "evaluation_labels", "model", "data", "privatize", "sft", "reward", "aligner", "ppo",
             "dpo", "evaluate",
     }  # fmt: skip
+
+
+# --- keys without an effect -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Inner:
+    seen: Annotated[int, NO_EFFECT]
+    used: int
+
+
+@dataclass(frozen=True)
+class Outer:
+    one: Inner | None
+    many: list[Inner]
+    shown: Annotated[list[str], "something else", NO_EFFECT]
+    kept: Annotated[str, "something else"]
+
+
+def test_marked_keys_are_left_out_at_any_depth() -> None:
+    inner = {"seen": 1, "used": 2}
+    whole = {"one": inner, "many": [inner, inner], "shown": ["a"], "kept": "b", "unknown": {"seen": 1}}
+    left = {"used": 2}
+    assert effective(Outer, whole) == {"one": left, "many": [left, left], "kept": "b", "unknown": {"seen": 1}}
+    assert effective(Outer, {"one": None}) == {"one": None}
+    assert inner == {"seen": 1, "used": 2}
+
+
+def test_what_a_recipe_may_change_without_effect() -> None:
+    """No other key may: every one of them is part of what a stage computes, or of what it costs and where."""
+    whole = to_tree(parse(Recipe, tree(), "r"))
+    left = effective(Recipe, whole)
+    gone = {f"{section}.{key}" for section, keys in whole.items() if isinstance(keys, dict) for key in keys}
+    gone -= {f"{section}.{key}" for section, keys in left.items() if isinstance(keys, dict) for key in keys}
+    assert gone == {"ppo.sample_every", "ppo.sample_count", "ppo.report_to", "ppo.report_samples"}
+    assert whole.keys() == left.keys()

@@ -115,6 +115,7 @@ def test_an_empty_directory_runs_everything(tmp_path: Path) -> None:
         ({"sft": {"epochs": 2}}, NAMES[1:]),
         ({"reward": {"kappa": 2.0}}, NAMES[2:]),
         ({"ppo": {"kl_coef": 0.2}}, NAMES[3:]),
+        ({"ppo": {"sample_every": 3, "sample_count": 2, "report_to": ["wandb"], "report_samples": True}}, ()),  # shown
         ({"evaluate": {"num_prompts": 3}}, NAMES[4:]),
         ({"seed": 1}, NAMES[1:]),  # the randomiser has its own key
         ({"data": {"limit": 5}}, NAMES),
@@ -286,7 +287,7 @@ def test_what_changed_since_the_last_start_is_said(
     fake_stages(monkeypatch, [])
     directory = RunDir(tmp_path / "run")
     runner.execute(recipe(), directory, Selection())
-    runner.execute(recipe(), directory, Selection())
+    runner.execute(recipe(ppo={"sample_every": 2}), directory, Selection())
     assert "another" not in capsys.readouterr().err
     runner.execute(recipe(ppo={"kl_coef": 0.2}, privatize={"epsilon": 3.0}), directory, Selection())
     assert "last started with another ppo.kl_coef, privatize.epsilon: what depends" in capsys.readouterr().err

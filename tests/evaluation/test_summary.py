@@ -91,6 +91,23 @@ def test_ppo_s_share_of_the_gibbs_gain() -> None:
     assert half.ci_low <= half.value <= half.ci_high
 
 
+def test_the_rows_of_prompts_make_up_the_means() -> None:
+    summary = Summary(results(policy=3.0, kl=0.25), kl_coef=2.0, seed=0)
+    rows = summary.by_prompt()
+    assert [row["index"] for row in rows] == list(range(40))
+    assert {row["kl"] for row in rows} == {0.25}
+    assert {row["objective_gain"] for row in rows} == {3.0 - 2.0 * 0.25 - 2.0}
+    truth, kl = gibbs_value(2.0)
+    assert [row["gibbs_objective_gain"] for row in rows] == pytest.approx([truth - 2.0 * kl - 2.0] * 40)
+    blind = [dataclasses.replace(result, policy=[answer(None, 0.25)], candidates=[]) for result in results()]
+    assert Summary(blind, 2.0, 0).by_prompt()[0] == {
+        "index": 0,
+        "kl": 0.25,
+        "objective_gain": None,
+        "gibbs_objective_gain": None,
+    }
+
+
 def test_a_share_of_nothing_is_not_stated() -> None:
     flat = [dataclasses.replace(r, candidates=[answer(2.0), answer(2.0)]) for r in results()]
     assert Summary(flat, 2.0, 0).ppo_over_gibbs() is None

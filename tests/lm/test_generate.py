@@ -28,7 +28,7 @@ def exact(model: Any, prompt: list[int], temperature: float = 1.0) -> torch.Tens
     """(57,) float64: the probability of every response of at most two tokens."""
     batch = token_batch([prompt] * len(RESPONSES), RESPONSES, PAD, CPU)
     logits, _ = response_forward(model, batch)
-    found = token_logprobs(logits, batch.response_ids, temperature) * batch.response_mask
+    found = batch.spread(token_logprobs(logits, batch.tokens, temperature))
     return found.double().sum(dim=1).exp()
 
 

@@ -7,15 +7,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from accelerate import Accelerator
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from transformers import TrainingArguments
 
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import SftConfig
+from pipeline.core.recipe_parts import LoraSettings
 from pipeline.core.world import World
 from pipeline.lm import hf_trainer
 from pipeline.lm.hf_trainer import check_trainer_args, global_batch, last_whole_checkpoint
+from pipeline.lm.models import add_lora, load_causal_lm, load_tokenizer
 
 
 def test_unknown_and_owned_trainer_arguments_are_refused() -> None:
@@ -99,3 +104,22 @@ def test_the_history_keeps_steps_with_a_loss() -> None:
         log_history=[{"step": 1, "loss": 0.5}, {"step": 2, "eval": 1}, {"step": 2, "loss": 0.25}]
     )
     assert hf_trainer.loss_history(state) == [[1, 0.5], [2, 0.25]]
+
+
+def test_saving_gathers_the_wrapped_weights_and_merges_the_adapter(checkpoint: Path, tmp_path: Path) -> None:
+    """What is saved is the wrapped model's state, not the state of the model that the trainer was given."""
+    model, wrapped = (
+        add_lora(load_causal_lm(checkpoint, "float32"), LoraSettings(rank=4), seed=seed) for seed in (0, 1)
+    )
+    with torch.no_grad():
+        for name, parameter in wrapped.named_parameters():
+            if "lora_B" in name:
+                parameter.fill_(0.01)
+    trainer: Any = SimpleNamespace(accelerator=Accelerator(cpu=True), model=model, model_wrapped=wrapped)
+    hf_trainer.save_trained(trainer, load_tokenizer(checkpoint), tmp_path / "model", "bfloat16")
+    saved = load_file(tmp_path / "model" / "model.safetensors")
+    merged = wrapped.merge_and_unload().state_dict()
+    assert {tensor.dtype for tensor in saved.values()} == {torch.bfloat16}
+    for name, tensor in saved.items():
+        assert torch.equal(tensor, merged[name].to(torch.bfloat16)), name
+    assert (tmp_path / "model" / "tokenizer.json").is_file()

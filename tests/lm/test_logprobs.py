@@ -1,4 +1,4 @@
-"""Log-probabilities against one row at a time; KL and entropy against enumeration; the value head."""
+"""Log-probabilities against one row at a time; KL against enumeration; the value head."""
 
 from __future__ import annotations
 
@@ -7,13 +7,21 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GraniteConfig,
+    GraniteForCausalLM,
+)
 
 from pipeline.lm.logprobs import (
     PolicyWithValue,
     response_forward,
     token_batch,
-    token_entropy,
     token_kl,
     token_logprobs,
 )
@@ -45,13 +53,14 @@ def test_padding_and_batch_composition_do_not_change_logprobs(small: Any, temper
     for picked in ([0, 1, 2, 3], [2, 0], [3], [1, 3, 1]):
         batch = token_batch([PROMPTS[i] for i in picked], [RESPONSES[i] for i in picked], 0, CPU)
         logits, states = response_forward(small, batch)
-        assert states is None
-        found = token_logprobs(logits, batch.response_ids, temperature)
+        assert len(logits) == len(states) == sum(len(RESPONSES[i]) for i in picked)
+        found = batch.spread(token_logprobs(logits, batch.tokens, temperature))
         assert found.dtype == torch.float32
         for row, index in enumerate(picked):
             length = len(RESPONSES[index])
             expected = alone(small, PROMPTS[index], RESPONSES[index], temperature)
             torch.testing.assert_close(found[row, :length], expected, atol=1e-5, rtol=0)
+            assert not found[row, length:].any()
             assert batch.response_mask[row].tolist() == [1] * length + [0] * (found.shape[1] - length)
 
 
@@ -61,21 +70,20 @@ def test_neighbours_with_one_prompt_share_a_row_and_change_nothing(small: Any, r
     picked = [(0, 1), (0, 3), (0, 2), (2, 0), (2, 1), (1, 3)]
     prompts, responses = [PROMPTS[p] for p, _ in picked], [RESPONSES[r] for _, r in picked]
     batch = token_batch(prompts, responses, 0, CPU)
-    assert batch.input_ids.shape == (3, 6 + 10)
-    logits, states = response_forward(model, batch, hidden=True)
-    found = token_logprobs(logits, batch.response_ids)
+    assert batch.input_ids.shape == (3, 2 + 10)
+    logits, states = response_forward(model, batch)
+    found = batch.spread(token_logprobs(logits, batch.tokens))
     for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
         torch.testing.assert_close(found[row, : len(response)], alone(model, prompt, response, 1.0), atol=1e-5, rtol=0)
-    (found * batch.response_mask).sum().backward()
+    found.sum().backward()
     shared = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
     model.zero_grad()
+    each = states.split([len(response) for response in responses])
     for row in range(len(picked)):
         single = token_batch(prompts[row : row + 1], responses[row : row + 1], 0, CPU)
-        logits, alone_states = response_forward(model, single, hidden=True)
-        assert states is not None
-        assert alone_states is not None
-        torch.testing.assert_close(states[row, : len(responses[row])], alone_states[0], atol=1e-5, rtol=0)
-        token_logprobs(logits, single.response_ids).sum().backward()
+        logits, alone_states = response_forward(model, single)
+        torch.testing.assert_close(each[row], alone_states, atol=1e-5, rtol=0)
+        token_logprobs(logits, single.tokens).sum().backward()
     plain = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     assert len(plain) == len(shared) > 5
     for ours, theirs in zip(shared, plain, strict=True):
@@ -83,11 +91,33 @@ def test_neighbours_with_one_prompt_share_a_row_and_change_nothing(small: Any, r
     model.requires_grad_(False)
 
 
-def test_logprobs_of_bfloat16_logits_are_computed_in_float32() -> None:
-    logits = torch.randn(1, 1, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
-    found = torch.stack([token_logprobs(logits, torch.tensor([[token]])) for token in range(8)])
-    assert found.dtype == torch.float32
-    assert float(found.double().exp().sum()) == pytest.approx(1, abs=1e-6)
+def test_rows_are_as_wide_as_the_longest_prompt_with_its_response() -> None:
+    batch = token_batch([[3] * 6, [4]], [[5], [6] * 6], 0, CPU)
+    assert batch.input_ids.shape == (2, 7)
+    assert batch.input_ids.tolist()[1] == [4, *[6] * 6]
+    with pytest.raises(ValueError, match="no tokens"):
+        token_batch([[]], [[5]], 0, CPU)
+
+
+SIZES = {"vocab_size": 8, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("config", "model_class"),
+    [
+        (Gemma2Config(**SIZES, num_key_value_heads=1, head_dim=8, final_logit_softcapping=0.3), Gemma2ForCausalLM),
+        (CohereConfig(**SIZES, logit_scale=0.25), CohereForCausalLM),
+        (GraniteConfig(**SIZES, logits_scaling=4.0), GraniteForCausalLM),
+    ],
+)
+def test_scaled_and_capped_logits_are_those_of_the_whole_model(config: Any, model_class: Any) -> None:
+    torch.manual_seed(0)
+    config.pad_token_id = 0
+    model = model_class(config).eval()
+    batch = token_batch([PROMPTS[0]], [RESPONSES[1]], 0, CPU)
+    expected = model(batch.input_ids).logits[0, 1:-1]
+    torch.testing.assert_close(response_forward(model, batch)[0], expected, atol=1e-6, rtol=1e-5)
 
 
 @torch.no_grad()
@@ -98,25 +128,16 @@ def test_token_kl_summed_over_enumerated_responses_is_the_sequence_kl(small: Any
     batch = token_batch([[3, 4]] * len(rows), rows, 0, CPU)
     logits, _ = response_forward(small, batch)
     reference, _ = response_forward(other, batch)
-    policy = token_logprobs(logits, batch.response_ids).double().sum(1)
-    base = token_logprobs(reference, batch.response_ids).double().sum(1)
+    policy = batch.spread(token_logprobs(logits, batch.tokens)).double().sum(1)
+    base = batch.spread(token_logprobs(reference, batch.tokens)).double().sum(1)
     exact = (policy.exp() * (policy - base)).sum()
     per_token = token_kl(logits, reference)
     assert (per_token >= -1e-6).all()
-    assert float((policy.exp() * per_token.double().sum(1)).sum()) == pytest.approx(float(exact), rel=1e-4)
+    assert float((policy.exp() * batch.spread(per_token).double().sum(1)).sum()) == pytest.approx(
+        float(exact), rel=1e-4
+    )
     assert float(exact) > 0.05
     assert not token_kl(logits, logits).any()
-
-
-def test_entropy_in_closed_cases() -> None:
-    uniform = torch.zeros(1, 1, 8)
-    assert token_entropy(uniform).item() == pytest.approx(2.0794415)
-    two = torch.tensor([[[0.0, 0.0, -1e4, -1e4]]])
-    assert token_entropy(two).item() == pytest.approx(0.6931472)
-    logits = torch.tensor([[[1.0, 2.0, 3.0]]])
-    torch.testing.assert_close(token_entropy(logits, 2.0), token_entropy(logits / 2))
-    probability = torch.softmax(logits, -1)
-    torch.testing.assert_close(token_entropy(logits), -(probability * probability.log()).sum(-1))
 
 
 def test_the_value_head_starts_at_zero_and_does_not_reach_the_policy(small: Any) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from reward_trainers import make_rows, make_trainer, step_losses
 
 from reward_models.length_groups import PairLengthSampler
+from reward_models.shared_prompt import row_length
 
 SETTINGS = {"train_sampling_strategy": "group_by_length", "remove_unused_columns": False}
 
@@ -49,16 +50,19 @@ def test_epochs_and_seeds_differ_and_repeat() -> None:
     assert len({tuple(order(seed, epoch)) for seed in (0, 1) for epoch in (0, 1)}) == 4
 
 
-def test_the_trainer_groups_by_the_longer_response(tiny_causal_lm: Path, tmp_path: Path) -> None:
-    rows = make_rows(32)
-    trainer = make_trainer(tiny_causal_lm, tmp_path, train_dataset=rows, max_steps=4, **SETTINGS)
+@pytest.mark.parametrize("share", [False, True])
+def test_the_trainer_groups_by_what_is_padded(tiny_causal_lm: Path, tmp_path: Path, share: bool) -> None:
+    rows = make_rows(32).map(lambda row: {name: [5] * 8 + ids for name, ids in row.items()})
+    changes = {"train_dataset": rows, "max_steps": 4, "share_prompts": share}
+    trainer = make_trainer(tiny_causal_lm, tmp_path, **changes, **SETTINGS)
     sampler = trainer._get_train_sampler()
     assert isinstance(sampler, PairLengthSampler)
-    expected = [max(len(row["chosen_ids"]), len(row["rejected_ids"])) for row in rows]
+    length = row_length if share else lambda *pair: max(map(len, pair))
+    expected = [length(row["chosen_ids"], row["rejected_ids"]) for row in rows]
     assert sampler.lengths.tolist() == expected
     assert sampler.batch_size == 8
     widths = [batch["input_ids"].shape[1] for batch in trainer.get_train_dataloader()]
-    assert sorted(widths) == sorted(max(part) for part in torch.tensor(expected).sort().values.reshape(4, 8).tolist())
+    assert sorted(widths) == torch.tensor(expected).sort().values[7::8].tolist()
 
 
 def test_micro_batches_do_not_change_the_batch(tiny_causal_lm: Path, tmp_path: Path) -> None:

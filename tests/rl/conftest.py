@@ -91,7 +91,7 @@ class Problem:
         rows = self.responses
         batch = token_batch([self.renderer.prompt_ids(prompt)] * len(rows), rows, PAD, torch.device("cpu"))
         logits, _ = response_forward(model, batch)
-        return (token_logprobs(logits, batch.response_ids) * batch.response_mask).double().sum(dim=1)
+        return batch.spread(token_logprobs(logits, batch.tokens)).double().sum(dim=1)
 
     def gain(self, policy: Any, kl_coef: float) -> float:
         """(J(π) − J(π_ref)) / (J(Gibbs) − J(π_ref)), exactly, summed over the prompts."""

@@ -1,0 +1,97 @@
+"""LoRA layers that compute in the dtype of their frozen base, where peft's compute in that of their float32 adapter.
+
+peft casts each input to float32, multiplies there, adds to the base's output and casts back: on bfloat16 weights that
+costs more than the base layer itself. Here A and B are rounded to the base's dtype on use, as under autocast, and their
+gradients are float32 again. In float32 the numbers are peft's up to the order of additions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from peft.tuners.lora import Linear as PeftLinear
+from torch import nn
+from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.nn import functional
+
+
+class _AddLora(torch.autograd.Function):
+    """x Wᵀ + bias + s·(x Aᵀ) Bᵀ, with gradients for x, A and B; W and the bias are frozen."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        lora_a: torch.Tensor,
+        lora_b: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        """x (..., n), weight (m, n), lora_a (r, n), lora_b (m, r) -> (..., m)."""
+        low, high = lora_a.to(x.dtype), (scale * lora_b).to(x.dtype)
+        inner = x.reshape(-1, x.shape[-1]) @ low.t()
+        ctx.save_for_backward(x, weight, low, high, inner)
+        ctx.scale, ctx.dtypes = scale, (lora_a.dtype, lora_b.dtype)
+        return _with(functional.linear(x, weight, bias), inner, high)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Gradients of x, A and B."""
+        saved: Any = ctx
+        x, weight, low, high, inner = saved.saved_tensors
+        flat, rows = gradient.reshape(-1, gradient.shape[-1]), x.reshape(-1, x.shape[-1])
+        through = flat @ high
+        needed = saved.needs_input_grad
+        grad_x = (flat @ weight).addmm_(through, low).view_as(x) if needed[0] else None
+        grad_a = (through.t() @ rows).to(saved.dtypes[0]) if needed[3] else None
+        grad_b = (flat.t() @ inner).to(saved.dtypes[1]) * saved.scale if needed[4] else None
+        return grad_x, None, None, grad_a, grad_b, None
+
+
+def _with(result: torch.Tensor, inner: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    """`result` (..., m) with inner (n, r) @ highᵀ (r, m) added in place."""
+    result.view(-1, result.shape[-1]).addmm_(inner, high.t())
+    return result
+
+
+class LoraLinear(PeftLinear):
+    """peft's layer with the forward pass of this module; made by `speed_up`, never built."""
+
+    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As peft's; anything but one plain adapter on a frozen base goes to peft's."""
+        base: Any = self.get_base_layer()
+        active = [name for name in self.active_adapters if name in self.lora_A]
+        if args or kwargs or self.disable_adapters or self.merged or len(active) != 1 or not _plain(self, active[0], x):
+            return super().forward(x, *args, **kwargs)
+        name = active[0]
+        adapter: Any = self.lora_A[name], self.lora_B[name]
+        low, high, scale = adapter[0].weight, adapter[1].weight, self.scaling[name]
+        if torch.is_grad_enabled():
+            result: torch.Tensor = _AddLora.apply(x, base.weight, base.bias, low, high, scale)
+            return result
+        inner = x.reshape(-1, x.shape[-1]) @ low.to(x.dtype).t()
+        return _with(base(x), inner, (scale * high).to(x.dtype))
+
+
+def _plain(layer: PeftLinear, name: str, x: torch.Tensor) -> bool:
+    """Whether adapter `name` is ordinary LoRA on frozen weights of x's dtype."""
+    base = layer.get_base_layer()
+    frozen = not any(parameter.requires_grad for parameter in base.parameters())
+    dropping = layer.training and not isinstance(layer.lora_dropout[name], nn.Identity)
+    special = name in layer.lora_variant or layer.lora_bias[name] or layer.fan_in_fan_out
+    autocast = torch.is_autocast_enabled(x.device.type)
+    return frozen and not dropping and not special and not autocast and base.weight.dtype == x.dtype
+
+
+def speed_up(model: Any) -> Any:
+    """Gives the LoRA layers on ordinary linear layers of `model` this module's forward pass, in place; returns it.
+
+    Layers on quantised weights, convolutions and embeddings stay peft's.
+    """
+    for module in model.modules():
+        if type(module) is PeftLinear and type(module.get_base_layer()) is nn.Linear:
+            module.__class__ = LoraLinear
+    return model

@@ -1,0 +1,61 @@
+"""A refusal leaves nothing behind, whether `run` or a stage alone was started; what was there before stays."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import runner
+from pipeline.core import rundir
+from pipeline.core.config import parse
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import Recipe
+from pipeline.core.rundir import RunDir
+
+TREE = {
+    "name": "one",
+    "evaluation_labels": "private",
+    "model": {"source": "tiny"},
+    "privatize": {"epsilon": 1.0},
+}
+RECIPE = parse(Recipe, TREE, "r")
+Start = Callable[[RunDir], None]
+STARTS: dict[str, Start] = {
+    "run": lambda run: runner.execute(RECIPE, run, runner.Selection()),
+    "stage": lambda run: runner.execute_one("privatize", RECIPE, run),
+}
+
+
+def refuse(context: runner.StageContext) -> dict[str, Any]:
+    """A stage that finds its input wanting."""
+    assert context.run.root.is_dir()
+    raise UserError("row 3 has no label")
+
+
+@pytest.fixture(params=STARTS)
+def start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Either way to start the first stage, which then refuses."""
+    stage = types.SimpleNamespace(run=refuse, input_unchanged=lambda *_: True, check_input=lambda *_: None)
+    monkeypatch.setattr(rundir, "code_digest", lambda: "code")
+    monkeypatch.setattr(runner, "_module", lambda _: stage)
+    monkeypatch.setattr(runner, "preflight", lambda *_: None)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    return STARTS[request.param]
+
+
+def test_a_new_run_directory_goes(start: Start, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="row 3"):
+        start(RunDir(tmp_path / "run"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_directory_that_was_there_stays(start: Start, tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    run.claim(RECIPE)
+    with pytest.raises(UserError, match="row 3"):
+        start(run)
+    assert (run.root / "recipe.yaml").is_file()

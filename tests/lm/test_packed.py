@@ -1,0 +1,60 @@
+"""Packed linear layers against plain ones, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pipeline.lm.generate import Sampling, sample_responses
+from pipeline.lm.packed import packed_linears
+from pipeline.lm.token_terms import token_logprobs
+
+pytestmark = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this processor has no bfloat16 products in oneDNN"
+)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rows", [1, 16, 300])
+def test_packed_layers_compute_the_same_and_are_plain_again_afterwards(rows: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(48, 96), nn.Tanh(), nn.Linear(96, 32, bias=False)).bfloat16()
+    x = torch.randn(rows, 3, 48).bfloat16()
+    plain = model(x)
+    with packed_linears(model, 16):
+        assert all("forward" in model[i].__dict__ for i in (0, 2))
+        packed = model(x)
+        with packed_linears(model, 16):  # inside another: packed once
+            assert torch.equal(model(x), packed)
+        assert "forward" in model[0].__dict__
+    torch.testing.assert_close(packed.float(), plain.float(), atol=2e-2, rtol=2e-2)
+    model[0].weight.add_(1.0)
+    assert not torch.equal(model(x), plain)
+    assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+def test_float32_layers_and_an_error_within_leave_all_as_it_was() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).bfloat16())
+    with packed_linears(model, 1):
+        assert ["forward" in layer.__dict__ for layer in model] == [False, True]
+    with pytest.raises(RuntimeError), packed_linears(model, 1):
+        model(torch.zeros(2, 5))
+    assert "forward" not in model[1].__dict__
+
+
+def test_responses_of_a_bfloat16_model_are_likely_under_it(small: Any) -> None:
+    """Sampling with packed weights draws from the model itself: nearly greedy draws are its most likely tokens."""
+    model = copy.deepcopy(small).bfloat16().eval()
+    prompt = [3, 4]
+    rows = sample_responses(
+        model, [prompt] * 4, [0, 1, 2, 3], Sampling(5, temperature=1e-4), pad_token_id=0, eos_token_id=1, batch_size=4
+    )
+    for row in rows:
+        for length in range(len(row)):
+            logits = model(torch.tensor([[*prompt, *row[:length]]])).logits[:, -1]
+            best = token_logprobs(logits, logits.argmax(-1))
+            assert token_logprobs(logits, torch.tensor([row[length]])) >= best - 0.05
