@@ -251,7 +251,8 @@ class PpoConfig:
     """null: full fine-tuning with a frozen reference copy."""
     quantize: Literal["4bit"] | None = None
     """With lora: keep the frozen sft model in 4 bits (QLoRA). π_ref is then that 4-bit model, here and in the
-    evaluation; policy and π_ref are saved as ordinary checkpoints of their dequantised weights. Needs bitsandbytes."""
+    evaluation; policy and π_ref are saved as ordinary checkpoints of their dequantised weights. Small models lose
+    much in 4 bits. Needs bitsandbytes."""
     optimizer: OptimizerName | None = None
     """null: fused AdamW, as `adamw`. The 8-bit ones need bitsandbytes, the paged one a GPU."""
     save_every: int = Field(default=10, gt=0)

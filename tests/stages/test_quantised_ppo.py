@@ -91,6 +91,7 @@ def test_killed_resumed_evaluated_and_sampled(
     assert export.reference_fact(plain) is None
 
 
+@pytest.mark.slow
 def test_two_processes_give_what_one_gives(
     workspace: Workspace, finished_run: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
