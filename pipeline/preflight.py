@@ -18,6 +18,8 @@ from pipeline.core.recipe import ModelConfig, PpoConfig, Recipe, RewardConfig
 from pipeline.core.world import World, global_batch, on_cpu
 
 FIRST_ROWS = 100
+SPLITTING = (None, "adamw", "sgd")
+"""Optimisers that take weights which are split over processes."""
 
 
 def preflight(recipe: Recipe, stages: Collection[str], world: World) -> None:
@@ -26,7 +28,8 @@ def preflight(recipe: Recipe, stages: Collection[str], world: World) -> None:
     Raises:
         UserError: a batch that does not divide over the processes, a `trainer_args` entry that TRL refuses, a base or
             external reward model that is not there, a missing bitsandbytes or tracker, an extra reward that cannot
-            be used, weights split over processes for PPO, or demonstrations or prompts whose first rows cannot be read.
+            be used, weights split over processes in a way that PPO cannot do with, or demonstrations or prompts whose
+            first rows cannot be read.
     """
     check_batches(recipe, stages, world)
     if "sft" in stages:
@@ -34,7 +37,7 @@ def preflight(recipe: Recipe, stages: Collection[str], world: World) -> None:
     if "reward" in stages:
         check_reward(recipe)
     if "ppo" in stages:
-        check_whole_weights(os.environ)
+        check_split_weights(recipe.ppo, os.environ)
         check_ppo(recipe)
     check_inputs(recipe, stages)
     check_trainer_args(recipe, stages, world)
@@ -88,19 +91,31 @@ def check_bits(section: str, settings: PpoConfig | RewardConfig) -> None:
         raise UserError(f"{section}.optimizer paged_adamw_8bit needs a GPU: take adamw_8bit")
 
 
-def check_whole_weights(environment: Mapping[str, str]) -> None:
-    """The launcher keeps whole weights in every process for PPO.
+def check_split_weights(settings: PpoConfig, environment: Mapping[str, str]) -> None:
+    """PPO can do with weights that FSDP2 splits over the processes; with any other splitting it cannot.
 
-    Its processes evaluate different numbers of responses: with weights split over them they would wait for each other
-    for ever. Sampling alone (`pipeline.lm.generate`) can do with split weights.
+    Its processes have different numbers of responses, and every forward pass on split weights needs all of them:
+    `pipeline.lm.sharding` sees to that for FSDP2, where it is tested.
     """
-    sharded = environment.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true")
-    zero3 = environment.get("ACCELERATE_USE_DEEPSPEED", "").lower() in ("1", "true")
-    if sharded or (zero3 and environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3"):
+
+    def on(name: str) -> bool:
+        return environment.get(name, "").lower() in ("1", "true")
+
+    if on("ACCELERATE_USE_DEEPSPEED") and environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3":
         raise UserError(
-            f"ppo cannot run with weights split over processes ({'FSDP' if sharded else 'ZeRO-3'}): launch it with "
+            "ppo cannot run with weights split over processes by ZeRO-3: launch it with launch/fsdp2.yaml, "
             "launch/ddp.yaml or launch/zero2.yaml, the other stages as before"
         )
+    if not on("ACCELERATE_USE_FSDP"):
+        return
+    if environment.get("FSDP_VERSION", "1") != "2":
+        raise UserError("ppo cannot run with weights split over processes by FSDP1: set fsdp_version: 2")
+    named = {"quantize": settings.quantize, "optimizer": settings.optimizer}
+    for name, value in named.items():
+        if value not in SPLITTING:
+            raise UserError(
+                f"ppo.{name} {value} cannot run with weights split over processes (FSDP): take launch/ddp.yaml"
+            )
 
 
 def check_ppo(recipe: Recipe) -> None:

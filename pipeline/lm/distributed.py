@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from accelerate.utils import ProjectConfiguration
 
 from pipeline.core.errors import UserError
 from pipeline.core.world import World, on_cpu
+from pipeline.lm.sharding import shard_on_cpus_too
 
 
 def make_accelerator(world: World, trackers: Sequence[str] = (), logs: Path | None = None) -> Accelerator:
@@ -23,6 +25,7 @@ def make_accelerator(world: World, trackers: Sequence[str] = (), logs: Path | No
     Raises:
         UserError: it sees another number of processes than the launcher declared.
     """
+    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"  # else transformers loads all models in one process only
     places = ProjectConfiguration(logging_dir=str(logs)) if logs is not None else None
     accelerator = Accelerator(cpu=on_cpu(), log_with=list(trackers) or None, project_config=places)
     if accelerator.num_processes != world.size:
@@ -30,4 +33,5 @@ def make_accelerator(world: World, trackers: Sequence[str] = (), logs: Path | No
             f"WORLD_SIZE is {world.size} but accelerate runs {accelerator.num_processes} process(es): "
             "see launch/README.md for how to start several CPU processes"
         )
+    shard_on_cpus_too(accelerator)
     return accelerator

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import FSDPModule
 from tqdm import tqdm
 from transformers import (
     GenerationConfig,
@@ -100,13 +100,14 @@ def sample_responses(
     """
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))  # little padding per batch
     responses: list[list[int]] = [[] for _ in prompts]
-    bar = tqdm(total=len(prompts), desc=progress, unit="sample", disable=progress is None, leave=False)
+    bar = tqdm(total=len(prompts), desc=progress, unit="sample", disable=progress is None or not prompts, leave=False)
     together, device = sharded(model), next(model.parameters()).device
     starts = range(0, len(order), batch_size)
     for number in range(largest(len(starts), device) if together else len(starts)):
         indices = order[number * batch_size : (number + 1) * batch_size]
         mine, noise = [prompts[i] for i in indices] or [[eos_token_id]], [keys[i] for i in indices] or [0]
-        with fused_attention(model), packed_linears(model, len(mine)):
+        packed = contextlib.nullcontext() if together else packed_linears(model, len(mine))
+        with fused_attention(model), packed:
             rows = _decode(model, mine, noise, sampling, pad_token_id, eos_token_id, together)
         for index, row in zip(indices, rows if indices else [], strict=True):
             responses[index] = row
@@ -117,7 +118,9 @@ def sample_responses(
 
 def sharded(model: Any) -> bool:
     """Whether the weights are split over processes, by torch's fully_shard or DeepSpeed ZeRO-3."""
-    return any(isinstance(parameter, DTensor) or hasattr(parameter, "ds_id") for parameter in model.parameters())
+    return any(isinstance(module, FSDPModule) for module in model.modules()) or any(
+        hasattr(parameter, "ds_id") for parameter in model.parameters()
+    )
 
 
 def largest(number: int, device: torch.device) -> int:

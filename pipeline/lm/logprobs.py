@@ -164,11 +164,13 @@ class PolicyWithValue(nn.Module):
     """A causal LM (usually under LoRA) and a float32 linear value head on its last hidden states.
 
     The head reads detached states: value errors do not disturb the policy, and both come out of one forward pass.
+    It samples as well, so that all that is done with the policy goes through one module (`pipeline.lm.sharding`).
     """
 
     def __init__(self, policy: Any, hidden_size: int) -> None:
         super().__init__()
         self.policy = policy
+        self._no_split_modules = list(getattr(self.get_base_model(), "_no_split_modules", None) or [])
         self.value_head = nn.Linear(hidden_size, 1, dtype=torch.float32)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
@@ -185,3 +187,11 @@ class PolicyWithValue(nn.Module):
             batch.spread(values),
             None if entropies is None else batch.spread(entropies),
         )
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """The policy's own."""
+        return self.policy.generate(*args, **kwargs)
+
+    def get_base_model(self) -> Any:
+        """The causal LM without adapter and value head."""
+        return self.policy.get_base_model() if hasattr(self.policy, "get_base_model") else self.policy

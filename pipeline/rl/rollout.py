@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import groupby
@@ -176,7 +177,12 @@ def minibatch_order(prompts: Sequence[Sequence[int]], minibatch_size: int, seed:
     groups = [[i for i, _ in rows] for _, rows in groupby(enumerate(map(tuple, prompts)), key=lambda pair: pair[1])]
     generator = torch.Generator().manual_seed(seed)
     order = [i for group in torch.randperm(len(groups), generator=generator).tolist() for i in groups[group]]
-    return [order[start : start + minibatch_size] for start in range(0, len(order), minibatch_size)]
+    return cut(order, minibatch_size)
+
+
+def cut(rows: Sequence[int], size: int) -> list[list[int]]:
+    """`rows` in pieces of `size`, the last one shorter if they do not divide."""
+    return [list(rows[start : start + size]) for start in range(0, len(rows), size)]
 
 
 def by_length(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], rows: Iterable[int]) -> list[int]:
@@ -194,3 +200,13 @@ def prompt_index(position: int, count: int, seed: int) -> int:
     epoch, offset = divmod(position, count)
     generator = torch.Generator().manual_seed(sample_key(seed, "prompts", epoch))
     return int(torch.randperm(count, generator=generator)[offset])
+
+
+def shares(rollout: Rollout, picked: Sequence[int], size: int, process: int, processes: int) -> list[list[int]]:
+    """The rows of a minibatch that one of several processes takes, in micro-batches.
+
+    All processes have equally many, as their forward and backward passes are joint ones: where one has less, some are
+    empty.
+    """
+    mine = cut(by_length(rollout.prompts, rollout.responses, picked[process::processes]), size)
+    return mine + [[] for _ in range(math.ceil(math.ceil(len(picked) / processes) / size) - len(mine))]

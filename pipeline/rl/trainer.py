@@ -18,8 +18,9 @@ from accelerate.utils import gather_object
 
 from pipeline.core.recipe import PpoConfig
 from pipeline.data.render import Prompt, Renderer
-from pipeline.lm.generate import Sampling, sample_key, sample_responses
+from pipeline.lm.generate import Sampling, sample_key, sample_responses, sharded
 from pipeline.lm.logprobs import PolicyWithValue, TokenBatch, response_forward, token_batch, token_logprobs
+from pipeline.lm.sharding import adapter_off, as_number, prepare, turns
 from pipeline.rl.extra_rewards import ExtraReward
 from pipeline.rl.kl_control import KlController
 from pipeline.rl.losses import clipped_policy_loss, clipped_value_loss
@@ -30,10 +31,12 @@ from pipeline.rl.rollout import (
     Rollout,
     Targets,
     by_length,
+    cut,
     joined,
     learning_targets,
     minibatch_order,
     prompt_index,
+    shares,
 )
 from pipeline.rl.scoring import RewardScorer, Scores
 
@@ -79,7 +82,8 @@ class PpoTrainer:
         self.scorer, self.renderer, self.prompts = scorer, renderer, prompts
         self.extra_rewards = tuple(extra_rewards)
         optimizer = make_optimizer(model, config)
-        self.model, self.optimizer = accelerator.prepare(model, optimizer)
+        self.model, self.optimizer = prepare(accelerator, model, optimizer)
+        self.together = sharded(self.model)  # each forward pass needs every process
         self.reference = reference.to(accelerator.device) if reference is not None else None
         self.controller = KlController(
             config.kl_coef, config.kl_target, config.kl_horizon, config.kl_coef_min, config.kl_coef_max
@@ -87,9 +91,14 @@ class PpoTrainer:
         self.sampling = Sampling(renderer.max_response_tokens, config.temperature, config.top_p)
 
     @property
+    def bare(self) -> Any:
+        """Policy and value head without DDP, which would wait for the other processes."""
+        return self.accelerator.unwrap_model(self.model)
+
+    @property
     def policy(self) -> Any:
         """The bare causal LM (or PEFT model)."""
-        return self.accelerator.unwrap_model(self.model).policy
+        return self.bare.policy
 
     # --- collecting ---------------------------------------------------------------------------------------------------
 
@@ -111,7 +120,8 @@ class PpoTrainer:
         picked = [self.prompt_of(iteration, i) for i in mine]
         prompts = [self.renderer.prompt_ids(prompt) for prompt in picked]
         self._add_references(picked)
-        responses = self._sample(prompts, [sample_key(self.seed, "rollout", iteration, i) for i in mine])
+        keys = [sample_key(self.seed, "rollout", iteration, i) for i in mine]
+        responses = self._sample(self.bare, prompts, keys, self.sampling)
         generated = time.monotonic()
         scores, extra = self.scorer.score(picked, self._texts(responses)), self._extra(picked, responses)
         rollout = self._gather(mine, prompts, responses, self._evaluate(prompts, responses), scores, extra)
@@ -185,17 +195,18 @@ class PpoTrainer:
         columns = [reward.score(prompts, texts) for reward in self.extra_rewards]
         return torch.stack(columns, dim=1) if columns else torch.zeros(len(texts), 0)
 
-    def _sample(self, prompts: Sequence[list[int]], keys: Sequence[int]) -> list[list[int]]:
+    def _sample(
+        self,
+        model: Any,
+        prompts: Sequence[list[int]],
+        keys: Sequence[int],
+        sampling: Sampling,
+        progress: str | None = None,
+    ) -> list[list[int]]:
         tokenizer = self.renderer.tokenizer
-        return sample_responses(
-            self.policy,
-            prompts,
-            keys,
-            self.sampling,
-            pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            batch_size=self.config.generate_batch_size,
-        )
+        special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+        size = self.config.generate_batch_size
+        return sample_responses(model, prompts, keys, sampling, **special, batch_size=size, progress=progress)
 
     def _add_references(self, prompts: Sequence[Prompt]) -> tuple[list[list[int]], torch.Tensor]:
         """Draws K completions of π_ref for each prompt that is new here, to centre Γ; a function of the prompt.
@@ -203,22 +214,17 @@ class PpoTrainer:
         Returns the completions, K of each new prompt in turn, and their features (·, d).
         """
         new = list({repr(p): p for p in prompts if not self.scorer.has_reference(p)}.values())
-        if not new:
+        if not new and not self.together:
             return [], torch.empty(0)
-        count, tokenizer = self.config.reference_samples, self.renderer.tokenizer
+        count = self.config.reference_samples
         repeated = [prompt for prompt in new for _ in range(count)]
         keys = [sample_key(self.seed, "reference", repr(prompt), k) for prompt in new for k in range(count)]
+        ids = [self.renderer.prompt_ids(prompt) for prompt in repeated]
+        label = "reference completions" if self.accelerator.is_main_process else None
         with self._reference_model() as model:
-            rows = sample_responses(
-                model,
-                [self.renderer.prompt_ids(prompt) for prompt in repeated],
-                keys,
-                Sampling(self.renderer.max_response_tokens),
-                pad_token_id=tokenizer.pad_token_id,
-                eos_token_id=tokenizer.eos_token_id,
-                batch_size=self.config.generate_batch_size,
-                progress="reference completions" if self.accelerator.is_main_process else None,
-            )
+            rows = self._sample(model, ids, keys, Sampling(self.renderer.max_response_tokens), label)
+        if not new:
+            return [], torch.empty(0)
         features = self.scorer.features(repeated, self._texts(rows))
         for index, prompt in enumerate(new):
             self.scorer.add_reference(prompt, features[index * count : (index + 1) * count])
@@ -230,8 +236,8 @@ class PpoTrainer:
         if self.reference is not None:
             yield self.reference
         else:
-            with self.policy.disable_adapter():
-                yield self.policy
+            with adapter_off(self.policy):
+                yield self.bare
 
     @torch.no_grad()
     def _evaluate(
@@ -243,12 +249,9 @@ class PpoTrainer:
         """
         order = by_length(prompts, responses, range(len(prompts)))
         found: dict[int, tuple[list[float], list[float], list[float]]] = {}
-        size = EVALUATED * self._micro_batch_size()
-        model = self.accelerator.unwrap_model(self.model)
-        for start in range(0, len(order), size):
-            picked = order[start : start + size]
+        for picked in turns(cut(order, EVALUATED * self._micro_batch_size()), self.accelerator.device, self.together):
             batch = self._batch([prompts[i] for i in picked], [responses[i] for i in picked])
-            logprobs, values, _ = model(batch, self.config.temperature)
+            logprobs, values, _ = self.bare(batch, self.config.temperature)
             reference_logprobs = logprobs if at_reference else self._reference_logprobs(batch)
             for row, index in enumerate(picked):
                 length = len(responses[index])
@@ -262,8 +265,10 @@ class PpoTrainer:
 
     def _reference_logprobs(self, batch: TokenBatch) -> torch.Tensor:
         """(B, C) log-probabilities under π_ref."""
-        with self._reference_model() as reference:
-            logits, _ = response_forward(reference, batch)
+        if self.reference is None:
+            with adapter_off(self.policy):
+                return self.bare(batch, self.config.temperature)[0]
+        logits, _ = response_forward(self.reference, batch)
         return batch.spread(token_logprobs(logits, batch.tokens, self.config.temperature))
 
     # --- improving ----------------------------------------------------------------------------------------------------
@@ -306,7 +311,7 @@ class PpoTrainer:
         sums = self._backward(rollout, targets, picked, iteration)
         norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
         means = (self.accelerator.reduce(sums, "sum") / tokens).tolist()
-        metrics = {**dict(zip(LOGGED, means, strict=True)), "grad_norm": float(norm) if norm is not None else 0.0}
+        metrics = {**dict(zip(LOGGED, means, strict=True)), "grad_norm": as_number(norm)}
         bad = [name for name, value in metrics.items() if not math.isfinite(value)]  # the same on every process
         if bad:
             raise self._nonfinite_step(bad[0], metrics[bad[0]], rollout, targets, picked, iteration)
@@ -314,25 +319,22 @@ class PpoTrainer:
         self.optimizer.zero_grad()
         return metrics
 
-    def _share(self, rollout: Rollout, picked: Sequence[int]) -> list[int]:
-        """The rows of a minibatch that this process takes, in an order for micro-batches."""
-        mine = list(picked)[self.accelerator.process_index :: self.accelerator.num_processes]
-        return by_length(rollout.prompts, rollout.responses, mine)
-
     def _backward(self, rollout: Rollout, targets: Targets, picked: Sequence[int], iteration: int) -> torch.Tensor:
         """Adds the gradients of this process's share, in micro-batches; returns the sums that are logged, (5,)."""
-        tokens, mine = rollout.mask[list(picked)].sum(), self._share(rollout, picked)
-        size = self._micro_batch_size()
-        shares = [mine[start : start + size] for start in range(0, len(mine), size)]
+        tokens = rollout.mask[list(picked)].sum()
+        mine = self._shares(rollout, picked, self._micro_batch_size())
         sums = torch.zeros(len(LOGGED), device=self.accelerator.device)
-        for number, share in enumerate(shares):
-            last = number == len(shares) - 1
+        for number, share in enumerate(mine):
+            last = number == len(mine) - 1
             with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model):
                 loss, parts = self._loss(rollout, targets, share, iteration)
                 # Processes average their gradients; times their number, the sum over all tokens remains.
                 self.accelerator.backward(loss / tokens * self.accelerator.num_processes)
             sums += parts
         return sums
+
+    def _shares(self, rollout: Rollout, picked: Sequence[int], size: int) -> list[list[int]]:
+        return shares(rollout, picked, size, self.accelerator.process_index, self.accelerator.num_processes)
 
     def _nonfinite_step(
         self, bad: str, value: float, rollout: Rollout, targets: Targets, picked: Sequence[int], iteration: int
@@ -343,15 +345,18 @@ class PpoTrainer:
         """
         rows = []
         with torch.no_grad():
-            for row in self._share(rollout, picked):
-                means = (self._loss(rollout, targets, [row], iteration)[1] / rollout.mask[row].sum()).tolist()
-                rows.append({**rollout.row_facts(row), **dict(zip(LOGGED, means, strict=True))})
+            for share in self._shares(rollout, picked, 1):
+                parts = self._loss(rollout, targets, share, iteration)[1]
+                for row in share:
+                    means = (parts / rollout.mask[row].sum()).tolist()
+                    rows.append({**rollout.row_facts(row), **dict(zip(LOGGED, means, strict=True))})
         rows = sorted(gather_object(rows), key=lambda row: row["row"])
         gradient = None
         if bad not in LOGGED:  # clipping has spread it over every gradient
             self.optimizer.zero_grad()
             self._backward(rollout, targets, picked, iteration)
-            gradient = nonfinite_gradient(self.accelerator.unwrap_model(self.model))
+            found = gather_object([nonfinite_gradient(self.bare)])  # of split weights each process sees its part
+            gradient = next((each for each in found if each is not None), None)
         self.optimizer.zero_grad()
         return step_error(bad, value, iteration, rows, gradient)
 
@@ -365,12 +370,14 @@ class PpoTrainer:
     def _loss(
         self, rollout: Rollout, targets: Targets, picked: Sequence[int], iteration: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Summed loss of one micro-batch and the sums that are logged."""
+        """Summed loss of one micro-batch and the sums that are logged; 0 of an empty one."""
         config, rows = self.config, list(picked)
         batch = self._batch([rollout.prompts[i] for i in rows], [rollout.responses[i] for i in rows])
         width = batch.response_ids.shape[1]
         mask = rollout.mask[rows, :width]
         logprobs, values, entropy = self.model(batch, config.temperature, entropy=config.entropy_coef > 0)
+        if not rows:
+            return 0.0 * (logprobs + values).sum(), torch.zeros(len(LOGGED), device=self.accelerator.device)
         policy = clipped_policy_loss(
             logprobs, rollout.logprobs[rows, :width], targets.advantages[rows, :width], mask, config.clip_range
         )
@@ -384,7 +391,9 @@ class PpoTrainer:
         return loss, parts
 
     def _batch(self, prompts: Sequence[list[int]], responses: Sequence[list[int]]) -> TokenBatch:
-        return token_batch(prompts, responses, self.renderer.tokenizer.pad_token_id, self.accelerator.device)
+        """Of no responses, a stand-in of one token."""
+        eos, pad = self.renderer.tokenizer.eos_token_id, self.renderer.tokenizer.pad_token_id
+        return token_batch(prompts or [[eos]], responses or [[eos]], pad, self.accelerator.device)
 
     def _micro_batch_size(self) -> int:
         share = max(1, self.config.minibatch_size // self.accelerator.num_processes)

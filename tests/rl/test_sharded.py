@@ -1,32 +1,33 @@
-"""Weights split over two gloo processes (fully_shard): sampling unequal work neither hangs nor changes a token."""
+"""Weights split over two gloo processes (fully_shard): sampling and PPO on unequal work neither hang nor differ."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from pipeline_runs import ROOT, clean_environment
+from sharded_ppo_worker import ITERATIONS, SETTINGS, learn, with_references
 
 from pipeline.core.config import parse
 from pipeline.core.errors import UserError
-from pipeline.core.recipe import Recipe
+from pipeline.core.recipe import PpoConfig, Recipe
 from pipeline.core.world import World
-from pipeline.lm.models import load_causal_lm
-from pipeline.preflight import check_whole_weights, preflight
+from pipeline.lm.models import load_causal_lm, merged_state
+from pipeline.preflight import check_split_weights, preflight
 
-WORKER = ROOT / "tests" / "rl" / "sharded_worker.py"
+TOLERANCE = 1e-4
 TIMEOUT = 600  # seconds; against a hang, far above what it takes
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the two processes left."""
-    made = tmp_path_factory.mktemp("sharded")
-    commands = [[sys.executable, str(WORKER), str(made), str(rank)] for rank in (0, 1)]
+def run_two(worker: str, folder: Path) -> Path:
+    """Runs two processes of a worker, which leave what they say in `folder`."""
+    commands = [[sys.executable, str(ROOT / "tests" / worker), str(folder), str(rank)] for rank in (0, 1)]
     processes = [
         subprocess.Popen(command, env=clean_environment(), stderr=subprocess.PIPE, text=True) for command in commands
     ]
@@ -37,7 +38,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             process.kill()
             process.wait()
     assert [process.returncode for process in processes] == [0, 0], errors
-    return made
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two processes left that sampled."""
+    return run_two("rl/sharded_worker.py", tmp_path_factory.mktemp("sharded"))
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two processes left that learnt by PPO."""
+    return run_two("sharded_ppo_worker.py", tmp_path_factory.mktemp("learnt"))
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -63,28 +76,77 @@ def test_what_is_saved_is_the_whole_model(folder: Path) -> None:
     assert all(torch.equal(saved[name], expected[name]) for name in expected)
 
 
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_ppo_on_split_weights_is_that_of_one_process(learnt: Path, problem: Any, kind: str) -> None:
+    """Losses of every iteration, log-probabilities under π_ref and all weights, after unequal shares of work."""
+    trainer = with_references(problem).trainer(kind == "lora", **SETTINGS)
+    before = {name: tensor.clone() for name, tensor in trainer.bare.state_dict().items()}
+    expected = learn(trainer, 0, ITERATIONS)
+    for rank in (0, 1):
+        said = json.loads((learnt / f"ppo-{rank}.json").read_text())[kind]
+        assert said["split"] > 10
+        for ours, theirs in zip(said["seen"], expected, strict=True):
+            assert ours == pytest.approx(theirs, abs=TOLERANCE, rel=TOLERANCE)
+    ends, _ = torch.load(learnt / f"{kind}.pt", weights_only=True)
+    whole = trainer.bare.state_dict()
+    assert ends.keys() == whole.keys()
+    for name, tensor in whole.items():
+        torch.testing.assert_close(ends[name], tensor, atol=TOLERANCE, rtol=TOLERANCE, msg=name)
+    moved = max(float((whole[name] - before[name]).abs().max()) for name in before)
+    assert moved > 100 * TOLERANCE  # else nothing of the above was tried
+    merged = merged_state(trainer.policy, trainer.policy.state_dict())[1]
+    saved = load_causal_lm(learnt / f"{kind}-model", "float32").state_dict()
+    for name, tensor in saved.items():
+        torch.testing.assert_close(tensor, merged[name], atol=TOLERANCE, rtol=TOLERANCE, msg=name)
+
+
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_split_weights_are_resumed_bit_for_bit(learnt: Path, kind: str) -> None:
+    for rank in (0, 1):
+        said = json.loads((learnt / f"ppo-{rank}.json").read_text())[kind]
+        assert said["resumed"] == said["seen"][1:]
+    end, resumed = torch.load(learnt / f"{kind}.pt", weights_only=True)
+    assert all(torch.equal(end[name], resumed[name]) for name in end)
+
+
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_every_process_stops_at_a_gradient_that_one_of_them_sees(learnt: Path, kind: str) -> None:
+    """The value head has one row, which one process holds."""
+    for rank in (0, 1):
+        refused = json.loads((learnt / f"ppo-{rank}.json").read_text())[kind]["refused"]
+        assert refused["message"].startswith("gradient norm is nan at iteration 0")
+        assert refused["tensor"] == "gradient of value_head.weight"
+        assert refused["rows"] == SETTINGS["minibatch_size"]
+
+
+SPLIT = {"ACCELERATE_USE_FSDP": "true"}
+
+
 @pytest.mark.parametrize(
-    ("environment", "named"),
+    ("environment", "ppo", "named"),
     [
-        ({"ACCELERATE_USE_FSDP": "true"}, "FSDP"),
-        ({"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}, "ZeRO-3"),
+        (SPLIT, {}, "by FSDP1: set fsdp_version: 2"),
+        ({"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}, {}, "by ZeRO-3: launch it with"),
+        (SPLIT | {"FSDP_VERSION": "2"}, {"optimizer": "adafactor"}, "(FSDP): take launch/ddp.yaml"),
     ],
 )
-def test_ppo_refuses_split_weights_in_one_line(
-    environment: dict[str, str], named: str, monkeypatch: pytest.MonkeyPatch
+def test_ppo_refuses_other_ways_of_splitting_in_one_line(
+    environment: dict[str, str], ppo: dict[str, str], named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     tree = {"name": "x", "evaluation_labels": "private", "model": {"source": "tiny"}, "privatize": {"epsilon": 1.0}}
-    recipe = parse(Recipe, tree, "r")
-    message = rf"^ppo cannot run with weights split over processes \({named}\): launch it with launch/ddp\.yaml"
-    with pytest.raises(UserError, match=message) as caught:
+    recipe = parse(Recipe, {**tree, "ppo": ppo}, "r")
+    with pytest.raises(UserError, match=f"weights split over processes {re.escape(named)}") as caught:
         preflight(recipe, ["ppo"], World(0, 1))
     assert "\n" not in str(caught.value)
     preflight(recipe, ["sft"], World(0, 1))
 
 
-def test_whole_weights_are_welcome() -> None:
-    check_whole_weights({})
-    check_whole_weights({"ACCELERATE_USE_FSDP": "false"})
-    check_whole_weights({"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"})
+def test_whole_weights_and_fsdp2_are_welcome() -> None:
+    check_split_weights(PpoConfig(), {})
+    check_split_weights(PpoConfig(), {"ACCELERATE_USE_FSDP": "false"})
+    check_split_weights(PpoConfig(), {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"})
+    check_split_weights(PpoConfig(), SPLIT | {"FSDP_VERSION": "2"})
+    with pytest.raises(UserError, match=r"^ppo\.quantize 4bit cannot run with weights split"):
+        check_split_weights(PpoConfig(quantize="4bit"), SPLIT | {"FSDP_VERSION": "2"})

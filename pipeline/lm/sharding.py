@@ -1,0 +1,84 @@
+"""Training with weights split over processes: torch's fully_shard (FSDP2), through accelerate's plugin.
+
+A process holds a part of each weight; every forward pass gathers the whole ones, layer by layer, from all processes.
+So each pass is a joint one: a process without work of its own runs a stand-in, and passes go through the root module,
+whose hooks gather what belongs to no layer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+from accelerate import Accelerator, FullyShardedDataParallelPlugin, PartialState
+from accelerate.utils import DistributedType, convert_outputs_to_fp32, parse_flag_from_env
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch.distributed.fsdp import register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+
+from pipeline.lm.generate import largest
+from pipeline.lm.logprobs import PolicyWithValue
+
+T = TypeVar("T")
+
+
+def shard_on_cpus_too(accelerator: Accelerator) -> None:
+    """Obeys the launcher's FSDP settings on CPUs, where accelerate would silently keep whole weights instead."""
+    state = accelerator.state
+    if parse_flag_from_env("ACCELERATE_USE_FSDP") and state.distributed_type == DistributedType.MULTI_CPU:
+        state.fsdp_plugin = FullyShardedDataParallelPlugin()
+        state.distributed_type = DistributedType.FSDP
+        PartialState().distributed_type = DistributedType.FSDP
+
+
+def prepare(
+    accelerator: Accelerator, model: PolicyWithValue, optimizer: torch.optim.Optimizer
+) -> tuple[Any, torch.optim.Optimizer]:
+    """As `accelerator.prepare`, with each layer of the policy split over the processes if the launcher asks for it.
+
+    Weights keep the recipe's dtypes: adapters and value head are float32 on a bfloat16 base. The launcher's
+    mixed_precision is autocast, as without splitting, where the plugin would round the value head and every result.
+    """
+    if not accelerator.is_fsdp2:
+        prepared: tuple[Any, torch.optim.Optimizer] = accelerator.prepare(model, optimizer)
+        return prepared
+    plugin = accelerator.state.fsdp_plugin
+    plugin.mixed_precision_policy = None
+    plugin.state_dict_config = plugin.optim_state_dict_config = None
+    plugin.set_state_dict_type("FULL_STATE_DICT")  # loaded as weights only; shards come with a pickled index
+    if accelerator.mixed_precision != "no":
+        model.forward = convert_outputs_to_fp32(accelerator.autocast()(model.forward))  # type: ignore[method-assign]
+    split, optimizer = accelerator.prepare(model, optimizer)
+    register_fsdp_forward_method(split, "generate")
+    return split, optimizer
+
+
+def turns(items: Sequence[Sequence[T]], device: torch.device, together: bool) -> Iterator[Sequence[T]]:
+    """Each of `items`; then, where the processes go `together`, empty ones until the last of them is done."""
+    for number in range(largest(len(items), device) if together else len(items)):
+        yield items[number] if number < len(items) else ()
+
+
+@contextlib.contextmanager
+def adapter_off(policy: Any) -> Iterator[None]:
+    """The policy without its LoRA adapter, which is π_ref.
+
+    peft's own `disable_adapter` freezes the adapter as well, as fully_shard would then remember it.
+    """
+    layers = [module for module in policy.modules() if isinstance(module, BaseTunerLayer)]
+    try:
+        for layer in layers:
+            layer._disable_adapters = True
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
+
+
+def as_number(norm: torch.Tensor | None) -> float:
+    """A gradient norm as `clip_grad_norm_` gives it: of split weights each process may hold its part of the sum."""
+    if norm is None:
+        return 0.0
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)

@@ -1,0 +1,121 @@
+"""One of two processes that learn by PPO with weights split by FSDP2: says what came out, saves it, and resumes.
+
+Usage: sharded_ppo_worker.py FOLDER RANK
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from ppo_problem import Problem, make_problem
+from torch.distributed.tensor import DTensor
+
+from pipeline.core.world import World
+from pipeline.lm.distributed import make_accelerator
+from pipeline.lm.models import save_merged
+from pipeline.rl import checkpoint
+from pipeline.rl.nonfinite import NonFiniteError
+from pipeline.rl.trainer import PpoTrainer
+
+FSDP = {
+    "ACCELERATE_USE_CPU": "true",
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "2",
+    "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+}
+# One process has two responses of each minibatch in two micro-batches, the other has one.
+SETTINGS = {
+    "rollouts": 6,
+    "minibatch_size": 3,
+    "micro_batch_size": 1,
+    "ppo_epochs": 2,
+    "learning_rate": 1e-2,
+    "value_learning_rate": 1e-2,
+    "entropy_coef": 0.01,
+    "kl_coef": 0.05,
+}
+ITERATIONS = 3
+
+
+def learn(trainer: PpoTrainer, first: int, last: int) -> list[dict[str, float]]:
+    """Iterations `first`, …, `last` − 1: their losses, and the log-probabilities that π_ref gave the responses."""
+    seen = []
+    for iteration in range(first, last):
+        rollout, _ = trainer.collect(iteration)
+        reference = float(rollout.reference_logprobs.sum())
+        seen.append({**trainer.update(rollout, iteration), "reference": reference, "kl": float(rollout.kl.sum())})
+    return seen
+
+
+def with_references(problem: Problem) -> Problem:
+    """So that completions of π_ref are drawn before the policy runs for the first time."""
+    problem.references = {}
+    return problem
+
+
+def refused(trainer: PpoTrainer) -> dict[str, Any]:
+    """What a gradient that is not finite in one process's part of a tensor leads to, on this process."""
+    rollout, _ = trainer.collect(0)
+    backward = trainer._backward
+
+    def spoiled(*arguments: Any) -> torch.Tensor:
+        sums = backward(*arguments)
+        gradient: Any = trainer.bare.value_head.weight.grad  # one row, which one process holds
+        gradient.to_local().fill_(float("nan"))
+        return sums
+
+    trainer._backward = spoiled  # type: ignore[method-assign]
+    try:
+        trainer.update(rollout, 0)
+    except NonFiniteError as error:
+        return {"message": str(error), "tensor": error.facts["tensor"], "rows": len(error.rows)}
+    return {}
+
+
+def work(folder: Path, rank: int, lora: bool) -> dict[str, Any]:
+    """Learns, with a checkpoint after the first iteration; saves the policy; learns again from the checkpoint on."""
+    name = "lora" if lora else "full"
+    tokenizer: Any = SimpleNamespace(save_pretrained=lambda target: None)
+
+    def make() -> PpoTrainer:
+        problem = with_references(make_problem())
+        trainer = problem.trainer(lora, accelerator=lambda: make_accelerator(World(rank, 2)), **SETTINGS)
+        checkpoint.install_hooks(trainer.accelerator)
+        return trainer
+
+    trainer = make()
+    said: dict[str, Any] = {"split": sum(isinstance(each, DTensor) for each in trainer.bare.parameters())}
+    said["seen"] = learn(trainer, 0, 1)
+    checkpoint.save(trainer.accelerator, folder / name, 1, {}, trainer.scorer.references)
+    said["seen"] += learn(trainer, 1, ITERATIONS)
+    save_merged(trainer.accelerator, trainer.policy, tokenizer, folder / f"{name}-model", "float32")
+    ends = [trainer.accelerator.get_state_dict(trainer.model)]
+    resumed = make()
+    resumed.scorer.references.update(checkpoint.latest_references(resumed.accelerator, folder / name))
+    checkpoint.load_latest(resumed.accelerator, folder / name)
+    said["resumed"] = learn(resumed, 1, ITERATIONS)
+    ends.append(resumed.accelerator.get_state_dict(resumed.model))
+    if rank == 0:
+        torch.save([{key: tensor.clone() for key, tensor in end.items()} for end in ends], folder / f"{name}.pt")
+    said["refused"] = refused(make())
+    return said
+
+
+def main(folder: Path, rank: int) -> None:
+    os.environ.update(FSDP, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+    rendezvous = f"file://{folder / 'rendezvous'}"
+    torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
+    said = {name: work(folder, rank, name == "lora") for name in ("lora", "full")}
+    (folder / f"ppo-{rank}.json").write_text(json.dumps(said))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
