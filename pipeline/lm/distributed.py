@@ -11,7 +11,6 @@ from accelerate.utils import ProjectConfiguration
 
 from pipeline.core.errors import UserError
 from pipeline.core.world import World, on_cpu
-from pipeline.lm.sharding import shard_on_cpus_too
 
 
 def make_accelerator(world: World, trackers: Sequence[str] = (), logs: Path | None = None) -> Accelerator:
@@ -33,5 +32,4 @@ def make_accelerator(world: World, trackers: Sequence[str] = (), logs: Path | No
             f"WORLD_SIZE is {world.size} but accelerate runs {accelerator.num_processes} process(es): "
             "see launch/README.md for how to start several CPU processes"
         )
-    shard_on_cpus_too(accelerator)
     return accelerator

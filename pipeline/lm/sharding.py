@@ -24,15 +24,6 @@ from pipeline.lm.logprobs import PolicyWithValue
 T = TypeVar("T")
 
 
-def shard_on_cpus_too(accelerator: Accelerator) -> None:
-    """Obeys the launcher's FSDP settings on CPUs, where accelerate would silently keep whole weights instead."""
-    state = accelerator.state
-    if parse_flag_from_env("ACCELERATE_USE_FSDP") and state.distributed_type == DistributedType.MULTI_CPU:
-        state.fsdp_plugin = FullyShardedDataParallelPlugin()
-        state.distributed_type = DistributedType.FSDP
-        PartialState().distributed_type = DistributedType.FSDP
-
-
 def prepare(
     accelerator: Accelerator, model: PolicyWithValue, optimizer: torch.optim.Optimizer
 ) -> tuple[Any, torch.optim.Optimizer]:
@@ -41,6 +32,7 @@ def prepare(
     Weights keep the recipe's dtypes: adapters and value head are float32 on a bfloat16 base. The launcher's
     mixed_precision is autocast, as without splitting, where the plugin would round the value head and every result.
     """
+    _obey_on_cpus(accelerator)
     if not accelerator.is_fsdp2:
         prepared: tuple[Any, torch.optim.Optimizer] = accelerator.prepare(model, optimizer)
         return prepared
@@ -53,6 +45,15 @@ def prepare(
     split, optimizer = accelerator.prepare(model, optimizer)
     register_fsdp_forward_method(split, "generate")
     return split, optimizer
+
+
+def _obey_on_cpus(accelerator: Accelerator) -> None:
+    """Obeys the launcher's FSDP settings on CPUs too, where accelerate would silently keep whole weights."""
+    state = accelerator.state
+    if parse_flag_from_env("ACCELERATE_USE_FSDP") and state.distributed_type == DistributedType.MULTI_CPU:
+        state.fsdp_plugin = FullyShardedDataParallelPlugin()
+        state.distributed_type = DistributedType.FSDP
+        PartialState().distributed_type = DistributedType.FSDP
 
 
 def turns(items: Sequence[Sequence[T]], device: torch.device, together: bool) -> Iterator[Sequence[T]]:
