@@ -24,7 +24,7 @@ WEIGHTS = "trainable.safetensors"
 def install_hooks(accelerator: Accelerator) -> None:
     """Makes `accelerator.save_state` keep trainable weights only: the frozen ones are those of π_ref.
 
-    Sharded (FSDP, DeepSpeed) runs hand their hooks no weights and save whole shards, which is right for them.
+    Where weights are split (FSDP, DeepSpeed) accelerate saves them all by itself and hands its hooks none.
     """
 
     def save(models: list[Any], weights: list[dict[str, torch.Tensor]], folder: str) -> None:
