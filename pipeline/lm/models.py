@@ -197,13 +197,20 @@ def write_checkpoint(
     A 4-bit base becomes the dequantised weights that it computes with.
     """
     plain, merged = merged_state(model, state)
-    merged = {name: tensor.to(DTYPES[dtype]).contiguous() for name, tensor in merged.items()}
+    copies = tied_copies(plain)  # gathered or cast, tied weights are no longer one tensor
+    merged = {name: tensor.to(DTYPES[dtype]).contiguous() for name, tensor in merged.items() if name not in copies}
     plain.config.dtype = DTYPES[dtype]
     with atomic.new_folder(target) as temporary, no_progress_bars():
         plain.save_pretrained(temporary, state_dict=merged)
         tokenizer.save_pretrained(temporary)
         for path in temporary.iterdir():
             path.chmod(0o644)  # safetensors writes 0600; a released checkpoint is as readable as the rest of the run
+
+
+def tied_copies(model: torch.nn.Module) -> set[str]:
+    """Names of parameters that are another one under a second name."""
+    every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return every - {name for name, _ in model.named_parameters()}
 
 
 def merged_state(model: Any, state: dict[str, torch.Tensor]) -> tuple[Any, dict[str, torch.Tensor]]:

@@ -87,6 +87,17 @@ def test_a_written_checkpoint_is_an_ordinary_one(dtype: str, checkpoint: Path, t
     assert not list((tmp_path / "out").glob("adapter*"))
 
 
+def test_tied_weights_are_written_once_however_they_were_gathered(checkpoint: Path, tmp_path: Path) -> None:
+    """Weights that were split over processes come back as one tensor for each of a weight's two names."""
+    model = adapted(checkpoint)
+    gathered = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for name, state in (("plain", model.state_dict()), ("gathered", gathered)):
+        write_checkpoint(model, state, load_tokenizer(checkpoint), tmp_path / name, "float32")
+    plain, written = (load_file(tmp_path / name / "model.safetensors") for name in ("plain", "gathered"))
+    assert "lm_head.weight" not in plain
+    assert plain.keys() == written.keys()
+
+
 def test_saving_through_accelerate_is_the_same(checkpoint: Path, tmp_path: Path) -> None:
     model = adapted(checkpoint)
     save_merged(Accelerator(cpu=True), model, load_tokenizer(checkpoint), tmp_path / "one", "float32")
