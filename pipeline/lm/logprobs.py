@@ -118,7 +118,7 @@ class _Row:
         """The column that foretells each response token: the prompt's last one for every first token."""
         columns, column = [], len(self.prompt)
         for row in self.responses:
-            columns += [len(self.prompt) - 1, *range(column, column + len(row) - 1)]
+            columns += [len(self.prompt) - 1, *range(column, column + len(row) - 1)][: len(row)]
             column += len(row)
         return columns
 

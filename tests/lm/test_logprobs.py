@@ -99,6 +99,15 @@ def test_rows_are_as_wide_as_the_longest_prompt_with_its_response() -> None:
         token_batch([[]], [[5]], 0, CPU)
 
 
+@torch.no_grad()
+def test_a_response_without_tokens_has_log_probability_0(small: Any) -> None:
+    for prompts in ([[3, 4], [5, 6]], [[3, 4], [3, 4]]):
+        batch = token_batch(prompts, [[], [5, 1]], 0, CPU)
+        found = batch.spread(token_logprobs(response_forward(small, batch)[0], batch.tokens))
+        assert found[0].tolist() == [0, 0]
+        torch.testing.assert_close(found[1], alone(small, prompts[1], [5, 1], 1.0), atol=1e-5, rtol=0)
+
+
 SIZES = {"vocab_size": 8, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
