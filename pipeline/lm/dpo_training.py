@@ -8,6 +8,7 @@ margin is a loss of DPO. `chosen` is the response that the *private* label prefe
 
 from __future__ import annotations
 
+import functools
 from typing import Any, cast
 
 import torch
@@ -16,7 +17,7 @@ from peft import PeftModel
 from torch import Tensor
 from trl import DPOTrainer
 
-from pipeline.lm.logprobs import TokenBatch, response_forward, token_batch, token_logprobs
+from pipeline.lm.logprobs import TokenBatch, can_share, response_forward, token_batch, token_logprobs
 from reward_models.losses import check_epsilon, keep_prob, private_likelihood_loss
 
 
@@ -45,7 +46,9 @@ class PrivateDpoTrainer(DPOTrainer):
         super().__init__(*args, **kwargs)
         if isinstance(self.model, PeftModel) and "ref" in self.model.peft_config:
             self.model.delete_adapter("ref")  # TRL's copy of the adapter as it came
-        for model in (self.model, self.ref_model):
+        models = (self.model, self.ref_model)
+        self._share = all(can_share(model) for model in models if model is not None)
+        for model in models:
             if model is not None:
                 take_batches(model)
 
@@ -62,7 +65,7 @@ class PrivateDpoTrainer(DPOTrainer):
         if return_outputs:
             raise ValueError("the private likelihood of DPO returns no outputs: evaluate with the stage")
         tokenizer: Any = self.processing_class
-        batch = _pairs(inputs, tokenizer.pad_token_id)
+        batch = _pairs(inputs, tokenizer.pad_token_id, self._share)
         chosen, rejected = model(token_batch=batch).view(-1, 2).unbind(dim=1)
         reference_chosen, reference_rejected = self._reference_logprobs(inputs, batch)
         margin = self.beta * ((chosen - reference_chosen) - (rejected - reference_rejected))
@@ -93,25 +96,24 @@ def take_batches(model: Any) -> None:
 
     Through the model's own call, as wrappers of several processes act on that.
     """
-    plain = model.forward
-
-    def forward(*args: Any, token_batch: TokenBatch | None = None, **kwargs: Any) -> Any:
-        if token_batch is None:
-            return plain(*args, **kwargs)
-        logits, _ = response_forward(model, token_batch)
-        return token_batch.spread(token_logprobs(logits, token_batch.tokens)).sum(dim=1)
-
-    model.forward = forward
+    model.forward = functools.partial(_forward, model, model.forward)
 
 
-def _pairs(inputs: dict[str, Tensor], pad_token_id: int) -> TokenBatch:
-    """TRL's batch of B chosen and then B rejected sequences, as pairs that share their prompts."""
+def _forward(model: Any, plain: Any, /, *args: Any, token_batch: TokenBatch | None = None, **kwargs: Any) -> Any:
+    if token_batch is None:
+        return plain(*args, **kwargs)
+    logits, _ = response_forward(model, token_batch)
+    return token_batch.spread(token_logprobs(logits, token_batch.tokens)).sum(dim=1)
+
+
+def _pairs(inputs: dict[str, Tensor], pad_token_id: int, share: bool) -> TokenBatch:
+    """TRL's batch of B chosen and then B rejected sequences, as pairs next to each other that may share prompts."""
     ids, response = inputs["input_ids"], inputs["completion_mask"].bool()
     prompt = inputs["attention_mask"].bool() & ~response
     half = len(ids) // 2
     order = [row for pair in range(half) for row in (pair, half + pair)]
     prompts, responses = ([ids[row, mask[row]].tolist() for row in order] for mask in (prompt, response))
-    return token_batch(prompts, responses, pad_token_id, ids.device)
+    return token_batch(prompts, responses, pad_token_id, ids.device, share=share)
 
 
 def pair_dataset(rows: list[tuple[list[int], list[int], list[int]]]) -> Dataset:

@@ -19,7 +19,7 @@ from accelerate.utils import gather_object
 from pipeline.core.recipe import PpoConfig
 from pipeline.data.render import Prompt, Renderer
 from pipeline.lm.generate import Sampling, sample_key, sample_responses
-from pipeline.lm.logprobs import PolicyWithValue, TokenBatch, response_forward, token_batch, token_logprobs
+from pipeline.lm.logprobs import PolicyWithValue, TokenBatch, can_share, response_forward, token_batch, token_logprobs
 from pipeline.rl.extra_rewards import ExtraReward
 from pipeline.rl.kl_control import KlController
 from pipeline.rl.losses import clipped_policy_loss, clipped_value_loss
@@ -45,7 +45,7 @@ LOGGED = ("policy_loss", "value_loss", "entropy", "clip_fraction", "approx_kl")
 
 
 EVALUATED = 4
-"""Micro-batches that fit into one without a backward pass, which keeps no activations."""
+"""Default micro-batches that are evaluated together, without a backward pass; one where the recipe sets their size."""
 
 
 class PpoTrainer:
@@ -78,6 +78,7 @@ class PpoTrainer:
         self.accelerator, self.config, self.seed = accelerator, config, seed
         self.scorer, self.renderer, self.prompts = scorer, renderer, prompts
         self.extra_rewards = tuple(extra_rewards)
+        self._shares_rows = can_share(model.policy)
         optimizer = make_optimizer(model, config)
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
         self.reference = reference.to(accelerator.device) if reference is not None else None
@@ -243,7 +244,7 @@ class PpoTrainer:
         """
         order = by_length(prompts, responses, range(len(prompts)))
         found: dict[int, tuple[list[float], list[float], list[float]]] = {}
-        size = EVALUATED * self._micro_batch_size()
+        size = self._micro_batch_size() * (1 if self.config.micro_batch_size else EVALUATED)
         model = self.accelerator.unwrap_model(self.model)
         for start in range(0, len(order), size):
             picked = order[start : start + size]
@@ -384,7 +385,8 @@ class PpoTrainer:
         return loss, parts
 
     def _batch(self, prompts: Sequence[list[int]], responses: Sequence[list[int]]) -> TokenBatch:
-        return token_batch(prompts, responses, self.renderer.tokenizer.pad_token_id, self.accelerator.device)
+        pad, device = self.renderer.tokenizer.pad_token_id, self.accelerator.device
+        return token_batch(prompts, responses, pad, device, share=self._shares_rows)
 
     def _micro_batch_size(self) -> int:
         share = max(1, self.config.minibatch_size // self.accelerator.num_processes)
