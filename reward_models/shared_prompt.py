@@ -68,7 +68,7 @@ def added_mask(segments: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def can_share(model: nn.Module) -> bool:
-    """Whether a row of this sequence-classification model can hold two texts: a known family without windows, and an
+    """Whether a row of this model can hold texts that do not see each other: a known family without windows, and an
     attention kernel that takes a mask of its own.
     """
     inner: Any = unwrap(model)

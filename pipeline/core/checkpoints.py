@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.core.errors import UserError
+from pipeline.core.recipe import ModelConfig
 from pipeline.core.recipe_parts import ExtraRewardSettings
 
 
@@ -31,6 +33,32 @@ def check_checkpoint(name: str, where: str, others: str = "") -> str:
     if name.startswith((".", "/", "~")) or name.count("/") != 1 or parent_is_here:
         raise UserError(f"{where} '{name}' is no folder: give a checkpoint folder or a hub id owner/name{others}")
     return name
+
+
+def check_context(settings: ModelConfig, folder: Path) -> None:
+    """The longest prompt and response that the recipe allows fit the positions that the model in `folder` has.
+
+    Raises:
+        UserError: they do not: the model would read positions that it never learnt, or none at all.
+    """
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # no whole checkpoint: loading says so
+        return
+    config = {**config, **config.get("text_config", {})}
+    positions = config.get("max_position_embeddings") or config.get("n_positions")
+    check_positions(settings, positions)
+
+
+def check_positions(settings: ModelConfig, positions: int | None) -> None:
+    """As `check_context`; None: the model says no number."""
+    longest = settings.max_prompt_tokens + settings.max_response_tokens
+    if positions is not None and longest > positions:
+        raise UserError(
+            f"model.max_prompt_tokens {settings.max_prompt_tokens} and max_response_tokens "
+            f"{settings.max_response_tokens} make {longest} tokens, and {settings.source} has {positions} positions: "
+            "lower one of them"
+        )
 
 
 def folder_digest(folder: Path) -> str:

@@ -10,7 +10,7 @@ import torch
 
 from pipeline.data.render import Prompt, Renderer, plain_prompt
 from pipeline.lm.generate import Sampling, sample_key, sample_responses
-from pipeline.lm.logprobs import response_forward, token_batch, token_kl
+from pipeline.lm.logprobs import can_share, response_forward, token_batch, token_kl
 from pipeline.rl.scoring import RewardScorer
 
 LEAST_CENTRING = 8
@@ -140,7 +140,11 @@ class Sampler:
         for start in range(0, len(order), batch_size):
             picked = order[start : start + batch_size]
             batch = token_batch(
-                [ids[i] for i in picked], [rows[i] for i in picked], self.renderer.tokenizer.pad_token_id, device
+                [ids[i] for i in picked],
+                [rows[i] for i in picked],
+                self.renderer.tokenizer.pad_token_id,
+                device,
+                share=can_share(self.policy) and can_share(self.reference),
             )
             logits, _ = response_forward(self.policy, batch)
             reference_logits, _ = response_forward(self.reference, batch)

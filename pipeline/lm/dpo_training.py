@@ -8,7 +8,8 @@ margin is a loss of DPO. `chosen` is the response that the *private* label prefe
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Any, cast
 
 import torch
 from datasets import Dataset
@@ -16,6 +17,7 @@ from peft import PeftModel
 from torch import Tensor
 from trl import DPOTrainer
 
+from pipeline.lm.logprobs import TokenBatch, can_share, response_forward, token_batch, token_logprobs
 from reward_models.losses import check_epsilon, keep_prob, private_likelihood_loss
 
 
@@ -44,6 +46,11 @@ class PrivateDpoTrainer(DPOTrainer):
         super().__init__(*args, **kwargs)
         if isinstance(self.model, PeftModel) and "ref" in self.model.peft_config:
             self.model.delete_adapter("ref")  # TRL's copy of the adapter as it came
+        models = (self.model, self.ref_model)
+        self._share = all(can_share(model) for model in models if model is not None)
+        for model in models:
+            if model is not None:
+                take_batches(model)
 
     def _prepare_dataset(self, dataset: Any, processing_class: Any, args: Any, dataset_name: str) -> Any:
         """TRL would tokenise text its own way; here training and sampling share one renderer."""
@@ -57,10 +64,10 @@ class PrivateDpoTrainer(DPOTrainer):
             return super()._compute_loss(model, inputs, return_outputs)
         if return_outputs:
             raise ValueError("the private likelihood of DPO returns no outputs: evaluate with the stage")
-        chosen, rejected = _logprobs(model, inputs).chunk(2)
-        reference = self.model if self.ref_model is None else self.ref_model
-        with torch.no_grad():
-            reference_chosen, reference_rejected = self.compute_ref_log_probs(reference, inputs)
+        tokenizer: Any = self.processing_class
+        batch = _pairs(inputs, tokenizer.pad_token_id, self._share)
+        chosen, rejected = model(token_batch=batch).view(-1, 2).unbind(dim=1)
+        reference_chosen, reference_rejected = self._reference_logprobs(inputs, batch)
         margin = self.beta * ((chosen - reference_chosen) - (rejected - reference_rejected))
         mode = "train" if model.training else "eval"
         gathered = self.accelerator.gather(margin.detach())
@@ -69,17 +76,44 @@ class PrivateDpoTrainer(DPOTrainer):
         return private_likelihood_loss(margin, torch.ones_like(margin), self.epsilon).mean()
 
 
-def _logprobs(model: Any, inputs: dict[str, Tensor]) -> Tensor:
-    """(2B,) log-probability of each response under the model, nats."""
-    labels = inputs["input_ids"].masked_fill(inputs["completion_mask"] == 0, -100)
-    output = model(
-        input_ids=inputs["input_ids"],
-        attention_mask=inputs["attention_mask"],
-        labels=labels,
-        use_cache=False,
-        fused_lm_head=True,  # TRL's patched forward: per-token log-probabilities, 0 where the label is −100
-    )
-    return output.log_probs[:, -(labels.shape[1] - 1) :].sum(dim=1)
+    @torch.no_grad()
+    def _reference_logprobs(self, inputs: dict[str, Tensor], batch: TokenBatch) -> tuple[Tensor, Tensor]:
+        """(B,) each: log-probabilities of the chosen and the rejected responses under π_ref."""
+        if self.precompute_ref_logps:
+            return inputs["ref_chosen_logps"], inputs["ref_rejected_logps"]
+        policy, reference = cast(Any, self.model), cast(Any, self.ref_model)
+        if reference is not None:
+            found = reference(token_batch=batch)
+        else:
+            with self.accelerator.unwrap_model(policy).disable_adapter():
+                found = policy(token_batch=batch)
+        chosen, rejected = found.view(-1, 2).unbind(dim=1)
+        return chosen, rejected
+
+
+def take_batches(model: Any) -> None:
+    """Lets `model` be called with a `token_batch` alone, for log π of its responses (B,), nats; else as before.
+
+    Through the model's own call, as wrappers of several processes act on that.
+    """
+    model.forward = functools.partial(_forward, model, model.forward)
+
+
+def _forward(model: Any, plain: Any, /, *args: Any, token_batch: TokenBatch | None = None, **kwargs: Any) -> Any:
+    if token_batch is None:
+        return plain(*args, **kwargs)
+    logits, _ = response_forward(model, token_batch)
+    return token_batch.spread(token_logprobs(logits, token_batch.tokens)).sum(dim=1)
+
+
+def _pairs(inputs: dict[str, Tensor], pad_token_id: int, share: bool) -> TokenBatch:
+    """TRL's batch of B chosen and then B rejected sequences, as pairs next to each other that may share prompts."""
+    ids, response = inputs["input_ids"], inputs["completion_mask"].bool()
+    prompt = inputs["attention_mask"].bool() & ~response
+    half = len(ids) // 2
+    order = [row for pair in range(half) for row in (pair, half + pair)]
+    prompts, responses = ([ids[row, mask[row]].tolist() for row in order] for mask in (prompt, response))
+    return token_batch(prompts, responses, pad_token_id, ids.device, share=share)
 
 
 def pair_dataset(rows: list[tuple[list[int], list[int], list[int]]]) -> Dataset:

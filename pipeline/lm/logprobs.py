@@ -14,14 +14,15 @@ import torch
 from torch import nn
 
 from pipeline.lm.generate import pad_right
-from pipeline.lm.token_terms import token_entropy, token_kl, token_logprobs, token_terms
+from pipeline.lm.token_terms import token_kl, token_logprobs, token_terms
+from reward_models.shared_prompt import can_share
 
 __all__ = [
     "PolicyWithValue",
     "TokenBatch",
+    "can_share",
     "response_forward",
     "token_batch",
-    "token_entropy",
     "token_kl",
     "token_logprobs",
 ]
@@ -29,7 +30,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Responses behind their prompts; neighbours with equal prompts share one row, so that it is computed once.
+    """Responses behind their prompts; neighbours with equal prompts may share one row, so that it is computed once.
 
     A row holds a prompt and its responses one after the other, then padding; each response attends to the prompt and to
     itself, at the positions it would have alone. R rows of T tokens; R = B where no prompts repeat.
@@ -63,9 +64,16 @@ class TokenBatch:
 
 
 def token_batch(
-    prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], pad_token_id: int, device: torch.device
+    prompts: Sequence[Sequence[int]],
+    responses: Sequence[Sequence[int]],
+    pad_token_id: int,
+    device: torch.device,
+    *,
+    share: bool = False,
 ) -> TokenBatch:
-    """Joins prompts and responses and pads on the right; equal neighbours share a prompt.
+    """Joins prompts and responses and pads on the right.
+
+    share: neighbours with equal prompts share a row, which the model must be fit for (`can_share`).
 
     Raises:
         ValueError: a prompt is empty, so that nothing foretells the first token.
@@ -73,7 +81,7 @@ def token_batch(
     if not all(prompts):
         raise ValueError("a prompt has no tokens")
     response_ids, response_mask = pad_right(responses, pad_token_id, device)
-    groups = [len(list(rows)) for _, rows in groupby(map(tuple, prompts))]
+    groups = [len(list(rows)) for _, rows in groupby(map(tuple, prompts))] if share else [1] * len(prompts)
     starts = [sum(groups[:row]) for row in range(len(groups))]
     rows = [_Row(prompts[start], responses[start : start + count]) for start, count in zip(starts, groups, strict=True)]
     width = max(row.width for row in rows)
@@ -86,7 +94,7 @@ def token_batch(
         position_ids=torch.tensor([row.positions(width) for row in rows], device=device),
         response_ids=response_ids,
         response_mask=response_mask,
-        before=torch.tensor(before, device=device),
+        before=torch.tensor(before, dtype=torch.long, device=device),
     )
 
 
@@ -118,7 +126,7 @@ class _Row:
         """The column that foretells each response token: the prompt's last one for every first token."""
         columns, column = [], len(self.prompt)
         for row in self.responses:
-            columns += [len(self.prompt) - 1, *range(column, column + len(row) - 1)]
+            columns += [len(self.prompt) - 1, *range(column, column + len(row) - 1)][: len(row)]
             column += len(row)
         return columns
 
@@ -133,31 +141,30 @@ def _seen(segments: torch.Tensor) -> torch.Tensor:
 
 
 def response_forward(model: Any, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits (N, V) of each real response token given what comes before it, and the last hidden states (N, d) there."""
+    """Logits (N, V) of each real response token given what comes before it, and the last hidden states (N, d) there.
+
+    The model is called as a whole, so that what it does to its logits is done; its output layer sees N rows alone.
+    """
     attention = batch.attention
     if attention.dtype == torch.bool:  # every attention kernel takes a mask that is added
         added = torch.zeros(attention.shape, dtype=model.dtype, device=attention.device)
         attention = added.masked_fill_(~attention, torch.finfo(model.dtype).min)
+    states: list[torch.Tensor] = []
+
+    def pick(_: nn.Module, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        hidden = arguments[0]
+        states.append(hidden.reshape(-1, hidden.shape[-1]).index_select(0, batch.before))
+        return (states[0][None], *arguments[1:])
+
     plain = model.get_base_model() if hasattr(model, "get_base_model") else model
-    output = plain.get_decoder()(
-        input_ids=batch.input_ids, attention_mask=attention, position_ids=batch.position_ids, use_cache=False
-    )
-    hidden = output.last_hidden_state
-    states = hidden.reshape(-1, hidden.shape[-1]).index_select(0, batch.before)
-    return output_logits(plain, states), states
-
-
-def output_logits(model: Any, states: torch.Tensor) -> torch.Tensor:
-    """Logits (N, V) of hidden states (N, d), with the scaling and capping that some models add to the output layer."""
-    logits = model.get_output_embeddings()(states)
-    config = model.config.get_text_config()
-    if scale := getattr(config, "logit_scale", None):  # Cohere
-        logits = logits * scale
-    if scaling := getattr(config, "logits_scaling", None):  # Granite
-        logits = logits / scaling
-    if cap := getattr(config, "final_logit_softcapping", None):  # Gemma 2
-        logits = torch.tanh(logits / cap) * cap
-    return logits
+    handle = plain.get_output_embeddings().register_forward_pre_hook(pick, prepend=True)
+    try:
+        output = model(
+            input_ids=batch.input_ids, attention_mask=attention, position_ids=batch.position_ids, use_cache=False
+        )
+    finally:
+        handle.remove()
+    return output.logits[0], states[0]
 
 
 class PolicyWithValue(nn.Module):

@@ -19,7 +19,8 @@ from torch import nn
 def packed_linears(model: Any, rows: int) -> Iterator[None]:
     """Within, the bfloat16 linear layers of `model` on a CPU use packed copies of their weights; no gradients.
 
-    The copies take as much memory as those weights, and are of the weights on entry: nothing may learn within.
+    The copies take as much memory as those weights, and are of the weights on entry: nothing may learn within, and the
+    model cannot be copied.
 
     Args:
         model: whose layers; float32 ones, which gain little, and those on other devices stay as they are.
@@ -42,7 +43,9 @@ def _packable(module: nn.Module) -> bool:
         type(module) is nn.Linear
         and "forward" not in module.__dict__
         and type(module.weight.data) is torch.Tensor
+        and module.weight.shape == (module.out_features, module.in_features)  # whole, not split over processes
         and module.weight.dtype == torch.bfloat16
+        and not torch.is_autocast_enabled("cpu")
         and module.weight.device.type == "cpu"
         and torch.backends.mkldnn.is_available()
         and torch.ops.mkldnn._is_mkldnn_bf16_supported()

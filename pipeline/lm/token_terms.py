@@ -20,17 +20,10 @@ def token_logprobs(logits: torch.Tensor, ids: torch.Tensor, temperature: float =
     return token_terms(logits, ids, temperature)[0]
 
 
-def token_entropy(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
-    """Entropy (N,) float32, nats, of each distribution of logits (N, V)."""
-    entropies = token_terms(logits, torch.zeros(len(logits)).long().to(logits.device), temperature, entropy=True)[1]
-    assert entropies is not None
-    return entropies
-
-
 def token_terms(
     logits: torch.Tensor, ids: torch.Tensor, temperature: float = 1.0, *, entropy: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """As `token_logprobs`; if asked, with `token_entropy` for little more."""
+    """As `token_logprobs`; if asked, with the entropy (N,) float32, nats, of each distribution for little more."""
     logprobs, entropies = _TokenTerms.apply(logits, ids, temperature, entropy)
     return logprobs, entropies if entropy else None
 

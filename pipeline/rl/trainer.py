@@ -19,7 +19,7 @@ from accelerate.utils import gather_object
 from pipeline.core.recipe import PpoConfig
 from pipeline.data.render import Prompt, Renderer
 from pipeline.lm.generate import Sampling, sample_key, sample_responses, sharded
-from pipeline.lm.logprobs import PolicyWithValue, TokenBatch, response_forward, token_batch, token_logprobs
+from pipeline.lm.logprobs import PolicyWithValue, TokenBatch, can_share, response_forward, token_batch, token_logprobs
 from pipeline.lm.sharding import adapter_off, as_number, prepare, turns
 from pipeline.rl.extra_rewards import ExtraReward
 from pipeline.rl.kl_control import KlController
@@ -46,9 +46,8 @@ Evaluated = tuple[list[list[float]], list[list[float]], list[list[float]]]
 LOGGED = ("policy_loss", "value_loss", "entropy", "clip_fraction", "approx_kl")
 """What a step reports, in the order in which `PpoTrainer._loss` gives it; means over tokens."""
 
-
 EVALUATED = 4
-"""Micro-batches that fit into one without a backward pass, which keeps no activations."""
+"""Default micro-batches that are evaluated together, without a backward pass; one where the recipe sets their size."""
 
 
 class PpoTrainer:
@@ -81,6 +80,7 @@ class PpoTrainer:
         self.accelerator, self.config, self.seed = accelerator, config, seed
         self.scorer, self.renderer, self.prompts = scorer, renderer, prompts
         self.extra_rewards = tuple(extra_rewards)
+        self._shares_rows = can_share(model.policy)
         optimizer = make_optimizer(model, config)
         self.model, self.optimizer = prepare(accelerator, model, optimizer)
         self.together = sharded(self.model)  # each forward pass needs every process
@@ -249,17 +249,14 @@ class PpoTrainer:
         """
         order = by_length(prompts, responses, range(len(prompts)))
         found: dict[int, tuple[list[float], list[float], list[float]]] = {}
-        for picked in turns(cut(order, EVALUATED * self._micro_batch_size()), self.accelerator.device, self.together):
+        size = self._micro_batch_size() * (1 if self.config.micro_batch_size else EVALUATED)
+        for picked in turns(cut(order, size), self.accelerator.device, self.together):
             batch = self._batch([prompts[i] for i in picked], [responses[i] for i in picked])
             logprobs, values, _ = self.bare(batch, self.config.temperature)
-            reference_logprobs = logprobs if at_reference else self._reference_logprobs(batch)
+            terms = logprobs, logprobs if at_reference else self._reference_logprobs(batch), values
             for row, index in enumerate(picked):
-                length = len(responses[index])
-                found[index] = (
-                    logprobs[row, :length].tolist(),
-                    reference_logprobs[row, :length].tolist(),
-                    values[row, :length].tolist(),
-                )
+                one, reference, value = (each[row, : len(responses[index])].tolist() for each in terms)
+                found[index] = one, reference, value
         ordered = [found[index] for index in range(len(prompts))]
         return [item[0] for item in ordered], [item[1] for item in ordered], [item[2] for item in ordered]
 
@@ -393,7 +390,8 @@ class PpoTrainer:
     def _batch(self, prompts: Sequence[list[int]], responses: Sequence[list[int]]) -> TokenBatch:
         """Of no responses, a stand-in of one token."""
         eos, pad = self.renderer.tokenizer.eos_token_id, self.renderer.tokenizer.pad_token_id
-        return token_batch(prompts or [[eos]], responses or [[eos]], pad, self.accelerator.device)
+        rows, device = (prompts or [[eos]], responses or [[eos]]), self.accelerator.device
+        return token_batch(*rows, pad, device, share=self._shares_rows)
 
     def _micro_batch_size(self) -> int:
         share = max(1, self.config.minibatch_size // self.accelerator.num_processes)

@@ -7,6 +7,7 @@ Run alone: accelerate launch -m pipeline.stages.sft --config RECIPE [--run-dir D
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
@@ -14,6 +15,7 @@ from peft import PeftModel
 from trl import SFTConfig, SFTTrainer
 
 from pipeline.core import atomic
+from pipeline.core.checkpoints import check_context
 from pipeline.data import inputs
 from pipeline.data.formats import Demonstration
 from pipeline.data.render import Renderer, keep_fitting
@@ -40,6 +42,7 @@ def run(context: StageContext) -> dict[str, Any]:
 
     # --- data -------------------------------------------------------------------------------------------------------
     base = base_checkpoint(recipe.model)
+    check_context(recipe.model, Path(base))
     renderer = inputs.make_renderer(recipe, load_tokenizer(base))
     inputs.check_prompt_lengths(recipe, context.run, renderer)
     demonstrations = inputs.demonstrations(recipe, context.run)

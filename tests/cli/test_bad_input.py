@@ -12,6 +12,8 @@ import pytest
 from pipeline_runs import TINY, Workspace, tree
 
 from pipeline.cli import main
+from pipeline.lm.tiny import tiny_config
+from pipeline.preflight import POSITIONS
 from pipeline.privacy.keys import keygen
 
 ROWS = [{"prompt": f"Say {i}.", "chosen": f"yes {i}", "rejected": f"no {i}"} for i in range(40)]
@@ -126,6 +128,21 @@ def test_chosen_answers_under_another_name_are_no_demonstrations(refused: Refuse
 
 
 # --- the recipe -------------------------------------------------------------------------------------------------------
+
+
+def test_prompts_that_fill_the_context(refused: Refused, tmp_path: Path) -> None:
+    said = "model.max_prompt_tokens 500 and max_response_tokens 13 make 513 tokens, and"
+    limits = ("model.max_prompt_tokens=500", "model.max_response_tokens=13")
+    assert f"{said} tiny has 512 positions: lower one of them" in refused.run(*limits)
+    for number, config in enumerate(({"max_position_embeddings": 512}, {"text_config": {"n_positions": 512}})):
+        folder = tmp_path / f"model{number}"
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config))
+        assert f"{said} {folder} has 512 positions" in refused.run(*limits, f"model.source={folder}")
+
+
+def test_the_positions_of_the_tiny_model_are_those_of_its_checkpoint() -> None:
+    assert tiny_config(8, 0, 1).max_position_embeddings == POSITIONS["tiny"]
 
 
 def test_a_misspelt_key_in_the_recipe(refused: Refused, tmp_path: Path) -> None:

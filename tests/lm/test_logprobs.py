@@ -10,16 +10,21 @@ import torch
 from transformers import (
     CohereConfig,
     CohereForCausalLM,
+    FalconH1Config,
+    FalconH1ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     GraniteConfig,
     GraniteForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
 )
 
 from pipeline.lm.logprobs import (
     PolicyWithValue,
+    can_share,
     response_forward,
     token_batch,
     token_kl,
@@ -69,8 +74,9 @@ def test_neighbours_with_one_prompt_share_a_row_and_change_nothing(small: Any, r
     model = (small if rotary else absolute()).requires_grad_(True)
     picked = [(0, 1), (0, 3), (0, 2), (2, 0), (2, 1), (1, 3)]
     prompts, responses = [PROMPTS[p] for p, _ in picked], [RESPONSES[r] for _, r in picked]
-    batch = token_batch(prompts, responses, 0, CPU)
+    batch = token_batch(prompts, responses, 0, CPU, share=True)
     assert batch.input_ids.shape == (3, 2 + 10)
+    assert len(token_batch(prompts, responses, 0, CPU).input_ids) == 6
     logits, states = response_forward(model, batch)
     found = batch.spread(token_logprobs(logits, batch.tokens))
     for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
@@ -99,6 +105,15 @@ def test_rows_are_as_wide_as_the_longest_prompt_with_its_response() -> None:
         token_batch([[]], [[5]], 0, CPU)
 
 
+@torch.no_grad()
+def test_a_response_without_tokens_has_log_probability_0(small: Any) -> None:
+    for prompts in ([[3, 4], [5, 6]], [[3, 4], [3, 4]]):
+        batch = token_batch(prompts, [[], [5, 1]], 0, CPU, share=True)
+        found = batch.spread(token_logprobs(response_forward(small, batch)[0], batch.tokens))
+        assert found[0].tolist() == [0, 0]
+        torch.testing.assert_close(found[1], alone(small, prompts[1], [5, 1], 1.0), atol=1e-5, rtol=0)
+
+
 SIZES = {"vocab_size": 8, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
@@ -109,15 +124,29 @@ SIZES = {"vocab_size": 8, "hidden_size": 16, "intermediate_size": 16, "num_hidde
         (Gemma2Config(**SIZES, num_key_value_heads=1, head_dim=8, final_logit_softcapping=0.3), Gemma2ForCausalLM),
         (CohereConfig(**SIZES, logit_scale=0.25), CohereForCausalLM),
         (GraniteConfig(**SIZES, logits_scaling=4.0), GraniteForCausalLM),
+        (
+            FalconH1Config(**SIZES, num_key_value_heads=1, head_dim=8, lm_head_multiplier=0.04, mamba_d_ssm=16,
+                           mamba_n_heads=2, mamba_d_head=8, mamba_d_state=8, mamba_n_groups=1, mamba_chunk_size=8),
+            FalconH1ForCausalLM,
+        ),
     ],
-)
-def test_scaled_and_capped_logits_are_those_of_the_whole_model(config: Any, model_class: Any) -> None:
+)  # fmt: skip
+def test_what_a_model_does_to_its_logits_is_done(config: Any, model_class: Any) -> None:
     torch.manual_seed(0)
     config.pad_token_id = 0
     model = model_class(config).eval()
     batch = token_batch([PROMPTS[0]], [RESPONSES[1]], 0, CPU)
     expected = model(batch.input_ids).logits[0, 1:-1]
     torch.testing.assert_close(response_forward(model, batch)[0], expected, atol=1e-6, rtol=1e-5)
+
+
+def test_rows_are_shared_only_where_a_mask_of_their_own_is_obeyed(small: Any) -> None:
+    assert can_share(small)
+    assert not can_share(absolute())
+    window = MistralConfig(**SIZES, num_key_value_heads=1, sliding_window=4)
+    assert not can_share(MistralForCausalLM(window))
+    window.sliding_window = None
+    assert can_share(MistralForCausalLM(window))
 
 
 @torch.no_grad()

@@ -14,7 +14,8 @@ from pipeline.lm.packed import packed_linears
 from pipeline.lm.token_terms import token_logprobs
 
 pytestmark = pytest.mark.skipif(
-    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this processor has no bfloat16 products in oneDNN"
+    not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()),
+    reason="this processor has no bfloat16 products in oneDNN",
 )
 
 

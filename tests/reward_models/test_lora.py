@@ -88,10 +88,13 @@ def test_two_adapters_are_left_to_peft() -> None:
     theirs, ours = pair(torch.float64)
     x = torch.randn(3, 6, dtype=torch.float64)
     for model in (theirs, ours):
-        model.add_adapter("second", LoraConfig(r=2, target_modules=["0"]))
+        torch.manual_seed(1)
+        model.add_adapter("second", LoraConfig(r=2, target_modules=["0"], init_lora_weights=False))
         model.base_model.set_adapter(["default", "second"])
     assert type(ours.base_model.model[0]) is LoraLinear
     torch.testing.assert_close(ours(x), theirs(x))
+    ours.base_model.set_adapter("default")
+    assert not torch.allclose(ours(x), theirs(x))
     assert type(theirs.base_model.model[0]) is PeftLinear
 
 
