@@ -62,7 +62,7 @@ def test_anthropic_dialogues(workspace: Workspace, tmp_path: Path) -> None:
 
 def test_real_hh_rlhf_rows(workspace: Workspace, hh_helpful: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    rows = ("data.limit=120", "evaluate.max_pairs=1000", "model.max_prompt_tokens=512")
+    rows = ("data.limit=120", "evaluate.max_pairs=1000", "model.max_prompt_tokens=500")
     workspace.run(run, "--data", str(hh_helpful), *SMALL, *rows)
     metrics = check(run, 120)
     baseline = metrics["longer_answer_baseline"]
