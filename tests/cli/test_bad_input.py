@@ -327,18 +327,29 @@ def test_paged_optimiser_states_without_a_gpu(refused: Refused, monkeypatch: pyt
     assert f"{section}.optimizer paged_adamw_8bit needs a GPU: take adamw_8bit" in line
 
 
-@pytest.mark.parametrize("launcher", ["FSDP", "ZeRO-3"])
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        (
+            {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"},
+            "ppo.quantize 4bit cannot run with weights split over processes (FSDP): take launch/ddp.yaml",
+        ),
+        (
+            {"ACCELERATE_USE_FSDP": "true"},
+            "ppo cannot run with weights split over processes by FSDP1: set fsdp_version: 2",
+        ),
+        (
+            {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"},
+            "ppo cannot run with weights split over processes by ZeRO-3: launch it with launch/fsdp2.yaml",
+        ),
+    ],
+)
 def test_a_four_bit_base_that_a_launcher_would_split(
-    refused: Refused, monkeypatch: pytest.MonkeyPatch, launcher: str
+    refused: Refused, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], said: str
 ) -> None:
-    """As every PPO run; what is split is not quantised first."""
-    if launcher == "FSDP":
-        monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    else:
-        monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-        monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3")
-    line = refused.run("ppo.quantize=4bit")
-    assert f"ppo cannot run with weights split over processes ({launcher})" in line
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert said in refused.run("ppo.quantize=4bit")
 
 
 # --- as a process -----------------------------------------------------------------------------------------------------
