@@ -45,7 +45,7 @@ def check_context(settings: ModelConfig, folder: Path) -> None:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):  # no whole checkpoint: loading says so
         return
-    config = {**config, **config.get("text_config", {})}
+    config = {**config, **(config.get("text_config") or {})}
     positions = config.get("max_position_embeddings") or config.get("n_positions")
     check_positions(settings, positions)
 

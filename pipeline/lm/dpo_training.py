@@ -75,7 +75,6 @@ class PrivateDpoTrainer(DPOTrainer):
         self._metrics[mode]["rewards/accuracies"].append((gathered > 0).float().mean().item())
         return private_likelihood_loss(margin, torch.ones_like(margin), self.epsilon).mean()
 
-
     @torch.no_grad()
     def _reference_logprobs(self, inputs: dict[str, Tensor], batch: TokenBatch) -> tuple[Tensor, Tensor]:
         """(B,) each: log-probabilities of the chosen and the rejected responses under π_ref."""

@@ -15,6 +15,7 @@ from torch import nn
 
 from pipeline.lm.generate import pad_right
 from pipeline.lm.token_terms import token_kl, token_logprobs, token_terms
+from reward_models.model import unwrap
 from reward_models.shared_prompt import can_share
 
 __all__ = [
@@ -156,8 +157,8 @@ def response_forward(model: Any, batch: TokenBatch) -> tuple[torch.Tensor, torch
         states.append(hidden.reshape(-1, hidden.shape[-1]).index_select(0, batch.before))
         return (states[0][None], *arguments[1:])
 
-    plain = model.get_base_model() if hasattr(model, "get_base_model") else model
-    handle = plain.get_output_embeddings().register_forward_pre_hook(pick, prepend=True)
+    inner: Any = unwrap(model)
+    handle = inner.get_output_embeddings().register_forward_pre_hook(pick, prepend=True)
     try:
         output = model(
             input_ids=batch.input_ids, attention_mask=attention, position_ids=batch.position_ids, use_cache=False
@@ -201,4 +202,4 @@ class PolicyWithValue(nn.Module):
 
     def get_base_model(self) -> Any:
         """The causal LM without adapter and value head."""
-        return self.policy.get_base_model() if hasattr(self.policy, "get_base_model") else self.policy
+        return unwrap(self.policy)

@@ -134,7 +134,10 @@ def test_prompts_that_fill_the_context(refused: Refused, tmp_path: Path) -> None
     said = "model.max_prompt_tokens 500 and max_response_tokens 13 make 513 tokens, and"
     limits = ("model.max_prompt_tokens=500", "model.max_response_tokens=13")
     assert f"{said} tiny has 512 positions: lower one of them" in refused.run(*limits)
-    for number, config in enumerate(({"max_position_embeddings": 512}, {"text_config": {"n_positions": 512}})):
+    for number, config in enumerate((
+        {"max_position_embeddings": 512, "text_config": None},
+        {"text_config": {"n_positions": 512}},
+    )):
         folder = tmp_path / f"model{number}"
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(config))
