@@ -63,21 +63,38 @@ class LoraLinear(PeftLinear):
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As peft's; anything but one plain adapter on a frozen base goes to peft's."""
         base: Any = self.get_base_layer()
-        active = [name for name in self.active_adapters if name in self.lora_A]
-        if args or kwargs or self.disable_adapters or self.merged or len(active) != 1 or not _plain(self, active[0], x):
+        name = None if args or kwargs else self._plain_adapter(x.device.type)
+        if name is None or base.weight.dtype != x.dtype:
             return super().forward(x, *args, **kwargs)
-        name = active[0]
-        adapter: Any = self.lora_A[name], self.lora_B[name]
-        low, high, scale = adapter[0].weight, adapter[1].weight, self.scaling[name]
+        low, high, scale = self._matrices(name)
         if torch.is_grad_enabled():
             result: torch.Tensor = _AddLora.apply(x, base.weight, base.bias, low, high, scale)
             return result
         inner = x.reshape(-1, x.shape[-1]) @ low.to(x.dtype).t()
         return _with(base(x), inner, (scale * high).to(x.dtype))
 
+    def rounded_adapter(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """A (r, n) and s·B (m, r) as `forward` uses them, in the dtype of the base; None where it goes to peft's."""
+        base: Any = self.get_base_layer()
+        name = self._plain_adapter(base.weight.device.type)
+        if name is None:
+            return None
+        low, high, scale = self._matrices(name)
+        return low.detach().to(base.weight.dtype), (scale * high.detach()).to(base.weight.dtype)
 
-def _plain(layer: PeftLinear, name: str, x: torch.Tensor) -> bool:
-    """Whether adapter `name` is ordinary LoRA on frozen weights of x's dtype, all of them whole and here."""
+    def _matrices(self, name: str) -> tuple[torch.Tensor, torch.Tensor, float]:
+        adapter: Any = self.lora_A[name], self.lora_B[name]
+        return adapter[0].weight, adapter[1].weight, self.scaling[name]
+
+    def _plain_adapter(self, device: str) -> str | None:
+        """The name of the one adapter that is at work here, if it is a plain one."""
+        active = [name for name in self.active_adapters if name in self.lora_A]
+        at_work = not self.disable_adapters and not self.merged and len(active) == 1
+        return active[0] if at_work and _plain(self, active[0], device) else None
+
+
+def _plain(layer: PeftLinear, name: str, device: str) -> bool:
+    """Whether adapter `name` is ordinary LoRA on frozen weights, all of them whole and here."""
     base = layer.get_base_layer()
     rank = layer.r[name]
     shapes = {layer.lora_A[name]: (rank, base.in_features), layer.lora_B[name]: (base.out_features, rank)}
@@ -87,8 +104,7 @@ def _plain(layer: PeftLinear, name: str, x: torch.Tensor) -> bool:
     frozen = not any(parameter.requires_grad for parameter in base.parameters())
     dropping = layer.training and not isinstance(layer.lora_dropout[name], nn.Identity)
     special = name in layer.lora_variant or layer.lora_bias[name] or layer.fan_in_fan_out
-    autocast = torch.is_autocast_enabled(x.device.type)
-    return frozen and not dropping and not special and not autocast and base.weight.dtype == x.dtype
+    return frozen and not dropping and not special and not torch.is_autocast_enabled(device)
 
 
 def speed_up(model: Any) -> Any:

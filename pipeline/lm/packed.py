@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
+from reward_models.lora import LoraLinear
+
 
 @contextlib.contextmanager
 def packed_linears(model: Any, rows: int) -> Iterator[None]:
     """Within, the bfloat16 linear layers of `model` on a CPU use packed copies of their weights; no gradients.
+
+    A layer under a LoRA adapter has A packed below its weight, so that one product reads the input for both, and casts
+    its adapter once instead of at every call.
 
     The copies take as much memory as those weights, and are of the weights on entry: nothing may learn within, and the
     model cannot be copied.
@@ -26,22 +31,44 @@ def packed_linears(model: Any, rows: int) -> Iterator[None]:
         model: whose layers; float32 ones, which gain little, and those on other devices stay as they are.
         rows: rows of most products, e.g. responses decoded together.
     """
-    layers = [module for module in model.modules() if _packable(module)]
+    replaced: list[nn.Module] = []
     try:
-        for layer in layers:
-            weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), rows)
-            layer.forward = functools.partial(_forward, weight, layer.bias)
+        for layer, forward in _packed_forwards(model, rows):
+            layer.forward = forward
+            replaced.append(layer)
         yield
     finally:
-        for layer in layers:
+        for layer in replaced:
             layer.__dict__.pop("forward", None)
+
+
+def _packed_forwards(model: Any, rows: int) -> Iterator[tuple[nn.Module, Callable[[torch.Tensor], torch.Tensor]]]:
+    """The layers that can be packed, each with its forward pass."""
+    adapted = set()
+    for module in model.modules():
+        adapter = module.rounded_adapter() if isinstance(module, LoraLinear) else None
+        base: Any = module.get_base_layer() if adapter else module
+        if base in adapted or "forward" in module.__dict__ or not _packable(base):
+            continue
+        if adapter is None:
+            yield module, functools.partial(_forward, _packed(base.weight, rows), base.bias)
+            continue
+        adapted.add(base)
+        low, high = adapter
+        weight = _packed(torch.cat([base.weight, low]), rows)
+        bias = None if base.bias is None else torch.cat([base.bias, base.bias.new_zeros(len(low))])
+        yield module, functools.partial(_adapted_forward, weight, bias, high.t().contiguous())
+
+
+def _packed(weight: torch.Tensor, rows: int) -> torch.Tensor:
+    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), rows)
+    return packed
 
 
 def _packable(module: nn.Module) -> bool:
     """Whether `module` is an ordinary linear layer that this processor can run packed."""
     return (
         type(module) is nn.Linear
-        and "forward" not in module.__dict__
         and type(module.weight.data) is torch.Tensor
         and module.weight.shape == (module.out_features, module.in_features)  # whole, not split over processes
         and module.weight.dtype == torch.bfloat16
@@ -55,3 +82,12 @@ def _packable(module: nn.Module) -> bool:
 def _forward(weight: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
     result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return result
+
+
+def _adapted_forward(
+    weight: torch.Tensor, bias: torch.Tensor | None, high: torch.Tensor, x: torch.Tensor
+) -> torch.Tensor:
+    """x (..., n), packed weight (m + r, n) with A below, high (r, m) -> (..., m)."""
+    both = _forward(weight, bias, x).view(-1, len(high) + high.shape[1])
+    result, inner = both.split((high.shape[1], len(high)), dim=1)
+    return torch.addmm(result, inner, high).view(*x.shape[:-1], -1)

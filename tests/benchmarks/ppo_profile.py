@@ -1,6 +1,7 @@
-"""Where the time of a PPO iteration goes: shares of processor time by kind of work, in each of its phases.
+"""Where the time of a PPO iteration goes: shares of processor time by kind of work, in a part of each of its phases.
 
-The same model, prompts and settings as `ppo_peers.py`; one thread, so that time adds up. `bound` is the share that the
+The same model, prompts and settings as `ppo_peers.py`; one thread, so that time adds up. The parts: 16 tokens of every
+response are decoded, the rest is that of one minibatch. `bound` is the share that the
 products would take alone if all of them ran at the speed of a large one in that dtype (measured first): nothing could
 go below it without computing less. Decoding has none: its few rows are bound by reading the weights.
 
@@ -10,6 +11,7 @@ Run:  python tests/benchmarks/ppo_profile.py [--model smollm2|tiny|PATH] [--loop
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +23,10 @@ from peer_ppo_loops import OurLoop
 from peer_processes import table
 from ppo_peers import settings_of
 from torch.profiler import ProfilerActivity, profile
+
+from pipeline.rl.rollout import learning_targets
+
+DECODED = 16  # tokens
 
 KINDS = {
     "products": ("aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "mkldnn::_linear_pointwise"),
@@ -67,16 +73,31 @@ def profiled(work: Callable[[], Any]) -> tuple[Any, dict[str, float], float]:
 
 
 def phases(loop: OurLoop) -> dict[str, tuple[dict[str, float], float]]:
-    """By phase of the second iteration (the first one warms up): seconds by kind, and operations."""
-    trainer = loop.trainer
+    """By phase, after an iteration that warms up: seconds by kind, and operations.
+
+    Of each phase a part is recorded, as the recorder keeps every operator: `DECODED` tokens of each response, and what
+    follows for the first minibatch, with its one step.
+    """
+    trainer, config = loop.trainer, loop.trainer.config
     loop.iterate(0)
+    picked = list(range(config.minibatch_size))
     prompts = [trainer.renderer.prompt_ids(prompt) for prompt in trainer.prompts]
-    responses, *generate = profiled(lambda: trainer._sample(prompts, list(range(len(prompts)))))
-    _, *likelihoods = profiled(lambda: trainer._evaluate(prompts, responses))
-    texts = trainer._texts(responses)
-    _, *scores = profiled(lambda: trainer.scorer.features(trainer.prompts, texts))
+    short = dataclasses.replace(trainer.sampling, max_new_tokens=DECODED)
+    _, *generate = profiled(lambda: trainer._sample(trainer.bare, prompts, list(range(len(prompts))), short))
     rollout, _ = trainer.collect(1)
-    _, *update = profiled(lambda: trainer.update(rollout, 1))
+    asked, answers = [rollout.prompts[i] for i in picked], [rollout.responses[i] for i in picked]
+    _, *likelihoods = profiled(lambda: trainer._evaluate(asked, answers))
+    texts, read = trainer._texts(answers), [trainer.prompt_of(1, i) for i in picked]
+    _, *scores = profiled(lambda: trainer.scorer.features(read, texts))
+    targets = learning_targets(
+        rollout,
+        kl_coef=config.kl_coef,
+        estimator=config.kl_estimator,
+        gamma=config.gamma,
+        lam=config.lam,
+        whiten_advantages=config.whiten_advantages,
+    )
+    _, *update = profiled(lambda: trainer._step(rollout, targets, picked, 1))
     named = {"generate": generate, "log π, log π_ref, values": likelihoods, "reward": scores, "update": update}
     return {name: (found[0], found[1]) for name, found in named.items()}
 

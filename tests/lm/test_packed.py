@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from pipeline.lm.generate import Sampling, sample_responses
 from pipeline.lm.packed import packed_linears
 from pipeline.lm.token_terms import token_logprobs
+from reward_models.lora import speed_up
 
 pytestmark = pytest.mark.skipif(
     not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()),
@@ -36,6 +38,32 @@ def test_packed_layers_compute_the_same_and_are_plain_again_afterwards(rows: int
     model[0].weight.add_(1.0)
     assert not torch.equal(model(x), plain)
     assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("bias", [True, False])
+def test_layers_under_lora_compute_the_same_in_one_product(bias: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(48, 96, bias=bias), nn.Tanh(), nn.Linear(96, 32, bias=bias)).bfloat16()
+    peft = speed_up(get_peft_model(model, LoraConfig(r=4, target_modules=["0", "2"], init_lora_weights=False)))
+    x = torch.randn(5, 1, 48).bfloat16()
+    with peft.disable_adapter():
+        plain = peft(x)
+        with packed_linears(peft, 5):  # the bare layers
+            torch.testing.assert_close(peft(x).float(), plain.float(), atol=2e-2, rtol=2e-2)
+    adapted = peft(x)
+    assert (adapted - plain).abs().max() > 0.2
+    layers = [peft.base_model.model[i] for i in (0, 2)]
+    with packed_linears(peft, 5):
+        packed = peft(x)
+        assert ["forward" in layer.__dict__ for layer in layers] == [True, True]
+        assert not any("forward" in layer.base_layer.__dict__ for layer in layers)  # not a second copy
+        with packed_linears(peft, 5):
+            assert torch.equal(peft(x), packed)
+        assert torch.equal(peft(x), packed)
+    torch.testing.assert_close(packed.float(), adapted.float(), atol=2e-2, rtol=2e-2)
+    layers[0].lora_B["default"].weight.zero_()
+    assert not torch.equal(peft(x), adapted)
 
 
 def test_float32_layers_and_an_error_within_leave_all_as_it_was() -> None:
