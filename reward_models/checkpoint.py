@@ -32,6 +32,7 @@ from reward_models.bound import check_reward_bound
 from reward_models.dropout import DropoutBonus, DropoutRewardModel
 from reward_models.losses import check_epsilon, get_loss, keep_prob
 from reward_models.model import RewardModel, TokenBatch, check_pad_token, score_layer, set_score_weight
+from reward_models.products import speed_up_products
 from reward_models.uncertainty import RewardScore
 
 METADATA_FILE = "reward_metadata.json"
@@ -268,7 +269,7 @@ def load_reward_checkpoint(
     if model.config.num_labels != 1:
         raise ValueError(f"{folder} has {model.config.num_labels} outputs; a reward model has one")
     stored = _stored_score_weight(folder)
-    set_score_weight(model, score_layer(model).weight[0] if stored is None else stored)
+    set_score_weight(speed_up_products(model), score_layer(model).weight[0] if stored is None else stored)
     reward_bound = metadata.reward_bound if metadata is not None else None
     bonus = _load_bonus(folder, metadata)
     if isinstance(bonus, DropoutBonus):

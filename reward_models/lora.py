@@ -13,7 +13,8 @@ import torch
 from peft.tuners.lora import Linear as PeftLinear
 from torch import nn
 from torch.autograd.function import FunctionCtx, once_differentiable
-from torch.nn import functional
+
+from reward_models.products import OneDnnLinear, product, product_back
 
 
 class _AddLora(torch.autograd.Function):
@@ -34,7 +35,7 @@ class _AddLora(torch.autograd.Function):
         inner = x.reshape(-1, x.shape[-1]) @ low.t()
         ctx.save_for_backward(x, weight, low, high, inner)
         ctx.scale, ctx.dtypes = scale, (lora_a.dtype, lora_b.dtype)
-        return _with(functional.linear(x, weight, bias), inner, high)
+        return _with(product(x, weight, bias), inner, high)
 
     @staticmethod
     @once_differentiable
@@ -45,7 +46,7 @@ class _AddLora(torch.autograd.Function):
         flat, rows = gradient.reshape(-1, gradient.shape[-1]), x.reshape(-1, x.shape[-1])
         through = flat @ high
         needed = saved.needs_input_grad
-        grad_x = (flat @ weight).addmm_(through, low).view_as(x) if needed[0] else None
+        grad_x = product_back(flat, weight).addmm_(through, low).view_as(x) if needed[0] else None
         grad_a = (through.t() @ rows).to(saved.dtypes[0]) if needed[3] else None
         grad_b = (flat.t() @ inner).to(saved.dtypes[1]) * saved.scale if needed[4] else None
         return grad_x, None, None, grad_a, grad_b, None
@@ -113,6 +114,6 @@ def speed_up(model: Any) -> Any:
     Layers on quantised weights, convolutions and embeddings stay peft's.
     """
     for module in model.modules():
-        if type(module) is PeftLinear and type(module.get_base_layer()) is nn.Linear:
+        if type(module) is PeftLinear and type(module.get_base_layer()) in (nn.Linear, OneDnnLinear):
             module.__class__ = LoraLinear
     return model

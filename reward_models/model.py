@@ -20,6 +20,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, Pretrai
 from transformers.utils import logging as transformers_logging
 
 from reward_models.bound import bounded_reward, check_reward_bound
+from reward_models.products import speed_up_products
 from reward_models.quantised import dense_copy, four_bit_config, is_four_bit, keep_differentiable
 
 
@@ -80,7 +81,7 @@ def build_reward_backbone(
     set_score_weight(model, torch.zeros(score_layer(model).in_features))
     if four_bit:
         keep_differentiable(model)
-    return cast(PreTrainedModel, model.eval())
+    return cast(PreTrainedModel, speed_up_products(model.eval()))
 
 
 def unwrap(model: nn.Module) -> nn.Module:

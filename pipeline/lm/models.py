@@ -20,6 +20,7 @@ from pipeline.core.recipe import ModelConfig
 from pipeline.core.recipe_parts import LoraSettings
 from pipeline.core.world import on_cpu
 from reward_models.lora import speed_up
+from reward_models.products import speed_up_products
 from reward_models.quantised import dense_copy, four_bit_config, is_four_bit, keep_differentiable
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def load_causal_lm(path: str | Path, dtype: str, *, four_bit: bool = False) -> P
         head.register_forward_pre_hook(_contiguous_input)
     if four_bit:
         keep_differentiable(model)
-    return model.eval()
+    return speed_up_products(model.eval())
 
 
 def quantisation(dtype: torch.dtype) -> Any:
