@@ -26,6 +26,7 @@ from pipeline.lm.models import (
     save_merged,
     write_checkpoint,
 )
+from reward_models.products import speed_up_products
 
 IDS = torch.tensor([[5, 9, 200, 31, 7]])
 
@@ -71,7 +72,7 @@ def test_a_written_checkpoint_is_an_ordinary_one(dtype: str, checkpoint: Path, t
     write_checkpoint(model, model.state_dict(), tokenizer, tmp_path / "out", dtype)
     ours = load_causal_lm(tmp_path / "out", dtype)
     kernel = ours.config._attn_implementation  # kernels differ in the last bits; the checkpoint is what is tested
-    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation=kernel).eval()
+    plain = speed_up_products(AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation=kernel).eval())
     assert plain.dtype == getattr(torch, dtype)
     torch.testing.assert_close(ours(IDS).logits, plain(IDS).logits, atol=0, rtol=0)
     if dtype == "float32":
