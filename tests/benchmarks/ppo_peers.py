@@ -30,6 +30,8 @@ What is not alike:
 - TRL's own defaults are its row of the fp32 table. Its `bf16` and `gradient_checkpointing` are on by default and change
   nothing: its PPO hands neither to accelerate or the model (transformers 5), which is loaded in float32. Its adapters
   (`peft_config`) are for the policy alone; the value net is trained whole. Against them stands `trl / ours-lora` there.
+- On processors that MKL gives no AVX-512 (AMD's), ours computes float32 products with oneDNN and says so; the peers
+  have PyTorch's own. An Intel processor shows that with MKL_ENABLE_INSTRUCTIONS=AVX2 PRIVATE_RLHF_FP32_PRODUCTS=onednn.
 - Memory: all loops are loaded at the same time (some 20 GiB in fp32 with TRL for SmolLM2-135M).
 
 Run:  python tests/benchmarks/ppo_peers.py [--model smollm2|tiny|PATH] [--dtype both] [--trl]
@@ -48,6 +50,8 @@ from typing import Any
 import peer_inputs
 from peer_processes import Measured, in_turn, spread, table, write_json
 from trl_environment import trl_interpreter
+
+from reward_models.products import prefers_onednn
 
 HERE = Path(__file__).parent
 PHASES = ("generate", "score", "update")
@@ -142,6 +146,8 @@ def measure(arguments: argparse.Namespace) -> None:
     settings = settings_of(arguments)
     lengths = [len(ids) for ids in settings["prompt_ids"]]
     print(f"{arguments.model}; {len(lengths)} {settings['source']} prompts of {min(lengths)}-{max(lengths)} tokens")
+    if prefers_onednn():
+        print("ours computes float32 products with oneDNN")
     dtypes = ["fp32", "bf16"] if arguments.dtype == "both" else [arguments.dtype]
     result = {dtype: compare(arguments, settings, dtype) for dtype in dtypes}
     write_json(arguments.output, {"settings": settings, **result})
