@@ -137,6 +137,7 @@ class Sampler:
         ids = [self.renderer.prompt_ids(prompt) for prompt in prompts]
         order = sorted(range(len(rows)), key=lambda index: len(ids[index]) + len(rows[index]))
         result = [0.0] * len(rows)
+        share = can_share(self.policy) and can_share(self.reference)
         for start in range(0, len(order), batch_size):
             picked = order[start : start + batch_size]
             batch = token_batch(
@@ -144,7 +145,7 @@ class Sampler:
                 [rows[i] for i in picked],
                 self.renderer.tokenizer.pad_token_id,
                 device,
-                share=can_share(self.policy) and can_share(self.reference),
+                share=share,
             )
             logits, _ = response_forward(self.policy, batch)
             reference_logits, _ = response_forward(self.reference, batch)

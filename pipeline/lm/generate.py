@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from pipeline.lm.packed import packed_linears
+from reward_models.model import unwrap
 
 STRIDE = 8  # tokens; shorter strides free ended rows sooner, and copy the cache more often
 
@@ -133,7 +134,7 @@ def largest(number: int, device: torch.device) -> int:
 @contextlib.contextmanager
 def fused_attention(model: Any) -> Iterator[None]:
     """Decodes with PyTorch's fused attention, which is the faster one without a backward pass; then as before."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base: Any = unwrap(model)
     before = base.config._attn_implementation
     if before != "eager":
         yield

@@ -45,4 +45,6 @@ def test_ppo_reaches_the_gibbs_policy(problem: Any, lora: bool, learning_rate: f
     )
     for iteration in range(ITERATIONS):
         trainer.update(trainer.collect(iteration)[0], iteration)
-    assert 0.95 <= problem.gain(trainer.policy, KL_COEF) <= 1.0
+    gain = problem.gain(trainer.policy, KL_COEF)
+    print(f"\nPPO, {'LoRA' if lora else 'all weights'}: {gain:.1%} of J(Gibbs) - J(pi_ref)")  # pytest -s shows it
+    assert 0.95 <= gain <= 1.0
