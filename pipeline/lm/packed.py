@@ -48,12 +48,15 @@ def _packed_forwards(model: Any, rows: int) -> Iterator[tuple[nn.Module, Callabl
     for module in model.modules():
         adapter = module.rounded_adapter() if isinstance(module, LoraLinear) else None
         base: Any = module.get_base_layer() if adapter else module
-        if base in adapted or "forward" in module.__dict__ or not _packable(base):
+        if base in adapted:
+            continue
+        if adapter is not None:
+            adapted.add(base)
+        if "forward" in module.__dict__ or not _packable(base):
             continue
         if adapter is None:
             yield module, functools.partial(_forward, _packed(base.weight, rows), base.bias)
             continue
-        adapted.add(base)
         low, high = adapter
         weight = _packed(torch.cat([base.weight, low]), rows)
         bias = None if base.bias is None else torch.cat([base.bias, base.bias.new_zeros(len(low))])

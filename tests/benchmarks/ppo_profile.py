@@ -1,9 +1,9 @@
 """Where the time of a PPO iteration goes: shares of processor time by kind of work, in a part of each of its phases.
 
 The same model, prompts and settings as `ppo_peers.py`; one thread, so that time adds up. The parts: 16 tokens of every
-response are decoded, the rest is that of one minibatch. `bound` is the share that the
-products would take alone if all of them ran at the speed of a large one in that dtype (measured first): nothing could
-go below it without computing less. Decoding has none: its few rows are bound by reading the weights.
+response are decoded, the rest is that of one minibatch. `bound` is the share that the products would take alone if all
+of them ran at the speed of a large one in that dtype (measured first): nothing could go below it without computing
+less. Decoding has none: its few rows are bound by reading the weights.
 
 Run:  python tests/benchmarks/ppo_profile.py [--model smollm2|tiny|PATH] [--loop ours-lora|ours-full] [--dtype bf16]
 """

@@ -58,8 +58,9 @@ def test_layers_under_lora_compute_the_same_in_one_product(bias: bool) -> None:
         packed = peft(x)
         assert ["forward" in layer.__dict__ for layer in layers] == [True, True]
         assert not any("forward" in layer.base_layer.__dict__ for layer in layers)  # not a second copy
-        with packed_linears(peft, 5):
+        with packed_linears(peft, 5):  # inside another: packed once
             assert torch.equal(peft(x), packed)
+            assert not any("forward" in layer.base_layer.__dict__ for layer in layers)
         assert torch.equal(peft(x), packed)
     torch.testing.assert_close(packed.float(), adapted.float(), atol=2e-2, rtol=2e-2)
     layers[0].lora_B["default"].weight.zero_()
