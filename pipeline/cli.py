@@ -15,6 +15,7 @@ import typer
 
 from pipeline.commands import account, ledger
 from pipeline.core.errors import RunStopped, UserError
+from pipeline.core.threads import wait_briefly
 
 INTERRUPTED = "interrupted; run the same command again to resume"
 UNUSABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST})
@@ -56,6 +57,7 @@ def run(
     directory = RunDir(run_dir or Path("runs") / recipe.name)
     selection = runner.Selection(start=start, only=only)
     if dry_run:
+        recipe = runner.resolved(recipe, directory, declared_world())
         lines = runner.check(recipe, directory, selection, declared_world())
         print(f"recipe {recipe.name} in {directory.root}")
         for line in lines:
@@ -303,6 +305,7 @@ def attack(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code; every foreseeable error is one line on stderr."""
+    wait_briefly()
     try:
         given = list(arguments) if arguments is not None else None
         code = app(args=given, prog_name="private-rlhf", standalone_mode=False)

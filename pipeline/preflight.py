@@ -78,7 +78,7 @@ def check_reward(recipe: Recipe) -> None:
     """An external reward model is there and may be used; 4-bit and 8-bit keys find bitsandbytes."""
     settings = recipe.reward
     if settings.external is not None:
-        from pipeline.lm.external_reward import check_external
+        from reward_models.external import check_external
 
         check_external(settings.external)
         return
@@ -133,8 +133,8 @@ def check_ppo(recipe: Recipe) -> None:
 
         check_trackers(settings.report_to)
     for place, reward in enumerate(settings.extra_rewards):
-        from pipeline.lm.external_reward import check_folder
         from pipeline.rl.extra_rewards import import_function
+        from reward_models.external import check_folder
 
         key = f"ppo.extra_rewards.{place}"
         if reward.path is not None:

@@ -7,7 +7,6 @@ kept beside the key and never in the run directory.
 
 from __future__ import annotations
 
-import gc
 import importlib
 import json
 import shutil
@@ -26,7 +25,7 @@ from pipeline.core.errors import UserError
 from pipeline.core.metrics import write_metrics
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
-from pipeline.core.world import World, barrier, join_world
+from pipeline.core.world import World, barrier, join_world, release_memory
 from pipeline.data.adopted import is_adopted
 from pipeline.data.overlap import check_overlap
 from pipeline.preflight import preflight
@@ -267,9 +266,18 @@ def _check_made_by(recipe: Recipe, run: RunDir, name: str) -> None:
         _check_made_by(recipe, run, upstream)
 
 
+def resolved(recipe: Recipe, run: RunDir, world: World) -> Recipe:
+    """The recipe with a stated `model.dtype`; the run directory is this recipe's. See `numerics.resolve_dtype`."""
+    from pipeline.lm.numerics import resolve_dtype
+
+    run.check(recipe)
+    return resolve_dtype(recipe, run, world)
+
+
 def execute(recipe: Recipe, run: RunDir, selection: Selection) -> None:
     """Runs the selected stages that are not up to date, in order."""
     world = join_world()
+    recipe = resolved(recipe, run, world)
     lines = check(recipe, run, selection, world)
     with _claimed(recipe, run, world):
         for line in lines:
@@ -282,7 +290,7 @@ def execute(recipe: Recipe, run: RunDir, selection: Selection) -> None:
 def execute_one(name: str, recipe: Recipe, run: RunDir) -> None:
     """Runs one stage, as `accelerate launch -m pipeline.stages.NAME` does; a complete one is skipped."""
     world = join_world()
-    run.check(recipe)
+    recipe = resolved(recipe, run, world)
     _check_stage(name, recipe)
     spec = spec_of(name)
     reason = _why_run(spec, recipe, run, run.manifest(name), set())
@@ -331,7 +339,7 @@ def run_stage(context: StageContext) -> None:
         if evaluated.get("fingerprint") == stage_fingerprint(spec_of("evaluate"), context.recipe, run):
             write_metrics(run, [stage.name for stage in stages_of(context.recipe)])
         say(f"{spec.name}: done in {seconds:.0f} s — {report.get('summary', '')}")
-    _release_memory()
+    release_memory()
     barrier(world)
 
 
@@ -364,7 +372,9 @@ def _claim(recipe: Recipe, run: RunDir, world: World) -> None:
         changed = run.changed_keys(recipe)
         if changed:
             say(f"{run.root} was last started with another {', '.join(changed)}: what depends on it is made anew")
-        run.claim(recipe)
+        from pipeline.lm.numerics import described
+
+        run.claim(recipe, described(recipe))
         if recipe.override:
             say(f"{NOT_PRIVATE}: {recipe.override}")
         for folder in (run.root, *(run.stage(name) for name in NAMES)):
@@ -383,13 +393,3 @@ def _discard_foreign_checkpoints(context: StageContext) -> None:
         shutil.rmtree(context.checkpoints)
     context.checkpoints.mkdir(parents=True, exist_ok=True)
     atomic.write_json(marker, identity)
-
-
-def _release_memory() -> None:
-    """Frees what a stage left behind, accelerate's process-wide state included, so that none leaks into the next."""
-    gc.collect()
-    if "accelerate" in sys.modules:
-        from accelerate.state import AcceleratorState, GradientState
-
-        AcceleratorState._reset_state()
-        GradientState._reset_state()

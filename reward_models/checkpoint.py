@@ -27,12 +27,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
+from pipeline.lm.kernels.attention import use_grouped_attention
+from pipeline.lm.kernels.products import speed_up_products
+from pipeline.lm.numerics import affordable, device_type
 from reward_models.bonuses import BONUS_KINDS, Bonus, bonus_from_tensors, bonus_kind, bonus_tensors
 from reward_models.bound import check_reward_bound
 from reward_models.dropout import DropoutBonus, DropoutRewardModel
 from reward_models.losses import check_epsilon, get_loss, keep_prob
 from reward_models.model import RewardModel, TokenBatch, check_pad_token, score_layer, set_score_weight
-from reward_models.products import speed_up_products
 from reward_models.uncertainty import RewardScore
 
 METADATA_FILE = "reward_metadata.json"
@@ -256,9 +258,9 @@ def load_reward_checkpoint(
 ) -> RewardCheckpoint:
     """Load model, metadata and bonus, in eval mode.
 
-    `dtype` of the backbone (None: as saved); the head is float32, as saved. With `declared_public` a folder without
-    metadata is taken as an external, unbounded, public reward model; a folder with invalid metadata is refused all the
-    same.
+    `dtype` of the backbone (None: as saved, but float32 on a processor that would emulate bfloat16); the head is
+    float32, as saved. With `declared_public` a folder without metadata is taken as an external, unbounded, public
+    reward model; a folder with invalid metadata is refused all the same.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -266,10 +268,13 @@ def load_reward_checkpoint(
     external = declared_public and not (folder / METADATA_FILE).exists()
     metadata = None if external else read_metadata(folder)
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=dtype if dtype is not None else "auto")
+    if dtype is None:
+        model.to(affordable(model.dtype, device_type()))
     if model.config.num_labels != 1:
         raise ValueError(f"{folder} has {model.config.num_labels} outputs; a reward model has one")
     stored = _stored_score_weight(folder)
-    set_score_weight(speed_up_products(model), score_layer(model).weight[0] if stored is None else stored)
+    set_score_weight(model, score_layer(model).weight[0] if stored is None else stored)
+    use_grouped_attention(speed_up_products(model))
     reward_bound = metadata.reward_bound if metadata is not None else None
     bonus = _load_bonus(folder, metadata)
     if isinstance(bonus, DropoutBonus):

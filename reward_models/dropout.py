@@ -8,11 +8,13 @@ common shift, which no policy depends on. Prefer `FisherBonus`; this one is here
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from pipeline.lm.rows import Rows
 from reward_models.bound import bounded_reward
 from reward_models.model import RewardModel
 from reward_models.uncertainty import RewardScore, check_kappa, check_references
@@ -58,19 +60,24 @@ class DropoutRewardModel(RewardModel):
 
     def features(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """φ and the draws, (B, d + S); the draws carry no gradient."""
-        plain = super().features(input_ids, attention_mask)
-        return torch.cat([plain, self._draws(input_ids, attention_mask).to(plain)], dim=-1)
+        return self._with_draws(lambda: super(DropoutRewardModel, self).features(input_ids, attention_mask))
+
+    def row_features(self, rows: Rows) -> Tensor:
+        """The same of N sequences in rows, (N, d + S); sequences that share a prompt share its masks."""
+        return self._with_draws(lambda: super(DropoutRewardModel, self).row_features(rows))
+
+    def _with_draws(self, read: Callable[[], Tensor]) -> Tensor:
+        plain = read()
+        return torch.cat([plain, self._draws(read).to(plain)], dim=-1)
 
     @torch.no_grad()
-    def _draws(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    def _draws(self, read: Callable[[], Tensor]) -> Tensor:
         device, training = self.weight.device, self.model.training
         self.model.train()
         try:
             with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device], device_type=device.type):
                 torch.manual_seed(self.seed)
-                stochastic = [
-                    super(DropoutRewardModel, self).features(input_ids, attention_mask) for _ in range(self.samples)
-                ]
+                stochastic = [read() for _ in range(self.samples)]
         finally:
             self.model.train(training)
         return torch.stack([super(DropoutRewardModel, self).raw_score_of(draw) for draw in stochastic], dim=-1)

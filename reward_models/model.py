@@ -19,9 +19,12 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from pipeline.lm.kernels.attention import use_grouped_attention
+from pipeline.lm.kernels.products import speed_up_products
+from pipeline.lm.models import unwrap
+from pipeline.lm.quantised import dense_copy, four_bit_config, is_four_bit, keep_differentiable
+from pipeline.lm.rows import Rows, Sharing, sharing_of
 from reward_models.bound import bounded_reward, check_reward_bound
-from reward_models.products import speed_up_products
-from reward_models.quantised import dense_copy, four_bit_config, is_four_bit, keep_differentiable
 
 
 @contextmanager
@@ -81,13 +84,7 @@ def build_reward_backbone(
     set_score_weight(model, torch.zeros(score_layer(model).in_features))
     if four_bit:
         keep_differentiable(model)
-    return cast(PreTrainedModel, speed_up_products(model.eval()))
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The transformers model inside a PEFT wrapper (adapters stay active), or the model itself."""
-    get_base_model = getattr(model, "get_base_model", None)
-    return get_base_model() if callable(get_base_model) else model
+    return cast(PreTrainedModel, use_grouped_attention(speed_up_products(model.eval())))
 
 
 def score_layer(model: nn.Module) -> nn.Linear:
@@ -166,6 +163,11 @@ class RewardModel:
         return cast(PretrainedConfig, unwrap(self.model).config)
 
     @property
+    def sharing(self) -> Sharing | None:
+        """How texts may share rows (`pipeline.lm.rows`)."""
+        return sharing_of(self.model)
+
+    @property
     def weight(self) -> Tensor:
         """w (d,) in the dtype it is stored in."""
         return score_layer(self.model).weight[0]
@@ -179,6 +181,15 @@ class RewardModel:
         hidden = self._backbone(**arguments).last_hidden_state
         rows = torch.arange(len(hidden), device=hidden.device)
         return hidden[rows, last_token_index(attention_mask)].float()
+
+    def row_features(self, rows: Rows) -> Tensor:
+        """φ (N, d) float32 of the sequences in `rows`, in their order; differentiable."""
+        dtype: torch.dtype = cast(Any, unwrap(self.model)).dtype
+        given: dict[str, Any] = {"attention_mask": rows.attention(dtype), "use_cache": False}
+        if self._takes_positions:
+            given["position_ids"] = rows.position_ids
+        hidden = self._backbone(input_ids=rows.input_ids, **given).last_hidden_state
+        return hidden.flatten(0, 1)[rows.last].float()
 
     def raw_score_of(self, features: Tensor) -> Tensor:
         """u = w·φ, (B, d) -> (B,) float32."""

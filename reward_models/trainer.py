@@ -8,7 +8,7 @@ rendered ids are accepted here, from the same function that scoring uses.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -21,24 +21,25 @@ from transformers import PreTrainedModel, TrainerCallback, TrainerControl, Train
 from trl import RewardConfig, RewardTrainer
 from trl.trainer.reward_trainer import DataCollatorForPreference
 
+from pipeline.lm.kernels.lora import speed_up
+from pipeline.lm.models import unwrap
+from pipeline.lm.rows import make_rows, shared_length, sharing_of
 from reward_models.bound import bounded_reward, check_reward_bound
 from reward_models.length_groups import PairLengthSampler
-from reward_models.lora import speed_up
 from reward_models.losses import SMOOTHING_REFUSED, check_epsilon, get_loss, keep_prob, privacy_factor
-from reward_models.model import check_pad_token, unwrap
-from reward_models.shared_prompt import can_share, join_pairs, pair_scores, pick_attention, row_length
+from reward_models.model import check_pad_token, score_layer
+
+
+def row_length(chosen: Sequence[int], rejected: Sequence[int]) -> int:
+    """Tokens of a pair that are computed: what both texts begin with counts once."""
+    return len(chosen) + len(rejected) - shared_length(chosen, rejected)
+
 
 _LEGACY_COLUMNS = {"chosen_input_ids": "chosen_ids", "rejected_input_ids": "rejected_ids"}
 
 
-@dataclass
 class PairCollator(DataCollatorForPreference):
-    """TRL's collator with a check: transformers pools "the last id that is not pad", so no sequence may end in pad.
-
-    With `share` a pair becomes one row (`shared_prompt`), unless two rows are less to compute.
-    """
-
-    share: bool = False
+    """TRL's collator with a check: transformers pools "the last id that is not pad", so no sequence may end in pad."""
 
     def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         for example in examples:
@@ -47,10 +48,6 @@ class PairCollator(DataCollatorForPreference):
                 if len(ids) == 0 or ids[-1] == self.pad_token_id:
                     problem = "is empty" if len(ids) == 0 else f"ends in the pad token {self.pad_token_id}"
                     raise ValueError(f"{column} of a row {problem}; end rendered texts in another token")
-        pairs = [(example["chosen_ids"], example["rejected_ids"]) for example in examples]
-        longest = max(len(text) for pair in pairs for text in pair)
-        if self.share and max(row_length(*pair) for pair in pairs) < 2 * longest:
-            return join_pairs(pairs, self.pad_token_id)
         return super().torch_call(examples)
 
 
@@ -78,8 +75,8 @@ class PrivateRewardTrainer(RewardTrainer):
     `eval_loss` is the held-out loss; for the default loss, the private log-likelihood.
 
     `train_sampling_strategy="group_by_length"` groups pairs by their rows' lengths (`PairLengthSampler`); it needs
-    `remove_unused_columns=False`. Where the model allows it, the prompt of a pair is computed once (`shared_prompt`;
-    `share_prompts=False`: never), which changes scores and gradients by rounding alone; `num_tokens` counts it once.
+    `remove_unused_columns=False`. Where the model allows it, what texts begin with alike is computed once
+    (`pipeline.lm.rows`; `share_prompts=False`: never), which changes scores and gradients by rounding alone.
     """
 
     _tag_names = ["trl", "reward-trainer", "private-rlhf"]  # noqa: RUF012 - as in the parent class
@@ -109,10 +106,9 @@ class PrivateRewardTrainer(RewardTrainer):
             raise ValueError(
                 f"the tokenizer pads with {processing_class.pad_token_id}, the model with {pad}; make them agree"
             )
-        self._share = share_prompts and can_share(model) and args.n_gpu <= 1 and not args.torch_compile
-        attention = cast(Any, unwrap(model)).config._attn_implementation
-        self._picks_attention = attention == "sdpa" and args.device.type == "cpu"
-        kwargs.setdefault("data_collator", PairCollator(pad_token_id=pad, share=self._share))
+        whole_calls = args.n_gpu <= 1 and not args.torch_compile
+        self._sharing = sharing_of(model) if share_prompts and whole_calls else None
+        kwargs.setdefault("data_collator", PairCollator(pad_token_id=pad))
         exact: dict[str, Tensor] = {}
         if getattr(model, "is_loaded_in_4bit", False):
             # TRL rounds what is trained on a 4-bit model to bfloat16: small steps are lost, and digits of a warm head.
@@ -155,7 +151,7 @@ class PrivateRewardTrainer(RewardTrainer):
         if self.args.train_sampling_strategy != "group_by_length" or not isinstance(rows, Dataset):
             return super()._get_train_sampler(train_dataset)
         pairs = zip(rows["chosen_ids"], rows["rejected_ids"], strict=True)
-        lengths = [row_length(*pair) if self._share else max(map(len, pair)) for pair in pairs]
+        lengths = [row_length(*pair) if self._sharing else max(map(len, pair)) for pair in pairs]
         seed = self.args.data_seed if self.args.data_seed is not None else self.args.seed
         size = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.accelerator.num_processes
         sampler = PairLengthSampler(lengths, size, seed)
@@ -185,13 +181,27 @@ class PrivateRewardTrainer(RewardTrainer):
 
     def _raw_scores(self, model: nn.Module, inputs: dict[str, Any]) -> tuple[Tensor, Any]:
         """u (2, B) float32 of chosen and rejected texts, and the model's output with logits (2B, 1), chosen first."""
-        plain = cast(nn.Module, self.model)
-        if self._picks_attention:
-            pick_attention(plain, inputs["input_ids"].shape[1])
-        if "segments" in inputs:
-            return pair_scores(model, plain, inputs)
-        outputs = model(**inputs, use_cache=False)
-        return outputs.logits.squeeze(-1).float().view(2, -1), outputs
+        ids, mask = inputs["input_ids"], inputs["attention_mask"]
+        if self._sharing is None:
+            outputs = model(**inputs, use_cache=False)
+            return outputs.logits.squeeze(-1).float().view(2, -1), outputs
+        texts = [row[real.bool()].tolist() for row, real in zip(ids, mask, strict=True)]
+        plain: Any = unwrap(cast(nn.Module, self.model))
+        rows = make_rows(texts, plain.config.get_text_config().pad_token_id, ids.device, self._sharing)
+        seen: list[Tensor] = []  # what the score layer says of every token; transformers returns one token a row
+        handle = score_layer(plain).register_forward_hook(lambda _, __, output: seen.append(output))
+        try:
+            outputs = model(
+                input_ids=rows.input_ids,
+                attention_mask=rows.attention(plain.dtype),
+                position_ids=rows.position_ids,
+                use_cache=False,
+            )
+        finally:
+            handle.remove()
+        scores = seen[0].flatten()[rows.last].float()
+        outputs.logits = scores[:, None]
+        return scores.view(2, -1), outputs
 
     def compute_loss(
         self,

@@ -7,6 +7,7 @@ import random
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -73,6 +74,42 @@ def finished_run(workspace: Workspace) -> Path:
     run = workspace.root / "finished"
     workspace.run(run)
     return run
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The kernels are on, also where the suite runs with PRIVATE_RLHF_KERNELS=plain."""
+    from pipeline.lm.kernels import SWITCH, plain
+
+    monkeypatch.delenv(SWITCH, raising=False)
+    plain.cache_clear()
+    yield
+    monkeypatch.undo()
+    plain.cache_clear()
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Llama with its tokenizer on disk."""
+    from pipeline.lm.tiny import tiny_checkpoint
+
+    texts = ["the quick brown fox jumps over the lazy dog", "write one kind sentence about rivers", "12345 ünïcode"]
+    return tiny_checkpoint(tmp_path_factory.mktemp("models") / "tiny", texts)
+
+
+@pytest.fixture
+def small() -> Any:
+    """A Llama of eight tokens, to enumerate; pad 0, end-of-turn 1. Far from uniform."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    from pipeline.lm.tiny import tiny_config
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(tiny_config(8, 1, 0)).eval()
+    model.lm_head.weight.data.mul_(3)  # peaked, so that tests of the sampler can tell near misses
+    return model
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ class Workspace:
     def options(self, run: Path, *overrides: str) -> list[str]:
         """Command-line options of the tiny recipe in the run directory `run`."""
         own = [f"privatize.key_file={self.root / 'owner.key'}", f"model.cache_dir={self.root / 'cache'}"]
+        own.append("model.dtype=float32")  # on every processor, so that numbers compare
         return ["--config", str(TINY), "--run-dir", str(run), *own, *overrides]
 
     def command(self, *arguments: str) -> list[str]:

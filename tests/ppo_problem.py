@@ -107,7 +107,7 @@ class Problem:
 
     def trainer(
         self,
-        lora: bool = True,
+        lora: bool | LoraSettings = True,
         seed: int = 0,
         rank: int = 8,
         accelerator: Callable[[], Accelerator] = lambda: Accelerator(cpu=True),
@@ -116,7 +116,8 @@ class Problem:
         """A fresh one from π_ref; the problem's own model stays as it is."""
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
-        config = PpoConfig(**{"lora": LoraSettings(rank=rank) if lora else None, "entropy_coef": 0.0, **settings})
+        adapter = lora if isinstance(lora, LoraSettings) else LoraSettings(rank=rank) if lora else None
+        config = PpoConfig(**{"lora": adapter, "entropy_coef": 0.0, **settings})
         base = copy.deepcopy(self.model)
         policy = add_lora(base, config.lora, seed) if config.lora else base.requires_grad_(True)
         reference = None if config.lora else copy.deepcopy(self.model)

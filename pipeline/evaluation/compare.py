@@ -19,6 +19,7 @@ from pipeline.data.render import Prompt, Renderer, keep_fitting
 from pipeline.evaluation.judges import make_judge
 from pipeline.lm.generate import Sampling, sample_key, sample_responses
 from pipeline.lm.models import load_causal_lm, load_tokenizer
+from pipeline.lm.numerics import affordable, device_type
 from pipeline.lm.released import read_rendering
 
 MAX_PROMPT_TOKENS = 1024
@@ -102,8 +103,8 @@ def load_prompts(source: str) -> list[Prompt]:
 
 def answer_all(path: str, prompts: Sequence[Prompt], renderer: Renderer, seed: int, purpose: str) -> list[str]:
     """One sampled answer per prompt."""
-    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-    model: Any = load_causal_lm(path, stored_dtype(path) if device.type == "cpu" else "bfloat16")
+    device = torch.device(device_type())
+    model: Any = load_causal_lm(path, stored_dtype(path, device.type))
     model.to(device)
     rows = sample_responses(
         model,
@@ -118,15 +119,15 @@ def answer_all(path: str, prompts: Sequence[Prompt], renderer: Renderer, seed: i
     return [renderer.text(row) for row in rows]
 
 
-def stored_dtype(path: str) -> str:
-    """The dtype a checkpoint was saved in, as far as this project runs it."""
+def stored_dtype(path: str, device: str) -> str:
+    """The dtype a checkpoint was saved in, as far as this project runs it and the device does so fast."""
     from transformers import AutoConfig
 
     try:
         config = AutoConfig.from_pretrained(path)
     except (OSError, ValueError):
         raise UserError(f"{path} holds no checkpoint that transformers can load: check the path") from None
-    return "bfloat16" if config.dtype == torch.bfloat16 else "float32"
+    return "bfloat16" if config.dtype == torch.bfloat16 == affordable(torch.bfloat16, device) else "float32"
 
 
 def sample_text(

@@ -12,7 +12,8 @@ from tqdm import tqdm
 from pipeline.core.stats import Estimate, wilson, win_rate
 from pipeline.data.release import ReleasedPair
 from pipeline.data.render import Renderer, plain_text
-from pipeline.lm.logprobs import can_share, response_forward, token_batch, token_logprobs
+from pipeline.lm.logprobs import response_forward, token_batch, token_logprobs
+from pipeline.lm.rows import batches, sharing_of
 
 
 @torch.no_grad()
@@ -26,13 +27,13 @@ def mean_logprobs(
     progress: str | None = None,
 ) -> np.ndarray:
     """Length-normalised log-likelihood (n,) of each (prompt ids, response ids), nats per token."""
-    order = sorted(range(len(rows)), key=lambda index: len(rows[index][0]) + len(rows[index][1]))
-    result, share = np.zeros(len(rows)), can_share(model)
+    sharing = sharing_of(model)
+    joined = [[*prompt, *response] for prompt, response in rows]
+    result = np.zeros(len(rows))
     bar = tqdm(total=len(rows), desc=progress, unit="text", disable=progress is None, leave=False)
-    for start in range(0, len(order), batch_size):
-        picked = order[start : start + batch_size]
+    for picked in batches(joined, sharing, batch_size):
         prompts, responses = [rows[i][0] for i in picked], [rows[i][1] for i in picked]
-        batch = token_batch(prompts, responses, pad_token_id, device, share=share)
+        batch = token_batch(prompts, responses, pad_token_id, device, sharing=sharing)
         logits, _ = response_forward(model, batch)
         logprobs = batch.spread(token_logprobs(logits, batch.tokens))
         result[picked] = (logprobs.sum(dim=1) / batch.response_mask.sum(dim=1)).cpu().numpy()

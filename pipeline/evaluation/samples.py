@@ -10,7 +10,8 @@ import torch
 
 from pipeline.data.render import Prompt, Renderer, plain_prompt
 from pipeline.lm.generate import Sampling, sample_key, sample_responses
-from pipeline.lm.logprobs import can_share, response_forward, token_batch, token_kl
+from pipeline.lm.logprobs import response_forward, token_batch, token_kl
+from pipeline.lm.rows import batches, sharing_of
 from pipeline.rl.scoring import RewardScorer
 
 LEAST_CENTRING = 8
@@ -135,17 +136,16 @@ class Sampler:
         """Σ_t KL(π(·|context) ‖ π_ref(·|context)) along each answer, nats."""
         device = next(self.policy.parameters()).device
         ids = [self.renderer.prompt_ids(prompt) for prompt in prompts]
-        order = sorted(range(len(rows)), key=lambda index: len(ids[index]) + len(rows[index]))
+        sharing = sharing_of(self.policy, self.reference)
+        joined = [[*prompt, *row] for prompt, row in zip(ids, rows, strict=True)]
         result = [0.0] * len(rows)
-        share = can_share(self.policy) and can_share(self.reference)
-        for start in range(0, len(order), batch_size):
-            picked = order[start : start + batch_size]
+        for picked in batches(joined, sharing, batch_size):
             batch = token_batch(
                 [ids[i] for i in picked],
                 [rows[i] for i in picked],
                 self.renderer.tokenizer.pad_token_id,
                 device,
-                share=share,
+                sharing=sharing,
             )
             logits, _ = response_forward(self.policy, batch)
             reference_logits, _ = response_forward(self.reference, batch)

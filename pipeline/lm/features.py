@@ -1,4 +1,4 @@
-"""Last-token features of many texts by a reward backbone: short texts batched together, finished parts kept on disk."""
+"""Last-token features of many texts by a reward backbone: like texts in shared rows, finished parts kept on disk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
-from pipeline.lm.generate import pad_right
+from pipeline.lm.rows import batches, make_rows
 
 PART = 2048
 
@@ -30,35 +30,48 @@ def extract_features(
     """φ (N, d) float32 of N token sequences, in their order.
 
     Args:
-        model: has `features(input_ids, attention_mask) -> (B, d)`.
+        model: a `reward_models.model.RewardModel`.
         rows: token ids of each text, end-of-turn token included.
         pad_token_id: masked by length.
         batch_size: texts per forward pass.
         device: of the model.
         progress: label of a progress bar, or None.
-        keep: folder for finished parts of 2,048 texts, so that an interrupted run goes on from there.
+        keep: folder for finished parts of some 2,048 texts, so that an interrupted run goes on from there.
     """
-    order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
+    sharing = model.sharing
     bar = tqdm(total=len(rows), desc=progress, unit="text", disable=progress is None, leave=False)
-    parts = []
-    for number, start in enumerate(range(0, len(order), PART)):
-        picked = order[start : start + PART]
+    parts = _parts(batches(rows, sharing, batch_size))
+    found = []
+    for number, part in enumerate(parts):
         path = keep / f"features-{number:05d}.safetensors" if keep else None
         if path is not None and path.is_file():
-            parts.append(load_file(path)["features"])
-            bar.update(len(picked))
+            found.append(load_file(path)["features"])
+            bar.update(len(found[-1]))
             continue
-        batches = []
-        for first in range(0, len(picked), batch_size):
-            ids, mask = pad_right([rows[i] for i in picked[first : first + batch_size]], pad_token_id, device)
-            batches.append(model.features(ids, mask).float().cpu())
-            bar.update(len(ids))
-        parts.append(torch.cat(batches))
+        features = []
+        for picked in part:
+            together = make_rows([rows[index] for index in picked], pad_token_id, device, sharing)
+            features.append(model.row_features(together).float().cpu())
+            bar.update(len(picked))
+        found.append(torch.cat(features))
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            save_file({"features": parts[-1]}, path.with_suffix(".tmp"))
+            save_file({"features": found[-1]}, path.with_suffix(".tmp"))
             os.replace(path.with_suffix(".tmp"), path)
     bar.close()
-    result = torch.empty_like(torch.cat(parts))
-    result[torch.tensor(order)] = torch.cat(parts)
+    result = torch.empty_like(torch.cat(found))
+    result[torch.tensor([index for part in parts for picked in part for index in picked])] = torch.cat(found)
     return result
+
+
+def _parts(picked: Sequence[list[int]]) -> list[list[list[int]]]:
+    """Batches in parts of some `PART` texts."""
+    parts: list[list[list[int]]] = []
+    count = PART
+    for batch in picked:
+        if count >= PART:
+            parts.append([])
+            count = 0
+        parts[-1].append(batch)
+        count += len(batch)
+    return parts

@@ -1,32 +1,35 @@
 """Sampling responses with noise that is keyed per response, so that samples do not depend on batching or sharding.
 
 The sampler inverts the distribution function of each next-token distribution at a uniform number; the numbers of
-response i come from a generator seeded by its own key.
+response i come from a generator seeded by its own key. A batch's prompts are read in rows that share what they begin
+with, so sixteen samples of one prompt read it once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from tqdm import tqdm
-from transformers import (
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    TemperatureLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import DynamicCache, TopPLogitsWarper
 
-from pipeline.lm.packed import packed_linears
-from reward_models.model import unwrap
+from pipeline.lm.kernels.cache import with_room
+from pipeline.lm.kernels.packed import packed_linears
+from pipeline.lm.kernels.token_terms import row_chunks
+from pipeline.lm.models import unwrap
+from pipeline.lm.rows import make_rows, sharing_of
 
-STRIDE = 8  # tokens; shorter strides free ended rows sooner, and copy the cache more often
+BLOCK = 256
+"""Tokens of the vocabulary whose probabilities are added up before the sums are: fewer passes, less rounding."""
+ENDED = 0.15
+"""Share of a batch that has ended before those responses leave it: leaving copies the cache of the others."""
 
 
 @dataclass(frozen=True)
@@ -44,30 +47,33 @@ def sample_key(*parts: int | str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-class KeyedSampler(LogitsProcessor):
-    """Draws each row's next token by inverting its distribution function at the row's own uniform number.
+def noise_of(keys: Sequence[int], steps: int) -> Tensor:
+    """(B, steps) float32 uniform numbers in [0, 1): row i of a generator seeded with keys[i]."""
+    rows = [torch.rand(steps, generator=torch.Generator().manual_seed(key), dtype=torch.float64) for key in keys]
+    return torch.stack(rows).float().clamp_max(1 - 2**-24)
 
-    The token drawn gets score 0 and every other −∞, which turns greedy decoding into exact sampling. Row i uses the
-    numbers of a generator seeded with keys[i], one a step.
-    """
 
-    def __init__(self, keys: Sequence[int], steps: int) -> None:
-        rows = [torch.rand(steps, generator=torch.Generator().manual_seed(key), dtype=torch.float64) for key in keys]
-        self.uniform = torch.stack(rows).float().clamp_max(1 - 2**-24)
-        self.step = 0
+def draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> Tensor:
+    """One token (B,) int64 of each next-token distribution, logits (B, V), by inverting it at uniform (B,)."""
+    return torch.cat([_draw(logits[rows], uniform[rows], sampling) for rows in row_chunks(logits)])
 
-    def keep(self, rows: torch.Tensor) -> None:
-        """Goes on with these rows (int64) alone."""
-        self.uniform = self.uniform[rows]
 
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        """scores (B, V) -> (B, V) float32, 0 at the drawn token and −∞ elsewhere."""
-        mass = torch.softmax(scores.float(), dim=-1).cumsum(dim=-1)
-        target = self.uniform[:, self.step : self.step + 1].to(mass.device) * mass[:, -1:]
-        # The first index whose cumulative mass exceeds the target: never a token of probability 0.
-        drawn = torch.searchsorted(mass, target, right=True).clamp_max(scores.shape[-1] - 1)
-        self.step += 1
-        return torch.full_like(mass, float("-inf")).scatter_(1, drawn, 0.0)  # type: ignore[return-value]
+def _draw(logits: Tensor, uniform: Tensor, sampling: Sampling) -> Tensor:
+    logits = logits.float() / sampling.temperature if sampling.temperature != 1.0 else logits.float()
+    if sampling.top_p < 1.0:
+        logits = TopPLogitsWarper(sampling.top_p)(None, logits)
+    mass = (logits - logits.amax(dim=-1, keepdim=True)).exp_()
+    mass = torch.nn.functional.pad(mass, (0, -mass.shape[-1] % BLOCK)).view(len(mass), -1, BLOCK)
+    ends = mass.sum(dim=-1).cumsum(dim=-1)
+    total = ends[:, -1:]
+    target = torch.minimum(uniform[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    # The first block, and in it the first token, whose cumulative mass exceeds the target: never one of probability 0.
+    block = torch.searchsorted(ends, target, right=True)
+    within = mass[torch.arange(len(mass), device=mass.device), block[:, 0]]
+    rest = (target - ends.gather(1, block) + within.sum(dim=-1, keepdim=True)).clamp_min(0)
+    place = torch.searchsorted(within.cumsum(dim=-1), rest, right=True)
+    last = ((within > 0) * torch.arange(BLOCK, device=mass.device)).amax(dim=-1, keepdim=True)
+    return (block * BLOCK + torch.minimum(place, last))[:, 0]
 
 
 @torch.no_grad()
@@ -88,7 +94,7 @@ def sample_responses(
     this, with as many prompts as it has, none included, and goes on until the last one is done.
 
     Args:
-        model: causal LM (or PEFT model) in evaluation mode.
+        model: causal LM (or PEFT model) in evaluation mode, or a `PolicyWithValue`.
         prompts: token ids, one sequence per response.
         keys: noise key of each response (`sample_key`); equal keys on equal prompts give equal responses.
         sampling: temperature, top_p and the cap.
@@ -99,7 +105,7 @@ def sample_responses(
     Returns:
         Token ids of each response, ending with `eos_token_id` unless cut at the cap.
     """
-    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))  # little padding per batch
+    order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), tuple(prompts[index])))  # pads little
     responses: list[list[int]] = [[] for _ in prompts]
     bar = tqdm(total=len(prompts), desc=progress, unit="sample", disable=progress is None or not prompts, leave=False)
     together, device = sharded(model), next(model.parameters()).device
@@ -108,13 +114,96 @@ def sample_responses(
         indices = order[number * batch_size : (number + 1) * batch_size]
         mine, noise = [prompts[i] for i in indices] or [[eos_token_id]], [keys[i] for i in indices] or [0]
         packed = contextlib.nullcontext() if together else packed_linears(model, len(mine))
-        with fused_attention(model), packed:
+        with packed:
             rows = _decode(model, mine, noise, sampling, pad_token_id, eos_token_id, together)
         for index, row in zip(indices, rows if indices else [], strict=True):
             responses[index] = row
         bar.update(len(indices))
     bar.close()
     return responses
+
+
+def _decode(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    keys: Sequence[int],
+    sampling: Sampling,
+    pad_token_id: int,
+    eos_token_id: int,
+    together: bool,
+) -> list[list[int]]:
+    """Decodes one batch; responses that have ended leave it, several at a time.
+
+    together: weights are split over processes. One that has no response left reads on until all are done.
+    """
+    read = getattr(model, "read", model)  # a PolicyWithValue reads through itself, where split weights are gathered
+    logits, cache, mask = _read_prompts(model, read, prompts, pad_token_id, sampling.max_new_tokens)
+    positions = torch.tensor([len(prompt) for prompt in prompts], device=mask.device)
+    noise = noise_of(keys, sampling.max_new_tokens).to(mask.device)
+    responses: list[list[int]] = [[] for _ in prompts]
+    places = list(range(len(prompts)))  # which response a row of the batch is
+    going = [True] * len(prompts)
+    for step in range(sampling.max_new_tokens):
+        tokens = draw(logits, noise[:, step], sampling)
+        for row, token in enumerate(tokens.tolist()):
+            if going[row]:
+                responses[places[row]].append(token)
+                going[row] = token != eos_token_id
+        left = largest(sum(going), mask.device) if together else sum(going)
+        if not left or step == sampling.max_new_tokens - 1:
+            break
+        if any(going) and sum(going) <= (1 - ENDED) * len(going):
+            kept = torch.tensor([row for row, on in enumerate(going) if on], device=mask.device)
+            cache.batch_select_indices(kept)
+            tokens, mask, positions, noise = tokens[kept], mask[kept], positions[kept], noise[kept]
+            places, going = [places[row] for row in kept.tolist()], [True] * len(kept)
+        mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
+        given = _positioned(model, positions[:, None])
+        logits = read(
+            input_ids=tokens[:, None], attention_mask=mask, past_key_values=cache, use_cache=True, **given
+        ).logits[:, -1]
+        positions = positions + 1
+    return responses
+
+
+def _read_prompts(
+    model: Any, read: Any, prompts: Sequence[Sequence[int]], pad_token_id: int, room: int
+) -> tuple[Tensor, Any, Tensor]:
+    """Next-token logits (B, V), the cache of the prompts, aligned at their ends, and its mask (B, L).
+
+    room: tokens still to come.
+    """
+    device = next(model.parameters()).device
+    ids, mask = pad_left(prompts, pad_token_id, device)
+    sharing = sharing_of(model)
+    if sharing is None:
+        given = _positioned(model, (mask.cumsum(dim=1) - 1).clamp_min(0))
+        output = read(input_ids=ids, attention_mask=mask, use_cache=True, logits_to_keep=1, **given)
+        return output.logits[:, -1], output.past_key_values, mask
+    rows = make_rows(prompts, pad_token_id, device, sharing)
+    head = unwrap(model).get_output_embeddings()  # type: ignore[operator]
+    last = rows.last
+    handle = head.register_forward_pre_hook(lambda _, given: (given[0].flatten(0, 1)[last][None], *given[1:]))
+    cache = DynamicCache(config=unwrap(model).config)  # type: ignore[arg-type]
+    try:
+        output = read(
+            input_ids=rows.input_ids,
+            attention_mask=rows.attention(unwrap(model).dtype),  # type: ignore[arg-type]
+            position_ids=rows.position_ids,
+            past_key_values=cache,
+            use_cache=True,
+        )
+    finally:
+        handle.remove()
+    width = ids.shape[1]
+    paths = torch.tensor([[path[0]] * (width - len(path)) + path for path in rows.paths], device=device)
+    return output.logits[0], with_room(cache, paths, room), mask
+
+
+def _positioned(model: Any, positions: Tensor) -> dict[str, Tensor]:
+    """The positions, for models that take any; others go by the mask."""
+    takes = inspect.signature(unwrap(model).forward).parameters
+    return {"position_ids": positions} if "position_ids" in takes else {}
 
 
 def sharded(model: Any) -> bool:
@@ -129,91 +218,6 @@ def largest(number: int, device: torch.device) -> int:
     held = torch.tensor(number, device=device)
     torch.distributed.all_reduce(held, torch.distributed.ReduceOp.MAX)
     return int(held)
-
-
-@contextlib.contextmanager
-def fused_attention(model: Any) -> Iterator[None]:
-    """Decodes with PyTorch's fused attention, which is the faster one without a backward pass; then as before."""
-    base: Any = unwrap(model)
-    before = base.config._attn_implementation
-    if before != "eager":
-        yield
-        return
-    base.set_attn_implementation("sdpa")
-    try:
-        yield
-    finally:
-        base.set_attn_implementation(before)
-
-
-def _decode(
-    model: Any,
-    prompts: Sequence[Sequence[int]],
-    keys: Sequence[int],
-    sampling: Sampling,
-    pad_token_id: int,
-    eos_token_id: int,
-    together: bool,
-) -> list[list[int]]:
-    """Decodes one left-padded batch; every `STRIDE` tokens the responses that have ended leave it.
-
-    together: weights are split over processes. One that has no response left decodes a stand-in until all are done.
-    """
-    device = next(model.parameters()).device
-    input_ids, attention_mask = pad_left(prompts, pad_token_id, device)
-    sampler = KeyedSampler(keys, sampling.max_new_tokens)
-    processors = LogitsProcessorList()
-    if sampling.temperature != 1.0:
-        processors.append(TemperatureLogitsWarper(sampling.temperature))
-    if sampling.top_p < 1.0:
-        processors.append(TopPLogitsWarper(sampling.top_p))
-    processors.append(sampler)
-    responses: list[list[int]] = [[] for _ in prompts]
-    going = list(range(len(prompts)))
-    cache: dict[str, Any] = {}
-    for done in range(0, sampling.max_new_tokens, STRIDE):
-        if not (largest(len(going), device) if together else going):
-            break
-        config = GenerationConfig(
-            max_new_tokens=min(STRIDE, sampling.max_new_tokens - done),
-            do_sample=False,
-            use_cache=True,
-            return_dict_in_generate=True,
-            pad_token_id=pad_token_id,
-            eos_token_id=eos_token_id,
-        )
-        output = model.generate(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            generation_config=config,
-            logits_processor=processors if going else None,
-            synced_gpus=together,
-            **cache,
-        )
-        if not going:
-            continue
-        new = output.sequences[:, input_ids.shape[1] :]
-        for place, row in zip(going, new.tolist(), strict=True):
-            responses[place] += cut_after(row, eos_token_id)
-        rows = [row for row, place in enumerate(going) if responses[place][-1] != eos_token_id]
-        going = [going[row] for row in rows]
-        kept = torch.tensor(rows, dtype=torch.long, device=device)
-        input_ids = output.sequences[kept]
-        attention_mask = torch.cat([attention_mask, torch.ones_like(new)], dim=1)[kept]
-        if len(rows) < len(new):
-            output.past_key_values.batch_select_indices(kept)
-            sampler.keep(kept.cpu())
-        cache = {"past_key_values": output.past_key_values}
-        if not going:  # its cache went on with the other processes
-            input_ids, attention_mask = pad_left([[eos_token_id]], pad_token_id, device)
-            cache = {}
-    return responses
-
-
-def cut_after(ids: Sequence[int], eos_token_id: int) -> list[int]:
-    """`ids` up to and including the first end-of-turn token; all of them when there is none."""
-    ids = list(ids)
-    return ids[: ids.index(eos_token_id) + 1] if eos_token_id in ids else ids
 
 
 def pad_left(

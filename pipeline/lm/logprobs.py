@@ -5,24 +5,26 @@ Shapes: B responses of at most C tokens, N real response tokens in all, V vocabu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import groupby
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from pipeline.lm.generate import pad_right
-from pipeline.lm.token_terms import token_kl, token_logprobs, token_terms
-from reward_models.model import unwrap
-from reward_models.shared_prompt import can_share
+from pipeline.lm.kernels.token_terms import token_kl, token_logprobs, token_terms
+from pipeline.lm.models import unwrap
+from pipeline.lm.rows import Rows, Sharing, make_rows
+from pipeline.lm.trunk import left_out
 
 __all__ = [
     "PolicyWithValue",
     "TokenBatch",
-    "can_share",
     "response_forward",
+    "take_batches",
     "token_batch",
     "token_kl",
     "token_logprobs",
@@ -31,27 +33,24 @@ __all__ = [
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Responses behind their prompts; neighbours with equal prompts may share one row, so that it is computed once.
-
-    A row holds a prompt and its responses one after the other, then padding; each response attends to the prompt and to
-    itself, at the positions it would have alone. R rows of T tokens; R = B where no prompts repeat.
+    """Responses behind their prompts, in rows that may share what they begin with (`pipeline.lm.rows`).
 
     Attributes:
-        input_ids: (R, T) int64.
-        attention: (R, T) int64, 1 on real tokens; or (R, 1, T, T) bool, which token sees which, where rows are shared.
-        position_ids: (R, T) int64.
+        rows: R rows of T tokens, of the B prompts with their responses.
         response_ids: (B, C) int64, right-padded.
         response_mask: (B, C) int64, 1 on real response tokens.
         before: (N,) int64 index into the R·T columns: the one that foretells each real response token, in the order in
             which `response_mask` has them.
+        layers: bottom layers that are left out (`pipeline.lm.trunk`).
+        states: (R, T, d) what enters the layer above them; None to start from the tokens.
     """
 
-    input_ids: torch.Tensor
-    attention: torch.Tensor
-    position_ids: torch.Tensor
+    rows: Rows
     response_ids: torch.Tensor
     response_mask: torch.Tensor
     before: torch.Tensor
+    layers: int = 0
+    states: torch.Tensor | None = None
 
     @property
     def tokens(self) -> torch.Tensor:
@@ -63,6 +62,22 @@ class TokenBatch:
         place = self.response_mask.bool()
         return torch.zeros(place.shape, dtype=values.dtype, device=values.device).masked_scatter(place, values)
 
+    def above(self, layers: int, states: torch.Tensor) -> TokenBatch:
+        """The batch as seen by the layers above the bottom `layers`, into which `states` (R, T, d) go."""
+        return replace(self, layers=layers, states=states)
+
+    def states_of(self, states: torch.Tensor, row: int) -> torch.Tensor:
+        """The part of (R, T, d) that belongs to sequence `row` (its length, d)."""
+        return states.flatten(0, 1)[self.rows.paths[row]]
+
+    def placed(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The inverse: (R, T, d) from one part per sequence; 0 at padding."""
+        shape = (*self.rows.input_ids.shape, parts[0].shape[-1])
+        states = torch.zeros(shape, dtype=parts[0].dtype, device=parts[0].device)
+        for path, part in zip(self.rows.paths, parts, strict=True):
+            states.view(-1, shape[-1])[path] = part
+        return states
+
 
 def token_batch(
     prompts: Sequence[Sequence[int]],
@@ -70,11 +85,9 @@ def token_batch(
     pad_token_id: int,
     device: torch.device,
     *,
-    share: bool = False,
+    sharing: Sharing | None = None,
 ) -> TokenBatch:
-    """Joins prompts and responses and pads on the right.
-
-    share: neighbours with equal prompts share a row, which the model must be fit for (`can_share`).
+    """Joins prompts and responses into rows; `sharing` is what `sharing_of` says of the model that will read them.
 
     Raises:
         ValueError: a prompt is empty, so that nothing foretells the first token.
@@ -82,63 +95,10 @@ def token_batch(
     if not all(prompts):
         raise ValueError("a prompt has no tokens")
     response_ids, response_mask = pad_right(responses, pad_token_id, device)
-    groups = [len(list(rows)) for _, rows in groupby(map(tuple, prompts))] if share else [1] * len(prompts)
-    starts = [sum(groups[:row]) for row in range(len(groups))]
-    rows = [_Row(prompts[start], responses[start : start + count]) for start, count in zip(starts, groups, strict=True)]
-    width = max(row.width for row in rows)
-    segments = torch.tensor([row.segments(width) for row in rows])
-    before = [number * width + column for number, row in enumerate(rows) for column in row.before()]
-    shared = len(groups) < len(prompts)
-    return TokenBatch(
-        input_ids=torch.tensor([row.ids(width, pad_token_id) for row in rows], device=device),
-        attention=(_seen(segments) if shared else (segments >= 0).long()).to(device),
-        position_ids=torch.tensor([row.positions(width) for row in rows], device=device),
-        response_ids=response_ids,
-        response_mask=response_mask,
-        before=torch.tensor(before, dtype=torch.long, device=device),
-    )
-
-
-@dataclass(frozen=True)
-class _Row:
-    """A prompt and the responses that share it."""
-
-    prompt: Sequence[int]
-    responses: Sequence[Sequence[int]]
-
-    @property
-    def width(self) -> int:
-        return len(self.prompt) + sum(map(len, self.responses))
-
-    def ids(self, width: int, pad_token_id: int) -> list[int]:
-        return [*self.prompt, *(t for row in self.responses for t in row), *[pad_token_id] * (width - self.width)]
-
-    def positions(self, width: int) -> list[int]:
-        first = len(self.prompt)
-        own = [first + t for row in self.responses for t in range(len(row))]
-        return [*range(first), *own, *[0] * (width - self.width)]
-
-    def segments(self, width: int) -> list[int]:
-        """0 the prompt, then 1, 2, … the responses; −1 padding."""
-        own = [number for number, row in enumerate(self.responses, start=1) for _ in row]
-        return [*[0] * len(self.prompt), *own, *[-1] * (width - self.width)]
-
-    def before(self) -> list[int]:
-        """The column that foretells each response token: the prompt's last one for every first token."""
-        columns, column = [], len(self.prompt)
-        for row in self.responses:
-            columns += [len(self.prompt) - 1, *range(column, column + len(row) - 1)][: len(row)]
-            column += len(row)
-        return columns
-
-
-def _seen(segments: torch.Tensor) -> torch.Tensor:
-    """(R, T) -> (R, 1, T, T) bool: a token sees the prompt and what comes before it in its own response."""
-    seen = (segments[:, None, :] == 0) | (segments[:, None, :] == segments[:, :, None])
-    size = segments.shape[1]
-    seen &= (segments[:, None, :] >= 0) & torch.ones(size, size, dtype=torch.bool).tril()
-    seen |= torch.eye(size, dtype=torch.bool)  # padding sees itself: a row of −∞ would be NaN
-    return seen[:, None]
+    joined = [[*prompt, *response] for prompt, response in zip(prompts, responses, strict=True)]
+    rows = make_rows(joined, pad_token_id, device, sharing)
+    before = [column for prompt, path in zip(prompts, rows.paths, strict=True) for column in path[len(prompt) - 1 : -1]]
+    return TokenBatch(rows, response_ids, response_mask, torch.tensor(before, dtype=torch.long, device=device))
 
 
 def response_forward(model: Any, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -146,10 +106,7 @@ def response_forward(model: Any, batch: TokenBatch) -> tuple[torch.Tensor, torch
 
     The model is called as a whole, so that what it does to its logits is done; its output layer sees N rows alone.
     """
-    attention = batch.attention
-    if attention.dtype == torch.bool:  # every attention kernel takes a mask that is added
-        added = torch.zeros(attention.shape, dtype=model.dtype, device=attention.device)
-        attention = added.masked_fill_(~attention, torch.finfo(model.dtype).min)
+    inner: Any = unwrap(model)
     states: list[torch.Tensor] = []
 
     def pick(_: nn.Module, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -157,15 +114,39 @@ def response_forward(model: Any, batch: TokenBatch) -> tuple[torch.Tensor, torch
         states.append(hidden.reshape(-1, hidden.shape[-1]).index_select(0, batch.before))
         return (states[0][None], *arguments[1:])
 
-    inner: Any = unwrap(model)
+    given: dict[str, Any] = {
+        "attention_mask": batch.rows.attention(inner.dtype),
+        "position_ids": batch.rows.position_ids,
+        "use_cache": False,
+    }
+    shortened: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if batch.states is None:
+        given["input_ids"] = batch.rows.input_ids
+    else:
+        given["inputs_embeds"], shortened = batch.states, left_out(model, batch.layers)
     handle = inner.get_output_embeddings().register_forward_pre_hook(pick, prepend=True)
     try:
-        output = model(
-            input_ids=batch.input_ids, attention_mask=attention, position_ids=batch.position_ids, use_cache=False
-        )
+        with shortened:
+            output = model(**given)
     finally:
         handle.remove()
     return output.logits[0], states[0]
+
+
+def take_batches(model: Any) -> None:
+    """Lets `model` be called with a `token_batch` alone, for log π (N,), nats, of its real response tokens; else as
+    before. Through the model's own call, as wrappers of several processes act on that.
+    """
+    model.forward = functools.partial(_forward, model, model.forward)
+
+
+def _forward(
+    model: Any, plain: Callable[..., Any], /, *args: Any, token_batch: TokenBatch | None = None, **kwargs: Any
+) -> Any:
+    if token_batch is None:
+        return plain(*args, **kwargs)
+    logits, _ = response_forward(model, token_batch)
+    return token_logprobs(logits, token_batch.tokens)
 
 
 class PolicyWithValue(nn.Module):
@@ -196,9 +177,9 @@ class PolicyWithValue(nn.Module):
             None if entropies is None else batch.spread(entropies),
         )
 
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """The policy's own."""
-        return self.policy.generate(*args, **kwargs)
+    def read(self, **inputs: Any) -> Any:
+        """One call of the causal LM, as sampling makes it."""
+        return self.policy(**inputs)
 
     def get_base_model(self) -> Any:
         """The causal LM without adapter and value head."""

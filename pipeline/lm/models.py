@@ -18,10 +18,10 @@ from pipeline.core.checkpoints import check_checkpoint
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import ModelConfig
 from pipeline.core.recipe_parts import LoraSettings
-from pipeline.core.world import on_cpu
-from reward_models.lora import speed_up
-from reward_models.products import speed_up_products
-from reward_models.quantised import dense_copy, four_bit_config, is_four_bit, keep_differentiable
+from pipeline.lm.kernels.attention import use_grouped_attention
+from pipeline.lm.kernels.lora import speed_up
+from pipeline.lm.kernels.products import speed_up_products
+from pipeline.lm.quantised import dense_copy, four_bit_config, is_four_bit, keep_differentiable
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -103,11 +103,7 @@ def load_causal_lm(path: str | Path, dtype: str, *, four_bit: bool = False) -> P
     more = {"quantization_config": quantisation(DTYPES[dtype])} if four_bit else {}
     try:
         with no_progress_bars():
-            # On CPUs the fused attention's backward pass is the slower one at the lengths of preference data.
-            attention = "eager" if on_cpu() else None
-            model = AutoModelForCausalLM.from_pretrained(
-                str(path), dtype=DTYPES[dtype], attn_implementation=attention, **more
-            )
+            model = AutoModelForCausalLM.from_pretrained(str(path), dtype=DTYPES[dtype], **more)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         cause = str(error).splitlines()[0][:200]
         raise UserError(
@@ -118,7 +114,13 @@ def load_causal_lm(path: str | Path, dtype: str, *, four_bit: bool = False) -> P
         head.register_forward_pre_hook(_contiguous_input)
     if four_bit:
         keep_differentiable(model)
-    return speed_up_products(model.eval())
+    return use_grouped_attention(speed_up_products(model.eval()))
+
+
+def unwrap(model: torch.nn.Module) -> torch.nn.Module:
+    """The transformers model inside a PEFT wrapper (adapters stay active), or the model itself."""
+    get_base_model = getattr(model, "get_base_model", None)
+    return get_base_model() if callable(get_base_model) else model
 
 
 def quantisation(dtype: torch.dtype) -> Any:

@@ -43,7 +43,7 @@ def prepare(
     if accelerator.mixed_precision != "no":
         model.forward = convert_outputs_to_fp32(accelerator.autocast()(model.forward))  # type: ignore[method-assign]
     split, optimizer = accelerator.prepare(model, optimizer)
-    register_fsdp_forward_method(split, "generate")
+    register_fsdp_forward_method(split, "read")
     return split, optimizer
 
 

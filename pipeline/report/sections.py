@@ -312,6 +312,12 @@ def environment_facts(environment: dict[str, Any]) -> list[tuple[str, str]]:
         ("cpu_count", "Cores"),
         ("memory_gb", "Memory, GiB"),
         ("accelerators", "GPUs"),
+        ("device", "Device"),
+        ("dtype", "Dtype of frozen weights"),
+        ("dtype_reason", "On bfloat16"),
+        ("cpu_capability", "CPU instructions"),
+        ("threads", "Threads"),
+        ("kernels", "Kernels"),
     ):
         value = environment.get(key)
         if value not in (None, []):

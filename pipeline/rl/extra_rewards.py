@@ -14,9 +14,9 @@ from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 from pipeline.core.recipe_parts import ExtraRewardSettings
 from pipeline.data.render import Prompt, Renderer, preview
-from pipeline.lm.external_reward import card_facts, described, load_external
 from pipeline.lm.models import load_tokenizer
 from pipeline.rl.scoring import RewardScorer
+from reward_models.external import card_facts, described, load_external
 
 Function = Callable[[Sequence[Prompt], Sequence[str]], Sequence[float]]
 OWN_PACKAGES = frozenset({"pipeline", "reward_models"})
@@ -47,7 +47,7 @@ def load_extra_rewards(recipe: Recipe, device: torch.device) -> list[ExtraReward
 
     Raises:
         UserError: a folder that holds no reward model, one whose training labels nobody declared (see
-            `pipeline.lm.external_reward`), or a function that cannot be imported.
+            `reward_models.external`), or a function that cannot be imported.
     """
     rewards: list[ExtraReward] = []
     for place, settings in enumerate(recipe.ppo.extra_rewards):

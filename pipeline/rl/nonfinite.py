@@ -57,7 +57,7 @@ def step_error(
         facts |= {"tensor": f"gradient of {gradient[0]}", "statistics": tensor_statistics(gradient[1])}
     elif rows and name in rows[0]:
         facts["statistics"] = tensor_statistics(torch.tensor([row[name] for row in rows]))
-    text = f"{name.replace('grad_norm', 'gradient norm')} is {value} at iteration {iteration}"
+    text = f"{name.replace('_grad', ' grad').replace('grad_norm', 'gradient norm')} is {value} at iteration {iteration}"
     return NonFiniteError(f"{text}: lower the learning rate", facts, rows)
 
 

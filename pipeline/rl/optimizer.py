@@ -13,7 +13,8 @@ from pipeline.lm.logprobs import PolicyWithValue
 def make_optimizer(model: PolicyWithValue, config: PpoConfig) -> torch.optim.Optimizer:
     """The recipe's optimiser over the trainable tensors, the value head with its own learning rate; no weight decay.
 
-    Adam's ε is 1e-5, as PPO code uses. The 8-bit ones keep the moments of tensors of 4096 numbers and more in 8 bits.
+    Adam's ε is 1e-8: PPO code's 1e-5 is as large as a policy's gradients can be, and would shorten its steps. The 8-bit
+    ones keep the moments of tensors of 4096 numbers and more in 8 bits.
     """
     groups: list[dict[str, Any]] = [
         {"params": [each for each in model.policy.parameters() if each.requires_grad], "lr": config.learning_rate},
@@ -23,14 +24,14 @@ def make_optimizer(model: PolicyWithValue, config: PpoConfig) -> torch.optim.Opt
         from bitsandbytes.optim import AdamW8bit, PagedAdamW8bit
 
         kind = AdamW8bit if config.optimizer == "adamw_8bit" else PagedAdamW8bit
-        return kind(groups, eps=1e-5, weight_decay=0.0)
+        return kind(groups, weight_decay=0.0)
     if config.optimizer == "adafactor":
         from transformers import Adafactor
 
         return Adafactor(groups, scale_parameter=False, relative_step=False)
     if config.optimizer == "sgd":
         return torch.optim.SGD(groups)
-    return torch.optim.AdamW(groups, eps=1e-5, weight_decay=0.0, fused=True)
+    return torch.optim.AdamW(groups, weight_decay=0.0, fused=True)
 
 
 def set_rates(optimizer: torch.optim.Optimizer, config: PpoConfig, iteration: int) -> None:

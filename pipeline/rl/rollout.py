@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from itertools import groupby
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from pipeline.lm.generate import sample_key
+from pipeline.lm.rows import Sharing, batches
 from pipeline.rl.advantages import generalised_advantages, token_rewards, whiten
 from pipeline.rl.nonfinite import NonFiniteError, nonfinite_rows, tensor_statistics
 
@@ -185,16 +185,6 @@ def cut(rows: Sequence[int], size: int) -> list[list[int]]:
     return [list(rows[start : start + size]) for start in range(0, len(rows), size)]
 
 
-def by_length(prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], rows: Iterable[int]) -> list[int]:
-    """`rows` in an order for micro-batches: equal prompts side by side, groups of like size together."""
-    picked = list(rows)
-    sizes: dict[tuple[int, ...], int] = {}
-    for row in picked:
-        key = tuple(prompts[row])
-        sizes[key] = sizes.get(key, len(key)) + len(responses[row])
-    return sorted(picked, key=lambda row: (sizes[tuple(prompts[row])], tuple(prompts[row]), len(responses[row])))
-
-
 def prompt_index(position: int, count: int, seed: int) -> int:
     """Which of `count` prompts is at `position` of an endless sequence of seeded permutations."""
     epoch, offset = divmod(position, count)
@@ -202,11 +192,18 @@ def prompt_index(position: int, count: int, seed: int) -> int:
     return int(torch.randperm(count, generator=generator)[offset])
 
 
-def shares(rollout: Rollout, picked: Sequence[int], size: int, process: int, processes: int) -> list[list[int]]:
+def shares(
+    rollout: Rollout, picked: Sequence[int], size: int, process: int, processes: int, sharing: Sharing | None
+) -> list[list[int]]:
     """The rows of a minibatch that one of several processes takes, in micro-batches.
 
     All processes have equally many, as their forward and backward passes are joint ones: where one has less, some are
-    empty.
+    empty. sharing: `pipeline.lm.rows.sharing_of` the model.
     """
-    mine = cut(by_length(rollout.prompts, rollout.responses, picked[process::processes]), size)
-    return mine + [[] for _ in range(math.ceil(math.ceil(len(picked) / processes) / size) - len(mine))]
+    found = []
+    for start in range(processes):
+        own = list(picked[start::processes])
+        texts = [[*rollout.prompts[row], *rollout.responses[row]] for row in own]
+        found.append([[own[place] for place in batch] for batch in batches(texts, sharing, size)])
+    mine = found[process]
+    return mine + [[] for _ in range(max(map(len, found)) - len(mine))]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,19 +19,18 @@ from accelerate.utils import gather_object
 from pipeline.core.recipe import PpoConfig
 from pipeline.data.render import Prompt, Renderer
 from pipeline.lm.generate import Sampling, sample_key, sample_responses, sharded
-from pipeline.lm.logprobs import PolicyWithValue, TokenBatch, can_share, response_forward, token_batch, token_logprobs
-from pipeline.lm.sharding import adapter_off, as_number, prepare, turns
+from pipeline.lm.logprobs import PolicyWithValue
+from pipeline.lm.sharding import as_number, prepare
 from pipeline.rl.extra_rewards import ExtraReward
 from pipeline.rl.kl_control import KlController
 from pipeline.rl.losses import clipped_policy_loss, clipped_value_loss
 from pipeline.rl.nonfinite import NonFiniteError, nonfinite_gradient, step_error
 from pipeline.rl.optimizer import make_optimizer, set_rates
+from pipeline.rl.reader import Evaluated, PolicyReader
 from pipeline.rl.rollout import (
     ResponseRecord,
     Rollout,
     Targets,
-    by_length,
-    cut,
     joined,
     learning_targets,
     minibatch_order,
@@ -39,9 +38,6 @@ from pipeline.rl.rollout import (
     shares,
 )
 from pipeline.rl.scoring import RewardScorer, Scores
-
-Evaluated = tuple[list[list[float]], list[list[float]], list[list[float]]]
-"""Per response and token: log-probabilities under π, under π_ref, and values."""
 
 LOGGED = ("policy_loss", "value_loss", "entropy", "clip_fraction", "approx_kl")
 """What a step reports, in the order in which `PpoTrainer._loss` gives it; means over tokens."""
@@ -80,11 +76,11 @@ class PpoTrainer:
         self.accelerator, self.config, self.seed = accelerator, config, seed
         self.scorer, self.renderer, self.prompts = scorer, renderer, prompts
         self.extra_rewards = tuple(extra_rewards)
-        self._shares_rows = can_share(model.policy)
         optimizer = make_optimizer(model, config)
         self.model, self.optimizer = prepare(accelerator, model, optimizer)
         self.together = sharded(self.model)  # each forward pass needs every process
-        self.reference = reference.to(accelerator.device) if reference is not None else None
+        tokenizer = renderer.tokenizer
+        self.reader = PolicyReader(accelerator, self.model, reference, tokenizer, config.temperature, self.together)
         self.controller = KlController(
             config.kl_coef, config.kl_target, config.kl_horizon, config.kl_coef_min, config.kl_coef_max
         )
@@ -124,7 +120,7 @@ class PpoTrainer:
         responses = self._sample(self.bare, prompts, keys, self.sampling)
         generated = time.monotonic()
         scores, extra = self.scorer.score(picked, self._texts(responses)), self._extra(picked, responses)
-        rollout = self._gather(mine, prompts, responses, self._evaluate(prompts, responses), scores, extra)
+        rollout = self._gather(mine, prompts, responses, self._read(prompts, responses), scores, extra)
         return rollout, {"generate": generated - started, "score": time.monotonic() - generated}
 
     def _learns_references(self, iteration: int) -> bool:
@@ -148,7 +144,7 @@ class PpoTrainer:
         picked = [self.prompts[i] for i in mine for _ in range(count)]
         prompts = [self.renderer.prompt_ids(prompt) for prompt in picked]
         scores = self.scorer.score_features(picked, features)
-        evaluated = self._evaluate(prompts, responses, at_reference=True)
+        evaluated = self._read(prompts, responses, at_reference=True)
         indices = [i * count + k for i in mine for k in range(count)]
         rollout = self._gather(indices, prompts, responses, evaluated, scores, self._extra(picked, responses))
         for references in gather_object([self.scorer.references]):
@@ -221,7 +217,7 @@ class PpoTrainer:
         keys = [sample_key(self.seed, "reference", repr(prompt), k) for prompt in new for k in range(count)]
         ids = [self.renderer.prompt_ids(prompt) for prompt in repeated]
         label = "reference completions" if self.accelerator.is_main_process else None
-        with self._reference_model() as model:
+        with self.reader.reference_model() as model:
             rows = self._sample(model, ids, keys, Sampling(self.renderer.max_response_tokens), label)
         if not new:
             return [], torch.empty(0)
@@ -230,43 +226,11 @@ class PpoTrainer:
             self.scorer.add_reference(prompt, features[index * count : (index + 1) * count])
         return rows, features
 
-    @contextlib.contextmanager
-    def _reference_model(self) -> Iterator[Any]:
-        """π_ref: the frozen copy, or the policy's own weights with the adapter off."""
-        if self.reference is not None:
-            yield self.reference
-        else:
-            with adapter_off(self.policy):
-                yield self.bare
-
-    @torch.no_grad()
-    def _evaluate(
+    def _read(
         self, prompts: Sequence[list[int]], responses: Sequence[list[int]], at_reference: bool = False
     ) -> Evaluated:
-        """Log-probabilities under π and π_ref and values, per response token, in micro-batches of similar length.
-
-        at_reference: nothing was learnt yet, so that π is π_ref and one forward pass tells both.
-        """
-        order = by_length(prompts, responses, range(len(prompts)))
-        found: dict[int, tuple[list[float], list[float], list[float]]] = {}
         size = self._micro_batch_size() * (1 if self.config.micro_batch_size else EVALUATED)
-        for picked in turns(cut(order, size), self.accelerator.device, self.together):
-            batch = self._batch([prompts[i] for i in picked], [responses[i] for i in picked])
-            logprobs, values, _ = self.bare(batch, self.config.temperature)
-            terms = logprobs, logprobs if at_reference else self._reference_logprobs(batch), values
-            for row, index in enumerate(picked):
-                one, reference, value = (each[row, : len(responses[index])].tolist() for each in terms)
-                found[index] = one, reference, value
-        ordered = [found[index] for index in range(len(prompts))]
-        return [item[0] for item in ordered], [item[1] for item in ordered], [item[2] for item in ordered]
-
-    def _reference_logprobs(self, batch: TokenBatch) -> torch.Tensor:
-        """(B, C) log-probabilities under π_ref."""
-        if self.reference is None:
-            with adapter_off(self.policy):
-                return self.bare(batch, self.config.temperature)[0]
-        logits, _ = response_forward(self.reference, batch)
-        return batch.spread(token_logprobs(logits, batch.tokens, self.config.temperature))
+        return self.reader.read(prompts, responses, size, at_reference)
 
     # --- improving ----------------------------------------------------------------------------------------------------
 
@@ -306,15 +270,23 @@ class PpoTrainer:
         """One optimiser step on the responses `picked`; every process takes its share of them."""
         tokens = rollout.mask[list(picked)].sum()
         sums = self._backward(rollout, targets, picked, iteration)
-        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
+        norms = self._clip()
         means = (self.accelerator.reduce(sums, "sum") / tokens).tolist()
-        metrics = {**dict(zip(LOGGED, means, strict=True)), "grad_norm": as_number(norm)}
+        metrics = {**dict(zip(LOGGED, means, strict=True)), **norms}
         bad = [name for name, value in metrics.items() if not math.isfinite(value)]  # the same on every process
         if bad:
             raise self._nonfinite_step(bad[0], metrics[bad[0]], rollout, targets, picked, iteration)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return metrics
+
+    def _clip(self) -> dict[str, float]:
+        """Clips the gradients of policy and value head apart, and returns their norms before: the head's are often ten
+        times as large, and clipped together they would shrink the policy's steps.
+        """
+        limit, groups = self.config.max_grad_norm, self.optimizer.param_groups
+        norms = [as_number(self.accelerator.clip_grad_norm_(group["params"], limit)) for group in groups]
+        return dict(zip(("grad_norm", "value_grad_norm"), norms, strict=True))
 
     def _backward(self, rollout: Rollout, targets: Targets, picked: Sequence[int], iteration: int) -> torch.Tensor:
         """Adds the gradients of this process's share, in micro-batches; returns the sums that are logged, (5,)."""
@@ -331,7 +303,8 @@ class PpoTrainer:
         return sums
 
     def _shares(self, rollout: Rollout, picked: Sequence[int], size: int) -> list[list[int]]:
-        return shares(rollout, picked, size, self.accelerator.process_index, self.accelerator.num_processes)
+        process, processes = self.accelerator.process_index, self.accelerator.num_processes
+        return shares(rollout, picked, size, process, processes, self.reader.sharing)
 
     def _nonfinite_step(
         self, bad: str, value: float, rollout: Rollout, targets: Targets, picked: Sequence[int], iteration: int
@@ -369,7 +342,7 @@ class PpoTrainer:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Summed loss of one micro-batch and the sums that are logged; 0 of an empty one."""
         config, rows = self.config, list(picked)
-        batch = self._batch([rollout.prompts[i] for i in rows], [rollout.responses[i] for i in rows])
+        batch = self.reader.batch([rollout.prompts[i] for i in rows], [rollout.responses[i] for i in rows], rows)
         width = batch.response_ids.shape[1]
         mask = rollout.mask[rows, :width]
         logprobs, values, entropy = self.model(batch, config.temperature, entropy=config.entropy_coef > 0)
@@ -386,12 +359,6 @@ class PpoTrainer:
         loss = active * (policy.loss - config.entropy_coef * bonus) + config.value_coef * value
         parts = torch.stack([policy.loss.detach(), value.detach(), bonus.detach(), policy.clipped, policy.approx_kl])
         return loss, parts
-
-    def _batch(self, prompts: Sequence[list[int]], responses: Sequence[list[int]]) -> TokenBatch:
-        """Of no responses, a stand-in of one token."""
-        eos, pad = self.renderer.tokenizer.eos_token_id, self.renderer.tokenizer.pad_token_id
-        rows, device = (prompts or [[eos]], responses or [[eos]]), self.accelerator.device
-        return token_batch(*rows, pad, device, share=self._shares_rows)
 
     def _micro_batch_size(self) -> int:
         share = max(1, self.config.minibatch_size // self.accelerator.num_processes)

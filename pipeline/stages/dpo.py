@@ -22,9 +22,9 @@ from pipeline.data import inputs
 from pipeline.data.release import ReleasedPair
 from pipeline.data.render import Renderer, keep_fitting
 from pipeline.lm import hf_trainer
-from pipeline.lm.dpo_training import PrivateDpoTrainer, pair_dataset, trl_loss
 from pipeline.lm.models import add_lora, load_causal_lm, load_tokenizer
 from pipeline.lm.released import write_beside
+from pipeline.rl.dpo import PrivateDpoTrainer, pair_dataset, trl_loss
 from pipeline.runner import StageContext
 from pipeline.stages.entry import main_for
 

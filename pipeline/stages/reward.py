@@ -30,21 +30,21 @@ from pipeline.data.release import Release
 from pipeline.data.render import Renderer, keep_fitting
 from pipeline.evaluation.calibration import preference_calibration
 from pipeline.lm.distributed import make_accelerator
-from pipeline.lm.external_reward import use_external
 from pipeline.lm.features import extract_features
 from pipeline.lm.models import DTYPES, load_tokenizer
 from pipeline.lm.released import write_beside
-from pipeline.lm.reward_bonus import check_uncertainty, head_bonus, trained_bonus
-from pipeline.lm.reward_training import TrainedBackbone, train_backbone
 from pipeline.runner import StageContext
 from pipeline.stages.entry import main_for
 from reward_models.basis import FeatureBasis, pair_basis
 from reward_models.bound import bounded_reward
 from reward_models.checkpoint import RewardMetadata, save_reward_checkpoint
+from reward_models.external import use_external
+from reward_models.fitted_bonus import check_uncertainty, head_bonus, trained_bonus
 from reward_models.linear import LinearFit, fit_linear
 from reward_models.losses import get_loss, keep_prob, privacy_factor
 from reward_models.model import RewardModel, build_reward_backbone, set_score_weight
 from reward_models.ridge import RidgeSelection, select_ridge
+from reward_models.training import TrainedBackbone, train_backbone
 
 
 @dataclass(frozen=True)

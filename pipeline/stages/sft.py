@@ -12,7 +12,7 @@ from typing import Any
 
 from datasets import Dataset
 from peft import PeftModel
-from trl import SFTConfig, SFTTrainer
+from trl import SFTConfig
 
 from pipeline.core import atomic
 from pipeline.core.checkpoints import check_context
@@ -22,6 +22,7 @@ from pipeline.data.render import Renderer, keep_fitting
 from pipeline.lm import hf_trainer
 from pipeline.lm.models import add_lora, base_checkpoint, load_causal_lm, load_tokenizer
 from pipeline.lm.released import write_beside
+from pipeline.lm.sft_training import RowSftTrainer
 from pipeline.runner import StageContext
 from pipeline.stages.entry import main_for
 
@@ -54,7 +55,7 @@ def run(context: StageContext) -> dict[str, Any]:
     policy = add_lora(model, settings.lora, recipe.seed) if settings.lora else model
 
     # --- training ---------------------------------------------------------------------------------------------------
-    trainer = SFTTrainer(
+    trainer = RowSftTrainer(
         model=policy,
         args=arguments,
         train_dataset=dataset,

@@ -66,9 +66,35 @@ def test_the_graph_sees_known_imports(sources: Sources) -> None:
     assert any("torch" in names for names in loading.values())
 
 
-def test_reward_models_is_a_leaf(sources: Sources) -> None:
-    wrong = {name: used for name, used in graph(sources).items()
-             if inside(name, "reward_models") and any(inside(target, "pipeline") for target in used)}
+FLOORS = (
+    ("pipeline.stages", "pipeline.runner", "pipeline.cli"),
+    ("pipeline.rl", "pipeline.evaluation"),
+    ("reward_models",),
+    ("pipeline.lm",),
+    ("pipeline.data",),
+    ("pipeline.privacy",),
+    ("pipeline.core",),
+)
+"""From the top down: a room imports from its own floor and from those below."""
+
+
+def test_arrows_point_down(sources: Sources) -> None:
+    wrong = set()
+    for name, used in graph(sources).items():
+        floor = next((number for number, rooms in enumerate(FLOORS) if inside(name, *rooms)), None)
+        if floor is None:
+            continue
+        above = tuple(room for rooms in FLOORS[:floor] for room in rooms)
+        wrong |= {(name, target) for target in used if above and inside(target, *above)}
+    allowed = {("pipeline.stages.entry", "pipeline.cli")}
+    assert not wrong - allowed
+
+
+def test_kernels_know_no_stage_of_learning(sources: Sources) -> None:
+    """What computes a product or an attention imports nothing of the pipeline but its errors."""
+    wrong = {(name, target) for name, used in graph(sources).items() if inside(name, "pipeline.lm.kernels")
+             for target in used if inside(target, "pipeline", "reward_models")
+             and target not in ("pipeline", "pipeline.core.errors") and not inside(target, "pipeline.lm.kernels")}
     assert not wrong
 
 

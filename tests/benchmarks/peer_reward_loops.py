@@ -25,9 +25,9 @@ from trl import RewardConfig, RewardTrainer
 from pipeline.core.recipe_parts import LoraSettings
 from pipeline.lm.generate import pad_right
 from pipeline.lm.models import load_tokenizer, lora_config
-from pipeline.lm.reward_training import as_dataset
 from reward_models.model import build_reward_backbone, set_score_weight
 from reward_models.trainer import PrivateRewardTrainer
+from reward_models.training import as_dataset
 
 EPSILON = 2.0
 RATE = 1e-5

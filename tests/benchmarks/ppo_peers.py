@@ -51,7 +51,7 @@ import peer_inputs
 from peer_processes import Measured, in_turn, spread, table, write_json
 from trl_environment import trl_interpreter
 
-from reward_models.products import prefers_onednn
+from pipeline.lm.kernels.products import prefers_onednn
 
 HERE = Path(__file__).parent
 PHASES = ("generate", "score", "update")

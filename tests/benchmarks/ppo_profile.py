@@ -86,7 +86,7 @@ def phases(loop: OurLoop) -> dict[str, tuple[dict[str, float], float]]:
     _, *generate = profiled(lambda: trainer._sample(trainer.bare, prompts, list(range(len(prompts))), short))
     rollout, _ = trainer.collect(1)
     asked, answers = [rollout.prompts[i] for i in picked], [rollout.responses[i] for i in picked]
-    _, *likelihoods = profiled(lambda: trainer._evaluate(asked, answers))
+    _, *likelihoods = profiled(lambda: trainer._read(asked, answers))
     texts, read = trainer._texts(answers), [trainer.prompt_of(1, i) for i in picked]
     _, *scores = profiled(lambda: trainer.scorer.features(read, texts))
     targets = learning_targets(

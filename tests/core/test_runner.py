@@ -24,7 +24,7 @@ def recipe(**sections: Any) -> Recipe:
     tree = {
         "name": "one",
         "evaluation_labels": "private",
-        "model": {"source": "tiny"},
+        "model": {"source": "tiny", "dtype": "float32"},
         "privatize": {"epsilon": 1.0},
         **sections,
     }

@@ -9,21 +9,23 @@ import torch
 
 from pipeline.lm import features
 from pipeline.lm.features import extract_features
+from pipeline.lm.rows import Rows
 
 CPU = torch.device("cpu")
 
 
 class Counting:
-    """φ = (Σ ids, length, last id), computed from ids and mask; counts the texts it saw."""
+    """φ = (Σ ids, length, last id), read off the rows; counts the texts it saw."""
 
     def __init__(self) -> None:
         self.seen = 0
+        self.sharing = None
 
-    def features(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        self.seen += len(ids)
-        length = mask.sum(1)
-        last = ids[torch.arange(len(ids)), length - 1]
-        return torch.stack([(ids * mask).sum(1), length, last], dim=1).double()
+    def row_features(self, rows: Rows) -> torch.Tensor:
+        self.seen += len(rows.paths)
+        ids = rows.input_ids.flatten()
+        texts = [ids[path] for path in rows.paths]
+        return torch.stack([torch.stack([text.sum(), torch.tensor(len(text)), text[-1]]) for text in texts]).double()
 
 
 def texts(count: int) -> list[list[int]]:
@@ -56,7 +58,7 @@ def test_finished_parts_are_not_computed_again(tmp_path: Path, monkeypatch: pyte
     (keep / "features-00001.tmp").write_bytes(b"half")  # a kill while writing
     again = Counting()
     assert torch.equal(extract_features(again, rows, pad_token_id=0, batch_size=8, device=CPU, keep=keep), whole)
-    assert again.seen == 20
+    assert again.seen == 24  # whole batches
     none = Counting()
     assert torch.equal(extract_features(none, rows, pad_token_id=0, batch_size=8, device=CPU, keep=keep), whole)
     assert none.seen == 0

@@ -9,8 +9,19 @@ from typing import Any
 import pytest
 import torch
 from scipy import stats
+from transformers import LogitsProcessor, LogitsProcessorList
 
-from pipeline.lm.generate import Sampling, cut_after, pad_left, pad_right, sample_key, sample_responses
+from pipeline.lm import generate
+from pipeline.lm.generate import (
+    BLOCK,
+    Sampling,
+    draw,
+    noise_of,
+    pad_left,
+    pad_right,
+    sample_key,
+    sample_responses,
+)
 from pipeline.lm.logprobs import response_forward, token_batch, token_logprobs
 
 PAD, EOS = 0, 1
@@ -92,18 +103,77 @@ def test_ended_responses_leave_the_batch_and_change_nothing(small: Any, monkeypa
     prompts = [[2 + i % 6] * (1 + i % 9) for i in range(64)]
     keys = [sample_key("stride", i) for i in range(64)]
     rows, sizes = {}, []
-    small.register_forward_pre_hook(lambda _, __, inputs: sizes.append(len(inputs["input_ids"])), with_kwargs=True)
-    for stride in (1, 4, 7, 40):
-        monkeypatch.setattr("pipeline.lm.generate.STRIDE", stride)
+    small.register_forward_pre_hook(lambda _, __, inputs: sizes.append(inputs["input_ids"].shape), with_kwargs=True)
+    for ended in (0.0, 0.15, 1.0):  # they leave at once, a few at a time, never
+        monkeypatch.setattr(generate, "ENDED", ended)
         sizes.clear()
-        rows[stride] = sample_responses(
+        rows[ended] = sample_responses(
             small, prompts, keys, Sampling(20), pad_token_id=PAD, eos_token_id=EOS, batch_size=64
         )
-        assert sizes == sorted(sizes, reverse=True)
-        if stride == 1:
-            assert sizes == [sum(len(row) > step for row in rows[1]) for step in range(len(sizes))]
-    assert len({len(row) for row in rows[1]}) > 3
-    assert rows[1] == rows[4] == rows[7] == rows[40]
+        decoding = [count for count, width in sizes[1:] if width == 1]
+        assert decoding == sorted(decoding, reverse=True)
+        assert len(decoding) == max(map(len, rows[ended])) - 1
+        alive = [sum(len(row) > step for row in rows[ended]) for step in range(1, len(decoding) + 1)]
+        assert all(alive[i] <= count for i, count in enumerate(decoding))
+        if ended == 0.0:
+            assert decoding == alive
+    assert len({len(row) for row in rows[0.0]}) > 3
+    assert rows[0.0] == rows[0.15] == rows[1.0]
+
+
+class KeyedSampler(LogitsProcessor):
+    """Turns greedy decoding by transformers' own loop into the same draws."""
+
+    def __init__(self, keys: list[int], steps: int, sampling: Sampling) -> None:
+        self.noise, self.sampling, self.step = noise_of(keys, steps), sampling, 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        token = draw(scores, self.noise[:, self.step], self.sampling)
+        self.step += 1
+        return torch.full_like(scores, float("-inf")).scatter_(1, token[:, None], 0.0)
+
+
+@pytest.mark.parametrize("how", [{}, {"temperature": 0.7}, {"top_p": 0.8}])
+def test_samples_are_those_of_transformers_own_loop(small: Any, how: dict[str, float]) -> None:
+    prompts = [[2 + i % 6] * (1 + i % 4) for i in range(48)]
+    keys, sampling = [sample_key("loop", i) for i in range(48)], Sampling(12, **how)
+    ids, mask = pad_left(prompts, PAD, CPU)
+    whole = small.generate(
+        input_ids=ids,
+        attention_mask=mask,
+        max_new_tokens=12,
+        do_sample=False,
+        pad_token_id=PAD,
+        eos_token_id=EOS,
+        logits_processor=LogitsProcessorList([KeyedSampler(keys, 12, sampling)]),
+    )[:, ids.shape[1] :].tolist()
+    expected = [row[: row.index(EOS) + 1] if EOS in row else row for row in whole]
+    assert len({tuple(row) for row in expected}) > 5
+    found = sample_responses(small, prompts, keys, sampling, pad_token_id=PAD, eos_token_id=EOS, batch_size=48)
+    assert found == expected
+
+
+def test_a_token_of_probability_0_is_never_drawn() -> None:
+    """At the ends of the distribution and of its blocks, where rounding would step over the edge."""
+    generator = torch.Generator().manual_seed(0)
+    for size in (8, BLOCK, BLOCK + 1, 3 * BLOCK + 7):
+        logits = torch.full((400, size), float("-inf"))
+        for row in logits:
+            alive = torch.randperm(size, generator=generator)[: int(torch.randint(1, 9, (1,), generator=generator))]
+            row[alive] = torch.randn(len(alive), generator=generator)
+        for uniform in (torch.zeros(400), torch.full((400,), 1 - 2**-24), torch.rand(400, generator=generator)):
+            token = draw(logits, uniform, Sampling(1))
+            assert (logits[torch.arange(400), token] > float("-inf")).all()
+        first = (logits > float("-inf")).int().argmax(dim=1)
+        assert torch.equal(draw(logits, torch.zeros(400), Sampling(1)), first)
+
+
+def test_prompts_that_are_alike_are_read_once(small: Any, kernels: None) -> None:
+    sizes = []
+    small.register_forward_pre_hook(lambda _, __, inputs: sizes.append(inputs["input_ids"].numel()), with_kwargs=True)
+    prompts = [[3, 4, 5, 6, 7, 2, 3, 4]] * 24 + [[3, 4, 5, 6, 7, 2, 3, 5]] * 24
+    sample(small, prompts, list(range(48)))
+    assert sizes[0] <= 18
 
 
 def test_sampling_touches_no_global_randomness(small: Any) -> None:
@@ -120,8 +190,6 @@ def test_responses_end_at_the_first_end_of_turn_or_the_cap(small: Any) -> None:
     rows = sample(small, [[3, 4]] * 300, [sample_key("e", i) for i in range(300)])
     assert {len(row) for row in rows} == {1, 2}
     assert all((len(row) == 1) == (row[0] == EOS) for row in rows)
-    assert cut_after([5, EOS, 6, EOS], EOS) == [5, EOS]
-    assert cut_after([5, 6], EOS) == [5, 6]
 
 
 def test_keys_are_injective_in_their_parts() -> None:

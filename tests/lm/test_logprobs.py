@@ -18,20 +18,19 @@ from transformers import (
     GPT2LMHeadModel,
     GraniteConfig,
     GraniteForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
 )
 
 from pipeline.lm.logprobs import (
     PolicyWithValue,
-    can_share,
     response_forward,
     token_batch,
     token_kl,
     token_logprobs,
 )
+from pipeline.lm.rows import Sharing
 
 CPU = torch.device("cpu")
+ALWAYS = Sharing(price=10**9, columns=0)
 PROMPTS = [[3, 4], [5], [2, 6, 7, 3, 4, 0], [7, 7, 7]]
 RESPONSES = [[5, 1], [0, 0, 6, 1], [1], [2, 3, 4, 5, 6]]
 
@@ -70,13 +69,13 @@ def test_padding_and_batch_composition_do_not_change_logprobs(small: Any, temper
 
 
 @pytest.mark.parametrize("rotary", [True, False])
-def test_neighbours_with_one_prompt_share_a_row_and_change_nothing(small: Any, rotary: bool) -> None:
+def test_responses_that_share_rows_change_nothing(small: Any, rotary: bool) -> None:
     model = (small if rotary else absolute()).requires_grad_(True)
     picked = [(0, 1), (0, 3), (0, 2), (2, 0), (2, 1), (1, 3)]
     prompts, responses = [PROMPTS[p] for p, _ in picked], [RESPONSES[r] for _, r in picked]
-    batch = token_batch(prompts, responses, 0, CPU, share=True)
-    assert batch.input_ids.shape == (3, 2 + 10)
-    assert len(token_batch(prompts, responses, 0, CPU).input_ids) == 6
+    batch = token_batch(prompts, responses, 0, CPU, sharing=ALWAYS)
+    assert batch.rows.input_ids.numel() < sum(map(len, prompts + responses))
+    assert len(token_batch(prompts, responses, 0, CPU).rows.input_ids) == 6
     logits, states = response_forward(model, batch)
     found = batch.spread(token_logprobs(logits, batch.tokens))
     for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
@@ -99,8 +98,8 @@ def test_neighbours_with_one_prompt_share_a_row_and_change_nothing(small: Any, r
 
 def test_rows_are_as_wide_as_the_longest_prompt_with_its_response() -> None:
     batch = token_batch([[3] * 6, [4]], [[5], [6] * 6], 0, CPU)
-    assert batch.input_ids.shape == (2, 7)
-    assert batch.input_ids.tolist()[1] == [4, *[6] * 6]
+    assert batch.rows.input_ids.shape == (2, 7)
+    assert batch.rows.input_ids.tolist()[1] == [4, *[6] * 6]
     with pytest.raises(ValueError, match="no tokens"):
         token_batch([[]], [[5]], 0, CPU)
 
@@ -108,7 +107,7 @@ def test_rows_are_as_wide_as_the_longest_prompt_with_its_response() -> None:
 @torch.no_grad()
 def test_a_response_without_tokens_has_log_probability_0(small: Any) -> None:
     for prompts in ([[3, 4], [5, 6]], [[3, 4], [3, 4]]):
-        batch = token_batch(prompts, [[], [5, 1]], 0, CPU, share=True)
+        batch = token_batch(prompts, [[], [5, 1]], 0, CPU, sharing=ALWAYS)
         found = batch.spread(token_logprobs(response_forward(small, batch)[0], batch.tokens))
         assert found[0].tolist() == [0, 0]
         torch.testing.assert_close(found[1], alone(small, prompts[1], [5, 1], 1.0), atol=1e-5, rtol=0)
@@ -136,17 +135,8 @@ def test_what_a_model_does_to_its_logits_is_done(config: Any, model_class: Any) 
     config.pad_token_id = 0
     model = model_class(config).eval()
     batch = token_batch([PROMPTS[0]], [RESPONSES[1]], 0, CPU)
-    expected = model(batch.input_ids).logits[0, 1:-1]
+    expected = model(batch.rows.input_ids).logits[0, 1:-1]
     torch.testing.assert_close(response_forward(model, batch)[0], expected, atol=1e-6, rtol=1e-5)
-
-
-def test_rows_are_shared_only_where_a_mask_of_their_own_is_obeyed(small: Any) -> None:
-    assert can_share(small)
-    assert not can_share(absolute())
-    window = MistralConfig(**SIZES, num_key_value_heads=1, sliding_window=4)
-    assert not can_share(MistralForCausalLM(window))
-    window.sliding_window = None
-    assert can_share(MistralForCausalLM(window))
 
 
 @torch.no_grad()

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import ModelConfig
 from pipeline.core.recipe_parts import LoraSettings
+from pipeline.lm.kernels.products import speed_up_products
 from pipeline.lm.models import (
     add_lora,
     base_checkpoint,
@@ -26,7 +27,6 @@ from pipeline.lm.models import (
     save_merged,
     write_checkpoint,
 )
-from reward_models.products import speed_up_products
 
 IDS = torch.tensor([[5, 9, 200, 31, 7]])
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reward_trainers import make_rows, make_trainer, step_losses
 
 from reward_models.length_groups import PairLengthSampler
-from reward_models.shared_prompt import row_length
+from reward_models.trainer import row_length
 
 SETTINGS = {"train_sampling_strategy": "group_by_length", "remove_unused_columns": False}
 
@@ -50,6 +50,7 @@ def test_epochs_and_seeds_differ_and_repeat() -> None:
     assert len({tuple(order(seed, epoch)) for seed in (0, 1) for epoch in (0, 1)}) == 4
 
 
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("share", [False, True])
 def test_the_trainer_groups_by_what_is_padded(tiny_causal_lm: Path, tmp_path: Path, share: bool) -> None:
     rows = make_rows(32).map(lambda row: {name: [5] * 8 + ids for name, ids in row.items()})
@@ -61,7 +62,11 @@ def test_the_trainer_groups_by_what_is_padded(tiny_causal_lm: Path, tmp_path: Pa
     expected = [length(row["chosen_ids"], row["rejected_ids"]) for row in rows]
     assert sampler.lengths.tolist() == expected
     assert sampler.batch_size == 8
-    widths = [batch["input_ids"].shape[1] for batch in trainer.get_train_dataloader()]
+    widths = []
+    for batch in trainer.get_train_dataloader():
+        rows = zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True)
+        texts = [ids[real].tolist() for ids, real in rows]
+        widths.append(max(length(*pair) for pair in zip(texts[:8], texts[8:], strict=True)))
     assert sorted(widths) == torch.tensor(expected).sort().values[7::8].tolist()
 
 

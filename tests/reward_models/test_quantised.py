@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 from reward_trainers import make_rows, make_trainer, step_losses
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM
 
-from reward_models import quantised
+from pipeline.lm import quantised
 from reward_models.checkpoint import RewardMetadata, load_reward_model, save_reward_checkpoint
 from reward_models.early_stopping import HeldOutStopping
 from reward_models.model import RewardModel, build_reward_backbone, merge_adapters, score_layer, set_score_weight

@@ -32,19 +32,25 @@ def test_the_yardstick_itself(problem: Any) -> None:
 
 @pytest.mark.parametrize(("lora", "learning_rate"), [(True, 5e-3), (False, 1e-3)], ids=["lora", "full"])
 def test_ppo_reaches_the_gibbs_policy(problem: Any, lora: bool, learning_rate: float) -> None:
-    trainer = problem.trainer(
-        lora,
-        rollouts=128,
-        minibatch_size=64,
-        ppo_epochs=3,
-        learning_rate=learning_rate,
-        value_learning_rate=1e-2,
-        kl_coef=KL_COEF,
-        iterations=ITERATIONS,
-        lr_schedule="linear",  # at a constant rate, what is left is the noise of the last steps
-    )
-    for iteration in range(ITERATIONS):
-        trainer.update(trainer.collect(iteration)[0], iteration)
-    gain = problem.gain(trainer.policy, KL_COEF)
-    print(f"\nPPO, {'LoRA' if lora else 'all weights'}: {gain:.1%} of J(Gibbs) - J(pi_ref)")  # pytest -s shows it
-    assert 0.95 <= gain <= 1.0
+    """The mean of three seeds: after some iterations a trajectory turns by the last bits of a processor's sums."""
+    gains = []
+    for seed in range(3):
+        trainer = problem.trainer(
+            lora,
+            seed,
+            rollouts=128,
+            minibatch_size=64,
+            ppo_epochs=3,
+            learning_rate=learning_rate,
+            value_learning_rate=1e-2,
+            kl_coef=KL_COEF,
+            iterations=ITERATIONS,
+            lr_schedule="linear",  # at a constant rate, what is left is the noise of the last steps
+        )
+        for iteration in range(ITERATIONS):
+            trainer.update(trainer.collect(iteration)[0], iteration)
+        gains.append(problem.gain(trainer.policy, KL_COEF))
+    shown = ", ".join(f"{gain:.1%}" for gain in gains)
+    print(f"\nPPO, {'LoRA' if lora else 'all weights'}: {shown} of J(Gibbs) - J(pi_ref)")  # pytest -s shows it
+    assert sum(gains) / 3 >= 0.95
+    assert max(gains) <= 1.0

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from pipeline.lm.models import load_causal_lm
+from pipeline.lm.quantised import is_four_bit
 from pipeline.rl import checkpoint
 from pipeline.rl.trainer import PpoTrainer
-from reward_models.quantised import is_four_bit
 
 Snapshot = Callable[[PpoTrainer], dict[str, torch.Tensor]]
 SETTINGS = {"rollouts": 8, "minibatch_size": 4, "ppo_epochs": 2, "learning_rate": 1e-2, "kl_target": 0.1}
@@ -68,7 +68,7 @@ def test_the_first_step_has_no_ratio_but_one(four_bit: Any) -> None:
     """With a gradient the 4-bit layers take another kernel than without: both must be the same policy."""
     trainer = four_bit.trainer(**{**SETTINGS, "ppo_epochs": 1, "minibatch_size": 8})
     rollout, _ = trainer.collect(0)
-    batch = trainer._batch(rollout.prompts, rollout.responses)
+    batch = trainer.reader.batch(rollout.prompts, rollout.responses)
     logprobs, _, _ = trainer.model(batch)
     assert logprobs.requires_grad
     difference = (logprobs.detach() - rollout.logprobs[:, : logprobs.shape[1]])[batch.response_mask.bool()]

@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.lm.rows import Sharing
 from pipeline.rl.advantages import generalised_advantages, whiten
-from pipeline.rl.rollout import Rollout, by_length, learning_targets, minibatch_order, padded, prompt_index
+from pipeline.rl.rollout import Rollout, learning_targets, minibatch_order, padded, prompt_index, shares
 
 
 def rollout(**changes: torch.Tensor) -> Rollout:
@@ -114,7 +115,16 @@ def test_rollouts_of_one_prompt_share_a_minibatch() -> None:
     assert order != minibatch_order(prompts, 8, 1)
 
 
-def test_micro_batches_keep_equal_prompts_side_by_side() -> None:
-    prompts = [[1, 2], [3], [1, 2], [4, 5, 6], [3]]
-    responses = [[0] * 9, [0], [0], [0] * 2, [0] * 3]
-    assert by_length(prompts, responses, [4, 3, 2, 1, 0]) == [1, 4, 3, 2, 0]
+def test_processes_share_a_minibatch_in_equally_many_micro_batches() -> None:
+    made = rollout()
+    made.prompts = [[1, 2], [3], [1, 2], [4, 5, 6], [3], [7], [7, 7], [1, 2], [9]]
+    made.responses = [[0] * (1 + n % 4) for n in range(9)]
+    for sharing in (None, Sharing(10**9, 0)):
+        for processes, size in ((1, 4), (2, 2), (4, 1), (4, 3)):
+            found = [shares(made, [8, 7, 5, 4, 3, 2, 0], size, p, processes, sharing) for p in range(processes)]
+            assert len({len(own) for own in found}) == 1
+            assert all(len(batch) <= size for own in found for batch in own)
+            rows = sorted(row for own in found for batch in own for row in batch)
+            assert rows == [0, 2, 3, 4, 5, 7, 8]
+    (alike,) = shares(made, [0, 2, 7], 4, 0, 1, Sharing(10**9, 0))
+    assert sorted(alike) == [0, 2, 7]

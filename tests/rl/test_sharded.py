@@ -114,7 +114,7 @@ def test_every_process_stops_at_a_gradient_that_one_of_them_sees(learnt: Path, k
     """The value head has one row, which one process holds."""
     for rank in (0, 1):
         refused = json.loads((learnt / f"ppo-{rank}.json").read_text())[kind]["refused"]
-        assert refused["message"].startswith("gradient norm is nan at iteration 0")
+        assert refused["message"].startswith("value gradient norm is nan at iteration 0")
         assert refused["tensor"] == "gradient of value_head.weight"
         assert refused["rows"] == SETTINGS["minibatch_size"]
 

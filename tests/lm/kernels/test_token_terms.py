@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pipeline.lm.token_terms import _chunks, token_kl, token_logprobs, token_terms
+from pipeline.lm.kernels.token_terms import row_chunks, token_kl, token_logprobs, token_terms
 
 
 def plain(logits: torch.Tensor, ids: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -19,7 +19,7 @@ def plain(logits: torch.Tensor, ids: torch.Tensor, temperature: float) -> tuple[
 def test_terms_and_gradients_are_those_of_the_plain_formulas(temperature: float, asked: bool, scale: float) -> None:
     draw = torch.Generator().manual_seed(0)
     logits = (scale * torch.randn(11, 70_000, generator=draw)).requires_grad_(True)
-    assert len(list(_chunks(logits))) == 4
+    assert len(list(row_chunks(logits))) == 4
     ids = torch.randint(70_000, (11,), generator=draw)
     weights, others = torch.randn(11, generator=draw), torch.randn(11, generator=draw)
     logprobs, entropies = token_terms(logits, ids, temperature, entropy=asked)

@@ -11,22 +11,37 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from pipeline.lm.generate import Sampling, sample_responses
-from pipeline.lm.packed import packed_linears
-from pipeline.lm.token_terms import token_logprobs
-from reward_models.lora import speed_up
+from pipeline.lm.kernels.cpu import Processor, processor
+from pipeline.lm.kernels.lora import speed_up
+from pipeline.lm.kernels.packed import packed_linears
+from pipeline.lm.kernels.products import speed_up_products
+from pipeline.lm.kernels.token_terms import token_logprobs
 
-pytestmark = pytest.mark.skipif(
-    not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()),
-    reason="this processor has no bfloat16 products in oneDNN",
+BOTH = pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param(torch.bfloat16, marks=pytest.mark.skipif(not processor().bfloat16, reason=processor().why)),
+        torch.float32,
+    ],
 )
 
 
+@pytest.fixture(autouse=True)
+def _packs_both(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor that packs float32 weights as well, whatever this one is."""
+    if not processor().onednn:
+        pytest.skip("this PyTorch has no oneDNN")
+    monkeypatch.setattr("pipeline.lm.kernels.processor", lambda: Processor(processor().bfloat16, "", True, True))
+
+
 @torch.no_grad()
+@BOTH
 @pytest.mark.parametrize("rows", [1, 16, 300])
-def test_packed_layers_compute_the_same_and_are_plain_again_afterwards(rows: int) -> None:
+def test_packed_layers_compute_the_same_and_are_plain_again_afterwards(rows: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(48, 96), nn.Tanh(), nn.Linear(96, 32, bias=False)).bfloat16()
-    x = torch.randn(rows, 3, 48).bfloat16()
+    model = nn.Sequential(nn.Linear(48, 96), nn.Tanh(), nn.Linear(96, 32, bias=False)).to(dtype)
+    speed_up_products(model)
+    x = torch.randn(rows, 3, 48).to(dtype)
     plain = model(x)
     with packed_linears(model, 16):
         assert all("forward" in model[i].__dict__ for i in (0, 2))
@@ -41,12 +56,14 @@ def test_packed_layers_compute_the_same_and_are_plain_again_afterwards(rows: int
 
 
 @torch.no_grad()
+@BOTH
 @pytest.mark.parametrize("bias", [True, False])
-def test_layers_under_lora_compute_the_same_in_one_product(bias: bool) -> None:
+def test_layers_under_lora_compute_the_same_in_one_product(bias: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(48, 96, bias=bias), nn.Tanh(), nn.Linear(96, 32, bias=bias)).bfloat16()
+    model = nn.Sequential(nn.Linear(48, 96, bias=bias), nn.Tanh(), nn.Linear(96, 32, bias=bias)).to(dtype)
+    speed_up_products(model)
     peft = speed_up(get_peft_model(model, LoraConfig(r=4, target_modules=["0", "2"], init_lora_weights=False)))
-    x = torch.randn(5, 1, 48).bfloat16()
+    x = torch.randn(5, 1, 48).to(dtype)
     with peft.disable_adapter():
         plain = peft(x)
         with packed_linears(peft, 5):  # the bare layers
@@ -67,18 +84,23 @@ def test_layers_under_lora_compute_the_same_in_one_product(bias: bool) -> None:
     assert not torch.equal(peft(x), adapted)
 
 
-def test_float32_layers_and_an_error_within_leave_all_as_it_was() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).bfloat16())
+def test_other_layers_and_an_error_within_leave_all_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).double())
     with packed_linears(model, 1):
-        assert ["forward" in layer.__dict__ for layer in model] == [False, True]
+        assert ["forward" in layer.__dict__ for layer in model] == [True, False]
     with pytest.raises(RuntimeError), packed_linears(model, 1):
         model(torch.zeros(2, 5))
-    assert "forward" not in model[1].__dict__
+    assert "forward" not in model[0].__dict__
+    for slow in (Processor(True, "", True, False), Processor(False, "", True, False), Processor(True, "", False, True)):
+        monkeypatch.setattr("pipeline.lm.kernels.processor", lambda slow=slow: slow)
+        with packed_linears(model, 1):
+            assert not any("forward" in layer.__dict__ for layer in model)
 
 
-def test_responses_of_a_bfloat16_model_are_likely_under_it(small: Any) -> None:
+@BOTH
+def test_responses_are_likely_under_the_model(small: Any, dtype: torch.dtype) -> None:
     """Sampling with packed weights draws from the model itself: nearly greedy draws are its most likely tokens."""
-    model = copy.deepcopy(small).bfloat16().eval()
+    model = speed_up_products(copy.deepcopy(small).to(dtype).eval())
     prompt = [3, 4]
     rows = sample_responses(
         model, [prompt] * 4, [0, 1, 2, 3], Sampling(5, temperature=1e-4), pad_token_id=0, eos_token_id=1, batch_size=4

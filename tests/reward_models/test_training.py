@@ -14,9 +14,9 @@ from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 from pipeline.core.world import World
 from pipeline.lm.models import load_tokenizer
-from pipeline.lm.reward_training import Pairs, held_out_stopping, train_backbone
 from reward_models.losses import private_likelihood_loss
 from reward_models.model import RewardModel, build_reward_backbone
+from reward_models.training import Pairs, held_out_stopping, train_backbone
 
 
 def recipe(**reward: Any) -> Recipe:

@@ -8,7 +8,6 @@ margin is a loss of DPO. `chosen` is the response that the *private* label prefe
 
 from __future__ import annotations
 
-import functools
 from typing import Any, cast
 
 import torch
@@ -17,7 +16,8 @@ from peft import PeftModel
 from torch import Tensor
 from trl import DPOTrainer
 
-from pipeline.lm.logprobs import TokenBatch, can_share, response_forward, token_batch, token_logprobs
+from pipeline.lm.logprobs import TokenBatch, take_batches, token_batch
+from pipeline.lm.rows import Sharing, sharing_of
 from reward_models.losses import check_epsilon, keep_prob, private_likelihood_loss
 
 
@@ -47,7 +47,7 @@ class PrivateDpoTrainer(DPOTrainer):
         if isinstance(self.model, PeftModel) and "ref" in self.model.peft_config:
             self.model.delete_adapter("ref")  # TRL's copy of the adapter as it came
         models = (self.model, self.ref_model)
-        self._share = all(can_share(model) for model in models if model is not None)
+        self._sharing = sharing_of(*(model for model in models if model is not None))
         for model in models:
             if model is not None:
                 take_batches(model)
@@ -65,8 +65,8 @@ class PrivateDpoTrainer(DPOTrainer):
         if return_outputs:
             raise ValueError("the private likelihood of DPO returns no outputs: evaluate with the stage")
         tokenizer: Any = self.processing_class
-        batch = _pairs(inputs, tokenizer.pad_token_id, self._share)
-        chosen, rejected = model(token_batch=batch).view(-1, 2).unbind(dim=1)
+        batch = _pairs(inputs, tokenizer.pad_token_id, self._sharing)
+        chosen, rejected = _summed(model(token_batch=batch), batch)
         reference_chosen, reference_rejected = self._reference_logprobs(inputs, batch)
         margin = self.beta * ((chosen - reference_chosen) - (rejected - reference_rejected))
         mode = "train" if model.training else "eval"
@@ -86,33 +86,23 @@ class PrivateDpoTrainer(DPOTrainer):
         else:
             with self.accelerator.unwrap_model(policy).disable_adapter():
                 found = policy(token_batch=batch)
-        chosen, rejected = found.view(-1, 2).unbind(dim=1)
-        return chosen, rejected
+        return _summed(found, batch)
 
 
-def take_batches(model: Any) -> None:
-    """Lets `model` be called with a `token_batch` alone, for log π of its responses (B,), nats; else as before.
-
-    Through the model's own call, as wrappers of several processes act on that.
-    """
-    model.forward = functools.partial(_forward, model, model.forward)
+def _summed(logprobs: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+    """log π of response tokens (N,) -> of the chosen and of the rejected responses, (B,) each."""
+    chosen, rejected = batch.spread(logprobs).sum(dim=1).view(-1, 2).unbind(dim=1)
+    return chosen, rejected
 
 
-def _forward(model: Any, plain: Any, /, *args: Any, token_batch: TokenBatch | None = None, **kwargs: Any) -> Any:
-    if token_batch is None:
-        return plain(*args, **kwargs)
-    logits, _ = response_forward(model, token_batch)
-    return token_batch.spread(token_logprobs(logits, token_batch.tokens)).sum(dim=1)
-
-
-def _pairs(inputs: dict[str, Tensor], pad_token_id: int, share: bool) -> TokenBatch:
+def _pairs(inputs: dict[str, Tensor], pad_token_id: int, sharing: Sharing | None) -> TokenBatch:
     """TRL's batch of B chosen and then B rejected sequences, as pairs next to each other that may share prompts."""
     ids, response = inputs["input_ids"], inputs["completion_mask"].bool()
     prompt = inputs["attention_mask"].bool() & ~response
     half = len(ids) // 2
     order = [row for pair in range(half) for row in (pair, half + pair)]
     prompts, responses = ([ids[row, mask[row]].tolist() for row in order] for mask in (prompt, response))
-    return token_batch(prompts, responses, pad_token_id, ids.device, share=share)
+    return token_batch(prompts, responses, pad_token_id, ids.device, sharing=sharing)
 
 
 def pair_dataset(rows: list[tuple[list[int], list[int], list[int]]]) -> Dataset:

@@ -14,7 +14,8 @@ from peft.tuners.lora import Linear as PeftLinear
 from torch import nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from reward_models.products import OneDnnLinear, product, product_back
+from pipeline.lm.kernels import runs
+from pipeline.lm.kernels.products import OneDnnLinear, product, product_back
 
 
 class _AddLora(torch.autograd.Function):
@@ -113,7 +114,7 @@ def speed_up(model: Any) -> Any:
 
     Layers on quantised weights, convolutions and embeddings stay peft's.
     """
-    for module in model.modules():
+    for module in model.modules() if runs("lora") else ():
         if type(module) is PeftLinear and type(module.get_base_layer()) in (nn.Linear, OneDnnLinear):
             module.__class__ = LoraLinear
     return model

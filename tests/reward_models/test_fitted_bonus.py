@@ -12,11 +12,11 @@ from transformers import LlamaForCausalLM
 from pipeline.core.config import parse
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
-from pipeline.lm.reward_bonus import check_uncertainty, head_bonus, trained_bonus
 from pipeline.stages.reward import split
 from reward_models.basis import pair_basis
 from reward_models.bonuses import BONUS_KINDS, bonus_kind
 from reward_models.dropout import DropoutBonus
+from reward_models.fitted_bonus import check_uncertainty, head_bonus, trained_bonus
 from reward_models.linear import fit_linear
 from reward_models.uncertainty import FisherBonus
 

@@ -14,11 +14,11 @@ from pipeline.core.config import parse
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 from pipeline.core.world import World
-from pipeline.lm.external_reward import use_external
 from pipeline.lm.models import load_tokenizer
 from pipeline.preflight import preflight
 from pipeline.report.card import external_reward
 from reward_models.checkpoint import METADATA_FILE, RewardMetadata, load_reward_checkpoint, save_reward_checkpoint
+from reward_models.external import use_external
 from reward_models.model import build_reward_backbone, set_score_weight
 from reward_models.uncertainty import FisherAccumulator, FisherBonus
 

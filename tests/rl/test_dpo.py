@@ -12,8 +12,8 @@ from trl import DPOConfig
 
 from pipeline.core.recipe import ModelConfig
 from pipeline.core.recipe_parts import LoraSettings
-from pipeline.lm.dpo_training import PrivateDpoTrainer, pair_dataset, trl_loss
 from pipeline.lm.models import add_lora, base_checkpoint, load_causal_lm, load_tokenizer
+from pipeline.rl.dpo import PrivateDpoTrainer, pair_dataset, trl_loss
 from reward_models.losses import debiased_loss, private_likelihood_loss, uncorrected_loss
 
 BETA = 0.3

@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import Linear as PeftLinear
 from torch import nn
 
-from reward_models.lora import LoraLinear, speed_up
+from pipeline.lm.kernels.lora import LoraLinear, speed_up
 
 
 def pair(dtype: torch.dtype, bias: bool = True, **config: Any) -> tuple[Any, Any]:

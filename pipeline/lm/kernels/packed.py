@@ -1,7 +1,7 @@
 """Linear layers whose weights oneDNN has packed beforehand, for decoding on CPUs.
 
-A step of decoding multiplies a few rows by every weight. Without this PyTorch's bfloat16 linear lays each weight out
-anew for the processor's matrix units at every call, which takes several times as long as the product.
+A step of decoding multiplies a few rows by every weight. Without this each weight is laid out anew for the processor's
+vector or matrix units at every call, which can take longer than the product.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from reward_models.lora import LoraLinear
+from pipeline.lm.kernels import runs
+from pipeline.lm.kernels.cpu import processor
+from pipeline.lm.kernels.lora import LoraLinear
+from pipeline.lm.kernels.products import OneDnnLinear
 
 
 @contextlib.contextmanager
 def packed_linears(model: Any, rows: int) -> Iterator[None]:
-    """Within, the bfloat16 linear layers of `model` on a CPU use packed copies of their weights; no gradients.
+    """Within, the linear layers of `model` on a CPU use packed copies of their weights; no gradients.
 
     A layer under a LoRA adapter has A packed below its weight, so that one product reads the input for both, and casts
     its adapter once instead of at every call.
@@ -28,7 +31,7 @@ def packed_linears(model: Any, rows: int) -> Iterator[None]:
     model cannot be copied.
 
     Args:
-        model: whose layers; float32 ones, which gain little, and those on other devices stay as they are.
+        model: whose layers; those that the kernel does not fit stay as they are.
         rows: rows of most products, e.g. responses decoded together.
     """
     replaced: list[nn.Module] = []
@@ -69,17 +72,13 @@ def _packed(weight: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def _packable(module: nn.Module) -> bool:
-    """Whether `module` is an ordinary linear layer that this processor can run packed."""
-    return (
-        type(module) is nn.Linear
-        and type(module.weight.data) is torch.Tensor
-        and module.weight.shape == (module.out_features, module.in_features)  # whole, not split over processes
-        and module.weight.dtype == torch.bfloat16
-        and not torch.is_autocast_enabled("cpu")
-        and module.weight.device.type == "cpu"
-        and torch.backends.mkldnn.is_available()
-        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    )
+    """Whether `module` is an ordinary linear layer that this processor runs faster packed."""
+    if not isinstance(module, nn.Linear) or type(module) not in (nn.Linear, OneDnnLinear):
+        return False
+    weight = module.weight
+    whole = type(weight.data) is torch.Tensor and weight.shape == (module.out_features, module.in_features)
+    fast = {torch.bfloat16: processor().bfloat16, torch.float32: runs("products")}.get(weight.dtype, False)
+    return whole and fast and runs("packed", weight.device.type) and not torch.is_autocast_enabled("cpu")
 
 
 def _forward(weight: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:

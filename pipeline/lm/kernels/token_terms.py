@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.autograd.function import FunctionCtx, once_differentiable
 
+from pipeline.lm.kernels import runs
+
 
 def token_logprobs(logits: torch.Tensor, ids: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
     """log π(ids) (N,) float32 from logits (N, V) at `temperature`; ids (N,) int64."""
@@ -24,6 +26,10 @@ def token_terms(
     logits: torch.Tensor, ids: torch.Tensor, temperature: float = 1.0, *, entropy: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """As `token_logprobs`; if asked, with the entropy (N,) float32, nats, of each distribution for little more."""
+    if not runs("token_terms", logits.device.type):
+        log_mass = torch.log_softmax(_scaled(logits, temperature), dim=-1)
+        entropies = -(log_mass.exp() * log_mass).sum(dim=-1) if entropy else None
+        return log_mass.gather(-1, ids[:, None]).squeeze(-1), entropies
     logprobs, entropies = _TokenTerms.apply(logits, ids, temperature, entropy)
     return logprobs, entropies if entropy else None
 
@@ -36,7 +42,7 @@ def token_kl(logits: torch.Tensor, reference_logits: torch.Tensor) -> torch.Tens
     the log-ratio of the sampled tokens (its Rao–Blackwell form).
     """
     result = torch.empty(len(logits), device=logits.device)
-    for rows in _chunks(logits):
+    for rows in row_chunks(logits):
         log_policy = torch.log_softmax(logits[rows].float(), dim=-1)
         log_reference = torch.log_softmax(reference_logits[rows].float(), dim=-1)
         result[rows] = (log_policy - log_reference).mul_(log_policy.exp()).sum(dim=-1)
@@ -53,7 +59,7 @@ class _TokenTerms(torch.autograd.Function):
         """logits (N, V), ids (N,) -> log-probabilities (N,) and entropies (N,), the latter 0 if not asked for."""
         logprobs = torch.empty(len(logits), device=logits.device)
         normalisers, entropies = torch.empty_like(logprobs), torch.zeros_like(logprobs)
-        for rows in _chunks(logits):
+        for rows in row_chunks(logits):
             scaled = _scaled(logits[rows], temperature)
             top = scaled.amax(dim=-1, keepdim=True)
             shifted = scaled - top
@@ -77,7 +83,7 @@ class _TokenTerms(torch.autograd.Function):
         saved: Any = ctx
         logits, ids, normalisers, entropies = saved.saved_tensors
         gradient = torch.empty_like(logits)
-        for rows in _chunks(logits):
+        for rows in row_chunks(logits):
             weight = grad_logprobs[rows, None]
             log_mass = _scaled(logits[rows], saved.temperature) - normalisers[rows, None]
             mass = log_mass.exp()
@@ -95,7 +101,7 @@ def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
     return logits if temperature == 1.0 else logits / temperature
 
 
-def _chunks(logits: torch.Tensor) -> Iterator[slice]:
+def row_chunks(logits: torch.Tensor) -> Iterator[slice]:
     """Runs of rows that fit a processor's cache; large ones on other devices, where only memory counts."""
     numbers = 1 << (18 if logits.device.type == "cpu" else 26)
     step = max(1, numbers // logits.shape[-1])

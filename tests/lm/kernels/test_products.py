@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,22 +10,18 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from reward_models import products
-from reward_models.lora import LoraLinear, speed_up
-from reward_models.products import SWITCH, OneDnnLinear, mkl_is_slow, prefers_onednn, product, speed_up_products
-
-ZEN5 = "processor\t: 0\nvendor_id\t: AuthenticAMD\nflags\t\t: fpu avx2 avx512f avx512_bf16\n"
+from pipeline.lm.kernels import products
+from pipeline.lm.kernels.cpu import Processor, processor
+from pipeline.lm.kernels.lora import LoraLinear, speed_up
+from pipeline.lm.kernels.products import OneDnnLinear, product, speed_up_products
 
 
 @pytest.fixture
-def onednn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv(SWITCH, "onednn")
-    prefers_onednn.cache_clear()
-    if not prefers_onednn():
+def onednn(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor that is not Intel's, whatever this one is."""
+    if not processor().onednn:
         pytest.skip("this PyTorch has no oneDNN")
-    yield
-    monkeypatch.undo()
-    prefers_onednn.cache_clear()
+    monkeypatch.setattr("pipeline.lm.kernels.processor", lambda: Processor(False, "", onednn=True, slow_mkl=True))
 
 
 def networks(bias: bool) -> tuple[Any, Any]:
@@ -98,27 +93,9 @@ def test_under_lora(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(mine, other, atol=1e-4, rtol=1e-4)
 
 
-def test_chosen_where_mkl_leaves_avx512_unused() -> None:
-    assert mkl_is_slow(ZEN5)
-    assert not mkl_is_slow(ZEN5.replace("AuthenticAMD", "GenuineIntel"))
-    assert not mkl_is_slow(ZEN5.replace("avx512f ", ""))  # there MKL is as good
-    assert not mkl_is_slow("CPU implementer\t: 0x41\nFeatures\t: fp asimd\n")
-    assert not mkl_is_slow("")
-
-
-def test_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "_processor", lambda: ZEN5)
-    for value, chosen in (("", torch.backends.mkl.is_available()), ("torch", False)):
-        monkeypatch.setenv(SWITCH, value)
-        prefers_onednn.cache_clear()
-        assert prefers_onednn() is chosen
+def test_intel_s_processors_keep_mkl(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.lm.kernels.processor", lambda: Processor(False, "", onednn=True, slow_mkl=False))
     plain = nn.Sequential(nn.Linear(2, 2))
     assert type(speed_up_products(plain)[0]) is nn.Linear
     x = torch.randn(3, 2)
     assert torch.equal(product(x, plain[0].weight, plain[0].bias), plain(x))
-    monkeypatch.setenv(SWITCH, "mkl")
-    prefers_onednn.cache_clear()
-    with pytest.raises(ValueError, match="'onednn' or 'torch', not 'mkl'"):
-        prefers_onednn()
-    monkeypatch.undo()
-    prefers_onednn.cache_clear()

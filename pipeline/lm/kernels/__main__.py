@@ -1,0 +1,13 @@
+"""`python -m pipeline.lm.kernels`: which kernels this machine runs, and what each needs."""
+
+from __future__ import annotations
+
+import torch
+
+from pipeline.lm.kernels import KERNELS, plain, runs
+from pipeline.lm.kernels.cpu import processor
+
+device = (torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")).type
+print(f"device {device}; bfloat16: {processor().why}{'; switched off: plain PyTorch' if plain() else ''}")
+for name, kernel in KERNELS.items():
+    print(f"{name:<12} {'runs' if runs(name, device) else '-':<5} {kernel.does}\n{'':<18} needs {kernel.needs}")

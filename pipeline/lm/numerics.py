@@ -1,0 +1,98 @@
+"""How a run computes: the dtype of its frozen weights, and what else may explain a difference in the last digits."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import Recipe
+from pipeline.core.rundir import RunDir
+from pipeline.core.world import World, on_cpu
+from pipeline.lm.kernels import KERNELS, plain, runs
+from pipeline.lm.kernels.cpu import processor
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+def fast_dtype(device: str) -> tuple[Dtype, str]:
+    """The dtype that a device of this type multiplies fast, and why; float16 never. Not by timing, so it repeats.
+
+    Raises:
+        UserError: a device that nobody has tried.
+    """
+    if device == "cuda":
+        bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        why = f"the GPU {'multiplies it in hardware' if bfloat16 else 'has no bfloat16'}"
+    elif device == "cpu":
+        bfloat16, why = processor().bfloat16, processor().why
+    else:
+        raise UserError(f"the device {device} is untested: set ACCELERATE_USE_CPU=true to run on the CPU")
+    return ("bfloat16" if bfloat16 else "float32"), why
+
+
+def device_type() -> str:
+    """Of the device that runs use: `cpu`, `cuda`, …"""
+    if on_cpu():
+        return "cpu"
+    device = torch.accelerator.current_accelerator()
+    return device.type if device is not None else "cpu"
+
+
+def affordable(dtype: torch.dtype, device: str) -> torch.dtype:
+    """`dtype`, or float32 in place of a bfloat16 that the device would emulate."""
+    return torch.float32 if dtype == torch.bfloat16 and fast_dtype(device)[0] != "bfloat16" else dtype
+
+
+def resolve_dtype(recipe: Recipe, run: RunDir, world: World) -> Recipe:
+    """The recipe with a stated `model.dtype`: its own, or for `auto` that of the run directory, or the fast one.
+
+    One line on stderr says which and why. A run keeps the dtype it began with: resumed on another machine it goes on
+    as it began.
+
+    Raises:
+        UserError: a device that nobody has tried.
+    """
+    chosen: Dtype
+    own, begun = recipe.model.dtype, run.saved("model", "dtype")
+    fast, why = fast_dtype(device_type())
+    if own != "auto":
+        chosen, line = own, None
+    elif begun in ("float32", "bfloat16"):
+        chosen, line = begun, None if begun == fast else f"model.dtype auto: {begun}, with which {run.root} began"
+    else:
+        chosen, line = fast, f"model.dtype auto: {fast}; {why}"
+    if chosen == "bfloat16" and fast != "bfloat16":
+        line = (
+            f"model.dtype bfloat16 is slow here ({why}): products take several times as long as with "
+            f"model.dtype=float32{'' if own != 'auto' else ', which starts the run anew'}"
+        )
+    if line and world.main:
+        print(f"[private-rlhf] {line}", file=sys.stderr, flush=True)
+    return replace(recipe, model=replace(recipe.model, dtype=same_everywhere(chosen, world)))
+
+
+def same_everywhere(dtype: Dtype, world: World) -> Dtype:
+    """The main process's choice, on every process: machines of one run may differ."""
+    if world.size == 1:
+        return dtype
+    from accelerate.utils import broadcast_object_list
+
+    found: Dtype = broadcast_object_list([dtype])[0]
+    return found
+
+
+def described(recipe: Recipe) -> dict[str, Any]:
+    """For environment.json and the report."""
+    device = device_type()
+    return {
+        "dtype": recipe.model.dtype,
+        "dtype_reason": fast_dtype(device)[1],
+        "device": device,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "kernels": "plain" if plain() else [name for name in KERNELS if runs(name, device)],
+    }

@@ -1,0 +1,236 @@
+"""Token sequences in rows that hold trees of their prefixes: what sequences begin with alike is computed once.
+
+A tree is written depth first, and trees stand side by side where a row has room. Every token has one column, sees its
+own prefix and itself alone, and stands at the position that it has in its sequence; so outputs and gradients are those
+of each sequence by itself. Two answers to one prompt share the prompt, sixteen samples of it too, and any two texts
+share the head of the chat template.
+
+Shapes: N sequences in R rows of T columns.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise, takewhile
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.lm.kernels import runs
+from pipeline.lm.kernels.attention import NAME as GROUPED
+from pipeline.lm.models import unwrap
+
+FAMILIES = frozenset({"gemma", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3"})
+"""`model_type` of rotary decoders in which tokens meet in causal attention alone, by test."""
+
+LIKE = 0.85
+"""How wide trees of one forward pass are at least, the widest being 1."""
+
+Tokens = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """What decides how sequences share rows of a model.
+
+    Attributes:
+        price: of computing a token, in pairs of tokens that could meet.
+        columns: of a forward pass from which on it pays to make another one rather than to pad.
+    """
+
+    price: int
+    columns: int
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Attributes:
+    input_ids, position_ids: (R, T) int64; padding on the right has position 0.
+    ends: (R, T) int64: the tokens from a column up to this one continue the prefix that ends in it. Padding: its own.
+    paths: N lists: the columns, counted over all R·T, of each sequence's tokens.
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor
+    ends: Tensor
+    paths: list[list[int]]
+
+    def attention(self, dtype: torch.dtype) -> Tensor:
+        """(R, T) int64, 1 on real tokens, where each row is one sequence. Else (R, 1, T, T) of `dtype`, to be added to
+        scores: 0 where a token sees another, the lowest number elsewhere. Padding sees itself: a row of −∞ is NaN."""
+        column = torch.arange(self.ends.shape[1], device=self.ends.device)
+        if len(self.paths) == len(self.ends):
+            return (column < self.ends[:, :1]).long()
+        query, key = column[None, :, None], column[None, None, :]
+        seen = (key <= query) & (query < self.ends[:, None, :])
+        mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+        return mask.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
+
+    @property
+    def last(self) -> Tensor:
+        """(N,) int64: the column, counted over all, of each sequence's last token."""
+        return torch.tensor([path[-1] for path in self.paths], device=self.ends.device)
+
+
+def make_rows(
+    sequences: Sequence[Tokens], pad_token_id: int, device: torch.device, sharing: Sharing | None = None
+) -> Rows:
+    """Rows of token sequences, none of them empty; a row each, in their order, where `sharing` is None (`sharing_of`).
+
+    Raises:
+        ValueError: a sequence is empty.
+    """
+    if not all(sequences):
+        raise ValueError("a sequence has no tokens")
+    groups = grouped(sequences, sharing)
+    trees = [_tree([sequences[index] for index in group]) for group in groups]
+    width = max(len(tree.ids) for tree in trees)
+    shape = (len(trees), width)
+    rows = filled([len(tree.ids) for tree in trees], width) if sharing else [[number] for number in range(len(trees))]
+    ids, positions = torch.full(shape, pad_token_id), torch.zeros(shape, dtype=torch.long)
+    ends = torch.arange(1, width + 1).repeat(len(trees), 1)
+    paths: list[list[int]] = [[] for _ in sequences]
+    for row, numbers in enumerate(rows):
+        start = 0
+        for number in numbers:
+            tree = trees[number]
+            own = slice(start, start + len(tree.ids))
+            ids[row, own], positions[row, own] = torch.tensor(tree.ids), torch.tensor(tree.positions)
+            ends[row, own] = torch.tensor(tree.ends) + start
+            for index, path in zip(groups[number], tree.paths, strict=True):
+                paths[index] = [row * width + start + column for column in path]
+            start = own.stop
+    used = slice(0, len(rows))
+    return Rows(ids[used].to(device), positions[used].to(device), ends[used].to(device), paths)
+
+
+def filled(widths: Sequence[int], room: int) -> list[list[int]]:
+    """Which trees stand side by side in a row of `room` columns: the widest first, each in the first row that has
+    room for it.
+    """
+    rows: list[list[int]] = []
+    free: list[int] = []
+    for number in sorted(range(len(widths)), key=lambda number: -widths[number]):
+        row = next((row for row, left in enumerate(free) if left >= widths[number]), len(rows))
+        if row == len(rows):
+            rows.append([])
+            free.append(room)
+        rows[row].append(number)
+        free[row] -= widths[number]
+    return rows
+
+
+def grouped(sequences: Sequence[Tokens], sharing: Sharing | None) -> list[list[int]]:
+    """Which sequences share a tree, as indices, each group in the order of its tree; one each without `sharing`.
+
+    The rule: a tree may grow to c + √(c·(c + price)) columns, c being the tokens that the next sequence shares with the
+    tree. That is the width at which computing c tokens once per tree, and letting every column meet every other, cost
+    least together: less shared, or longer answers, and sequences keep trees of their own.
+    """
+    if sharing is None:
+        return [[index] for index in range(len(sequences))]
+    groups: list[list[int]] = []
+    width = 0
+    before: Tokens = ()
+    for index in sorted(range(len(sequences)), key=lambda index: tuple(sequences[index])):
+        own = sequences[index]
+        common = shared_length(before, own)
+        if groups and width + len(own) - common <= common + math.sqrt(common * (common + sharing.price)):
+            groups[-1].append(index)
+            width += len(own) - common
+        else:
+            groups.append([index])
+            width = len(own)
+        before = own
+    return groups
+
+
+def batches(sequences: Sequence[Tokens], sharing: Sharing | None, size: int) -> list[list[int]]:
+    """Sequences, as indices, for one forward pass after another: at most `size` each, trees kept whole where they fit,
+    and none padded to much more than its width in a pass that is large enough without it.
+    """
+    trees = []
+    for group in grouped(sequences, sharing):
+        texts = [sequences[index] for index in group]
+        fresh = sum(len(own) - shared_length(before, own) for before, own in pairwise(texts))
+        trees.append((len(texts[0]) + fresh, group))
+    found: list[list[int]] = []
+    widest = columns = 0
+    for width, group in sorted(trees, key=lambda tree: -tree[0]):
+        full = not found or len(found[-1]) + len(group) > size
+        if full or (sharing and width < LIKE * widest and columns >= sharing.columns):
+            widest, columns = width, 0
+            found += [group[start : start + size] for start in range(0, len(group), size)]
+        else:
+            found[-1] += group
+        columns += width
+    return found
+
+
+def shared_length(first: Tokens, second: Tokens) -> int:
+    """How many tokens both begin with."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
+
+
+def sharing_of(*models: Any) -> Sharing | None:
+    """How rows that each of these models reads may be shared; None where one of them cannot read such rows: it must be
+    of a known family without windows, with an attention kernel that takes a mask of its own.
+    """
+    found = [_sharing(unwrap(model)) for model in models]
+    return None if None in found else found[0]
+
+
+def _sharing(model: Any) -> Sharing | None:
+    """In a decoder layer of width d a token's products are some 24·d² operations and a pair's 4·d, as much again for
+    its share of the softmax: a price of 3·d pairs.
+    """
+    config, device = model.config.get_text_config(), next(model.parameters()).device.type
+    fit = (
+        runs("rows", device)
+        and config.model_type in FAMILIES
+        and config._attn_implementation in ("eager", "sdpa", GROUPED)
+        and getattr(config, "sliding_window", None) is None
+        and set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
+        and "position_ids" in inspect.signature(model.forward).parameters
+    )
+    return Sharing(3 * int(config.hidden_size), 256 if device == "cpu" else 16384) if fit else None
+
+
+@dataclass(frozen=True)
+class _Tree:
+    """One tree; the fields are those of `Rows`, for its columns alone."""
+
+    ids: list[int]
+    positions: list[int]
+    ends: list[int]
+    paths: list[list[int]]
+
+
+def _tree(sequences: Sequence[Tokens]) -> _Tree:
+    """The tree of sequences in lexicographic order, which is its own order written depth first."""
+    tree = _Tree([], [], [], [])
+    path: list[int] = []
+    before: Tokens = ()
+    for own in sequences:
+        common = shared_length(before, own)
+        _close(tree, path[common:])
+        path = path[:common]
+        for token in own[common:]:
+            path.append(len(tree.ids))
+            tree.ids.append(token)
+            tree.positions.append(len(path) - 1)
+            tree.ends.append(0)
+        tree.paths.append(path)
+        before = own
+    _close(tree, path)
+    return tree
+
+
+def _close(tree: _Tree, columns: Sequence[int]) -> None:
+    """No further token continues the prefixes that end in these columns."""
+    for column in columns:
+        tree.ends[column] = len(tree.ids)

@@ -1,0 +1,43 @@
+"""SFT on rendered token ids with TRL, through the same rows and log-probabilities as every other stage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from trl import SFTTrainer
+
+from pipeline.lm.kernels import plain
+from pipeline.lm.logprobs import take_batches, token_batch
+from pipeline.lm.rows import sharing_of
+
+
+class RowSftTrainer(SFTTrainer):
+    """`SFTTrainer` on `input_ids` with `labels` of −100 at prompts. The loss: −log π of response tokens, their mean.
+
+    TRL's loss scores every position on a CPU, and every prompt anew. Here logits are those of response tokens alone,
+    and texts share what they begin with. `PRIVATE_RLHF_KERNELS=plain` leaves the loss to TRL.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._sharing = sharing_of(self.model)
+        if not plain():
+            take_batches(self.model)
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Summed over the batch and divided by the response tokens of all processes and accumulation steps."""
+        if plain() or return_outputs:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        tokenizer: Any = self.processing_class
+        ids, real, learnt = inputs["input_ids"], inputs["attention_mask"].bool(), inputs["labels"] != -100
+        prompts = [row[own].tolist() for row, own in zip(ids, real & ~learnt, strict=True)]
+        responses = [row[own].tolist() for row, own in zip(ids, learnt, strict=True)]
+        batch = token_batch(prompts, responses, tokenizer.pad_token_id, ids.device, sharing=self._sharing)
+        count = learnt.sum() if num_items_in_batch is None else num_items_in_batch
+        loss = -model(token_batch=batch).sum() / count
+        if self.args.average_tokens_across_devices and num_items_in_batch is not None:
+            loss = loss * self.accelerator.num_processes  # gradients are averaged over processes
+        return loss

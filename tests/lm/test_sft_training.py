@@ -1,0 +1,71 @@
+"""The SFT loss on shared rows against TRL's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from trl import SFTConfig, SFTTrainer
+
+from pipeline.lm import sft_training
+from pipeline.lm.models import load_causal_lm, load_tokenizer
+from pipeline.lm.sft_training import RowSftTrainer
+
+ROWS = [([5, 6, 7], [8, 9, 2]), ([5, 6, 7], [8, 2]), ([5, 9], [11, 12, 13, 2]), ([20], [21, 2])]
+
+
+def trainer(kind: Any, checkpoint: Path, folder: Path, **more: Any) -> SFTTrainer:
+    rows = [{"input_ids": p + r, "labels": [-100] * len(p) + r} for p, r in ROWS]
+    arguments = SFTConfig(
+        output_dir=str(folder),
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        max_length=None,
+        dataset_kwargs={"skip_prepare_dataset": True},
+        report_to="none",
+        save_strategy="no",
+        logging_steps=1,
+        disable_tqdm=True,
+        learning_rate=1e-2,
+        seed=0,
+        **more,
+    )
+    tokenizer, model = load_tokenizer(checkpoint), load_causal_lm(checkpoint, "float32")
+    return kind(model=model, args=arguments, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
+
+
+def losses(made: SFTTrainer) -> list[float]:
+    made.train()
+    return [entry["loss"] for entry in made.state.log_history if "loss" in entry]
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_training_is_that_of_trl(checkpoint: Path, tmp_path: Path, accumulation: int) -> None:
+    how = {"per_device_train_batch_size": 4 // accumulation, "gradient_accumulation_steps": accumulation}
+    found, expected = (
+        losses(trainer(kind, checkpoint, tmp_path, max_steps=5, **how)) for kind in (RowSftTrainer, SFTTrainer)
+    )
+    assert len(expected) == 5
+    assert expected[0] - expected[-1] > 0.1
+    assert found == pytest.approx(expected, abs=2e-5)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_prompts_are_not_learnt_and_the_switch_leaves_the_loss_to_trl(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: Any = trainer(RowSftTrainer, checkpoint, tmp_path, per_device_train_batch_size=4)
+    batch = next(iter(made.get_train_dataloader()))
+    ours = made.compute_loss(made.model, dict(batch))
+    with torch.no_grad():
+        logits = made.model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1]
+    labels = batch["labels"][:, 1:]
+    exact = torch.nn.functional.cross_entropy(logits[labels != -100], labels[labels != -100])
+    torch.testing.assert_close(ours, exact, atol=1e-5, rtol=1e-5)
+    monkeypatch.setattr(sft_training, "plain", lambda: True)
+    torch.testing.assert_close(made.compute_loss(made.model, dict(batch)), exact, atol=1e-5, rtol=1e-5)
