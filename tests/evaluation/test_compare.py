@@ -71,6 +71,6 @@ def test_samples_are_seeded_and_differ_within_a_prompt(models: tuple[str, str]) 
 
 
 def test_the_stored_dtype_is_kept(models: tuple[str, str], tmp_path: Path) -> None:
-    assert stored_dtype(models[0]) == "float32"
+    assert stored_dtype(models[0], "cpu") == "float32"
     with pytest.raises(UserError, match="holds no checkpoint"):
-        stored_dtype(str(tmp_path))
+        stored_dtype(str(tmp_path), "cpu")

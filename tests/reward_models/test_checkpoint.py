@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
+from pipeline.lm.numerics import affordable
 from reward_models.checkpoint import (
     BONUS_FILE,
     METADATA_FILE,
@@ -66,12 +67,13 @@ def test_both_ways_of_reloading_give_the_same_raw_score(
     expected = RewardModel(model).raw_score(ids, mask)
     save_reward_checkpoint(tmp_path / "rm", model, METADATA, bonus=bonus)
 
-    ours = load_reward_checkpoint(tmp_path / "rm")
+    ours = load_reward_checkpoint(tmp_path / "rm", dtype=dtype)
     assert ours.metadata == METADATA
     assert ours.model.reward_bound == 10.0
     assert torch.equal(ours.model.raw_score(ids, mask), expected)
     assert torch.equal(ours.model.weight, model.score.weight[0])
     assert ours.model.model.dtype == dtype
+    assert load_reward_checkpoint(tmp_path / "rm").model.model.dtype == affordable(dtype, "cpu")
 
     # Plain transformers in the saved dtype: exact in float32; in bfloat16 the head and its output are rounded, to
     # 2^-9 of terms whose sum of squares is of the order of |u|.

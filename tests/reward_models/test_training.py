@@ -33,7 +33,7 @@ def recipe(**reward: Any) -> Recipe:
     tree = {
         "name": "x",
         "evaluation_labels": "private",
-        "model": {"source": "tiny"},
+        "model": {"source": "tiny", "dtype": "float32"},
         "privatize": {"epsilon": 1.0},
         "reward": own,
     }

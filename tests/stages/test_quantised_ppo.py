@@ -85,7 +85,7 @@ def test_killed_resumed_evaluated_and_sampled(
 
     # Without the key π_ref is sft/model again, and nothing is left of the other one.
     tokenizer: Any = SimpleNamespace(tokenizer=load_tokenizer(run / "sft" / "model"))
-    plain = load_recipe(Recipe, TINY)
+    plain = load_recipe(Recipe, TINY, ["model.dtype=float32"])
     export.save(Accelerator(cpu=True), load_causal_lm(run / "sft" / "model", "float32"), tokenizer, run / "ppo", plain)
     assert not (run / "ppo" / "reference").exists()
     assert export.reference_fact(plain) is None
