@@ -1,5 +1,6 @@
 """The PPO loops of `ppo_peers.py`, one a process: `python peer_ppo_loops.py LOOP SETTINGS.json` with LOOP one of
-`reference` (the work of the published loop), `ours-full` and `ours-lora` (the project's trainer).
+`reference` (the work of the published loop), `ours-full` and `ours-lora` (the project's trainer). With `--count` it
+does one iteration and prints its tokens and the floating-point operations of its products and attentions.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from accelerate import Accelerator
 from peer_processes import Measured, serve
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from pipeline.core.recipe import PpoConfig
@@ -22,6 +24,7 @@ from pipeline.core.recipe_parts import LoraSettings
 from pipeline.lm.generate import pad_left, pad_right
 from pipeline.lm.logprobs import PolicyWithValue
 from pipeline.lm.models import add_lora, load_causal_lm
+from pipeline.lm.numerics import fast_dtype
 from pipeline.rl.scoring import RewardScorer
 from pipeline.rl.trainer import PpoTrainer
 from reward_models.checkpoint import RewardCheckpoint
@@ -221,12 +224,48 @@ def fisher_bonus(weight: Tensor) -> FisherBonus:
     return statistics.bonus()
 
 
+class Operations(TorchDispatchMode):
+    """Counts the floating-point operations of products, and of attentions as if nothing were masked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        name = str(func).partition(".")[2].partition(".")[0]
+        if name in ("mm", "bmm"):
+            self.total += 2 * args[0].numel() * args[1].shape[-1]
+        elif name in ("addmm", "baddbmm"):
+            self.total += 2 * args[1].numel() * args[2].shape[-1]
+        elif name == "_linear_pointwise":  # oneDNN's; a packed weight does not tell its shape
+            self.total += 2 * found.numel() * args[0].shape[-1]
+        elif name == "_scaled_dot_product_flash_attention_for_cpu":  # two products
+            self.total += 4 * args[0].numel() * args[1].shape[-2]
+        elif name == "_scaled_dot_product_flash_attention_for_cpu_backward":  # five, one of them again
+            self.total += 10 * args[1].numel() * args[2].shape[-2]
+        elif ("linear" in name or "attention" in name) and name != "_reorder_linear_weight":
+            raise RuntimeError(f"{func} has operations that are not counted here")
+        return found
+
+
+def counted(loop: Any) -> dict[str, int]:
+    """Operations and tokens of the second iteration: references are drawn in the first."""
+    loop.iterate(0)
+    with Operations() as operations:
+        tokens = loop.iterate(1)["tokens"]
+    return {"operations": operations.total, "tokens": tokens}
+
+
 def main() -> None:
-    """Serve the loop that the command line names."""
+    """Serve, or count, the loop that the command line names."""
     name, settings = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
     if name == "ours-lora":
-        settings["dtype"] = "bf16"
+        settings["dtype"] = {"float32": "fp32", "bfloat16": "bf16"}[fast_dtype("cpu")[0]]
     loop = ReferenceLoop(settings) if name == "reference" else OurLoop(settings, lora=name == "ours-lora")
+    if "--count" in sys.argv:
+        print(json.dumps(counted(loop)))
+        return
     serve(loop.iterate, {"trainable": loop.trainable, "threads": torch.get_num_threads(), "torch": torch.__version__})
 
 

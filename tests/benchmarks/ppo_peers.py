@@ -1,5 +1,6 @@
 """One PPO iteration of this project beside peers, on the same model, prompts and settings: seconds by phase, tokens/s,
-peak memory, and the ratios peer/ours.
+peak memory, and the ratios peer/ours. Beside them the ratio that the work itself allows: the floating-point operations
+of all products and attentions of an iteration per response token, counted in processes of their own after the timing.
 
 Loops, each in a process of its own, taking turns iteration by iteration:
 
@@ -7,7 +8,7 @@ Loops, each in a process of its own, taking turns iteration by iteration:
                 of whole sequences, a forward pass for values alone, a reward model over prompt and response
                 (--mc-dropout: ten passes), entropy over the whole vocabulary, default AdamW
     ours-full   this project's PpoTrainer with `lora: null`, same dtype and same trained weights
-    ours-lora   the default recipe: LoRA on bfloat16 weights (in the fp32 table too)
+    ours-lora   the default recipe: LoRA on weights of the dtype that `model.dtype: auto` takes here (in both tables)
     trl         with --trl: TRL 1.10's experimental PPO, in an environment of its own that this script makes and throws
                 away (or keeps and uses again in --trl-env DIR), or run by the interpreter --trl ENV/bin/python
 
@@ -30,8 +31,8 @@ What is not alike:
 - TRL's own defaults are its row of the fp32 table. Its `bf16` and `gradient_checkpointing` are on by default and change
   nothing: its PPO hands neither to accelerate or the model (transformers 5), which is loaded in float32. Its adapters
   (`peft_config`) are for the policy alone; the value net is trained whole. Against them stands `trl / ours-lora` there.
-- On processors that MKL gives no AVX-512 (AMD's), ours computes float32 products with oneDNN and says so; the peers
-  have PyTorch's own. An Intel processor shows that with MKL_ENABLE_INSTRUCTIONS=AVX2 PRIVATE_RLHF_FP32_PRODUCTS=onednn.
+- On x86 processors that are not Intel's, ours computes float32 products with oneDNN and says so; the peers have
+  PyTorch's own (MKL).
 - Memory: all loops are loaded at the same time (some 20 GiB in fp32 with TRL for SmolLM2-135M).
 
 Run:  python tests/benchmarks/ppo_peers.py [--model smollm2|tiny|PATH] [--dtype both] [--trl]
@@ -41,6 +42,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -51,7 +53,7 @@ import peer_inputs
 from peer_processes import Measured, in_turn, spread, table, write_json
 from trl_environment import trl_interpreter
 
-from pipeline.lm.kernels.products import prefers_onednn
+from pipeline.lm.kernels import runs
 
 HERE = Path(__file__).parent
 PHASES = ("generate", "score", "update")
@@ -104,8 +106,19 @@ def row(name: str, result: dict[str, Any]) -> list[str]:
     ]
 
 
-def ratios(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """peer/ours of median seconds, by phase and in all, of tokens/s (ours/peer) and of peak memory."""
+def count(commands: dict[str, list[str]]) -> dict[str, float]:
+    """Operations of one iteration per response token, by loop that counts them (not TRL's)."""
+    found = {}
+    for name, command in commands.items():
+        if name != "trl":
+            said = subprocess.run([*command, "--count"], stdout=subprocess.PIPE, text=True, check=True).stdout
+            counted = json.loads(said.splitlines()[-1])
+            found[name] = counted["operations"] / counted["tokens"]
+    return found
+
+
+def ratios(results: dict[str, dict[str, Any]], operations: dict[str, float]) -> dict[str, dict[str, float]]:
+    """peer/ours of median seconds, by phase and in all, of tokens/s (ours/peer), of peak memory and `operations`."""
     found = {}
     for ours in ("ours-full", "ours-lora"):
         for peer in ("reference", "trl"):
@@ -120,6 +133,7 @@ def ratios(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
                 "total": median(map(total, a)) / median(map(total, b)),
                 "tokens/s": speeds[0] / speeds[1],
                 "memory": peaks[0] / peaks[1],
+                "operations": operations[peer] / operations[ours] if peer in operations else float("nan"),
             }
     return found
 
@@ -129,16 +143,18 @@ def compare(arguments: argparse.Namespace, settings: dict[str, Any], dtype: str)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "settings.json"
         path.write_text(json.dumps({**settings, "dtype": dtype}))
-        results = in_turn(commands(arguments, path), arguments.iterations, arguments.warmup)
+        loops = commands(arguments, path)
+        results = in_turn(loops, arguments.iterations, arguments.warmup)
+        operations = count(loops)
     header = ["loop", "trainable, M", *(f"{phase}, s" for phase in PHASES), "total, s", "tokens/s", "peak MiB"]
     print(f"\n{dtype}: median [min-max] of {arguments.iterations}; other CPUs: the most that other processes used\n")
     print(table([*header, "other CPUs"], [row(name, result) for name, result in results.items()]))
-    factors = ratios(results)
+    factors = ratios(results, operations)
     if factors:
-        columns = [*PHASES, "total", "tokens/s", "memory"]
+        columns = [*PHASES, "total", "tokens/s", "memory", "operations"]
         rows = [[name, *(f"{values[column]:.2f}" for column in columns)] for name, values in factors.items()]
         print("\n" + table(["ratio", *columns], rows), flush=True)
-    return {"loops": results, "ratios": factors}
+    return {"loops": results, "operations per token": operations, "ratios": factors}
 
 
 def measure(arguments: argparse.Namespace) -> None:
@@ -146,7 +162,7 @@ def measure(arguments: argparse.Namespace) -> None:
     settings = settings_of(arguments)
     lengths = [len(ids) for ids in settings["prompt_ids"]]
     print(f"{arguments.model}; {len(lengths)} {settings['source']} prompts of {min(lengths)}-{max(lengths)} tokens")
-    if prefers_onednn():
+    if runs("products"):
         print("ours computes float32 products with oneDNN")
     dtypes = ["fp32", "bf16"] if arguments.dtype == "both" else [arguments.dtype]
     result = {dtype: compare(arguments, settings, dtype) for dtype in dtypes}
