@@ -105,7 +105,7 @@ def train_backbone(
     )
     if stopping:
         stopping.attach(trainer)
-    trainer.train(resume_from_checkpoint=hf_trainer.last_whole_checkpoint(checkpoints))
+    hf_trainer.train(trainer, checkpoints)
     trained = trainer.accelerator.unwrap_model(trainer.model)
     return TrainedBackbone(
         merge_adapters(trained, DTYPES[recipe.model.dtype]).eval(),

@@ -17,6 +17,7 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
+from transformers.trainer_callback import ProgressCallback
 
 from pipeline.core import atomic
 from pipeline.core.config import nearest
@@ -141,6 +142,29 @@ class StopOnNonFinite(TrainerCallback):
             value = (logs or {}).get(name)
             if value is not None and not torch.isfinite(torch.as_tensor(float(value))):
                 raise FloatingPointError(f"{name} is {value} at step {state.global_step}: lower the learning rate")
+
+
+class LossOnBar(ProgressCallback):
+    """A progress bar that carries the loss, instead of a line of numbers at each step."""
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        if self.training_bar is not None and "loss" in (logs or {}):
+            self.training_bar.set_postfix(loss=f"{float(logs['loss']):.3f}")
+
+
+def train(trainer: Trainer, checkpoints: Path) -> None:
+    """Trains, from the newest whole checkpoint where there is one."""
+    if any(isinstance(callback, ProgressCallback) for callback in trainer.callback_handler.callbacks):
+        trainer.remove_callback(ProgressCallback)
+        trainer.add_callback(LossOnBar())
+    trainer.train(resume_from_checkpoint=last_whole_checkpoint(checkpoints))
 
 
 def last_whole_checkpoint(checkpoints: Path) -> str | None:

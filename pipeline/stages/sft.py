@@ -62,7 +62,7 @@ def run(context: StageContext) -> dict[str, Any]:
         processing_class=renderer.tokenizer,
         callbacks=[hf_trainer.CompletionMarker(), hf_trainer.StopOnNonFinite()],
     )
-    trainer.train(resume_from_checkpoint=hf_trainer.last_whole_checkpoint(context.checkpoints))
+    hf_trainer.train(trainer, context.checkpoints)
 
     # --- results ----------------------------------------------------------------------------------------------------
     hf_trainer.save_trained(trainer, renderer.tokenizer, context.folder / "model", recipe.model.dtype)

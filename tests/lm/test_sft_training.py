@@ -10,7 +10,7 @@ import torch
 from datasets import Dataset
 from trl import SFTConfig, SFTTrainer
 
-from pipeline.lm import sft_training
+from pipeline.lm import hf_trainer, sft_training
 from pipeline.lm.models import load_causal_lm, load_tokenizer
 from pipeline.lm.sft_training import RowSftTrainer
 
@@ -29,10 +29,9 @@ def trainer(kind: Any, checkpoint: Path, folder: Path, **more: Any) -> SFTTraine
         report_to="none",
         save_strategy="no",
         logging_steps=1,
-        disable_tqdm=True,
         learning_rate=1e-2,
         seed=0,
-        **more,
+        **{"disable_tqdm": True, **more},
     )
     tokenizer, model = load_tokenizer(checkpoint), load_causal_lm(checkpoint, "float32")
     return kind(model=model, args=arguments, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
@@ -69,3 +68,12 @@ def test_prompts_are_not_learnt_and_the_switch_leaves_the_loss_to_trl(
     torch.testing.assert_close(ours, exact, atol=1e-5, rtol=1e-5)
     monkeypatch.setattr(sft_training, "plain", lambda: True)
     torch.testing.assert_close(made.compute_loss(made.model, dict(batch)), exact, atol=1e-5, rtol=1e-5)
+
+
+def test_the_bar_carries_the_loss_and_nothing_else_is_printed(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hf_trainer.train(trainer(RowSftTrainer, checkpoint, tmp_path, max_steps=2, disable_tqdm=False), tmp_path)
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "loss=" in printed.err
