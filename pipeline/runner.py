@@ -25,7 +25,7 @@ from pipeline.core.errors import UserError
 from pipeline.core.metrics import write_metrics
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
-from pipeline.core.world import World, barrier, join_world, release_memory
+from pipeline.core.world import World, barrier, join_world, peak_gpu_mb, release_memory
 from pipeline.data.adopted import is_adopted
 from pipeline.data.overlap import check_overlap
 from pipeline.preflight import preflight
@@ -329,6 +329,7 @@ def run_stage(context: StageContext) -> None:
                 "settings": settings_fingerprint(spec, context.recipe),
                 "seconds": seconds,
                 "peak_rss_mb": rundir.peak_rss_mb(),
+                "peak_gpu_mb": peak_gpu_mb(),
                 "world_size": world.size,
                 "commit": rundir.commit(),
                 "override": context.recipe.override,

@@ -27,9 +27,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
+from pipeline.core.world import device_type
 from pipeline.lm.kernels.attention import use_grouped_attention
 from pipeline.lm.kernels.products import speed_up_products
-from pipeline.lm.numerics import affordable, device_type
+from pipeline.lm.numerics import affordable
 from reward_models.bonuses import BONUS_KINDS, Bonus, bonus_from_tensors, bonus_kind, bonus_tensors
 from reward_models.bound import check_reward_bound
 from reward_models.dropout import DropoutBonus, DropoutRewardModel

@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 from pipeline.lm.kernels.attention import use_grouped_attention
 from pipeline.lm.kernels.products import speed_up_products
 from pipeline.lm.models import unwrap
-from pipeline.lm.quantised import dense_copy, four_bit_config, is_four_bit, keep_differentiable
+from pipeline.lm.quantised import dense_copy, four_bit_config, four_bit_place, is_four_bit, keep_differentiable
 from pipeline.lm.rows import Rows, Sharing, sharing_of
 from reward_models.bound import bounded_reward, check_reward_bound
 
@@ -78,7 +78,7 @@ def build_reward_backbone(
         text.num_hidden_layers = num_layers
         if getattr(text, "layer_types", None) is not None:
             text.layer_types = text.layer_types[:num_layers]
-    more = {"quantization_config": four_bit_config(dtype, ["score"])} if four_bit else {}
+    more = {"quantization_config": four_bit_config(dtype, ["score"]), **four_bit_place()} if four_bit else {}
     with _expected_key_warnings_hidden():
         model = AutoModelForSequenceClassification.from_pretrained(causal_lm_path, config=config, dtype=dtype, **more)
     set_score_weight(model, torch.zeros(score_layer(model).in_features))

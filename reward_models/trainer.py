@@ -185,7 +185,7 @@ class PrivateRewardTrainer(RewardTrainer):
         if self._sharing is None:
             outputs = model(**inputs, use_cache=False)
             return outputs.logits.squeeze(-1).float().view(2, -1), outputs
-        texts = [row[real.bool()].tolist() for row, real in zip(ids, mask, strict=True)]
+        texts = [row[real.bool()].tolist() for row, real in zip(ids.cpu(), mask.cpu(), strict=True)]
         plain: Any = unwrap(cast(nn.Module, self.model))
         rows = make_rows(texts, plain.config.get_text_config().pad_token_id, ids.device, self._sharing)
         seen: list[Tensor] = []  # what the score layer says of every token; transformers returns one token a row

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TINY = ROOT / "configs" / "tiny.yaml"
 STAGES = ("privatize", "sft", "reward", "ppo", "evaluate", "report")
 TIMEOUT = 600  # seconds; a guard against a hang, far above what any of these runs takes
-TIMES = {"seconds", "wall_seconds", "peak_rss_mb", "tokens_per_second"}
+TIMES = {"seconds", "wall_seconds", "peak_rss_mb", "peak_gpu_mb", "tokens_per_second"}
 
 
 @dataclass(frozen=True)

@@ -97,14 +97,37 @@ def on_cpu() -> bool:
     return bool(parse_flag_from_env("ACCELERATE_USE_CPU")) or not torch.accelerator.is_available()
 
 
+def device_type() -> str:
+    """Of the device that runs use: `cpu`, `cuda`, …"""
+    import torch
+
+    device = None if on_cpu() else torch.accelerator.current_accelerator()
+    return device.type if device is not None else "cpu"
+
+
+def peak_gpu_mb() -> float | None:
+    """Peak memory of tensors on this process's GPU since the last stage, MiB; None without a GPU."""
+    torch = _torch_on_gpu()
+    return None if torch is None else round(float(torch.cuda.max_memory_allocated()) / 2**20, 1)
+
+
 def release_memory() -> None:
     """Frees what a stage left behind, accelerate's process-wide state included, so that none leaks into the next."""
     gc.collect()
+    if (torch := _torch_on_gpu()) is not None:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     if "accelerate" in sys.modules:
         from accelerate.state import AcceleratorState, GradientState
 
         AcceleratorState._reset_state()
         GradientState._reset_state()
+
+
+def _torch_on_gpu() -> Any | None:
+    """torch, if this process has used a GPU with it."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and torch.cuda.is_initialized() else None
 
 
 def _process_state() -> Any:

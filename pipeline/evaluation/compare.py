@@ -14,12 +14,13 @@ from pipeline.core import atomic
 from pipeline.core.checkpoints import check_checkpoint
 from pipeline.core.errors import UserError
 from pipeline.core.stats import bootstrap_mean, length_controlled_win_rate, wilson
+from pipeline.core.world import device_type
 from pipeline.data.formats import read_prompts
 from pipeline.data.render import Prompt, Renderer, keep_fitting
 from pipeline.evaluation.judges import make_judge
 from pipeline.lm.generate import Sampling, sample_key, sample_responses
 from pipeline.lm.models import load_causal_lm, load_tokenizer
-from pipeline.lm.numerics import affordable, device_type
+from pipeline.lm.numerics import affordable
 from pipeline.lm.released import read_rendering
 
 MAX_PROMPT_TOKENS = 1024

@@ -110,10 +110,13 @@ def trainer_config(
     check_trainer_args(section, settings.trainer_args, schema)
     arguments = trainer_arguments(section, settings, checkpoints, seed, world)
     try:
-        return schema(**arguments, **fixed)
+        made = schema(**arguments, **fixed)
     except (ValueError, TypeError) as error:
         cause = " ".join(str(error).split())
         raise UserError(f"{section}.trainer_args: trl.{schema.__name__} refuses a value ({cause}): mend it") from None
+    if isinstance(made, TrainingArguments) and made.n_gpu > 1:
+        made._n_gpu = 1  # one process, one GPU: torch.nn.DataParallel cannot split shared rows
+    return made
 
 
 class CompletionMarker(TrainerCallback):

@@ -21,7 +21,7 @@ from pipeline.core.recipe_parts import LoraSettings
 from pipeline.lm.kernels.attention import use_grouped_attention
 from pipeline.lm.kernels.lora import speed_up
 from pipeline.lm.kernels.products import speed_up_products
-from pipeline.lm.quantised import dense_copy, four_bit_config, is_four_bit, keep_differentiable
+from pipeline.lm.quantised import dense_copy, four_bit_config, four_bit_place, is_four_bit, keep_differentiable
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -100,7 +100,7 @@ def load_causal_lm(path: str | Path, dtype: str, *, four_bit: bool = False) -> P
     Raises:
         UserError: the folder holds no whole checkpoint, or bitsandbytes is not installed.
     """
-    more = {"quantization_config": quantisation(DTYPES[dtype])} if four_bit else {}
+    more = {"quantization_config": quantisation(DTYPES[dtype]), **four_bit_place()} if four_bit else {}
     try:
         with no_progress_bars():
             model = AutoModelForCausalLM.from_pretrained(str(path), dtype=DTYPES[dtype], **more)

@@ -11,7 +11,7 @@ import torch
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
-from pipeline.core.world import World, on_cpu
+from pipeline.core.world import World, device_type
 from pipeline.lm.kernels import KERNELS, plain, runs
 from pipeline.lm.kernels.cpu import processor
 
@@ -32,14 +32,6 @@ def fast_dtype(device: str) -> tuple[Dtype, str]:
     else:
         raise UserError(f"the device {device} is untested: set ACCELERATE_USE_CPU=true to run on the CPU")
     return ("bfloat16" if bfloat16 else "float32"), why
-
-
-def device_type() -> str:
-    """Of the device that runs use: `cpu`, `cuda`, …"""
-    if on_cpu():
-        return "cpu"
-    device = torch.accelerator.current_accelerator()
-    return device.type if device is not None else "cpu"
 
 
 def affordable(dtype: torch.dtype, device: str) -> torch.dtype:

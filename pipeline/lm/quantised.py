@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers import BitsAndBytesConfig, PreTrainedModel
 
+from pipeline.core.world import on_cpu
+
 
 def four_bit_config(compute_dtype: torch.dtype, skip: list[str] | None) -> BitsAndBytesConfig:
     """NF4 for every linear layer but those named in `skip` (None: the output layer of a language model).
@@ -29,6 +31,11 @@ def four_bit_config(compute_dtype: torch.dtype, skip: list[str] | None) -> BitsA
         bnb_4bit_compute_dtype=compute_dtype,
         llm_int8_skip_modules=skip,  # 4-bit loading reads this list too
     )
+
+
+def four_bit_place() -> dict[str, Any]:
+    """Options of `from_pretrained`: bitsandbytes would load to a GPU even where the CPU is asked for."""
+    return {"device_map": {"": "cpu"}} if on_cpu() else {}
 
 
 def is_four_bit(model: nn.Module) -> bool:

@@ -32,10 +32,11 @@ class RowSftTrainer(SFTTrainer):
         if plain() or return_outputs:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         tokenizer: Any = self.processing_class
-        ids, real, learnt = inputs["input_ids"], inputs["attention_mask"].bool(), inputs["labels"] != -100
+        device, labels = inputs["input_ids"].device, inputs["labels"].cpu()
+        ids, real, learnt = inputs["input_ids"].cpu(), inputs["attention_mask"].cpu().bool(), labels != -100
         prompts = [row[own].tolist() for row, own in zip(ids, real & ~learnt, strict=True)]
         responses = [row[own].tolist() for row, own in zip(ids, learnt, strict=True)]
-        batch = token_batch(prompts, responses, tokenizer.pad_token_id, ids.device, sharing=self._sharing)
+        batch = token_batch(prompts, responses, tokenizer.pad_token_id, device, sharing=self._sharing)
         count = learnt.sum() if num_items_in_batch is None else num_items_in_batch
         loss = -model(token_batch=batch).sum() / count
         if self.args.average_tokens_across_devices and num_items_in_batch is not None:

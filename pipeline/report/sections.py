@@ -292,6 +292,9 @@ def time_sentence(facts: RunFacts) -> str:
     peaks = [m["peak_rss_mb"] for m in facts.manifests.values() if known(m.get("peak_rss_mb"))]
     if peaks:
         said.append(f"peak memory {number(max(peaks) / 1024, 1)} GiB")
+    peaks = [m["peak_gpu_mb"] for m in facts.manifests.values() if known(m.get("peak_gpu_mb"))]
+    if peaks:
+        said.append(f"of a GPU {number(max(peaks) / 1024, 1)} GiB")
     sizes = sorted({m["world_size"] for m in facts.manifests.values() if known(m.get("world_size"))})
     if sizes:
         said.append(f"{'–'.join(str(size) for size in sizes)} process{'es' if sizes[-1] > 1 else ''}")

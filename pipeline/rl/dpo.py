@@ -97,12 +97,13 @@ def _summed(logprobs: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:
 
 def _pairs(inputs: dict[str, Tensor], pad_token_id: int, sharing: Sharing | None) -> TokenBatch:
     """TRL's batch of B chosen and then B rejected sequences, as pairs next to each other that may share prompts."""
-    ids, response = inputs["input_ids"], inputs["completion_mask"].bool()
-    prompt = inputs["attention_mask"].bool() & ~response
+    device = inputs["input_ids"].device
+    ids, response = inputs["input_ids"].cpu(), inputs["completion_mask"].cpu().bool()
+    prompt = inputs["attention_mask"].cpu().bool() & ~response
     half = len(ids) // 2
     order = [row for pair in range(half) for row in (pair, half + pair)]
     prompts, responses = ([ids[row, mask[row]].tolist() for row in order] for mask in (prompt, response))
-    return token_batch(prompts, responses, pad_token_id, ids.device, sharing=sharing)
+    return token_batch(prompts, responses, pad_token_id, device, sharing=sharing)
 
 
 def pair_dataset(rows: list[tuple[list[int], list[int], list[int]]]) -> Dataset:

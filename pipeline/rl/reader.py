@@ -69,9 +69,10 @@ class PolicyReader:
             if states:
                 self._keep(batch, states[0], picked, sum(map(len, joined)))
                 batch = batch.above(self._layers, states[0])
-            terms = logprobs, logprobs if at_reference else self._reference_logprobs(batch), values
+            reference = logprobs if at_reference else self._reference_logprobs(batch)
+            terms = torch.stack([logprobs, reference, values]).tolist()
             for row, index in enumerate(picked):
-                one, other, value = (each[row, : len(responses[index])].tolist() for each in terms)
+                one, other, value = (each[row][: len(responses[index])] for each in terms)
                 found[index] = one, other, value
         ordered = [found[index] for index in range(len(prompts))]
         return [item[0] for item in ordered], [item[1] for item in ordered], [item[2] for item in ordered]

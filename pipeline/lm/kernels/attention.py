@@ -15,6 +15,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask
 
+from pipeline.core.world import device_type
 from pipeline.lm.kernels import runs
 
 NAME = "grouped"
@@ -24,7 +25,8 @@ LONG = 1024
 
 def use_grouped_attention(model: Any) -> Any:
     """Gives a model this attention where the kernel runs and the model is fit for it; returns it."""
-    if isinstance(model, PreTrainedModel) and runs("attention", model.device.type) and _fit(model):
+    device = device_type()  # of the run: models are loaded on the CPU and moved later
+    if isinstance(model, PreTrainedModel) and runs("attention", device) and _fit(model):
         AttentionInterface.register(NAME, grouped_attention)
         AttentionMaskInterface.register(NAME, eager_mask)
         model.set_attn_implementation(NAME)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from pipeline.core.world import device_type
 from pipeline.lm.kernels import runs
 
 
@@ -76,7 +77,7 @@ def speed_up_products(model: Any) -> Any:
     """Gives the ordinary linear layers of `model` the float32 products of this module where those are preferred, in
     place; returns it. First derivatives only.
     """
-    if runs("products"):
+    if runs("products", device_type()):
         for module in model.modules():
             if type(module) is nn.Linear and module.weight.dtype == torch.float32:
                 module.__class__ = OneDnnLinear

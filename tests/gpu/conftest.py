@@ -1,0 +1,34 @@
+"""What the GPU checks share; all of them are skipped where there is no GPU. See `gpu.machine` for the rehearsal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from gpu.machine import device_or_none, rehearsal
+from pipeline_runs import Workspace
+
+from pipeline.core.recipe import ModelConfig
+from pipeline.lm.models import base_checkpoint
+
+
+@pytest.fixture(scope="session", autouse=True)
+def device() -> torch.device:
+    """The GPU, or the CPU of a rehearsal."""
+    found = device_or_none()
+    if found is None:
+        pytest.skip("needs a GPU")
+    return found
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """The folder in which commands run; recipes make keys and converted models below it."""
+    return Workspace(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(scope="session")
+def checkpoint_path(home: Workspace) -> Path:
+    """SmolLM2, or the tiny model in a rehearsal."""
+    return Path(base_checkpoint(ModelConfig(source="tiny" if rehearsal() else "smollm2"), home.root / "runs" / "cache"))
