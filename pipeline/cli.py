@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from pipeline.commands import account, ledger
+from pipeline.commands.plan import plan
 from pipeline.core.errors import RunStopped, UserError
 from pipeline.core.threads import wait_briefly
 
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 app.add_typer(account.app, name="account")
 app.add_typer(ledger.app, name="ledger")
+app.command()(plan)
 
 Config = Annotated[Path, typer.Option("--config", help="The recipe: a YAML file, see configs/.")]
 RunDirectory = Annotated[Path | None, typer.Option("--run-dir", help="Default: runs/NAME of the recipe.")]
