@@ -16,6 +16,7 @@ from datasets import Dataset
 from peft import LoraConfig
 from reward_trainers import make_rows, make_tokenizer, make_trainer, step_losses
 
+from pipeline.core.world import leave_world
 from reward_models.losses import SMOOTHING_REFUSED, get_loss, keep_prob
 from reward_models.model import RewardModel, build_reward_backbone, merge_adapters, score_layer, set_score_weight
 
@@ -180,6 +181,7 @@ def _worker(causal_lm: Path, output: Path) -> None:
         }
         output.mkdir(parents=True, exist_ok=True)
         (output / "record.json").write_text(json.dumps(record))
+    leave_world()  # else gloo's threads may abort the process as it exits
 
 
 if __name__ == "__main__":
