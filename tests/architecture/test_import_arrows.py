@@ -93,9 +93,10 @@ def test_arrows_point_down(sources: Sources) -> None:
 
 def test_kernels_know_no_stage_of_learning(sources: Sources) -> None:
     """What computes a product or an attention imports nothing of the pipeline but errors and the device of the run."""
+    known = ("pipeline", "pipeline.core.errors", "pipeline.core.world")
     wrong = {(name, target) for name, used in graph(sources).items() if inside(name, "pipeline.lm.kernels")
              for target in used if inside(target, "pipeline", "reward_models")
-             and target not in ("pipeline", "pipeline.core.errors", "pipeline.core.world") and not inside(target, "pipeline.lm.kernels")}
+             and target not in known and not inside(target, "pipeline.lm.kernels")}
     assert not wrong
 
 

@@ -47,6 +47,7 @@ def recipe(*overrides: str) -> Recipe:
     return load_recipe(Recipe, TINY, ["model.dtype=float32", *overrides])
 
 
+@pytest.mark.usefixtures("kernels")  # whether rows are shared is asked
 def test_parameters_are_counted_without_weights(config: Path, shape: ModelShape) -> None:
     assert shape.linear == 3 * LAYER
     assert shape.parameters == 100 * 8 + 3 * LAYER + 8

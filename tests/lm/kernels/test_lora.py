@@ -13,6 +13,8 @@ from torch import nn
 
 from pipeline.lm.kernels.lora import LoraLinear, speed_up
 
+pytestmark = pytest.mark.usefixtures("kernels")
+
 
 def pair(dtype: torch.dtype, bias: bool = True, **config: Any) -> tuple[Any, Any]:
     """Two equal models under LoRA with random B: peft's and ours."""
