@@ -76,10 +76,15 @@ def join_world() -> World:
 
 
 def leave_world() -> None:
-    """Ends the process group, if there is one: gloo's threads abort a process that exits while they still run."""
+    """Ends the process group, if there is one: gloo's threads abort a process that exits while they still run.
+
+    Call it when no model of the group is in use any more. A DDP model that outlives the group ends its threads itself,
+    with Python's lock held, for which those threads may wait: the process would hang (pytorch/pytorch#154976).
+    """
     import torch.distributed
 
     if torch.distributed.is_available() and torch.distributed.is_initialized():
+        gc.collect()  # trainers stand in cycles; their models must go first
         torch.distributed.destroy_process_group()
 
 

@@ -16,7 +16,7 @@ from datasets import Dataset
 from peft import LoraConfig
 from reward_trainers import make_rows, make_tokenizer, make_trainer, step_losses
 
-from pipeline.core.world import leave_world
+from pipeline.core.world import join_world
 from reward_models.losses import SMOOTHING_REFUSED, get_loss, keep_prob
 from reward_models.model import RewardModel, build_reward_backbone, merge_adapters, score_layer, set_score_weight
 
@@ -170,6 +170,7 @@ def test_two_processes_give_the_losses_of_one(tiny_causal_lm: Path, tmp_path: Pa
 
 
 def _worker(causal_lm: Path, output: Path) -> None:
+    join_world()
     trainer = make_trainer(causal_lm, output, per_device_train_batch_size=4, optim="sgd")
     trainer.train()
     if trainer.accelerator.is_main_process:
@@ -181,7 +182,6 @@ def _worker(causal_lm: Path, output: Path) -> None:
         }
         output.mkdir(parents=True, exist_ok=True)
         (output / "record.json").write_text(json.dumps(record))
-    leave_world()  # else gloo's threads may abort the process as it exits
 
 
 if __name__ == "__main__":
