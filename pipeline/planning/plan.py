@@ -15,7 +15,6 @@ from pipeline.core.rundir import RunDir
 from pipeline.core.world import declared_world, on_cpu
 from pipeline.data.inputs import make_renderer
 from pipeline.lm.kernels import runs
-from pipeline.lm.kernels.cpu import processor
 from pipeline.lm.models import load_tokenizer
 from pipeline.planning.memory import CONTEXT, GIB, Machine, Planner, Terms, peak, trains_with
 from pipeline.planning.model import Adapter, ModelShape, adapter_of, config_of, shape_of, skeleton
@@ -106,8 +105,7 @@ def this_machine() -> Machine:
         total = torch.get_device_module(device).get_device_properties(0).total_memory
         return Machine("cuda", total, processes, CONTEXT)
     here = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
-    packs = runs("packed") and (processor().bfloat16 or runs("products"))
-    return Machine("cpu", machine_memory() / here, processes, 0.0, packs=packs)
+    return Machine("cpu", machine_memory() / here, processes, 0.0, packs=runs("packed"))
 
 
 def gpus(count: int, gib: float, sharded: bool) -> Machine:
