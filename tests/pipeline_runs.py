@@ -100,6 +100,22 @@ def clean_environment() -> dict[str, str]:
     return kept | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
+def run_two(worker: str, folder: Path) -> Path:
+    """Runs two processes of a worker, which leave what they say in `folder`."""
+    commands = [[sys.executable, str(ROOT / "tests" / worker), str(folder), str(rank)] for rank in (0, 1)]
+    processes = [
+        subprocess.Popen(command, env=clean_environment(), stderr=subprocess.PIPE, text=True) for command in commands
+    ]
+    try:
+        errors = [process.communicate(timeout=TIMEOUT)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in processes] == [0, 0], errors
+    return folder
+
+
 def stages_started(done: subprocess.CompletedProcess[str]) -> list[str]:
     """The stages that a run says it started."""
     lines = [line.rpartition("[private-rlhf] ")[2] for line in done.stderr.splitlines() if "[private-rlhf] " in line]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from pipeline_runs import ROOT, clean_environment
+from pipeline_runs import run_two
 from sharded_ppo_worker import ITERATIONS, SETTINGS, learn, with_references
 
 from pipeline.core.config import parse
@@ -22,23 +20,6 @@ from pipeline.lm.models import load_causal_lm, merged_state
 from pipeline.preflight import check_split_weights, preflight
 
 TOLERANCE = 1e-4
-TIMEOUT = 600  # seconds; against a hang, far above what it takes
-
-
-def run_two(worker: str, folder: Path) -> Path:
-    """Runs two processes of a worker, which leave what they say in `folder`."""
-    commands = [[sys.executable, str(ROOT / "tests" / worker), str(folder), str(rank)] for rank in (0, 1)]
-    processes = [
-        subprocess.Popen(command, env=clean_environment(), stderr=subprocess.PIPE, text=True) for command in commands
-    ]
-    try:
-        errors = [process.communicate(timeout=TIMEOUT)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in processes] == [0, 0], errors
-    return folder
 
 
 @pytest.fixture(scope="module")
