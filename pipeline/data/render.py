@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jinja2 import TemplateError
+
 from pipeline.core.errors import UserError
 
 TEMPLATE_DATE = "26 Jul 2024"
@@ -37,7 +39,7 @@ class Renderer:
         A string is one user message; `system_prompt`, when given, comes before messages that bring no system message.
 
         Raises:
-            UserError: the prompt is longer than `max_prompt_tokens`.
+            UserError: the prompt is longer than `max_prompt_tokens`, or the chat template refuses it.
         """
         ids = self._prompt_ids(prompt)
         if len(ids) > self.max_prompt_tokens:
@@ -64,6 +66,15 @@ class Renderer:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         if self.system_prompt is not None and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self.system_prompt}, *messages]
+        try:
+            return self._templated(messages)
+        except TemplateError as error:
+            if messages[0] == {"role": "system", "content": ""}:  # a template without system messages is short as it is
+                return self._templated(messages[1:])
+            remedy = "set model.system_prompt: null" if self.system_prompt else "give prompts that it takes"
+            raise UserError(f"the chat template refuses a prompt ({error}; {preview(prompt)}): {remedy}") from None
+
+    def _templated(self, messages: Sequence[dict[str, str]]) -> list[int]:
         rendered = self.tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, tokenize=True, return_dict=True, date_string=TEMPLATE_DATE
         )

@@ -19,7 +19,7 @@ from pipeline.data.formats import read_prompts
 from pipeline.data.render import Prompt, Renderer, keep_fitting
 from pipeline.evaluation.judges import make_judge
 from pipeline.lm.generate import Sampling, sample_key, sample_responses
-from pipeline.lm.models import load_causal_lm, load_tokenizer
+from pipeline.lm.models import end_ids, load_causal_lm, load_tokenizer
 from pipeline.lm.numerics import affordable
 from pipeline.lm.released import read_rendering
 
@@ -113,7 +113,7 @@ def answer_all(path: str, prompts: Sequence[Prompt], renderer: Renderer, seed: i
         [sample_key(seed, "compare", purpose, index) for index in range(len(prompts))],
         Sampling(renderer.max_response_tokens),
         pad_token_id=renderer.tokenizer.pad_token_id,
-        eos_token_id=renderer.tokenizer.eos_token_id,
+        eos_token_id=end_ids(model, renderer.tokenizer),
         batch_size=64,
         progress=f"answers of the {purpose}",
     )

@@ -11,6 +11,7 @@ import torch
 from pipeline.data.render import Prompt, Renderer, plain_prompt
 from pipeline.lm.generate import Sampling, sample_key, sample_responses
 from pipeline.lm.logprobs import response_forward, token_batch, token_kl
+from pipeline.lm.models import end_ids
 from pipeline.lm.rows import batches, sharing_of
 from pipeline.rl.scoring import RewardScorer
 
@@ -93,7 +94,7 @@ class Sampler:
             keys,
             Sampling(self.renderer.max_response_tokens),
             pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=tokenizer.eos_token_id,
+            eos_token_id=end_ids(model, tokenizer),
             batch_size=self.batch_size,
             progress=label if self.show_progress else None,
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,7 +84,7 @@ def sample_responses(
     sampling: Sampling,
     *,
     pad_token_id: int,
-    eos_token_id: int,
+    eos_token_id: int | Collection[int],
     batch_size: int,
     progress: str | None = None,
 ) -> list[list[int]]:
@@ -98,24 +98,26 @@ def sample_responses(
         prompts: token ids, one sequence per response.
         keys: noise key of each response (`sample_key`); equal keys on equal prompts give equal responses.
         sampling: temperature, top_p and the cap.
-        pad_token_id, eos_token_id: padding is masked by length, never by id.
+        pad_token_id: padding is masked by length, never by id.
+        eos_token_id: one or several (`end_ids`), each of which ends a response.
         batch_size: responses decoded together.
         progress: label of a progress bar, or None for none.
 
     Returns:
-        Token ids of each response, ending with `eos_token_id` unless cut at the cap.
+        Token ids of each response, ending with an `eos_token_id` unless cut at the cap.
     """
     order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), tuple(prompts[index])))  # pads little
     responses: list[list[int]] = [[] for _ in prompts]
+    ends = frozenset([eos_token_id] if isinstance(eos_token_id, int) else eos_token_id)
     bar = tqdm(total=len(prompts), desc=progress, unit="sample", disable=progress is None or not prompts, leave=False)
     together, device = sharded(model), next(model.parameters()).device
     starts = range(0, len(order), batch_size)
     for number in range(largest(len(starts), device) if together else len(starts)):
         indices = order[number * batch_size : (number + 1) * batch_size]
-        mine, noise = [prompts[i] for i in indices] or [[eos_token_id]], [keys[i] for i in indices] or [0]
+        mine, noise = [prompts[i] for i in indices] or [[pad_token_id]], [keys[i] for i in indices] or [0]
         packed = contextlib.nullcontext() if together else packed_linears(model, len(mine))
         with packed:
-            rows = _decode(model, mine, noise, sampling, pad_token_id, eos_token_id, together)
+            rows = _decode(model, mine, noise, sampling, pad_token_id, ends, together)
         for index, row in zip(indices, rows if indices else [], strict=True):
             responses[index] = row
         bar.update(len(indices))
@@ -129,7 +131,7 @@ def _decode(
     keys: Sequence[int],
     sampling: Sampling,
     pad_token_id: int,
-    eos_token_id: int,
+    ends: frozenset[int],
     together: bool,
 ) -> list[list[int]]:
     """Decodes one batch; responses that have ended leave it, several at a time.
@@ -148,7 +150,7 @@ def _decode(
         for row, token in enumerate(tokens.tolist()):
             if going[row]:
                 responses[places[row]].append(token)
-                going[row] = token != eos_token_id
+                going[row] = token not in ends
         left = largest(sum(going), mask.device) if together else sum(going)
         if not left or step == sampling.max_new_tokens - 1:
             break

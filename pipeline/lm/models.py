@@ -22,6 +22,7 @@ from pipeline.lm.kernels.attention import use_grouped_attention
 from pipeline.lm.kernels.lora import speed_up
 from pipeline.lm.kernels.products import speed_up_products
 from pipeline.lm.quantised import dense_copy, four_bit_config, four_bit_place, is_four_bit, keep_differentiable
+from pipeline.lm.templates import end_of_turn
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -62,7 +63,8 @@ def base_checkpoint(config: ModelConfig, cache_dir: Path | None = None) -> str:
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a checkpoint, left as saved except that its padding token differs from end-of-turn.
+    """The tokenizer of a checkpoint, left as saved but for two tokens: its end-of-sequence is what the chat template
+    ends a turn with, and its padding token is another one.
 
     Raises:
         UserError: no tokenizer there, no chat template, or no token that could serve as padding.
@@ -75,6 +77,7 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
         ) from None
     if tokenizer.chat_template is None:
         raise UserError(f"the tokenizer of {path} has no chat template: use an instruction-tuned checkpoint")
+    tokenizer.eos_token = end_of_turn(tokenizer) or tokenizer.eos_token
     if tokenizer.eos_token_id is None:
         raise UserError(f"the tokenizer of {path} has no end-of-sequence token: set one in its config")
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
@@ -82,11 +85,18 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Ids that end a response: the tokenizer's end-of-turn, and whatever the model's `generation_config` lists."""
+    listed = getattr(getattr(unwrap(model), "generation_config", None), "eos_token_id", None)
+    return frozenset([tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [listed])]) - {None}
+
+
 def _spare_token(tokenizer: PreTrainedTokenizerBase, path: str) -> str:
     """A special token that is not end-of-turn, for padding (DESIGN 4.2)."""
     usual = ["<|endoftext|>", "<pad>", "<|finetune_right_pad_id|>", "<|reserved_special_token_0|>", "<unk>"]
     vocabulary = tokenizer.get_vocab()
-    for token in [*usual, *tokenizer.all_special_tokens]:
+    added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    for token in [*usual, *tokenizer.all_special_tokens, *added]:
         if token in vocabulary and vocabulary[token] != tokenizer.eos_token_id:
             return token
     raise UserError(f"the tokenizer of {path} has no token to pad with besides end-of-sequence: add a pad token")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import groupby
 from typing import Any
@@ -115,17 +115,17 @@ class Targets:
 
 def joined(
     records: Sequence[ResponseRecord],
-    eos_token_id: int,
+    ends: Collection[int],
     missing_eos_penalty: float,
     device: torch.device,
     extra_weights: Sequence[float] = (),
 ) -> Rollout:
-    """All responses of one iteration as padded tensors on `device`.
+    """All responses of one iteration as padded tensors on `device`; one is finished if its last token is in `ends`.
 
     Raises:
         NonFiniteError: a number of a response is NaN or infinite.
     """
-    finished = torch.tensor([record.response[-1] == eos_token_id for record in records], device=device)
+    finished = torch.tensor([record.response[-1] in ends for record in records], device=device)
     reward = torch.tensor([record.reward for record in records], device=device)
     bonus = torch.tensor([record.bonus for record in records], device=device)
     extra = torch.tensor([record.extra for record in records], dtype=torch.float32, device=device)

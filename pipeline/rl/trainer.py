@@ -20,6 +20,7 @@ from pipeline.core.recipe import PpoConfig
 from pipeline.data.render import Prompt, Renderer
 from pipeline.lm.generate import Sampling, sample_key, sample_responses, sharded
 from pipeline.lm.logprobs import PolicyWithValue
+from pipeline.lm.models import end_ids
 from pipeline.lm.sharding import as_number, prepare
 from pipeline.rl.extra_rewards import ExtraReward
 from pipeline.rl.kl_control import KlController
@@ -80,6 +81,7 @@ class PpoTrainer:
         self.model, self.optimizer = prepare(accelerator, model, optimizer)
         self.together = sharded(self.model)  # each forward pass needs every process
         tokenizer = renderer.tokenizer
+        self.ends = end_ids(self.bare, tokenizer)
         self.reader = PolicyReader(accelerator, self.model, reference, tokenizer, config.temperature, self.together)
         self.controller = KlController(
             config.kl_coef, config.kl_target, config.kl_horizon, config.kl_coef_min, config.kl_coef_max
@@ -178,9 +180,8 @@ class PpoTrainer:
             for j, index in enumerate(indices)
         ]
         everything = sorted(gather_object(records), key=lambda record: record.index)
-        eos = self.renderer.tokenizer.eos_token_id
         weights = [reward.weight for reward in self.extra_rewards]
-        return joined(everything, eos, self.config.missing_eos_penalty, self.accelerator.device, weights)
+        return joined(everything, self.ends, self.config.missing_eos_penalty, self.accelerator.device, weights)
 
     def _texts(self, responses: Sequence[list[int]]) -> list[str]:
         return [self.renderer.text(row) for row in responses]
@@ -199,10 +200,16 @@ class PpoTrainer:
         sampling: Sampling,
         progress: str | None = None,
     ) -> list[list[int]]:
-        tokenizer = self.renderer.tokenizer
-        special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
-        size = self.config.generate_batch_size
-        return sample_responses(model, prompts, keys, sampling, **special, batch_size=size, progress=progress)
+        return sample_responses(
+            model,
+            prompts,
+            keys,
+            sampling,
+            pad_token_id=self.renderer.tokenizer.pad_token_id,
+            eos_token_id=self.ends,
+            batch_size=self.config.generate_batch_size,
+            progress=progress,
+        )
 
     def _add_references(self, prompts: Sequence[Prompt]) -> tuple[list[list[int]], torch.Tensor]:
         """Draws K completions of π_ref for each prompt that is new here, to centre Γ; a function of the prompt.

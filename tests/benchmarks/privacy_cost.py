@@ -41,7 +41,7 @@ from pipeline.evaluation.calibration import coverage
 from pipeline.evaluation.gibbs import gibbs_weights, kl_from_uniform
 from pipeline.lm.features import extract_features
 from pipeline.lm.generate import Sampling, sample_key, sample_responses
-from pipeline.lm.models import load_causal_lm, load_tokenizer
+from pipeline.lm.models import end_ids, load_causal_lm, load_tokenizer
 from pipeline.privacy.keys import insecure_seed_key
 from pipeline.privacy.mechanism import RandomizedResponse
 from pipeline.stages.reward import PairFeatures, fit_head, load_backbone
@@ -88,13 +88,14 @@ def make_pool(run: RunDir, recipe: Recipe, count: int, candidates: int) -> Pool:
     renderer = inputs.make_renderer(recipe, load_tokenizer(home))
     prompts = inputs.evaluation_prompts(recipe, run)[:count]
     repeated = [prompt for prompt in prompts for _ in range(candidates)]
+    policy = load_causal_lm(home, recipe.model.dtype)
     rows = sample_responses(
-        load_causal_lm(home, recipe.model.dtype),
+        policy,
         [renderer.prompt_ids(prompt) for prompt in repeated],
         [sample_key(recipe.seed, "pool", i, k) for i in range(len(prompts)) for k in range(candidates)],
         Sampling(renderer.max_response_tokens),
         pad_token_id=renderer.tokenizer.pad_token_id,
-        eos_token_id=renderer.tokenizer.eos_token_id,
+        eos_token_id=end_ids(policy, renderer.tokenizer),
         batch_size=recipe.evaluate.batch_size,
         progress="completions of π_ref",
     )

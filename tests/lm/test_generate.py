@@ -153,6 +153,17 @@ def test_samples_are_those_of_transformers_own_loop(small: Any, how: dict[str, f
     assert found == expected
 
 
+def test_any_of_several_ids_ends_a_response(small: Any) -> None:
+    """Samples are those of one end, up to the first id that ends one."""
+    keys, prompts = [sample_key("ends", i) for i in range(64)], [[3, 4]] * 64
+    how: dict[str, Any] = {"pad_token_id": PAD, "batch_size": 64}
+    long = sample_responses(small, prompts, keys, Sampling(12), eos_token_id=EOS, **how)
+    ends = frozenset([EOS, 6, 7])
+    expected = [row[: next((i for i, token in enumerate(row) if token in ends), len(row)) + 1] for row in long]
+    assert sample_responses(small, prompts, keys, Sampling(12), eos_token_id=ends, **how) == expected
+    assert {row[-1] for row in expected} >= ends
+
+
 def test_a_token_of_probability_0_is_never_drawn() -> None:
     """At the ends of the distribution and of its blocks, where rounding would step over the edge."""
     generator = torch.Generator().manual_seed(0)

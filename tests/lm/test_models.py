@@ -21,6 +21,7 @@ from pipeline.lm.kernels.products import speed_up_products
 from pipeline.lm.models import (
     add_lora,
     base_checkpoint,
+    end_ids,
     load_causal_lm,
     load_tokenizer,
     merged_state,
@@ -180,11 +181,34 @@ def test_a_fitting_pad_token_is_left_alone(checkpoint: Path, tmp_path: Path) -> 
     assert load_tokenizer(retokenized(checkpoint, tmp_path / "t", pad_token="<|im_start|>")).pad_token == "<|im_start|>"
 
 
+def test_a_turn_ends_as_the_chat_template_ends_it(checkpoint: Path, tmp_path: Path) -> None:
+    """The tokenizers of Gemma and Phi name another end of sequence than the one that their turns end with."""
+    other = load_tokenizer(retokenized(checkpoint, tmp_path / "other", eos_token="<|endoftext|>"))
+    assert other.eos_token == "<|im_end|>" != other.pad_token
+    for number, (template, end) in enumerate(
+        [
+            ("{% for m in messages %}{{ m['content'] }}<|endoftext|>{% endfor %}", "<|endoftext|>"),
+            ("{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}", "<|im_end|>"),  # says nothing
+            ("{{ raise_exception('one turn only') }}", "<|im_end|>"),
+        ]
+    ):
+        changed = retokenized(checkpoint, tmp_path / str(number), chat_template=template)
+        assert load_tokenizer(changed).eos_token == end
+
+
+def test_whatever_the_generation_config_lists_ends_a_response(checkpoint: Path) -> None:
+    model, tokenizer = load_causal_lm(checkpoint, "float32"), load_tokenizer(checkpoint)
+    own = tokenizer.eos_token_id
+    for listed, ends in ((None, {own}), (7, {own, 7}), ([7, own, 9], {own, 7, 9})):
+        model.generation_config.eos_token_id = listed
+        assert end_ids(model, tokenizer) == end_ids(add_lora(model, LoraSettings(rank=2), 0), tokenizer) == ends
+
+
 def test_tokenizers_that_cannot_serve_are_user_errors(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no chat template"):
         load_tokenizer(retokenized(checkpoint, tmp_path / "plain", chat_template=None))
     with pytest.raises(UserError, match="has no end-of-sequence token"):
-        load_tokenizer(retokenized(checkpoint, tmp_path / "endless", eos_token=None))
+        load_tokenizer(retokenized(checkpoint, tmp_path / "endless", eos_token=None, chat_template="{{ messages }}"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="holds no tokenizer"):
         load_tokenizer(tmp_path / "empty")

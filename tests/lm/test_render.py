@@ -10,6 +10,14 @@ from pipeline.core.errors import UserError
 from pipeline.data.render import Prompt, Renderer, keep_fitting, plain_prompt, plain_text, preview
 from pipeline.lm.models import load_tokenizer
 
+NO_SYSTEM = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>model\n{% endif %}"
+)
+"""As Gemma-2's."""
+
 
 @pytest.fixture(scope="module")
 def renderer(checkpoint: Path) -> Renderer:
@@ -35,6 +43,20 @@ def test_the_system_prompt_comes_first_unless_the_prompt_brings_one(renderer: Re
     assert len(own) == 2
     empty = Renderer(renderer.tokenizer, 60, 8, system_prompt="")
     assert shown(empty, "the fox").startswith("<|im_start|>system\n<|im_end|>")
+
+
+def test_a_template_that_refuses_system_messages_goes_without_an_empty_one(checkpoint: Path) -> None:
+    """Of any other one the user is told, in one line."""
+    tokenizer = load_tokenizer(checkpoint)
+    tokenizer.chat_template = NO_SYSTEM
+    expected = "<|im_start|>user\nthe fox<|im_end|>\n<|im_start|>model\n"
+    assert shown(Renderer(tokenizer, 60, 8, ""), "the fox") == shown(Renderer(tokenizer, 60, 8), "the fox") == expected
+    refusal = r"the chat template refuses a prompt \(System role not supported; 'the fox'\): "
+    with pytest.raises(UserError, match=refusal + r"set model\.system_prompt: null"):
+        Renderer(tokenizer, 60, 8, "be kind").prompt_ids("the fox")
+    own = [{"role": "system", "content": "be dull"}, {"role": "user", "content": "the fox"}]
+    with pytest.raises(UserError, match=refusal + "give prompts that it takes"):
+        Renderer(tokenizer, 60, 8).prompt_ids(own)
 
 
 def test_a_long_prompt_is_refused_and_quoted_never_cut(renderer: Renderer) -> None:

@@ -49,9 +49,9 @@ def grouped_attention(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """query (B, H, T, d), key and value (B, G, S, d) with G dividing H, mask (B, 1, T, S) that is added, or None.
+    """query (B, H, T, d), key (B, G, S, d), value (B, G, S, e), G dividing H; mask (B, 1, T, S) that is added, or None.
 
-    Returns (B, T, H, d), in the dtype of the query. A bias by position, dropout and long rows go to SDPA.
+    Returns (B, T, H, e), in the dtype of the query. A bias by position, dropout and long rows go to SDPA.
     """
     if key.shape[2] > LONG or dropout or kwargs.get("position_bias") is not None or attention_mask is None:
         return sdpa_attention_forward(
@@ -64,4 +64,4 @@ def grouped_attention(
     scores = (rows @ key.transpose(2, 3)).view(batch, groups, -1, width, seen) + attention_mask[:, :, None]
     weights = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(value.dtype)
     mixed = weights.view(batch, groups, -1, seen) @ value
-    return mixed.view(batch, heads, width, size).transpose(1, 2), None
+    return mixed.view(batch, heads, width, -1).transpose(1, 2), None

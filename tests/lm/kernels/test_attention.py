@@ -43,6 +43,17 @@ def test_values_and_gradients_are_those_of_transformers(queries: int, keys: int,
 
 
 @torch.no_grad()
+def test_values_may_be_narrower_than_keys() -> None:
+    """DeepSeek's are."""
+    query, key, value, mask = inputs(3, 9)
+    ours, theirs = (
+        function(LAYER, query, key, value[..., :5], mask, scaling=0.7)[0]
+        for function in (grouped_attention, eager_attention_forward)
+    )
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
 def test_bfloat16_is_as_near_to_float32_as_transformers_is() -> None:
     query, key, value, mask = inputs(7, 7, torch.bfloat16)
     exact = eager_attention_forward(LAYER, query.float(), key.float(), value.float(), mask.float(), scaling=0.7)[0]
