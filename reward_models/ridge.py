@@ -80,15 +80,14 @@ def select_ridge(
     basis: FeatureBasis | None = None,
     reward_bound: float | None = None,
     loss: str = "private_likelihood",
-    num_folds: int = 5,
-    groups: Sequence[object] | None = None,
-    seed: int = 0,
+    folds: Tensor | None = None,
     tolerance: float = 1e-4,
 ) -> RidgeSelection:
     """k-fold choice of λ; arguments as in `fit_linear`. Each fold walks down the grid with warm starts.
 
-    `tolerance` is the Newton decrement (nats over the fold) at which a fit counts as done: far below the noise of the
-    score.
+    `folds` (n,) int64 is the fold that each pair is held out with, 0, 1, …, or −1 for a pair that is always learnt from
+    and never judges (None: five folds at random). `tolerance` is the Newton decrement (nats over the fold) at which a
+    fit counts as done: far below the noise of the score.
     """
     epsilon = check_epsilon(epsilon, allow_zero=False)
     first, second = as_double(phi_a, "phi_a", 2), as_double(phi_b, "phi_b", 2)
@@ -97,7 +96,11 @@ def select_ridge(
     grid = tuple(sorted(ridges if ridges is not None else default_ridges(basis.num_components), reverse=True))
     if not grid or grid[-1] <= 0:
         raise ValueError("ridges must be a non-empty list of numbers above 0")
-    folds = torch.from_numpy(assign_folds(len(first), num_folds, groups, seed))
+    if folds is None:
+        folds = torch.from_numpy(assign_folds(len(first), 5, None, 0))
+    if folds.shape != label.shape or int(folds.max()) < 0:
+        raise ValueError(f"folds must be one number for each of {len(label)} pairs, and some must be held out")
+    num_folds = int(folds.max()) + 1
     x_a, x_b = basis.coordinates(first), basis.coordinates(second)
     bound = check_reward_bound(reward_bound)
     score = get_loss("uncorrected" if loss == "uncorrected" else "private_likelihood")
@@ -112,7 +115,7 @@ def select_ridge(
         for row, ridge in enumerate(grid):
             theta, _ = minimise(training, ridge, theta, tolerance=tolerance)
             held_out[row, folds == fold] = score.value(testing.margin(theta), testing.private_label, epsilon)
-    return _table(grid, held_out, num_folds)
+    return _table(grid, held_out[:, folds >= 0], num_folds)
 
 
 def _table(grid: tuple[float, ...], held_out: Tensor, num_folds: int) -> RidgeSelection:

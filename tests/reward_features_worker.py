@@ -17,7 +17,8 @@ import torch
 from pipeline.core.world import World
 from pipeline.lm.distributed import make_accelerator
 from pipeline.lm.rows import Rows
-from pipeline.stages.reward import PairFeatures, pair_features
+from pipeline.stages.reward import pair_features
+from reward_models.head import PairFeatures
 
 SIZES = (2500, 5000)
 DIM = 576
@@ -42,7 +43,7 @@ def features_of(number: int) -> torch.Tensor:
 
 def compute(folder: Path, world: World, count: int) -> PairFeatures:
     """Features of `count` pairs."""
-    recipe = SimpleNamespace(reward=SimpleNamespace(micro_batch_size=None))
+    recipe = SimpleNamespace(reward=SimpleNamespace(feature_batch_size=64))
     context: Any = SimpleNamespace(world=world, recipe=recipe, checkpoints=folder / f"parts-{count}")
     model: Any = Backbone()
     given: Any = GIVEN

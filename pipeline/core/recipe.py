@@ -143,9 +143,13 @@ class RewardConfig:
     num_layers: int | None = Field(default=None, gt=0)
     """Keep the first layers of the backbone only; null: all."""
     num_components: int | None = Field(default=None, gt=0)
-    """`head`: principal components of the pair differences to fit in; null: all."""
+    """Principal components of the pair differences that a linear head is fitted in; null: all."""
     ridge: float | None = Field(default=None, gt=0)
-    """λ; null: chosen by cross-validated private log-likelihood (`head` mode only)."""
+    """λ of the linear head on frozen features: r̄ and Γ of `head`, the warm start of `lora`/`full`. null: chosen by
+    cross-validated private log-likelihood."""
+    refit_ridge: float | None = Field(default=None, gt=0)
+    """`lora`/`full`: λ of the head that is fitted again on the trained features, r̄'s own; null: chosen by the
+    private log-likelihood of the pairs held out."""
     kappa: float = Field(default=1.0, ge=0)
     """Γ = κ·√(g̃ᵀH⁻¹g̃), or κ times another kind of uncertainty; 0 switches pessimism off."""
     uncertainty: UncertaintySettings = Field(default_factory=UncertaintySettings)
@@ -156,7 +160,10 @@ class RewardConfig:
     batch_size: int = Field(default=16, gt=0)
     """Global, in pairs."""
     micro_batch_size: int | None = Field(default=None, gt=0)
-    """Pairs per forward pass and process (`lora`/`full`); sequences per forward pass (features: default 64)."""
+    """`lora`/`full`: pairs per forward pass and process; default: batch_size / processes."""
+    feature_batch_size: int = Field(default=64, gt=0)
+    """Texts per forward pass and process wherever nothing is learnt from it: features here, scores in ppo and
+    evaluate."""
     learning_rate: float = Field(default=1e-4, gt=0)
     warmup_steps: int = Field(default=0, ge=0)
     optimizer: OptimizerName | None = None
@@ -168,15 +175,13 @@ class RewardConfig:
     lora: LoraSettings = Field(default_factory=LoraSettings)
     save_steps: int = Field(default=50, gt=0)
     validation_fraction: float = Field(default=0.1, gt=0, lt=0.5)
-    """Of the released pairs, by record id: held out for the checks and for early stopping."""
+    """Of the released pairs, by record id: held out for the checks, for early stopping and for refit_ridge."""
     trainer_args: dict[str, Any] = Field(default_factory=dict)
     """Passed on to trl.RewardConfig, checked against its fields."""
 
     def __post_init__(self) -> None:
-        if self.mode != "head" and self.ridge is None:
-            raise ValueError("ridge must be given for mode lora/full (it is the λ of the Fisher bonus)")
         if self.mode == "head":
-            for name in ("optimizer", "group_by_length", "early_stopping"):
+            for name in ("optimizer", "group_by_length", "early_stopping", "refit_ridge"):
                 if getattr(self, name):
                     raise ValueError(f"{name} is for mode lora or full: remove it, or change the mode")
         if self.quantize and self.mode != "lora":

@@ -15,7 +15,7 @@ from pipeline.core.recipe import PpoConfig, Recipe
 from pipeline.core.recipe_parts import LoraSettings
 from pipeline.lm.kernels.attention import LONG
 from pipeline.planning.model import Adapter, ModelShape
-from pipeline.planning.tokens import DIVERGENCE, EVALUATED, LIKELIHOOD, SCORED, Lengths, Texts
+from pipeline.planning.tokens import DIVERGENCE, EVALUATED, LIKELIHOOD, Lengths, Texts
 from pipeline.rl.reader import KEPT_BYTES
 
 GIB = 1 << 30
@@ -239,7 +239,7 @@ class Planner:
         settings = self.recipe.reward
         kept = settings.num_layers or self.shape.layers
         shape = _with_layers(self.shape, kept)
-        tokens, width, _ = self._pairs((settings.micro_batch_size or SCORED) // 2 or 1)
+        tokens, width, _ = self._pairs(settings.feature_batch_size // 2 or 1)
         inner = tokens * activation(shape, self.dtype, width, self.machine, full=False)  # of one layer at a time
         moments: list[Terms] = [{"weights": self.reward_model, "activations": inner}]
         if settings.mode != "head":

@@ -17,8 +17,8 @@ from pipeline.embedded import task
 from pipeline.evaluation.samples import LEAST_CENTRING
 from pipeline.privacy.records import Text
 
-EVALUATED, DIVERGENCE, LIKELIHOOD, SCORED = 4, 16, 32, 64
-"""Texts per forward pass: micro-batches that PPO reads at once, then texts of KL, of likelihood, of a reward model."""
+EVALUATED, DIVERGENCE, LIKELIHOOD = 4, 16, 32
+"""Texts per forward pass: micro-batches that PPO reads at once, then texts of KL, of likelihood."""
 
 
 @dataclass(frozen=True)
@@ -221,9 +221,10 @@ def passes_of(recipe: Recipe, texts: Texts, processes: int) -> dict[str, tuple[f
         rows = rows_trained(settings, None if count == unknown else int(count))
         return unknown if rows is None else rows / (settings.micro_batch_size or settings.batch_size)
 
-    texts_at_once = recipe.reward.micro_batch_size or SCORED
+    texts_at_once = recipe.reward.feature_batch_size
     minibatch = ppo.micro_batch_size or max(1, ppo.minibatch_size // processes)
-    reads = ppo.iterations * (2 * math.ceil(ppo.rollouts / minibatch / EVALUATED) + math.ceil(ppo.rollouts / SCORED))
+    scored = math.ceil(ppo.rollouts / texts_at_once)
+    reads = ppo.iterations * (2 * math.ceil(ppo.rollouts / minibatch / EVALUATED) + scored)
     updates = ppo.iterations * ppo.ppo_epochs * ppo.rollouts / minibatch
     answers = work_of(recipe, texts)["evaluate"].responses
     compared = evaluate.num_prompts * (1 + 2 * evaluate.samples_per_prompt / DIVERGENCE)
@@ -234,6 +235,6 @@ def passes_of(recipe: Recipe, texts: Texts, processes: int) -> dict[str, tuple[f
         "reward": (2 * pairs / texts_at_once * (1 if frozen else 2), 0.0 if frozen else learnt(recipe.reward, pairs)),
         "ppo": (reads, updates),
         "dpo": (learnt(recipe.dpo, pairs), learnt(recipe.dpo, pairs)),
-        "evaluate": (answers / SCORED + compared + likelihood, 0.0),
+        "evaluate": (answers / texts_at_once + compared + likelihood, 0.0),
     }
     return {stage: (passes / processes, steps / processes) for stage, (passes, steps) in everything.items()}

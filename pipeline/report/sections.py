@@ -207,17 +207,19 @@ _FIT_LABELS = {
     "num_pairs": "Pairs",
     "reward_bound": "Reward bound B",
     "ridge": "Ridge λ",
+    "warm_start_ridge": "Ridge λ of the warm start",
     "uncertainty": "Kind of Γ",
     "kappa": "Pessimism κ",
     "num_layers": "Layers",
     "dropped_long_prompts": "Prompts left out as too long",
     "validation_pairs": "Held-out pairs",
     "validation_log_likelihood": "Held-out private log-likelihood per pair",
+    "trained_head_log_likelihood": "The same of the trained head, before it was fitted again",
     "validation_log_likelihood_se": "Standard error of that log-likelihood",
     "null_log_likelihood": "Log-likelihood of a fair coin",
     "validation_accuracy_private": "Held-out accuracy on private labels",
     "validation_accuracy_debiased": "Held-out accuracy, debiased to true labels",
-    "validation_after_selection": "Training stopped by these held-out pairs",
+    "validation_after_selection": "Training or ridge chosen by these held-out pairs",
 }
 _FIT_DRAWN = frozenset({"ridge_path", "calibration"})
 

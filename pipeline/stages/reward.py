@@ -2,8 +2,9 @@
 
 `head` fits the papers' linear class: frozen last-token features and a linear head, by Fisher scoring, with the ridge
 chosen by cross-validated private log-likelihood (reading z only, so it costs no privacy). `lora` and `full` go on from
-there with TRL's RewardTrainer. Either way the statistics of Γ are saved, those of the privatised likelihood's Fisher
-information unless the recipe asks for another kind. `reward.external` takes a finished reward model instead.
+there with TRL's RewardTrainer, and fit the head again on the trained features. Either way the statistics of Γ are those
+of the head's own fit, of the privatised likelihood's Fisher information unless the recipe asks for another kind.
+`reward.external` takes a finished reward model instead.
 
 Reads:   privatize/release (z and its ε), sft/model (backbone).
 Writes:  reward/model (AutoModelForSequenceClassification + metadata + bonus statistics), reward/fit.json.
@@ -13,7 +14,6 @@ Run alone: accelerate launch -m pipeline.stages.reward --config RECIPE [--run-di
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,27 +35,15 @@ from pipeline.lm.models import DTYPES, load_tokenizer
 from pipeline.lm.released import write_beside
 from pipeline.runner import StageContext
 from pipeline.stages.entry import main_for
-from reward_models.basis import FeatureBasis, pair_basis
 from reward_models.bound import bounded_reward
 from reward_models.checkpoint import RewardMetadata, save_reward_checkpoint
 from reward_models.external import use_external
-from reward_models.fitted_bonus import check_uncertainty, head_bonus, trained_bonus
-from reward_models.linear import LinearFit, fit_linear
+from reward_models.fitted_bonus import check_uncertainty, head_bonus
+from reward_models.head import PairFeatures, fit_head, refit_head
 from reward_models.losses import get_loss, keep_prob, privacy_factor
 from reward_models.model import RewardModel, build_reward_backbone, set_score_weight
-from reward_models.ridge import RidgeSelection, select_ridge
+from reward_models.ridge import RidgeSelection
 from reward_models.training import TrainedBackbone, train_backbone
-
-
-@dataclass(frozen=True)
-class PairFeatures:
-    """Features (n, d) float32 of the responses that z prefers and of the others."""
-
-    chosen: torch.Tensor
-    rejected: torch.Tensor
-
-    def rows(self, picked: torch.Tensor) -> PairFeatures:
-        return PairFeatures(self.chosen[picked], self.rejected[picked])
 
 
 def run(context: StageContext) -> dict[str, Any]:
@@ -77,16 +65,11 @@ def run(context: StageContext) -> dict[str, Any]:
     backbone = load_backbone(backbone_path, recipe, renderer)
     check_uncertainty(backbone, settings)
     model = RewardModel(backbone.to(accelerator.device), reward_bound=settings.reward_bound)
-    selection: RidgeSelection | None = None
+    result, more = TrainedBackbone(backbone, [], None), {}
     if settings.mode == "head" or settings.head_warmup:
         features = pair_features(context, model, pairs, renderer, "frozen")
         fit, selection = fit_head(features.rows(training), [rows[i].prompt for i in training], epsilon, recipe)
-    if settings.mode == "head":
-        fitted = features.rows(training)
-        bonus = head_bonus(fit, fitted.chosen, fitted.rejected, epsilon, recipe)
-        result = TrainedBackbone(backbone, [], None)
-        model = with_weight(backbone, fit.weight, settings.reward_bound)
-    else:
+    if settings.mode != "head":
         result = train_backbone(
             backbone,
             [pairs[i] for i in training],
@@ -100,17 +83,25 @@ def run(context: StageContext) -> dict[str, Any]:
         )
         model = RewardModel(result.model.to(accelerator.device), reward_bound=settings.reward_bound)
         features = pair_features(context, model, pairs, renderer, "trained")
-        fitted = features.rows(training)
-        bonus = trained_bonus(model.weight, fitted.chosen, fitted.rejected, epsilon, recipe, accelerator)
+        trained = held_out(model, features.rows(validation), epsilon, recipe)
+        more = {
+            "warm_start_ridge": fit.ridge if settings.head_warmup else None,
+            "trained_head_log_likelihood": trained["validation_log_likelihood"],
+        }
+        fit, selection = refit_head(features.rows(training), features.rows(validation), epsilon, recipe)
+    fitted = features.rows(training)
+    bonus = head_bonus(fit, fitted.chosen, fitted.rejected, epsilon, recipe)
+    model = with_weight(result.model, fit.weight, settings.reward_bound)
 
     # --- held-out check on z, and the checkpoint ----------------------------------------------------------------------
     check = held_out(model, features.rows(validation), epsilon, recipe)
-    check["validation_after_selection"] = result.early_stopping is not None
+    ridge_judged = settings.mode != "head" and settings.refit_ridge is None
+    check["validation_after_selection"] = ridge_judged or result.early_stopping is not None
     metadata = RewardMetadata(
         epsilon=epsilon,
         loss=settings.loss,
         reward_bound=settings.reward_bound,
-        ridge=selection.ridge if selection and settings.mode == "head" else settings.ridge,
+        ridge=fit.ridge,
         n_pairs=len(training),
         kappa=settings.kappa,
         mode=settings.mode,
@@ -119,7 +110,7 @@ def run(context: StageContext) -> dict[str, Any]:
         public=not release.manifest.private,
         uncertainty=settings.uncertainty.kind,
     )
-    facts = describe(metadata, check, selection, result, dropped)
+    facts = describe(metadata, check | more, selection, result, dropped)
     if accelerator.is_main_process:
         save_reward_checkpoint(
             context.folder / "model", result.model, metadata, bonus=bonus, tokenizer=renderer.tokenizer, overwrite=True
@@ -202,7 +193,7 @@ def pair_features(
         model,
         flat,
         pad_token_id=renderer.tokenizer.pad_token_id,
-        batch_size=context.recipe.reward.micro_batch_size or 64,
+        batch_size=context.recipe.reward.feature_batch_size,
         device=model.weight.device,
         progress="reward features" if world.main else None,
         keep=context.checkpoints / f"{tag}-{world.rank}",
@@ -212,34 +203,6 @@ def pair_features(
     for rank, share in enumerate(gather_object([features])):
         stacked[rank :: world.size] = share
     return PairFeatures(stacked[:, 0], stacked[:, 1])
-
-
-def fit_head(
-    features: PairFeatures, prompts: list[Any], epsilon: float, recipe: Recipe
-) -> tuple[LinearFit, RidgeSelection]:
-    """The linear private MLE; the ridge, unless given, is chosen by cross-validation over prompts."""
-    settings = recipe.reward
-    basis: FeatureBasis = pair_basis(
-        features.chosen, features.rejected, num_components=settings.num_components, whiten=False
-    )
-    label = torch.ones(len(features.chosen))  # `chosen` is what z prefers
-    shared: dict[str, Any] = {"basis": basis, "reward_bound": settings.reward_bound, "loss": settings.loss}
-    groups = [repr(prompt) for prompt in prompts]
-    if len(set(groups)) < 2:
-        raise UserError("all pairs have one prompt, and folds are by prompt: give preferences on several prompts")
-    selection = select_ridge(
-        features.chosen,
-        features.rejected,
-        label,
-        epsilon,
-        groups=groups,
-        seed=recipe.seed,
-        num_folds=min(5, len(set(groups))),
-        ridges=None if settings.ridge is None else [settings.ridge],
-        **shared,
-    )
-    fit = fit_linear(features.chosen, features.rejected, label, epsilon, ridge=selection.ridge, **shared)
-    return fit, selection
 
 
 def with_weight(backbone: Any, weight: torch.Tensor, reward_bound: float | None) -> RewardModel:
@@ -274,22 +237,13 @@ def held_out(model: RewardModel, features: PairFeatures, epsilon: float, recipe:
 def describe(
     metadata: RewardMetadata,
     check: dict[str, Any],
-    selection: RidgeSelection | None,
+    selection: RidgeSelection,
     result: TrainedBackbone,
     dropped: int,
 ) -> dict[str, Any]:
     """What reward/fit.json says: all of it read from z, none from a true label."""
     record = metadata.to_json()
-    path = (
-        None
-        if selection is None
-        else [
-            [ridge, -loss, error]
-            for ridge, loss, error in zip(
-                selection.ridges, selection.held_out_loss, selection.paired_standard_error, strict=True
-            )
-        ]
-    )
+    path = zip(selection.ridges, selection.held_out_loss, selection.paired_standard_error, strict=True)
     return {
         **{name: record[name] for name in ("mode", "loss", "epsilon", "keep_prob", "reward_bound", "ridge", "kappa")},
         "uncertainty": metadata.uncertainty,
@@ -297,7 +251,7 @@ def describe(
         "num_layers": metadata.num_layers,
         "dropped_long_prompts": dropped,
         **check,
-        "ridge_path": path,
+        "ridge_path": [[ridge, -loss, error] for ridge, loss, error in path],
         "training_loss": result.history,
         "early_stopping": result.early_stopping,
     }

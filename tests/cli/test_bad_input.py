@@ -163,7 +163,7 @@ def test_a_misspelt_key_in_the_recipe(refused: Refused, tmp_path: Path) -> None:
         ("ppo.iterations", "override 'ppo.iterations' is not of the form section.key=value"),
         ("ppo.iterations=many", "ppo.iterations: "),
         ("ppo.minibatch_size=3", "minibatch_size 3 must divide rollouts 8"),
-        ("reward.mode=lora", "ridge must be given for mode lora/full"),
+        ("reward.refit_ridge=2", "refit_ridge is for mode lora or full"),
         ("privatize.epsilon=0", "epsilon must be a number > 0"),
         ("privatize.epsilon=-1", "epsilon must be a number > 0"),
         ("privatize.epsilon=.nan", "epsilon must be a number > 0"),
@@ -181,7 +181,7 @@ def test_a_wrong_override(refused: Refused, override: str, said: str) -> None:
 
 
 def test_misspelt_trainer_args_of_a_lora_reward(refused: Refused) -> None:
-    lora = ("reward.mode=lora", "reward.ridge=1", "reward.trainer_args.weight_decya=0.1")
+    lora = ("reward.mode=lora", "reward.trainer_args.weight_decya=0.1")
     assert "trl.RewardConfig has no 'weight_decya'; did you mean 'weight_decay'?" in refused.run(*lora)
 
 
@@ -315,7 +315,7 @@ def test_bits_without_bitsandbytes(refused: Refused, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(
         "importlib.util.find_spec", lambda name, *rest: None if name == "bitsandbytes" else find_spec(name, *rest)
     )
-    more = ["reward.mode=lora", "reward.ridge=1"] if section == "reward" else []
+    more = ["reward.mode=lora"] if section == "reward" else []
     for key, value in (("quantize", "4bit"), ("optimizer", "adamw_8bit")):
         line = refused.run(f"{section}.{key}={value}", *more)
         assert f"{section}.{key} {value} needs bitsandbytes: install it with pip install 'private-rlhf[quant]'" in line
@@ -325,7 +325,7 @@ def test_bits_without_bitsandbytes(refused: Refused, monkeypatch: pytest.MonkeyP
 def test_paged_optimiser_states_without_a_gpu(refused: Refused, monkeypatch: pytest.MonkeyPatch, section: str) -> None:
     pytest.importorskip("bitsandbytes")
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    more = ["reward.mode=lora", "reward.ridge=1"] if section == "reward" else []
+    more = ["reward.mode=lora"] if section == "reward" else []
     line = refused.run(f"{section}.optimizer=paged_adamw_8bit", *more)
     assert f"{section}.optimizer paged_adamw_8bit needs a GPU: take adamw_8bit" in line
 

@@ -28,10 +28,12 @@ def test_a_minibatch_divides_the_rollouts() -> None:
 
 
 @pytest.mark.parametrize("mode", ["lora", "full"])
-def test_a_trained_backbone_needs_the_ridge_of_its_bonus(mode: str) -> None:
-    with pytest.raises(UserError, match="r: reward: ridge must be given"):
-        build(reward={"mode": mode})
-    assert build(reward={"mode": mode, "ridge": 1.0}).reward.mode == mode
+def test_a_trained_backbone_has_two_ridges_and_needs_neither(mode: str) -> None:
+    assert build(reward={"mode": mode}).reward.refit_ridge is None
+    given = build(reward={"mode": mode, "ridge": 1.0, "refit_ridge": 2.0}).reward
+    assert (given.ridge, given.refit_ridge) == (1.0, 2.0)
+    with pytest.raises(UserError, match="refit_ridge is for mode lora or full"):
+        build(reward={"refit_ridge": 2.0})
 
 
 def test_raw_evaluation_labels_need_the_declaration_that_they_are_public() -> None:

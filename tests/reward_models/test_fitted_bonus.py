@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import dataclasses
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from pipeline.stages.reward import split
 from reward_models.basis import pair_basis
 from reward_models.bonuses import BONUS_KINDS, bonus_kind
 from reward_models.dropout import DropoutBonus
-from reward_models.fitted_bonus import check_uncertainty, head_bonus, trained_bonus
+from reward_models.fitted_bonus import check_uncertainty, head_bonus
 from reward_models.linear import fit_linear
 from reward_models.uncertainty import FisherBonus
 
@@ -40,17 +40,11 @@ def pairs() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", BONUS_KINDS)
-@pytest.mark.parametrize("mode", ["head", "full"])
-def test_every_kind_is_made_and_scores_as_ppo_asks(kind: str, mode: str) -> None:
+def test_every_kind_is_made_and_scores_as_ppo_asks(kind: str) -> None:
     chosen, rejected = pairs()
     basis = pair_basis(chosen, rejected, num_components=3)
     fit = fit_linear(chosen, rejected, torch.ones(60), 1.0, ridge=2.0, basis=basis, reward_bound=4.0)
-    if mode == "head":
-        bonus = head_bonus(fit, chosen, rejected, 1.0, recipe(kind))
-    else:
-        one_process = SimpleNamespace(num_processes=1)
-        asked = recipe(kind, mode="full", ridge=2.0)
-        bonus = trained_bonus(fit.weight.float(), chosen, rejected, 1.0, asked, one_process)
+    bonus = head_bonus(fit, chosen, rejected, 1.0, recipe(kind))
     assert bonus_kind(bonus) == kind
     assert (bonus.kappa, bonus.reward_bound) == (0.5, 4.0)
     width = 6 + (bonus.samples if isinstance(bonus, DropoutBonus) else 0)
@@ -78,9 +72,9 @@ def test_mc_dropout_is_refused_before_training_without_dropout(small: LlamaForCa
 
 def test_statistics_that_cannot_be_inverted_name_the_remedy() -> None:
     chosen, rejected = pairs()
-    asked = recipe("elliptical", mode="full", ridge=1e-30)
-    with pytest.raises(UserError, match=r"the covariance matrix .*: raise reward\.ridge or lower"):
-        trained_bonus(torch.zeros(6), chosen[:2], rejected[:2], 1.0, asked, SimpleNamespace(num_processes=1))
+    fit = fit_linear(chosen[:2], rejected[:2], torch.ones(2), 1.0, ridge=2.0, reward_bound=4.0)
+    with pytest.raises(UserError, match=r"the covariance matrix .*: raise reward\.ridge .*reward\.refit_ridge\) or"):
+        head_bonus(dataclasses.replace(fit, ridge=1e-30), chosen[:2], rejected[:2], 1.0, recipe("elliptical"))
 
 
 def test_a_record_is_either_learnt_or_held_out() -> None:

@@ -221,8 +221,8 @@ def test_ridge_selection_beats_both_ends_of_the_grid_on_the_truth() -> None:
 def test_ridge_selection_equals_a_naive_leave_fold_out() -> None:
     phi_a, phi_b, label, _ = make_pairs(90, 3, 1.0)
     groups = [f"prompt {i // 3}" for i in range(90)]
-    chosen = select_ridge(phi_a, phi_b, label, 1.0, ridges=[1.0, 10.0], num_folds=3, groups=groups, tolerance=1e-10)
     folds = torch.from_numpy(assign_folds(90, 3, groups, 0))
+    chosen = select_ridge(phi_a, phi_b, label, 1.0, ridges=[1.0, 10.0], folds=folds, tolerance=1e-10)
     assert all(len(set(folds[i : i + 3].tolist())) == 1 for i in range(0, 90, 3))
     for ridge, loss in zip(chosen.ridges, chosen.held_out_loss, strict=True):
         total = 0.0
@@ -231,6 +231,19 @@ def test_ridge_selection_equals_a_naive_leave_fold_out() -> None:
             fit = fit_linear(phi_a[~rows], phi_b[~rows], label[~rows], 1.0, ridge=ridge)
             total += float(private_likelihood_loss(fit.margin(phi_a[rows], phi_b[rows]), label[rows], 1.0).sum())
         assert loss == pytest.approx(total / 90, rel=1e-5)
+
+
+def test_pairs_that_are_always_learnt_from_judge_no_ridge() -> None:
+    phi_a, phi_b, label, _ = make_pairs(90, 3, 1.0)
+    folds = torch.where(torch.arange(90) < 60, -1, 0)
+    chosen = select_ridge(phi_a, phi_b, label, 1.0, ridges=[1.0, 10.0], folds=folds, tolerance=1e-10)
+    for ridge, loss in zip(chosen.ridges, chosen.held_out_loss, strict=True):
+        fit = fit_linear(phi_a[:60], phi_b[:60], label[:60], 1.0, ridge=ridge)
+        held_out = private_likelihood_loss(fit.margin(phi_a[60:], phi_b[60:]), label[60:], 1.0)
+        assert loss == pytest.approx(float(held_out.mean()), rel=1e-5)
+    for wrong in (folds[1:], folds - 1):
+        with pytest.raises(ValueError, match="folds must be one number for each of 90 pairs, and some must be held"):
+            select_ridge(phi_a, phi_b, label, 1.0, folds=wrong)
 
 
 def test_prior_margin_scale() -> None:

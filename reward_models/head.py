@@ -1,0 +1,89 @@
+"""The linear head r̄ = r(w·φ) of pairs of features: fitted by the private likelihood, with a ridge chosen by the same.
+
+A head on frozen features is judged by cross-validation. Features that were trained on the pairs know their labels, and
+cross-validation among those pairs would take memory for skill: there the head is fitted again on the pairs that were
+trained on, and its ridge is judged by the pairs that were held out. The head that is fitted again is the one that is
+released. Γ is the standard deviation of a penalised likelihood around its own maximum: around the weights at which
+gradient descent happened to stop it is nothing, and a λ without a maximum that belongs to it has no unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import Recipe, RewardConfig
+from reward_models.basis import pair_basis
+from reward_models.linear import LinearFit, fit_linear
+from reward_models.ridge import RidgeSelection, assign_folds, select_ridge
+
+ALWAYS_LEARNT = -1
+
+
+@dataclass(frozen=True)
+class PairFeatures:
+    """Features (n, d) float32 of the responses that z prefers and of the others."""
+
+    chosen: torch.Tensor
+    rejected: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def rows(self, picked: torch.Tensor) -> PairFeatures:
+        """The pairs `picked`, by number."""
+        return PairFeatures(self.chosen[picked], self.rejected[picked])
+
+
+def fit_head(
+    features: PairFeatures, prompts: Sequence[Any], epsilon: float, recipe: Recipe
+) -> tuple[LinearFit, RidgeSelection]:
+    """The private MLE on frozen features; reward.ridge, unless given, is chosen by cross-validation over prompts.
+
+    Raises:
+        UserError: all pairs have one prompt.
+    """
+    groups = [repr(prompt) for prompt in prompts]
+    count = len(set(groups))
+    if count < 2:
+        raise UserError("all pairs have one prompt, and folds are by prompt: give preferences on several prompts")
+    folds = torch.from_numpy(assign_folds(len(groups), min(5, count), groups, recipe.seed))
+    return _fit(features, features, folds, recipe.reward.ridge, epsilon, recipe.reward)
+
+
+def refit_head(
+    features: PairFeatures, held_out: PairFeatures, epsilon: float, recipe: Recipe
+) -> tuple[LinearFit, RidgeSelection]:
+    """The private MLE on `features` that were trained on the same pairs; reward.refit_ridge, unless given, is chosen by
+    the private log-likelihood of `held_out` pairs.
+    """
+    both = PairFeatures(*(torch.cat(pair) for pair in zip(_sides(features), _sides(held_out), strict=True)))
+    folds = torch.full((len(both),), ALWAYS_LEARNT)
+    folds[len(features) :] = 0
+    return _fit(features, both, folds, recipe.reward.refit_ridge, epsilon, recipe.reward)
+
+
+def _sides(features: PairFeatures) -> tuple[torch.Tensor, torch.Tensor]:
+    return features.chosen, features.rejected
+
+
+def _fit(
+    features: PairFeatures,
+    judged: PairFeatures,
+    folds: torch.Tensor,
+    ridge: float | None,
+    epsilon: float,
+    settings: RewardConfig,
+) -> tuple[LinearFit, RidgeSelection]:
+    """The ridge by the `folds` (n,) of the pairs `judged`, then the fit to `features`."""
+    basis = pair_basis(*_sides(features), num_components=settings.num_components, whiten=False)
+    shared: dict[str, Any] = {"basis": basis, "reward_bound": settings.reward_bound, "loss": settings.loss}
+    ridges = None if ridge is None else [ridge]
+    # The label is +1 throughout: `chosen` is what z prefers.
+    selection = select_ridge(*_sides(judged), torch.ones(len(judged)), epsilon, ridges=ridges, folds=folds, **shared)
+    ones = torch.ones(len(features))
+    return fit_linear(*_sides(features), ones, epsilon, ridge=selection.ridge, **shared), selection
