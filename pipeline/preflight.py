@@ -7,7 +7,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,10 @@ from typing import Any
 from pipeline.core.checkpoints import check_checkpoint, check_context, check_positions
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import ModelConfig, PpoConfig, Recipe, RewardConfig
+from pipeline.core.strategies import check_strategy
 from pipeline.core.world import World, global_batch, on_cpu
 
 FIRST_ROWS = 100
-SPLITTING = (None, "adamw", "sgd")
-"""Optimisers that take weights which are split over processes."""
 POSITIONS = {"smollm2": 8192, "tiny": 512}
 """Of the base models that are made on first use."""
 
@@ -28,18 +27,18 @@ def preflight(recipe: Recipe, stages: Collection[str], world: World) -> None:
     """Checks what the `stages` that are about to run will need.
 
     Raises:
-        UserError: a batch that does not divide over the processes, a `trainer_args` entry that TRL refuses, a base or
-            external reward model that is not there, a missing bitsandbytes or tracker, an extra reward that cannot
-            be used, weights split over processes in a way that PPO cannot do with, or demonstrations or prompts whose
+        UserError: a stage that was never run with what the launcher asks for, a batch that does not divide over the
+            processes, a `trainer_args` entry that TRL refuses, a base or external reward model that is not there, a
+            missing bitsandbytes or tracker, an extra reward that cannot be used, or demonstrations or prompts whose
             first rows cannot be read.
     """
+    check_strategy(recipe, stages, os.environ)
     check_batches(recipe, stages, world)
     if "sft" in stages:
         check_base_model(recipe.model)
     if "reward" in stages:
         check_reward(recipe)
     if "ppo" in stages:
-        check_split_weights(recipe.ppo, os.environ)
         check_ppo(recipe)
     check_inputs(recipe, stages)
     check_trainer_args(recipe, stages, world)
@@ -53,9 +52,10 @@ def check_batches(recipe: Recipe, stages: Collection[str], world: World) -> None
         global_batch("reward", recipe.reward.batch_size, recipe.reward.micro_batch_size, world)
     if "dpo" in stages:
         global_batch("dpo", recipe.dpo.batch_size, recipe.dpo.micro_batch_size, world)
-    if "ppo" in stages and recipe.ppo.minibatch_size % world.size:
+    if "ppo" in stages and recipe.ppo.rollouts < world.size:
         raise UserError(
-            f"ppo.minibatch_size {recipe.ppo.minibatch_size} is no multiple of {world.size} processes: change one"
+            f"ppo.rollouts {recipe.ppo.rollouts} are fewer than {world.size} processes, and each samples at least one: "
+            "raise ppo.rollouts or start fewer processes (minibatches may be smaller: some processes then wait)"
         )
 
 
@@ -93,33 +93,6 @@ def check_bits(section: str, settings: PpoConfig | RewardConfig) -> None:
         raise UserError(f"{asked[0]} needs bitsandbytes: install it with pip install 'private-rlhf[quant]'")
     if settings.optimizer == "paged_adamw_8bit" and on_cpu():
         raise UserError(f"{section}.optimizer paged_adamw_8bit needs a GPU: take adamw_8bit")
-
-
-def check_split_weights(settings: PpoConfig, environment: Mapping[str, str]) -> None:
-    """PPO can do with weights that FSDP2 splits over the processes; with any other splitting it cannot.
-
-    Its processes have different numbers of responses, and every forward pass on split weights needs all of them:
-    `pipeline.lm.sharding` sees to that for FSDP2, where it is tested.
-    """
-
-    def on(name: str) -> bool:
-        return environment.get(name, "").lower() in ("1", "true")
-
-    if on("ACCELERATE_USE_DEEPSPEED") and environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3":
-        raise UserError(
-            "ppo cannot run with weights split over processes by ZeRO-3: launch it with launch/fsdp2.yaml, "
-            "launch/ddp.yaml or launch/zero2.yaml, the other stages as before"
-        )
-    if not on("ACCELERATE_USE_FSDP"):
-        return
-    if environment.get("FSDP_VERSION", "1") != "2":
-        raise UserError("ppo cannot run with weights split over processes by FSDP1: set fsdp_version: 2")
-    named = {"quantize": settings.quantize, "optimizer": settings.optimizer}
-    for name, value in named.items():
-        if value not in SPLITTING:
-            raise UserError(
-                f"ppo.{name} {value} cannot run with weights split over processes (FSDP): take launch/ddp.yaml"
-            )
 
 
 def check_ppo(recipe: Recipe) -> None:

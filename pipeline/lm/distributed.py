@@ -6,8 +6,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from accelerate import Accelerator
-from accelerate.utils import ProjectConfiguration
+from accelerate import Accelerator, FullyShardedDataParallelPlugin, PartialState
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedType, ProjectConfiguration, parse_flag_from_env
 
 from pipeline.core.errors import UserError
 from pipeline.core.world import World, on_cpu
@@ -32,4 +33,18 @@ def make_accelerator(world: World, trackers: Sequence[str] = (), logs: Path | No
             f"WORLD_SIZE is {world.size} but accelerate runs {accelerator.num_processes} process(es): "
             "see launch/README.md for how to start several CPU processes"
         )
+    obey_on_cpus()
     return accelerator
+
+
+def obey_on_cpus() -> None:
+    """Obeys the launcher's FSDP settings on CPUs too, where accelerate would silently keep whole weights.
+
+    Every Accelerator that is made next shares the state that is changed here; `TrainingArguments` make a fresh one.
+    """
+    if not parse_flag_from_env("ACCELERATE_USE_FSDP") or not on_cpu() or PartialState(cpu=True).num_processes == 1:
+        return
+    state = AcceleratorState(cpu=True)
+    state.fsdp_plugin = FullyShardedDataParallelPlugin()
+    state.distributed_type = DistributedType.FSDP
+    PartialState().distributed_type = DistributedType.FSDP

@@ -23,6 +23,7 @@ from pipeline.core import atomic
 from pipeline.core.config import nearest
 from pipeline.core.errors import UserError
 from pipeline.core.world import World, global_batch, on_cpu
+from pipeline.lm.distributed import obey_on_cpus
 from pipeline.lm.models import save_merged
 
 T = TypeVar("T")
@@ -116,6 +117,7 @@ def trainer_config(
         raise UserError(f"{section}.trainer_args: trl.{schema.__name__} refuses a value ({cause}): mend it") from None
     if isinstance(made, TrainingArguments) and made.n_gpu > 1:
         made._n_gpu = 1  # one process, one GPU: torch.nn.DataParallel cannot split shared rows
+    obey_on_cpus()  # the arguments have begun accelerate's state anew
     return made
 
 

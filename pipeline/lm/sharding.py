@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
-from accelerate import Accelerator, FullyShardedDataParallelPlugin, PartialState
-from accelerate.utils import DistributedType, convert_outputs_to_fp32, parse_flag_from_env
+from accelerate import Accelerator
+from accelerate.utils import convert_outputs_to_fp32
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
@@ -32,7 +32,6 @@ def prepare(
     Weights keep the recipe's dtypes: adapters and value head are float32 on a bfloat16 base. The launcher's
     mixed_precision is autocast, as without splitting, where the plugin would round the value head and every result.
     """
-    _obey_on_cpus(accelerator)
     if not accelerator.is_fsdp2:
         prepared: tuple[Any, torch.optim.Optimizer] = accelerator.prepare(model, optimizer)
         return prepared
@@ -45,15 +44,6 @@ def prepare(
     split, optimizer = accelerator.prepare(model, optimizer)
     register_fsdp_forward_method(split, "read")
     return split, optimizer
-
-
-def _obey_on_cpus(accelerator: Accelerator) -> None:
-    """Obeys the launcher's FSDP settings on CPUs too, where accelerate would silently keep whole weights."""
-    state = accelerator.state
-    if parse_flag_from_env("ACCELERATE_USE_FSDP") and state.distributed_type == DistributedType.MULTI_CPU:
-        state.fsdp_plugin = FullyShardedDataParallelPlugin()
-        state.distributed_type = DistributedType.FSDP
-        PartialState().distributed_type = DistributedType.FSDP
 
 
 def turns(items: Sequence[Sequence[T]], device: torch.device, together: bool) -> Iterator[Sequence[T]]:

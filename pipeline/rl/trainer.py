@@ -368,5 +368,5 @@ class PpoTrainer:
         return loss, parts
 
     def _micro_batch_size(self) -> int:
-        share = max(1, self.config.minibatch_size // self.accelerator.num_processes)
+        share = math.ceil(self.config.minibatch_size / self.accelerator.num_processes)
         return min(self.config.micro_batch_size or share, share)

@@ -335,15 +335,15 @@ def test_paged_optimiser_states_without_a_gpu(refused: Refused, monkeypatch: pyt
     [
         (
             {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"},
-            "ppo.quantize 4bit cannot run with weights split over processes (FSDP): take launch/ddp.yaml",
+            "ppo.quantize 4bit cannot run under FSDP2: take launch/ddp.yaml",
         ),
         (
             {"ACCELERATE_USE_FSDP": "true"},
-            "ppo cannot run with weights split over processes by FSDP1: set fsdp_version: 2",
+            "sft cannot run under FSDP1, it was never run here: set fsdp_version: 2",
         ),
         (
             {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"},
-            "ppo cannot run with weights split over processes by ZeRO-3: launch it with launch/fsdp2.yaml",
+            "sft cannot run under ZeRO-3, it was never run here; launch it with launch/ddp.yaml or launch/fsdp2.yaml",
         ),
     ],
 )

@@ -19,8 +19,6 @@ EXPECTED: dict[str, tuple[str, dict[str, object]]] = {
     "single_gpu": ("NO", {"multi_gpu": False, "num_processes": 1}),
     "ddp": ("MULTI_GPU", {"multi_gpu": True, "use_fsdp": False}),
     "fsdp2": ("FSDP", {"use_fsdp": True, "fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}),
-    "zero2": ("DEEPSPEED", {"use_deepspeed": True, "zero_stage": 2}),
-    "zero3": ("DEEPSPEED", {"use_deepspeed": True, "zero_stage": 3, "zero3_save_16bit_model": True}),
 }
 
 REPORT = """

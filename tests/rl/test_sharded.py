@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,7 @@ import torch
 from pipeline_runs import run_two
 from sharded_ppo_worker import ITERATIONS, SETTINGS, learn, with_references
 
-from pipeline.core.config import parse
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import PpoConfig, Recipe
-from pipeline.core.world import World
 from pipeline.lm.models import load_causal_lm, merged_state
-from pipeline.preflight import check_split_weights, preflight
 
 TOLERANCE = 1e-4
 
@@ -98,36 +92,3 @@ def test_every_process_stops_at_a_gradient_that_one_of_them_sees(learnt: Path, k
         assert refused["message"].startswith("value gradient norm is nan at iteration 0")
         assert refused["tensor"] == "gradient of value_head.weight"
         assert refused["rows"] == SETTINGS["minibatch_size"]
-
-
-SPLIT = {"ACCELERATE_USE_FSDP": "true"}
-
-
-@pytest.mark.parametrize(
-    ("environment", "ppo", "named"),
-    [
-        (SPLIT, {}, "by FSDP1: set fsdp_version: 2"),
-        ({"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}, {}, "by ZeRO-3: launch it with"),
-        (SPLIT | {"FSDP_VERSION": "2"}, {"optimizer": "adafactor"}, "(FSDP): take launch/ddp.yaml"),
-    ],
-)
-def test_ppo_refuses_other_ways_of_splitting_in_one_line(
-    environment: dict[str, str], ppo: dict[str, str], named: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    tree = {"name": "x", "evaluation_labels": "private", "model": {"source": "tiny"}, "privatize": {"epsilon": 1.0}}
-    recipe = parse(Recipe, {**tree, "ppo": ppo}, "r")
-    with pytest.raises(UserError, match=f"weights split over processes {re.escape(named)}") as caught:
-        preflight(recipe, ["ppo"], World(0, 1))
-    assert "\n" not in str(caught.value)
-    preflight(recipe, ["sft"], World(0, 1))
-
-
-def test_whole_weights_and_fsdp2_are_welcome() -> None:
-    check_split_weights(PpoConfig(), {})
-    check_split_weights(PpoConfig(), {"ACCELERATE_USE_FSDP": "false"})
-    check_split_weights(PpoConfig(), {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"})
-    check_split_weights(PpoConfig(), SPLIT | {"FSDP_VERSION": "2"})
-    with pytest.raises(UserError, match=r"^ppo\.quantize 4bit cannot run with weights split"):
-        check_split_weights(PpoConfig(quantize="4bit"), SPLIT | {"FSDP_VERSION": "2"})

@@ -1,0 +1,97 @@
+"""How a launcher shares a stage over processes, and which stages do with it: one table, asked before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import Recipe
+
+WHOLE = "whole weights"
+"""One process, or several with a copy of all weights each (DDP)."""
+FSDP2 = "FSDP2"
+NEVER = {
+    "FSDP1": "it was never run here: set fsdp_version: 2",
+    "DeepSpeed": "it was never run here",
+    "Megatron-LM": "it was never run here",
+    "a parallelism_config": "it was never run here",
+}
+"""Strategies that no stage has run with, and what is said of them."""
+GATHERS = "its features are read from weights that were not gathered"
+
+TABLE: dict[str, dict[str, str | None]] = {
+    stage: {WHOLE: None, FSDP2: reason, **NEVER}
+    for stage, reason in {
+        "sft": None,
+        "reward.mode head": None,
+        "reward.mode lora": GATHERS,
+        "reward.mode full": GATHERS,
+        "ppo": None,
+        "dpo": None,
+        "evaluate": None,
+    }.items()
+}
+"""Stage -> strategy -> why not; None: it gives what one process gives (tests/benchmarks/stage_strategies.py)."""
+
+SPLITTING = (None, "adamw", "sgd", "adamw_torch", "adamw_torch_fused")
+"""Optimisers that take weights which are split over processes."""
+
+
+def strategy(environment: Mapping[str, str]) -> str:
+    """What accelerate's launcher asks of its processes, by the variables that it sets."""
+
+    def on(name: str) -> bool:
+        return environment.get(f"ACCELERATE_USE_{name}", "").lower() in ("1", "true", "yes", "on")
+
+    if on("DEEPSPEED"):
+        return f"ZeRO-{environment.get('ACCELERATE_DEEPSPEED_ZERO_STAGE', '2')}"
+    if on("MEGATRON_LM"):
+        return "Megatron-LM"
+    if on("PARALLELISM_CONFIG"):
+        return "a parallelism_config"
+    if on("FSDP"):
+        return FSDP2 if environment.get("FSDP_VERSION", "1") == "2" else "FSDP1"
+    return WHOLE
+
+
+def check_strategy(recipe: Recipe, stages: Collection[str], environment: Mapping[str, str]) -> None:
+    """Every one of `stages` was run with what the launcher asks for, and gave what one process gives.
+
+    Raises:
+        UserError: one was not, or a key of it is known not to go with weights that are split.
+    """
+    asked = strategy(environment)
+    rows = {row_of(stage, recipe) for stage in stages}
+    for row in [row for row in TABLE if row in rows]:
+        reason = TABLE[row]["DeepSpeed" if asked.startswith("ZeRO") else asked]
+        if reason is not None:
+            raise UserError(f"{row} cannot run under {asked}, {reason}{remedy(row, asked)}")
+        if asked == FSDP2:
+            _check_split(row, recipe)
+
+
+def row_of(stage: str, recipe: Recipe) -> str:
+    """The row of the table that a stage is under this recipe; an external reward is not trained, as under `head`."""
+    if stage != "reward":
+        return stage
+    return f"reward.mode {'head' if recipe.reward.external is not None else recipe.reward.mode}"
+
+
+def remedy(row: str, asked: str) -> str:
+    """Which launch files the stage takes."""
+    if asked == "FSDP1":
+        return ""
+    files = ["launch/ddp.yaml"] + ["launch/fsdp2.yaml"] * (TABLE[row][FSDP2] is None)
+    return f"; launch it with {' or '.join(files)}"
+
+
+def _check_split(row: str, recipe: Recipe) -> None:
+    """Quantised weights and some optimisers do not go with weights that are split over processes."""
+    section = row.partition(".")[0]
+    settings: Any = getattr(recipe, section, None)
+    own = {name: getattr(settings, name, None) for name in ("quantize", "optimizer")}
+    named = {**own, "trainer_args.optim": getattr(settings, "trainer_args", {}).get("optim")}
+    for name, value in named.items():
+        if value not in SPLITTING:
+            raise UserError(f"{section}.{name} {value} cannot run under FSDP2: take launch/ddp.yaml")

@@ -1,0 +1,101 @@
+"""Every stage under every way of sharing work over processes: let in or refused in one line, before anything runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.core.config import load_recipe, parse
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import Recipe
+from pipeline.core.strategies import FSDP2, TABLE, WHOLE, check_strategy, strategy
+from pipeline.core.world import World
+from pipeline.preflight import check_batches, preflight
+
+ROOT = Path(__file__).resolve().parents[2]
+TREE = {"name": "x", "evaluation_labels": "private", "model": {"source": "tiny"}, "privatize": {"epsilon": 1.0}}
+ENVIRONMENTS: dict[str, dict[str, str]] = {
+    "whole weights": {"ACCELERATE_USE_FSDP": "false"},
+    "FSDP2": {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"},
+    "FSDP1": {"ACCELERATE_USE_FSDP": "true"},
+    "ZeRO-2": {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"},
+    "ZeRO-3": {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"},
+    "Megatron-LM": {"ACCELERATE_USE_MEGATRON_LM": "true"},
+    "a parallelism_config": {"ACCELERATE_USE_PARALLELISM_CONFIG": "true"},
+}
+RAN = {(row, column) for row, cells in TABLE.items() for column, reason in cells.items() if reason is None}
+
+
+def recipe(**sections: Any) -> Recipe:
+    return parse(Recipe, {**TREE, **sections}, "r")
+
+
+def of_row(row: str) -> tuple[str, Recipe]:
+    """A stage and a recipe that are this row of the table."""
+    stage, _, mode = row.partition(".mode ")
+    reward = {} if mode in ("", "head") else {"mode": mode, "ridge": 1.0}
+    return stage, recipe(reward=reward, aligner=stage if stage in ("ppo", "dpo") else "ppo")
+
+
+@pytest.mark.parametrize("asked", ENVIRONMENTS)
+@pytest.mark.parametrize("row", TABLE)
+def test_a_stage_is_welcome_where_it_ran_and_refused_in_one_line_elsewhere(
+    row: str, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert strategy(ENVIRONMENTS[asked]) == asked
+    for name, value in ENVIRONMENTS[asked].items():
+        monkeypatch.setenv(name, value)
+    stage, made = of_row(row)
+    if (row, asked) in RAN:
+        preflight(made, [stage], World(0, 2))
+        return
+    with pytest.raises(UserError, match=f"^{row} cannot run under {asked}, ") as caught:
+        preflight(made, [stage], World(0, 2))
+    assert "\n" not in str(caught.value)
+    assert "ddp.yaml" in str(caught.value) or "fsdp_version: 2" in str(caught.value)
+
+
+def test_what_was_run_is_whole_weights_everywhere_and_never_deepspeed() -> None:
+    """ZeRO was welcome once, and never started: accelerate's `prepare` asks for a data loader there."""
+    assert {row for row, column in RAN if column == WHOLE} == set(TABLE)
+    assert {column for _, column in RAN} == {WHOLE, FSDP2}
+    assert {"sft", "ppo", "dpo", "evaluate"} <= {row for row, column in RAN if column == FSDP2}
+
+
+@pytest.mark.parametrize(
+    ("sections", "stage", "named"),
+    [
+        ({"ppo": {"optimizer": "adafactor"}}, "ppo", "ppo.optimizer adafactor"),
+        ({"ppo": {"quantize": "4bit"}}, "ppo", "ppo.quantize 4bit"),
+        ({"sft": {"trainer_args": {"optim": "adafactor"}}}, "sft", "sft.trainer_args.optim adafactor"),
+    ],
+)
+def test_keys_that_do_not_go_with_split_weights(sections: dict[str, Any], stage: str, named: str) -> None:
+    with pytest.raises(UserError, match=f"^{named} cannot run under FSDP2: take launch/ddp.yaml$"):
+        check_strategy(recipe(**sections), [stage], ENVIRONMENTS["FSDP2"])
+    check_strategy(recipe(**sections), [stage], {})
+
+
+def test_every_launch_file_is_one_that_a_stage_may_use() -> None:
+    """Its sections become the variables that `strategy` reads."""
+    for path in (ROOT / "launch").glob("*.yaml"):
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        kind = content["distributed_type"]
+        assert kind in ("NO", "MULTI_GPU", "FSDP"), path.name
+        assert kind != "FSDP" or content["fsdp_config"]["fsdp_version"] == 2
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4, 8])
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "configs").glob("*.yaml")))
+def test_a_natural_number_of_processes_suits_every_recipe(name: str, processes: int) -> None:
+    """The Llama recipe's minibatches of 4 were refused on 8 GPUs."""
+    made = load_recipe(Recipe, ROOT / "configs" / f"{name}.yaml")
+    check_batches(made, ["sft", "reward", "ppo", "dpo"], World(0, processes))
+
+
+def test_more_processes_than_responses_are_refused_with_the_rule() -> None:
+    with pytest.raises(UserError, match=r"^ppo\.rollouts 16 are fewer than 17 processes, and each samples at least"):
+        check_batches(recipe(), ["ppo"], World(0, 17))
