@@ -15,6 +15,7 @@ import typer
 
 from pipeline.commands import account, ledger
 from pipeline.commands.plan import plan
+from pipeline.commands.sample import sample
 from pipeline.core.errors import RunStopped, UserError
 from pipeline.core.threads import wait_briefly
 
@@ -33,6 +34,7 @@ app = typer.Typer(
 app.add_typer(account.app, name="account")
 app.add_typer(ledger.app, name="ledger")
 app.command()(plan)
+app.command()(sample)
 
 Config = Annotated[Path, typer.Option("--config", help="The recipe: a YAML file, see configs/.")]
 RunDirectory = Annotated[Path | None, typer.Option("--run-dir", help="Default: runs/NAME of the recipe.")]
@@ -198,11 +200,21 @@ def evaluate(
     policy: Annotated[str | None, typer.Option("--policy", help="Checkpoint to judge.")] = None,
     reference: Annotated[str | None, typer.Option("--reference", help="Checkpoint to judge against.")] = None,
     prompts: Annotated[str | None, typer.Option("--prompts", help="File of prompts, or `embedded`.")] = None,
-    judge: Annotated[str | None, typer.Option("--judge", help="truth | rm:PATH | openai:URL")] = None,
+    judge: Annotated[str | None, typer.Option("--judge", help="truth | rm:PATH | openai:URL[#MODEL]")] = None,
+    judge_public: Annotated[
+        bool | None, typer.Option("--judge-public", help="The labels that rm:PATH learned from are public.")
+    ] = None,
+    judge_http: Annotated[
+        bool | None, typer.Option("--judge-http", help="openai:URL may be http, e.g. on localhost.")
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", help="Write the result here as JSON.")] = None,
     max_response_tokens: Annotated[
         int | None, typer.Option(min=2, help="Cap on a response; default: the policy's own.")
     ] = None,
+    max_prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longer prompts are left out and counted; default 1024.")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(help="Of both policies, > 0; default 1.")] = None,
     limit: Annotated[int | None, typer.Option(help="Use the first prompts only.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the sampling noise; default 0.")] = None,
     system_prompt: Annotated[str | None, typer.Option(help="System message; default: the checkpoints' own.")] = None,
@@ -214,8 +226,12 @@ def evaluate(
         "--reference": reference,
         "--prompts": prompts,
         "--judge": judge,
+        "--judge-public": judge_public,
+        "--judge-http": judge_http,
         "--output": output,
+        "--max-prompt-tokens": max_prompt_tokens,
         "--max-response-tokens": max_response_tokens,
+        "--temperature": temperature,
         "--limit": limit,
         "--seed": seed,
         "--system-prompt": system_prompt,
@@ -224,48 +240,33 @@ def evaluate(
     if config is not None:
         _stage("evaluate", config, run_dir, data, overrides)
         return
-    given = _all_given(
-        "evaluate", {"--policy": policy, "--reference": reference, "--prompts": prompts, "--judge": judge}
-    )
-    from pipeline.evaluation.compare import compare
+    needed = {"--policy": policy, "--reference": reference, "--prompts": prompts, "--judge": judge}
+    ours, theirs, file, named = _all_given("evaluate", needed)
+    if temperature is not None and not 0 < temperature < float("inf"):
+        raise UserError(f"--temperature {temperature:g} is no finite number > 0: give one, or leave it out for 1")
+    from pipeline.evaluation.compare import MAX_PROMPT_TOKENS, compare
+    from pipeline.evaluation.judges import parse_judge
 
     line = compare(
-        *given,
+        ours,
+        theirs,
+        file,
+        parse_judge(named, public=bool(judge_public), allow_http=bool(judge_http)),
         output=output,
         seed=seed or 0,
         limit=limit,
+        max_prompt_tokens=max_prompt_tokens or MAX_PROMPT_TOKENS,
         max_response_tokens=max_response_tokens,
+        temperature=temperature or 1.0,
         system_prompt=system_prompt,
     )
-    print(line)
+    print(f"win rate by {named}: {line}")
 
 
 @app.command()
 def report(config: Config, run_dir: RunDirectory = None, data: Data = None, overrides: Overrides = None) -> None:
     """Stage: the one-page HTML report with the privacy card."""
     _stage("report", config, run_dir, data, overrides)
-
-
-@app.command()
-def sample(
-    policy: Annotated[str, typer.Option("--policy", help="Checkpoint folder, e.g. runs/demo/ppo/model.")],
-    prompt: Annotated[list[str], typer.Argument(help="Prompts to answer.")],
-    count: Annotated[int, typer.Option(min=1, help="Answers per prompt.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of the sampling noise.")] = 0,
-    max_response_tokens: Annotated[
-        int | None, typer.Option(min=2, help="Cap on a response; default: the policy's own.")
-    ] = None,
-    system_prompt: Annotated[str | None, typer.Option(help="System message; default: the policy's own.")] = None,
-) -> None:
-    """Print sampled answers of a policy."""
-    from pipeline.evaluation.compare import sample_text
-
-    for text, answers in zip(
-        prompt, sample_text(policy, prompt, count, seed, max_response_tokens, system_prompt), strict=True
-    ):
-        print(f"> {text}")
-        for answer in answers:
-            print(f"  {answer}")
 
 
 @app.command()

@@ -28,9 +28,9 @@ def preflight(recipe: Recipe, stages: Collection[str], world: World) -> None:
 
     Raises:
         UserError: a stage that was never run with what the launcher asks for, a batch that does not divide over the
-            processes, a `trainer_args` entry that TRL refuses, a base or external reward model that is not there, a
-            missing bitsandbytes or tracker, an extra reward that cannot be used, or demonstrations or prompts whose
-            first rows cannot be read.
+            processes, a `trainer_args` entry that TRL refuses, a base, external reward or judge model that is not
+            there, a missing bitsandbytes or tracker, an extra reward that cannot be used, or demonstrations or prompts
+            whose first rows cannot be read.
     """
     check_strategy(recipe, stages, os.environ)
     check_batches(recipe, stages, world)
@@ -38,6 +38,10 @@ def preflight(recipe: Recipe, stages: Collection[str], world: World) -> None:
         check_base_model(recipe.model)
     if "reward" in stages:
         check_reward(recipe)
+    if "evaluate" in stages and (judge := recipe.evaluate.judge) is not None and judge.path is not None:
+        from reward_models.external import check_folder, key_names
+
+        check_folder(judge.path, judge.public, *key_names("evaluate.judge"))
     if "ppo" in stages:
         check_ppo(recipe)
     check_inputs(recipe, stages)
@@ -107,11 +111,11 @@ def check_ppo(recipe: Recipe) -> None:
         check_trackers(settings.report_to)
     for place, reward in enumerate(settings.extra_rewards):
         from pipeline.rl.extra_rewards import import_function
-        from reward_models.external import check_folder
+        from reward_models.external import check_folder, key_names
 
         key = f"ppo.extra_rewards.{place}"
         if reward.path is not None:
-            check_folder(reward.path, reward.public, key)
+            check_folder(reward.path, reward.public, *key_names(key))
         elif reward.callable is not None:
             import_function(reward.callable, key)
 

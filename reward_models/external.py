@@ -25,46 +25,52 @@ from reward_models.checkpoint import (
 
 def check_external(settings: ExternalRewardSettings) -> None:
     """What can be said of reward.external before any stage runs; see `check_folder`."""
-    check_folder(settings.path, settings.public, "reward.external")
+    check_folder(settings.path, settings.public, *key_names("reward.external"))
 
 
-def check_folder(folder: Path, public: bool, key: str) -> None:
+def key_names(key: str) -> tuple[str, str]:
+    """What messages call the folder and the declaration of a section `key` of the recipe that has `path` and `public`:
+    the last two arguments of the functions below."""
+    return f"{key}.path", f"{key}.public=true"
+
+
+def check_folder(folder: Path, public: bool, name: str, declaration: str) -> None:
     """Whether a reward model that was not fitted in this run may be used, from the names of its files.
 
     Args:
         folder: of its checkpoint.
         public: whether the recipe declares its training labels public.
-        key: of the recipe that has the two, for messages.
+        name, declaration: what messages call the two, see `key_names`.
 
     Raises:
         UserError: no checkpoint folder, or one that does not say which labels it learned from while the recipe does not
             declare them public.
     """
     if not (folder / "config.json").is_file():
-        raise UserError(f"{key}.path {folder} is no checkpoint folder (no config.json): give one")
+        raise UserError(f"{name} {folder} is no checkpoint folder (no config.json): give one")
     if not (folder / METADATA_FILE).is_file() and not public:
         raise UserError(
-            f"{key}.path {folder} has no {METADATA_FILE}, so nobody knows which labels it learned from: set "
-            f"{key}.public=true if they are public, or give a checkpoint of this package"
+            f"{name} {folder} has no {METADATA_FILE}, so nobody knows which labels it learned from: set "
+            f"{declaration} if they are public, or give a checkpoint of this package"
         )
 
 
-def load_external(folder: Path, public: bool, key: str) -> RewardCheckpoint:
+def load_external(folder: Path, public: bool, name: str, declaration: str) -> RewardCheckpoint:
     """A reward model that was not fitted in this run; arguments as in `check_folder`.
 
     Raises:
         UserError: see `check_folder`; a folder that is no reward model with one output, or metadata that contradict the
             recipe.
     """
-    check_folder(folder, public, key)
-    where = f"{key}.path {folder}"
+    check_folder(folder, public, name, declaration)
+    where = f"{name} {folder}"
     try:
         checkpoint = load_reward_checkpoint(folder, declared_public=public)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         cause = " ".join(str(error).split())[:200]
         raise UserError(f"{where} is no reward checkpoint ({cause}): give another") from None
     if public and checkpoint.metadata is not None and not checkpoint.metadata.public:
-        raise UserError(f"{where} learned from private labels by its own metadata: remove {key}.public")
+        raise UserError(f"{where} learned from private labels by its own metadata: remove {declaration}")
     return checkpoint
 
 
@@ -87,7 +93,7 @@ def use_external(recipe: Recipe, target: Path, main_process: bool) -> dict[str, 
     """
     settings, kappa = recipe.reward.external, recipe.reward.kappa
     assert settings is not None
-    checkpoint = load_external(settings.path, settings.public, "reward.external")
+    checkpoint = load_external(settings.path, settings.public, *key_names("reward.external"))
     if kappa > 0 and checkpoint.bonus is None:
         raise UserError(
             f"reward.external.path {settings.path} holds no bonus statistics, so it has no Γ: set reward.kappa=0"

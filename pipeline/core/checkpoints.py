@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import ModelConfig
-from pipeline.core.recipe_parts import ExtraRewardSettings
+from pipeline.core.recipe_parts import ExtraRewardSettings, JudgeSettings
 
 
 def check_checkpoint(name: str, where: str, others: str = "") -> str:
@@ -70,10 +70,24 @@ def folder_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def weights_digest(folder: Path) -> str:
+    """SHA-256 over names and contents of configuration and weights in a checkpoint folder: which model it is."""
+    digest = hashlib.sha256()
+    for path in [folder / "config.json", *sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])]:
+        with path.open("rb") as file:
+            digest.update(f"{path.name}:{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
 def extra_reward_digests(rewards: Sequence[ExtraRewardSettings]) -> dict[str, str]:
     """By name, whether the folders and the source files behind ppo.extra_rewards were replaced."""
     digests = {str(reward.path): folder_digest(reward.path) for reward in rewards if reward.path is not None}
     return digests | {reward.callable: source_digest(reward.callable) for reward in rewards if reward.callable}
+
+
+def judge_digests(judge: JudgeSettings | None) -> dict[str, str]:
+    """By name, whether the folder behind evaluate.judge was replaced."""
+    return {} if judge is None or judge.path is None else {str(judge.path): folder_digest(judge.path)}
 
 
 def source_digest(name: str) -> str:

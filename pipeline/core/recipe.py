@@ -19,6 +19,7 @@ from pipeline.core.recipe_parts import (
     EarlyStoppingSettings,
     ExternalRewardSettings,
     ExtraRewardSettings,
+    JudgeSettings,
     LoraSettings,
     OptimizerName,
     UncertaintySettings,
@@ -326,6 +327,8 @@ class EvaluateConfig:
     """Cap on evaluation pairs for the likelihood win rate."""
     shown_samples: int = Field(default=8, ge=0)
     """Prompts whose completions the report shows."""
+    judge: JudgeSettings | None = None
+    """An outside judge beside the known truth and the reward model that the policy was trained against."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

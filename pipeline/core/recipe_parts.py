@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
+
+from pipeline.core.config import NO_EFFECT
 
 STRICT = ConfigDict(extra="forbid", use_enum_values=True)
 OptimizerName = Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor", "sgd"]
@@ -94,6 +97,64 @@ class ExtraRewardSettings:
             raise ValueError("weight 0 adds nothing: remove the entry, or give it a weight")
         if self.public and self.path is None:
             raise ValueError("public declares the training labels of a path: remove it from a callable")
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class JudgeSettings:
+    """Who compares the policy's answers with those of π_ref: a chat model behind a URL, or a reward model."""
+
+    url: str | None = None
+    """Base address of an OpenAI-compatible endpoint, e.g. https://host/v1. Prompts and answers are sent there. Its key
+    is read from the environment variable OPENAI_API_KEY and never saved."""
+    model: str | None = None
+    """`url`: the model to ask for."""
+    path: Path | None = None
+    """Checkpoint folder of a sequence-classification model with one output; its tokenizer may be another."""
+    public: bool = False
+    """Declares that the judge learned from public labels alone, as its verdicts may else tell protected ones: needed
+    with `url`, and where the folder has no reward_metadata.json."""
+    allow_http: bool = False
+    """`url`: also without encryption, e.g. http://localhost:8000/v1."""
+    request: dict[str, Any] = Field(default_factory=lambda: {"temperature": 0.0, "max_tokens": 1024})
+    """`url`: what each request holds beside the model and the messages. A verdict that was cut counts as unclear."""
+    concurrency: Annotated[int, NO_EFFECT] = Field(default=8, gt=0)
+    """`url`: requests under way at the same time, over all processes."""
+    retries: Annotated[int, NO_EFFECT] = Field(default=5, ge=0)
+    """`url`: of a request after a broken connection, no answer in time, or status 408, 409, 425, 429, 500, 502, 503 or
+    504; waits of 2, 4, 8, … seconds between them, or what the endpoint asks for."""
+    timeout: Annotated[float, NO_EFFECT] = Field(default=120.0, gt=0, allow_inf_nan=False)
+    """`url`: seconds without a word from the endpoint that count as no answer."""
+
+    def __post_init__(self) -> None:
+        if (self.url is None) == (self.path is None):
+            raise ValueError("give either url, of a chat endpoint, or path, of a reward model")
+        if (self.model is None) != (self.url is None):
+            raise ValueError("model is what to ask of a chat endpoint: give it with url, and with url alone")
+        if self.url is not None:
+            _check_url(self.url, self.allow_http)
+            if not self.public:
+                raise ValueError(
+                    "a chat model does not say which labels it learned from: set public: true if they are public"
+                )
+        if surplus := {"model", "messages", "stream", "n"} & set(self.request):
+            raise ValueError(f"request holds {min(surplus)}, which is not its business: remove it")
+
+
+def _check_url(url: str, allow_http: bool) -> None:
+    """Says nothing of the address: it may hold a password."""
+    try:
+        parts = urlsplit(url)
+        known = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        known = False
+    if not known or parts.scheme not in ("https", "http"):
+        raise ValueError("url is no address of an endpoint: give one like https://host/v1")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ValueError("url may hold no user, password or query, as it is saved: put the key into OPENAI_API_KEY")
+    if parts.scheme == "http" and not allow_http:
+        raise ValueError(
+            "url is not encrypted (http): take https, or set allow_http (--judge-http), e.g. for localhost"
+        )
 
 
 def refuse_smoothing(loss: Any) -> Any:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from pipeline.core import atomic
-from pipeline.core.checkpoints import check_checkpoint
+from pipeline.core.checkpoints import check_checkpoint, weights_digest
 from pipeline.core.errors import UserError
-from pipeline.core.stats import bootstrap_mean, length_controlled_win_rate, wilson
+from pipeline.core.recipe_parts import JudgeSettings
+from pipeline.core.stats import Estimate
 from pipeline.core.world import device_type
 from pipeline.data.formats import read_prompts
 from pipeline.data.render import Prompt, Renderer, keep_fitting
-from pipeline.evaluation.judges import make_judge
+from pipeline.evaluation.judges import judged_pairs, judged_rates, make_judge
 from pipeline.lm.generate import Sampling, sample_key, sample_responses
 from pipeline.lm.models import end_ids, load_causal_lm, load_tokenizer
 from pipeline.lm.numerics import affordable
@@ -30,56 +32,129 @@ def compare(
     policy: str,
     reference: str,
     prompts: str,
-    judge: str,
+    judge: JudgeSettings | None,
     *,
     output: Path | None,
     seed: int,
     limit: int | None,
+    max_prompt_tokens: int = MAX_PROMPT_TOKENS,
     max_response_tokens: int | None = None,
+    temperature: float = 1.0,
     system_prompt: str | None = None,
 ) -> str:
     """Samples one answer per prompt from both, has them judged, and returns the line to print.
 
-    The cap is the policy's own unless given; the system message is each checkpoint's own unless given.
+    With `output` the answers are kept beside it (`OUTPUT.partial`) until the result stands, and so are the replies of a
+    chat judge: the same command again goes on where an earlier one failed.
+
+    Args:
+        policy, reference: checkpoint folders or hub ids.
+        prompts: a file, or `embedded`.
+        judge: see `parse_judge`; None is the known truth.
+        output: where the result goes as JSON: rates, who was compared by whom, every prompt, answer and verdict.
+        seed: of the sampling noise.
+        limit: use the first prompts only.
+        max_prompt_tokens: longer prompts are left out and counted.
+        max_response_tokens: cap on an answer; None is the policy's own.
+        temperature: of both, > 0.
+        system_prompt: None is each checkpoint's own.
 
     Raises:
         UserError: a checkpoint, prompt file or judge that cannot be used.
+        RunStopped: a chat judge stopped answering.
     """
     policy, reference = check_checkpoint(policy, "--policy"), check_checkpoint(reference, "--reference")
     if output is not None:
         check_output(output)
     chosen = load_prompts(prompts)[:limit]
     max_response_tokens = max_response_tokens or read_rendering(policy).max_response_tokens
-    renderer = renderer_of(policy, max_response_tokens, system_prompt)
-    referee = make_judge(judge, renderer)
-    kept = [chosen[i] for i in keep_fitting(chosen, renderer, "drop")]
-    answers = answer_all(policy, kept, renderer, seed, "policy")
-    reference_renderer = renderer_of(reference, max_response_tokens, system_prompt)
-    references = answer_all(reference, kept, reference_renderer, seed, "reference")
-    outcome = referee.compare(kept, answers, references)
-    rate = wilson(float(outcome.sum()), len(outcome))
-    length = np.array([len(a.split()) - len(b.split()) for a, b in zip(answers, references, strict=True)])
-    controlled = length_controlled_win_rate(outcome, np.full(len(outcome), 0.5), length, seed)
-    result: dict[str, Any] = {
-        "judge": judge,
-        "win_rate": rate.as_dict(),
-        "length_controlled_win_rate": controlled.as_dict(),
-        "prompts": len(kept),
-        "dropped_long_prompts": len(chosen) - len(kept),
-        "mean_outcome": bootstrap_mean(outcome, seed).as_dict(),
+    renderers = [
+        renderer_of(path, max_response_tokens, system_prompt, max_prompt_tokens) for path in (policy, reference)
+    ]
+    partial = None if output is None else output.with_name(f"{output.name}.partial")
+    log = None if partial is None else partial / "verdicts.jsonl"
+    names = ("--judge rm:", "--judge-public")
+    referee = make_judge(judge, renderers[0], torch.device(device_type()), names, log=log)
+    kept = [chosen[i] for i in keep_fitting(chosen, renderers[0], "drop")]
+    described = {
+        "policy": identity(policy),
+        "reference": identity(reference),
         "seed": seed,
+        "temperature": temperature,
+        "max_response_tokens": max_response_tokens,
+        "system_prompts": [renderer.system_prompt for renderer in renderers],
     }
+    answers, references = kept_answers(
+        None if partial is None else partial / "answers.json",
+        {**described, "prompts": kept},
+        lambda: [
+            answer_all(path, kept, renderer, seed, purpose, temperature)
+            for path, renderer, purpose in zip((policy, reference), renderers, ("policy", "reference"), strict=True)
+        ],
+    )
+    rows = referee.compare(kept, answers, references)
+    longer = [len(a.split()) - len(b.split()) for a, b in zip(answers, references, strict=True)]
+    rates = judged_rates(rows, longer, seed)
     if output is not None:
+        result = {
+            "judge": referee.facts,
+            **rates,
+            "prompts": len(kept),
+            "dropped_long_prompts": len(chosen) - len(kept),
+            **described,
+            "pairs": judged_pairs(kept, answers, references, rows),
+        }
         atomic.write_json(output, result)
-    return f"win rate by {judge}: {rate}; length-controlled: {controlled}"
+        shutil.rmtree(str(partial), ignore_errors=True)
+    return rates_line(rates, len(rows))
 
 
-def renderer_of(checkpoint: str, max_response_tokens: int | None, system_prompt: str | None) -> Renderer:
+def rates_line(rates: dict[str, Any], pairs: int) -> str:
+    """`judged_rates` in one line."""
+    unclear = f"{rates['unclear_pairs']} of {pairs} pairs left out, their verdicts were unclear"
+    if rates["win_rate"] is None:
+        return f"no win rate: {unclear}"
+    line = f"{Estimate(**rates['win_rate'])}; length-controlled: {Estimate(**rates['length_controlled_win_rate'])}"
+    return f"{line}; {unclear}" if rates["unclear_pairs"] else line
+
+
+def identity(checkpoint: str) -> dict[str, Any]:
+    """What was compared: a folder with the SHA-256 of its weights, or a hub id with the revision it stands for here."""
+    if Path(checkpoint).is_dir():
+        return {"path": checkpoint, "sha256": weights_digest(Path(checkpoint))}
+    return {"path": checkpoint, "revision": getattr(config_of(checkpoint), "_commit_hash", None)}
+
+
+def kept_answers(
+    path: Path | None, described: dict[str, Any], sample: Callable[[], list[list[str]]]
+) -> list[list[str]]:
+    """The answers of both policies: from `path` where an earlier run left those of the same description, else sampled
+    and, with a path, saved there before anything is done with them."""
+    if path is None:
+        return sample()
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        saved = {}
+    wanted = json.loads(json.dumps(described))
+    if isinstance(saved, dict) and saved.get("described") == wanted:
+        return list(saved["answers"])
+    answers = sample()
+    atomic.write_json(path, {"described": wanted, "answers": answers})
+    return answers
+
+
+def renderer_of(
+    checkpoint: str,
+    max_response_tokens: int | None,
+    system_prompt: str | None,
+    max_prompt_tokens: int = MAX_PROMPT_TOKENS,
+) -> Renderer:
     """The renderer of a checkpoint; None means what the checkpoint states."""
     own = read_rendering(checkpoint)
     system = own.system_prompt if system_prompt is None else system_prompt
     return Renderer(
-        load_tokenizer(checkpoint), MAX_PROMPT_TOKENS, max_response_tokens or own.max_response_tokens, system
+        load_tokenizer(checkpoint), max_prompt_tokens, max_response_tokens or own.max_response_tokens, system
     )
 
 
@@ -102,7 +177,9 @@ def load_prompts(source: str) -> list[Prompt]:
     return prompts
 
 
-def answer_all(path: str, prompts: Sequence[Prompt], renderer: Renderer, seed: int, purpose: str) -> list[str]:
+def answer_all(
+    path: str, prompts: Sequence[Prompt], renderer: Renderer, seed: int, purpose: str, temperature: float = 1.0
+) -> list[str]:
     """One sampled answer per prompt."""
     device = torch.device(device_type())
     model: Any = load_causal_lm(path, stored_dtype(path, device.type))
@@ -111,7 +188,7 @@ def answer_all(path: str, prompts: Sequence[Prompt], renderer: Renderer, seed: i
         model,
         [renderer.prompt_ids(prompt) for prompt in prompts],
         [sample_key(seed, "compare", purpose, index) for index in range(len(prompts))],
-        Sampling(renderer.max_response_tokens),
+        Sampling(renderer.max_response_tokens, temperature),
         pad_token_id=renderer.tokenizer.pad_token_id,
         eos_token_id=end_ids(model, renderer.tokenizer),
         batch_size=64,
@@ -122,13 +199,17 @@ def answer_all(path: str, prompts: Sequence[Prompt], renderer: Renderer, seed: i
 
 def stored_dtype(path: str, device: str) -> str:
     """The dtype a checkpoint was saved in, as far as this project runs it and the device does so fast."""
+    return "bfloat16" if config_of(path).dtype == torch.bfloat16 == affordable(torch.bfloat16, device) else "float32"
+
+
+def config_of(path: str) -> Any:
+    """The transformers configuration of a checkpoint. UserError where there is none."""
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(path)
+        return AutoConfig.from_pretrained(path)
     except (OSError, ValueError):
         raise UserError(f"{path} holds no checkpoint that transformers can load: check the path") from None
-    return "bfloat16" if config.dtype == torch.bfloat16 == affordable(torch.bfloat16, device) else "float32"
 
 
 def sample_text(

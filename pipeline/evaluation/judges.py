@@ -1,35 +1,41 @@
-"""Judges for `private-rlhf evaluate`: the known truth, a reward model, or an OpenAI-compatible chat endpoint.
+"""Judges of two policies' answers: the known truth, a reward model, or a chat model (`pipeline.evaluation.chat_judge`).
 
-A judge gives, for each prompt, the probability that the policy's answer beats the reference's: 1, ½ (tie) or 0, and for
-a chat judge the mean over both presentation orders, so that a preference for a position cancels.
+A judge gives, for each prompt, the outcome of the policy's answer against the reference's: 1, ½ for a tie, 0, or None
+where it gave no clear verdict; and beside it whatever the outcome was made of, so that it can be checked.
 """
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 
+from pipeline.core.config import parse
 from pipeline.core.errors import UserError
+from pipeline.core.recipe_parts import JudgeSettings
+from pipeline.core.stats import bootstrap_mean, length_controlled_win_rate, wilson
 from pipeline.data.render import Prompt, Renderer, plain_prompt
+from pipeline.evaluation.chat_judge import ChatJudge
 from pipeline.evaluation.gibbs import beats
-
-INSTRUCTION = (
-    "You compare two answers to the same message. Judge helpfulness, correctness and clarity; do not favour the longer "
-    "one. Reply with one letter: A if the first answer is better, B if the second is, C if they are equally good."
-)
+from reward_models.external import card_facts, described, load_external
 
 
 class Judge(Protocol):
     """Compares answers pair by pair."""
 
-    def compare(self, prompts: Sequence[Prompt], answers: Sequence[str], references: Sequence[str]) -> np.ndarray:
-        """(n,) in [0, 1]: 1 where the answer beats the reference, ½ for a tie."""
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Who judges, JSON types."""
+        ...
+
+    def compare(
+        self, prompts: Sequence[Prompt], answers: Sequence[str], references: Sequence[str]
+    ) -> list[dict[str, Any]]:
+        """One row of JSON types per prompt: `outcome` in [0, 1] or None, and what it was made of."""
         ...
 
 
@@ -37,7 +43,14 @@ class Judge(Protocol):
 class TruthJudge:
     """The embedded task's known reward."""
 
-    def compare(self, prompts: Sequence[Prompt], answers: Sequence[str], references: Sequence[str]) -> np.ndarray:
+    @property
+    def facts(self) -> dict[str, Any]:
+        """See `Judge`."""
+        return {"kind": "truth"}
+
+    def compare(
+        self, prompts: Sequence[Prompt], answers: Sequence[str], references: Sequence[str]
+    ) -> list[dict[str, Any]]:
         """See `Judge`."""
         from pipeline.embedded.truth import true_reward
 
@@ -46,99 +59,127 @@ class TruthJudge:
                 [true_reward(plain_prompt(prompt), text) for prompt, text in zip(prompts, texts, strict=True)]
             )
 
-        return beats(score(answers), score(references))
+        return _by_score(score(answers), score(references))
 
 
 @dataclass(frozen=True)
 class RewardJudge:
-    """A reward checkpoint of this project (r̄, no uncertainty)."""
+    """A reward checkpoint (r̄, no uncertainty); `facts` as the privacy card of a run has them."""
 
     scorer: Any
+    facts: dict[str, Any]
 
-    def compare(self, prompts: Sequence[Prompt], answers: Sequence[str], references: Sequence[str]) -> np.ndarray:
+    def compare(
+        self, prompts: Sequence[Prompt], answers: Sequence[str], references: Sequence[str]
+    ) -> list[dict[str, Any]]:
         """See `Judge`."""
-        return beats(
+        return _by_score(
             self.scorer.score(prompts, answers).reward.numpy(), self.scorer.score(prompts, references).reward.numpy()
         )
 
 
-@dataclass(frozen=True)
-class ChatJudge:
-    """A chat model behind an OpenAI-compatible endpoint; asked twice per pair with the answers swapped.
-
-    Attributes:
-        url: base address, e.g. http://localhost:8000/v1.
-        model: name sent with each request.
-    """
-
-    url: str
-    model: str
-
-    def compare(self, prompts: Sequence[Prompt], answers: Sequence[str], references: Sequence[str]) -> np.ndarray:
-        """See `Judge`."""
-        from tqdm import tqdm
-
-        results = []
-        pairs = list(zip(prompts, answers, references, strict=True))
-        for prompt, answer, reference in tqdm(pairs, desc="judging", unit="pair"):
-            first = self._ask(prompt, answer, reference)
-            second = 1.0 - self._ask(prompt, reference, answer)
-            results.append((first + second) / 2)
-        return np.array(results)
-
-    def _ask(self, prompt: Prompt, first: str, second: str) -> float:
-        """1 when the first answer is preferred, 0 for the second, ½ for a tie."""
-        from huggingface_hub import InferenceClient
-        from huggingface_hub.errors import HTTPError  # base of its own and of the transport's, whichever httpx it uses
-
-        client = InferenceClient(base_url=self.url, api_key=os.environ.get("OPENAI_API_KEY", "none"), timeout=120)
-        question = f"Message:\n{plain_prompt(prompt)}\n\nAnswer A:\n{first}\n\nAnswer B:\n{second}\n\nWhich is better?"
-        messages = [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": question}]
-        try:
-            reply = client.chat_completion(messages, model=self.model, max_tokens=8, temperature=0.0)
-        except (HTTPError, OSError, ValueError) as error:
-            cause = (str(error).splitlines() or ["no reason given"])[0]
-            raise UserError(
-                f"--judge openai:{self.url} did not answer ({cause}): check that the endpoint runs"
-            ) from None
-        return parse_verdict(reply.choices[0].message.content or "")
+def _by_score(policy: np.ndarray, reference: np.ndarray) -> list[dict[str, Any]]:
+    return [
+        {"outcome": float(outcome), "policy_score": float(a), "reference_score": float(b)}
+        for outcome, a, b in zip(beats(policy, reference), policy, reference, strict=True)
+    ]
 
 
-def parse_verdict(text: str) -> float:
-    """1 for A, 0 for B, ½ for C or anything unclear."""
-    found = re.search(r"\b([ABC])\b", text.upper())
-    return {"A": 1.0, "B": 0.0}.get(found.group(1), 0.5) if found else 0.5
+def parse_judge(name: str, *, public: bool = False, allow_http: bool = False) -> JudgeSettings | None:
+    """What `--judge` names; None for the known truth.
 
-
-def make_judge(name: str, renderer: Renderer) -> Judge:
-    """The judge that `--judge` names.
+    Args:
+        name: `truth`, `rm:PATH`, `openai:URL` or `openai:URL#MODEL`.
+        public, allow_http: see `JudgeSettings`. Of a chat model `public` is not asked: the command releases no run and
+            makes no claim about labels.
 
     Raises:
-        UserError: unknown kind, or a reward model that cannot be loaded.
+        UserError: something else, or an address that may not be used.
     """
     kind, _, target = name.partition(":")
     if kind == "truth" and not target:
-        return TruthJudge()
+        return None
     if kind == "rm" and target:
-        return RewardJudge(_scorer(Path(target), renderer))
+        return JudgeSettings(path=Path(target), public=public)
     if kind == "openai" and target:
         url, _, model = target.partition("#")
-        return ChatJudge(url, model or "default")
+        tree = {"url": url, "model": model or "default", "public": True, "allow_http": allow_http}
+        return parse(JudgeSettings, tree, "--judge openai")
     raise UserError(f"--judge {name}: choose truth, rm:PATH or openai:URL (openai:URL#MODEL names the model)")
 
 
-def _scorer(path: Path, renderer: Renderer) -> Any:
-    from safetensors import SafetensorError
+def make_judge(
+    settings: JudgeSettings | None,
+    renderer: Renderer,
+    device: torch.device,
+    names: tuple[str, str],
+    *,
+    log: Path | None = None,
+    share: int = 1,
+) -> Judge:
+    """The judge of `settings`; None is the known truth.
 
+    Args:
+        settings: see `JudgeSettings`.
+        renderer: of the policy, for the limits on prompts and responses.
+        device: where a reward model goes.
+        names: what messages call the folder of a reward model and the declaration that its labels are public.
+        log, share: see `ChatJudge`.
+
+    Raises:
+        UserError: a reward model that cannot be loaded, or whose labels nobody declared public.
+    """
+    if settings is None:
+        return TruthJudge()
+    if settings.path is None:
+        return ChatJudge(settings, log, share)
     from pipeline.lm.models import load_tokenizer
+    from pipeline.rl.extra_rewards import wide_renderer
     from pipeline.rl.scoring import RewardScorer
-    from reward_models.checkpoint import load_reward_checkpoint
 
-    try:
-        checkpoint = load_reward_checkpoint(path)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"--judge rm:{path}: {' '.join(str(error).split())[:200]}") from None
-    own = Renderer(
-        load_tokenizer(path), renderer.max_prompt_tokens, renderer.max_response_tokens, renderer.system_prompt
-    )
-    return RewardScorer(checkpoint, own, use_bonus=False)
+    folder = settings.path
+    checkpoint = load_external(folder, settings.public, *names)
+    checkpoint.model.model.to(device)
+    config: Any = checkpoint.model.config.get_text_config()
+    own = wide_renderer(renderer, load_tokenizer(folder), getattr(config, "max_position_embeddings", None))
+    facts = card_facts(checkpoint, folder, described(checkpoint, folder.resolve().name, 0.0))
+    return RewardJudge(RewardScorer(checkpoint, own, use_bonus=False), {"kind": "reward model", **facts})
+
+
+def judged_rates(rows: Sequence[dict[str, Any]], longer: Sequence[int], seed: int) -> dict[str, Any]:
+    """Win rates of the pairs with a clear outcome, and how many had none.
+
+    Pairs without one are left out of every rate: counted as half they would pull it to a tie.
+
+    Args:
+        rows: of `Judge.compare`.
+        longer: length of the policy's answer minus the reference's, in tokens or words.
+        seed: of the bootstrap.
+
+    Returns:
+        JSON types; the rates are None where no outcome is clear.
+    """
+    clear = [place for place, row in enumerate(rows) if row["outcome"] is not None]
+    verdicts = [row[order]["verdict"] for row in rows for order in ("policy_first", "reference_first") if order in row]
+    counts = {"unclear_pairs": len(rows) - len(clear), "unclear_verdicts": verdicts.count("unclear")}
+    if not clear:
+        return {"win_rate": None, "length_controlled_win_rate": None, "mean_outcome": None, **counts}
+    outcome = np.array([rows[place]["outcome"] for place in clear])
+    length = np.array([longer[place] for place in clear])
+    controlled = length_controlled_win_rate(outcome, np.full(len(outcome), 0.5), length, seed)
+    return {
+        "win_rate": wilson(float(outcome.sum()), len(outcome)).as_dict(),
+        "length_controlled_win_rate": controlled.as_dict(),
+        "mean_outcome": bootstrap_mean(outcome, seed).as_dict(),
+        **counts,
+    }
+
+
+def judged_pairs(
+    prompts: Sequence[Prompt], answers: Sequence[str], references: Sequence[str], rows: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """What was judged beside what was said of it (rows of `Judge.compare`), to be saved."""
+    return [
+        {"prompt": prompt, "policy": answer, "reference": other, **row}
+        for prompt, answer, other, row in zip(prompts, answers, references, rows, strict=True)
+    ]

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from pipeline.core.errors import UserError
-from pipeline.core.recipe import Recipe
+from pipeline.core.recipe import ModelConfig, Recipe
 from pipeline.core.recipe_parts import ExtraRewardSettings
 from pipeline.data.render import Prompt, Renderer, preview
 from pipeline.lm.models import load_tokenizer
 from pipeline.rl.scoring import RewardScorer
-from reward_models.external import card_facts, described, load_external
+from reward_models.external import card_facts, described, key_names, load_external
 
 Function = Callable[[Sequence[Prompt], Sequence[str]], Sequence[float]]
 OWN_PACKAGES = frozenset({"pipeline", "reward_models"})
@@ -113,15 +113,14 @@ def _function(settings: ExtraRewardSettings, name: str, key: str) -> ExtraReward
     return ExtraReward(name, settings.weight, score, facts)
 
 
-def _model(
-    settings: ExtraRewardSettings, name: str, key: str, recipe: Recipe, device: torch.device
-) -> ExtraReward:
+def _model(settings: ExtraRewardSettings, name: str, key: str, recipe: Recipe, device: torch.device) -> ExtraReward:
     assert settings.path is not None
-    checkpoint = load_external(settings.path, settings.public, key)
+    checkpoint = load_external(settings.path, settings.public, *key_names(key))
     metadata = described(checkpoint, settings.path.resolve().name, 0.0)
     checkpoint.model.model.to(device)
     config: Any = checkpoint.model.config.get_text_config()
-    renderer = wide_renderer(recipe, load_tokenizer(settings.path), getattr(config, "max_position_embeddings", None))
+    context = getattr(config, "max_position_embeddings", None)
+    renderer = wide_renderer(recipe.model, load_tokenizer(settings.path), context)
     scorer = RewardScorer(checkpoint, renderer, use_bonus=False)
 
     def score(prompts: Sequence[Prompt], responses: Sequence[str]) -> torch.Tensor:
@@ -131,12 +130,12 @@ def _model(
     return ExtraReward(name, settings.weight, score, facts, renderer)
 
 
-def wide_renderer(recipe: Recipe, tokenizer: Any, context: int | None) -> Renderer:
+def wide_renderer(own: ModelConfig | Renderer, tokenizer: Any, context: int | None) -> Renderer:
     """A renderer for another tokenizer with limits, in its tokens, that cut nothing the policy's limits let pass.
 
+    own: has the policy's limits.
     context: tokens that the model takes; what a prompt may then have is what its longest response leaves.
     """
-    own = recipe.model
     prompt, response = ROOM * own.max_prompt_tokens, ROOM * own.max_response_tokens
     if context is not None:
         response = min(response, max(context // 2, 2))

@@ -124,7 +124,9 @@ def test_evaluate_judges_two_checkpoints(finished_run: Path, tmp_path: Path, cap
     ("changed", "said"),
     [
         ({"--judge": "nonsense"}, "--judge nonsense: choose truth, rm:PATH or openai:URL"),
-        ({"--judge": "rm:nowhere"}, "--judge rm:nowhere: nowhere is not a folder"),
+        ({"--judge": "rm:nowhere"}, "--judge rm: nowhere is no checkpoint folder"),
+        ({"--judge": "openai:http://localhost/v1"}, "url is not encrypted (http)"),
+        ({"--temperature": "0"}, "--temperature 0 is no finite number > 0"),
         ({"--prompts": "nowhere.jsonl"}, "nowhere.jsonl: no such file"),
         ({"--reference": "./nowhere"}, "--reference './nowhere' is no folder"),
         ({"--output": "/dev/null/result.json"}, "--output /dev/null/result.json cannot be written"),

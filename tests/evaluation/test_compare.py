@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from evaluation.chat_endpoint import serving
 
-from pipeline.core.errors import UserError
+from pipeline.core.errors import RunStopped, UserError
+from pipeline.core.recipe_parts import JudgeSettings
+from pipeline.evaluation import compare as module
 from pipeline.evaluation.compare import compare, load_prompts, sample_text, stored_dtype
 from pipeline.lm.tiny import tiny_checkpoint
 
@@ -30,28 +33,84 @@ def prompts(tmp_path: Path) -> str:
 
 
 def run(models: tuple[str, str], prompts: str, output: Path | None = None, **changes: Any) -> str:
-    settings = {"judge": "truth", "output": output, "seed": 0, "limit": None, "max_response_tokens": 6, **changes}
+    settings = {"judge": None, "output": output, "seed": 0, "limit": None, "max_response_tokens": 6, **changes}
     return compare(*models, prompts, **settings)
 
 
 def test_the_result_is_printed_and_saved(models: tuple[str, str], prompts: str, tmp_path: Path) -> None:
     line = run(models, prompts, tmp_path / "result.json")
     saved = json.loads((tmp_path / "result.json").read_text())
-    assert (saved["prompts"], saved["dropped_long_prompts"], saved["judge"]) == (4, 1, "truth")
+    assert (saved["prompts"], saved["dropped_long_prompts"], saved["judge"]) == (4, 1, {"kind": "truth"})
     rate = saved["win_rate"]
     assert rate["n"] == 4
     assert rate["value"] == saved["mean_outcome"]["value"]
     assert 0 <= rate["ci_low"] <= rate["value"] <= rate["ci_high"] <= 1
-    assert line.startswith(f"win rate by truth: {rate['value']:.3f} [")
+    assert line.startswith(f"{rate['value']:.3f} [")
     assert run(models, prompts) == line  # seeded
     assert run(models, prompts, limit=2) != line
+
+
+def test_the_result_holds_who_was_compared_and_every_answer(
+    models: tuple[str, str], prompts: str, tmp_path: Path
+) -> None:
+    run(models, prompts, tmp_path / "result.json", temperature=0.5)
+    saved = json.loads((tmp_path / "result.json").read_text())
+    assert [saved[name]["path"] for name in ("policy", "reference")] == list(models)
+    assert len({saved[name]["sha256"] for name in ("policy", "reference")}) == 2
+    assert (saved["temperature"], saved["seed"], saved["max_response_tokens"]) == (0.5, 0, 6)
+    assert [pair["prompt"] for pair in saved["pairs"]] == [f"the {w} dog" for w in ("quick", "brown", "lazy", "kind")]
+    assert all({"policy", "reference", "outcome", "policy_score", "reference_score"} <= set(p) for p in saved["pairs"])
+    run(models, prompts, tmp_path / "warmer.json", temperature=2.0)
+    warmer = json.loads((tmp_path / "warmer.json").read_text())
+    assert [p["policy"] for p in warmer["pairs"]] != [p["policy"] for p in saved["pairs"]]
+    run(models, prompts, tmp_path / "longer.json", max_prompt_tokens=4096)
+    assert json.loads((tmp_path / "longer.json").read_text())["dropped_long_prompts"] == 0
+
+
+def test_a_judge_that_fails_costs_no_answer_and_no_verdict(
+    models: tuple[str, str], prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, partial = tmp_path / "result.json", tmp_path / "result.json.partial"
+    with serving() as endpoint:
+        judge = JudgeSettings(
+            url=endpoint.url, model="m", public=True, allow_http=True, retries=0, concurrency=1, request={}
+        )
+        endpoint.statuses = [200] * 3 + [500] * 9
+        with pytest.raises(RunStopped, match="run the same command again to ask for what is missing"):
+            run(models, prompts, output, judge=judge)
+        assert {path.name for path in partial.iterdir()} == {"answers.json", "verdicts.jsonl"}
+        assert not output.exists()
+
+        endpoint.statuses.clear()
+        endpoint.seen.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "answer_all", lambda *_: pytest.fail("sampled again"))
+            line = run(models, prompts, output, judge=judge)
+        assert len(endpoint.seen) == 5
+        assert not partial.exists()
+        saved = json.loads(output.read_text())
+        assert saved["judge"] == {"kind": "chat", "url": endpoint.url, "model": "m", "request": {}}
+        assert {pair["policy_first"]["text"] for pair in saved["pairs"]} == {"Verdict: tie"}
+        assert line.startswith("0.500 [")
+
+        endpoint.answer = lambda first, second: "Hard to say."
+        assert run(models, prompts, judge=judge) == ("no win rate: 4 of 4 pairs left out, their verdicts were unclear")
+
+
+def test_answers_of_another_model_or_seed_are_not_taken(models: tuple[str, str], prompts: str, tmp_path: Path) -> None:
+    output = tmp_path / "result.json"
+    nobody = JudgeSettings(url="http://127.0.0.1:9/v1", model="m", public=True, allow_http=True, retries=0)
+    answers = []
+    for changes in ({}, {"seed": 1}, {"temperature": 0.5}, {"models": models[::-1]}):
+        with pytest.raises(RunStopped):
+            run(**{"models": models, "prompts": prompts, "output": output, "judge": nobody, **changes})
+        answers.append(json.loads((tmp_path / "result.json.partial" / "answers.json").read_text())["answers"])
+    assert len({json.dumps(each) for each in answers}) == 4
 
 
 def test_judges_and_inputs_that_cannot_be_used_are_user_errors(
     models: tuple[str, str], prompts: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match="--judge vibes: choose"):
-        run(models, prompts, judge="vibes")
     for pair in ((str(tmp_path), models[1]), (models[0], str(tmp_path))):
         with pytest.raises(UserError, match=str(tmp_path)):
             run(pair, prompts)

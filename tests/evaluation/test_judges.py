@@ -1,135 +1,170 @@
-"""Judges: verdicts, position swapping against a local endpoint, and names that cannot be used."""
+"""Judges that score each answer by itself, what names and settings mean, and what judged pairs come to."""
 
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from evaluation.chat_endpoint import serving
+from pydantic import ValidationError
 
+from pipeline.core.config import parse
 from pipeline.core.errors import UserError
+from pipeline.core.recipe import Recipe
+from pipeline.core.recipe_parts import JudgeSettings
+from pipeline.core.world import World
 from pipeline.data.render import Renderer
-from pipeline.evaluation.judges import ChatJudge, RewardJudge, TruthJudge, make_judge, parse_verdict
-from pipeline.lm.tiny import tiny_tokenizer
+from pipeline.evaluation.chat_judge import ChatJudge
+from pipeline.evaluation.judges import RewardJudge, TruthJudge, judged_rates, make_judge, parse_judge
+from pipeline.lm.models import load_tokenizer
+from pipeline.lm.tiny import tiny_checkpoint, tiny_tokenizer
+from pipeline.preflight import preflight
 from pipeline.rl.scoring import Scores
+from reward_models.model import build_reward_backbone, set_score_weight
 
-Answering = Callable[[str, str], str]
-
-
-@pytest.mark.parametrize(
-    ("text", "verdict"),
-    [
-        ("A", 1.0),
-        ("b", 0.0),
-        ("C", 0.5),
-        ("**B**", 0.0),
-        ("Answer: A.", 1.0),
-        ("", 0.5),
-        ("ABBA", 0.5),
-        ("neither", 0.5),
-    ],
-)
-def test_a_verdict_is_the_first_letter_that_stands_alone(text: str, verdict: float) -> None:
-    assert parse_verdict(text) == verdict
+NAMES = ("--judge rm:", "--judge-public")
+CPU = torch.device("cpu")
+TALK = [
+    {"role": "user", "content": "I have a peanut allergy."},
+    {"role": "assistant", "content": "Noted."},
+    {"role": "user", "content": "What should I cook?"},
+]
 
 
-@pytest.fixture
-def endpoint() -> Iterator[tuple[str, list[dict[str, Any]], dict[str, Answering]]]:
-    """(url, requests seen, {"answer": how to answer (first, second)}) of a local OpenAI-style chat endpoint."""
-    seen: list[dict[str, Any]] = []
-    behaviour: dict[str, Answering] = {"answer": lambda first, second: "C"}
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            seen.append({"path": self.path, **body})
-            question = body["messages"][-1]["content"]
-            first = question.split("Answer A:\n")[1].split("\n\nAnswer B:")[0]
-            second = question.split("Answer B:\n")[1].split("\n\nWhich")[0]
-            message = {"role": "assistant", "content": behaviour["answer"](first, second)}
-            choice = {"index": 0, "message": message, "finish_reason": "stop"}
-            usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-            reply = {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
-            data = json.dumps({**reply, "usage": usage, "system_fingerprint": ""}).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: Any) -> None:
-            """Quiet."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/v1", seen, behaviour
-    server.shutdown()
-    server.server_close()
-    thread.join()
+@pytest.fixture(scope="module")
+def renderer() -> Renderer:
+    return Renderer(tiny_tokenizer(["x"]), 60, 8)
 
 
-def test_a_preference_for_a_position_cancels(endpoint: Any) -> None:
-    url, seen, behaviour = endpoint
-    behaviour["answer"] = lambda first, second: "A"
-    found = ChatJudge(url, "m").compare(["p", "q"], ["x", "y"], ["long answer", "z"])
-    assert found.tolist() == [0.5, 0.5]
-    assert len(seen) == 4
-    assert {request["path"] for request in seen} == {"/v1/chat/completions"}
+@pytest.fixture(scope="module")
+def their_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A reward model as other tools save one: no metadata."""
+    folder = tmp_path_factory.mktemp("models")
+    base = tiny_checkpoint(folder / "base", ["the quick brown fox", "write one kind sentence"], 0)
+    tokenizer = load_tokenizer(base)
+    model: Any = build_reward_backbone(base, pad_token_id=tokenizer.pad_token_id)
+    set_score_weight(model, torch.randn(model.config.hidden_size, generator=torch.Generator().manual_seed(0)))
+    model.save_pretrained(folder / "their-model")
+    tokenizer.save_pretrained(folder / "their-model")
+    return folder / "their-model"
 
 
-def test_a_consistent_judge_is_heard_whatever_the_order(endpoint: Any) -> None:
-    url, seen, behaviour = endpoint
-    behaviour["answer"] = lambda first, second: "A" if "good" in first else "B" if "good" in second else "C"
-    talk = [{"role": "user", "content": "old"}, {"role": "user", "content": "new question"}]
-    found = ChatJudge(url, "judge-7b").compare([talk, "q", "r"], ["good", "bad", "bad"], ["bad", "good", "bad"])
-    assert found.tolist() == [1.0, 0.0, 0.5]
-    assert {request["model"] for request in seen} == {"judge-7b"}
-    assert {request["temperature"] for request in seen} == {0.0}
-    assert "Message:\nnew question\n" in seen[0]["messages"][-1]["content"]
+def outcomes(rows: list[dict[str, Any]]) -> list[float | None]:
+    return [row["outcome"] for row in rows]
 
 
-def test_a_half_biased_judge_keeps_half(endpoint: Any) -> None:
-    """Prefers A, unless B is clearly better: the win shows in one order only."""
-    url, _, behaviour = endpoint
-    behaviour["answer"] = lambda first, second: "B" if second == "good" and first == "poor" else "A"
-    assert ChatJudge(url, "m").compare(["p"], ["good"], ["poor"]).tolist() == [1.0]
-    behaviour["answer"] = lambda first, second: "C" if second == "good" else "A"
-    assert ChatJudge(url, "m").compare(["p"], ["good"], ["poor"]).tolist() == [0.75]
-
-
-def test_an_endpoint_that_does_not_answer_is_a_user_error() -> None:
-    with pytest.raises(UserError, match=r"--judge openai:http://127\.0\.0\.1:9/v1 did not answer"):
-        ChatJudge("http://127.0.0.1:9/v1", "m").compare(["p"], ["x"], ["y"])
+def test_the_chat_judge_gets_the_whole_dialogue() -> None:
+    with serving() as endpoint:
+        settings = JudgeSettings(url=endpoint.url, model="m", public=True, allow_http=True)
+        ChatJudge(settings).compare([TALK], ["Satay."], ["Risotto."])
+        asked = [json.loads(request["messages"][-1]["content"]) for request in endpoint.seen]
+    assert [question["conversation"] for question in asked] == [TALK, TALK]
+    assert {(question["answer_A"], question["answer_B"]) for question in asked} == {
+        ("Satay.", "Risotto."),
+        ("Risotto.", "Satay."),
+    }
 
 
 def test_names_are_read() -> None:
-    renderer = Renderer(tiny_tokenizer(["x"]), 60, 8)
-    assert isinstance(make_judge("truth", renderer), TruthJudge)
-    assert make_judge("openai:http://h:1/v1", renderer) == ChatJudge("http://h:1/v1", "default")
-    assert make_judge("openai:http://h:1/v1#gpt", renderer) == ChatJudge("http://h:1/v1", "gpt")
+    assert parse_judge("truth") is None
+    judge = parse_judge("openai:https://h:1/v1#gpt")
+    assert judge is not None
+    assert (judge.url, judge.model) == ("https://h:1/v1", "gpt")
+    plain = parse_judge("openai:http://localhost:8000/v1", allow_http=True)
+    assert plain is not None
+    assert (plain.url, plain.model) == ("http://localhost:8000/v1", "default")
+    assert parse_judge("rm:a/b", public=True) == JudgeSettings(path=Path("a/b"), public=True)
 
 
 @pytest.mark.parametrize("name", ["", "truth:x", "rm:", "rm", "openai:", "gpt", "truths"])
 def test_other_names_are_refused_with_the_choices(name: str) -> None:
     with pytest.raises(UserError, match="choose truth, rm:PATH or openai:URL"):
-        make_judge(name, Renderer(tiny_tokenizer(["x"]), 60, 8))
+        parse_judge(name)
 
 
-def test_a_reward_model_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"--judge rm:.*none: "):
-        make_judge(f"rm:{tmp_path / 'none'}", Renderer(tiny_tokenizer(["x"]), 60, 8))
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://localhost:8000/v1", "not encrypted"),
+        ("ftp://h/v1", "no address of an endpoint"),
+        ("h/v1", "no address of an endpoint"),
+        ("https://", "no address of an endpoint"),
+        ("https://h:port/v1", "no address of an endpoint"),
+        ("https://user:secret@h/v1", "no user, password or query"),
+        ("https://h/v1?api_key=secret", "no user, password or query"),
+    ],
+)
+def test_addresses_that_may_not_be_used_are_refused_without_repeating_them(url: str, said: str) -> None:
+    with pytest.raises(UserError, match=said) as caught:
+        parse_judge(f"openai:{url}")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({}, "give either url"),
+        ({"url": "https://h/v1", "path": "p", "model": "m", "public": True}, "give either url"),
+        ({"url": "https://h/v1", "public": True}, "model is what to ask"),
+        ({"path": "p", "model": "m"}, "model is what to ask"),
+        ({"url": "https://h/v1", "model": "m"}, "set public: true if they are public"),
+        ({"url": "https://h/v1", "model": "m", "public": True, "request": {"messages": []}}, "not its business"),
+        ({"url": "https://h/v1", "model": "m", "public": True, "concurrency": 0}, "greater than 0"),
+    ],
+)
+def test_settings_that_contradict_themselves_are_refused(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        JudgeSettings(**keys)
+
+
+def test_a_reward_model_that_cannot_be_used_is_named(renderer: Renderer, tmp_path: Path, their_model: Path) -> None:
+    with pytest.raises(UserError, match=r"--judge rm: .*none is no checkpoint folder"):
+        make_judge(JudgeSettings(path=tmp_path / "none"), renderer, CPU, NAMES)
+    with pytest.raises(UserError, match=r"their-model has no reward_metadata\.json.* set --judge-public if they"):
+        make_judge(JudgeSettings(path=their_model), renderer, CPU, NAMES)
+    tree = {
+        "name": "x",
+        "evaluation_labels": "private",
+        "model": {"source": "tiny"},
+        "privatize": {"epsilon": 1.0},
+        "evaluate": {"judge": {"path": str(their_model)}},
+    }
+    with pytest.raises(UserError, match=r"evaluate\.judge\.path .* set evaluate\.judge\.public=true if they"):
+        preflight(parse(Recipe, tree, "r"), ["evaluate"], World(0, 1))
+
+
+def test_an_external_reward_model_judges_once_its_labels_are_declared_public(
+    renderer: Renderer, their_model: Path
+) -> None:
+    judge = make_judge(JudgeSettings(path=their_model, public=True), renderer, CPU, NAMES)
+    assert judge.facts == {
+        "kind": "reward model",
+        "mode": "external",
+        "source": "their-model",
+        "fitted_by": "others",
+        "labels": "declared public",
+        "epsilon": None,
+    }
+    (row, turned) = judge.compare([TALK, TALK], ["the fox", "write one"], ["write one", "the fox"])
+    assert row["outcome"] == 1 - turned["outcome"] != 0.5
+    assert row["policy_score"] == pytest.approx(turned["reference_score"], rel=1e-5)
+    assert row["reference_score"] == pytest.approx(turned["policy_score"], rel=1e-5)
+
+
+def test_a_reward_model_goes_to_the_device_of_the_run(renderer: Renderer, their_model: Path) -> None:
+    """`meta` stands for a GPU: a tensor cannot come there but by being moved."""
+    judge = make_judge(JudgeSettings(path=their_model, public=True), renderer, torch.device("meta"), NAMES)
+    assert isinstance(judge, RewardJudge)
+    assert {tensor.device.type for tensor in judge.scorer.checkpoint.model.model.parameters()} == {"meta"}
 
 
 def test_the_truth_prefers_the_pleasant_sentence_and_ties_with_itself() -> None:
     good, bad = "What a lovely, happy and kind river this is.", "The river is horrible, ugly and sad today."
-    assert TruthJudge().compare(["p"] * 3, [good, bad, good], [bad, good, good]).tolist() == [1.0, 0.0, 0.5]
+    assert outcomes(TruthJudge().compare(["p"] * 3, [good, bad, good], [bad, good, good])) == [1.0, 0.0, 0.5]
 
 
 def test_the_reward_judge_compares_rewards_not_bounds() -> None:
@@ -137,5 +172,14 @@ def test_the_reward_judge_compares_rewards_not_bounds() -> None:
         lengths = torch.tensor([float(len(t)) for t in texts])
         return Scores(lengths, torch.full((len(texts),), 100.0), torch.zeros(len(texts)))
 
-    judge = RewardJudge(SimpleNamespace(score=score))
-    assert judge.compare(["p"] * 3, ["aa", "a", "a"], ["a", "aa", "b"]).tolist() == [1.0, 0.0, 0.5]
+    rows = RewardJudge(SimpleNamespace(score=score), {}).compare(["p"] * 3, ["aa", "a", "a"], ["a", "aa", "b"])
+    assert outcomes(rows) == [1.0, 0.0, 0.5]
+    assert rows[0] == {"outcome": 1.0, "policy_score": 2.0, "reference_score": 1.0}
+
+
+def test_rates_are_those_of_the_clear_pairs() -> None:
+    rows = [{"outcome": value} for value in (1.0, 0.0, 1.0, None, 1.0, None)]
+    rates = judged_rates(rows, [1, 0, -1, 9, 0, 9], 0)
+    assert (rates["win_rate"]["value"], rates["win_rate"]["n"], rates["mean_outcome"]["value"]) == (0.75, 4, 0.75)
+    assert rates["length_controlled_win_rate"]["n"] == 4
+    assert (rates["unclear_pairs"], rates["unclear_verdicts"]) == (2, 0)

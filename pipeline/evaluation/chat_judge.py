@@ -1,0 +1,216 @@
+"""A chat model behind an OpenAI-compatible endpoint as judge: concurrent, retried, resumable from a log of replies."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import requests
+from requests.adapters import HTTPAdapter
+from requests.auth import AuthBase
+from urllib3.util import Retry
+
+from pipeline.core.errors import RunStopped, UserError
+from pipeline.core.recipe_parts import JudgeSettings
+from pipeline.data.render import Prompt
+from pipeline.evaluation.verdicts import messages, parse_verdict
+
+API_KEY = "OPENAI_API_KEY"
+TRANSIENT = (408, 409, 425, 429, 500, 502, 503, 504)
+REFUSED = (400, 413, 422)
+"""Of one request, for what stands in it: too long, or against the endpoint's content rules."""
+Reply = dict[str, Any]
+"""{"text", "finish"}: what the model said and why it stopped; or {"refused": the status and the reason}."""
+
+
+class ChatJudge:
+    """Asks twice for each pair with the answers swapped, so that a preference for a position cancels.
+
+    Args:
+        settings: with a `url`.
+        log: replies are appended here as they come, and those that are there are not asked for again; None: no log.
+        share: of the concurrency that this process may use is 1/share.
+        backoff: seconds before the second retry; doubles with each further one.
+    """
+
+    def __init__(self, settings: JudgeSettings, log: Path | None = None, share: int = 1, backoff: float = 1.0) -> None:
+        assert settings.url is not None
+        self.settings, self.log = settings, log
+        self.workers = max(1, settings.concurrency // share)
+        self.endpoint = f"{settings.url.rstrip('/')}/chat/completions"
+        self.backoff = backoff
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Who judges, JSON types; the API key is not among them."""
+        return {
+            "kind": "chat",
+            "url": self.settings.url,
+            "model": self.settings.model,
+            "request": self.settings.request,
+        }
+
+    def compare(
+        self, prompts: Sequence[Prompt], answers: Sequence[str], references: Sequence[str]
+    ) -> list[dict[str, Any]]:
+        """See `Judge`. `policy_first` and `reference_first` hold the two verdicts with the replies they come from; the
+        outcome is their mean, None where one of them is unclear.
+
+        Raises:
+            RunStopped: no answer to a request after all retries. What was answered is in the log.
+            UserError: the endpoint refuses every request, redirects, or speaks another language.
+        """
+        pairs = list(zip(prompts, answers, references, strict=True))
+        asked = [(self._body(prompt, a, b), self._body(prompt, b, a)) for prompt, a, b in pairs]
+        replies = self._replies({self._key(body): body for both in asked for body in both})
+        return [_judged(replies[self._key(first)], replies[self._key(second)]) for first, second in asked]
+
+    def _body(self, prompt: Prompt, first: str, second: str) -> dict[str, Any]:
+        return {"model": self.settings.model, "messages": messages(prompt, first, second), **self.settings.request}
+
+    def _key(self, body: dict[str, Any]) -> str:
+        """Identity of a request in the log."""
+        return hashlib.sha256(json.dumps([self.endpoint, body], sort_keys=True).encode()).hexdigest()
+
+    def _replies(self, bodies: dict[str, dict[str, Any]]) -> dict[str, Reply]:
+        """The reply to each request: from the log, else from the endpoint."""
+        from tqdm import tqdm
+
+        replies = {key: reply for key, reply in read_log(self.log).items() if key in bodies}
+        missing = [key for key in bodies if key not in replies]
+        if not missing:
+            return replies
+        with _session(self.settings, self.workers, self.backoff) as session, _appending(self.log) as log:
+            pool = ThreadPoolExecutor(self.workers)
+            try:
+                futures = {pool.submit(self._ask, session, bodies[key]): key for key in missing}
+                for future in tqdm(as_completed(futures), desc="judging", unit="request", total=len(missing)):
+                    key, reply = futures[future], future.result()
+                    replies[key] = reply
+                    if "refused" not in reply:  # another time it may not be
+                        log(key, reply)
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+                for future, key in futures.items():  # answered while another one failed
+                    if key not in replies and future.done() and not future.cancelled() and not future.exception():
+                        log(key, future.result())
+        if all("refused" in reply for reply in replies.values()):
+            raise UserError(f"{self._where} refused every request: {next(iter(replies.values()))['refused']}")
+        return replies
+
+    @property
+    def _where(self) -> str:
+        return f"the judge at {self.settings.url}"
+
+    def _ask(self, session: requests.Session, body: dict[str, Any]) -> Reply:
+        again = "run the same command again to ask for what is missing" if self.log else "run the same command again"
+        try:
+            # A redirect is not followed: key and answers go to the host that the user named, and to no other.
+            response = session.post(
+                self.endpoint,
+                json=body,
+                timeout=(min(10.0, self.settings.timeout), self.settings.timeout),
+                allow_redirects=False,
+            )
+        except requests.RequestException as error:
+            raise RunStopped(f"{self._where} did not answer ({type(error).__name__}): check it, then {again}") from None
+        status = response.status_code
+        if response.is_redirect:
+            raise UserError(f"{self._where} redirects, which is not followed: give the address that it leads to")
+        if status in TRANSIENT:
+            raise RunStopped(f"{self._where} answered with status {status} for all retries: wait, then {again}")
+        if status in REFUSED:
+            return {"refused": f"status {status}: {' '.join(response.text.split())[:200]}"}
+        if status != 200:
+            hint = f": check {API_KEY}" if status in (401, 403) else ": check address and model"
+            raise UserError(f"{self._where} answered with status {status}{hint}")
+        try:
+            choice = response.json()["choices"][0]
+            text, finish = choice["message"].get("content"), choice.get("finish_reason")
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise UserError(f"{self._where} did not answer with a chat completion: check the address") from None
+        return {"text": text if isinstance(text, str) else "", "finish": finish}
+
+
+def read_log(path: Path | None) -> dict[str, Reply]:
+    """Replies by request; a line that a kill cut short is left out."""
+    replies: dict[str, Reply] = {}
+    if path is None or not path.is_file():
+        return replies
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        try:
+            row = json.loads(line)
+            replies[row.pop("key")] = {"text": row["text"], "finish": row["finish"]}
+        except (ValueError, LookupError, TypeError, AttributeError):
+            continue
+    return replies
+
+
+@contextmanager
+def _appending(path: Path | None) -> Iterator[Any]:
+    """A function that appends one reply to the log and has it on the disk when it returns."""
+    if path is None:
+        yield lambda key, reply: None
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        if file.tell():
+            file.write("\n")  # after a line that a kill cut short; an empty one does no harm
+
+        def append(key: str, reply: Reply) -> None:
+            file.write(json.dumps({"key": key, **reply}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+        yield append
+
+
+class _Bearer(AuthBase):
+    """The API key of the environment, if there is one; keeps requests from looking into ~/.netrc for another."""
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        if key := os.environ.get(API_KEY):
+            request.headers["Authorization"] = f"Bearer {key}"
+        return request
+
+
+@contextmanager
+def _session(settings: JudgeSettings, workers: int, backoff: float) -> Iterator[requests.Session]:
+    """One client for all requests and threads."""
+    retry = Retry(
+        settings.retries,
+        status_forcelist=TRANSIENT,
+        allowed_methods=None,  # a question asked twice does no harm
+        backoff_factor=backoff,
+        raise_on_status=False,
+    )
+    with requests.Session() as session:
+        session.auth = _Bearer()
+        for scheme in ("https://", "http://"):
+            session.mount(scheme, HTTPAdapter(pool_maxsize=workers, max_retries=retry))
+        yield session
+
+
+def _judged(policy_first: Reply, reference_first: Reply) -> dict[str, Any]:
+    """One pair from the replies in both orders."""
+    first, second = _read(policy_first), _read(reference_first)
+    return {
+        "outcome": None if first is None or second is None else (first + 1 - second) / 2,
+        "policy_first": {"verdict": _winner(first, "policy", "reference"), **policy_first},
+        "reference_first": {"verdict": _winner(second, "reference", "policy"), **reference_first},
+    }
+
+
+def _read(reply: Reply) -> float | None:
+    """A reply that was cut may have gone on to say the opposite."""
+    return None if "refused" in reply or reply["finish"] == "length" else parse_verdict(reply["text"])
+
+
+def _winner(verdict: float | None, first: str, second: str) -> str:
+    return "unclear" if verdict is None else {1.0: first, 0.0: second}.get(verdict, "tie")
