@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core import atomic, rundir
-from pipeline.core.checkpoints import extra_reward_digests, folder_digest
+from pipeline.core.checkpoints import extra_reward_digests, folder_digest, judge_digests
 from pipeline.core.config import effective, to_tree
 from pipeline.core.errors import UserError
 from pipeline.core.metrics import write_metrics
@@ -178,6 +178,8 @@ def input_digests(spec: StageSpec, recipe: Recipe) -> dict[str, str]:
     digests = {source: input_digest(kind, source) for kind, source in [named[spec.name]]} if spec.name in named else {}
     if spec.name == "ppo":
         digests |= extra_reward_digests(recipe.ppo.extra_rewards)
+    if spec.name == "evaluate":
+        digests |= judge_digests(recipe.evaluate.judge)
     base = Path(recipe.model.source).expanduser()
     if spec.name == "sft" and base.is_dir():
         digests[recipe.model.source] = folder_digest(base)

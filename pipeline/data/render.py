@@ -111,8 +111,15 @@ def plain_text(response: Response) -> str:
 
 
 def plain_prompt(prompt: Prompt) -> str:
-    """A prompt as text to show or to score: the last user message of a conversation."""
+    """The last message of a prompt: what identifies it in a line, and what the embedded truth scores."""
     return prompt if isinstance(prompt, str) else prompt[-1]["content"]
+
+
+def dialogue(prompt: Prompt) -> str:
+    """A prompt as text to read: all of a conversation, each message under its role."""
+    if isinstance(prompt, str) or len(prompt) == 1:
+        return plain_prompt(prompt)
+    return "\n\n".join(f"{message['role']}: {message['content']}" for message in prompt)
 
 
 def preview(prompt: Prompt, width: int = 40) -> str:

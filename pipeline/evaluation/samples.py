@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from pipeline.core import atomic
 from pipeline.data.render import Prompt, Renderer, plain_prompt
 from pipeline.lm.generate import Sampling, sample_key, sample_responses
 from pipeline.lm.logprobs import response_forward, token_batch, token_kl
@@ -40,6 +43,20 @@ class PromptResult:
     reference: list[Answer]
     policy: list[Answer]
     candidates: list[Answer]
+
+
+def once(path: Path, measure: Callable[[], list[PromptResult]]) -> list[PromptResult]:
+    """What an interrupted stage left in `path`, else what `measure` gives, saved there before anything else is done."""
+    if path.is_file():
+        return [_from_json(row) for row in json.loads(path.read_text(encoding="utf-8"))]
+    results = measure()
+    atomic.write_json(path, [asdict(result) for result in results])
+    return results
+
+
+def _from_json(row: dict[str, Any]) -> PromptResult:
+    groups = [[Answer(**answer) for answer in row[name]] for name in ("reference", "policy", "candidates")]
+    return PromptResult(row["index"], row["prompt"], *groups)
 
 
 @dataclass

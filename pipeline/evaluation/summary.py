@@ -169,6 +169,10 @@ class Summary:
             for place, result in enumerate(self.results)
         ]
 
+    def longer(self) -> list[int]:
+        """By prompt, the tokens that the policy's first answer has more than π_ref's."""
+        return [result.policy[0].tokens - result.reference[0].tokens for result in self.results]
+
     def _win_rates(self, policy: Sequence[Answer]) -> dict[str, Any]:
         """Win rates of one answer per prompt against π_ref's first, on the same prompts."""
         reference = [result.reference[0] for result in self.results]

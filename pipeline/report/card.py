@@ -39,6 +39,9 @@ def run_card(facts: RunFacts, status: PrivacyStatus) -> dict[str, Any]:
     added = extra_rewards(trained.get("extra_rewards") or [])
     if added:
         extra["extra_rewards"] = added
+    judge = outside_judge(facts.evaluation.get("judge") or {})
+    if judge:
+        extra["evaluation_judge"] = judge
     if trained.get("reference_policy"):
         extra["reference_policy"] = trained["reference_policy"]
     demonstrations = (facts.recipe.get("data") or {}).get("demonstrations")
@@ -94,6 +97,16 @@ def extra_rewards(rewards: Sequence[Mapping[str, Any]]) -> str | None:
         what = external_reward(dict(reward)) or f"the function {reward['source']}; what it reads is not checked"
         said.append(f"weight {reward['weight']:g}: {what}")
     return "; ".join(said) or None
+
+
+def outside_judge(judge: Mapping[str, Any]) -> str | None:
+    """What the card says of the judge that the recipe named (evaluation.json); None without one."""
+    if judge.get("kind") == "chat":
+        return (
+            f"the chat model {judge['model']} at {judge['url']}, to which prompts and answers were sent; the holder of"
+            " the run declares the labels it learned from public"
+        )
+    return external_reward({**judge, "mode": "external"}) if judge else None
 
 
 def marked(release: dict[str, Any], status: PrivacyStatus) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def render_html(facts: RunFacts, status: PrivacyStatus, card: dict[str, Any]) ->
         privacy_sentence=sections.privacy_sentence(status),
         tiles=sections.tiles(facts, status),
         win_rates=win_rate_figures(facts),
-        judge_notes=[_sentence(str(note)).rstrip(".") + "." for note in facts.evaluation.get("judge_notes") or []],
+        judge_notes=notes(facts),
         evaluation_labels=facts.evaluation.get("evaluation_labels"),
         columns=columns,
         table=table,
@@ -71,6 +71,8 @@ def render_markdown(facts: RunFacts, status: PrivacyStatus, card: dict[str, Any]
             for label, cells in table
         ]
         lines += ["", "In brackets: 95 % intervals.", ""]
+    if facts.evaluation.get("judge"):
+        lines += [f"- {note}" for note in notes(facts)] + [""]
     baseline = facts.evaluation.get("longer_answer_baseline")
     if usable(baseline):
         lines += [
@@ -80,6 +82,11 @@ def render_markdown(facts: RunFacts, status: PrivacyStatus, card: dict[str, Any]
     lines += [text + "\n" for text in (sections.yardstick(facts), sections.time_sentence(facts)) if text]
     lines.append(render_card(card))
     return "\n".join(lines)
+
+
+def notes(facts: RunFacts) -> list[str]:
+    """What a reader must know to read the win rates, as sentences."""
+    return [_sentence(str(note)).rstrip(".") + "." for note in facts.evaluation.get("judge_notes") or []]
 
 
 def win_rate_figures(facts: RunFacts) -> list[Figure]:

@@ -23,12 +23,15 @@ from pipeline.report.text import (
 
 WIN_RATES = (
     ("generation_win_rate_truth", "Generation win rate by the true reward"),
+    ("generation_win_rate_judge", "Generation win rate by the outside judge"),
     ("generation_win_rate_rm", "Generation win rate by the reward model"),
     ("length_controlled_win_rate", "Generation win rate, length-controlled"),
+    ("length_controlled_win_rate_judge", "Generation win rate by the outside judge, length-controlled"),
     ("likelihood_win_rate", "Likelihood win rate"),
 )
 _JUDGES = {
     "generation_win_rate_truth": "held-out prompts, judged by the true reward",
+    "generation_win_rate_judge": "held-out prompts, judged by an outside judge",
     "generation_win_rate_rm": "held-out prompts, judged by the reward model it was trained on",
     "length_controlled_win_rate": "held-out prompts, at equal length",
 }

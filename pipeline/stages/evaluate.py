@@ -5,7 +5,8 @@ the likelihood win rate beside the longer-answer rule, and the Gibbs policy of t
 
 Reads:   sft/model (π_ref; ppo/reference under ppo.quantize), ppo/model (or dpo/model), reward/model, held-out prompts,
          privatize/evaluation.
-Writes:  evaluate/evaluation.json, evaluate/samples.json, evaluate/by_prompt.json (for paired comparisons of runs).
+Writes:  evaluate/evaluation.json, evaluate/samples.json, evaluate/by_prompt.json (for paired comparisons of runs),
+         evaluate/pairs.json (the answers that were compared, their scores and verdicts, and whose they are).
 Run alone: accelerate launch -m pipeline.stages.evaluate --config RECIPE [--run-dir DIR]
 """
 
@@ -17,13 +18,15 @@ import numpy as np
 from accelerate.utils import gather_object
 
 from pipeline.core import atomic
+from pipeline.core.checkpoints import weights_digest
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
 from pipeline.data import inputs
 from pipeline.data.release import ReleasedPair
-from pipeline.data.render import Renderer, keep_fitting, plain_prompt
+from pipeline.data.render import Renderer, dialogue, keep_fitting
 from pipeline.embedded.truth import true_reward
 from pipeline.evaluation.counted import LONGER, counted_rates, spread
+from pipeline.evaluation.judges import Judge, judged_pairs, judged_rates, make_judge
 from pipeline.evaluation.likelihood import (
     likelihood_win_rate,
     longer_answer_baseline,
@@ -32,7 +35,7 @@ from pipeline.evaluation.likelihood import (
     pair_rows,
     preferences,
 )
-from pipeline.evaluation.samples import Answer, PromptResult, Sampler
+from pipeline.evaluation.samples import Answer, PromptResult, Sampler, once
 from pipeline.evaluation.summary import Summary
 from pipeline.lm.distributed import make_accelerator
 from pipeline.lm.models import load_causal_lm, load_tokenizer
@@ -40,6 +43,7 @@ from pipeline.rl import export
 from pipeline.rl.scoring import load_scorer
 from pipeline.runner import StageContext
 from pipeline.stages.entry import main_for
+from reward_models.external import key_names
 
 
 def run(context: StageContext) -> dict[str, Any]:
@@ -71,9 +75,24 @@ def run(context: StageContext) -> dict[str, Any]:
         settings.batch_size,
         show_progress=accelerator.is_main_process,
     )
-    measured = sampler.measure(mine, settings.samples_per_prompt, settings.gibbs_candidates) if mine else []
+    share = f"{accelerator.process_index}-of-{accelerator.num_processes}"
+    measured = once(
+        context.checkpoints / f"answers-{share}.json",
+        lambda: sampler.measure(mine, settings.samples_per_prompt, settings.gibbs_candidates) if mine else [],
+    )
     results: list[PromptResult] = sorted(gather_object(measured), key=lambda result: result.index)
     summary = Summary(results, recipe.ppo.kl_coef, recipe.seed)
+
+    # --- an outside judge ---------------------------------------------------------------------------------------------
+    judge: Judge | None = None
+    if settings.judge is not None:
+        log = context.checkpoints / f"verdicts-{share}.jsonl"
+        names = key_names("evaluate.judge")
+        judge = make_judge(
+            settings.judge, renderer, accelerator.device, names, log=log, share=accelerator.num_processes
+        )
+    compared = sorted(gather_object(compared_pairs(measured, judge)), key=lambda row: row["index"])
+    judged = judged_rates(compared, summary.longer(), recipe.seed) if judge is not None else None
 
     # --- likelihood on held-out pairs ---------------------------------------------------------------------------------
     release = inputs.evaluation_release(run_dir)
@@ -105,6 +124,11 @@ def run(context: StageContext) -> dict[str, Any]:
     for name, metrics in methods.items():
         metrics["likelihood_win_rate"] = rates[name].as_dict() if name in rates else None
         metrics |= {"epsilon": epsilon, "keep_prob": keep_prob, "kl_coef": recipe.ppo.kl_coef}
+    if judged is not None:
+        methods[method_name(recipe)] |= {
+            "generation_win_rate_judge": judged["win_rate"],
+            "length_controlled_win_rate_judge": judged["length_controlled_win_rate"],
+        }
     ratio = summary.ppo_over_gibbs()
     evaluation = {
         "methods": methods,
@@ -114,12 +138,19 @@ def run(context: StageContext) -> dict[str, Any]:
         "longer_answer_baseline": baseline.as_dict(),
         "evaluation_labels": recipe.evaluation_labels,
         "label_counts": counted,
-        "judge_notes": judge_notes(recipe, truth is not None),
+        "judge": None if judge is None else {**judge.facts, "rates": judged},
+        "judge_notes": judge_notes(recipe, truth is not None) + outside_notes(judge, judged, len(compared)),
     }
     if accelerator.is_main_process:
         atomic.write_json(context.folder / "evaluation.json", evaluation)
         atomic.write_json(context.folder / "by_prompt.json", summary.by_prompt())
         atomic.write_json(context.folder / "samples.json", shown_samples(results, summary, recipe))
+        identities = {
+            name: {"path": str(path.relative_to(run_dir.root)), "sha256": weights_digest(path)}
+            for name, path in (("policy", run_dir.stage(recipe.aligner) / "model"), ("reference", reference_path))
+        }
+        whose = {**identities, "judge": None if judge is None else judge.facts}
+        atomic.write_json(context.folder / "pairs.json", {**whose, "pairs": compared})
     return {"prompts": len(results), "pairs": len(pairs), "summary": headline(methods[method_name(recipe)], ratio)}
 
 
@@ -164,11 +195,43 @@ def sharded_logprobs(
     return np.array([gathered[index] for index in range(len(pairs))]).reshape(-1)
 
 
+def compared_pairs(measured: list[PromptResult], judge: Judge | None) -> list[dict[str, Any]]:
+    """The answers whose win rate is reported, by prompt, with what each judge says of them: [policy's, reference's]."""
+    if not measured:
+        return []
+    prompts = [result.prompt for result in measured]
+    answers, others = [result.policy[0] for result in measured], [result.reference[0] for result in measured]
+    texts = [answer.text for answer in answers], [answer.text for answer in others]
+    rows = judge.compare(prompts, *texts) if judge is not None else [{}] * len(measured)
+    scores = [
+        {name: [getattr(answer, name) for answer in both] for name in ("true_reward", "reward")}
+        for both in zip(answers, others, strict=True)
+    ]
+    return [
+        {"index": result.index, **row, **scored}
+        for result, row, scored in zip(measured, judged_pairs(prompts, *texts, rows), scores, strict=True)
+    ]
+
+
+def outside_notes(judge: Judge | None, judged: dict[str, Any] | None, pairs: int) -> list[str]:
+    """What a reader must know of the judge that the recipe names."""
+    if judge is None or judged is None:
+        return []
+    if judge.facts["kind"] != "chat":
+        return [f"judge: the reward model {judge.facts['source']}, its labels {judge.facts['labels']}"]
+    return [
+        f"judge: the chat model {judge.facts['model']} at {judge.facts['url']}, which got whole conversations with "
+        "both answers, in both orders",
+        f"{judged['unclear_pairs']} of the {pairs} pairs are left out of the judge's rates: "
+        f"{judged['unclear_verdicts']} of its {2 * pairs} verdicts were unclear",
+    ]
+
+
 def judge_notes(recipe: Recipe, has_truth: bool) -> list[str]:
     """What a reader must know to read the win rates."""
     notes = [
         "generation win rates: the policy's answer against one of π_ref to the same held-out prompt, ties half; "
-        "both judges score each answer by itself, so position does not matter"
+        "truth and reward model score each answer by itself, so position does not matter"
     ]
     notes.append("truth: the embedded task's known reward r*" if has_truth else "no ground truth exists for this data")
     notes.append("rm: the reward model the policy was trained against, so a high rate here alone may be gaming")
@@ -207,7 +270,7 @@ def shown_samples(results: list[PromptResult], summary: Summary, recipe: Recipe)
     for index in picked:
         result = results[index]
         entry: dict[str, Any] = {
-            "prompt": plain_prompt(result.prompt),
+            "prompt": dialogue(result.prompt),
             "sft": as_sample(result.reference[0]),
             method_name(recipe): as_sample(result.policy[0]),
         }
