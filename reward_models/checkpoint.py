@@ -25,7 +25,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from transformers import PreTrainedModel
 
 from pipeline.core.world import device_type
 from pipeline.lm.kernels.attention import use_grouped_attention
@@ -33,14 +33,25 @@ from pipeline.lm.kernels.products import speed_up_products
 from pipeline.lm.numerics import affordable
 from reward_models.bonuses import BONUS_KINDS, Bonus, bonus_from_tensors, bonus_kind, bonus_tensors
 from reward_models.bound import check_reward_bound
+from reward_models.classifiers import load_classifier
 from reward_models.dropout import DropoutBonus, DropoutRewardModel
 from reward_models.losses import check_epsilon, get_loss, keep_prob
-from reward_models.model import RewardModel, TokenBatch, check_pad_token, score_layer, set_score_weight
+from reward_models.model import (
+    RewardModel,
+    TokenBatch,
+    check_pad_token,
+    probe_scores,
+    score_layer,
+    set_score_weight,
+)
 from reward_models.uncertainty import RewardScore
 
 METADATA_FILE = "reward_metadata.json"
 BONUS_FILE = "bonus.safetensors"
 FORMAT_VERSION = 1
+SCORE_TOLERANCE = 0.05
+"""Of a score read again, absolute and relative: weights are equal, and products on another device in bfloat16 nearly.
+Weights drawn at random differ by the size of the scores."""
 MODES = ("head", "lora", "full", "external")
 
 
@@ -175,7 +186,8 @@ def save_reward_checkpoint(
 
     `model` is a plain sequence-classification model: merge adapters first (`merge_adapters`). The head is stored in
     float32 whatever the backbone's dtype. ValueError for an existing `path` without `overwrite`, an adapter model, a
-    non-finite weight, or a bonus that does not belong to the model.
+    non-finite weight, or a bonus that does not belong to the model; RuntimeError when what was written scores
+    otherwise.
     """
     target = Path(path)
     if target.exists() and not overwrite:
@@ -196,8 +208,21 @@ def save_reward_checkpoint(
         if bonus is not None:
             save_file(bonus_tensors(bonus), folder / BONUS_FILE)
         (folder / METADATA_FILE).write_text(json.dumps(metadata.to_json(), indent=2, allow_nan=False) + "\n")
+        check_written(folder, model)
 
     _replace_folder(target, write)
+
+
+@torch.no_grad()
+def check_written(folder: Path, model: PreTrainedModel) -> None:
+    """Reads a checkpoint again, before it gets its name. RuntimeError: its scores are not those of `model`."""
+    again = load_reward_checkpoint(folder, dtype=model.dtype).model
+    expected, found = probe_scores(model), probe_scores(again.model)
+    if not torch.allclose(expected, found, rtol=SCORE_TOLERANCE, atol=SCORE_TOLERANCE):
+        raise RuntimeError(
+            f"read again after it was saved, the reward model scores {found.tolist()} where it scored "
+            f"{expected.tolist()}: {type(model).__name__} cannot be saved"
+        )
 
 
 def _check_bonus(bonus: Bonus, weight: Tensor, metadata: RewardMetadata) -> None:
@@ -268,7 +293,7 @@ def load_reward_checkpoint(
         raise ValueError(f"{folder} is not a folder; pass a reward checkpoint")
     external = declared_public and not (folder / METADATA_FILE).exists()
     metadata = None if external else read_metadata(folder)
-    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=dtype if dtype is not None else "auto")
+    model = load_classifier(folder, dtype=dtype if dtype is not None else "auto")
     if dtype is None:
         model.to(affordable(model.dtype, device_type()))
     if model.config.num_labels != 1:

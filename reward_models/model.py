@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from pipeline.lm.kernels.attention import use_grouped_attention
@@ -25,6 +25,7 @@ from pipeline.lm.models import unwrap
 from pipeline.lm.quantised import dense_copy, four_bit_config, four_bit_place, is_four_bit, keep_differentiable
 from pipeline.lm.rows import Rows, Sharing, sharing_of
 from reward_models.bound import bounded_reward, check_reward_bound
+from reward_models.classifiers import load_backbone_of
 
 
 @contextmanager
@@ -64,7 +65,7 @@ def build_reward_backbone(
 
     A truncated model keeps the final norm. `dtype` is that of the backbone; the score layer is float32. `four_bit`
     quantises the backbone's linear layers to NF4 (`quantised`). Returned in eval mode. ValueError when `num_layers` is
-    out of range, the pad token is missing or equal to eos, or bitsandbytes is missing.
+    out of range, a weight is missing, the pad token is missing or equal to eos, or bitsandbytes is missing.
     """
     config = AutoConfig.from_pretrained(causal_lm_path)
     text = config.get_text_config()
@@ -80,7 +81,7 @@ def build_reward_backbone(
             text.layer_types = text.layer_types[:num_layers]
     more = {"quantization_config": four_bit_config(dtype, ["score"]), **four_bit_place()} if four_bit else {}
     with _expected_key_warnings_hidden():
-        model = AutoModelForSequenceClassification.from_pretrained(causal_lm_path, config=config, dtype=dtype, **more)
+        model = load_backbone_of(causal_lm_path, config, dtype=dtype, **more)
     set_score_weight(model, torch.zeros(score_layer(model).in_features))
     if four_bit:
         keep_differentiable(model)
@@ -202,6 +203,19 @@ class RewardModel:
     def score(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """The bounded reward r(u) (B,) float32."""
         return bounded_reward(self.raw_score(input_ids, attention_mask), self.reward_bound)
+
+
+@torch.no_grad()
+def probe_scores(model: nn.Module) -> Tensor:
+    """u (4,) float32 on the CPU of four texts of fixed random tokens: tells whether two models are the same."""
+    words = unwrap(model).config.get_text_config().vocab_size  # type: ignore[union-attr, operator]
+    ids = torch.randint(words, (4, 16), generator=torch.Generator().manual_seed(0)).to(score_layer(model).weight.device)
+    training = model.training
+    model.eval()
+    try:
+        return RewardModel(model).raw_score(ids, torch.ones_like(ids)).cpu()
+    finally:
+        model.train(training)
 
 
 def merge_adapters(model: nn.Module, dtype: torch.dtype | None = None) -> PreTrainedModel:

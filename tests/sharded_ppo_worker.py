@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from pipeline.core.world import World
 from pipeline.lm.distributed import make_accelerator
-from pipeline.lm.models import save_merged
+from pipeline.lm.saving import save_merged
 from pipeline.rl import checkpoint
 from pipeline.rl.nonfinite import NonFiniteError
 from pipeline.rl.trainer import PpoTrainer
@@ -94,7 +94,8 @@ def work(folder: Path, rank: int, lora: bool) -> dict[str, Any]:
     said["seen"] = learn(trainer, 0, 1)
     checkpoint.save(trainer.accelerator, folder / name, 1, {}, trainer.scorer.references)
     said["seen"] += learn(trainer, 1, ITERATIONS)
-    save_merged(trainer.accelerator, trainer.policy, tokenizer, folder / f"{name}-model", "float32")
+    target = folder / f"{name}-model"
+    save_merged(trainer.accelerator, trainer.policy, tokenizer, target, "float32", read=trainer.bare.read)
     ends = [trainer.accelerator.get_state_dict(trainer.model)]
     resumed = make()
     resumed.scorer.references.update(checkpoint.latest_references(resumed.accelerator, folder / name))

@@ -24,7 +24,7 @@ from pipeline.core.config import nearest
 from pipeline.core.errors import UserError
 from pipeline.core.world import World, global_batch, on_cpu
 from pipeline.lm.distributed import obey_on_cpus
-from pipeline.lm.models import save_merged
+from pipeline.lm.saving import save_merged
 
 T = TypeVar("T")
 
@@ -193,5 +193,4 @@ def save_trained(trainer: Trainer, tokenizer: PreTrainedTokenizerBase, target: P
 
     Every process calls it: weights that FSDP or DeepSpeed has split are gathered from the wrapped model.
     """
-    state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
-    save_merged(trainer.accelerator, trainer.model, tokenizer, target, dtype, state=state)
+    save_merged(trainer.accelerator, trainer.model, tokenizer, target, dtype, wrapped=trainer.model_wrapped)

@@ -1,11 +1,11 @@
-"""Loading the base model, π_ref and the policy; saving them so that FSDP and DeepSpeed runs save whole weights."""
+"""Loading the base model, π_ref and the policy (`pipeline.lm.saving` writes them)."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -13,7 +13,6 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from pipeline.core import atomic
 from pipeline.core.checkpoints import check_checkpoint
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import ModelConfig
@@ -21,11 +20,8 @@ from pipeline.core.recipe_parts import LoraSettings
 from pipeline.lm.kernels.attention import use_grouped_attention
 from pipeline.lm.kernels.lora import speed_up
 from pipeline.lm.kernels.products import speed_up_products
-from pipeline.lm.quantised import dense_copy, four_bit_config, four_bit_place, is_four_bit, keep_differentiable
+from pipeline.lm.quantised import four_bit_config, four_bit_place, keep_differentiable
 from pipeline.lm.templates import end_of_turn
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -113,7 +109,7 @@ def load_causal_lm(path: str | Path, dtype: str, *, four_bit: bool = False) -> P
     more = {"quantization_config": quantisation(DTYPES[dtype]), **four_bit_place()} if four_bit else {}
     try:
         with no_progress_bars():
-            model = AutoModelForCausalLM.from_pretrained(str(path), dtype=DTYPES[dtype], **more)
+            model = load_whole(AutoModelForCausalLM, path, dtype=DTYPES[dtype], **more)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         cause = str(error).splitlines()[0][:200]
         raise UserError(
@@ -125,6 +121,22 @@ def load_causal_lm(path: str | Path, dtype: str, *, four_bit: bool = False) -> P
     if four_bit:
         keep_differentiable(model)
     return use_grouped_attention(speed_up_products(model.eval()))
+
+
+def load_whole(loader: Any, path: str | Path, allowed: Callable[[str], bool] = lambda _: False, **how: Any) -> Any:
+    """`loader.from_pretrained(path, **how)`, with every weight of the model found in the checkpoint, and none besides.
+
+    allowed: whether a weight that is not in both may be missing or superfluous.
+
+    Raises:
+        ValueError: others are. transformers draws missing ones at random, drops those besides, and goes on.
+    """
+    model, info = loader.from_pretrained(str(path), output_loading_info=True, **how)
+    for problem in ("missing", "unexpected", "mismatched"):
+        names = sorted(str(name) for name in info[f"{problem}_keys"] if not allowed(str(name)))
+        if names:
+            raise ValueError(f"{len(names)} {problem} weights, such as {names[0]}")
+    return model
 
 
 def unwrap(model: torch.nn.Module) -> torch.nn.Module:
@@ -182,77 +194,3 @@ def lora_config(settings: LoraSettings, task_type: str, model: PreTrainedModel) 
         task_type=task_type,
         bias="none",
     )
-
-
-def save_merged(
-    accelerator: Accelerator,
-    model: Any,
-    tokenizer: PreTrainedTokenizerBase,
-    target: Path,
-    dtype: str,
-    state: dict[str, torch.Tensor] | None = None,
-) -> None:
-    """Saves a (LoRA) model as an ordinary checkpoint in `dtype`, adapter merged in float32, from the main process.
-
-    Every process calls it: gathering sharded weights is collective.
-    """
-    state = accelerator.get_state_dict(model) if state is None else state
-    if accelerator.is_main_process:
-        write_checkpoint(accelerator.unwrap_model(model), state, tokenizer, target, dtype)
-    accelerator.wait_for_everyone()
-
-
-def write_checkpoint(
-    model: Any, state: dict[str, torch.Tensor], tokenizer: PreTrainedTokenizerBase, target: Path, dtype: str
-) -> None:
-    """Writes the whole weights `state` of `model`, LoRA merged in float32, to `target` atomically.
-
-    A 4-bit base becomes the dequantised weights that it computes with.
-    """
-    plain, merged = merged_state(model, state)
-    copies = tied_copies(plain)  # gathered or cast, tied weights are no longer one tensor
-    merged = {name: tensor.to(DTYPES[dtype]).contiguous() for name, tensor in merged.items() if name not in copies}
-    plain.config.dtype = DTYPES[dtype]
-    with atomic.new_folder(target) as temporary, no_progress_bars():
-        plain.save_pretrained(temporary, state_dict=merged)
-        tokenizer.save_pretrained(temporary)
-        for path in temporary.iterdir():
-            path.chmod(0o644)  # safetensors writes 0600; a released checkpoint is as readable as the rest of the run
-
-
-def tied_copies(model: torch.nn.Module) -> set[str]:
-    """Names of parameters that are another one under a second name."""
-    every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    return every - {name for name, _ in model.named_parameters()}
-
-
-def merged_state(model: Any, state: dict[str, torch.Tensor]) -> tuple[Any, dict[str, torch.Tensor]]:
-    """The plain model inside `model` and its weights with every LoRA update W + s·B·A added in float32.
-
-    Of a 4-bit model it is a float32 copy with dequantised weights W.
-    """
-    from peft import PeftModel
-
-    inner = model.get_base_model() if isinstance(model, PeftModel) else model
-    if is_four_bit(inner):
-        dense = dense_copy(inner)
-        named = {name for name, _ in [*dense.named_parameters(), *dense.named_buffers()]}  # tied weights once
-        return dense, {name: tensor for name, tensor in dense.state_dict().items() if name in named}
-    if not isinstance(model, PeftModel):
-        return model, state
-    prefix = "base_model.model."
-    adapter = model.active_adapter
-    config = model.peft_config[adapter]
-    scale = config.lora_alpha / config.r  # type: ignore[attr-defined]
-    merged: dict[str, torch.Tensor] = {}
-    for name, tensor in state.items():
-        if ".lora_" in name:
-            continue
-        plain_name = name.removeprefix(prefix).replace(".base_layer.", ".")
-        if name.endswith(".base_layer.weight"):
-            stem = name.removesuffix(".base_layer.weight")
-            low = state[f"{stem}.lora_A.{adapter}.weight"].float()
-            high = state[f"{stem}.lora_B.{adapter}.weight"].float()
-            tensor = tensor.float() + scale * (high @ low)
-        merged[plain_name] = tensor
-    return model.get_base_model(), merged

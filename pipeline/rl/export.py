@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
 from pipeline.data.render import Renderer
-from pipeline.lm.models import save_merged
 from pipeline.lm.released import write_beside
+from pipeline.lm.saving import Read, save_merged
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -43,7 +43,9 @@ def reference_folder(run: RunDir, recipe: Recipe) -> Path:
     return run.stage("ppo") / REFERENCE if quantised_reference(recipe) else run.stage("sft") / "model"
 
 
-def save(accelerator: Accelerator, policy: Any, renderer: Renderer, folder: Path, recipe: Recipe) -> None:
+def save(
+    accelerator: Accelerator, policy: Any, renderer: Renderer, folder: Path, recipe: Recipe, read: Read | None = None
+) -> None:
     """Writes `folder`/model and, of a 4-bit base, `folder`/reference with its card. Every process calls it.
 
     Args:
@@ -52,12 +54,16 @@ def save(accelerator: Accelerator, policy: Any, renderer: Renderer, folder: Path
         renderer: its tokenizer goes with the weights.
         folder: of the stage.
         recipe: dtype and quantisation.
+        read: calls the policy where its weights are split over processes.
+
+    Raises:
+        RunStopped: see `save_merged`.
     """
     dtype, reference = recipe.model.dtype, folder / REFERENCE
-    save_merged(accelerator, policy, renderer.tokenizer, folder / "model", dtype)
+    save_merged(accelerator, policy, renderer.tokenizer, folder / "model", dtype, read=read)
     if quantised_reference(recipe):
         with policy.disable_adapter():
-            save_merged(accelerator, policy, renderer.tokenizer, reference, dtype)
+            save_merged(accelerator, policy, renderer.tokenizer, reference, dtype, read=read)
         if accelerator.is_main_process:
             write_beside(reference, "sft, in 4 bits", recipe, renderer, None)
     elif accelerator.is_main_process:

@@ -79,7 +79,7 @@ def run(context: StageContext) -> dict[str, Any]:
     # --- results ------------------------------------------------------------------------------------------------------
     facts = [reward.facts for reward in extra_rewards]
     reference_fact = export.reference_fact(recipe)
-    export.save(accelerator, trainer.policy, renderer, context.folder, recipe)
+    export.save(accelerator, trainer.policy, renderer, context.folder, recipe, trainer.bare.read)
     if accelerator.is_main_process:
         lines = "".join(json.dumps(entry) + "\n" for entry in history)
         atomic.write_text(context.folder / "history.jsonl", lines)

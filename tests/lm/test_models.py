@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from pipeline_runs import Workspace
-from safetensors.torch import load_file
+from pipeline_runs import Workspace, tree
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pipeline.core.errors import UserError
+from pipeline.core.errors import RunStopped, UserError
 from pipeline.core.recipe import ModelConfig
 from pipeline.core.recipe_parts import LoraSettings
+from pipeline.lm import saving
 from pipeline.lm.kernels.products import speed_up_products
 from pipeline.lm.models import (
     add_lora,
@@ -24,12 +26,11 @@ from pipeline.lm.models import (
     end_ids,
     load_causal_lm,
     load_tokenizer,
-    merged_state,
-    save_merged,
-    write_checkpoint,
 )
+from pipeline.lm.saving import merged_copy, save_merged, write_checkpoint
 
 IDS = torch.tensor([[5, 9, 200, 31, 7]])
+FORMAT = {"format": "pt"}
 
 
 @torch.no_grad()
@@ -44,12 +45,12 @@ def adapted(path: Path, dtype: str = "float32") -> Any:
 
 
 @torch.no_grad()
-def test_the_merged_state_is_peft_s(checkpoint: Path) -> None:
+def test_the_merged_copy_is_peft_s(checkpoint: Path) -> None:
     model = adapted(checkpoint)
     before = model(IDS).logits
-    plain, state = merged_state(model, model.state_dict())
+    state = merged_copy(model, model.state_dict(), torch.float32).state_dict()
     expected = copy.deepcopy(model).merge_and_unload()
-    reloaded = type(plain)(plain.config).eval()
+    reloaded = type(expected)(expected.config).eval()
     reloaded.load_state_dict(state)
     torch.testing.assert_close(reloaded(IDS).logits, expected(IDS).logits, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(reloaded(IDS).logits, before, atol=1e-5, rtol=1e-5)
@@ -61,7 +62,47 @@ def test_the_merged_state_is_peft_s(checkpoint: Path) -> None:
 def test_a_plain_model_merges_to_itself(checkpoint: Path) -> None:
     model = load_causal_lm(checkpoint, "float32")
     state = model.state_dict()
-    assert merged_state(model, state) == (model, state)
+    made = merged_copy(model, state, torch.float32).state_dict()
+    assert made.keys() == state.keys()
+    assert all(torch.equal(made[name], state[name]) for name in state)
+
+
+def test_weights_that_are_not_the_model_s_are_refused(checkpoint: Path) -> None:
+    model = adapted(checkpoint)
+    state = model.state_dict()
+    lost = next(name for name in state if "lora_A" in name)
+    with pytest.raises(RunStopped, match=r"lack base_model.*lora_A.*: nothing was saved"):
+        merged_copy(model, {name: tensor for name, tensor in state.items() if name != lost}, torch.float32)
+    with pytest.raises(RunStopped, match="have extra too many: nothing was saved"):
+        merged_copy(model, {**state, "extra": state[lost]}, torch.float32)
+    with pytest.raises(RunStopped, match="cannot be merged"):
+        merged_copy(model, {**state, lost: torch.full_like(state[lost], float("nan"))}, torch.float32)
+
+
+@pytest.mark.parametrize("change", ["weights", "names"])
+def test_a_checkpoint_that_computes_something_else_is_not_kept(
+    change: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As experts did that were drawn at random on every load."""
+    model, tokenizer, target = adapted(checkpoint), load_tokenizer(checkpoint), tmp_path / "model"
+    save_merged(Accelerator(cpu=True), model, tokenizer, target, "float32")
+    before = tree(target)
+
+    def spoilt(*arguments: Any) -> Any:
+        made = merged_copy(*arguments)
+        if change == "weights":
+            made.model.layers[0].mlp.up_proj.weight.data.mul_(0.5)
+        else:
+            made.model.layers[0].mlp.extra = torch.nn.Linear(2, 2)
+        return made
+
+    monkeypatch.setattr(saving, "merged_copy", spoilt)
+    said = {"weights": "does not compute what was trained", "names": "unexpected weights, such as model.layers.0.mlp"}
+    with pytest.raises(RunStopped, match=said[change]) as caught:
+        save_merged(Accelerator(cpu=True), model, tokenizer, target, "float32")
+    assert "\n" not in str(caught.value)
+    assert tree(target) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 @torch.no_grad()
@@ -214,6 +255,22 @@ def test_tokenizers_that_cannot_serve_are_user_errors(checkpoint: Path, tmp_path
         load_tokenizer(tmp_path / "empty")
 
 
+def test_a_checkpoint_without_all_weights_is_a_user_error(checkpoint: Path, tmp_path: Path) -> None:
+    """transformers draws a missing one at random, and goes on."""
+    folder = Path(shutil.copytree(checkpoint, tmp_path / "model"))
+    state = load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    save_file({key: tensor for key, tensor in state.items() if key != name}, folder / "model.safetensors", FORMAT)
+    with pytest.raises(UserError, match=rf"no whole causal-LM checkpoint \(1 missing weights, such as {name}\)"):
+        load_causal_lm(folder, "float32")
+    save_file({**state, "model.extra": state[name].clone()}, folder / "model.safetensors", FORMAT)
+    with pytest.raises(UserError, match=r"\(1 unexpected weights, such as model\.extra\)"):
+        load_causal_lm(folder, "float32")
+    save_file({**state, name: state[name][:1].clone()}, folder / "model.safetensors", FORMAT)
+    with pytest.raises(UserError, match="no whole causal-LM checkpoint"):
+        load_causal_lm(folder, "float32")
+
+
 def test_an_adapter_on_modules_that_are_not_there_is_a_user_error(checkpoint: Path) -> None:
     settings = LoraSettings(rank=2, target_modules=["query"])
     with pytest.raises(UserError, match=r"lora\.target_modules \['query'\]: the model has none of them"):
@@ -256,11 +313,11 @@ def test_what_is_written_of_a_four_bit_policy_is_what_was_trained(
     assert (trained - base).abs().max() > 1
 
     # Merged into the weights before quantisation the adapter would be another policy.
-    _, state = merged_state(model, model.state_dict())
+    state = merged_copy(model, model.state_dict(), torch.float32).state_dict()
     original = load_file(checkpoint / "model.safetensors")
     written = load_file(tmp_path / "reference" / "model.safetensors")
     assert written.keys() == original.keys()
-    assert state.keys() == original.keys()
+    assert {*state} - {"lm_head.weight"} == {*original}  # tied
     assert (logprobs(load_causal_lm(checkpoint, dtype)) - base).abs().max() > 2 * tolerance
     for name in ("config.json", "generation_config.json"):
         assert "quant" not in (tmp_path / "model" / name).read_text()

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from transformers import LlamaForCausalLM
 
 from pipeline.lm.generate import Sampling, sample_key, sample_responses, sharded
-from pipeline.lm.models import write_checkpoint
+from pipeline.lm.saving import write_checkpoint
 from pipeline.lm.tiny import tiny_config
 
 PROMPTS = {0: [[3, 4], [5], [2, 6, 7, 3, 4], [7, 7, 7], [4, 2]], 1: [[6, 2]]}

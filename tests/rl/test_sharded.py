@@ -11,7 +11,8 @@ import torch
 from pipeline_runs import run_two
 from sharded_ppo_worker import ITERATIONS, SETTINGS, learn, with_references
 
-from pipeline.lm.models import load_causal_lm, merged_state
+from pipeline.lm.models import load_causal_lm
+from pipeline.lm.saving import merged_copy
 
 TOLERANCE = 1e-4
 
@@ -69,7 +70,7 @@ def test_ppo_on_split_weights_is_that_of_one_process(learnt: Path, problem: Any,
         torch.testing.assert_close(ends[name], tensor, atol=TOLERANCE, rtol=TOLERANCE, msg=name)
     moved = max(float((whole[name] - before[name]).abs().max()) for name in before)
     assert moved > 100 * TOLERANCE  # else nothing of the above was tried
-    merged = merged_state(trainer.policy, trainer.policy.state_dict())[1]
+    merged = merged_copy(trainer.policy, trainer.policy.state_dict(), torch.float32).state_dict()
     saved = load_causal_lm(learnt / f"{kind}-model", "float32").state_dict()
     for name, tensor in saved.items():
         torch.testing.assert_close(tensor, merged[name], atol=TOLERANCE, rtol=TOLERANCE, msg=name)

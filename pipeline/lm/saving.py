@@ -1,0 +1,201 @@
+"""Saving what was trained as an ordinary checkpoint: adapters merged by peft, and what was written read again.
+
+A merge that misses a layer, or a name that transformers does not read back, leaves a checkpoint that loads without an
+error and computes something else. So a checkpoint is read before its folder gets its name, and must compute what the
+model computed that was trained.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate.utils import broadcast_object_list
+from peft import PeftModel, get_peft_model
+from peft.tuners.tuners_utils import BaseTunerLayer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from pipeline.core import atomic
+from pipeline.core.errors import RunStopped, UserError
+from pipeline.lm.models import DTYPES, load_causal_lm, no_progress_bars, unwrap
+from pipeline.lm.quantised import dense_copy, is_four_bit
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+PROBE = (2, 16)
+"""Rows and tokens on which a saved model is compared with the trained one."""
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}
+"""Nats that log-probabilities may differ by on average. In bfloat16 the merged weights, and every product, are rounded
+(0.03 on SmolLM2); experts drawn at random differ by 1 and more."""
+
+Read = Callable[..., Any]
+
+
+def save_merged(
+    accelerator: Accelerator,
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    target: Path,
+    dtype: str,
+    *,
+    wrapped: Any = None,
+    read: Read | None = None,
+) -> None:
+    """Saves a (LoRA) model as an ordinary checkpoint in `dtype`, adapter merged in float32, from the main process.
+
+    Every process calls it: gathering sharded weights, and reading them, is collective.
+
+    Args:
+        accelerator: of the run.
+        model: a causal LM or PEFT model.
+        tokenizer: goes with the weights.
+        target: the folder.
+        dtype: of the weights.
+        wrapped: what holds the weights where they are split over processes; `model` itself unless given.
+        read: calls the model where that has to go through a module around it; `wrapped` unless given.
+
+    Raises:
+        RunStopped: what was saved does not compute what `model` does; `target` is as it was before.
+    """
+    holder = model if wrapped is None else wrapped
+    expected = probe_logprobs(holder if read is None else read, model)
+    state = accelerator.get_state_dict(holder)
+    problem = [""]
+    if accelerator.is_main_process:
+        try:
+            write_checkpoint(accelerator.unwrap_model(model), state, tokenizer, target, dtype, expected)
+        except RunStopped as error:  # on every process: the others would wait for this one
+            problem = [str(error)]
+    if broadcast_object_list(problem)[0]:
+        raise RunStopped(problem[0])
+
+
+def write_checkpoint(
+    model: Any,
+    state: dict[str, torch.Tensor],
+    tokenizer: PreTrainedTokenizerBase,
+    target: Path,
+    dtype: str,
+    expected: torch.Tensor | None = None,
+) -> None:
+    """Writes the whole weights `state` of `model`, LoRA merged in float32, to `target` atomically.
+
+    A 4-bit base becomes the dequantised weights that it computes with. expected: `probe_logprobs` of the model.
+
+    Raises:
+        RunStopped: what was written does not load whole, or computes something else.
+    """
+    plain = merged_copy(model, state, DTYPES[dtype])
+    with atomic.new_folder(target) as temporary, no_progress_bars():
+        plain.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        for path in temporary.iterdir():
+            path.chmod(0o644)  # safetensors writes 0600; a released checkpoint is as readable as the rest of the run
+        del plain
+        check_written(temporary, target, dtype, expected)
+
+
+def check_written(folder: Path, target: Path, dtype: str, expected: torch.Tensor | None) -> None:
+    """Reads `folder` again, which is to become `target`. RunStopped: see `write_checkpoint`."""
+    try:
+        found = load_causal_lm(folder, dtype)
+    except UserError as error:
+        raise RunStopped(f"{target} could not be read again after it was saved, and was not kept: {error}") from None
+    if expected is None:
+        return
+    difference = distance(expected, probe_logprobs(found, found))
+    if not difference <= TOLERANCE[DTYPES[dtype]]:
+        raise RunStopped(
+            f"{target} does not compute what was trained (log-probabilities differ by {difference:.3g} nats on average)"
+            " and was not kept: this architecture cannot be merged; train it with lora: null"
+        )
+
+
+@torch.no_grad()
+def probe_logprobs(read: Any, model: Any) -> torch.Tensor:
+    """(rows, tokens, V) float32 on the CPU: log-probabilities of the next token along rows of fixed random tokens.
+
+    Args:
+        read: computes logits: the model itself or what calls it.
+        model: says the vocabulary and the device; its dropout is off.
+    """
+    inner: Any = unwrap(model)
+    ids = torch.randint(inner.config.get_text_config().vocab_size, PROBE, generator=torch.Generator().manual_seed(0))
+    device = next(inner.parameters()).device
+    training = model.training
+    model.eval()
+    try:
+        logits = read(input_ids=ids.to(device), attention_mask=torch.ones_like(ids).to(device), use_cache=False).logits
+    finally:
+        model.train(training)
+    return logits.float().log_softmax(dim=-1).cpu()
+
+
+def distance(expected: torch.Tensor, found: torch.Tensor) -> float:
+    """Mean over positions of E|log p − log q|, nats, under p, for log p and log q (…, V)."""
+    return float((expected.exp() * (expected - found).abs().clamp_max(1e4)).sum(dim=-1).mean())
+
+
+@torch.no_grad()
+def merged_copy(model: Any, state: dict[str, torch.Tensor], dtype: torch.dtype) -> PreTrainedModel:
+    """The plain model inside `model` with the whole weights `state` in `dtype`, adapters merged by peft in float32.
+
+    It is built from the configuration and filled from `state`, so that `model` may be split over processes, and stays
+    as it is. What it computes with besides weights (rotary frequencies) is left out: it is for saving.
+
+    Raises:
+        RunStopped: `state` lacks a weight of the architecture, has one too many, or merging gives numbers that are not
+            finite.
+    """
+    inner: Any = unwrap(model)
+    if is_four_bit(inner):
+        made: Any = dense_copy(inner)
+    else:
+        with torch.device("meta"):
+            made = type(inner)(copy.deepcopy(inner.config))
+        if isinstance(model, PeftModel):
+            with torch.random.fork_rng(devices=[]):
+                made = get_peft_model(made, copy.deepcopy(model.peft_config[model.active_adapter]))
+        fill(made, state)
+        if isinstance(model, PeftModel):
+            made = merged(made, dtype)
+        made.generation_config = copy.deepcopy(inner.generation_config)
+    if getattr(made.config, "output_router_logits", False):
+        made.config.output_router_logits = False  # TRL's SFT asks for router losses: with it, sampling would ask too
+    made.to(dtype)
+    made.config.dtype = dtype
+    return made
+
+
+def fill(model: Any, state: dict[str, torch.Tensor]) -> None:
+    """Gives a model on the meta device the weights `state`, tied ones by either name. RunStopped: names differ."""
+    result = model.load_state_dict(state, strict=False, assign=True)
+    inner: Any = unwrap(model)
+    inner.tie_weights()
+    lost = sorted(name for name, each in model.named_parameters() if each.is_meta)
+    if lost or result.unexpected_keys:
+        what = f"lack {lost[0]}" if lost else f"have {result.unexpected_keys[0]} too many"
+        raise RunStopped(f"the gathered weights of {type(inner).__name__} {what}: nothing was saved")
+
+
+def merged(model: PeftModel, dtype: torch.dtype) -> PreTrainedModel:
+    """`model` without its adapter, merged layer by layer: one layer at a time is in float32."""
+    layers: dict[str, Any] = {name: each for name, each in model.named_modules() if isinstance(each, BaseTunerLayer)}
+    for name, layer in layers.items():
+        if any(name.startswith(f"{other}.") for other in layers):
+            continue  # part of a layer: experts have a wrapper around another
+        layer.float()
+        for part in list(layer.modules()):
+            if isinstance(part, BaseTunerLayer):
+                try:
+                    part.merge(safe_merge=True)
+                except ValueError as error:
+                    raise RunStopped(f"{name} cannot be merged ({error}): nothing was saved") from None
+        layer.to(dtype)
+    base: Any = model.base_model
+    plain: PreTrainedModel = base.unload()
+    return plain
