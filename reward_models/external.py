@@ -98,7 +98,7 @@ def use_external(recipe: Recipe, target: Path, main_process: bool) -> dict[str, 
         raise UserError(
             f"reward.external.path {settings.path} holds no bonus statistics, so it has no Γ: set reward.kappa=0"
         )
-    tokenizer = load_tokenizer(settings.path)
+    tokenizer = load_tokenizer(settings.path, plain_template=False)
     metadata = described(checkpoint, settings.path.resolve().name, kappa)
     facts = {
         **card_facts(checkpoint, settings.path, metadata),

@@ -48,6 +48,17 @@ class ModelConfig:
     insert its own; an empty string keeps it short."""
     long_prompts: Literal["error", "drop"] = "error"
     """What to do with prompts over the limit: stop, or drop and count them."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Variables of the chat template, such as `enable_thinking: false` (Qwen3)."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub id."""
+
+    def __post_init__(self) -> None:
+        taken = sorted({"add_generation_prompt", "tokenize", "return_dict"} & set(self.chat_template_kwargs))
+        if taken:
+            raise ValueError(f"chat_template_kwargs: {taken[0]} is set by the stages themselves: remove it")
+        if self.revision is not None and self.source in ("smollm2", "tiny"):
+            raise ValueError(f"revision is for hub ids, and source is {self.source}: remove it")
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -23,7 +23,8 @@ BUILT_IN = frozenset({"embedded", "release", "evaluation"})
 def make_renderer(recipe: Recipe, tokenizer: Any) -> Renderer:
     """The recipe's one renderer for `tokenizer`."""
     model = recipe.model
-    return Renderer(tokenizer, model.max_prompt_tokens, model.max_response_tokens, model.system_prompt)
+    limits = (model.max_prompt_tokens, model.max_response_tokens)
+    return Renderer(tokenizer, *limits, model.system_prompt, model.chat_template_kwargs)
 
 
 def demonstrations(recipe: Recipe, run: RunDir) -> list[Demonstration]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from jinja2 import TemplateError
@@ -26,12 +26,14 @@ class Renderer:
         max_prompt_tokens: prompts over it are refused (`fits` asks first).
         max_response_tokens: cap on a response, end-of-turn token included; longer ones are cut.
         system_prompt: system message for prompts without one; None leaves that to the chat template.
+        chat_template_kwargs: variables of the chat template.
     """
 
     tokenizer: Any
     max_prompt_tokens: int
     max_response_tokens: int
     system_prompt: str | None = None
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Token ids of `prompt` up to where the assistant's answer starts.
@@ -76,7 +78,11 @@ class Renderer:
 
     def _templated(self, messages: Sequence[dict[str, str]]) -> list[int]:
         rendered = self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=True, return_dict=True, date_string=TEMPLATE_DATE
+            messages,
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=True,
+            **{"date_string": TEMPLATE_DATE, **self.chat_template_kwargs},
         )
         return list(rendered["input_ids"])
 

@@ -153,9 +153,8 @@ def renderer_of(
     """The renderer of a checkpoint; None means what the checkpoint states."""
     own = read_rendering(checkpoint)
     system = own.system_prompt if system_prompt is None else system_prompt
-    return Renderer(
-        load_tokenizer(checkpoint), max_prompt_tokens, max_response_tokens or own.max_response_tokens, system
-    )
+    limit = max_response_tokens or own.max_response_tokens
+    return Renderer(load_tokenizer(checkpoint), max_prompt_tokens, limit, system, own.chat_template_kwargs)
 
 
 def check_output(path: Path) -> None:

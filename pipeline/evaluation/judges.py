@@ -141,7 +141,8 @@ def make_judge(
     checkpoint = load_external(folder, settings.public, *names)
     checkpoint.model.model.to(device)
     config: Any = checkpoint.model.config.get_text_config()
-    own = wide_renderer(renderer, load_tokenizer(folder), getattr(config, "max_position_embeddings", None))
+    tokenizer = load_tokenizer(folder, plain_template=False)
+    own = wide_renderer(renderer, tokenizer, getattr(config, "max_position_embeddings", None))
     facts = card_facts(checkpoint, folder, described(checkpoint, folder.resolve().name, 0.0))
     return RewardJudge(RewardScorer(checkpoint, own, use_bonus=False), {"kind": "reward model", **facts})
 

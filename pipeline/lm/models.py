@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ from pipeline.core.checkpoints import check_checkpoint
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import ModelConfig
 from pipeline.core.recipe_parts import LoraSettings
+from pipeline.core.world import declared_world
 from pipeline.lm.kernels.attention import use_grouped_attention
 from pipeline.lm.kernels.lora import speed_up
 from pipeline.lm.kernels.products import speed_up_products
 from pipeline.lm.quantised import four_bit_config, four_bit_place, keep_differentiable
-from pipeline.lm.templates import end_of_turn
+from pipeline.lm.templates import end_of_turn, give_plain_template
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -58,21 +60,33 @@ def base_checkpoint(config: ModelConfig, cache_dir: Path | None = None) -> str:
     return check_checkpoint(config.source, "model.source", ", 'smollm2' or 'tiny'")
 
 
-def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    path: str | Path, *, revision: str | None = None, plain_template: bool = True
+) -> PreTrainedTokenizerBase:
     """The tokenizer of a checkpoint, left as saved but for two tokens: its end-of-sequence is what the chat template
     ends a turn with, and its padding token is another one.
+
+    Args:
+        path: folder or hub id.
+        revision: of a hub id.
+        plain_template: give a tokenizer without a chat template the plain one (`pipeline.lm.templates`), and say so.
 
     Raises:
         UserError: no tokenizer there, no chat template, or no token that could serve as padding.
     """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(path))
+        tokenizer = AutoTokenizer.from_pretrained(str(path), revision=revision)
     except (OSError, ValueError):
         raise UserError(
             f"{path} holds no tokenizer that transformers can load: give the folder of a whole checkpoint"
         ) from None
     if tokenizer.chat_template is None:
-        raise UserError(f"the tokenizer of {path} has no chat template: use an instruction-tuned checkpoint")
+        if not plain_template:
+            raise UserError(f"the tokenizer of {path} has no chat template: save the one it was trained with")
+        give_plain_template(tokenizer)
+        if declared_world().main:
+            line = f"the tokenizer of {path} has no chat template: a plain one is used and saved (turns under 'User:')"
+            print(f"[private-rlhf] {line}", file=sys.stderr, flush=True)
     tokenizer.eos_token = end_of_turn(tokenizer) or tokenizer.eos_token
     if tokenizer.eos_token_id is None:
         raise UserError(f"the tokenizer of {path} has no end-of-sequence token: set one in its config")
@@ -98,10 +112,13 @@ def _spare_token(tokenizer: PreTrainedTokenizerBase, path: str) -> str:
     raise UserError(f"the tokenizer of {path} has no token to pad with besides end-of-sequence: add a pad token")
 
 
-def load_causal_lm(path: str | Path, dtype: str, *, four_bit: bool = False) -> PreTrainedModel:
+def load_causal_lm(
+    path: str | Path, dtype: str, *, four_bit: bool = False, revision: str | None = None
+) -> PreTrainedModel:
     """A causal LM in evaluation mode (dropout off), all weights in `dtype`.
 
     four_bit: its linear layers but the output layer are quantised to NF4, and computed in `dtype` (QLoRA's base).
+    revision: of a hub id.
 
     Raises:
         UserError: the folder holds no whole checkpoint, or bitsandbytes is not installed.
@@ -109,7 +126,7 @@ def load_causal_lm(path: str | Path, dtype: str, *, four_bit: bool = False) -> P
     more = {"quantization_config": quantisation(DTYPES[dtype]), **four_bit_place()} if four_bit else {}
     try:
         with no_progress_bars():
-            model = load_whole(AutoModelForCausalLM, path, dtype=DTYPES[dtype], **more)
+            model = load_whole(AutoModelForCausalLM, path, dtype=DTYPES[dtype], revision=revision, **more)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         cause = str(error).splitlines()[0][:200]
         raise UserError(
@@ -120,6 +137,8 @@ def load_causal_lm(path: str | Path, dtype: str, *, four_bit: bool = False) -> P
         head.register_forward_pre_hook(_contiguous_input)
     if four_bit:
         keep_differentiable(model)
+    if getattr(model.config, "output_router_logits", False):
+        model.config.output_router_logits = False  # sampling would compute router losses, on a mask they cannot take
     return use_grouped_attention(speed_up_products(model.eval()))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,13 @@ NO_LABEL = (
 
 @dataclass(frozen=True)
 class Rendering:
-    """How a checkpoint of this pipeline expects its prompts: the system message and the cap on a response, tokens."""
+    """How a checkpoint of this pipeline expects its prompts: system message, cap on a response (tokens), and what its
+    chat template is given.
+    """
 
     system_prompt: str | None = None
     max_response_tokens: int = 64
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 def write_beside(
@@ -56,8 +59,8 @@ def write_beside(
     else:
         lines.append(render_markdown(privacy_card(manifest, stage=stage, recipe=recipe.name, **(facts or {}))))
     atomic.write_text(folder / "README.md", "\n".join(lines))
-    rendering = {"system_prompt": renderer.system_prompt, "max_response_tokens": renderer.max_response_tokens}
-    atomic.write_json(folder / RENDERING, rendering)
+    rendering = Rendering(renderer.system_prompt, renderer.max_response_tokens, dict(renderer.chat_template_kwargs))
+    atomic.write_json(folder / RENDERING, asdict(rendering))
 
 
 def read_rendering(folder: str | Path) -> Rendering:

@@ -1,4 +1,4 @@
-"""What a chat template says about a tokenizer: which token ends a turn."""
+"""Chat templates: which token ends a turn, and what models without a template of their own are given."""
 
 from __future__ import annotations
 
@@ -7,6 +7,20 @@ from typing import Any
 from jinja2 import TemplateError
 
 ANSWER = "an answer"
+PLAIN = (
+    "{% for message in messages %}{% if message['content'] or message['role'] != 'system' %}"
+    "{{ message['role'] | capitalize }}:\n{{ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{{ '\\n\\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:\n{% endif %}"
+)
+"""Each turn under its role ("User:"), answers ended by the end-of-sequence token; without empty system messages."""
+
+
+def give_plain_template(tokenizer: Any) -> None:
+    """Makes `PLAIN` the tokenizer's template, behind the token that the tokenizer itself begins texts with, if any."""
+    ids = tokenizer("a")["input_ids"]
+    begins = tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id]
+    tokenizer.chat_template = ("{{ bos_token }}" if begins else "") + PLAIN
 
 
 def end_of_turn(tokenizer: Any) -> str | None:

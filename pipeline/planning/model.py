@@ -69,7 +69,7 @@ def config_of(settings: ModelConfig, given: Path | None = None) -> Path:
     found = base_checkpoint(settings)
     if Path(found).is_dir():
         return Path(found)
-    cached = try_to_load_from_cache(found, "config.json")
+    cached = try_to_load_from_cache(found, "config.json", revision=settings.revision)
     if isinstance(cached, str):
         return Path(cached)
     raise UserError(f"model.source {found} is not on this machine: give its shape with --model-config PATH/config.json")

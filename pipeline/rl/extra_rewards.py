@@ -119,8 +119,8 @@ def _model(settings: ExtraRewardSettings, name: str, key: str, recipe: Recipe, d
     metadata = described(checkpoint, settings.path.resolve().name, 0.0)
     checkpoint.model.model.to(device)
     config: Any = checkpoint.model.config.get_text_config()
-    context = getattr(config, "max_position_embeddings", None)
-    renderer = wide_renderer(recipe.model, load_tokenizer(settings.path), context)
+    tokenizer = load_tokenizer(settings.path, plain_template=False)
+    renderer = wide_renderer(recipe.model, tokenizer, getattr(config, "max_position_embeddings", None))
     scorer = RewardScorer(checkpoint, renderer, use_bonus=False)
 
     def score(prompts: Sequence[Prompt], responses: Sequence[str]) -> torch.Tensor:
@@ -140,4 +140,4 @@ def wide_renderer(own: ModelConfig | Renderer, tokenizer: Any, context: int | No
     if context is not None:
         response = min(response, max(context // 2, 2))
         prompt = min(prompt, context - response)
-    return Renderer(tokenizer, prompt, response, own.system_prompt)
+    return Renderer(tokenizer, prompt, response, own.system_prompt, own.chat_template_kwargs)

@@ -20,6 +20,7 @@ from pipeline.data import inputs
 from pipeline.data.formats import Demonstration
 from pipeline.data.render import Renderer, keep_fitting
 from pipeline.lm import hf_trainer
+from pipeline.lm.architectures import check_architecture
 from pipeline.lm.models import add_lora, base_checkpoint, load_causal_lm, load_tokenizer
 from pipeline.lm.released import write_beside
 from pipeline.lm.sft_training import RowSftTrainer
@@ -44,14 +45,16 @@ def run(context: StageContext) -> dict[str, Any]:
     # --- data -------------------------------------------------------------------------------------------------------
     base = base_checkpoint(recipe.model)
     check_context(recipe.model, Path(base))
-    renderer = inputs.make_renderer(recipe, load_tokenizer(base))
+    check_architecture(recipe, base)
+    renderer = inputs.make_renderer(recipe, load_tokenizer(base, revision=recipe.model.revision))
     inputs.check_prompt_lengths(recipe, context.run, renderer)
     demonstrations = inputs.demonstrations(recipe, context.run)
     kept = keep_fitting([row.prompt for row in demonstrations], renderer, recipe.model.long_prompts)
     dataset = tokenised([demonstrations[index] for index in kept], renderer)
 
     # --- model ------------------------------------------------------------------------------------------------------
-    model = load_causal_lm(base, recipe.model.dtype if settings.lora else "float32")
+    dtype = recipe.model.dtype if settings.lora else "float32"
+    model = load_causal_lm(base, dtype, revision=recipe.model.revision)
     policy = add_lora(model, settings.lora, recipe.seed) if settings.lora else model
 
     # --- training ---------------------------------------------------------------------------------------------------

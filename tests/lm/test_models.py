@@ -13,11 +13,13 @@ import torch
 from accelerate import Accelerator
 from pipeline_runs import Workspace, tree
 from safetensors.torch import load_file, save_file
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.core.errors import RunStopped, UserError
 from pipeline.core.recipe import ModelConfig
 from pipeline.core.recipe_parts import LoraSettings
+from pipeline.data.render import Renderer
 from pipeline.lm import saving
 from pipeline.lm.kernels.products import speed_up_products
 from pipeline.lm.models import (
@@ -237,6 +239,25 @@ def test_a_turn_ends_as_the_chat_template_ends_it(checkpoint: Path, tmp_path: Pa
         assert load_tokenizer(changed).eos_token == end
 
 
+def test_a_base_model_gets_a_plain_template_and_keeps_it(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = load_tokenizer(retokenized(checkpoint, tmp_path / "base", chat_template=None))
+    assert "has no chat template: a plain one is used and saved" in capsys.readouterr().err
+    turns = [{"role": role, "content": role[0]} for role in ("system", "user", "assistant", "user")]
+    said = "System:\ns\n\nUser:\nu\n\nAssistant:\na<|im_end|>\n\nUser:\nu\n\nAssistant:\n"
+    assert base.apply_chat_template(turns, tokenize=False, add_generation_prompt=True) == said
+    assert Renderer(base, 60, 8, "").prompt_ids("u") == Renderer(base, 60, 8).prompt_ids("u")
+    base.save_pretrained(tmp_path / "saved")
+    assert load_tokenizer(tmp_path / "saved").chat_template == base.chat_template
+    assert not capsys.readouterr().err
+    base.bos_token = "<|im_start|>"
+    base._tokenizer.post_processor = TemplateProcessing("<|im_start|> $A", None, [("<|im_start|>", base.bos_token_id)])
+    base.chat_template = None
+    base.save_pretrained(tmp_path / "begins")
+    assert Renderer(load_tokenizer(tmp_path / "begins"), 60, 8).prompt_ids("u")[0] == base.bos_token_id
+
+
 def test_whatever_the_generation_config_lists_ends_a_response(checkpoint: Path) -> None:
     model, tokenizer = load_causal_lm(checkpoint, "float32"), load_tokenizer(checkpoint)
     own = tokenizer.eos_token_id
@@ -246,8 +267,8 @@ def test_whatever_the_generation_config_lists_ends_a_response(checkpoint: Path) 
 
 
 def test_tokenizers_that_cannot_serve_are_user_errors(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="has no chat template"):
-        load_tokenizer(retokenized(checkpoint, tmp_path / "plain", chat_template=None))
+    with pytest.raises(UserError, match="has no chat template: save the one it was trained with"):
+        load_tokenizer(retokenized(checkpoint, tmp_path / "plain", chat_template=None), plain_template=False)
     with pytest.raises(UserError, match="has no end-of-sequence token"):
         load_tokenizer(retokenized(checkpoint, tmp_path / "endless", eos_token=None, chat_template="{{ messages }}"))
     (tmp_path / "empty").mkdir()

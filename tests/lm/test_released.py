@@ -26,8 +26,8 @@ def recipe(**data: Any) -> Recipe:
 
 
 def test_the_rendering_survives(tmp_path: Path) -> None:
-    write_beside(tmp_path, "sft", recipe(), Renderer(None, 10, 7, ""), None)
-    assert read_rendering(tmp_path) == Rendering(system_prompt="", max_response_tokens=7)
+    write_beside(tmp_path, "sft", recipe(), Renderer(None, 10, 7, "", {"think": False}), None)
+    assert read_rendering(tmp_path) == Rendering("", 7, {"think": False})
     assert "No preference label was read" in (tmp_path / "README.md").read_text(encoding="utf-8")
 
 

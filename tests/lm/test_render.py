@@ -45,6 +45,14 @@ def test_the_system_prompt_comes_first_unless_the_prompt_brings_one(renderer: Re
     assert shown(empty, "the fox").startswith("<|im_start|>system\n<|im_end|>")
 
 
+def test_variables_reach_the_template(checkpoint: Path) -> None:
+    """Qwen3 thinks unless it is told not to."""
+    tokenizer = load_tokenizer(checkpoint)
+    tokenizer.chat_template = "{{ messages[0]['content'] }}{% if enable_thinking is false %} at once{% endif %}"
+    assert shown(Renderer(tokenizer, 60, 8), "the fox") == "the fox"
+    assert shown(Renderer(tokenizer, 60, 8, None, {"enable_thinking": False}), "the fox") == "the fox at once"
+
+
 def test_a_template_that_refuses_system_messages_goes_without_an_empty_one(checkpoint: Path) -> None:
     """Of any other one the user is told, in one line."""
     tokenizer = load_tokenizer(checkpoint)
