@@ -1,7 +1,7 @@
 """The whole tiny recipe on tiny random models of many architectures: each passes, or is refused in one line.
 
-`python -m pytest -s -n 0 -m slow tests/stages/test_architecture_matrix.py` prints a row for each (README has them grouped);
-`-k 'Mixtral or GPT-2'` some of its rows.
+`python -m pytest -s -n 0 -m slow tests/stages/test_architecture_matrix.py` prints a row for each, which README groups;
+`-k 'Mixtral or GPT-2'` takes some of them.
 """
 
 from __future__ import annotations
