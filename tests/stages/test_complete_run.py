@@ -62,7 +62,7 @@ def test_checkpoints_carry_their_card_and_their_rendering(finished_run: Path) ->
     assert "| Epsilon per event | 2 |" in ppo
     for stage in ("sft", "reward", "ppo"):
         rendering = read_json(finished_run / stage / "model" / "rendering.json")
-        assert rendering == {"system_prompt": None, "max_response_tokens": 12}
+        assert rendering == {"system_prompt": None, "max_response_tokens": 12, "chat_template_kwargs": {}}
     weights = finished_run / "ppo" / "model" / "model.safetensors"
     assert weights.stat().st_mode & 0o777 == 0o644
 
