@@ -115,13 +115,14 @@ class JudgeSettings:
     with `url`, and where the folder has no reward_metadata.json."""
     allow_http: bool = False
     """`url`: also without encryption, e.g. http://localhost:8000/v1."""
-    request: dict[str, Any] = Field(default_factory=lambda: {"temperature": 0.0, "max_tokens": 1024})
-    """`url`: what each request holds beside the model and the messages. A verdict that was cut counts as unclear."""
+    request: dict[str, Any] = Field(default_factory=dict)
+    """`url`: further fields of each request. temperature is 0 and max_tokens 1024 unless they are given here; null
+    leaves one out. A reply that was cut counts as unclear."""
     concurrency: Annotated[int, NO_EFFECT] = Field(default=8, gt=0)
     """`url`: requests under way at the same time, over all processes."""
     retries: Annotated[int, NO_EFFECT] = Field(default=5, ge=0)
     """`url`: of a request after a broken connection, no answer in time, or status 408, 409, 425, 429, 500, 502, 503 or
-    504; waits of 2, 4, 8, … seconds between them, or what the endpoint asks for."""
+    504; waits of 2, 4, 8, … seconds between them, or what the endpoint asks for, at most 60."""
     timeout: Annotated[float, NO_EFFECT] = Field(default=120.0, gt=0, allow_inf_nan=False)
     """`url`: seconds without a word from the endpoint that count as no answer."""
 

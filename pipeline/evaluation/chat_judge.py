@@ -21,6 +21,8 @@ from pipeline.core.recipe_parts import JudgeSettings
 from pipeline.data.render import Prompt
 from pipeline.evaluation.verdicts import messages, parse_verdict
 
+DEFAULTS = {"temperature": 0.0, "max_tokens": 1024}
+LONGEST_WAIT = 60.0
 API_KEY = "OPENAI_API_KEY"
 TRANSIENT = (408, 409, 425, 429, 500, 502, 503, 504)
 REFUSED = (400, 413, 422)
@@ -45,16 +47,12 @@ class ChatJudge:
         self.workers = max(1, settings.concurrency // share)
         self.endpoint = f"{settings.url.rstrip('/')}/chat/completions"
         self.backoff = backoff
+        self.fields = {name: value for name, value in {**DEFAULTS, **settings.request}.items() if value is not None}
 
     @property
     def facts(self) -> dict[str, Any]:
         """Who judges, JSON types; the API key is not among them."""
-        return {
-            "kind": "chat",
-            "url": self.settings.url,
-            "model": self.settings.model,
-            "request": self.settings.request,
-        }
+        return {"kind": "chat", "url": self.settings.url, "model": self.settings.model, "request": self.fields}
 
     def compare(
         self, prompts: Sequence[Prompt], answers: Sequence[str], references: Sequence[str]
@@ -72,7 +70,7 @@ class ChatJudge:
         return [_judged(replies[self._key(first)], replies[self._key(second)]) for first, second in asked]
 
     def _body(self, prompt: Prompt, first: str, second: str) -> dict[str, Any]:
-        return {"model": self.settings.model, "messages": messages(prompt, first, second), **self.settings.request}
+        return {"model": self.settings.model, "messages": messages(prompt, first, second), **self.fields}
 
     def _key(self, body: dict[str, Any]) -> str:
         """Identity of a request in the log."""
@@ -180,10 +178,19 @@ class _Bearer(AuthBase):
         return request
 
 
+class _Retry(Retry):
+    """Bounds what the endpoint may ask for: a run that sleeps for an hour looks like one that hangs."""
+
+    def get_retry_after(self, response: Any) -> float | None:
+        """Seconds, or None where the endpoint asks for nothing."""
+        asked = super().get_retry_after(response)
+        return None if asked is None else min(asked, LONGEST_WAIT)
+
+
 @contextmanager
 def _session(settings: JudgeSettings, workers: int, backoff: float) -> Iterator[requests.Session]:
     """One client for all requests and threads."""
-    retry = Retry(
+    retry = _Retry(
         settings.retries,
         status_forcelist=TRANSIENT,
         allowed_methods=None,  # a question asked twice does no harm

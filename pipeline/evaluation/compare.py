@@ -18,7 +18,7 @@ from pipeline.core.recipe_parts import JudgeSettings
 from pipeline.core.stats import Estimate
 from pipeline.core.world import device_type
 from pipeline.data.formats import read_prompts
-from pipeline.data.render import Prompt, Renderer, keep_fitting
+from pipeline.data.render import Prompt, Renderer
 from pipeline.evaluation.judges import judged_pairs, judged_rates, make_judge
 from pipeline.lm.generate import Sampling, sample_key, sample_responses
 from pipeline.lm.models import end_ids, load_causal_lm, load_tokenizer
@@ -75,7 +75,7 @@ def compare(
     log = None if partial is None else partial / "verdicts.jsonl"
     names = ("--judge rm:", "--judge-public")
     referee = make_judge(judge, renderers[0], torch.device(device_type()), names, log=log)
-    kept = [chosen[i] for i in keep_fitting(chosen, renderers[0], "drop")]
+    kept = fitting_both(chosen, renderers)
     described = {
         "policy": identity(policy),
         "reference": identity(reference),
@@ -107,6 +107,15 @@ def compare(
         atomic.write_json(output, result)
         shutil.rmtree(str(partial), ignore_errors=True)
     return rates_line(rates, len(rows))
+
+
+def fitting_both(prompts: Sequence[Prompt], renderers: Sequence[Renderer]) -> list[Prompt]:
+    """The prompts within the limit of every renderer: tokenizers and system messages may differ. UserError if none."""
+    kept = [prompt for prompt in prompts if all(renderer.fits(prompt) for renderer in renderers)]
+    if not kept:
+        limit = renderers[0].max_prompt_tokens
+        raise UserError(f"no prompt is within {limit} tokens for both: raise --max-prompt-tokens")
+    return kept
 
 
 def rates_line(rates: dict[str, Any], pairs: int) -> str:

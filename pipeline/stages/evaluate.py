@@ -249,8 +249,9 @@ def judge_notes(recipe: Recipe, has_truth: bool) -> list[str]:
 
 def headline(metrics: dict[str, Any], ratio: Any) -> str:
     """The stage's one line."""
-    rate = metrics["generation_win_rate_truth"] or metrics["generation_win_rate_rm"]
-    judge = "truth" if metrics["generation_win_rate_truth"] else "reward model"
+    judges = {"truth": "truth", "judge": "outside judge", "rm": "reward model"}
+    rates = {said: metrics.get(f"generation_win_rate_{name}") for name, said in judges.items()}
+    judge, rate = next((judge, rate) for judge, rate in rates.items() if rate)
     line = (
         f"win rate vs π_ref by {judge} {rate['value']:.3f} [{rate['ci_low']:.3f}, {rate['ci_high']:.3f}], "
         f"KL {metrics['kl']:.2f} nats"

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from evaluation.chat_endpoint import serving
 from pipeline_runs import TINY, Workspace, read_json, tree
 
 from pipeline.cli import main
@@ -118,6 +119,18 @@ def test_evaluate_judges_two_checkpoints(finished_run: Path, tmp_path: Path, cap
     assert result["prompts"] == 6
     assert set(result["win_rate"]) == {"value", "ci_low", "ci_high", "n"}
     assert 0 <= result["win_rate"]["ci_low"] <= result["win_rate"]["value"] <= result["win_rate"]["ci_high"] <= 1
+
+
+def test_evaluate_asks_a_chat_model(finished_run: Path, tmp_path: Path, capsys: Capture) -> None:
+    model = str(finished_run / "sft" / "model")
+    arguments = ["evaluate", "--policy", model, "--reference", model, "--prompts", "embedded", "--limit", "3"]
+    arguments += ["--max-response-tokens", "6", "--temperature", "0.7", "--max-prompt-tokens", "200", "--judge-http"]
+    with serving() as endpoint:
+        judge = f"openai:{endpoint.url}#their-model"
+        assert main([*arguments, "--judge", judge, "--output", str(tmp_path / "result.json")]) == 0
+    assert f"win rate by {judge}: 0.500 [" in capsys.readouterr().out
+    assert {request["model"] for request in endpoint.seen} == {"their-model"}
+    assert read_json(tmp_path / "result.json")["temperature"] == 0.7
 
 
 @pytest.mark.parametrize(

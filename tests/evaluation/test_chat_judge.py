@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from evaluation.chat_endpoint import Endpoint, serving
+from urllib3 import HTTPResponse
 
 from pipeline.core.errors import RunStopped, UserError
 from pipeline.core.recipe_parts import JudgeSettings
-from pipeline.evaluation.chat_judge import ChatJudge, read_log
+from pipeline.evaluation.chat_judge import LONGEST_WAIT, ChatJudge, _Retry, read_log
 from pipeline.evaluation.judges import judged_rates
 
 PROMPTS = [f"p{place}" for place in range(6)]
@@ -56,7 +57,16 @@ def test_a_consistent_judge_is_heard_whatever_the_order(endpoint: Endpoint) -> N
     )
     assert outcomes(found) == [1.0, 0.0, 0.5]
     assert {(request["model"], request["seed"]) for request in endpoint.seen} == {("judge-7b", 1)}
-    assert not any("temperature" in request for request in endpoint.seen)
+    assert {(request["temperature"], request["max_tokens"]) for request in endpoint.seen} == {(0.0, 1024)}
+
+
+def test_fields_of_a_request_can_be_set_and_left_out(endpoint: Endpoint) -> None:
+    """Some endpoints refuse a temperature, or want the cap under another name."""
+    asked = judge(endpoint, request={"temperature": None, "max_tokens": None, "max_completion_tokens": 9})
+    asked.compare(["p"], ["x"], ["y"])
+    assert asked.facts["request"] == {"max_completion_tokens": 9}
+    known = {"model", "messages", "max_completion_tokens", "path", "authorization"}
+    assert all(set(request) == known for request in endpoint.seen)
 
 
 def test_a_half_biased_judge_keeps_half(endpoint: Endpoint) -> None:
@@ -102,6 +112,13 @@ def test_transient_failures_are_retried(endpoint: Endpoint, status: int) -> None
     endpoint.answer, endpoint.statuses = consistent, [status, status]
     assert outcomes(judge(endpoint, concurrency=1).compare(["p"], ["good"], ["bad"])) == [1.0]
     assert len(endpoint.seen) == 4
+
+
+def test_an_endpoint_cannot_ask_for_an_hour() -> None:
+    for asked, waited in (("3600", LONGEST_WAIT), ("3", 3.0)):
+        response = HTTPResponse(headers={"Retry-After": asked})
+        assert _Retry().get_retry_after(response) == waited
+    assert _Retry().get_retry_after(HTTPResponse()) is None
 
 
 def test_an_endpoint_that_hangs_is_given_up(endpoint: Endpoint) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,13 @@ def test_a_judge_that_fails_costs_no_answer_and_no_verdict(
     output, partial = tmp_path / "result.json", tmp_path / "result.json.partial"
     with serving() as endpoint:
         judge = JudgeSettings(
-            url=endpoint.url, model="m", public=True, allow_http=True, retries=0, concurrency=1, request={}
+            url=endpoint.url,
+            model="m",
+            public=True,
+            allow_http=True,
+            retries=0,
+            concurrency=1,
+            request={"temperature": None, "max_tokens": 4},
         )
         endpoint.statuses = [200] * 3 + [500] * 9
         with pytest.raises(RunStopped, match="run the same command again to ask for what is missing"):
@@ -89,7 +96,7 @@ def test_a_judge_that_fails_costs_no_answer_and_no_verdict(
         assert len(endpoint.seen) == 5
         assert not partial.exists()
         saved = json.loads(output.read_text())
-        assert saved["judge"] == {"kind": "chat", "url": endpoint.url, "model": "m", "request": {}}
+        assert saved["judge"] == {"kind": "chat", "url": endpoint.url, "model": "m", "request": {"max_tokens": 4}}
         assert {pair["policy_first"]["text"] for pair in saved["pairs"]} == {"Verdict: tie"}
         assert line.startswith("0.500 [")
 
@@ -106,6 +113,19 @@ def test_answers_of_another_model_or_seed_are_not_taken(models: tuple[str, str],
             run(**{"models": models, "prompts": prompts, "output": output, "judge": nobody, **changes})
         answers.append(json.loads((tmp_path / "result.json.partial" / "answers.json").read_text())["answers"])
     assert len({json.dumps(each) for each in answers}) == 4
+
+
+def test_a_prompt_that_one_of_the_two_cannot_take_is_left_out(
+    models: tuple[str, str], prompts: str, tmp_path: Path
+) -> None:
+    """Each checkpoint has its own tokenizer and system message: here the reference's is long."""
+    wordy = tmp_path / "wordy"
+    shutil.copytree(models[1], wordy)
+    (wordy / "rendering.json").write_text(json.dumps({"system_prompt": "the lazy dog " * 20}))
+    with pytest.raises(UserError, match="no prompt is within 40 tokens for both: raise --max-prompt-tokens"):
+        run((models[0], str(wordy)), prompts, max_prompt_tokens=40)
+    run((models[0], str(wordy)), prompts, tmp_path / "result.json", max_prompt_tokens=400)
+    assert json.loads((tmp_path / "result.json").read_text())["dropped_long_prompts"] == 1
 
 
 def test_judges_and_inputs_that_cannot_be_used_are_user_errors(
