@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from accelerate import Accelerator, FullyShardedDataParallelPlugin, PartialState
-from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, ProjectConfiguration, parse_flag_from_env
 
 from pipeline.core.errors import UserError
@@ -44,7 +43,7 @@ def obey_on_cpus() -> None:
     """
     if not parse_flag_from_env("ACCELERATE_USE_FSDP") or not on_cpu() or PartialState(cpu=True).num_processes == 1:
         return
-    state = AcceleratorState(cpu=True)
+    state = Accelerator(cpu=True).state
     state.fsdp_plugin = FullyShardedDataParallelPlugin()
     state.distributed_type = DistributedType.FSDP
     PartialState().distributed_type = DistributedType.FSDP
