@@ -5,9 +5,11 @@ Usage: sharded_ppo_worker.py FOLDER RANK
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from pipeline.core.world import World
 from pipeline.lm.distributed import make_accelerator
+from pipeline.lm.generate import sharded
 from pipeline.lm.saving import save_merged
 from pipeline.rl import checkpoint
 from pipeline.rl.nonfinite import NonFiniteError
@@ -40,6 +43,7 @@ SETTINGS = {
     "entropy_coef": 0.01,
     "kl_coef": 0.05,
 }
+NARROW = {**SETTINGS, "minibatch_size": 1, "micro_batch_size": None}
 ITERATIONS = 3
 
 
@@ -57,6 +61,31 @@ def with_references(problem: Problem) -> Problem:
     """So that completions of π_ref are drawn before the policy runs for the first time."""
     problem.references = {}
     return problem
+
+
+@contextlib.contextmanager
+def gathers() -> Iterator[list[int]]:
+    """Within, the list grows by the bytes of each all-gather of this process."""
+    seen: list[int] = []
+    original = torch.distributed.all_gather_single
+
+    def counted(output: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+        seen.append(output.nbytes)
+        return original(output, *arguments, **named)
+
+    torch.distributed.all_gather_single = counted
+    try:
+        yield seen
+    finally:
+        torch.distributed.all_gather_single = original
+
+
+def collected(trainer: PpoTrainer) -> dict[str, Any]:
+    """How often a part of the weights was gathered for a rollout, what was sampled in it, and what it leaves whole."""
+    with gathers() as seen:
+        rollout, _ = trainer.collect(0)
+    whole = sum(not isinstance(parameter, DTensor) for parameter in trainer.bare.parameters())
+    return {"gathers": len(seen), "responses": rollout.responses, "whole": whole}
 
 
 def refused(trainer: PpoTrainer) -> dict[str, Any]:
@@ -83,9 +112,9 @@ def work(folder: Path, rank: int, lora: bool) -> dict[str, Any]:
     name = "lora" if lora else "full"
     tokenizer: Any = SimpleNamespace(save_pretrained=lambda target: None)
 
-    def make() -> PpoTrainer:
+    def make(**more: Any) -> PpoTrainer:
         problem = with_references(make_problem())
-        trainer = problem.trainer(lora, accelerator=lambda: make_accelerator(World(rank, 2)), **SETTINGS)
+        trainer = problem.trainer(lora, accelerator=lambda: make_accelerator(World(rank, 2)), **SETTINGS, **more)
         checkpoint.install_hooks(trainer.accelerator)
         return trainer
 
@@ -98,14 +127,30 @@ def work(folder: Path, rank: int, lora: bool) -> dict[str, Any]:
     save_merged(trainer.accelerator, trainer.policy, tokenizer, target, "float32", read=trainer.bare.read)
     ends = [trainer.accelerator.get_state_dict(trainer.model)]
     resumed = make()
-    resumed.scorer.references.update(checkpoint.latest_references(resumed.accelerator, folder / name))
+    resumed.scorer.references.update(checkpoint.latest_references(folder / name))
     checkpoint.load_latest(resumed.accelerator, folder / name)
     said["resumed"] = learn(resumed, 1, ITERATIONS)
     ends.append(resumed.accelerator.get_state_dict(resumed.model))
     if rank == 0:
         torch.save([{key: tensor.clone() for key, tensor in end.items()} for end in ends], folder / f"{name}.pt")
     said["refused"] = refused(make())
+    said["reference_split"] = trainer.reader.reference is not None and sharded(trainer.reader.reference)
+    said["once"], said["each_time"] = (collected(make(gather_once=once)) for once in (True, False))
     return said
+
+
+def narrow(folder: Path, rank: int) -> dict[str, Any]:
+    """Whole weights (DDP), minibatches of fewer responses than processes; a checkpoint after the first iteration."""
+    problem = with_references(make_problem())
+    trainer = problem.trainer(accelerator=lambda: make_accelerator(World(rank, 2)), **NARROW)
+    checkpoint.install_hooks(trainer.accelerator)
+    drawn: list[str] = []
+    add = problem.add_reference
+    problem.add_reference = lambda prompt, features: (drawn.append(prompt), add(prompt, features))  # type: ignore
+    seen = learn(trainer, 0, 1)
+    checkpoint.save(trainer.accelerator, folder / "narrow", 1, {}, trainer.scorer.references)
+    references = {prompt: kept.flatten().tolist() for prompt, kept in trainer.scorer.references.items()}
+    return {"seen": seen + learn(trainer, 1, ITERATIONS), "references": references, "drawn": drawn}
 
 
 def main(folder: Path, rank: int) -> None:
@@ -113,6 +158,8 @@ def main(folder: Path, rank: int) -> None:
     rendezvous = f"file://{folder / 'rendezvous'}"
     torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
     said = {name: work(folder, rank, name == "lora") for name in ("lora", "full")}
+    os.environ["ACCELERATE_USE_FSDP"] = "false"
+    said["narrow"] = narrow(folder, rank)
     (folder / f"ppo-{rank}.json").write_text(json.dumps(said))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

@@ -222,6 +222,10 @@ class PpoConfig:
     micro_batch_size: int | None = Field(default=None, gt=0)
     """Responses per forward/backward pass and process; default: the process's share of a minibatch."""
     generate_batch_size: int = Field(default=128, gt=0)
+    gradient_checkpointing: bool = False
+    """Keep only what enters each layer for the backward pass, and compute the rest again there: less memory, slower."""
+    gather_once: bool = True
+    """Under FSDP2: keep weights whole during a rollout; false: gather them per token, for less memory and more time."""
     learning_rate: float = Field(default=1e-6, gt=0)
     value_learning_rate: float = Field(default=5e-6, gt=0)
     lr_schedule: Literal["constant", "linear"] = "constant"
@@ -276,8 +280,7 @@ class PpoConfig:
     save_every: int = Field(default=10, gt=0)
     """Iterations between checkpoints."""
     sample_every: Annotated[int, NO_EFFECT] = Field(default=0, ge=0)
-    """Iterations between samples in ppo/samples.jsonl, one of which is shown as well; 0: none. A finished stage does
-    not run again for this key and the next three."""
+    """Iterations between samples in ppo/samples.jsonl, one of which is shown as well; 0: none."""
     sample_count: Annotated[int, NO_EFFECT] = Field(default=4, gt=0)
     """Responses of such an iteration that are written, evenly spaced."""
     report_to: Annotated[list[Literal["tensorboard", "wandb", "trackio"]], NO_EFFECT] = Field(default_factory=list)
@@ -367,14 +370,13 @@ class Recipe:
             raise ValueError("privatize.epsilon .inf needs data.public_labels: true (labels declared public)")
         if self.evaluation_labels == "public" and not self.data.public_labels:
             raise ValueError("evaluation_labels: public needs data.public_labels: true; else use private")
-        self._check_counts()
+        if self.evaluation_labels == "laplace":
+            self._check_counts()
         if self.ppo.reference_rollouts and self.reward.kappa == 0:
             raise ValueError("ppo.reference_rollouts needs reward.kappa > 0: without Γ no references are drawn")
 
     def _check_counts(self) -> None:
         own = self.privatize
-        if self.evaluation_labels != "laplace":
-            return
         if own.count_epsilon is None:
             raise ValueError("evaluation_labels: laplace needs privatize.count_epsilon, the cost of its counts")
         if not self.private:

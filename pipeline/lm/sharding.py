@@ -15,7 +15,8 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import convert_outputs_to_fp32
 from peft.tuners.tuners_utils import BaseTunerLayer
-from torch.distributed.fsdp import register_fsdp_forward_method
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
 from pipeline.lm.generate import largest
@@ -44,6 +45,36 @@ def prepare(
     split, optimizer = accelerator.prepare(model, optimizer)
     register_fsdp_forward_method(split, "read")
     return split, optimizer
+
+
+def split_frozen(accelerator: Accelerator, model: Any) -> Any:
+    """A frozen `model` on the run's device, each layer split if the launcher asks for it; in place."""
+    if not accelerator.is_fsdp2:
+        return model.to(accelerator.device)
+    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+    whole = set(getattr(model, "_no_split_modules", None) or [])
+    for layer in [module for module in model.modules() if type(module).__name__ in whole]:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+@contextlib.contextmanager
+def gathered(accelerator: Accelerator, model: Any, once: bool) -> Iterator[None]:
+    """Within, a layer of split weights stays whole once a forward pass has gathered it: nothing may learn meanwhile.
+
+    once: False leaves all as it is, so that every forward pass gathers each layer, and frees it again.
+    """
+    parts = [module for module in model.modules() if isinstance(module, FSDPModule)] if once else []
+    layers = [part for part in parts if part is not model]  # what belongs to no layer stays whole after a pass anyway
+    for layer in layers:
+        layer.set_reshard_after_forward(False, recurse=False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.set_reshard_after_forward(bool(accelerator.state.fsdp_plugin.reshard_after_forward), recurse=False)
+        for part in parts:
+            part.reshard()
 
 
 def turns(items: Sequence[Sequence[T]], device: torch.device, together: bool) -> Iterator[Sequence[T]]:

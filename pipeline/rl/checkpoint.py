@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 WEIGHTS = "trainable.safetensors"
+REFERENCES = "references.safetensors"
 
 
 def install_hooks(accelerator: Accelerator) -> None:
@@ -67,7 +68,7 @@ def save(
         folder: of all checkpoints of the stage.
         iteration: iterations done.
         state: JSON that `load_latest` gives back.
-        references: what this process knows about reference completions; drawn again in batches of another make-up,
+        references: what every process knows about reference completions; drawn again in batches of another make-up,
             they would differ in the last bit.
     """
     temporary, target = folder / f".step-{iteration}.tmp", folder / f"step-{iteration}"
@@ -76,10 +77,10 @@ def save(
         temporary.mkdir(parents=True)
     accelerator.wait_for_everyone()
     accelerator.save_state(str(temporary))
-    if references:
+    if references and accelerator.is_main_process:
         stacked = torch.stack(list(references.values())).cpu().contiguous()
         names = {"prompts": json.dumps(list(references))}
-        save_file({"references": stacked}, temporary / _references_file(accelerator), metadata=names)
+        save_file({"references": stacked}, temporary / REFERENCES, metadata=names)
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         (temporary / "state.json").write_text(json.dumps(state))
@@ -89,10 +90,6 @@ def save(
             if old != target:
                 shutil.rmtree(old, ignore_errors=True)
     accelerator.wait_for_everyone()
-
-
-def _references_file(accelerator: Accelerator) -> str:
-    return f"references-{accelerator.process_index}.safetensors"
 
 
 def load_latest(accelerator: Accelerator, folder: Path) -> dict[str, Any] | None:
@@ -105,10 +102,10 @@ def load_latest(accelerator: Accelerator, folder: Path) -> dict[str, Any] | None
     return state
 
 
-def latest_references(accelerator: Accelerator, folder: Path) -> dict[str, torch.Tensor]:
-    """The `references` that this process gave `save` for the newest whole checkpoint; empty without one."""
+def latest_references(folder: Path) -> dict[str, torch.Tensor]:
+    """The `references` that `save` was given for the newest whole checkpoint; empty without one."""
     latest = _latest(folder)
-    path = latest / _references_file(accelerator) if latest is not None else None
+    path = latest / REFERENCES if latest is not None else None
     if path is None or not path.is_file():
         return {}
     with safe_open(path, framework="pt") as file:

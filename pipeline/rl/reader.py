@@ -11,7 +11,7 @@ from accelerate import Accelerator
 
 from pipeline.lm.logprobs import TokenBatch, response_forward, token_batch, token_logprobs
 from pipeline.lm.rows import batches, sharing_of
-from pipeline.lm.sharding import adapter_off, turns
+from pipeline.lm.sharding import adapter_off, split_frozen, turns
 from pipeline.lm.trunk import frozen_layers, recorded
 
 Evaluated = tuple[list[list[float]], list[list[float]], list[list[float]]]
@@ -43,7 +43,7 @@ class PolicyReader:
         together: bool,
     ) -> None:
         self.bare: Any = accelerator.unwrap_model(model)  # without DDP, which would wait for the other processes
-        self.reference = reference.to(accelerator.device) if reference is not None else None
+        self.reference = split_frozen(accelerator, reference) if reference is not None else None
         self.device, self.together = accelerator.device, together
         self.tokenizer, self.temperature = tokenizer, temperature
         self.sharing = sharing_of(self.bare.policy)

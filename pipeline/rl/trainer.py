@@ -21,7 +21,7 @@ from pipeline.data.render import Prompt, Renderer
 from pipeline.lm.generate import Sampling, sample_key, sample_responses, sharded
 from pipeline.lm.logprobs import PolicyWithValue
 from pipeline.lm.models import end_ids
-from pipeline.lm.sharding import as_number, prepare
+from pipeline.lm.sharding import as_number, gathered, prepare
 from pipeline.rl.extra_rewards import ExtraReward
 from pipeline.rl.kl_control import KlController
 from pipeline.rl.losses import clipped_policy_loss, clipped_value_loss
@@ -107,7 +107,8 @@ class PpoTrainer:
             NonFiniteError: a score, a log-probability or a value is NaN or infinite.
         """
         try:
-            return self._collect_references() if self._learns_references(iteration) else self._collect(iteration)
+            with gathered(self.accelerator, self.model, self.config.gather_once):
+                return self._collect_references() if self._learns_references(iteration) else self._collect(iteration)
         except NonFiniteError as error:
             self._locate(error, iteration)
             raise
@@ -117,7 +118,7 @@ class PpoTrainer:
         mine = list(range(self.config.rollouts))[self.accelerator.process_index :: self.accelerator.num_processes]
         picked = [self.prompt_of(iteration, i) for i in mine]
         prompts = [self.renderer.prompt_ids(prompt) for prompt in picked]
-        self._add_references(picked)
+        self._add_references([self.prompt_of(iteration, i) for i in range(self.config.rollouts)])
         keys = [sample_key(self.seed, "rollout", iteration, i) for i in mine]
         responses = self._sample(self.bare, prompts, keys, self.sampling)
         generated = time.monotonic()
@@ -141,7 +142,7 @@ class PpoTrainer:
         started = time.monotonic()
         count = self.config.reference_samples
         mine = list(range(len(self.prompts)))[self.accelerator.process_index :: self.accelerator.num_processes]
-        responses, features = self._add_references([self.prompts[i] for i in mine])
+        responses, features = self._add_references(self.prompts)
         generated = time.monotonic()
         picked = [self.prompts[i] for i in mine for _ in range(count)]
         prompts = [self.renderer.prompt_ids(prompt) for prompt in picked]
@@ -149,8 +150,6 @@ class PpoTrainer:
         evaluated = self._read(prompts, responses, at_reference=True)
         indices = [i * count + k for i in mine for k in range(count)]
         rollout = self._gather(indices, prompts, responses, evaluated, scores, self._extra(picked, responses))
-        for references in gather_object([self.scorer.references]):
-            self.scorer.references.update(references)
         return rollout, {"generate": generated - started, "score": time.monotonic() - generated}
 
     def _gather(
@@ -212,25 +211,29 @@ class PpoTrainer:
         )
 
     def _add_references(self, prompts: Sequence[Prompt]) -> tuple[list[list[int]], torch.Tensor]:
-        """Draws K completions of π_ref for each prompt that is new here, to centre Γ; a function of the prompt.
+        """Draws K completions of π_ref for each prompt that is new, to centre Γ; a function of the prompt.
 
-        Returns the completions, K of each new prompt in turn, and their features (·, d).
+        Every process is given the same prompts, draws for its share of the new ones, and learns what the others drew.
+        Returns its own completions, K of each of its prompts in turn, and their features (·, d).
         """
         new = list({repr(p): p for p in prompts if not self.scorer.has_reference(p)}.values())
-        if not new and not self.together:
-            return [], torch.empty(0)
-        count = self.config.reference_samples
-        repeated = [prompt for prompt in new for _ in range(count)]
-        keys = [sample_key(self.seed, "reference", repr(prompt), k) for prompt in new for k in range(count)]
-        ids = [self.renderer.prompt_ids(prompt) for prompt in repeated]
-        label = "reference completions" if self.accelerator.is_main_process else None
-        with self.reader.reference_model() as model:
-            rows = self._sample(model, ids, keys, Sampling(self.renderer.max_response_tokens), label)
         if not new:
             return [], torch.empty(0)
-        features = self.scorer.features(repeated, self._texts(rows))
-        for index, prompt in enumerate(new):
+        count, known = self.config.reference_samples, set(self.scorer.references)
+        mine = new[self.accelerator.process_index :: self.accelerator.num_processes]
+        repeated = [prompt for prompt in mine for _ in range(count)]
+        keys = [sample_key(self.seed, "reference", repr(prompt), k) for prompt in mine for k in range(count)]
+        ids = [self.renderer.prompt_ids(prompt) for prompt in repeated]
+        label = "reference completions" if self.accelerator.is_main_process else None
+        once = self.config.gather_once and self.reader.reference is not None  # else its weights are the policy's
+        with self.reader.reference_model() as model, gathered(self.accelerator, model, once):
+            rows = self._sample(model, ids, keys, Sampling(self.renderer.max_response_tokens), label)
+        features = self.scorer.features(repeated, self._texts(rows)) if mine else torch.empty(0)
+        for index, prompt in enumerate(mine):
             self.scorer.add_reference(prompt, features[index * count : (index + 1) * count])
+        drawn = {prompt: kept for prompt, kept in self.scorer.references.items() if prompt not in known}
+        for others in gather_object([drawn]):
+            self.scorer.references.update(others)
         return rows, features
 
     def _read(

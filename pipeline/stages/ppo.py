@@ -31,6 +31,7 @@ from pipeline.embedded.truth import true_reward
 from pipeline.lm.distributed import make_accelerator
 from pipeline.lm.logprobs import PolicyWithValue
 from pipeline.lm.models import add_lora, load_causal_lm, load_tokenizer
+from pipeline.lm.recompute import recompute_layers
 from pipeline.lm.released import write_beside
 from pipeline.report.card import extra_rewards as extra_rewards_on_card
 from pipeline.rl import checkpoint, export, nonfinite, samples
@@ -66,7 +67,7 @@ def run(context: StageContext) -> dict[str, Any]:
     # --- PPO ----------------------------------------------------------------------------------------------------------
     trainer = PpoTrainer(accelerator, model, reference, scorer, renderer, prompts, settings, recipe.seed, extra_rewards)
     checkpoint.install_hooks(accelerator)
-    scorer.references.update(checkpoint.latest_references(accelerator, context.checkpoints))
+    scorer.references.update(checkpoint.latest_references(context.checkpoints))
     state = checkpoint.load_latest(accelerator, context.checkpoints) or {"history": [], "kl_coef": settings.kl_coef}
     history: list[dict[str, Any]] = state["history"]
     trainer.controller.value = state["kl_coef"]
@@ -112,6 +113,8 @@ def policy_and_reference(path: Path, recipe: Recipe) -> tuple[PolicyWithValue, A
     lora = recipe.ppo.lora
     base = load_causal_lm(path, recipe.model.dtype if lora else "float32", four_bit=recipe.ppo.quantize is not None)
     policy = add_lora(base, lora, recipe.seed) if lora else base
+    if recipe.ppo.gradient_checkpointing:
+        recompute_layers(base)
     reference = None if lora else load_causal_lm(path, "float32")  # the same weights as the policy's: KL 0 at first
     return PolicyWithValue(policy, base.config.hidden_size).eval(), reference
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 from pipeline_runs import run_two
-from sharded_ppo_worker import ITERATIONS, SETTINGS, learn, with_references
+from sharded_ppo_worker import ITERATIONS, NARROW, SETTINGS, learn, with_references
 
 from pipeline.lm.models import load_causal_lm
 from pipeline.lm.saving import merged_copy
+from pipeline.rl import checkpoint
 
 TOLERANCE = 1e-4
 
@@ -93,3 +94,44 @@ def test_every_process_stops_at_a_gradient_that_one_of_them_sees(learnt: Path, k
         assert refused["message"].startswith("value gradient norm is nan at iteration 0")
         assert refused["tensor"] == "gradient of value_head.weight"
         assert refused["rows"] == SETTINGS["minibatch_size"]
+
+
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_a_rollout_gathers_split_weights_once(learnt: Path, kind: str) -> None:
+    """Not once per decoded token; afterwards nothing is left whole, and the samples are the same."""
+    for rank in (0, 1):
+        said = json.loads((learnt / f"ppo-{rank}.json").read_text())[kind]
+        once, each_time = said["once"], said["each_time"]
+        assert once["responses"] == each_time["responses"]
+        assert once["whole"] == 0
+        # Two layers and the rest of the policy; of a frozen copy the same for its draws, then for reading them each
+        # layer in each of three micro-batches.
+        assert once["gathers"] == (3 if kind == "lora" else 3 + 3 + 3 * 2 + 1)
+        assert each_time["gathers"] > 20
+        assert said["reference_split"] == (kind == "full")
+
+
+def test_fewer_responses_in_a_minibatch_than_processes(learnt: Path, problem: Any) -> None:
+    """One process learns from each response while the other waits; and completions of π_ref are drawn once."""
+    trainer = with_references(problem).trainer(**NARROW)
+    expected = learn(trainer, 0, ITERATIONS)
+    said = [json.loads((learnt / f"ppo-{rank}.json").read_text())["narrow"] for rank in (0, 1)]
+    for own in said:
+        for ours, theirs in zip(own["seen"], expected, strict=True):
+            assert ours == pytest.approx(theirs, abs=TOLERANCE, rel=TOLERANCE)
+        assert own["references"].keys() == problem.references.keys()
+        for prompt, kept in problem.references.items():
+            assert own["references"][prompt] == pytest.approx(kept.flatten().tolist(), abs=TOLERANCE)
+    assert said[0]["references"] == said[1]["references"]
+    assert sorted(said[0]["drawn"] + said[1]["drawn"]) == sorted(problem.references)
+
+
+def test_one_process_goes_on_from_the_checkpoint_of_two(learnt: Path, problem: Any) -> None:
+    trainer = with_references(problem).trainer(**NARROW)
+    checkpoint.install_hooks(trainer.accelerator)
+    problem.references.update(checkpoint.latest_references(learnt / "narrow"))
+    assert problem.references
+    checkpoint.load_latest(trainer.accelerator, learnt / "narrow")
+    expected = json.loads((learnt / "ppo-0.json").read_text())["narrow"]["seen"][1:]
+    for ours, theirs in zip(learn(trainer, 1, ITERATIONS), expected, strict=True):
+        assert ours == pytest.approx(theirs, abs=TOLERANCE, rel=TOLERANCE)
