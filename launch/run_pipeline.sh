@@ -7,7 +7,7 @@
 # RUN_DIR defaults to runs/ and the recipe's file name. Environment:
 #   ACCELERATE_CONFIG  where it runs: a file of this folder (default launch/cpu2.yaml)
 #   ACCELERATE_ARGS    further options of `accelerate launch`, e.g. "--num_processes 8"
-#   ALIGNER            the recipe's aligner: ppo (default) or dpo
+#   ALIGNER            the recipe's aligner: ppo (default), dpo, rloo or grpo
 #   PYTHON             interpreter (default .venv/bin/python where that exists, else python3)
 set -euo pipefail
 

@@ -42,6 +42,14 @@ Data = Annotated[str | None, typer.Option("--data", help="Preferences: file, fol
 Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value, e.g. privatize.epsilon=0.5")]
 
 
+def _stage_command(name: str, said: str) -> None:
+    """Adds the command of a stage that does nothing without a recipe."""
+
+    @app.command(name, help=f"Stage: {said}")
+    def stage(config: Config, run_dir: RunDirectory = None, data: Data = None, overrides: Overrides = None) -> None:
+        _stage(name, config, run_dir, data, overrides)
+
+
 @app.command()
 def run(
     config: Config,
@@ -92,10 +100,7 @@ def keygen(
     print(f"new key in {make_key(output)}: keep it secret and outside every run directory")
 
 
-@app.command()
-def sft(config: Config, run_dir: RunDirectory = None, data: Data = None, overrides: Overrides = None) -> None:
-    """Stage: supervised fine-tuning; gives the reference policy."""
-    _stage("sft", config, run_dir, data, overrides)
+_stage_command("sft", "supervised fine-tuning; gives the reference policy.")
 
 
 @app.command()
@@ -174,22 +179,13 @@ def label_filter(
     raise typer.Exit(filter_stdin(epsilon, store, labels, id_field, label_field, keep))
 
 
-@app.command()
-def reward(config: Config, run_dir: RunDirectory = None, data: Data = None, overrides: Overrides = None) -> None:
-    """Stage: reward model from privatised labels, with its uncertainty."""
-    _stage("reward", config, run_dir, data, overrides)
+_stage_command("reward", "reward model from privatised labels, with its uncertainty.")
 
 
-@app.command()
-def ppo(config: Config, run_dir: RunDirectory = None, data: Data = None, overrides: Overrides = None) -> None:
-    """Stage: KL-regularised PPO against the pessimistic reward."""
-    _stage("ppo", config, run_dir, data, overrides)
-
-
-@app.command()
-def dpo(config: Config, run_dir: RunDirectory = None, data: Data = None, overrides: Overrides = None) -> None:
-    """Stage: the DPO baseline, for recipes with `aligner: dpo`."""
-    _stage("dpo", config, run_dir, data, overrides)
+_stage_command("ppo", "KL-regularised PPO against the pessimistic reward.")
+_stage_command("dpo", "the DPO baseline, for recipes with `aligner: dpo`.")
+_stage_command("rloo", "RLOO against the pessimistic reward, for recipes with `aligner: rloo`.")
+_stage_command("grpo", "GRPO against the pessimistic reward, for recipes with `aligner: grpo`.")
 
 
 @app.command()
@@ -263,10 +259,7 @@ def evaluate(
     print(f"win rate by {named}: {line}")
 
 
-@app.command()
-def report(config: Config, run_dir: RunDirectory = None, data: Data = None, overrides: Overrides = None) -> None:
-    """Stage: the one-page HTML report with the privacy card."""
-    _stage("report", config, run_dir, data, overrides)
+_stage_command("report", "the one-page HTML report with the privacy card.")
 
 
 @app.command()

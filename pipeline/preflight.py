@@ -15,6 +15,7 @@ from typing import Any
 from pipeline.core.checkpoints import check_checkpoint, check_context, check_positions
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import PpoConfig, Recipe, RewardConfig
+from pipeline.core.recipe_aligners import ON_PROMPTS
 from pipeline.core.strategies import check_strategy
 from pipeline.core.world import World, global_batch, on_cpu
 
@@ -54,8 +55,9 @@ def check_batches(recipe: Recipe, stages: Collection[str], world: World) -> None
         global_batch("sft", recipe.sft.batch_size, recipe.sft.micro_batch_size, world)
     if "reward" in stages and recipe.reward.mode != "head":
         global_batch("reward", recipe.reward.batch_size, recipe.reward.micro_batch_size, world)
-    if "dpo" in stages:
-        global_batch("dpo", recipe.dpo.batch_size, recipe.dpo.micro_batch_size, world)
+    for name in {"dpo", "rloo", "grpo"} & set(stages):
+        settings = getattr(recipe, name)
+        global_batch(name, settings.batch_size, settings.micro_batch_size, world)
     if "ppo" in stages and recipe.ppo.rollouts < world.size:
         raise UserError(
             f"ppo.rollouts {recipe.ppo.rollouts} are fewer than {world.size} processes, and each samples at least one: "
@@ -137,7 +139,7 @@ def check_inputs(recipe: Recipe, stages: Collection[str]) -> None:
     data = recipe.data
     if "sft" in stages and data.demonstrations not in BUILT_IN:
         read_first(read_demonstrations(data.demonstrations))
-    if "ppo" in stages and data.prompts not in BUILT_IN:
+    if set(ON_PROMPTS) & set(stages) and data.prompts not in BUILT_IN:
         read_first(read_prompts(data.prompts))
     if "evaluate" in stages and data.evaluation_prompts not in BUILT_IN:
         read_first(read_prompts(data.evaluation_prompts))
@@ -150,7 +152,7 @@ def read_first(rows: Iterable[Any]) -> None:
 
 def check_trainer_args(recipe: Recipe, stages: Collection[str], world: World) -> None:
     """`trainer_args` against TRL's own dataclasses, which take seconds to import: only where there are any."""
-    trained: dict[str, Any] = {"sft": recipe.sft, "reward": recipe.reward, "dpo": recipe.dpo}
+    trained: dict[str, Any] = {name: getattr(recipe, name) for name in ("sft", "reward", "dpo", "rloo", "grpo")}
     if recipe.reward.mode == "head":
         if recipe.reward.trainer_args:
             raise UserError("reward.trainer_args is for reward.mode lora or full: remove it, or change the mode")
@@ -158,10 +160,18 @@ def check_trainer_args(recipe: Recipe, stages: Collection[str], world: World) ->
     given = {name: settings for name, settings in trained.items() if name in stages and settings.trainer_args}
     if not given:
         return
-    from trl import DPOConfig, RewardConfig, SFTConfig
+    from trl import DPOConfig, GRPOConfig, RewardConfig, RLOOConfig, SFTConfig
 
     from pipeline.lm.hf_trainer import trainer_config
+    from pipeline.rl.group import trl_arguments
 
-    schemas: dict[str, Any] = {"sft": SFTConfig, "reward": RewardConfig, "dpo": DPOConfig}
+    schemas: dict[str, Any] = {
+        "sft": SFTConfig,
+        "reward": RewardConfig,
+        "dpo": DPOConfig,
+        "rloo": RLOOConfig,
+        "grpo": GRPOConfig,
+    }
     for name, settings in given.items():
-        trainer_config(name, settings, schemas[name], Path("checkpoints"), recipe.seed, world)
+        fixed = trl_arguments(name, settings, recipe) if name in ("rloo", "grpo") else {}
+        trainer_config(name, settings, schemas[name], Path("checkpoints"), recipe.seed, world, **fixed)

@@ -20,10 +20,11 @@ from typing import Any
 
 from pipeline.core import atomic, rundir
 from pipeline.core.checkpoints import extra_reward_digests, folder_digest, judge_digests
-from pipeline.core.config import effective, to_tree
+from pipeline.core.config import effective, nearest, to_tree
 from pipeline.core.errors import UserError
 from pipeline.core.metrics import write_metrics
 from pipeline.core.recipe import Recipe
+from pipeline.core.recipe_aligners import ALIGNERS, ON_PROMPTS
 from pipeline.core.rundir import RunDir
 from pipeline.core.world import World, barrier, join_world, peak_gpu_mb, release_memory
 from pipeline.data.adopted import is_adopted
@@ -40,11 +41,13 @@ class StageSpec:
         name: stage and module name (`pipeline.stages.NAME`).
         upstream: stages whose results it reads.
         sections: recipe sections that change its result.
+        module: in `pipeline.stages`, where that has another name.
     """
 
     name: str
     upstream: tuple[str, ...]
     sections: tuple[str, ...]
+    module: str | None = None
 
 
 STAGES: tuple[StageSpec, ...] = (
@@ -53,15 +56,16 @@ STAGES: tuple[StageSpec, ...] = (
     StageSpec("reward", ("privatize", "sft"), ("model", "reward", "seed")),
     StageSpec("ppo", ("sft", "reward"), ("model", "data", "reward", "ppo", "seed")),
     StageSpec("dpo", ("privatize", "sft"), ("model", "ppo", "dpo", "seed")),
+    StageSpec("rloo", ("sft", "reward"), ("model", "data", "reward", "ppo", "rloo", "seed")),
+    StageSpec("grpo", ("sft", "reward"), ("model", "data", "reward", "ppo", "grpo", "seed"), "rloo"),
     StageSpec(
         "evaluate",
-        ("privatize", "sft", "reward", "ppo", "dpo"),
-        ("model", "data", "privatize", "reward", "aligner", "ppo", "dpo", "evaluate", "evaluation_labels", "seed"),
+        ("privatize", "sft", "reward", *ALIGNERS),
+        ("model", "data", "privatize", "reward", "aligner", *ALIGNERS, "evaluate", "evaluation_labels", "seed"),
     ),
-    StageSpec("report", ("privatize", "sft", "reward", "ppo", "dpo", "evaluate"), ("name",)),
+    StageSpec("report", ("privatize", "sft", "reward", *ALIGNERS, "evaluate"), ("name",)),
 )
 NAMES = tuple(stage.name for stage in STAGES)
-ALIGNERS = frozenset({"ppo", "dpo"})  # a recipe has one of them
 
 
 @dataclass(frozen=True)
@@ -113,8 +117,6 @@ class Selection:
             raise UserError("--from and --only exclude each other: give one of them")
         for option, value in (("--from", self.start), ("--only", self.only)):
             if value is not None and value not in NAMES:
-                from pipeline.core.config import nearest
-
                 raise UserError(f"{option} {value}: no such stage{nearest(value, NAMES)}")
         if self.only:
             self.names = (self.only,)
@@ -128,15 +130,15 @@ def spec_of(name: str) -> StageSpec:
 
 
 def stages_of(recipe: Recipe) -> tuple[StageSpec, ...]:
-    """The stages of this recipe in order: those of the aligner it names, and not of the other."""
-    return tuple(stage for stage in STAGES if stage.name not in ALIGNERS - {recipe.aligner})
+    """The stages of this recipe in order: those of the aligner it names, and of no other."""
+    return tuple(stage for stage in STAGES if stage.name not in recipe.other_aligners)
 
 
 def upstream_of(spec: StageSpec, recipe: Recipe) -> tuple[str, ...]:
     """The stages that `spec` reads under this recipe: sft reads the release only where it imitates its answers."""
     if spec.name == "sft" and recipe.data.demonstrations != "release":
         return ()
-    return tuple(name for name in spec.upstream if name not in ALIGNERS - {recipe.aligner})
+    return tuple(name for name in spec.upstream if name not in recipe.other_aligners)
 
 
 def stage_fingerprint(spec: StageSpec, recipe: Recipe, run: RunDir) -> str:
@@ -172,7 +174,7 @@ def input_digests(spec: StageSpec, recipe: Recipe) -> dict[str, str]:
         return {data.preferences: folder_digest(bundle)} if is_adopted(data.preferences) else {}
     named = {
         "sft": ("demonstrations", data.demonstrations),
-        "ppo": ("prompts", data.prompts),
+        **dict.fromkeys(ON_PROMPTS, ("prompts", data.prompts)),
         "evaluate": ("prompts", data.evaluation_prompts),
     }
     digests = {source: input_digest(kind, source) for kind, source in [named[spec.name]]} if spec.name in named else {}
@@ -235,7 +237,7 @@ def check(recipe: Recipe, run: RunDir, selection: Selection, world: World) -> li
 
 def _check_stage(name: str | None, recipe: Recipe) -> None:
     """The stage is one of this recipe's."""
-    if name is not None and name in ALIGNERS - {recipe.aligner}:
+    if name is not None and name in recipe.other_aligners:
         raise UserError(f"the recipe has no stage {name}: set aligner={name}, or run {recipe.aligner}")
 
 
@@ -348,7 +350,7 @@ def run_stage(context: StageContext) -> None:
 
 def _module(spec: StageSpec) -> Any:
     """The stage's module, imported when it is needed."""
-    return importlib.import_module(f"pipeline.stages.{spec.name}")
+    return importlib.import_module(f"pipeline.stages.{spec.module or spec.name}")
 
 
 def say(line: str) -> None:

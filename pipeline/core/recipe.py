@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from pipeline.core.config import NO_EFFECT
+from pipeline.core.recipe_aligners import ALIGNERS, DpoConfig, GroupConfig
 from pipeline.core.recipe_parts import (
     SMOOTHING,
     STRICT,
@@ -304,28 +305,15 @@ class PpoConfig:
                 f"kl_coef_max {self.kl_coef_max:g}: the adaptive controller starts there"
             )
 
+    @property
+    def batch_size(self) -> int:
+        """minibatch_size, as the other trainers' sections call it."""
+        return self.minibatch_size
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class DpoConfig:
-    """DPO on the released pairs (TRL DPOTrainer): the baseline without a reward model, for `aligner: dpo`."""
-
-    loss: Literal["private_likelihood", "debiased", "uncorrected"] = "private_likelihood"
-    kl_coef: float | None = Field(default=None, gt=0)
-    """Of DPO's margin (TRL's beta); null: ppo.kl_coef, so that both aim at the same objective."""
-    epochs: float = Field(default=1.0, gt=0)
-    max_steps: int = -1
-    """Overrides epochs when positive."""
-    batch_size: int = Field(default=16, gt=0)
-    """Global, in pairs."""
-    micro_batch_size: int | None = Field(default=None, gt=0)
-    """Pairs per forward pass and process; default: batch_size / processes."""
-    learning_rate: float = Field(default=1e-4, gt=0)
-    warmup_steps: int = Field(default=0, ge=0)
-    lora: LoraSettings | None = Field(default_factory=LoraSettings)
-    """null: full fine-tuning with a frozen reference copy."""
-    save_steps: int = Field(default=50, gt=0)
-    trainer_args: dict[str, Any] = Field(default_factory=dict)
-    """Passed on to trl.DPOConfig, checked against its fields."""
+    @property
+    def epochs(self) -> int:
+        """ppo_epochs, as the other trainers' sections call it."""
+        return self.ppo_epochs
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -359,10 +347,13 @@ class Recipe:
     privatize: PrivatizeConfig
     sft: SftConfig = Field(default_factory=SftConfig)
     reward: RewardConfig = Field(default_factory=RewardConfig)
-    aligner: Literal["ppo", "dpo"] = "ppo"
-    """What makes the policy: PPO on r̂, or the DPO baseline. ppo.kl_coef is the coefficient of J in both."""
+    aligner: Literal["ppo", "dpo", "rloo", "grpo"] = "ppo"
+    """What makes the policy: PPO, RLOO or GRPO on r̂, or the DPO baseline. ppo.kl_coef is the coefficient of J in
+    all."""
     ppo: PpoConfig = Field(default_factory=PpoConfig)
     dpo: DpoConfig = Field(default_factory=DpoConfig)
+    rloo: GroupConfig = Field(default_factory=GroupConfig)
+    grpo: GroupConfig = Field(default_factory=GroupConfig)
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig)
 
     def __post_init__(self) -> None:
@@ -374,6 +365,8 @@ class Recipe:
             self._check_counts()
         if self.ppo.reference_rollouts and self.reward.kappa == 0:
             raise ValueError("ppo.reference_rollouts needs reward.kappa > 0: without Γ no references are drawn")
+        if self.aligner in ("rloo", "grpo") and (self.ppo.extra_rewards or self.ppo.quantize):
+            raise ValueError(f"ppo.extra_rewards and ppo.quantize are for aligner ppo: remove them for {self.aligner}")
 
     def _check_counts(self) -> None:
         own = self.privatize
@@ -386,6 +379,11 @@ class Recipe:
                 f"privatize.epsilon {own.epsilon:g} and count_epsilon {own.count_epsilon:g} add up to more than "
                 f"privatize.budget {own.budget:g}; lower one of them"
             )
+
+    @property
+    def other_aligners(self) -> frozenset[str]:
+        """The stages that this recipe does not have."""
+        return frozenset(ALIGNERS) - {self.aligner}
 
     @property
     def private(self) -> bool:

@@ -29,6 +29,8 @@ TABLE: dict[str, dict[str, str | None]] = {
         "reward.mode full": GATHERS,
         "ppo": None,
         "dpo": None,
+        "rloo": "it was never run here",
+        "grpo": "it was never run here",
         "evaluate": None,
     }.items()
 }

@@ -39,6 +39,7 @@ from tqdm import tqdm
 
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
+from pipeline.core.recipe_aligners import ON_PROMPTS
 from pipeline.core.rundir import RunDir
 from pipeline.data.adopted import is_adopted
 from pipeline.data.formats import read_demonstrations, read_preferences, read_prompts
@@ -50,7 +51,7 @@ from pipeline.privacy.records import Text, encode_text
 PAIRS_PER_LOOK = 8192
 TELLING_CHARACTERS = 32
 _MARK = re.compile(r"(?:^|\n\n)(Human|Assistant):")
-_READERS = {"demonstrations": "sft", "prompts": "ppo", "evaluation_prompts": "evaluate"}
+_READERS = {"demonstrations": ("sft",), "prompts": ON_PROMPTS, "evaluation_prompts": ("evaluate",)}
 
 Turns = list[tuple[bool, str]]
 """(is it the assistant's, its text without white space) of every turn that has text."""
@@ -84,9 +85,9 @@ def check_overlap(recipe: Recipe, run: RunDir, stages: Collection[str]) -> None:
     if data.public_labels or data.allow_label_overlap:
         return
     digests, files = Digests(), {}
-    for key, stage in _READERS.items():
+    for key, readers in _READERS.items():
         source = getattr(data, key)
-        if source not in BUILT_IN and {"privatize", stage} & set(stages):
+        if source not in BUILT_IN and {"privatize", *readers} & set(stages):
             files[key] = read_texts(key, source, digests)
     if not files:
         return

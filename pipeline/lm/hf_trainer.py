@@ -150,7 +150,7 @@ class StopOnNonFinite(TrainerCallback):
 
 
 class LossOnBar(ProgressCallback):
-    """A progress bar that carries the loss, instead of a line of numbers at each step."""
+    """A progress bar that carries the loss, and r̂ where responses were scored, not a line of numbers at each step."""
 
     def on_log(
         self,
@@ -160,8 +160,10 @@ class LossOnBar(ProgressCallback):
         logs: dict[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        if self.training_bar is not None and "loss" in (logs or {}):
-            self.training_bar.set_postfix(loss=f"{float(logs['loss']):.3f}")
+        shown = {"loss": "loss", "pessimistic/score": "r̂"}
+        found = {label: f"{float(logs[key]):.3f}" for key, label in shown.items() if logs is not None and key in logs}
+        if self.training_bar is not None and "loss" in found:
+            self.training_bar.set_postfix(found)
 
 
 def train(trainer: Trainer, checkpoints: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from pipeline.core.recipe import Recipe
+from pipeline.core.recipe_aligners import ON_PROMPTS
 from pipeline.core.recipe_parts import LoraSettings
 from pipeline.core.world import World
 from pipeline.lm.distributed import make_accelerator
@@ -71,12 +72,12 @@ def measured(recipe: Recipe, source: str, processes: int) -> Rates:
     """Times the model in `source` at the recipe's shapes."""
     device = make_accelerator(World(0, 1)).device
     settings, model = recipe.model, load_causal_lm(source, recipe.model.dtype).to(device)
-    ppo, evaluation = recipe.ppo, recipe.evaluate
-    batch = ppo.generate_batch_size if recipe.aligner == "ppo" else evaluation.batch_size
+    aligner, on_prompts = getattr(recipe, recipe.aligner), recipe.aligner in ON_PROMPTS
+    batch = aligner.generate_batch_size if on_prompts else recipe.evaluate.batch_size
     prompts = _texts(model, max(1, batch // processes), settings.max_prompt_tokens // 3)
     few, more = (_decoding(model, prompts, tokens) for tokens in (FEW, MORE))
     step = max(more - few, 0.0) / (MORE - FEW)
-    micro = ppo.micro_batch_size or ppo.minibatch_size
+    micro = aligner.micro_batch_size or aligner.batch_size
     texts = _texts(model, max(1, micro // processes), settings.max_prompt_tokens // 3 + settings.max_response_tokens)
     tokens = sum(map(len, texts))
     read = timed(lambda: _read(model, texts, settings.max_response_tokens))

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.core.recipe import PpoConfig, Recipe
+from pipeline.core.recipe import Recipe
 from pipeline.core.recipe_parts import LoraSettings
 from pipeline.lm.kernels.attention import LONG
 from pipeline.planning.model import Adapter, ModelShape
@@ -174,7 +174,7 @@ def kernels(machine: Machine, passes: float, learns: float, dtype: int) -> float
 
 @dataclass(frozen=True)
 class Planner:
-    """The stages of one recipe. `adapters`: by stage, of the whole model (`sft`, `ppo`, `dpo`) or of the backbone."""
+    """The stages of one recipe. `adapters`: by stage, of the whole model (`sft` and the aligner) or of the backbone."""
 
     recipe: Recipe
     shape: ModelShape
@@ -200,20 +200,20 @@ class Planner:
 
     def stage(self, name: str) -> list[Terms]:
         """The moments of stage `name`, all terms included."""
-        moments = {"sft": self._sft, "reward": self._reward, "ppo": self._ppo, "dpo": self._dpo}
-        found = moments[name]() if name in moments else self._evaluate()
+        moments = {"sft": self._sft, "reward": self._reward, "dpo": self._dpo, "evaluate": self._evaluate}
+        found = moments[name]() if name in moments else self._on_prompts(name)
         passes, steps = self.passes[name]
         common = {"process": self.machine.base, "kernels": kernels(self.machine, passes, steps, self.dtype)}
         return [{**common, **moment} for moment in found]
 
     def _learner(self, stage: str, settings: Any, micro: int, shape: ModelShape | None = None) -> Learner:
         four_bit = getattr(settings, "quantize", None) is not None
-        share = _section_batch(settings) // self.machine.processes
+        share = settings.batch_size // self.machine.processes
         states = STATES[getattr(settings, "optimizer", None)]
         return Learner(shape or self.shape, self.adapters[stage], self.dtype, states, micro < share, four_bit)
 
     def _micro(self, settings: Any) -> int:
-        share = max(1, _section_batch(settings) // self.machine.processes)
+        share = max(1, settings.batch_size // self.machine.processes)
         return min(settings.micro_batch_size or share, share)
 
     def _sft(self) -> list[Terms]:
@@ -249,17 +249,17 @@ class Planner:
             moments += [*learner.steps(self.machine, tokens, width, 0), learner.saving(self.machine)]
         return moments
 
-    def _ppo(self) -> list[Terms]:
-        settings, machine, shape = self.recipe.ppo, self.machine, self.shape
+    def _on_prompts(self, stage: str) -> list[Terms]:
+        settings, machine, shape = getattr(self.recipe, stage), self.machine, self.shape
         micro = self._micro(settings)
-        learner = self._learner("ppo", settings, micro)
+        learner = self._learner(stage, settings, micro)
         dtype = FLOAT if settings.lora is None else self.dtype
         held = {"reward model": self.reward_model}
         if settings.lora is None:
             held["reference"] = shape.parameters * FLOAT
         drawn = settings.rollouts / machine.processes
         if self.recipe.reward.kappa > 0:  # completions of π_ref for every prompt that is new
-            drawn = max(drawn, drawn / settings.samples_per_prompt * settings.reference_samples)
+            drawn = max(drawn, drawn / settings.samples_per_prompt * self.recipe.ppo.reference_samples)
         batch = math.ceil(min(settings.generate_batch_size, drawn))
         sampling = decoding(shape, dtype, machine, batch, self.texts.prompts.longest, self.cap)
         length = self.texts.prompts.mean + self.cap
@@ -302,11 +302,6 @@ def peak(moments: list[Terms]) -> Terms:
     return max(moments, key=lambda terms: sum(terms.values()))
 
 
-def _section_batch(settings: Any) -> int:
-    size: int = settings.minibatch_size if isinstance(settings, PpoConfig) else settings.batch_size
-    return size
-
-
 def _with_layers(shape: ModelShape, layers: int) -> ModelShape:
     """The reward backbone: fewer layers, and a score layer of no size instead of the output layer."""
     linear = shape.linear * layers // shape.layers
@@ -315,7 +310,7 @@ def _with_layers(shape: ModelShape, layers: int) -> ModelShape:
 
 def trains_with(recipe: Recipe) -> dict[str, LoraSettings | None]:
     """By stage that trains, its adapter's settings; None where it trains all weights."""
-    found = {"sft": recipe.sft.lora, recipe.aligner: recipe.ppo.lora if recipe.aligner == "ppo" else recipe.dpo.lora}
+    found = {"sft": recipe.sft.lora, recipe.aligner: getattr(recipe, recipe.aligner).lora}
     if recipe.reward.external is None and recipe.reward.mode != "head":
         found["reward"] = recipe.reward.lora if recipe.reward.mode == "lora" else None
     return found

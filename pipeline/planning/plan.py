@@ -151,7 +151,7 @@ def check_fits(plan: Plan) -> None:
     named = [name for name in worst.terms if name in REMEDIES and (name in BATCH) == fits]
     term = max(named or worst.terms, key=lambda name: worst.terms[name])
     section = worst.name
-    batch = "evaluate.batch_size" if section == "evaluate" else "ppo.generate_batch_size"
+    batch = "evaluate.batch_size" if section == "evaluate" else f"{section}.generate_batch_size"
     remedy = REMEDIES.get(term, "take a machine with more memory").format(section=section, batch=batch)
     if section == "ppo" and term in ("activations", "logits"):
         remedy = remedy.replace("ppo.micro_batch_size", "ppo.micro_batch_size (or ppo.minibatch_size)")

@@ -9,7 +9,8 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-from pipeline.core.recipe import Recipe
+from pipeline.core.recipe import PpoConfig, Recipe
+from pipeline.core.recipe_aligners import ON_PROMPTS, GroupConfig
 from pipeline.core.rundir import RunDir
 from pipeline.data import inputs
 from pipeline.data.render import Prompt, Renderer
@@ -137,7 +138,7 @@ def work_of(recipe: Recipe, texts: Texts) -> dict[str, Work]:
     found = {"sft": _sft(recipe, texts)}
     if recipe.reward.external is None:
         found["reward"] = _reward(recipe, texts)
-    found[recipe.aligner] = _ppo(recipe, texts) if recipe.aligner == "ppo" else _dpo(recipe, texts)
+    found[recipe.aligner] = _dpo(recipe, texts) if recipe.aligner == "dpo" else _on_prompts(recipe, texts)
     return found | {"evaluate": _evaluate(recipe, texts)}
 
 
@@ -168,18 +169,18 @@ def _reward(recipe: Recipe, texts: Texts) -> Work:
     return Work(scored=times(count, passes * length), trained=learnt)
 
 
-def _ppo(recipe: Recipe, texts: Texts) -> Work:
-    settings, response = recipe.ppo, texts.sampled.mean
+def _on_prompts(recipe: Recipe, texts: Texts) -> Work:
+    settings, ppo, response = getattr(recipe, recipe.aligner), recipe.ppo, texts.sampled.mean
     rollouts = settings.iterations * settings.rollouts
-    available = min(texts.prompts.count or rollouts, settings.max_prompts or rollouts)
+    available = min(texts.prompts.count or rollouts, ppo.max_prompts or rollouts)
     seen = min(available, rollouts // settings.samples_per_prompt or 1)
-    references = seen * settings.reference_samples if recipe.reward.kappa > 0 else 0
+    references = seen * ppo.reference_samples if recipe.reward.kappa > 0 else 0
     length = texts.prompts.mean + response
     return Work(
         sampled=(rollouts + references) * response,
         read=2 * rollouts * length,
         scored=(rollouts + references) * length,
-        trained=settings.ppo_epochs * rollouts * length,
+        trained=settings.epochs * rollouts * length,
         responses=rollouts + references,
     )
 
@@ -214,7 +215,7 @@ def passes_of(recipe: Recipe, texts: Texts, processes: int) -> dict[str, tuple[f
 
     Every one has a shape of its own, for which kernels are kept (`memory.kernels`).
     """
-    unknown, ppo, evaluate = float("inf"), recipe.ppo, recipe.evaluate
+    unknown, evaluate = float("inf"), recipe.evaluate
     pairs = texts.pair_prompts.count or unknown
 
     def learnt(settings: Any, count: float) -> float:
@@ -222,10 +223,12 @@ def passes_of(recipe: Recipe, texts: Texts, processes: int) -> dict[str, tuple[f
         return unknown if rows is None else rows / (settings.micro_batch_size or settings.batch_size)
 
     texts_at_once = recipe.reward.feature_batch_size
-    minibatch = ppo.micro_batch_size or max(1, ppo.minibatch_size // processes)
-    scored = math.ceil(ppo.rollouts / texts_at_once)
-    reads = ppo.iterations * (2 * math.ceil(ppo.rollouts / minibatch / EVALUATED) + scored)
-    updates = ppo.iterations * ppo.ppo_epochs * ppo.rollouts / minibatch
+
+    def sampling(settings: PpoConfig | GroupConfig) -> tuple[float, float]:
+        minibatch = settings.micro_batch_size or max(1, settings.batch_size // processes)
+        reads = 2 * math.ceil(settings.rollouts / minibatch / EVALUATED) + math.ceil(settings.rollouts / texts_at_once)
+        return settings.iterations * reads, settings.iterations * settings.epochs * settings.rollouts / minibatch
+
     answers = work_of(recipe, texts)["evaluate"].responses
     compared = evaluate.num_prompts * (1 + 2 * evaluate.samples_per_prompt / DIVERGENCE)
     likelihood = 4 * (min(evaluate.max_pairs or unknown, texts.evaluation_pairs or unknown)) / LIKELIHOOD
@@ -233,7 +236,7 @@ def passes_of(recipe: Recipe, texts: Texts, processes: int) -> dict[str, tuple[f
     everything = {
         "sft": (0.0, learnt(recipe.sft, texts.demonstrations.count or unknown)),
         "reward": (2 * pairs / texts_at_once * (1 if frozen else 2), 0.0 if frozen else learnt(recipe.reward, pairs)),
-        "ppo": (reads, updates),
+        **{name: sampling(getattr(recipe, name)) for name in ON_PROMPTS},
         "dpo": (learnt(recipe.dpo, pairs), learnt(recipe.dpo, pairs)),
         "evaluate": (answers / texts_at_once + compared + likelihood, 0.0),
     }

@@ -10,9 +10,10 @@ from typing import Any
 import yaml
 
 from pipeline.core.errors import UserError
+from pipeline.core.recipe_aligners import ALIGNERS
 from pipeline.core.rundir import RunDir
 
-STAGES = ("privatize", "sft", "reward", "ppo", "dpo", "evaluate")
+STAGES = ("privatize", "sft", "reward", *ALIGNERS, "evaluate")
 REFERENCE = "sft"
 GIBBS = "gibbs"
 
@@ -30,7 +31,7 @@ class RunFacts:
         release: manifest of the released labels.
         sft_loss: (step, loss in nats per token).
         reward_fit: free-form facts of the reward fit.
-        ppo_history: one object per iteration.
+        ppo_history: one object per iteration of PPO, RLOO or GRPO.
         evaluation: "methods", "frontier" and so on.
         samples: one object per shown prompt.
     """
@@ -46,6 +47,11 @@ class RunFacts:
     ppo_history: list[dict[str, Any]] = field(default_factory=list)
     evaluation: dict[str, Any] = field(default_factory=dict)
     samples: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def aligner(self) -> str:
+        """What trained the policy, in capitals."""
+        return str(self.recipe.get("aligner", "ppo")).upper()
 
     @property
     def methods(self) -> dict[str, dict[str, Any]]:
@@ -77,8 +83,8 @@ def read_run(run: RunDir) -> RunFacts:
     recipe_text = recipe_path.read_text(encoding="utf-8") if recipe_path.is_file() else ""
     recipe = _mapping(recipe_text, recipe_path)
     aligner = recipe.get("aligner", "ppo")
-    other = {"ppo": "dpo", "dpo": "ppo"}.get(aligner)  # may lie there from an earlier recipe
-    manifests = {name: run.manifest(name) for name in STAGES if name != other}
+    others = {*ALIGNERS} - {aligner}  # may lie there from an earlier recipe
+    manifests = {name: run.manifest(name) for name in STAGES if name not in others}
     history = _json(run.stage("sft") / "history.json")
     return RunFacts(
         name=str(recipe.get("name") or run.root.name),
@@ -89,7 +95,7 @@ def read_run(run: RunDir) -> RunFacts:
         manifests={name: manifest for name, manifest in manifests.items() if manifest is not None},
         sft_loss=[(float(step), float(loss)) for step, loss in (history or {}).get("loss", [])],
         reward_fit=_json(run.stage("reward") / "fit.json") or {},
-        ppo_history=_json_lines(run.stage("ppo") / "history.jsonl") if aligner == "ppo" else [],
+        ppo_history=_json_lines(run.stage(aligner) / "history.jsonl"),
         evaluation=_json(run.stage("evaluate") / "evaluation.json") or {},
         samples=_json(run.stage("evaluate") / "samples.json") or [],
     )

@@ -46,6 +46,7 @@ def render_html(facts: RunFacts, status: PrivacyStatus, card: dict[str, Any]) ->
         resampled=bool(facts.evaluation.get("frontier")),
         yardstick=sections.yardstick(facts),
         ppo=ppo_figures(facts),
+        aligner=facts.aligner,
         fit=sections.fit_facts(facts.reward_fit),
         reward=reward_figures(facts),
         work=work_figures(facts),

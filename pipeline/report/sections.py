@@ -45,8 +45,9 @@ def label_of(method: str, result: dict[str, Any] | None = None) -> str:
     aligner = aligner.upper() or "PPO"
     if trained in ("private", "nonprivate") and result is not None and "epsilon" in result:
         return f"{aligner}, ε = {epsilon_text(result['epsilon'])}"
-    uncorrected = {"uncorrected": "PPO, uncorrected", "uncorrected_dpo": "DPO, uncorrected"}
-    return {REFERENCE: "π_ref (SFT)", GIBBS: "Gibbs", **uncorrected}.get(method, method)
+    if trained == "uncorrected":
+        return f"{aligner}, uncorrected"
+    return {REFERENCE: "π_ref (SFT)", GIBBS: "Gibbs"}.get(method, method)
 
 
 # --- headline ---------------------------------------------------------------------------------------------------------
@@ -253,15 +254,15 @@ def _fact(key: str, value: Any) -> str:
 
 
 def yardstick(facts: RunFacts) -> str:
-    """How much of the Gibbs yardstick's gain PPO reaches."""
+    """How much of the Gibbs yardstick's gain the policy reaches."""
     share = facts.evaluation.get("ppo_over_gibbs")
     if not usable(share):
         return ""
     if known(share.get("ci_low")) and known(share.get("ci_high")) and share["ci_high"] - share["ci_low"] > 2:
-        return "Gibbs resampling gains too little in J here for PPO's share of it to mean anything."
+        return f"Gibbs resampling gains too little in J here for {facts.aligner}'s share of it to mean anything."
     bounds = interval(100 * share["ci_low"], 100 * share["ci_high"], 0) if known(share.get("ci_low")) else ""
     reached = f"{percent(share['value'])} {bounds}".strip()
-    return f"PPO reaches {reached} of the gain in J that Gibbs resampling reaches with the same reward."
+    return f"{facts.aligner} reaches {reached} of the gain in J that Gibbs resampling reaches with the same reward."
 
 
 def stage_seconds(facts: RunFacts) -> dict[str, float]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import groupby
 from typing import Any
 
 import torch
 
+from pipeline.data.render import Prompt
 from pipeline.lm.generate import sample_key
 from pipeline.lm.rows import Sharing, batches
 from pipeline.rl.advantages import generalised_advantages, token_rewards, whiten
@@ -178,6 +179,23 @@ def minibatch_order(prompts: Sequence[Sequence[int]], minibatch_size: int, seed:
     generator = torch.Generator().manual_seed(seed)
     order = [i for group in torch.randperm(len(groups), generator=generator).tolist() for i in groups[group]]
     return cut(order, minibatch_size)
+
+
+def evenly_spaced(prompts: Sequence[Prompt], count: int | None) -> list[Prompt]:
+    """`count` of the prompts at even distances; all of them for None."""
+    if count is None or count >= len(prompts):
+        return list(prompts)
+    return [prompts[index * len(prompts) // count] for index in range(count)]
+
+
+def summary_of(history: Sequence[Mapping[str, Any]]) -> str:
+    """A stage's one line: the first r̂, and means of r̂ and KL over the last five iterations."""
+    tail = history[-5:]
+    score, kl = (sum(entry[name] for entry in tail) / len(tail) for name in ("score", "kl"))
+    return (
+        f"{len(history)} iterations, {sum(entry['rollouts'] for entry in history)} responses, "
+        f"r̂ {history[0]['score']:.2f} → {score:.2f}, KL {kl:.2f} nats"
+    )
 
 
 def cut(rows: Sequence[int], size: int) -> list[list[int]]:

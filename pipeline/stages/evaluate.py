@@ -3,8 +3,8 @@
 Win rates by the ground truth (where there is one) and by the reward model, KL(π‖π_ref), r̄, r*, J = E[r*] − kl_coef·KL,
 the likelihood win rate beside the longer-answer rule, and the Gibbs policy of the same r̂ as the yardstick of PPO.
 
-Reads:   sft/model (π_ref; ppo/reference under ppo.quantize), ppo/model (or dpo/model), reward/model, held-out prompts,
-         privatize/evaluation.
+Reads:   sft/model (π_ref; ppo/reference under ppo.quantize), ppo/model (or dpo, rloo, grpo), reward/model,
+         held-out prompts, privatize/evaluation.
 Writes:  evaluate/evaluation.json, evaluate/samples.json, evaluate/by_prompt.json (for paired comparisons of runs),
          evaluate/pairs.json (the answers that were compared, their scores and verdicts, and whose they are).
 Run alone: accelerate launch -m pipeline.stages.evaluate --config RECIPE [--run-dir DIR]
@@ -157,9 +157,9 @@ def run(context: StageContext) -> dict[str, Any]:
 def method_name(recipe: Recipe) -> str:
     """What the trained policy is called in metrics: private, nonprivate, or uncorrected (the baseline loss).
 
-    With `_dpo` behind it for the baseline without a reward model.
+    With the aligner behind it where that is not PPO, as in private_dpo.
     """
-    trained = recipe.reward if recipe.aligner == "ppo" else recipe.dpo
+    trained = recipe.dpo if recipe.aligner == "dpo" else recipe.reward
     suffix = "" if recipe.aligner == "ppo" else f"_{recipe.aligner}"
     if trained.loss == "uncorrected":
         return f"uncorrected{suffix}"

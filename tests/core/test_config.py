@@ -235,7 +235,7 @@ def test_the_dump_writes_every_key_out() -> None:
     }  # fmt: skip
     assert set(dumped) == {
         "name", "seed", "evaluation_labels", "model", "data", "privatize", "sft", "reward", "aligner", "ppo",
-            "dpo", "evaluate",
+            "dpo", "rloo", "grpo", "evaluate",
     }  # fmt: skip
 
 

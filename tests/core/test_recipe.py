@@ -27,6 +27,26 @@ def test_a_minibatch_divides_the_rollouts() -> None:
     assert build(ppo={"minibatch_size": 8}).ppo.rollouts == 16
 
 
+@pytest.mark.parametrize("aligner", ["rloo", "grpo"])
+def test_groups_and_batches_divide_the_rollouts(aligner: str) -> None:
+    with pytest.raises(UserError, match=f"r: {aligner}: samples_per_prompt 5 must divide rollouts 16"):
+        build(**{aligner: {"samples_per_prompt": 5}})
+    with pytest.raises(UserError, match=f"r: {aligner}: batch_size 5 must divide rollouts 16"):
+        build(**{aligner: {"batch_size": 5}})
+    with pytest.raises(UserError, match=r"samples_per_prompt"):
+        build(**{aligner: {"samples_per_prompt": 1}})
+    settings = getattr(build(**{aligner: {"iterations": 3, "batch_size": 4, "epochs": 2, "save_every": 2}}), aligner)
+    assert (settings.max_steps, settings.save_steps) == (3 * 8, 2 * 8)
+
+
+def test_what_only_ppo_can_do_is_refused_for_rloo_and_grpo() -> None:
+    reward = {"weight": 1.0, "callable": "module:function"}
+    for aligner in ("rloo", "grpo"):
+        for ppo in ({"extra_rewards": [reward]}, {"quantize": "4bit"}):
+            with pytest.raises(UserError, match=f"are for aligner ppo: remove them for {aligner}"):
+                build(aligner=aligner, ppo=ppo)
+
+
 @pytest.mark.parametrize("mode", ["lora", "full"])
 def test_a_trained_backbone_has_two_ridges_and_needs_neither(mode: str) -> None:
     assert build(reward={"mode": mode}).reward.refit_ridge is None

@@ -74,17 +74,20 @@ def test_every_section_of_the_recipe_changes_some_stage() -> None:
 
 def test_a_recipe_has_the_stages_of_its_aligner() -> None:
     assert NAMES == ("privatize", "sft", "reward", "ppo", "evaluate", "report")
-    given = recipe(aligner="dpo")
-    assert [stage.name for stage in stages_of(given)] == ["privatize", "sft", "reward", "dpo", "evaluate", "report"]
-    for stage in stages_of(given):
-        assert "ppo" not in runner.upstream_of(stage, given)
+    for aligner in ("dpo", "rloo", "grpo"):
+        given = recipe(aligner=aligner)
+        names = [stage.name for stage in stages_of(given)]
+        assert names == ["privatize", "sft", "reward", aligner, "evaluate", "report"]
+        for stage in stages_of(given):
+            assert "ppo" not in runner.upstream_of(stage, given)
 
 
-def test_another_aligner_keeps_what_comes_before_it(run: RunDir) -> None:
-    assert running(recipe(aligner="dpo"), run) == ["dpo", "evaluate", "report"]
+@pytest.mark.parametrize("aligner", ["dpo", "rloo", "grpo"])
+def test_another_aligner_keeps_what_comes_before_it(run: RunDir, aligner: str) -> None:
+    assert running(recipe(aligner=aligner), run) == [aligner, "evaluate", "report"]
 
 
-@pytest.mark.parametrize(("aligner", "other"), [("ppo", "dpo"), ("dpo", "ppo")])
+@pytest.mark.parametrize(("aligner", "other"), [("ppo", "dpo"), ("dpo", "ppo"), ("rloo", "grpo")])
 def test_the_other_aligner_is_no_stage(run: RunDir, aligner: str, other: str) -> None:
     given, line = recipe(aligner=aligner), f"the recipe has no stage {other}: set aligner={other}"
     with pytest.raises(UserError, match=line):

@@ -11,6 +11,7 @@ import yaml
 from pipeline.core.config import load_recipe, parse
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
+from pipeline.core.recipe_aligners import ALIGNERS
 from pipeline.core.strategies import FSDP2, TABLE, WHOLE, check_strategy, strategy
 from pipeline.core.world import World
 from pipeline.preflight import check_batches, preflight
@@ -37,7 +38,7 @@ def of_row(row: str) -> tuple[str, Recipe]:
     """A stage and a recipe that are this row of the table."""
     stage, _, mode = row.partition(".mode ")
     reward = {} if mode in ("", "head") else {"mode": mode, "ridge": 1.0}
-    return stage, recipe(reward=reward, aligner=stage if stage in ("ppo", "dpo") else "ppo")
+    return stage, recipe(reward=reward, aligner=stage if stage in ALIGNERS else "ppo")
 
 
 @pytest.mark.parametrize("asked", ENVIRONMENTS)

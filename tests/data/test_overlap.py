@@ -211,6 +211,9 @@ def test_prompts_that_continue_an_answer_are_refused(tmp_path: Path, raw: str, k
     given = recipe(preferences=raw, **{key: write(tmp_path / "prompts.jsonl", rows)})
     with pytest.raises(UserError, match=rf"data\.{key} .*of 3 of 40 pairs.*use data\.{key}: (release|evaluation)"):
         check_overlap(given, RunDir(tmp_path / "run"), ("ppo", "evaluate"))
+    for stage in ("rloo", "grpo") if key == "prompts" else ():
+        with pytest.raises(UserError, match=rf"data\.{key} .*of 3 of 40 pairs"):
+            check_overlap(given, RunDir(tmp_path / "run"), (stage,))
 
 
 def test_public_labels_and_the_override_are_let_pass(tmp_path: Path, raw: str, chosen: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -71,6 +72,34 @@ def test_dpo_losses_are_those_of_one_process(workspace: Workspace, finished_run:
     assert metrics["private_dpo"]["kl"] > 0
     assert set(metrics["seconds"]) == {"privatize", "sft", "reward", "dpo", "evaluate", "report"}
     assert "DPO, ε = 2" in (one / "report" / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("aligner", ["rloo", pytest.param("grpo", marks=pytest.mark.slow)])
+def test_rloo_and_grpo_are_those_of_one_process(
+    workspace: Workspace, finished_run: Path, tmp_path: Path, aligner: str
+) -> None:
+    keys = ("iterations=4", "rollouts=8", "batch_size=8", "learning_rate=1e-3", "save_every=2", "lora.rank=4")
+    settings = (f"aligner={aligner}", *(f"{aligner}.{key}" for key in keys))
+    one, two = tmp_path / "one", tmp_path / "two"
+    for run in (one, two):
+        shutil.copytree(finished_run, run)
+    workspace.run(one, *settings)
+    workspace.launch(aligner, two, *settings)
+    ours, theirs = (
+        [json.loads(line) for line in (run / aligner / "history.jsonl").read_text().splitlines()] for run in (two, one)
+    )
+    assert len(theirs) == 4
+    assert theirs[0]["kl"] == 0
+    assert theirs[0]["bonus"] > 0
+    names = sorted(set(theirs[0]) - {"tokens_per_second"})
+    for row, expected in zip(ours, theirs, strict=True):
+        assert [row[name] for name in names] == pytest.approx([expected[name] for name in names], abs=TOLERANCE)
+    metrics = read_json(one / "metrics.json")
+    assert metrics[f"private_{aligner}"]["epsilon"] == 2.0
+    page = (one / "report" / "report.html").read_text(encoding="utf-8")
+    assert f"{aligner.upper()}, ε = 2" in page
+    assert f"How did {aligner.upper()} get there?" in page
+    assert "Privacy card" in (one / aligner / "model" / "README.md").read_text(encoding="utf-8")
 
 
 def test_learning_from_reference_completions_is_that_of_one_process(

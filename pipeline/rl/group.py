@@ -1,0 +1,243 @@
+"""RLOO and GRPO on r̂ with TRL's trainers: several responses to a prompt are each other's baseline, no value model.
+
+What TRL 1.16 makes of J = E[r̂] − kl_coef·KL(π‖π_ref), with the arguments of `trl_arguments`:
+
+RLOO: the reward of a whole response is R = r̂ − kl_coef·log(π/π_ref) and its advantage R less the mean R of the other
+responses to its prompt. On the responses that π has just sampled the gradient is that of J, without bias.
+
+GRPO: the advantage is r̂ less the mean over all G responses to the prompt, itself included, which shrinks the reward's
+gradient by (G − 1)/G; the reward is weighted by G/(G − 1) to undo that. KL is a term of the loss: per token
+w·(π_ref/π − log(π_ref/π) − 1) with w = π/π_old, whose gradient is that of KL(π‖π_ref) at the token, given what stands
+before it. That one token changes the KL of those after it is not seen. So this is not J: the optimum is
+π(a|s) ∝ π_ref(a|s)·exp(E[r̂|s, a]/kl_coef) at each token, where the Gibbs policy has E[r̂ − kl_coef·(KL to come)|s, a].
+Both agree for one token; tests/rl/test_group.py computes what GRPO's optimum is worth on the enumerable problem.
+`dr_grpo` divides the sum over tokens by the cap on responses, a constant, so nothing depends on a response's length.
+
+In both a second step on the same responses is clipped at 1 ± clip_range of π/π_old, of a response (RLOO) or of a token
+(GRPO), as PPO's is; whatever was cut at the cap counts like a finished response, less `ppo.missing_eos_penalty`.
+Log-probabilities are at the temperature of sampling, dropout is off, and π_ref is the model with its adapter off, or
+sft/model in full fine-tuning.
+
+Own code replaces two steps of TRL's: prompts are rendered by the pipeline's renderer, and responses are sampled with
+noise keyed by step and place, so that neither a restart nor the number of processes changes them. (`use_vllm` in
+`trainer_args` leaves sampling to TRL; never run here.) TRL shuffles each process's share of an iteration before it cuts
+it into batches, so with several steps per iteration the losses depend on the number of processes after all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset
+from peft import PeftModel
+from transformers import TrainerState
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+
+from pipeline.core.recipe import Recipe
+from pipeline.core.recipe_aligners import GroupConfig
+from pipeline.data.render import Prompt, Renderer
+from pipeline.embedded.truth import true_reward
+from pipeline.lm.generate import Sampling, sample_key, sample_responses
+from pipeline.lm.models import end_ids
+from pipeline.rl.rollout import prompt_index
+from pipeline.rl.scoring import RewardScorer
+
+LOGGED = ("reward", "bonus", "score", "score_over_reference", "true_reward", "finished")
+"""What the reward function reports of an iteration's responses, as PPO's history names it."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is sampled and how it is scored.
+
+    Attributes:
+        scorer: gives r̄ and Γ.
+        renderer: the policy's.
+        prompts: training prompts; the dataset holds their places.
+        sampling: temperature, top_p and the cap.
+        batch_size: responses decoded together.
+        reference_samples: K completions of π_ref per prompt that centre Γ.
+        missing_eos_penalty: subtracted from r̂ when a response is cut at the cap.
+        seed: of the sampling noise.
+        has_truth: the true reward is a known function, and reported.
+    """
+
+    scorer: RewardScorer
+    renderer: Renderer
+    prompts: Sequence[Prompt]
+    sampling: Sampling
+    batch_size: int
+    reference_samples: int
+    missing_eos_penalty: float
+    seed: int
+    has_truth: bool
+
+
+class _OnPessimisticReward:
+    """What both trainers do in the pipeline's way; `task` says with what. The dataset's `prompt` is a place in
+    `task.prompts`.
+    """
+
+    def __init__(self, *args: Any, task: Task, **kwargs: Any) -> None:
+        self.task = task
+        super().__init__(*args, reward_funcs=[self.pessimistic_reward], **kwargs)  # type: ignore[call-arg]
+        model: Any = self.model  # type: ignore[attr-defined]
+        if isinstance(model, PeftModel) and "ref" in model.peft_config:
+            model.delete_adapter("ref")  # TRL's copy of the adapter as it came, which is none: B = 0
+        self.ends = end_ids(model, task.renderer.tokenizer)
+
+    def pessimistic_reward(
+        self, prompts: list[int], completion_ids: list[list[int]], log_metric: Any, **_: Any
+    ) -> list[float]:
+        """r̂ = r̄ − Γ of each response, less the missing-EOS penalty; its parts go to TRL's log.
+
+        Raises:
+            FloatingPointError: a reward is not finite; TRL would leave that response out without a word.
+        """
+        task = self.task
+        texts = [task.renderer.text(row) for row in completion_ids]
+        scores = task.scorer.score([task.prompts[place] for place in prompts], texts)
+        finished = torch.tensor([row[-1] in self.ends for row in completion_ids])
+        penalised = scores.pessimistic - task.missing_eos_penalty * (~finished).float()
+        if not torch.isfinite(penalised).all():
+            raise FloatingPointError("the reward of a response is not finite: check the reward model")
+        truth = torch.tensor([true_reward("", text) for text in texts]) if task.has_truth else None
+        columns = (scores.reward, scores.bonus, penalised, penalised - scores.baseline, truth, finished)
+        for name, column in zip(LOGGED, columns, strict=True):
+            if column is not None:
+                log_metric(f"pessimistic/{name}", float(column.float().mean()))
+        return [float(value) for value in penalised]
+
+    def draw_references(self) -> None:
+        """K completions of π_ref for each training prompt centre Γ, the same ones as PPO's; each process draws a share.
+
+        Call it before training, while the policy is π_ref.
+        """
+        task, accelerator = self.task, self.accelerator  # type: ignore[attr-defined]
+        places = sorted(set(self.train_dataset["prompt"]))  # type: ignore[attr-defined]
+        new = [task.prompts[place] for place in places if not task.scorer.has_reference(task.prompts[place])]
+        mine = new[accelerator.process_index :: accelerator.num_processes]
+        count = task.reference_samples
+        repeated = [prompt for prompt in mine for _ in range(count)]
+        keys = [sample_key(task.seed, "reference", repr(prompt), k) for prompt in mine for k in range(count)]
+        ids = [task.renderer.prompt_ids(prompt) for prompt in repeated]
+        label = "reference completions" if accelerator.is_main_process else None
+        rows = self._sample(ids, keys, Sampling(task.sampling.max_new_tokens), label)
+        if mine:
+            features = task.scorer.features(repeated, [task.renderer.text(row) for row in rows])
+            for index, prompt in enumerate(mine):
+                task.scorer.add_reference(prompt, features[index * count : (index + 1) * count])
+        for references in gather_object([task.scorer.references]) if new else []:
+            task.scorer.references.update(references)
+
+    def _tokenize_prompts(self, prompts: list[int]) -> tuple[list[list[int]], None, dict[str, Any]]:
+        """TRL would apply the chat template its own way; here training and sampling share one renderer."""
+        return [self.task.renderer.prompt_ids(self.task.prompts[place]) for place in prompts], None, {}
+
+    def _respond(self, prompt_ids: list[list[int]]) -> list[list[int]]:
+        """One response to each of this process's prompts."""
+        first = self.accelerator.process_index * len(prompt_ids)  # type: ignore[attr-defined]
+        step = self.state.global_step  # type: ignore[attr-defined]
+        keys = [sample_key(self.task.seed, "rollout", step, first + row) for row in range(len(prompt_ids))]
+        return self._sample(prompt_ids, keys, self.task.sampling)
+
+    def _sample(
+        self, prompts: list[list[int]], keys: list[int], sampling: Sampling, progress: str | None = None
+    ) -> list[list[int]]:
+        return sample_responses(
+            self.accelerator.unwrap_model(self.model),  # type: ignore[attr-defined]
+            prompts,
+            keys,
+            sampling,
+            pad_token_id=self.task.renderer.tokenizer.pad_token_id,
+            eos_token_id=self.ends,
+            batch_size=self.task.batch_size,
+            progress=progress,
+        )
+
+
+class PessimisticRloo(_OnPessimisticReward, RLOOTrainer):
+    """TRL's RLOO on r̂."""
+
+    _tag_names = ["trl", "rloo", "private-rlhf"]  # noqa: RUF012 - as in the parent class
+
+    def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:
+        if self.use_vllm:
+            return super()._generate_single_turn(prompt_ids, *args, **kwargs)
+        return self._respond(prompt_ids)
+
+
+class PessimisticGrpo(_OnPessimisticReward, GRPOTrainer):
+    """TRL's GRPO on r̂."""
+
+    _tag_names = ["trl", "grpo", "private-rlhf"]  # noqa: RUF012 - as in the parent class
+
+    def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:
+        if self.use_vllm:
+            return super()._generate_single_turn(prompt_ids, *args, **kwargs)
+        return self._respond(prompt_ids), None
+
+
+TRAINERS: dict[str, tuple[Any, Any]] = {"rloo": (PessimisticRloo, RLOOConfig), "grpo": (PessimisticGrpo, GRPOConfig)}
+
+
+def trl_arguments(aligner: str, settings: GroupConfig, recipe: Recipe) -> dict[str, Any]:
+    """TRL's arguments that make J the objective, as the module says; `settings` is the section of `aligner`."""
+    count = settings.samples_per_prompt
+    shared: dict[str, Any] = {
+        "beta": recipe.ppo.kl_coef if settings.kl_coef is None else settings.kl_coef,
+        "num_generations": count,
+        "generation_batch_size": settings.rollouts,
+        "num_iterations": settings.epochs,
+        "epsilon": settings.clip_range,
+        "temperature": recipe.ppo.temperature,
+        "top_p": recipe.ppo.top_p,
+        "max_completion_length": recipe.model.max_response_tokens,
+        "shuffle_dataset": False,  # `prompt_dataset` has shuffled
+        "disable_dropout": True,
+        "mask_truncated_completions": False,
+    }
+    if aligner == "rloo":
+        return shared | {"normalize_advantages": False}
+    return shared | {
+        "loss_type": "dr_grpo",
+        "scale_rewards": "none",
+        "reward_weights": [count / (count - 1)],
+        "use_bias_correction_kl": True,
+    }
+
+
+def prompt_dataset(prompts: int, settings: GroupConfig, seed: int) -> Dataset:
+    """The place of the prompt of every group of responses in the whole training, in PPO's order."""
+    groups = settings.iterations * settings.rollouts // settings.samples_per_prompt
+    return Dataset.from_dict({"prompt": [prompt_index(group, prompts, seed) for group in range(groups)]})
+
+
+def history_of(state: TrainerState, rollouts: int, kl_coef: float) -> list[dict[str, Any]]:
+    """One line per iteration as in PPO's history. `kl` is TRL's mean per token (RLOO: log(π/π_ref); GRPO: the
+    estimate in its loss, of the iteration's first step) times the mean length, nats per response.
+    """
+    steps = [entry for entry in state.log_history if "loss" in entry]
+    starts = [number for number, entry in enumerate(steps) if "pessimistic/score" in entry]
+    history: list[dict[str, Any]] = []
+    for start, end in zip(starts, [*starts[1:], len(steps)], strict=True):
+        first, own = steps[start], steps[start:end]
+        tokens, seconds = first["completions/mean_length"], sum(entry["step_time"] for entry in own)
+        history.append(
+            {
+                "iteration": len(history),
+                "rollouts": rollouts,
+                **{name: first.get(f"pessimistic/{name}") for name in LOGGED},
+                "kl": first["kl"] * tokens,
+                "response_tokens": tokens,
+                "kl_coef": kl_coef,
+                "policy_loss": sum(entry["loss"] for entry in own) / len(own),
+                "grad_norm": sum(entry["grad_norm"] for entry in own) / len(own),
+                "tokens_per_second": round(rollouts * tokens / max(seconds, 1e-9), 1),
+            }
+        )
+    return history

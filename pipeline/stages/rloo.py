@@ -1,0 +1,97 @@
+"""Stages rloo and grpo: PPO's task without a value model, in its place where the recipe says `aligner: rloo` or `grpo`.
+
+TRL's trainers on the pessimistic reward r̂ = r̄ − Γ; several responses to a prompt are each other's baseline. How their
+objectives relate to J stands in `pipeline.rl.group`. The section is called as the stage; what makes the task (kl_coef,
+temperature, prompts) is read from section ppo.
+
+Reads:   sft/model (π_ref), reward/model (r̄ and the statistics of Γ), training prompts.
+Writes:  rloo/model or grpo/model (ordinary checkpoint, adapter merged), and history.jsonl beside it.
+Run alone: accelerate launch -m pipeline.stages.rloo (or grpo) --config RECIPE [--run-dir DIR]
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pipeline.core import atomic
+from pipeline.core.rundir import peak_rss_mb
+from pipeline.data import inputs
+from pipeline.data.render import keep_fitting
+from pipeline.lm import hf_trainer
+from pipeline.lm.generate import Sampling
+from pipeline.lm.models import add_lora, load_causal_lm, load_tokenizer
+from pipeline.lm.released import write_beside
+from pipeline.rl.group import TRAINERS, Task, history_of, prompt_dataset, trl_arguments
+from pipeline.rl.rollout import evenly_spaced, summary_of
+from pipeline.rl.scoring import load_scorer
+from pipeline.runner import StageContext
+from pipeline.stages.entry import main_for
+
+
+def run(context: StageContext) -> dict[str, Any]:
+    """Trains on every process; saves from the main one."""
+    recipe, ppo, aligner = context.recipe, context.recipe.ppo, context.spec.name
+    settings = recipe.rloo if aligner == "rloo" else recipe.grpo
+
+    # --- π_ref, r̂, prompts --------------------------------------------------------------------------------------------
+    reference_path = context.run.stage("sft") / "model"
+    renderer = inputs.make_renderer(recipe, load_tokenizer(reference_path))
+    scorer = load_scorer(context.run.stage("reward") / "model", recipe, use_bonus=recipe.reward.kappa > 0)
+    everything = inputs.training_prompts(recipe, context.run)
+    fitting = [everything[i] for i in keep_fitting(everything, renderer, recipe.model.long_prompts)]
+    prompts = evenly_spaced(fitting, ppo.max_prompts)
+    task = Task(
+        scorer,
+        renderer,
+        prompts,
+        Sampling(recipe.model.max_response_tokens, ppo.temperature, ppo.top_p),
+        settings.generate_batch_size,
+        ppo.reference_samples,
+        ppo.missing_eos_penalty,
+        recipe.seed,
+        has_truth=recipe.data.prompts == "embedded",
+    )
+
+    # --- RLOO or GRPO -------------------------------------------------------------------------------------------------
+    kind, schema = TRAINERS[aligner]
+    fixed = trl_arguments(aligner, settings, recipe)
+    arguments = hf_trainer.trainer_config(
+        aligner, settings, schema, context.checkpoints, recipe.seed, context.world, **fixed
+    )
+    lora = settings.lora
+    base = load_causal_lm(reference_path, recipe.model.dtype if lora else "float32")
+    trainer = kind(
+        model=add_lora(base, lora, recipe.seed) if lora else base,  # of all weights TRL loads π_ref itself
+        args=arguments,
+        train_dataset=prompt_dataset(len(prompts), settings, recipe.seed),
+        processing_class=renderer.tokenizer,
+        callbacks=[hf_trainer.CompletionMarker(), hf_trainer.StopOnNonFinite()],
+        task=task,
+    )
+    scorer.checkpoint.model.model.to(trainer.accelerator.device)
+    trainer.draw_references()
+    hf_trainer.train(trainer, context.checkpoints)
+
+    # --- results ------------------------------------------------------------------------------------------------------
+    hf_trainer.save_trained(trainer, renderer.tokenizer, context.folder / "model", recipe.model.dtype)
+    history = history_of(trainer.state, settings.rollouts, fixed["beta"])
+    if context.world.main:
+        lines = "".join(json.dumps(entry) + "\n" for entry in history)
+        atomic.write_text(context.folder / "history.jsonl", lines)
+        manifest = inputs.release(context.run).manifest.as_dict()
+        write_beside(context.folder / "model", aligner, recipe, renderer, manifest)
+    return {
+        "iterations": len(history),
+        "rollouts": len(history) * settings.rollouts,
+        "prompts": len(prompts),
+        "dropped_long_prompts": len(everything) - len(fitting),
+        "kl_coef": fixed["beta"],
+        "losses": [entry["policy_loss"] for entry in history],
+        "peak_rss_mb": peak_rss_mb(),
+        "summary": summary_of(history),
+    }
+
+
+if __name__ == "__main__":
+    main_for("rloo")
