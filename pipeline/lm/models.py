@@ -201,7 +201,16 @@ def add_lora(model: PreTrainedModel, settings: LoraSettings, seed: int) -> Any:
 
 
 def lora_config(settings: LoraSettings, task_type: str, model: PreTrainedModel) -> LoraConfig:
-    """The peft configuration of `settings` for a `model`; `last_layers` counts from the top."""
+    """The peft configuration of `settings` for a `model`; `last_layers` counts from the top.
+
+    Raises:
+        UserError: the model lacks one of the named modules: peft asks that it have any of them, so that Llama's names
+            would adapt two of Phi-3's four, in silence.
+    """
+    own = [f".{name}" for name, _ in model.named_modules()]
+    named = [] if isinstance(settings.target_modules, str) else settings.target_modules
+    if lost := [target for target in named if not any(name.endswith(f".{target}") for name in own)]:
+        raise UserError(f"lora.target_modules {lost}: the model has none of them; name its own modules, or all-linear")
     layers = int(model.config.num_hidden_layers)
     first = max(0, layers - settings.last_layers) if settings.last_layers else 0
     return LoraConfig(

@@ -12,15 +12,29 @@ from pipeline.lm.logprobs import take_batches, token_batch
 from pipeline.lm.rows import sharing_of
 
 
+def leave_out_router_loss(trainer: Any) -> None:
+    """Trains on the trainer's own loss alone, unless `router_aux_loss_coef` asks for a router loss.
+
+    TRL adds the load-balancing loss of experts with the coefficient of the model's config, for an adapter too.
+    """
+    if not trainer.args.router_aux_loss_coef:
+        trainer.aux_loss_enabled = False
+        config = trainer.model.config.get_text_config()
+        if hasattr(config, "output_router_logits"):
+            config.output_router_logits = False
+
+
 class RowSftTrainer(SFTTrainer):
     """`SFTTrainer` on `input_ids` with `labels` of −100 at prompts. The loss: −log π of response tokens, their mean.
 
     TRL's loss scores every position on a CPU, and every prompt anew. Here logits are those of response tokens alone,
-    and texts share what they begin with. `PRIVATE_RLHF_KERNELS=plain` leaves the loss to TRL.
+    and texts share what they begin with. `PRIVATE_RLHF_KERNELS=plain` leaves the loss to TRL, and so does
+    a router loss that is asked for.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        leave_out_router_loss(self)
         self._sharing = sharing_of(self.model)
         if not plain():
             take_batches(self.model)
@@ -29,7 +43,7 @@ class RowSftTrainer(SFTTrainer):
         self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """Summed over the batch and divided by the response tokens of all processes and accumulation steps."""
-        if plain() or return_outputs:
+        if plain() or return_outputs or self.aux_loss_enabled:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         tokenizer: Any = self.processing_class
         device, labels = inputs["input_ids"].device, inputs["labels"].cpu()

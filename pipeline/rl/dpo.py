@@ -18,6 +18,7 @@ from trl import DPOTrainer
 
 from pipeline.lm.logprobs import TokenBatch, take_batches, token_batch
 from pipeline.lm.rows import Sharing, sharing_of
+from pipeline.lm.sft_training import leave_out_router_loss
 from reward_models.losses import check_epsilon, keep_prob, private_likelihood_loss
 
 
@@ -44,6 +45,7 @@ class PrivateDpoTrainer(DPOTrainer):
     def __init__(self, *args: Any, epsilon: float | None, **kwargs: Any) -> None:
         self.epsilon = None if epsilon is None else check_epsilon(epsilon, allow_zero=False)
         super().__init__(*args, **kwargs)
+        leave_out_router_loss(self)
         if isinstance(self.model, PeftModel) and "ref" in self.model.peft_config:
             self.model.delete_adapter("ref")  # TRL's copy of the adapter as it came
         models = (self.model, self.ref_model)

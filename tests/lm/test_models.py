@@ -296,6 +296,9 @@ def test_an_adapter_on_modules_that_are_not_there_is_a_user_error(checkpoint: Pa
     settings = LoraSettings(rank=2, target_modules=["query"])
     with pytest.raises(UserError, match=r"lora\.target_modules \['query'\]: the model has none of them"):
         add_lora(load_causal_lm(checkpoint, "float32"), settings, seed=0)
+    partly = LoraSettings(rank=2, target_modules=["q_proj", "qkv_proj"])
+    with pytest.raises(UserError, match=r"lora\.target_modules \['qkv_proj'\]: the model has none of them"):
+        add_lora(load_causal_lm(checkpoint, "float32"), partly, seed=0)
 
 
 # --- 4 bits -----------------------------------------------------------------------------------------------------------

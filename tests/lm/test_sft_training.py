@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from families import family_checkpoint
 from trl import SFTConfig, SFTTrainer
 
 from pipeline.lm import hf_trainer, sft_training
@@ -77,3 +78,19 @@ def test_the_bar_carries_the_loss_and_nothing_else_is_printed(
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "loss=" in printed.err
+
+
+@pytest.mark.usefixtures("kernels")
+def test_experts_are_trained_on_the_likelihood_alone_unless_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With our products and with plain ones; `router_aux_loss_coef` brings TRL's load balancing back."""
+    source = family_checkpoint("Mixtral", tmp_path / "source", ["the quick brown fox", "a lazy dog"])
+    found = []
+    for coefficient, kernels in ((None, True), (None, False), (10.0, True)):
+        monkeypatch.setattr(sft_training, "plain", lambda kernels=kernels: not kernels)
+        made: Any = trainer(RowSftTrainer, source, tmp_path, max_steps=1, router_aux_loss_coef=coefficient)
+        assert made.model.config.output_router_logits == (coefficient is not None)
+        found += losses(made)
+    assert found[0] == pytest.approx(found[1], abs=2e-5)
+    assert found[2] > found[0] + 1
