@@ -16,12 +16,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from datasets import Dataset
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from pipeline.lm.sharding import put_back, whole_tensor
 
 STATE_FILE = "early_stopping.safetensors"
 
@@ -110,15 +111,14 @@ class HeldOutStopping(TrainerCallback):
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if not self.record.done and self.record.evaluations[-1].step != state.global_step:
             self._evaluate(state.global_step)
-        with torch.no_grad():
-            for name, parameter in self._trainable():
-                parameter.copy_(self._weights[name].to(parameter.device))
+        for name, parameter in self._trainable():
+            put_back(parameter, self._weights[name])
 
     def _evaluate(self, step: int) -> None:
         losses = self._trainer.pair_losses(self.rows).cpu()
         if self.record.judge(step, self._losses, losses):
             self._losses = losses
-            self._weights = {name: value.detach().cpu().clone() for name, value in self._trainable()}
+            self._weights = {name: whole_tensor(value.detach()).cpu().clone() for name, value in self._trainable()}
 
     def _trainable(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, value) for name, value in self._trainer.model.named_parameters() if value.requires_grad]

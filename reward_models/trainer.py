@@ -162,10 +162,12 @@ class PrivateRewardTrainer(RewardTrainer):
     def pair_losses(self, rows: Dataset) -> Tensor:
         """Private negative log-likelihood (the uncorrected baseline: its own loss) of each row (n,) float64, nats.
 
-        Without dropout, in the model's training precision; every process computes its share and gets all of them.
+        Without dropout, in the model's training precision; every process computes its share and gets all of them. The
+        shares are of one size, some rows being computed twice: a pass through split weights needs all processes.
         """
         name = "uncorrected" if self.preference_loss.name == "uncorrected" else "private_likelihood"
-        mine = list(range(len(rows)))[self.accelerator.process_index :: self.accelerator.num_processes]
+        size, rank = self.accelerator.num_processes, self.accelerator.process_index
+        mine = [(rank + step) % len(rows) for step in range(0, len(rows), size)]
         model: Any = self.model
         training, found = model.training, []
         model.eval()

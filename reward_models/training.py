@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from pipeline.core.world import World
 from pipeline.data.render import Renderer
 from pipeline.lm import hf_trainer
 from pipeline.lm.models import DTYPES, lora_config
+from pipeline.lm.sharding import whole_model
 from reward_models.early_stopping import HeldOutStopping
 from reward_models.losses import check_epsilon
 from reward_models.model import merge_adapters, set_score_weight
@@ -52,6 +54,7 @@ def train_backbone(
     checkpoints: Path,
     world: World,
     warm_weight: torch.Tensor | None,
+    reload: Callable[[], Any],
 ) -> TrainedBackbone:
     """The backbone after the recipe's `lora` or `full` training.
 
@@ -65,6 +68,7 @@ def train_backbone(
         checkpoints: where resume state is kept.
         world: the process group.
         warm_weight: (d,) head to start from, or None for zeros.
+        reload: gives a backbone like the first; called where weights were split over processes, to gather them in.
     """
     settings = recipe.reward
     asked: dict[str, Any] = {"optim": OPTIMIZERS[settings.optimizer]} if settings.optimizer else {}
@@ -83,17 +87,9 @@ def train_backbone(
     )
     if warm_weight is not None:
         set_score_weight(backbone, warm_weight)
-    if settings.mode == "lora":
-        config = lora_config(settings.lora, "SEQ_CLS", backbone)
-        config.modules_to_save = ["score"]
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(recipe.seed)
-            model: Any = get_peft_model(backbone, config, autocast_adapter_dtype=True)
-    else:
-        model = backbone.float()
     stopping = held_out_stopping(held_out, recipe)
     trainer = PrivateRewardTrainer(
-        model,
+        trainable(backbone, recipe),
         arguments,
         epsilon=check_epsilon(epsilon, allow_zero=False),
         loss=settings.loss,
@@ -106,12 +102,24 @@ def train_backbone(
     if stopping:
         stopping.attach(trainer)
     hf_trainer.train(trainer, checkpoints)
-    trained = trainer.accelerator.unwrap_model(trainer.model)
+    trained = whole_model(trainer.accelerator.unwrap_model(trainer.model), lambda: trainable(reload(), recipe))
     return TrainedBackbone(
         merge_adapters(trained, DTYPES[recipe.model.dtype]).eval(),
         hf_trainer.loss_history(trainer.state),
         describe(stopping) if stopping else None,
     )
+
+
+def trainable(backbone: Any, recipe: Recipe) -> Any:
+    """The backbone as it is trained: under a fresh adapter, or in float32."""
+    settings = recipe.reward
+    if settings.mode != "lora":
+        return backbone.float()
+    config = lora_config(settings.lora, "SEQ_CLS", backbone)
+    config.modules_to_save = ["score"]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        return get_peft_model(backbone, config, autocast_adapter_dtype=True)
 
 
 def as_dataset(pairs: Pairs) -> Dataset:

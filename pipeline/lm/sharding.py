@@ -8,7 +8,7 @@ whose hooks gather what belongs to no layer.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -17,7 +17,7 @@ from accelerate.utils import convert_outputs_to_fp32
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from pipeline.lm.generate import largest
 from pipeline.lm.logprobs import PolicyWithValue
@@ -99,8 +99,39 @@ def adapter_off(policy: Any) -> Iterator[None]:
             layer._disable_adapters = False
 
 
+def whole_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole of a tensor, whether or not it is split. Every process calls it."""
+    whole: torch.Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return whole
+
+
+@torch.no_grad()
+def put_back(parameter: torch.Tensor, whole: torch.Tensor) -> None:
+    """Writes a whole tensor into a parameter, split or not; every process has it."""
+    whole = whole.to(parameter.device)
+    if isinstance(parameter, DTensor):
+        whole = distribute_tensor(whole, parameter.device_mesh, parameter.placements)
+    parameter.copy_(whole)
+
+
+@torch.no_grad()
+def whole_model(model: T, again: Callable[[], T]) -> T:
+    """`model`, or if its weights are split a copy with whole ones, of which `again` makes the frame.
+
+    Every process calls it and gets all weights. The copy is not wrapped: processes use it each by itself.
+    """
+    trained: Any = model
+    if not any(isinstance(parameter, DTensor) for parameter in trained.parameters()):
+        return model
+    copy: Any = again()
+    places = copy.state_dict()
+    for name, tensor in trained.state_dict().items():
+        places[name].copy_(whole_tensor(tensor))
+    return copy
+
+
 def as_number(norm: torch.Tensor | None) -> float:
     """A gradient norm as `clip_grad_norm_` gives it: of split weights each process may hold its part of the sum."""
     if norm is None:
         return 0.0
-    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    return float(whole_tensor(norm))

@@ -80,6 +80,7 @@ def run(context: StageContext) -> dict[str, Any]:
             context.checkpoints,
             context.world,
             warm_weight=fit.weight if settings.head_warmup else None,
+            reload=lambda: load_backbone(backbone_path, recipe, renderer),
         )
         model = RewardModel(result.model.to(accelerator.device), reward_bound=settings.reward_bound)
         features = pair_features(context, model, pairs, renderer, "trained")

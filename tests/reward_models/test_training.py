@@ -22,7 +22,6 @@ from reward_models.training import Pairs, held_out_stopping, train_backbone
 def recipe(**reward: Any) -> Recipe:
     own = {
         "mode": "lora",
-        "ridge": 1.0,
         "reward_bound": 4.0,
         "batch_size": 4,
         "max_steps": 3,
@@ -72,6 +71,7 @@ def test_everything_asked_of_a_lora_backbone(checkpoint: Path, tmp_path: Path, q
         tmp_path,
         World(0, 1),
         torch.ones(backbone.config.hidden_size),
+        reload=lambda: None,
     )
     stopping = result.early_stopping
     assert stopping is not None
@@ -95,3 +95,29 @@ def test_one_held_out_pair_cannot_stop_anything() -> None:
     assert held_out_stopping(pairs(1, seed=0), recipe()) is None
     with pytest.raises(UserError, match=r"reward\.early_stopping needs two held-out pairs"):
         held_out_stopping(pairs(1, seed=0), recipe(early_stopping={}))
+
+
+@pytest.mark.parametrize("mode", ["lora", "full"])
+def test_checkpointed_activations_are_computed_twice_and_change_nothing(
+    checkpoint: Path, tmp_path: Path, mode: str
+) -> None:
+    """`reward.trainer_args.gradient_checkpointing`: layers run once more in the backward pass of each step."""
+    tokenizer = load_tokenizer(checkpoint)
+    renderer: Any = SimpleNamespace(tokenizer=tokenizer)
+    found = []
+    for asked in ({}, {"gradient_checkpointing": True}):
+        backbone = build_reward_backbone(checkpoint, pad_token_id=tokenizer.pad_token_id)
+        runs: list[int] = []
+        for layer in backbone.model.layers:
+            layer.self_attn.register_forward_pre_hook(lambda *_, runs=runs: runs.append(1))
+        own = recipe(mode=mode, trainer_args=asked)
+        given = (pairs(16, seed=0), [], 1.0, renderer, own, tmp_path / str(len(found)))
+        weight = torch.ones(backbone.config.hidden_size)
+        result = train_backbone(backbone, *given, World(0, 1), weight, reload=lambda: None)
+        found.append((result.history, {name: value.clone() for name, value in result.model.state_dict().items()}))
+        assert len(runs) == 3 * (2 if asked else 1) * len(backbone.model.layers)
+    (plain, weights), (checkpointed, same) = found
+    assert plain[0][1] != plain[1][1]
+    assert checkpointed == [pytest.approx(row, abs=1e-6) for row in plain]
+    for name, value in weights.items():
+        torch.testing.assert_close(same[name], value, atol=1e-6, rtol=1e-5)

@@ -1,0 +1,105 @@
+"""One of two processes that train a reward backbone with weights split by FSDP2: says what came out, and leaves it.
+
+Usage: sharded_reward_worker.py FOLDER RANK
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from pipeline.core.config import parse
+from pipeline.core.recipe import Recipe
+from pipeline.core.world import World
+from pipeline.lm import hf_trainer
+from pipeline.lm.distributed import make_accelerator
+from pipeline.lm.models import load_tokenizer
+from pipeline.lm.sharding import whole_tensor
+from reward_models.model import build_reward_backbone
+from reward_models.training import Pairs, train_backbone
+
+FSDP = {
+    "ACCELERATE_USE_CPU": "true",
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "2",
+    "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "lora": {
+        "lora": {"rank": 2},
+        "early_stopping": {"every": 2, "standard_errors": 0.0},
+        "max_steps": 4,
+        "save_steps": 2,
+    },
+    "full": {"max_steps": 3, "learning_rate": 2e-3, "trainer_args": {"gradient_checkpointing": True}},
+}
+
+
+def recipe(kind: str) -> Recipe:
+    own = {"mode": kind, "reward_bound": 4.0, "batch_size": 4, "learning_rate": 1e-2, **KINDS[kind]}
+    model = {"source": "tiny", "dtype": "float32"}
+    tree = {"name": "x", "evaluation_labels": "private", "model": model, "privatize": {"epsilon": 1.0}, "reward": own}
+    return parse(Recipe, tree, "r")
+
+
+def pairs(count: int, seed: int) -> Pairs:
+    """Token ids 5 to 20, never the padding of the tiny tokenizer."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def text() -> list[int]:
+        length = int(torch.randint(3, 9, (1,), generator=generator))
+        return torch.randint(5, 21, (length,), generator=generator).tolist()
+
+    return [(text(), text()) for _ in range(count)]
+
+
+def learn(checkpoint: Path, folder: Path, kind: str, world: World) -> tuple[dict[str, Any], Any]:
+    """(losses and what early stopping saw, the plain model) of a short training; 7 held-out pairs do not divide."""
+    tokenizer = load_tokenizer(checkpoint)
+    renderer: Any = SimpleNamespace(tokenizer=tokenizer)
+
+    def load() -> Any:
+        return build_reward_backbone(checkpoint, pad_token_id=tokenizer.pad_token_id)
+
+    backbone = load()
+    warm = 0.3 * torch.randn(backbone.config.hidden_size, generator=torch.Generator().manual_seed(2))
+    given = (pairs(16, seed=0), pairs(7, seed=1), 1.0, renderer, recipe(kind), folder / f"{kind}-checkpoints")
+    result = train_backbone(backbone, *given, world, warm, reload=load)
+    return {"history": result.history, "stopping": result.early_stopping}, result.model
+
+
+def watch_whole_weights() -> list[int]:
+    """Fills up with the number of split weights of each trained model."""
+    split: list[int] = []
+    train = hf_trainer.train
+
+    def watched(trainer: Any, checkpoints: Path) -> None:
+        train(trainer, checkpoints)
+        split.append(sum(whole_tensor(each) is not each for each in trainer.model.parameters()))
+
+    hf_trainer.train = watched
+    return split
+
+
+def main(folder: Path, rank: int) -> None:
+    os.environ.update(FSDP, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+    rendezvous = f"file://{folder / 'rendezvous'}"
+    torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
+    split = watch_whole_weights()
+    for kind in KINDS:
+        make_accelerator(World(rank, 2))  # as the stage does
+        said, model = learn(Path((folder / "checkpoint").read_text()), folder, kind, World(rank, 2))
+        (folder / f"{kind}-{rank}.json").write_text(json.dumps({**said, "split": split[-1]}))
+        torch.save(model.state_dict(), folder / f"{kind}-{rank}.pt")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
