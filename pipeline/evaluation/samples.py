@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 
 from pipeline.core import atomic
 from pipeline.data.render import Prompt, Renderer, plain_prompt
 from pipeline.lm.generate import Sampling, sample_key, sample_responses
 from pipeline.lm.logprobs import response_forward, token_batch, token_kl
 from pipeline.lm.models import end_ids
+from pipeline.lm.numerics import precision
 from pipeline.lm.rows import batches, sharing_of
 from pipeline.rl.scoring import RewardScorer
 
@@ -64,6 +66,7 @@ class Sampler:
     """What `measure` needs to draw and to score.
 
     Attributes:
+        accelerator: of the run; policies are drawn from and read in its numeric context, as in training.
         policy, reference: causal LMs in evaluation mode.
         renderer: of both.
         scorer: reward model with Γ.
@@ -72,6 +75,7 @@ class Sampler:
         batch_size: answers decoded or scored together.
     """
 
+    accelerator: Accelerator
     policy: Any
     reference: Any
     renderer: Renderer
@@ -79,7 +83,11 @@ class Sampler:
     truth: Truth | None
     seed: int
     batch_size: int
-    show_progress: bool = True
+
+    @property
+    def show_progress(self) -> bool:
+        """Whether this process shows bars."""
+        return self.accelerator.is_main_process
 
     def measure(
         self, prompts: Sequence[tuple[int, Prompt]], samples_per_prompt: int, candidates: int
@@ -105,16 +113,17 @@ class Sampler:
         tokenizer = self.renderer.tokenizer
         ids = [self.renderer.prompt_ids(prompt) for _, prompt in prompts for _ in range(count)]
         keys = [sample_key(self.seed, "evaluate", purpose, index, k) for index, _ in prompts for k in range(count)]
-        flat = sample_responses(
-            model,
-            ids,
-            keys,
-            Sampling(self.renderer.max_response_tokens),
-            pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=end_ids(model, tokenizer),
-            batch_size=self.batch_size,
-            progress=label if self.show_progress else None,
-        )
+        with precision(self.accelerator):
+            flat = sample_responses(
+                model,
+                ids,
+                keys,
+                Sampling(self.renderer.max_response_tokens),
+                pad_token_id=tokenizer.pad_token_id,
+                eos_token_id=end_ids(model, tokenizer),
+                batch_size=self.batch_size,
+                progress=label if self.show_progress else None,
+            )
         return [flat[start : start + count] for start in range(0, len(flat), count)]
 
     def _centre(self, prompts: Sequence[tuple[int, Prompt]], drawn: list[list[list[int]]]) -> None:
@@ -165,8 +174,9 @@ class Sampler:
                 device,
                 sharing=sharing,
             )
-            logits, _ = response_forward(self.policy, batch)
-            reference_logits, _ = response_forward(self.reference, batch)
+            with precision(self.accelerator):
+                logits, _ = response_forward(self.policy, batch)
+                reference_logits, _ = response_forward(self.reference, batch)
             summed = batch.spread(token_kl(logits, reference_logits)).sum(dim=1)
             for index, value in zip(picked, summed.tolist(), strict=True):
                 result[index] = value

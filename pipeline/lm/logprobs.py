@@ -169,7 +169,8 @@ class PolicyWithValue(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """(log-probabilities (B, C), values (B, C), entropies (B, C) or None), float32, 0 at padding."""
         logits, states = response_forward(self.policy, batch)
-        values = self.value_head(states.detach().float()).squeeze(-1)
+        with torch.autocast(states.device.type, enabled=False):  # a value of 4 has steps of 0.02 in bfloat16
+            values = self.value_head(states.detach().float()).squeeze(-1)
         logprobs, entropies = token_terms(logits, batch.tokens, temperature, entropy=entropy)
         return (
             batch.spread(logprobs),

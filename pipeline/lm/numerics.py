@@ -1,10 +1,13 @@
-"""How a run computes: the dtype of its frozen weights, and what else may explain a difference in the last digits."""
+"""How a run computes: the dtype of its frozen weights, the numeric context of its forward passes, and what else may
+explain a difference in the last digits.
+"""
 
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -14,6 +17,9 @@ from pipeline.core.rundir import RunDir
 from pipeline.core.world import World, device_type
 from pipeline.lm.kernels import KERNELS, plain, runs
 from pipeline.lm.kernels.cpu import processor
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -75,6 +81,19 @@ def same_everywhere(dtype: Dtype, world: World) -> Dtype:
 
     found: Dtype = broadcast_object_list([dtype])[0]
     return found
+
+
+def precision(accelerator: Accelerator) -> AbstractContextManager[None]:
+    """The numeric context of every forward pass of π and π_ref, whether they are sampled, read, learnt from or
+    evaluated: autocast as the launcher's `mixed_precision` says. Were one of them outside, two equal policies would
+    differ by rounding, and the KL at the start would not be 0. Enter it anew for each piece of work.
+
+    Value head and scores are float32 inside as well; reward models are called outside, in their own dtype.
+    """
+    from accelerate.utils import AutocastKwargs
+
+    # Within, autocast keeps its copies of float32 weights: split weights would be whole on every process by them.
+    return accelerator.autocast(AutocastKwargs(cache_enabled=not accelerator.is_fsdp2))
 
 
 def described(recipe: Recipe) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import convert_outputs_to_fp32
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
@@ -31,7 +30,7 @@ def prepare(
     """As `accelerator.prepare`, with each layer of the policy split over the processes if the launcher asks for it.
 
     Weights keep the recipe's dtypes: adapters and value head are float32 on a bfloat16 base. The launcher's
-    mixed_precision is autocast, as without splitting, where the plugin would round the value head and every result.
+    mixed_precision is autocast (`numerics.precision`), as without splitting; the plugin would round the value head.
     """
     if not accelerator.is_fsdp2:
         prepared: tuple[Any, torch.optim.Optimizer] = accelerator.prepare(model, optimizer)
@@ -40,8 +39,6 @@ def prepare(
     plugin.mixed_precision_policy = None
     plugin.state_dict_config = plugin.optim_state_dict_config = None
     plugin.set_state_dict_type("FULL_STATE_DICT")  # loaded as weights only; shards come with a pickled index
-    if accelerator.mixed_precision != "no":
-        model.forward = convert_outputs_to_fp32(accelerator.autocast()(model.forward))  # type: ignore[method-assign]
     split, optimizer = accelerator.prepare(model, optimizer)
     register_fsdp_forward_method(split, "read")
     return split, optimizer

@@ -21,6 +21,7 @@ from pipeline.data.render import Prompt, Renderer
 from pipeline.lm.generate import Sampling, sample_key, sample_responses, sharded
 from pipeline.lm.logprobs import PolicyWithValue
 from pipeline.lm.models import end_ids
+from pipeline.lm.numerics import precision
 from pipeline.lm.sharding import as_number, gathered, prepare
 from pipeline.rl.extra_rewards import ExtraReward
 from pipeline.rl.kl_control import KlController
@@ -199,16 +200,17 @@ class PpoTrainer:
         sampling: Sampling,
         progress: str | None = None,
     ) -> list[list[int]]:
-        return sample_responses(
-            model,
-            prompts,
-            keys,
-            sampling,
-            pad_token_id=self.renderer.tokenizer.pad_token_id,
-            eos_token_id=self.ends,
-            batch_size=self.config.generate_batch_size,
-            progress=progress,
-        )
+        with precision(self.accelerator):
+            return sample_responses(
+                model,
+                prompts,
+                keys,
+                sampling,
+                pad_token_id=self.renderer.tokenizer.pad_token_id,
+                eos_token_id=self.ends,
+                batch_size=self.config.generate_batch_size,
+                progress=progress,
+            )
 
     def _add_references(self, prompts: Sequence[Prompt]) -> tuple[list[list[int]], torch.Tensor]:
         """Draws K completions of π_ref for each prompt that is new, to centre Γ; a function of the prompt.
@@ -240,7 +242,8 @@ class PpoTrainer:
         self, prompts: Sequence[list[int]], responses: Sequence[list[int]], at_reference: bool = False
     ) -> Evaluated:
         size = self._micro_batch_size() * (1 if self.config.micro_batch_size else EVALUATED)
-        return self.reader.read(prompts, responses, size, at_reference)
+        with precision(self.accelerator):
+            return self.reader.read(prompts, responses, size, at_reference)
 
     # --- improving ----------------------------------------------------------------------------------------------------
 
@@ -355,7 +358,8 @@ class PpoTrainer:
         batch = self.reader.batch([rollout.prompts[i] for i in rows], [rollout.responses[i] for i in rows], rows)
         width = batch.response_ids.shape[1]
         mask = rollout.mask[rows, :width]
-        logprobs, values, entropy = self.model(batch, config.temperature, entropy=config.entropy_coef > 0)
+        with precision(self.accelerator):
+            logprobs, values, entropy = self.model(batch, config.temperature, entropy=config.entropy_coef > 0)
         if not rows:
             return 0.0 * (logprobs + values).sum(), torch.zeros(len(LOGGED), device=self.accelerator.device)
         policy = clipped_policy_loss(

@@ -39,6 +39,7 @@ from pipeline.evaluation.samples import Answer, PromptResult, Sampler, once
 from pipeline.evaluation.summary import Summary
 from pipeline.lm.distributed import make_accelerator
 from pipeline.lm.models import load_causal_lm, load_tokenizer
+from pipeline.lm.numerics import precision
 from pipeline.rl import export
 from pipeline.rl.scoring import load_scorer
 from pipeline.runner import StageContext
@@ -65,16 +66,7 @@ def run(context: StageContext) -> dict[str, Any]:
     kept = [everything[i] for i in keep_fitting(everything, renderer, recipe.model.long_prompts)]
     prompts = list(enumerate(kept[: settings.num_prompts]))
     mine = prompts[accelerator.process_index :: accelerator.num_processes]
-    sampler = Sampler(
-        policy,
-        reference,
-        renderer,
-        scorer,
-        truth,
-        recipe.seed,
-        settings.batch_size,
-        show_progress=accelerator.is_main_process,
-    )
+    sampler = Sampler(accelerator, policy, reference, renderer, scorer, truth, recipe.seed, settings.batch_size)
     share = f"{accelerator.process_index}-of-{accelerator.num_processes}"
     measured = once(
         context.checkpoints / f"answers-{share}.json",
@@ -183,14 +175,15 @@ def sharded_logprobs(
 ) -> np.ndarray:
     """Length-normalised log-likelihoods of all pairs, interleaved chosen and rejected."""
     indices = list(range(len(pairs)))[accelerator.process_index :: accelerator.num_processes]
-    values = mean_logprobs(
-        model,
-        pair_rows([pairs[i] for i in indices], renderer),
-        pad_token_id=renderer.tokenizer.pad_token_id,
-        batch_size=32,
-        device=accelerator.device,
-        progress=label if accelerator.is_main_process else None,
-    ).reshape(-1, 2)
+    with precision(accelerator):
+        values = mean_logprobs(
+            model,
+            pair_rows([pairs[i] for i in indices], renderer),
+            pad_token_id=renderer.tokenizer.pad_token_id,
+            batch_size=32,
+            device=accelerator.device,
+            progress=label if accelerator.is_main_process else None,
+        ).reshape(-1, 2)
     gathered = dict(gather_object([(index, row.tolist()) for index, row in zip(indices, values, strict=True)]))
     return np.array([gathered[index] for index in range(len(pairs))]).reshape(-1)
 

@@ -25,7 +25,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(base_checkpoint(ModelConfig(source="tiny", cache_dir=tmp_path_factory.mktemp("cache"))))
 
 
-def trainer(base: Path, folder: Path, *, epsilon: float | None, lora: bool = True, **arguments: Any) -> Any:
+def trainer(
+    base: Path, folder: Path, *, epsilon: float | None, lora: bool = True, noise: float = 0.05, **arguments: Any
+) -> Any:
     model = load_causal_lm(base, "float32")
     settings = LoraSettings(rank=4)
     policy = add_lora(model, settings, seed=0) if lora else model
@@ -33,7 +35,7 @@ def trainer(base: Path, folder: Path, *, epsilon: float | None, lora: bool = Tru
     torch.manual_seed(0)
     for name, parameter in policy.named_parameters():  # away from π_ref, where every margin is 0
         if parameter.requires_grad and ("lora_B" in name or not lora):
-            parameter.data += 0.05 * torch.randn_like(parameter)
+            parameter.data += noise * torch.randn_like(parameter)
     return PrivateDpoTrainer(
         model=policy,
         ref_model=reference,
@@ -119,6 +121,20 @@ def test_a_smaller_epsilon_gives_smaller_gradients(base: Path, tmp_path: Path) -
         loss_of(made).backward()
         norms.append(sum(float(p.grad.square().sum()) for p in made.model.parameters() if p.grad is not None))
     assert 0 < norms[0] < norms[1] < norms[2]
+
+
+@pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
+def test_under_autocast_the_margins_are_exactly_0_before_anything_is_learnt(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lora: bool
+) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")  # as the launch files for GPUs say it
+    how = {"logging_steps": 1, "max_steps": 2, "save_strategy": "no", "learning_rate": 1e-2}
+    made = trainer(base, tmp_path, epsilon=1.0, lora=lora, noise=0.0, **how)
+    assert made.accelerator.mixed_precision == "bf16"
+    made.train()
+    margins = [entry["rewards/margins"] for entry in made.state.log_history if "rewards/margins" in entry]
+    assert margins[0] == 0.0
+    assert abs(margins[1]) > 0.1
 
 
 def test_text_columns_are_refused(base: Path, tmp_path: Path) -> None:
