@@ -101,10 +101,13 @@ def token_batch(
     return TokenBatch(rows, response_ids, response_mask, torch.tensor(before, dtype=torch.long, device=device))
 
 
-def response_forward(model: Any, batch: TokenBatch) -> tuple[torch.Tensor, torch.Tensor]:
+def response_forward(
+    model: Any, batch: TokenBatch, call: Callable[..., Any] | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits (N, V) of each real response token given what comes before it, and the last hidden states (N, d) there.
 
     The model is called as a whole, so that what it does to its logits is done; its output layer sees N rows alone.
+    call: how it is called; None is its own call.
     """
     inner: Any = unwrap(model)
     states: list[torch.Tensor] = []
@@ -127,7 +130,7 @@ def response_forward(model: Any, batch: TokenBatch) -> tuple[torch.Tensor, torch
     handle = inner.get_output_embeddings().register_forward_pre_hook(pick, prepend=True)
     try:
         with shortened:
-            output = model(**given)
+            output = (call or model)(**given)
     finally:
         handle.remove()
     return output.logits[0], states[0]
@@ -145,7 +148,8 @@ def _forward(
 ) -> Any:
     if token_batch is None:
         return plain(*args, **kwargs)
-    logits, _ = response_forward(model, token_batch)
+    # Not through the model's own call again: accelerate's autocast around it, entered twice, would never end.
+    logits, _ = response_forward(model, token_batch, plain)
     return token_logprobs(logits, token_batch.tokens)
 
 

@@ -132,6 +132,7 @@ def test_under_autocast_the_margins_are_exactly_0_before_anything_is_learnt(
     made = trainer(base, tmp_path, epsilon=1.0, lora=lora, noise=0.0, **how)
     assert made.accelerator.mixed_precision == "bf16"
     made.train()
+    assert not torch.is_autocast_enabled("cpu")  # it once went on for the rest of the process
     margins = [entry["rewards/margins"] for entry in made.state.log_history if "rewards/margins" in entry]
     assert margins[0] == 0.0
     assert abs(margins[1]) > 0.1
