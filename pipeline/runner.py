@@ -1,14 +1,14 @@
 """Runs the stages of a recipe in order: skips what is up to date, resumes what was interrupted.
 
-A stage is up to date when its manifest's fingerprint is that of its config sections, its upstream stages, the code
-and the digests of its label-free inputs. The privatize stage additionally compares a keyed digest of its raw input,
-kept beside the key and never in the run directory.
+A stage is up to date when its manifest's fingerprint is that of its config sections, its upstream stages and its
+label-free inputs; that other code made it is said. The privatize stage additionally compares a keyed digest of its raw
+input, kept beside the key and never in the run directory.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
+import os
 import shutil
 import sys
 import time
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.core import atomic, rundir
+from pipeline.core import atomic, resume, rundir
 from pipeline.core.checkpoints import extra_reward_digests, folder_digest, judge_digests
 from pipeline.core.config import effective, nearest, to_tree
 from pipeline.core.errors import UserError
@@ -26,6 +26,7 @@ from pipeline.core.metrics import write_metrics
 from pipeline.core.recipe import Recipe
 from pipeline.core.recipe_aligners import ALIGNERS, ON_PROMPTS
 from pipeline.core.rundir import RunDir
+from pipeline.core.strategies import WHOLE, strategy
 from pipeline.core.world import World, barrier, join_world, peak_gpu_mb, release_memory
 from pipeline.data.adopted import is_adopted
 from pipeline.data.overlap import check_overlap
@@ -142,15 +143,15 @@ def upstream_of(spec: StageSpec, recipe: Recipe) -> tuple[str, ...]:
 
 
 def stage_fingerprint(spec: StageSpec, recipe: Recipe, run: RunDir) -> str:
-    """Identity of what the stage would compute; upstream stages enter through their own fingerprints."""
+    """Identity of what the stage would compute; upstream stages enter through their own fingerprints and code."""
     tree = effective(Recipe, to_tree(recipe))
-    upstream = {name: (run.manifest(name) or {}).get("fingerprint") for name in upstream_of(spec, recipe)}
+    made = {name: run.manifest(name) or {} for name in upstream_of(spec, recipe)}
+    upstream = {name: [manifest.get("fingerprint"), manifest.get("code")] for name, manifest in made.items()}
     return rundir.fingerprint(
         {
             "stage": spec.name,
             "config": {section: tree[section] for section in spec.sections},
             "upstream": upstream,
-            "code": rundir.code_digest(),
             "inputs": input_digests(spec, recipe),
         }
     )
@@ -202,7 +203,7 @@ def plan(recipe: Recipe, run: RunDir, selection: Selection) -> list[PlannedStage
             reason = "asked for"
         if reason is not None:
             dirty.add(spec.name)
-        lines.append(PlannedStage(spec, reason is not None, reason or "up to date"))
+        lines.append(PlannedStage(spec, reason is not None, reason or run.up_to_date(spec.name)))
     return lines
 
 
@@ -216,7 +217,7 @@ def _why_run(
     if changed:
         return f"its input '{sorted(changed)[0]}' runs again"
     if manifest.get("fingerprint") != stage_fingerprint(spec, recipe, run):
-        return "recipe, input or code changed"
+        return "recipe or input changed"
     if spec.name == "privatize" and not _module(spec).input_unchanged(recipe, run):
         return "raw input changed"
     return None
@@ -288,7 +289,7 @@ def execute(recipe: Recipe, run: RunDir, selection: Selection) -> None:
             if line.runs:
                 run_stage(StageContext(recipe, run, world, line.spec))
             elif world.main and line.spec.name in selection.names:
-                say(f"{line.spec.name}: up to date, skipped")
+                say(f"{line.spec.name}: {line.reason}, skipped")
 
 
 def execute_one(name: str, recipe: Recipe, run: RunDir) -> None:
@@ -304,7 +305,7 @@ def execute_one(name: str, recipe: Recipe, run: RunDir) -> None:
         if reason is not None:
             run_stage(StageContext(recipe, run, world, spec))
         elif world.main:
-            say(f"{name}: up to date, skipped")
+            say(f"{name}: {run.up_to_date(name)}, skipped")
 
 
 def run_stage(context: StageContext) -> None:
@@ -316,8 +317,8 @@ def run_stage(context: StageContext) -> None:
         run.reopen(spec.name)
         if spec.name != "report":
             (run.root / "metrics.json").unlink(missing_ok=True)  # of other results than the run will hold
-        _discard_foreign_checkpoints(context)
         say(f"{spec.name}: starts")
+        _claim_checkpoints(context)
     barrier(world)
     started = time.monotonic()
     module = _module(spec)
@@ -331,6 +332,7 @@ def run_stage(context: StageContext) -> None:
                 "stage": spec.name,
                 "fingerprint": stage_fingerprint(spec, context.recipe, run),
                 "settings": settings_fingerprint(spec, context.recipe),
+                "code": rundir.code_digest(),
                 "seconds": seconds,
                 "peak_rss_mb": rundir.peak_rss_mb(),
                 "peak_gpu_mb": peak_gpu_mb(),
@@ -387,14 +389,12 @@ def _claim(recipe: Recipe, run: RunDir, world: World) -> None:
     barrier(world)
 
 
-def _discard_foreign_checkpoints(context: StageContext) -> None:
-    """Drops resume state that another recipe, input or code version left."""
-    marker = context.checkpoints / "fingerprint.json"
+def _claim_checkpoints(context: StageContext) -> None:
+    """Resume state is of this recipe, input and number of processes, or set aside; PPO's suits any number under DDP."""
+    asked, stage = strategy(os.environ), context.spec.name
     identity = {
-        "fingerprint": stage_fingerprint(context.spec, context.recipe, context.run),
-        "world_size": context.world.size,
+        "recipe or input": stage_fingerprint(context.spec, context.recipe, context.run),
+        "number of processes": asked if (stage, asked) == ("ppo", WHOLE) else f"{asked}, {context.world.size}",
     }
-    if context.checkpoints.is_dir() and (not marker.is_file() or json.loads(marker.read_text()) != identity):
-        shutil.rmtree(context.checkpoints)
-    context.checkpoints.mkdir(parents=True, exist_ok=True)
-    atomic.write_json(marker, identity)
+    if said := resume.claim(context.checkpoints, identity, rundir.code_digest()):
+        say(f"{stage}: {said}")

@@ -63,6 +63,12 @@ class RunDir:
             raise UserError(f"{self.root} holds no completed stage '{name}': run it first (--only {name})")
         return manifest
 
+    def up_to_date(self, name: str) -> str:
+        """What is said of a stage that need not run: a comment in the code is no reason to train for hours again."""
+        if (self.manifest(name) or {}).get("code") in (None, code_digest()):
+            return "up to date"
+        return f"up to date, made by another version of the code (--from {name} runs it again)"
+
     def check(self, recipe: Recipe) -> None:
         """Refuses a directory that another recipe made, or that is something else."""
         saved = self.root / "recipe.yaml"
