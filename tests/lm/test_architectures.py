@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from families import WINDOW, family_checkpoint
+from families import FAMILIES, WINDOW, family_checkpoint
 
 from pipeline.core.recipe_parts import LoraSettings
 from pipeline.lm.generate import Sampling, draw, noise_of, sample_responses
@@ -19,7 +19,15 @@ TEXTS = ["the quick brown fox jumps over the lazy dog", "write one kind sentence
 PROMPTS = [[5, 9, 20, 31, 7] * 6, [8, 9, 7] * 3, [8, 9, 7, 8, 9, 7, 8, 9, 7, 4]]  # one is longer than a window
 KEYS = [1, 2, 3]
 SAMPLING = Sampling(12)
-SAMPLED = ["DeepSeek-V3", "Gemma-2", "Gemma-3 text", "GPT-2", "gpt-oss", "Mistral (sliding window)"]
+SAMPLED = {"DeepSeek-V3", "Gemma-2", "Gemma-3 text", "GPT-2", "gpt-oss", "Mistral (sliding window)"}
+SAVED = {"DeepSeek-V3", "GPT-2", "Mixtral", "OLMoE", "Qwen3-MoE", "Qwen3-Next"}
+REFUSED = {"Falcon-H1", "Gemma-3 multimodal", "Mamba"}
+
+
+def families(default: set[str]) -> list[Any]:
+    """All that are not refused; those besides `default` are slow tests."""
+    kept = [family for family in FAMILIES if family not in REFUSED]
+    return [family if family in default else pytest.param(family, marks=pytest.mark.slow) for family in kept]
 
 
 @torch.no_grad()
@@ -32,7 +40,7 @@ def plain_loop(model: Any, prompt: list[int], key: int, end: int) -> list[int]:
     return response
 
 
-@pytest.mark.parametrize("family", SAMPLED)
+@pytest.mark.parametrize("family", families(SAMPLED))
 def test_sampling_is_that_of_a_plain_loop(family: str, tmp_path: Path) -> None:
     model = load_causal_lm(family_checkpoint(family, tmp_path, TEXTS), "float32")
     assert len(PROMPTS[0]) > WINDOW
@@ -53,7 +61,7 @@ def adapted(checkpoint: Path) -> Any:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", ["DeepSeek-V3", "GPT-2", "Mixtral", "OLMoE", "Qwen3-MoE", "Qwen3-Next"])
+@pytest.mark.parametrize("family", families(SAVED))
 def test_what_is_saved_under_lora_is_what_was_trained(family: str, tmp_path: Path) -> None:
     """Experts are fused tensors, and GPT-2's layers transposed: a merge of Linear layers alone leaves them out."""
     source = family_checkpoint(family, tmp_path / "source", TEXTS)
@@ -66,4 +74,5 @@ def test_what_is_saved_under_lora_is_what_was_trained(family: str, tmp_path: Pat
     torch.testing.assert_close(saved(input_ids=ids).logits, expected, atol=1e-5, rtol=1e-4)
     assert not getattr(saved.config, "output_router_logits", False)
     with model.disable_adapter():
-        assert (model(input_ids=ids, use_cache=False).logits - expected).abs().max() > 0.1
+        difference = (model(input_ids=ids, use_cache=False).logits - expected).abs().max()
+    assert difference > 1e-3  # Cohere scales its logits down
