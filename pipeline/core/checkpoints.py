@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.core.errors import UserError
-from pipeline.core.recipe import ModelConfig
+from pipeline.core.recipe_inputs import ModelConfig
 from pipeline.core.recipe_parts import ExtraRewardSettings, JudgeSettings
 
 

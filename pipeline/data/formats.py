@@ -266,9 +266,7 @@ def _implicit_text(row: Row) -> Converted:
 def _dialogue(row: Row) -> Converted:
     chosen, rejected = _pair_text(row)
     if not (chosen.startswith("\n\nHuman:") and rejected.startswith("\n\nHuman:")):
-        raise RowError(
-            "one of 'chosen'/'rejected' does not begin with \"\\n\\nHuman:\" as in the first row; repair it"
-        )
+        raise RowError("one of 'chosen'/'rejected' does not begin with \"\\n\\nHuman:\" as in the first row; repair it")
     cut = chosen[: _common(chosen, rejected)].rfind(_ASSISTANT)
     if cut < 0:  # no shared prompt: an empty prompt, which is dropped and counted like any other
         return [], _turns(chosen), _turns(rejected)

@@ -12,7 +12,7 @@ from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
 from pipeline.data.formats import Demonstration, read_demonstrations, read_prompts
 from pipeline.data.release import Release, read_release
-from pipeline.data.render import Prompt, Renderer, keep_fitting
+from pipeline.data.render import Prompt, Renderer, keep_fitting, keep_fitting_pairs
 from pipeline.embedded import task
 from pipeline.privacy.records import Text
 
@@ -21,10 +21,11 @@ BUILT_IN = frozenset({"embedded", "release", "evaluation"})
 
 
 def make_renderer(recipe: Recipe, tokenizer: Any) -> Renderer:
-    """The recipe's one renderer for `tokenizer`."""
+    """The recipe's one renderer for `tokenizer`, whose model may take less than model.max_text_tokens."""
     model = recipe.model
     limits = (model.max_prompt_tokens, model.max_response_tokens)
-    return Renderer(tokenizer, *limits, model.system_prompt, model.chat_template_kwargs)
+    longest = min(model.max_text_tokens, tokenizer.model_max_length)
+    return Renderer(tokenizer, *limits, model.system_prompt, model.chat_template_kwargs, longest)
 
 
 def demonstrations(recipe: Recipe, run: RunDir) -> list[Demonstration]:
@@ -39,6 +40,14 @@ def demonstrations(recipe: Recipe, run: RunDir) -> list[Demonstration]:
     if source == "release":
         return [Demonstration(row.prompt, canonical_response(row.chosen, row.rejected)) for row in release(run).rows]
     return in_own_order(list(read_demonstrations(source)))
+
+
+def keep_demonstrations(recipe: Recipe, run: RunDir, renderer: Renderer) -> tuple[list[Demonstration], int]:
+    """(The demonstrations within the limits, how many were left out). UserError: see `keep_fitting`."""
+    rows = demonstrations(recipe, run)
+    prompts, responses = [row.prompt for row in rows], [row.response for row in rows]
+    kept = keep_fitting(prompts, renderer, recipe.model.too_long, responses)
+    return [rows[index] for index in kept], len(rows) - len(kept)
 
 
 def canonical_response(first: Text, second: Text) -> Text:
@@ -66,27 +75,34 @@ def evaluation_prompts(recipe: Recipe, run: RunDir) -> list[Prompt]:
     return in_own_order(distinct(list(read_prompts(source))))
 
 
-def check_prompt_lengths(recipe: Recipe, run: RunDir, renderer: Renderer) -> None:
-    """Looks for prompts over the limit in everything that later stages read, before the first one trains.
+def check_lengths(recipe: Recipe, run: RunDir, renderer: Renderer) -> None:
+    """Looks for prompts and texts over their limits in everything that later stages read, before the first one trains.
 
     Raises:
-        UserError: names the data key, the source and the prompt; with model.long_prompts: drop, only when all of a
-            source's prompts are over the limit.
+        UserError: names the data key, the source and the prompt; with model.too_long: drop, only when all of a
+            source's texts are over a limit.
     """
-    data = recipe.data
-    sources: dict[str, Callable[[], Sequence[Prompt]]] = {
-        f"data.demonstrations={data.demonstrations}": lambda: [row.prompt for row in demonstrations(recipe, run)],
-        f"data.preferences={data.preferences}": lambda: [row.prompt for row in release(run).rows],
-        f"data.prompts={data.prompts}": lambda: training_prompts(recipe, run),
-        f"data.evaluation_prompts={data.evaluation_prompts}": lambda: evaluation_prompts(recipe, run),
-        f"data.preferences={data.preferences} (evaluation)": lambda: [r.prompt for r in evaluation_release(run).rows],
+    data, too_long = recipe.data, recipe.model.too_long
+
+    def of_prompts(read: Callable[[Recipe, RunDir], Sequence[Prompt]]) -> Callable[[], Any]:
+        return lambda: keep_fitting(read(recipe, run), renderer, too_long)
+
+    def of_pairs(read: Callable[[RunDir], Release]) -> Callable[[], Any]:
+        return lambda: keep_fitting_pairs(read(run).rows, renderer, too_long)
+
+    sources: dict[str, Callable[[], Any]] = {
+        f"data.demonstrations={data.demonstrations}": lambda: keep_demonstrations(recipe, run, renderer),
+        f"data.preferences={data.preferences}": of_pairs(release),
+        f"data.prompts={data.prompts}": of_prompts(training_prompts),
+        f"data.evaluation_prompts={data.evaluation_prompts}": of_prompts(evaluation_prompts),
+        f"data.preferences={data.preferences} (evaluation)": of_pairs(evaluation_release),
     }
     released = run.manifest("privatize") is not None  # `--only sft` on other demonstrations does without
     for name, read in sources.items():
         if not released and ("preferences" in name or name.endswith(("=release", "=evaluation"))):
             continue
         try:
-            keep_fitting(distinct(read()), renderer, recipe.model.long_prompts)
+            read()
         except UserError as error:
             raise UserError(f"{name}: {error}") from None
 

@@ -260,5 +260,3 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array | None:
     except pa.ArrowInvalid:
         return None
     return array
-
-

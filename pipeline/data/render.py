@@ -24,9 +24,10 @@ class Renderer:
     Attributes:
         tokenizer: a transformers tokenizer with a chat template, an end-of-turn token and another padding token.
         max_prompt_tokens: prompts over it are refused (`fits` asks first).
-        max_response_tokens: cap on a response, end-of-turn token included; longer ones are cut.
+        max_response_tokens: cap on a sampled response, end-of-turn token included.
         system_prompt: system message for prompts without one; None leaves that to the chat template.
         chat_template_kwargs: variables of the chat template.
+        max_text_tokens: of a prompt with its response; longer ones are refused (`fits` asks first). None: no limit.
     """
 
     tokenizer: Any
@@ -34,6 +35,7 @@ class Renderer:
     max_response_tokens: int
     system_prompt: str | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    max_text_tokens: int | None = None
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Token ids of `prompt` up to where the assistant's answer starts.
@@ -47,18 +49,37 @@ class Renderer:
         if len(ids) > self.max_prompt_tokens:
             raise UserError(
                 f"a prompt has {len(ids)} tokens, over model.max_prompt_tokens = {self.max_prompt_tokens} "
-                f"({preview(prompt)}): raise the limit or set model.long_prompts: drop"
+                f"({preview(prompt)}): raise the limit or set model.too_long: drop"
             )
         return ids
 
-    def fits(self, prompt: Prompt) -> bool:
-        """Whether `prompt` is within the limit."""
-        return len(self._prompt_ids(prompt)) <= self.max_prompt_tokens
+    def fits(self, prompt: Prompt, *responses: Response) -> bool:
+        """Whether `prompt` is within its limit and, with any of `responses`, within that of a text.
 
-    def response_ids(self, response: Response) -> list[int]:
-        """Token ids of `response` and the end-of-turn token; cut to the cap, the end-of-turn token kept."""
-        ids = self.tokenizer(plain_text(response), add_special_tokens=False)["input_ids"]
-        return [*ids[: self.max_response_tokens - 1], self.tokenizer.eos_token_id]
+        Symmetric in the responses: which pairs are kept tells nothing of a label.
+        """
+        size = len(self._prompt_ids(prompt))
+        return size <= self.max_prompt_tokens and self._fit_together(size, responses)
+
+    def check(self, prompt: Prompt, *responses: Response) -> None:
+        """UserError, with what to do, where `fits` says no; it does not tell which response is too long."""
+        size = len(self.prompt_ids(prompt))
+        if not self._fit_together(size, responses):
+            longest = size + max(len(self.response_ids(response)) for response in responses)
+            raise UserError(
+                f"a prompt and its response have {longest} tokens, over the {self.max_text_tokens} that "
+                f"model.max_text_tokens and the model itself allow ({preview(prompt)}): raise the limit or set "
+                "model.too_long: drop"
+            )
+
+    def _fit_together(self, prompt_size: int, responses: Sequence[Response]) -> bool:
+        limit = self.max_text_tokens
+        return limit is None or all(prompt_size + len(self.response_ids(each)) <= limit for each in responses)
+
+    def response_ids(self, response: Response, finished: bool = True) -> list[int]:
+        """Token ids of the whole `response`, with the end-of-turn token unless generation stopped before it."""
+        ids = list(self.tokenizer(plain_text(response), add_special_tokens=False)["input_ids"])
+        return [*ids, self.tokenizer.eos_token_id] if finished else ids
 
     def text(self, response_ids: Sequence[int]) -> str:
         """The text of sampled token ids, without special tokens."""
@@ -87,28 +108,42 @@ class Renderer:
         return list(rendered["input_ids"])
 
 
-def keep_fitting(prompts: Sequence[Prompt], renderer: Renderer, long_prompts: str) -> list[int]:
-    """Indices of the prompts within the limit.
+def keep_fitting(
+    prompts: Sequence[Prompt], renderer: Renderer, too_long: str, *responses: Sequence[Response]
+) -> list[int]:
+    """Indices of the prompts, or of the prompts with their responses, within the limits.
 
     Args:
         prompts: in file order.
-        renderer: knows the limit.
-        long_prompts: `error` raises at the first one over the limit, `drop` leaves them out.
+        renderer: knows the limits.
+        too_long: `error` raises at the first one over a limit, `drop` leaves them out.
+        responses: any number of responses to each prompt, each as long as `prompts`.
 
     Raises:
-        UserError: a prompt is too long and `long_prompts` is `error`, or none is left.
+        UserError: one is too long and `too_long` is `error`, or none is left.
     """
-    if long_prompts == "error":
-        for prompt in prompts:
-            renderer.prompt_ids(prompt)
-        return list(range(len(prompts)))
-    kept = [index for index, prompt in enumerate(prompts) if renderer.fits(prompt)]
-    if prompts and not kept:
-        raise UserError(
-            f"all {len(prompts)} prompts are over model.max_prompt_tokens = {renderer.max_prompt_tokens}: "
-            "raise the limit"
-        )
+    texts = list(zip(prompts, *responses, strict=True))
+    if too_long == "error":
+        for text in texts:
+            renderer.check(*text)
+        return list(range(len(texts)))
+    kept = [index for index, text in enumerate(texts) if renderer.fits(*text)]
+    if texts and not kept:
+        over = f"model.max_prompt_tokens = {renderer.max_prompt_tokens}"
+        over += f" or, with a response, {renderer.max_text_tokens} (model.max_text_tokens)" if responses else ""
+        raise UserError(f"all {len(texts)} prompts are over {over}: raise the limit")
     return kept
+
+
+def keep_fitting_pairs(pairs: Sequence[Any], renderer: Renderer, too_long: str) -> list[int]:
+    """Indices of the preference pairs (prompt, chosen, rejected) within the limits; see `keep_fitting`."""
+    prompts, chosen, rejected = ([getattr(pair, name) for pair in pairs] for name in ("prompt", "chosen", "rejected"))
+    return keep_fitting(prompts, renderer, too_long, chosen, rejected)
+
+
+def left_out(count: int) -> str:
+    """What the one line of a stage says of texts over the limits; nothing when there were none."""
+    return f" ({count} more left out as too long)" if count else ""
 
 
 def plain_text(response: Response) -> str:

@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 
 from pipeline.core.checkpoints import check_checkpoint
 from pipeline.core.errors import UserError
-from pipeline.core.recipe import ModelConfig
+from pipeline.core.recipe_inputs import ModelConfig
 from pipeline.core.recipe_parts import LoraSettings
 from pipeline.core.world import declared_world
 from pipeline.lm.kernels.attention import use_grouped_attention

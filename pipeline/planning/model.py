@@ -11,7 +11,7 @@ from huggingface_hub import try_to_load_from_cache
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.core.errors import UserError
-from pipeline.core.recipe import ModelConfig
+from pipeline.core.recipe_inputs import ModelConfig
 from pipeline.core.recipe_parts import LoraSettings
 from pipeline.lm.models import add_lora, base_checkpoint
 from pipeline.lm.rows import sharing_of

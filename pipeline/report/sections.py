@@ -215,7 +215,7 @@ _FIT_LABELS = {
     "uncertainty": "Kind of Γ",
     "kappa": "Pessimism κ",
     "num_layers": "Layers",
-    "dropped_long_prompts": "Prompts left out as too long",
+    "dropped_too_long": "Pairs left out as too long",
     "validation_pairs": "Held-out pairs",
     "validation_log_likelihood": "Held-out private log-likelihood per pair",
     "trained_head_log_likelihood": "The same of the trained head, before it was fitted again",

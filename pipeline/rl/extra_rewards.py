@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from pipeline.core.errors import UserError
-from pipeline.core.recipe import ModelConfig, Recipe
+from pipeline.core.recipe import Recipe
+from pipeline.core.recipe_inputs import ModelConfig
 from pipeline.core.recipe_parts import ExtraRewardSettings
 from pipeline.data.render import Prompt, Renderer, preview
 from pipeline.lm.models import load_tokenizer
@@ -131,7 +132,7 @@ def _model(settings: ExtraRewardSettings, name: str, key: str, recipe: Recipe, d
 
 
 def wide_renderer(own: ModelConfig | Renderer, tokenizer: Any, context: int | None) -> Renderer:
-    """A renderer for another tokenizer with limits, in its tokens, that cut nothing the policy's limits let pass.
+    """A renderer for another tokenizer with limits, in its tokens, that refuse nothing the policy's limits let pass.
 
     own: has the policy's limits.
     context: tokens that the model takes; what a prompt may then have is what its longest response leaves.

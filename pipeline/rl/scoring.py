@@ -56,13 +56,23 @@ class RewardScorer:
     references: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
 
     def features(
-        self, prompts: Sequence[Prompt], responses: Sequence[str], progress: str | None = None
+        self,
+        prompts: Sequence[Prompt],
+        responses: Sequence[str],
+        finished: Sequence[bool] | None = None,
+        progress: str | None = None,
     ) -> torch.Tensor:
-        """Last-token features (B, d) float32 of each prompt and response."""
+        """Last-token features (B, d) float32 of each prompt and response.
+
+        finished: of each response, whether it ended by itself; one that the cap stopped is read as it is, without an
+            end of turn. None: all did.
+        """
+        ended = [True] * len(responses) if finished is None else finished
         rows = [
-            self.renderer.prompt_ids(prompt) + self.renderer.response_ids(response)
-            for prompt, response in zip(prompts, responses, strict=True)
+            self.renderer.prompt_ids(prompt) + self.renderer.response_ids(response, end)
+            for prompt, response, end in zip(prompts, responses, ended, strict=True)
         ]
+        self._check_positions(max(map(len, rows), default=0))
         return extract_features(
             self.checkpoint.model,
             rows,
@@ -71,6 +81,15 @@ class RewardScorer:
             device=self.checkpoint.model.weight.device,
             progress=progress,
         )
+
+    def _check_positions(self, longest: int) -> None:
+        """UserError if the reward model, which may have another tokenizer than the policy, does not take that many."""
+        positions = getattr(self.checkpoint.model.config.get_text_config(), "max_position_embeddings", None)
+        if positions is not None and longest > positions:
+            raise UserError(
+                f"a prompt and a sampled response have {longest} tokens for the reward model, which has {positions} "
+                "positions: lower model.max_response_tokens"
+            )
 
     def has_reference(self, prompt: Prompt) -> bool:
         """Whether reference completions of `prompt` are known, or not needed."""
@@ -83,9 +102,15 @@ class RewardScorer:
         reward = self._reward(features).mean()
         self.references[repr(prompt)] = torch.cat([gradient, reward[None].to(gradient)])
 
-    def score(self, prompts: Sequence[Prompt], responses: Sequence[str], progress: str | None = None) -> Scores:
-        """r̄ and Γ of each response; `add_reference` comes first for every prompt when Γ is used."""
-        return self.score_features(prompts, self.features(prompts, responses, progress))
+    def score(
+        self,
+        prompts: Sequence[Prompt],
+        responses: Sequence[str],
+        finished: Sequence[bool] | None = None,
+        progress: str | None = None,
+    ) -> Scores:
+        """r̄ and Γ of each response, as `features` reads it; where Γ is used `add_reference` comes before."""
+        return self.score_features(prompts, self.features(prompts, responses, finished, progress))
 
     def score_features(self, prompts: Sequence[Prompt], features: torch.Tensor) -> Scores:
         """As `score`, from features (B, d)."""

@@ -28,9 +28,7 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def tracked(
-    accelerator: Accelerator, project: str, settings: PpoConfig, folder: Path, first: int
-) -> Iterator[None]:
+def tracked(accelerator: Accelerator, project: str, settings: PpoConfig, folder: Path, first: int) -> Iterator[None]:
     """Starts the trackers that the accelerator was made with and ends them with the block, however it ends.
 
     Args:
@@ -69,9 +67,7 @@ def configuration(settings: PpoConfig) -> dict[str, int | float | str | bool]:
     return {key: value for key, value in vars(settings).items() if isinstance(value, int | float | str)}
 
 
-def report(
-    accelerator: Accelerator, entry: Mapping[str, Any], sample: str | None = None
-) -> None:
+def report(accelerator: Accelerator, entry: Mapping[str, Any], sample: str | None = None) -> None:
     """Hands one line of the history to the trackers, and a sample where there is one to hand on."""
     if not accelerator.is_main_process or not accelerator.trackers:
         return

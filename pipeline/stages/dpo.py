@@ -20,7 +20,7 @@ from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import peak_rss_mb
 from pipeline.data import inputs
 from pipeline.data.release import ReleasedPair
-from pipeline.data.render import Renderer, keep_fitting
+from pipeline.data.render import Renderer, keep_fitting_pairs, left_out
 from pipeline.lm import hf_trainer
 from pipeline.lm.models import add_lora, load_causal_lm, load_tokenizer
 from pipeline.lm.released import write_beside
@@ -39,7 +39,9 @@ def run(context: StageContext) -> dict[str, Any]:
     release = inputs.release(context.run)
     epsilon = math.inf if release.manifest.epsilon is None else release.manifest.epsilon
     rows = list(release)
-    kept = keep_fitting([row.prompt for row in rows], renderer, recipe.model.long_prompts)
+    kept = keep_fitting_pairs(rows, renderer, recipe.model.too_long)
+    dropped = len(rows) - len(kept)
+    hf_trainer.check_rows(len(kept), "dpo", settings.batch_size)
     dataset = pair_dataset([token_ids(rows[index], renderer) for index in kept])
 
     # --- π_ref and DPO ------------------------------------------------------------------------------------------------
@@ -75,12 +77,12 @@ def run(context: StageContext) -> dict[str, Any]:
         write_beside(context.folder / "model", "dpo", recipe, renderer, release.manifest.as_dict())
     return {
         "pairs": len(dataset),
-        "dropped_long_prompts": len(rows) - len(kept),
+        "dropped_too_long": dropped,
         "steps": trainer.state.global_step,
         "loss": [value for _, value in history],
         "kl_coef": kl_coef,
         "peak_rss_mb": peak_rss_mb(),
-        "summary": f"{len(dataset)} pairs, {settings.loss}, {trainer.state.global_step} steps, "
+        "summary": f"{len(dataset)} pairs{left_out(dropped)}, {settings.loss}, {trainer.state.global_step} steps, "
         f"loss {history[0][1]:.3f} → {history[-1][1]:.3f}",
     }
 

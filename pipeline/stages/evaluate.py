@@ -23,7 +23,7 @@ from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
 from pipeline.data import inputs
 from pipeline.data.release import ReleasedPair
-from pipeline.data.render import Renderer, dialogue, keep_fitting
+from pipeline.data.render import Renderer, dialogue, keep_fitting, keep_fitting_pairs, left_out
 from pipeline.embedded.truth import true_reward
 from pipeline.evaluation.counted import LONGER, counted_rates, spread
 from pipeline.evaluation.judges import Judge, judged_pairs, judged_rates, make_judge
@@ -63,7 +63,7 @@ def run(context: StageContext) -> dict[str, Any]:
 
     # --- generation ---------------------------------------------------------------------------------------------------
     everything = inputs.evaluation_prompts(recipe, run_dir)
-    kept = [everything[i] for i in keep_fitting(everything, renderer, recipe.model.long_prompts)]
+    kept = [everything[i] for i in keep_fitting(everything, renderer, recipe.model.too_long)]
     prompts = list(enumerate(kept[: settings.num_prompts]))
     mine = prompts[accelerator.process_index :: accelerator.num_processes]
     sampler = Sampler(accelerator, policy, reference, renderer, scorer, truth, recipe.seed, settings.batch_size)
@@ -90,7 +90,8 @@ def run(context: StageContext) -> dict[str, Any]:
     release = inputs.evaluation_release(run_dir)
     flip_prob = release.manifest.flip_prob
     rows = list(release)
-    places = fitting_pairs(rows, renderer, recipe)
+    fitting = keep_fitting_pairs(rows, renderer, recipe.model.too_long)
+    places = fitting[: settings.max_pairs]
     pairs = [rows[place] for place in places]
     likelihood = {
         name: sharded_logprobs(accelerator, model, pairs, renderer, f"likelihood of {name}")
@@ -143,7 +144,14 @@ def run(context: StageContext) -> dict[str, Any]:
         }
         whose = {**identities, "judge": None if judge is None else judge.facts}
         atomic.write_json(context.folder / "pairs.json", {**whose, "pairs": compared})
-    return {"prompts": len(results), "pairs": len(pairs), "summary": headline(methods[method_name(recipe)], ratio)}
+    dropped = len(rows) - len(fitting)
+    return {
+        "prompts": len(results),
+        "dropped_long_prompts": len(everything) - len(kept),
+        "pairs": len(pairs),
+        "dropped_too_long": dropped,
+        "summary": headline(methods[method_name(recipe)], ratio) + (f"; pairs{left_out(dropped)}" if dropped else ""),
+    }
 
 
 def method_name(recipe: Recipe) -> str:
@@ -162,12 +170,6 @@ def privacy_of(run_dir: RunDir) -> tuple[float | None, float]:
     """(ε or None for ∞, α) of the labels that were trained on."""
     manifest = inputs.release(run_dir).manifest
     return manifest.epsilon, manifest.keep_prob
-
-
-def fitting_pairs(pairs: list[ReleasedPair], renderer: Renderer, recipe: Recipe) -> list[int]:
-    """The places of the evaluation pairs within the prompt limit, at most evaluate.max_pairs of them."""
-    kept = keep_fitting([pair.prompt for pair in pairs], renderer, recipe.model.long_prompts)
-    return list(kept)[: recipe.evaluate.max_pairs]
 
 
 def sharded_logprobs(

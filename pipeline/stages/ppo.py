@@ -57,10 +57,10 @@ def run(context: StageContext) -> dict[str, Any]:
     scorer = load_scorer(context.run.stage("reward") / "model", recipe, use_bonus=recipe.reward.kappa > 0)
     scorer.checkpoint.model.model.to(accelerator.device)
     everything = inputs.training_prompts(recipe, context.run)
-    fitting = [everything[i] for i in keep_fitting(everything, renderer, recipe.model.long_prompts)]
+    fitting = [everything[i] for i in keep_fitting(everything, renderer, recipe.model.too_long)]
     extra_rewards = load_extra_rewards(recipe, accelerator.device)
     for own in [reward.renderer for reward in extra_rewards if reward.renderer is not None]:
-        fitting = [fitting[i] for i in keep_fitting(fitting, own, recipe.model.long_prompts)]
+        fitting = [fitting[i] for i in keep_fitting(fitting, own, recipe.model.too_long)]
     prompts = evenly_spaced(fitting, settings.max_prompts)
 
     # --- PPO ----------------------------------------------------------------------------------------------------------

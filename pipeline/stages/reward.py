@@ -27,7 +27,7 @@ from pipeline.core.recipe import Recipe
 from pipeline.core.stats import Estimate, wilson
 from pipeline.data import inputs
 from pipeline.data.release import Release
-from pipeline.data.render import Renderer, keep_fitting
+from pipeline.data.render import Renderer, keep_fitting_pairs, left_out
 from pipeline.evaluation.calibration import preference_calibration
 from pipeline.lm.distributed import make_accelerator
 from pipeline.lm.features import extract_features
@@ -122,7 +122,8 @@ def run(context: StageContext) -> dict[str, Any]:
     return {
         **{name: facts[name] for name in ("mode", "loss", "ridge", "num_pairs", "validation_log_likelihood")},
         "losses": [loss for _, loss in result.history],
-        "summary": f"{settings.mode} fit of {len(training)} pairs by {settings.loss}, λ = {metadata.ridge:.3g}; "
+        "summary": f"{settings.mode} fit of {len(training)} pairs{left_out(dropped)} by {settings.loss}, "
+        f"λ = {metadata.ridge:.3g}; "
         f"held-out debiased accuracy {accuracy['value']:.3f} [{accuracy['ci_low']:.3f}, {accuracy['ci_high']:.3f}]",
     }
 
@@ -130,11 +131,9 @@ def run(context: StageContext) -> dict[str, Any]:
 def rendered_pairs(
     release: Release, renderer: Renderer, recipe: Recipe
 ) -> tuple[list[Any], list[tuple[list[int], list[int]]], int]:
-    """(released rows, (chosen, rejected) token ids of each, rows dropped for long prompts)."""
+    """(released rows, (chosen, rejected) token ids of each, rows left out as too long)."""
     everything = release.rows
-    kept = [
-        everything[i] for i in keep_fitting([row.prompt for row in everything], renderer, recipe.model.long_prompts)
-    ]
+    kept = [everything[i] for i in keep_fitting_pairs(everything, renderer, recipe.model.too_long)]
     pairs = []
     for row in kept:
         prompt = renderer.prompt_ids(row.prompt)
@@ -250,7 +249,7 @@ def describe(
         "uncertainty": metadata.uncertainty,
         "num_pairs": metadata.n_pairs,
         "num_layers": metadata.num_layers,
-        "dropped_long_prompts": dropped,
+        "dropped_too_long": dropped,
         **check,
         "ridge_path": [[ridge, -loss, error] for ridge, loss, error in path],
         "training_loss": result.history,

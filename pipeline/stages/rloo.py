@@ -39,7 +39,7 @@ def run(context: StageContext) -> dict[str, Any]:
     renderer = inputs.make_renderer(recipe, load_tokenizer(reference_path))
     scorer = load_scorer(context.run.stage("reward") / "model", recipe, use_bonus=recipe.reward.kappa > 0)
     everything = inputs.training_prompts(recipe, context.run)
-    fitting = [everything[i] for i in keep_fitting(everything, renderer, recipe.model.long_prompts)]
+    fitting = [everything[i] for i in keep_fitting(everything, renderer, recipe.model.too_long)]
     prompts = evenly_spaced(fitting, ppo.max_prompts)
     task = Task(
         scorer,

@@ -18,7 +18,7 @@ from pipeline.core import atomic
 from pipeline.core.checkpoints import check_context
 from pipeline.data import inputs
 from pipeline.data.formats import Demonstration
-from pipeline.data.render import Renderer, keep_fitting
+from pipeline.data.render import Renderer, left_out
 from pipeline.lm import hf_trainer
 from pipeline.lm.architectures import check_architecture
 from pipeline.lm.models import add_lora, base_checkpoint, load_causal_lm, load_tokenizer
@@ -47,10 +47,10 @@ def run(context: StageContext) -> dict[str, Any]:
     check_context(recipe.model, Path(base))
     check_architecture(recipe, base)
     renderer = inputs.make_renderer(recipe, load_tokenizer(base, revision=recipe.model.revision))
-    inputs.check_prompt_lengths(recipe, context.run, renderer)
-    demonstrations = inputs.demonstrations(recipe, context.run)
-    kept = keep_fitting([row.prompt for row in demonstrations], renderer, recipe.model.long_prompts)
-    dataset = tokenised([demonstrations[index] for index in kept], renderer)
+    inputs.check_lengths(recipe, context.run, renderer)
+    demonstrations, dropped = inputs.keep_demonstrations(recipe, context.run, renderer)
+    hf_trainer.check_rows(len(demonstrations), "sft", settings.batch_size)
+    dataset = tokenised(demonstrations, renderer)
 
     # --- model ------------------------------------------------------------------------------------------------------
     dtype = recipe.model.dtype if settings.lora else "float32"
@@ -75,13 +75,13 @@ def run(context: StageContext) -> dict[str, Any]:
         write_beside(context.folder / "model", "sft", recipe, renderer, None)
     return {
         "demonstrations": len(dataset),
-        "dropped_long_prompts": len(demonstrations) - len(kept),
+        "dropped_too_long": dropped,
         "source": recipe.data.demonstrations,
         "steps": trainer.state.global_step,
         "loss": [value for _, value in history],
         "lora": isinstance(policy, PeftModel),
-        "summary": f"{len(dataset)} demonstrations ({recipe.data.demonstrations}), {trainer.state.global_step} steps, "
-        f"loss {history[0][1]:.3f} → {history[-1][1]:.3f}",
+        "summary": f"{len(dataset)} demonstrations ({recipe.data.demonstrations}){left_out(dropped)}, "
+        f"{trainer.state.global_step} steps, loss {history[0][1]:.3f} → {history[-1][1]:.3f}",
     }
 
 

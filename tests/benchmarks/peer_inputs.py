@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from pipeline.core.recipe import ModelConfig
+from pipeline.core.recipe_inputs import ModelConfig
 from pipeline.data.render import Renderer
 from pipeline.embedded.task import load_pairs, load_prompts
 from pipeline.lm.models import base_checkpoint, load_tokenizer

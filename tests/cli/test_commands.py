@@ -205,5 +205,5 @@ def test_a_prompt_over_the_limit_is_named_before_training(
     line = refused(run, workspace, capsys, "--only", "sft", f"data.evaluation_prompts={prompts}")
     assert f"data.evaluation_prompts={prompts}" in line
     assert "over model.max_prompt_tokens = 96" in line
-    assert "raise the limit or set model.long_prompts: drop" in line
+    assert "raise the limit or set model.too_long: drop" in line
     assert not (run / "checkpoints" / "sft" / "checkpoint-4").exists()

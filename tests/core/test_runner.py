@@ -182,7 +182,8 @@ def test_changed_raw_preferences_rerun_privatize_and_leave_no_digest_in_the_run(
     raw, key = tmp_path / "raw.jsonl", tmp_path / "keys" / "k"
     raw.write_text('{"prompt": "p", "chosen": "a", "rejected": "b"}\n')
     keygen(key)
-    given = recipe(data={"preferences": str(raw)}, privatize={"epsilon": 1.0, "key_file": str(key)})
+    data = {"preferences": str(raw), "demonstrations": "embedded"}
+    given = recipe(data=data, privatize={"epsilon": 1.0, "key_file": str(key)})
     directory = RunDir(tmp_path / "run")
     complete(directory, given)
     privatize.remember_input(given, directory)

@@ -9,7 +9,7 @@ import torch
 from gpu.machine import device_or_none, rehearsal
 from pipeline_runs import Workspace
 
-from pipeline.core.recipe import ModelConfig
+from pipeline.core.recipe_inputs import ModelConfig
 from pipeline.lm.models import base_checkpoint
 
 

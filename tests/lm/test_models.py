@@ -17,7 +17,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.core.errors import RunStopped, UserError
-from pipeline.core.recipe import ModelConfig
+from pipeline.core.recipe_inputs import ModelConfig
 from pipeline.core.recipe_parts import LoraSettings
 from pipeline.data.render import Renderer
 from pipeline.lm import saving

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pipeline.core.errors import UserError
-from pipeline.data.render import Prompt, Renderer, keep_fitting, plain_prompt, plain_text, preview
+from pipeline.data.render import Prompt, Renderer, keep_fitting, keep_fitting_pairs, plain_prompt, plain_text, preview
 from pipeline.lm.models import load_tokenizer
 
 NO_SYSTEM = (
@@ -86,17 +87,36 @@ def test_long_prompts_stop_or_are_dropped(renderer: Renderer) -> None:
     assert keep_fitting([], renderer, "drop") == []
 
 
-def test_a_response_ends_its_turn_and_is_cut_to_the_cap(renderer: Renderer) -> None:
+def test_a_response_ends_its_turn_and_is_never_cut(renderer: Renderer) -> None:
     eos = renderer.tokenizer.eos_token_id
     short = renderer.response_ids("the fox")
     assert short[-1] == eos
     assert renderer.text(short) == "the fox"
     long = renderer.response_ids("the quick brown fox jumps over the lazy dog " * 5)
-    assert len(long) == 8
+    assert renderer.text(long) == ("the quick brown fox jumps over the lazy dog " * 5).strip()
     assert long[-1] == eos
     assert long.count(eos) == 1
+    assert renderer.response_ids("the fox", finished=False) == short[:-1]
     assert renderer.response_ids("") == [eos]
     assert renderer.response_ids([{"role": "assistant", "content": "the fox"}]) == short
+
+
+def test_a_pair_is_too_long_if_either_response_is(renderer: Renderer) -> None:
+    """Whichever is preferred: what is left out must not tell a label."""
+    size = len(renderer.prompt_ids("the fox") + renderer.response_ids("rivers rivers"))
+    limited = Renderer(renderer.tokenizer, 60, 8, max_text_tokens=size)
+    short, long = "rivers", "rivers rivers rivers"
+    for pair, fits in (((short, short), True), ((short, long), False), ((long, short), False), ((long, long), False)):
+        assert limited.fits("the fox", *pair) is fits
+    pairs = [SimpleNamespace(prompt="the fox", chosen=a, rejected=b) for a, b in ((short, short), (short, long))]
+    flipped = [SimpleNamespace(prompt=each.prompt, chosen=each.rejected, rejected=each.chosen) for each in pairs]
+    assert keep_fitting_pairs(pairs, limited, "drop") == keep_fitting_pairs(flipped, limited, "drop") == [0]
+    said = []
+    for each in (pairs, flipped):
+        with pytest.raises(UserError, match=r"a prompt and its response have \d+ tokens, over the") as error:
+            keep_fitting_pairs(each, limited, "error")
+        said.append(str(error.value))
+    assert said[0] == said[1]
 
 
 def test_text_is_what_a_person_would_read(renderer: Renderer) -> None:

@@ -14,7 +14,8 @@ from report_runs import MakeRun, write_run
 
 from pipeline.accounting.people import randomized_response
 from pipeline.core.errors import UserError
-from pipeline.core.recipe import ModelConfig, PrivatizeConfig, Recipe
+from pipeline.core.recipe import PrivatizeConfig, Recipe
+from pipeline.core.recipe_inputs import ModelConfig
 from pipeline.core.rundir import RunDir
 from pipeline.core.world import World
 from pipeline.report.card import run_card

@@ -10,7 +10,7 @@ import pytest
 import torch
 from trl import DPOConfig
 
-from pipeline.core.recipe import ModelConfig
+from pipeline.core.recipe_inputs import ModelConfig
 from pipeline.core.recipe_parts import LoraSettings
 from pipeline.lm.models import add_lora, base_checkpoint, load_causal_lm, load_tokenizer
 from pipeline.rl.dpo import PrivateDpoTrainer, pair_dataset, trl_loss
