@@ -71,6 +71,7 @@ def train_backbone(
         reload: gives a backbone like the first; called where weights were split over processes, to gather them in.
     """
     settings = recipe.reward
+    hf_trainer.check_rows(len(pairs), "reward", settings.batch_size)
     asked: dict[str, Any] = {"optim": OPTIMIZERS[settings.optimizer]} if settings.optimizer else {}
     if settings.group_by_length:
         asked["train_sampling_strategy"] = "group_by_length"
