@@ -100,15 +100,15 @@ def test_a_large_batch_of_texts() -> None:
 
 
 def test_tokens_of_stages(tmp_path: Path) -> None:
-    """Without a tokenizer every text is as long as its limit."""
-    chosen = recipe()
+    """Without a tokenizer every text is as long as its limit: 96 and 12 tokens sampled, 96 and 104 given."""
+    chosen = recipe("model.max_text_tokens=200")
     work = work_of(chosen, texts_of(chosen, RunDir(tmp_path / "run"), None))
-    assert work["sft"].trained == 12 * 8 * (96 + 12)
-    assert work["reward"].scored == 200 * (96 + 2 * 12)
+    assert work["sft"].trained == 12 * 8 * (96 + 104)
+    assert work["reward"].scored == 200 * (96 + 2 * 104)
     assert work["ppo"].sampled == (6 * 8 + 48 * 4) * 12
     assert work["ppo"].trained == 2 * 48 * (96 + 12)
     assert work["evaluate"].sampled == 24 * (8 + 2) * 12
-    assert work["evaluate"].read == 2 * 24 * 108 + 2 * 32 * (96 + 2 * 12)
+    assert work["evaluate"].read == 2 * 24 * 108 + 2 * 32 * (96 + 2 * 104)
     unknown = recipe("data.limit=null")
     assert work_of(unknown, texts_of(unknown, RunDir(tmp_path / "run"), None))["reward"].scored is None
 
