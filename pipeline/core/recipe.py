@@ -198,8 +198,10 @@ class PpoConfig:
     max_grad_norm: float = Field(default=1.0, gt=0)
     whiten_advantages: bool = True
     temperature: float = Field(default=1.0, gt=0)
+    """π is softmax(logits / temperature), in rollouts, reference completions and evaluation, drawn and measured."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Below 1 the sampler differs from π_θ (DESIGN 4.4)."""
+    """Of every draw. Below 1 the sampler differs from π_θ (DESIGN 4.4): KL and J are then those of π_θ along what was
+    drawn, and no Gibbs yardstick exists (evaluate.gibbs_candidates: 0)."""
     missing_eos_penalty: float = Field(default=0.0, ge=0)
     """Subtracted from r̂ when a response is cut at the cap."""
     extra_rewards: list[ExtraRewardSettings] = Field(default_factory=list)
@@ -209,11 +211,15 @@ class PpoConfig:
     """Stop the run when the mean KL per response of an iteration (nats) exceeds this, before it learns from it."""
     max_prompts: int | None = Field(default=None, gt=0)
     """Use this many of the training prompts, evenly spaced; null: all."""
+    baseline: bool = True
+    """Learning subtracts the mean r̄ of π_ref's completions of the prompt, whatever reward.kappa is. false: it does not;
+    with kappa 0 none are drawn then."""
     reference_samples: int = Field(default=8, gt=1)
-    """K completions of π_ref per prompt that centre Γ."""
+    """K completions of π_ref per prompt, for the baseline and to centre Γ."""
     reference_rollouts: bool = False
     """The first iteration learns from the K reference completions of every prompt: nothing was learnt before it, so
-    they are exact samples of the policy, and a large first batch costs no sampling of its own. Needs kappa > 0."""
+    they are exact samples of the policy, drawn as all rollouts are, and a large first batch costs no sampling of its
+    own. Needs baseline, or kappa > 0."""
     lora: LoraSettings | None = Field(default_factory=LoraSettings)
     """null: full fine-tuning with a frozen reference copy."""
     quantize: Literal["4bit"] | None = None
@@ -307,10 +313,20 @@ class Recipe:
             raise ValueError("evaluation_labels: public needs data.public_labels: true; else use private")
         if self.evaluation_labels == "laplace":
             self._check_counts()
-        if self.ppo.reference_rollouts and self.reward.kappa == 0:
-            raise ValueError("ppo.reference_rollouts needs reward.kappa > 0: without Γ no references are drawn")
         if self.aligner in ("rloo", "grpo") and (self.ppo.extra_rewards or self.ppo.quantize):
             raise ValueError(f"ppo.extra_rewards and ppo.quantize are for aligner ppo: remove them for {self.aligner}")
+        if self.ppo.reference_rollouts and not self.draws_references:
+            raise ValueError("ppo.reference_rollouts needs ppo.baseline or reward.kappa > 0: else none are drawn")
+        if self.ppo.top_p < 1 and self.evaluate.gibbs_candidates:
+            raise ValueError(
+                f"ppo.top_p {self.ppo.top_p:g} draws from the top of π_ref alone, and the Gibbs yardstick needs "
+                "draws of π_ref itself: set evaluate.gibbs_candidates: 0, or ppo.top_p: 1"
+            )
+        if self.ppo.temperature != 1 and self.aligner == "dpo":
+            raise ValueError(
+                f"aligner dpo learns at temperature 1, and ppo.temperature {self.ppo.temperature:g} is that of the "
+                "evaluation too: set ppo.temperature: 1"
+            )
 
     def _check_counts(self) -> None:
         own = self.privatize
@@ -328,6 +344,11 @@ class Recipe:
     def other_aligners(self) -> frozenset[str]:
         """The stages that this recipe does not have."""
         return frozenset(ALIGNERS) - {self.aligner}
+
+    @property
+    def draws_references(self) -> bool:
+        """Whether the aligner draws completions of π_ref for its prompts."""
+        return self.reward.kappa > 0 or (self.aligner == "ppo" and self.ppo.baseline)
 
     @property
     def private(self) -> bool:

@@ -24,9 +24,10 @@ def mean_logprobs(
     pad_token_id: int,
     batch_size: int,
     device: torch.device,
+    temperature: float = 1.0,
     progress: str | None = None,
 ) -> np.ndarray:
-    """Length-normalised log-likelihood (n,) of each (prompt ids, response ids), nats per token."""
+    """Length-normalised log-likelihood (n,) of each (prompt ids, response ids) at `temperature`, nats per token."""
     sharing = sharing_of(model)
     joined = [[*prompt, *response] for prompt, response in rows]
     result = np.zeros(len(rows))
@@ -35,7 +36,7 @@ def mean_logprobs(
         prompts, responses = [rows[i][0] for i in picked], [rows[i][1] for i in picked]
         batch = token_batch(prompts, responses, pad_token_id, device, sharing=sharing)
         logits, _ = response_forward(model, batch)
-        logprobs = batch.spread(token_logprobs(logits, batch.tokens))
+        logprobs = batch.spread(token_logprobs(logits, batch.tokens, temperature))
         result[picked] = (logprobs.sum(dim=1) / batch.response_mask.sum(dim=1)).cpu().numpy()
         bar.update(len(picked))
     bar.close()

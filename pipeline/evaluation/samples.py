@@ -71,6 +71,8 @@ class Sampler:
         renderer: of both.
         scorer: reward model with Γ.
         truth: r*(prompt, response), or None where there is none.
+        sampling: how answers are drawn; KL is at its temperature. As PPO draws: else what it controlled is not what is
+            measured.
         seed: of all sampling noise.
         batch_size: answers decoded or scored together.
     """
@@ -81,6 +83,7 @@ class Sampler:
     renderer: Renderer
     scorer: RewardScorer
     truth: Truth | None
+    sampling: Sampling
     seed: int
     batch_size: int
 
@@ -118,7 +121,7 @@ class Sampler:
                 model,
                 ids,
                 keys,
-                Sampling(self.renderer.max_response_tokens),
+                self.sampling,
                 pad_token_id=tokenizer.pad_token_id,
                 eos_token_id=end_ids(model, tokenizer),
                 batch_size=self.batch_size,
@@ -185,7 +188,7 @@ class Sampler:
             with precision(self.accelerator):
                 logits, _ = response_forward(self.policy, batch)
                 reference_logits, _ = response_forward(self.reference, batch)
-            summed = batch.spread(token_kl(logits, reference_logits)).sum(dim=1)
+            summed = batch.spread(token_kl(logits, reference_logits, self.sampling.temperature)).sum(dim=1)
             for index, value in zip(picked, summed.tolist(), strict=True):
                 result[index] = value
         return result

@@ -258,7 +258,7 @@ class Planner:
         if settings.lora is None:
             held["reference"] = shape.parameters * FLOAT
         drawn = settings.rollouts / machine.processes
-        if self.recipe.reward.kappa > 0:  # completions of π_ref for every prompt that is new
+        if self.recipe.draws_references:  # completions of π_ref for every prompt that is new
             drawn = max(drawn, drawn / settings.samples_per_prompt * self.recipe.ppo.reference_samples)
         batch = math.ceil(min(settings.generate_batch_size, drawn))
         sampling = decoding(shape, dtype, machine, batch, self.texts.prompts.longest, self.cap)

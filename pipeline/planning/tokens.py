@@ -178,7 +178,7 @@ def _on_prompts(recipe: Recipe, texts: Texts) -> Work:
     rollouts = settings.iterations * settings.rollouts
     available = min(texts.prompts.count or rollouts, ppo.max_prompts or rollouts)
     seen = min(available, rollouts // settings.samples_per_prompt or 1)
-    references = seen * ppo.reference_samples if recipe.reward.kappa > 0 else 0
+    references = seen * ppo.reference_samples if recipe.draws_references else 0
     length = texts.prompts.mean + response
     return Work(
         sampled=(rollouts + references) * response,

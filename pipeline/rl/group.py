@@ -126,7 +126,7 @@ class _OnPessimisticReward:
         keys = [sample_key(task.seed, "reference", repr(prompt), k) for prompt in mine for k in range(count)]
         ids = [task.renderer.prompt_ids(prompt) for prompt in repeated]
         label = "reference completions" if accelerator.is_main_process else None
-        rows = self._sample(ids, keys, Sampling(task.sampling.max_new_tokens), label)
+        rows = self._sample(ids, keys, task.sampling, label)
         if mine:
             texts, finished = [task.renderer.text(row) for row in rows], [row[-1] in self.ends for row in rows]
             features = task.scorer.features(repeated, texts, finished)

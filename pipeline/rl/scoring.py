@@ -23,7 +23,7 @@ from reward_models.checkpoint import RewardCheckpoint, load_reward_checkpoint
 class Scores:
     """(B,) float32 each: the estimate r̄, its uncertainty Γ ≥ 0, and the mean r̄ of π_ref's completions of the prompt.
 
-    Without reference completions Γ and the baseline are 0.
+    Γ and the baseline are 0 where the scorer is told to leave them out.
     """
 
     reward: torch.Tensor
@@ -45,14 +45,16 @@ class RewardScorer:
         renderer: renders text for the reward model.
         batch_size: texts per forward pass.
         use_bonus: whether Γ is computed; it needs reference completions of each prompt.
-        references: by prompt, (d + 1,) float64: the mean gradient of r̄ over π_ref's completions, then their mean r̄.
-            Filled by `add_reference`; part of the resume state of PPO.
+        use_baseline: whether their mean r̄ is; it needs them as well.
+        references: by prompt, (d + 1,) float64: the mean gradient of r̄ over π_ref's completions, then their mean r̄;
+            (1,) without Γ. Filled by `add_reference`; part of the resume state of PPO.
     """
 
     checkpoint: RewardCheckpoint
     renderer: Renderer
     batch_size: int = 64
     use_bonus: bool = True
+    use_baseline: bool = False
     references: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
 
     def features(
@@ -93,14 +95,15 @@ class RewardScorer:
 
     def has_reference(self, prompt: Prompt) -> bool:
         """Whether reference completions of `prompt` are known, or not needed."""
-        return not self.use_bonus or repr(prompt) in self.references
+        return not (self.use_bonus or self.use_baseline) or repr(prompt) in self.references
 
     def add_reference(self, prompt: Prompt, features: torch.Tensor) -> None:
-        """Centres Γ at `prompt` with the features (K, d) of K completions of π_ref."""
-        assert self.checkpoint.bonus is not None
-        gradient = self.checkpoint.bonus.reference_gradient(features[None])[0]
-        reward = self._reward(features).mean()
-        self.references[repr(prompt)] = torch.cat([gradient, reward[None].to(gradient)])
+        """Centres Γ and the baseline at `prompt` with the features (K, d) of K completions of π_ref."""
+        reference = self._reward(features).mean()[None].double()
+        if self.use_bonus:
+            assert self.checkpoint.bonus is not None
+            reference = torch.cat([self.checkpoint.bonus.reference_gradient(features[None])[0], reference])
+        self.references[repr(prompt)] = reference
 
     def score(
         self,
@@ -109,16 +112,20 @@ class RewardScorer:
         finished: Sequence[bool] | None = None,
         progress: str | None = None,
     ) -> Scores:
-        """r̄ and Γ of each response, as `features` reads it; where Γ is used `add_reference` comes before."""
+        """r̄ and Γ of each response, as `features` reads it; `add_reference` comes first where `has_reference` says no."""
         return self.score_features(prompts, self.features(prompts, responses, finished, progress))
 
     def score_features(self, prompts: Sequence[Prompt], features: torch.Tensor) -> Scores:
         """As `score`, from features (B, d)."""
-        if not self.use_bonus or self.checkpoint.bonus is None:
-            return Scores(self._reward(features), torch.zeros(len(features)), torch.zeros(len(features)))
-        references = torch.stack([self.references[repr(prompt)] for prompt in prompts])
-        reward, bonus = self.checkpoint.bonus.score_centred(features, references[:, :-1])
-        return Scores(reward, bonus, references[:, -1].float())
+        bonus = baseline = torch.zeros(len(features))
+        if self.use_bonus or self.use_baseline:
+            references = torch.stack([self.references[repr(prompt)] for prompt in prompts])
+        if self.use_baseline:
+            baseline = references[:, -1].float()
+        if not self.use_bonus:
+            return Scores(self._reward(features), bonus, baseline)
+        assert self.checkpoint.bonus is not None
+        return Scores(*self.checkpoint.bonus.score_centred(features, references[:, :-1]), baseline)
 
     def _reward(self, features: torch.Tensor) -> torch.Tensor:
         """r̄ (B,) float32 on the CPU, where features and the statistics of Γ are, wherever the model is."""
@@ -126,7 +133,7 @@ class RewardScorer:
         return bounded_reward(model.raw_score_of(features.to(model.weight.device)), model.reward_bound).detach().cpu()
 
 
-def load_scorer(path: Path, recipe: Recipe, *, use_bonus: bool) -> RewardScorer:
+def load_scorer(path: Path, recipe: Recipe, *, use_bonus: bool, use_baseline: bool = False) -> RewardScorer:
     """The scorer of a reward checkpoint of this pipeline.
 
     Raises:
@@ -140,4 +147,4 @@ def load_scorer(path: Path, recipe: Recipe, *, use_bonus: bool) -> RewardScorer:
     if use_bonus and checkpoint.bonus is None:
         raise UserError(f"{path} holds no bonus statistics: fit it again with reward.kappa > 0, or set reward.kappa=0")
     renderer = make_renderer(recipe, load_tokenizer(path))
-    return RewardScorer(checkpoint, renderer, batch_size=recipe.reward.feature_batch_size, use_bonus=use_bonus)
+    return RewardScorer(checkpoint, renderer, recipe.reward.feature_batch_size, use_bonus, use_baseline)

@@ -218,7 +218,7 @@ class PpoTrainer:
             )
 
     def _add_references(self, prompts: Sequence[Prompt]) -> tuple[list[list[int]], torch.Tensor]:
-        """Draws K completions of π_ref for each prompt that is new, to centre Γ; a function of the prompt.
+        """Draws K completions of π_ref for each prompt that is new, for baseline and Γ; a function of the prompt.
 
         Every process is given the same prompts, draws for its share of the new ones, and learns what the others drew.
         Returns its own completions, K of each of its prompts in turn, and their features (·, d).
@@ -234,7 +234,7 @@ class PpoTrainer:
         label = "reference completions" if self.accelerator.is_main_process else None
         once = self.config.gather_once and self.reader.reference is not None  # else its weights are the policy's
         with self.reader.reference_model() as model, gathered(self.accelerator, model, once):
-            rows = self._sample(model, ids, keys, Sampling(self.renderer.max_response_tokens), label)
+            rows = self._sample(model, ids, keys, self.sampling, label)
         features = self.scorer.features(repeated, self._texts(rows), self._finished(rows)) if mine else torch.empty(0)
         for index, prompt in enumerate(mine):
             self.scorer.add_reference(prompt, features[index * count : (index + 1) * count])

@@ -38,6 +38,7 @@ from pipeline.evaluation.likelihood import (
 from pipeline.evaluation.samples import Answer, PromptResult, Sampler, once
 from pipeline.evaluation.summary import Summary
 from pipeline.lm.distributed import make_accelerator
+from pipeline.lm.generate import Sampling
 from pipeline.lm.models import load_causal_lm, load_tokenizer
 from pipeline.lm.numerics import precision
 from pipeline.rl import export
@@ -66,7 +67,10 @@ def run(context: StageContext) -> dict[str, Any]:
     kept = [everything[i] for i in keep_fitting(everything, renderer, recipe.model.too_long)]
     prompts = list(enumerate(kept[: settings.num_prompts]))
     mine = prompts[accelerator.process_index :: accelerator.num_processes]
-    sampler = Sampler(accelerator, policy, reference, renderer, scorer, truth, recipe.seed, settings.batch_size)
+    sampling = Sampling(renderer.max_response_tokens, recipe.ppo.temperature, recipe.ppo.top_p)
+    sampler = Sampler(
+        accelerator, policy, reference, renderer, scorer, truth, sampling, recipe.seed, settings.batch_size
+    )
     share = f"{accelerator.process_index}-of-{accelerator.num_processes}"
     measured = once(
         context.checkpoints / f"answers-{share}.json",
@@ -94,7 +98,7 @@ def run(context: StageContext) -> dict[str, Any]:
     places = fitting[: settings.max_pairs]
     pairs = [rows[place] for place in places]
     likelihood = {
-        name: sharded_logprobs(accelerator, model, pairs, renderer, f"likelihood of {name}")
+        name: sharded_logprobs(accelerator, model, pairs, renderer, sampling.temperature, f"likelihood of {name}")
         for name, model in (("sft", reference), (method_name(recipe), policy))
     }
     rates = {name: likelihood_win_rate(values, flip_prob) for name, values in likelihood.items()}
@@ -173,7 +177,7 @@ def privacy_of(run_dir: RunDir) -> tuple[float | None, float]:
 
 
 def sharded_logprobs(
-    accelerator: Any, model: Any, pairs: list[ReleasedPair], renderer: Renderer, label: str
+    accelerator: Any, model: Any, pairs: list[ReleasedPair], renderer: Renderer, temperature: float, label: str
 ) -> np.ndarray:
     """Length-normalised log-likelihoods of all pairs, interleaved chosen and rejected."""
     indices = list(range(len(pairs)))[accelerator.process_index :: accelerator.num_processes]
@@ -184,6 +188,7 @@ def sharded_logprobs(
             pad_token_id=renderer.tokenizer.pad_token_id,
             batch_size=32,
             device=accelerator.device,
+            temperature=temperature,
             progress=label if accelerator.is_main_process else None,
         ).reshape(-1, 2)
     gathered = dict(gather_object([(index, row.tolist()) for index, row in zip(indices, values, strict=True)]))
@@ -232,6 +237,13 @@ def judge_notes(recipe: Recipe, has_truth: bool) -> list[str]:
     notes.append("rm: the reward model the policy was trained against, so a high rate here alone may be gaming")
     if fact := export.reference_fact(recipe):
         notes.append(f"π_ref, which also stands for sft: {fact}")
+    if recipe.ppo.temperature != 1:
+        notes.append(f"answers, likelihoods and KL are at ppo.temperature {recipe.ppo.temperature:g}")
+    if recipe.ppo.top_p < 1:
+        notes.append(
+            f"answers are drawn with ppo.top_p {recipe.ppo.top_p:g}; KL and J are those of the whole distributions "
+            "along such answers, as PPO is charged for them: not the KL of what draws"
+        )
     if recipe.evaluation_labels == "private":
         notes.append("likelihood win rates are estimated from privatised test labels (debiased, not clipped)")
     if recipe.evaluation_labels == "laplace":

@@ -54,7 +54,8 @@ def run(context: StageContext) -> dict[str, Any]:
     reference_path = context.run.stage("sft") / "model"
     renderer = inputs.make_renderer(recipe, load_tokenizer(reference_path))
     model, reference = policy_and_reference(reference_path, recipe)
-    scorer = load_scorer(context.run.stage("reward") / "model", recipe, use_bonus=recipe.reward.kappa > 0)
+    how = {"use_bonus": recipe.reward.kappa > 0, "use_baseline": settings.baseline}
+    scorer = load_scorer(context.run.stage("reward") / "model", recipe, **how)
     scorer.checkpoint.model.model.to(accelerator.device)
     everything = inputs.training_prompts(recipe, context.run)
     fitting = [everything[i] for i in keep_fitting(everything, renderer, recipe.model.too_long)]

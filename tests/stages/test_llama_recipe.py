@@ -22,7 +22,6 @@ ONE_STEP = (
     "ppo.reference_samples=2",
     "model.max_response_tokens=8",
     "evaluate.num_prompts=4",
-    "evaluate.gibbs_candidates=2",
 )
 
 

@@ -35,16 +35,16 @@ def token_terms(
 
 
 @torch.no_grad()
-def token_kl(logits: torch.Tensor, reference_logits: torch.Tensor) -> torch.Tensor:
-    """KL(π(·|context) ‖ π_ref(·|context)) (N,) float32, nats, over the whole vocabulary; no gradient.
+def token_kl(logits: torch.Tensor, reference_logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+    """KL(π(·|context) ‖ π_ref(·|context)) (N,) float32, nats, over the whole vocabulary, at `temperature`; no gradient.
 
     Summed along responses sampled from π it is an unbiased estimate of the sequence KL with a lower variance than
     the log-ratio of the sampled tokens (its Rao–Blackwell form).
     """
     result = torch.empty(len(logits), device=logits.device)
     for rows in row_chunks(logits):
-        log_policy = torch.log_softmax(logits[rows].float(), dim=-1)
-        log_reference = torch.log_softmax(reference_logits[rows].float(), dim=-1)
+        log_policy = torch.log_softmax(_scaled(logits[rows], temperature), dim=-1)
+        log_reference = torch.log_softmax(_scaled(reference_logits[rows], temperature), dim=-1)
         result[rows] = (log_policy - log_reference).mul_(log_policy.exp()).sum(dim=-1)
     return result
 
