@@ -19,9 +19,9 @@ from pipeline.core.recipe_parts import (
     SMOOTHING,
     STRICT,
     EarlyStoppingSettings,
+    EvaluateConfig,
     ExternalRewardSettings,
     ExtraRewardSettings,
-    JudgeSettings,
     LoraSettings,
     OptimizerName,
     UncertaintySettings,
@@ -267,23 +267,6 @@ class PpoConfig:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class EvaluateConfig:
-    """Win rates, KL, true reward and J against π_ref, with 95 % intervals."""
-
-    num_prompts: int = Field(default=240, gt=0)
-    samples_per_prompt: int = Field(default=1, gt=0)
-    gibbs_candidates: int = Field(default=32, ge=0)
-    """N draws of π_ref per prompt for the Gibbs yardstick; 0 switches it off."""
-    batch_size: int = Field(default=128, gt=0)
-    max_pairs: int | None = Field(default=None, gt=0)
-    """Cap on evaluation pairs for the likelihood win rate."""
-    shown_samples: int = Field(default=8, ge=0)
-    """Prompts whose completions the report shows."""
-    judge: JudgeSettings | None = None
-    """An outside judge beside the known truth and the reward model that the policy was trained against."""
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Recipe:
     """One experiment."""
 
@@ -323,10 +306,7 @@ class Recipe:
                 "draws of π_ref itself: set evaluate.gibbs_candidates: 0, or ppo.top_p: 1"
             )
         if self.ppo.temperature != 1 and self.aligner == "dpo":
-            raise ValueError(
-                f"aligner dpo learns at temperature 1, and ppo.temperature {self.ppo.temperature:g} is that of the "
-                "evaluation too: set ppo.temperature: 1"
-            )
+            raise ValueError("aligner dpo learns at temperature 1, and is evaluated so: set ppo.temperature: 1")
 
     def _check_counts(self) -> None:
         own = self.privatize

@@ -163,3 +163,20 @@ def refuse_smoothing(loss: Any) -> Any:
     if isinstance(loss, str) and "smooth" in loss:
         raise ValueError(SMOOTHING)
     return loss
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class EvaluateConfig:
+    """Win rates, KL, true reward and J against π_ref, with 95 % intervals."""
+
+    num_prompts: int = Field(default=240, gt=0)
+    samples_per_prompt: int = Field(default=1, gt=0)
+    gibbs_candidates: int = Field(default=32, ge=0)
+    """N draws of π_ref per prompt for the Gibbs yardstick; 0 switches it off."""
+    batch_size: int = Field(default=128, gt=0)
+    max_pairs: int | None = Field(default=None, gt=0)
+    """Cap on evaluation pairs for the likelihood win rate."""
+    shown_samples: int = Field(default=8, ge=0)
+    """Prompts whose completions the report shows."""
+    judge: JudgeSettings | None = None
+    """An outside judge beside the known truth and the reward model that the policy was trained against."""
