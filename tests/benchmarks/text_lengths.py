@@ -2,8 +2,8 @@
 
     python tests/benchmarks/text_lengths.py FOLDER [--cap 64] [--limit 1024]
 
-FOLDER holds train.jsonl and eval.jsonl with `prompt`, `chosen`, `rejected`. Its labels must be public: the share of pairs
-whose longer response was chosen is printed. Tokens are SmolLM2's.
+FOLDER holds train.jsonl and eval.jsonl with `prompt`, `chosen`, `rejected`. Its labels must be public: the share of
+pairs whose longer response was chosen is printed. Tokens are SmolLM2's.
 """
 
 from __future__ import annotations
