@@ -112,7 +112,7 @@ class RewardScorer:
         finished: Sequence[bool] | None = None,
         progress: str | None = None,
     ) -> Scores:
-        """r̄ and Γ of each response, as `features` reads it; `add_reference` comes first where `has_reference` says no."""
+        """r̄ and Γ of each response, as `features` reads it; `add_reference` comes first unless `has_reference`."""
         return self.score_features(prompts, self.features(prompts, responses, finished, progress))
 
     def score_features(self, prompts: Sequence[Prompt], features: torch.Tensor) -> Scores:

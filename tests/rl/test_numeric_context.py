@@ -55,13 +55,15 @@ def with_scores_watched(problem: Problem) -> Seen:
     problem.references, seen = {}, {}
     features = problem.features
 
-    def watched_features(prompts: Any, responses: Any) -> torch.Tensor:
+    def watched_features(prompts: Any, responses: Any, finished: Any = None) -> torch.Tensor:
         found = features(prompts, responses)
         seen.setdefault("scorer", set()).add((torch.is_autocast_enabled("cpu"), found.dtype))
         return found
 
     problem.features = watched_features  # type: ignore[method-assign]
-    problem.score = lambda prompts, responses: problem.score_features(prompts, problem.features(prompts, responses))
+    problem.score = lambda prompts, responses, finished: problem.score_features(
+        prompts, problem.features(prompts, responses)
+    )
     return seen
 
 
@@ -119,7 +121,7 @@ def test_the_evaluation_of_a_policy_that_is_pi_ref_says_0(problem: Any) -> None:
     for name, model in (("policy", policy), ("reference", reference)):
         watch(seen, name, model.get_output_embeddings())
 
-    def score(prompts: list[str], responses: list[str], progress: str | None = None) -> Scores:
+    def score(prompts: list[str], responses: list[str], finished: list[bool], progress: str | None = None) -> Scores:
         assert not torch.is_autocast_enabled("cpu")
         return Scores(*torch.zeros(3, len(responses)))
 
