@@ -62,9 +62,7 @@ class Problem:
     def has_reference(self, prompt: str) -> bool:
         return self.references is None or prompt in self.references
 
-    def features(
-        self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool] | None = None
-    ) -> torch.Tensor:
+    def features(self, prompts: Sequence[str], responses: Sequence[str]) -> torch.Tensor:
         """(B, 1): the reward itself."""
         return torch.tensor([[self.rewards[pair]] for pair in zip(prompts, responses, strict=True)])
 
@@ -77,7 +75,7 @@ class Problem:
         baseline = torch.stack([self.references[prompt].mean() for prompt in prompts])
         return Scores(features[:, 0], torch.zeros(len(features)), baseline)
 
-    def score(self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool] | None = None) -> Scores:
+    def score(self, prompts: Sequence[str], responses: Sequence[str]) -> Scores:
         reward = torch.tensor([self.rewards[prompt, text] for prompt, text in zip(prompts, responses, strict=True)])
         return Scores(reward, torch.zeros(len(reward)), torch.zeros(len(reward)))
 

@@ -41,13 +41,18 @@ def check_context(settings: ModelConfig, folder: Path) -> None:
     Raises:
         UserError: they do not: the model would read positions that it never learnt, or none at all.
     """
+    check_positions(settings, positions_of(folder))
+
+
+def positions_of(folder: Path) -> int | None:
+    """How many tokens the model in `folder` takes; None if it does not say, or if there is no whole checkpoint."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # no whole checkpoint: loading says so
-        return
+    except (OSError, ValueError):
+        return None
     config = {**config, **(config.get("text_config") or {})}
-    positions = config.get("max_position_embeddings") or config.get("n_positions")
-    check_positions(settings, positions)
+    positions: int | None = config.get("max_position_embeddings") or config.get("n_positions")
+    return positions
 
 
 def check_positions(settings: ModelConfig, positions: int | None) -> None:

@@ -76,10 +76,12 @@ class Renderer:
         limit = self.max_text_tokens
         return limit is None or all(prompt_size + len(self.response_ids(each)) <= limit for each in responses)
 
-    def response_ids(self, response: Response, finished: bool = True) -> list[int]:
-        """Token ids of the whole `response`, with the end-of-turn token unless generation stopped before it."""
-        ids = list(self.tokenizer(plain_text(response), add_special_tokens=False)["input_ids"])
-        return [*ids, self.tokenizer.eos_token_id] if finished else ids
+    def response_ids(self, response: Response) -> list[int]:
+        """Token ids of the whole `response` and the end-of-turn token."""
+        return [
+            *self.tokenizer(plain_text(response), add_special_tokens=False)["input_ids"],
+            self.tokenizer.eos_token_id,
+        ]
 
     def text(self, response_ids: Sequence[int]) -> str:
         """The text of sampled token ids, without special tokens."""

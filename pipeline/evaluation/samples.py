@@ -134,14 +134,7 @@ class Sampler:
         for (_, prompt), rows in zip(prompts, drawn, strict=True):
             if not self.scorer.has_reference(prompt):
                 texts = [self.renderer.text(row) for row in rows]
-                self.scorer.add_reference(
-                    prompt, self.scorer.features([prompt] * len(texts), texts, self._finished(rows))
-                )
-
-    def _finished(self, rows: Sequence[list[int]]) -> list[bool]:
-        """Whether each answer ended by itself, not by the cap; every model here has the same ends."""
-        ends = end_ids(self.reference, self.renderer.tokenizer)
-        return [row[-1] in ends for row in rows]
+                self.scorer.add_reference(prompt, self.scorer.features([prompt] * len(texts), texts))
 
     def _answers(
         self, prompts: Sequence[tuple[int, Prompt]], drawn: list[list[list[int]]], kl: bool
@@ -151,8 +144,7 @@ class Sampler:
         repeated = [prompt for _, prompt in prompts for _ in range(count)]
         rows = [row for group in drawn for row in group]
         texts = [self.renderer.text(row) for row in rows]
-        label = "scoring" if self.show_progress else None
-        scores = self.scorer.score(repeated, texts, self._finished(rows), label)
+        scores = self.scorer.score(repeated, texts, "scoring" if self.show_progress else None)
         kls = self._kl(repeated, rows) if kl else [0.0] * len(rows)
         flat = [
             Answer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from pipeline.core.checkpoints import check_checkpoint
+from pipeline.core.checkpoints import check_checkpoint, positions_of
 from pipeline.core.errors import UserError
 from pipeline.core.recipe_inputs import ModelConfig
 from pipeline.core.recipe_parts import LoraSettings
@@ -64,7 +65,7 @@ def load_tokenizer(
     path: str | Path, *, revision: str | None = None, plain_template: bool = True
 ) -> PreTrainedTokenizerBase:
     """The tokenizer of a checkpoint, left as saved but for two tokens: its end-of-sequence is what the chat template
-    ends a turn with, and its padding token is another one.
+    ends a turn with, its padding token is another one, and it knows how many tokens the model of a folder takes.
 
     Args:
         path: folder or hub id.
@@ -92,6 +93,7 @@ def load_tokenizer(
         raise UserError(f"the tokenizer of {path} has no end-of-sequence token: set one in its config")
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
         tokenizer.pad_token = _spare_token(tokenizer, str(path))
+    tokenizer.model_max_length = min(tokenizer.model_max_length, positions_of(Path(path)) or math.inf)
     return tokenizer
 
 

@@ -11,8 +11,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pipeline.core import atomic
 
-POSITIONS = 512
-
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -48,7 +46,7 @@ def tiny_config(vocab_size: int, eos_token_id: int, pad_token_id: int) -> LlamaC
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=POSITIONS,
+        max_position_embeddings=512,
         eos_token_id=eos_token_id,
         bos_token_id=None,
         pad_token_id=pad_token_id,
@@ -69,8 +67,6 @@ def tiny_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     tokenizer.train_from_iterator(texts, trainer)
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<|endoftext|>", eos_token="<|im_end|>", model_max_length=POSITIONS
-    )
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<|endoftext|>", eos_token="<|im_end|>")
     fast.chat_template = CHAT_TEMPLATE
     return fast

@@ -100,8 +100,8 @@ class _OnPessimisticReward:
         """
         task = self.task
         texts = [task.renderer.text(row) for row in completion_ids]
+        scores = task.scorer.score([task.prompts[place] for place in prompts], texts)
         finished = torch.tensor([row[-1] in self.ends for row in completion_ids])
-        scores = task.scorer.score([task.prompts[place] for place in prompts], texts, finished.tolist())
         penalised = scores.pessimistic - task.missing_eos_penalty * (~finished).float()
         if not torch.isfinite(penalised).all():
             raise FloatingPointError("the reward of a response is not finite: check the reward model")
@@ -128,8 +128,7 @@ class _OnPessimisticReward:
         label = "reference completions" if accelerator.is_main_process else None
         rows = self._sample(ids, keys, task.sampling, label)
         if mine:
-            texts, finished = [task.renderer.text(row) for row in rows], [row[-1] in self.ends for row in rows]
-            features = task.scorer.features(repeated, texts, finished)
+            features = task.scorer.features(repeated, [task.renderer.text(row) for row in rows])
             for index, prompt in enumerate(mine):
                 task.scorer.add_reference(prompt, features[index * count : (index + 1) * count])
         for references in gather_object([task.scorer.references]) if new else []:

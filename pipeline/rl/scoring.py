@@ -58,21 +58,16 @@ class RewardScorer:
     references: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
 
     def features(
-        self,
-        prompts: Sequence[Prompt],
-        responses: Sequence[str],
-        finished: Sequence[bool] | None = None,
-        progress: str | None = None,
+        self, prompts: Sequence[Prompt], responses: Sequence[str], progress: str | None = None
     ) -> torch.Tensor:
         """Last-token features (B, d) float32 of each prompt and response.
 
-        finished: of each response, whether it ended by itself; one that the cap stopped is read as it is, without an
-            end of turn. None: all did.
+        A response that the cap stopped is read as the whole answer that a person would get, with an end of turn: every
+        text that r̄ was fitted on ends so, and at another token r̄ means nothing. `ppo.missing_eos_penalty` counts it.
         """
-        ended = [True] * len(responses) if finished is None else finished
         rows = [
-            self.renderer.prompt_ids(prompt) + self.renderer.response_ids(response, end)
-            for prompt, response, end in zip(prompts, responses, ended, strict=True)
+            self.renderer.prompt_ids(prompt) + self.renderer.response_ids(response)
+            for prompt, response in zip(prompts, responses, strict=True)
         ]
         self._check_positions(max(map(len, rows), default=0))
         return extract_features(
@@ -105,15 +100,9 @@ class RewardScorer:
             reference = torch.cat([self.checkpoint.bonus.reference_gradient(features[None])[0], reference])
         self.references[repr(prompt)] = reference
 
-    def score(
-        self,
-        prompts: Sequence[Prompt],
-        responses: Sequence[str],
-        finished: Sequence[bool] | None = None,
-        progress: str | None = None,
-    ) -> Scores:
-        """r̄ and Γ of each response, as `features` reads it; `add_reference` comes first unless `has_reference`."""
-        return self.score_features(prompts, self.features(prompts, responses, finished, progress))
+    def score(self, prompts: Sequence[Prompt], responses: Sequence[str], progress: str | None = None) -> Scores:
+        """r̄ and Γ of each response; `add_reference` comes first for each prompt without `has_reference`."""
+        return self.score_features(prompts, self.features(prompts, responses, progress))
 
     def score_features(self, prompts: Sequence[Prompt], features: torch.Tensor) -> Scores:
         """As `score`, from features (B, d)."""

@@ -123,8 +123,7 @@ class PpoTrainer:
         keys = [sample_key(self.seed, "rollout", iteration, i) for i in mine]
         responses = self._sample(self.bare, prompts, keys, self.sampling)
         generated = time.monotonic()
-        scores = self.scorer.score(picked, self._texts(responses), self._finished(responses))
-        extra = self._extra(picked, responses)
+        scores, extra = self.scorer.score(picked, self._texts(responses)), self._extra(picked, responses)
         rollout = self._gather(mine, prompts, responses, self._read(prompts, responses), scores, extra)
         return rollout, {"generate": generated - started, "score": time.monotonic() - generated}
 
@@ -187,10 +186,6 @@ class PpoTrainer:
     def _texts(self, responses: Sequence[list[int]]) -> list[str]:
         return [self.renderer.text(row) for row in responses]
 
-    def _finished(self, responses: Sequence[list[int]]) -> list[bool]:
-        """Whether each response ended by itself, not by the cap."""
-        return [row[-1] in self.ends for row in responses]
-
     def _extra(self, prompts: Sequence[Prompt], responses: Sequence[list[int]]) -> torch.Tensor:
         """(B, K) float32: the extra rewards of each response, before their weights."""
         texts = self._texts(responses)
@@ -235,7 +230,7 @@ class PpoTrainer:
         once = self.config.gather_once and self.reader.reference is not None  # else its weights are the policy's
         with self.reader.reference_model() as model, gathered(self.accelerator, model, once):
             rows = self._sample(model, ids, keys, self.sampling, label)
-        features = self.scorer.features(repeated, self._texts(rows), self._finished(rows)) if mine else torch.empty(0)
+        features = self.scorer.features(repeated, self._texts(rows)) if mine else torch.empty(0)
         for index, prompt in enumerate(mine):
             self.scorer.add_reference(prompt, features[index * count : (index + 1) * count])
         drawn = {prompt: kept for prompt, kept in self.scorer.references.items() if prompt not in known}

@@ -9,6 +9,7 @@ import pytest
 from pipeline.core.config import parse
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
+from pipeline.core.recipe_inputs import DataConfig
 
 
 def build(**sections: Any) -> Recipe:
@@ -158,3 +159,14 @@ def test_the_adaptive_controller_starts_within_its_bounds() -> None:
     for bad in (0, -1, float("inf"), float("nan")):
         with pytest.raises(UserError, match="kl_coef_max"):
             build(ppo={"kl_coef_max": bad})
+
+
+def test_own_preferences_bring_their_own_prompts() -> None:
+    """A recipe that names its preferences alone never trains or evaluates on the embedded task."""
+    for preferences, expected in (
+        ("embedded", ("embedded", "embedded", "embedded")),
+        ("prefs.jsonl", ("release", "release", "evaluation")),
+    ):
+        data = DataConfig(preferences=preferences)
+        assert (data.demonstrations, data.prompts, data.evaluation_prompts) == expected
+    assert DataConfig(preferences="prefs.jsonl", prompts="mine.txt").prompts == "mine.txt"

@@ -62,7 +62,7 @@ def test_the_evaluation_draws_and_measures_at_the_temperature(problem: Any, samp
         if "lora_B" in name:
             parameter.data.normal_(0, 0.2, generator=torch.Generator().manual_seed(0))
     problem.use_bonus = False
-    problem.score = lambda prompts, responses, finished, progress=None: Scores(*torch.zeros(3, len(responses)))
+    problem.score = lambda prompts, responses, progress=None: Scores(*torch.zeros(3, len(responses)))
     how = Sampling(2, temperature=HOT)
     made = Sampler(Accelerator(cpu=True), policy, problem.model, problem.renderer, problem, None, how, 0, 256)
     (result,) = made.measure([(0, problem.prompts[0])], samples_per_prompt=200, candidates=0)
@@ -126,7 +126,7 @@ def test_without_pessimism_the_baseline_stays_unless_it_is_switched_off() -> Non
 def test_a_trainer_without_pessimism_learns_against_the_mean_of_its_references(problem: Any) -> None:
     made = scorer(use_baseline=True)
     made.features = problem.features  # type: ignore[method-assign]
-    made.score = lambda prompts, texts, _: made.score_features(prompts, problem.features(prompts, texts))  # type: ignore[method-assign, assignment, misc]
+    made.score = lambda prompts, texts: made.score_features(prompts, problem.features(prompts, texts))  # type: ignore[method-assign, assignment, misc]
     learner = problem.trainer(rollouts=8, minibatch_size=8)
     learner.scorer = made
     rollout, _ = learner.collect(0)

@@ -16,7 +16,6 @@ from ppo_problem import Problem
 from pipeline.core.recipe_parts import LoraSettings
 from pipeline.evaluation.samples import Sampler
 from pipeline.lm import generate
-from pipeline.lm.generate import Sampling
 from pipeline.rl.scoring import Scores
 from pipeline.rl.trainer import PpoTrainer
 
@@ -55,15 +54,13 @@ def with_scores_watched(problem: Problem) -> Seen:
     problem.references, seen = {}, {}
     features = problem.features
 
-    def watched_features(prompts: Any, responses: Any, finished: Any = None) -> torch.Tensor:
+    def watched_features(prompts: Any, responses: Any) -> torch.Tensor:
         found = features(prompts, responses)
         seen.setdefault("scorer", set()).add((torch.is_autocast_enabled("cpu"), found.dtype))
         return found
 
     problem.features = watched_features  # type: ignore[method-assign]
-    problem.score = lambda prompts, responses, finished: problem.score_features(
-        prompts, problem.features(prompts, responses)
-    )
+    problem.score = lambda prompts, responses: problem.score_features(prompts, problem.features(prompts, responses))
     return seen
 
 
@@ -121,12 +118,12 @@ def test_the_evaluation_of_a_policy_that_is_pi_ref_says_0(problem: Any) -> None:
     for name, model in (("policy", policy), ("reference", reference)):
         watch(seen, name, model.get_output_embeddings())
 
-    def score(prompts: list[str], responses: list[str], finished: list[bool], progress: str | None = None) -> Scores:
+    def score(prompts: list[str], responses: list[str], progress: str | None = None) -> Scores:
         assert not torch.is_autocast_enabled("cpu")
         return Scores(*torch.zeros(3, len(responses)))
 
     problem.score = score
-    sampler = Sampler(autocast(), policy, reference, problem.renderer, problem, None, Sampling(2), 0, batch_size=8)
+    sampler = Sampler(autocast(), policy, reference, problem.renderer, problem, None, seed=0, batch_size=8)
     results = sampler.measure(list(enumerate(problem.prompts)), samples_per_prompt=8, candidates=2)
     assert [answer.kl for result in results for answer in result.policy] == [0.0] * 16
     assert seen == {"policy": {BF16}, "reference": {BF16}}

@@ -81,7 +81,7 @@ def test_an_iteration_can_ask_for_several_responses_to_a_prompt(problem: Any) ->
 
 
 def test_pessimism_enters_the_score(problem: Any) -> None:
-    def score(prompts: list[str], responses: list[str], finished: list[bool]) -> Scores:
+    def score(prompts: list[str], responses: list[str]) -> Scores:
         return Scores(torch.full((len(prompts),), 2.0), torch.full((len(prompts),), 0.5), torch.zeros(len(prompts)))
 
     problem.score = score

@@ -12,9 +12,6 @@ from pipeline_runs import Workspace, read_json, tree
 from pipeline.cli import main
 
 SMALL = (
-    "data.demonstrations=release",
-    "data.prompts=release",
-    "data.evaluation_prompts=evaluation",
     "model.too_long=drop",
     "sft.max_steps=2",
     "ppo.iterations=2",
@@ -53,6 +50,10 @@ def test_anthropic_dialogues(workspace: Workspace, tmp_path: Path) -> None:
     run = tmp_path / "run"
     workspace.run(run, "--data", str(tmp_path / "hh"), *SMALL)
     metrics = check(run, 40)
+    assert read_json(run / "sft" / "manifest.json")["report"]["source"] == "release"  # nothing of the embedded task
+    prompts = [sample["prompt"] for sample in read_json(run / "evaluate" / "pairs.json")["pairs"]]
+    assert prompts
+    assert all("Which?" in json.dumps(prompt) for prompt in prompts)
     assert metrics["longer_answer_baseline"]["value"] == 1.0  # the longer answer is the chosen one in every row
     manifest = read_json(run / "privatize" / "release" / "manifest.json")
     assert "conversational" in json.dumps(manifest)
@@ -65,6 +66,8 @@ def test_real_hh_rlhf_rows(workspace: Workspace, hh_helpful: Path, tmp_path: Pat
     rows = ("data.limit=120", "evaluate.max_pairs=1000", "model.max_prompt_tokens=500")
     workspace.run(run, "--data", str(hh_helpful), *SMALL, *rows)
     metrics = check(run, 120)
+    fit = read_json(run / "reward" / "fit.json")  # texts over the 512 tokens of this model are left out and counted
+    assert fit["dropped_too_long"] > 0
     baseline = metrics["longer_answer_baseline"]
     assert baseline["n"] > 900
     assert baseline["value"] == pytest.approx(0.591, abs=0.01)
