@@ -16,6 +16,7 @@ from ppo_problem import Problem
 from pipeline.core.recipe_parts import LoraSettings
 from pipeline.evaluation.samples import Sampler
 from pipeline.lm import generate
+from pipeline.lm.generate import Sampling
 from pipeline.rl.scoring import Scores
 from pipeline.rl.trainer import PpoTrainer
 
@@ -123,7 +124,7 @@ def test_the_evaluation_of_a_policy_that_is_pi_ref_says_0(problem: Any) -> None:
         return Scores(*torch.zeros(3, len(responses)))
 
     problem.score = score
-    sampler = Sampler(autocast(), policy, reference, problem.renderer, problem, None, seed=0, batch_size=8)
+    sampler = Sampler(autocast(), policy, reference, problem.renderer, problem, None, Sampling(2), 0, batch_size=8)
     results = sampler.measure(list(enumerate(problem.prompts)), samples_per_prompt=8, candidates=2)
     assert [answer.kl for result in results for answer in result.policy] == [0.0] * 16
     assert seen == {"policy": {BF16}, "reference": {BF16}}
