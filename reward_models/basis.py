@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from reward_models.spread import ALONE, Spread
+
 FeatureArray = Tensor | np.ndarray
 
 
@@ -28,6 +30,16 @@ def as_double(values: FeatureArray, name: str, ndim: int) -> Tensor:
     if not bool(torch.isfinite(tensor).all()):
         raise ValueError(f"{name} holds a non-finite value; check the features or labels that were passed")
     return tensor
+
+
+def count_pairs(phi_a: Tensor, phi_b: Tensor, spread: Spread) -> int:
+    """How many pairs all processes hold together; ValueError for none, or for sides (m, d) that do not fit."""
+    count = int(spread.sum(torch.tensor(float(len(phi_a)))))
+    if phi_a.shape != phi_b.shape or count == 0:
+        raise ValueError(
+            f"phi_a {tuple(phi_a.shape)} and phi_b {tuple(phi_b.shape)} must have the same, non-empty shape"
+        )
+    return count
 
 
 @dataclass(frozen=True)
@@ -95,28 +107,26 @@ def pair_basis(
     whiten: bool = True,
     centre: bool = True,
     relative_tolerance: float = 1e-10,
+    spread: Spread = ALONE,
 ) -> FeatureBasis:
     """Principal directions of the pair differences, orthogonal to the mean feature.
 
     phi_a, phi_b (n, d). `num_components` keeps the k leading directions (None: all whose second moment exceeds
     `relative_tolerance` times the largest). `whiten` gives every coordinate of φ_a − φ_b unit second moment; without it
-    the coordinates keep their relative sizes and only their mean second moment is 1. ValueError when no direction is
-    left.
+    the coordinates keep their relative sizes and only their mean second moment is 1. With a `spread` each process
+    brings the pairs that it holds, and gets the basis of all. ValueError when no direction is left.
     """
     first, second = as_double(phi_a, "phi_a", 2), as_double(phi_b, "phi_b", 2)
-    if first.shape != second.shape or first.shape[0] == 0:
-        raise ValueError(
-            f"phi_a {tuple(first.shape)} and phi_b {tuple(second.shape)} must have the same, non-empty shape"
-        )
+    num_pairs = count_pairs(first, second, spread)
     difference = first - second
     if centre:
-        mean = (first.mean(0) + second.mean(0)) / 2.0
+        mean = spread.sum(first.sum(0) + second.sum(0)) / (2.0 * num_pairs)
         norm = torch.linalg.vector_norm(mean)
         if norm > 0:
             direction = mean / norm
             difference = difference - torch.outer(difference @ direction, direction)
-    moments, vectors = torch.linalg.eigh(difference.T @ difference / len(difference))
-    moments, vectors = moments.flip(0), vectors.flip(1)
+    moments, vectors = torch.linalg.eigh(spread.sum(difference.T @ difference) / num_pairs)
+    moments, vectors = spread.first(moments.flip(0)), spread.first(vectors.flip(1))
     usable = int((moments > relative_tolerance * moments[0].clamp(min=0)).sum())
     if usable == 0 or moments[0] <= 0:
         raise ValueError(

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reward_models.basis import FeatureArray, FeatureBasis, as_double, identity_basis
+from reward_models.basis import FeatureArray, FeatureBasis, as_double, count_pairs, identity_basis
 from reward_models.bound import bounded_reward, check_reward_bound
 from reward_models.linear import PairProblem, check_labels, minimise
 from reward_models.losses import check_epsilon, get_loss
+from reward_models.spread import ALONE, Spread
 from reward_models.uncertainty import RewardScore, check_kappa, check_references
 
 
@@ -82,12 +83,15 @@ def fit_ensemble(
     seed: int = 0,
     kappa: float = 1.0,
     tolerance: float = 1e-4,
+    numbers: Tensor | None = None,
+    spread: Spread = ALONE,
 ) -> EnsembleBonus:
     """`num_heads` heads on pairs (φ_a, φ_b); arguments as in `fit_linear`, deterministic in `seed`.
 
     `weight` w (d,) is the reward's own; `start` θ (k,) is where every head starts (the fit's θ; default 0), `tolerance`
-    the Newton decrement in nats at which a head is done. ValueError for fewer than two heads or a ridge of 0, which
-    stands for no prior.
+    the Newton decrement in nats at which a head is done. With a `spread` each process brings the pairs that it holds,
+    and says by `numbers` (m,) which of all pairs 0, 1, … they are. ValueError for fewer than two heads or a ridge of 0,
+    which stands for no prior.
     """
     epsilon = check_epsilon(epsilon, allow_zero=False)
     if num_heads < 2:
@@ -102,10 +106,12 @@ def fit_ensemble(
     generator = torch.Generator().manual_seed(seed)
     origin = torch.zeros(basis.num_components, dtype=torch.float64) if start is None else start.to(torch.float64)
     heads = []
+    count = count_pairs(first, second, spread)
     for _ in range(num_heads):
-        rows = torch.randint(len(label), (len(label),), generator=generator)
+        drawn = torch.randint(count, (count,), generator=generator).bincount(minlength=count)
+        rows = torch.arange(len(label)).repeat_interleave(drawn if numbers is None else drawn[numbers])
         anchor = torch.randn(len(origin), dtype=torch.float64, generator=generator) / ridge**0.5
-        problem = PairProblem(x_a[rows], x_b[rows], label[rows], epsilon, bound, chosen)
+        problem = PairProblem(x_a[rows], x_b[rows], label[rows], epsilon, bound, chosen, spread)
         theta, _ = minimise(problem, ridge, origin, anchor=anchor, tolerance=tolerance)
         heads.append(basis.weight(theta))
     return EnsembleBonus(weight.detach().to(device="cpu", dtype=torch.float64), torch.stack(heads), bound, kappa)

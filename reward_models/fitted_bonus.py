@@ -12,6 +12,7 @@ from reward_models.bonuses import Bonus
 from reward_models.dropout import DropoutBonus, check_dropout
 from reward_models.elliptical import EllipticalAccumulator, EllipticalConstants
 from reward_models.ensemble import fit_ensemble
+from reward_models.head import PairFeatures
 from reward_models.linear import LinearFit
 from reward_models.uncertainty import FisherBonus
 
@@ -29,8 +30,8 @@ def check_uncertainty(backbone: torch.nn.Module, settings: RewardConfig) -> None
             raise UserError(f"reward.uncertainty.kind mc_dropout: {error}") from None
 
 
-def head_bonus(fit: LinearFit, chosen: torch.Tensor, rejected: torch.Tensor, epsilon: float, recipe: Recipe) -> Bonus:
-    """Γ of the linear fit to the pairs (n, d), in the fit's own basis and with its own ridge.
+def head_bonus(fit: LinearFit, features: PairFeatures, epsilon: float, recipe: Recipe) -> Bonus:
+    """Γ of the linear fit to the pairs, in the fit's own basis and with its own ridge.
 
     Raises:
         UserError: the statistics cannot be inverted.
@@ -38,19 +39,19 @@ def head_bonus(fit: LinearFit, chosen: torch.Tensor, rejected: torch.Tensor, eps
     settings = recipe.reward
     if settings.uncertainty.kind == "fisher":
         return _checked(lambda: FisherBonus.from_fit(fit, settings.kappa))
-    return _checked(lambda: _other(fit, chosen, rejected, epsilon, recipe))
+    return _checked(lambda: _other(fit, features, epsilon, recipe))
 
 
-def _other(fit: LinearFit, chosen: torch.Tensor, rejected: torch.Tensor, epsilon: float, recipe: Recipe) -> Bonus:
+def _other(fit: LinearFit, features: PairFeatures, epsilon: float, recipe: Recipe) -> Bonus:
     """A bonus of another kind than `fisher`."""
     settings, own = recipe.reward, recipe.reward.uncertainty
     if own.kind == "mc_dropout":
         return DropoutBonus(fit.weight, settings.reward_bound, own.samples, recipe.seed, settings.kappa)
     if own.kind == "ensemble":
         return fit_ensemble(
-            chosen,
-            rejected,
-            torch.ones(len(chosen)),
+            features.chosen,
+            features.rejected,
+            torch.ones(len(features)),
             epsilon,
             weight=fit.weight,
             ridge=fit.ridge,
@@ -61,11 +62,14 @@ def _other(fit: LinearFit, chosen: torch.Tensor, rejected: torch.Tensor, epsilon
             num_heads=own.heads,
             seed=recipe.seed,
             kappa=settings.kappa,
+            numbers=features.numbers,
+            spread=features.spread,
         )
     ellipse = EllipticalAccumulator(
         fit.weight, epsilon=epsilon, ridge=fit.ridge, reward_bound=settings.reward_bound, basis=fit.basis
     )
-    ellipse.update(chosen, rejected)
+    ellipse.update(features.chosen, features.rejected)
+    ellipse.all_reduce(features.spread.sum)
     constants = EllipticalConstants(own.c, own.delta, own.tau, own.log_covering)
     return ellipse.bonus(settings.kappa, constants=constants)
 

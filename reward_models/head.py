@@ -1,5 +1,7 @@
 """The linear head r̄ = r(w·φ) of pairs of features: fitted by the private likelihood, with a ridge chosen by the same.
 
+Processes each bring features of some pairs and together make one fit (`reward_models.spread`).
+
 A head on frozen features is judged by cross-validation. Features that were trained on the pairs know their labels, and
 cross-validation among those pairs would take memory for skill: there the head is fitted again on the pairs that were
 trained on, and its ridge is judged by the pairs that were held out. The head that is fitted again is the one that is
@@ -20,23 +22,40 @@ from pipeline.core.recipe import Recipe, RewardConfig
 from reward_models.basis import pair_basis
 from reward_models.linear import LinearFit, fit_linear
 from reward_models.ridge import RidgeSelection, assign_folds, select_ridge
+from reward_models.spread import ALONE, Spread
 
 ALWAYS_LEARNT = -1
 
 
 @dataclass(frozen=True)
 class PairFeatures:
-    """Features (n, d) float32 of the responses that z prefers and of the others."""
+    """Features (m, d) float32 of the responses that z prefers and of the others: of the pairs that this process holds.
+
+    Attributes:
+        chosen, rejected: the features.
+        numbers: (m,) int64, which of all pairs 0, 1, … they are, rising; None where they are all.
+        spread: how all pairs are spread over processes.
+    """
 
     chosen: torch.Tensor
     rejected: torch.Tensor
+    numbers: torch.Tensor | None = None
+    spread: Spread = ALONE
 
     def __len__(self) -> int:
         return len(self.chosen)
 
+    def own(self, values: torch.Tensor) -> torch.Tensor:
+        """One value of each pair there is (n, …) -> those of the pairs held here (m, …)."""
+        return values if self.numbers is None else values[self.numbers]
+
     def rows(self, picked: torch.Tensor) -> PairFeatures:
-        """The pairs `picked`, by number."""
-        return PairFeatures(self.chosen[picked], self.rejected[picked])
+        """The pairs `picked`, by their rising numbers; from now on these are all the pairs there are."""
+        if self.numbers is None:
+            return PairFeatures(self.chosen[picked], self.rejected[picked])
+        held = torch.isin(self.numbers, picked)
+        numbers = torch.searchsorted(picked, self.numbers[held])
+        return PairFeatures(self.chosen[held], self.rejected[held], numbers, self.spread)
 
 
 def fit_head(
@@ -52,7 +71,7 @@ def fit_head(
     if count < 2:
         raise UserError("all pairs have one prompt, and folds are by prompt: give preferences on several prompts")
     folds = torch.from_numpy(assign_folds(len(groups), min(5, count), groups, recipe.seed))
-    return _fit(features, features, folds, recipe.reward.ridge, epsilon, recipe.reward)
+    return _fit(features, features, features.own(folds), recipe.reward.ridge, epsilon, recipe.reward)
 
 
 def refit_head(
@@ -61,7 +80,8 @@ def refit_head(
     """The private MLE on `features` that were trained on the same pairs; reward.refit_ridge, unless given, is chosen by
     the private log-likelihood of `held_out` pairs.
     """
-    both = PairFeatures(*(torch.cat(pair) for pair in zip(_sides(features), _sides(held_out), strict=True)))
+    chosen, rejected = (torch.cat(pair) for pair in zip(_sides(features), _sides(held_out), strict=True))
+    both = PairFeatures(chosen, rejected, spread=features.spread)
     folds = torch.full((len(both),), ALWAYS_LEARNT)
     folds[len(features) :] = 0
     return _fit(features, both, folds, recipe.reward.refit_ridge, epsilon, recipe.reward)
@@ -79,9 +99,15 @@ def _fit(
     epsilon: float,
     settings: RewardConfig,
 ) -> tuple[LinearFit, RidgeSelection]:
-    """The ridge by the `folds` (n,) of the pairs `judged`, then the fit to `features`."""
-    basis = pair_basis(*_sides(features), num_components=settings.num_components, whiten=False)
-    shared: dict[str, Any] = {"basis": basis, "reward_bound": settings.reward_bound, "loss": settings.loss}
+    """The ridge by the `folds` (m,) of the pairs `judged`, then the fit to `features`."""
+    spread = features.spread
+    basis = pair_basis(*_sides(features), num_components=settings.num_components, whiten=False, spread=spread)
+    shared: dict[str, Any] = {
+        "basis": basis,
+        "reward_bound": settings.reward_bound,
+        "loss": settings.loss,
+        "spread": spread,
+    }
     ridges = None if ridge is None else [ridge]
     # The label is +1 throughout: `chosen` is what z prefers.
     selection = select_ridge(*_sides(judged), torch.ones(len(judged)), epsilon, ridges=ridges, folds=folds, **shared)

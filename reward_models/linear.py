@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reward_models.basis import FeatureArray, FeatureBasis, as_double, identity_basis
+from reward_models.basis import FeatureArray, FeatureBasis, as_double, count_pairs, identity_basis
 from reward_models.bound import bound_slope, bounded_reward, check_reward_bound
 from reward_models.losses import PreferenceLoss, check_epsilon, fisher_weight, get_loss
+from reward_models.spread import ALONE, Spread
 
 _ARMIJO = 1e-4
 _MAX_HALVINGS = 40
@@ -71,7 +72,8 @@ class LinearFit:
 class PairProblem:
     """The objective and its derivatives in basis coordinates; all tensors float64.
 
-    x_a, x_b (n, k) are coordinates of the two responses, `private_label` (n,) is ±1.
+    x_a, x_b (n, k) are coordinates of the two responses, `private_label` (n,) is ±1: of the pairs that this process
+    holds. Sums are over all pairs of the `spread`.
     """
 
     def __init__(
@@ -82,7 +84,9 @@ class PairProblem:
         epsilon: float,
         reward_bound: float | None,
         loss: PreferenceLoss,
+        spread: Spread = ALONE,
     ) -> None:
+        self.spread = spread
         self.x_a, self.x_b, self.private_label = x_a, x_b, private_label
         self.epsilon, self.reward_bound, self.loss = epsilon, reward_bound, loss
         self._difference = x_a - x_b if reward_bound is None else None
@@ -103,22 +107,22 @@ class PairProblem:
 
     def total_loss(self, theta: Tensor) -> float:
         """Σ_i ℓ_i, nats."""
-        return float(self.loss.value(self.margin(theta), self.private_label, self.epsilon).sum())
+        return float(self.spread.sum(self.loss.value(self.margin(theta), self.private_label, self.epsilon).sum()))
 
     def gradient(self, theta: Tensor) -> Tensor:
         """∂ Σ_i ℓ_i/∂θ (k,)."""
         slope = self.loss.slope(self.margin(theta), self.private_label, self.epsilon)
         if self._difference is not None:
-            return self._difference.T @ slope
+            return self.spread.sum(self._difference.T @ slope)
         # Same as margin_gradient(θ)ᵀ slope without forming the (n, k) matrix.
         slope_a = slope * bound_slope(self.x_a @ theta, self.reward_bound)
         slope_b = slope * bound_slope(self.x_b @ theta, self.reward_bound)
-        return self.x_a.T @ slope_a - self.x_b.T @ slope_b
+        return self.spread.sum(self.x_a.T @ slope_a - self.x_b.T @ slope_b)
 
     def gram(self, theta: Tensor, weight: Tensor) -> Tensor:
         """Σ_i weight_i δg_i δg_iᵀ (k, k)."""
         scaled = self.margin_gradient(theta) * weight.sqrt()[:, None]
-        return scaled.T @ scaled
+        return self.spread.sum(scaled.T @ scaled)
 
     def scoring_matrix(self, theta: Tensor) -> Tensor:
         """Expected curvature of Σ_i ℓ_i (k, k)."""
@@ -178,7 +182,7 @@ def minimise(
     theta = start.clone()
     identity = torch.eye(len(theta), dtype=torch.float64)
     penalty = _Penalty(ridge, anchor)
-    objectives = [problem.total_loss(theta) + penalty.value(theta)]
+    objectives = [_objective(problem, penalty, theta)]
     gradient = problem.gradient(theta) + penalty.gradient(theta)
     memory: list[tuple[Tensor, Tensor]] = []
     factor: Tensor | None = None
@@ -188,7 +192,8 @@ def minimise(
             factor = _cholesky(problem.scoring_matrix(theta) + ridge * identity)
             memory, age, matrices = [], 0, matrices + 1
         step = _direction(gradient, factor, memory)
-        decrement = 0.5 * float(gradient @ step)
+        told = problem.spread.first(torch.cat([step, 0.5 * (gradient @ step)[None]]))
+        step, decrement = told[:-1], float(told[-1])
         if decrement <= tolerance or iterations == max_iterations:
             break
         size, value = _backtrack(problem, penalty, theta, step, objectives[-1], decrement)
@@ -206,6 +211,12 @@ def minimise(
     # Rounding in a sum of n losses can end the search just above the tolerance; the statistical scale is 1 nat.
     converged = decrement <= max(tolerance, 1e-6)
     return theta, ConvergenceReport(converged, iterations, matrices, decrement, tuple(objectives))
+
+
+def _objective(problem: PairProblem, penalty: _Penalty, theta: Tensor) -> float:
+    """The penalised loss, one number on all processes."""
+    value = problem.total_loss(theta) + penalty.value(theta)
+    return float(problem.spread.first(torch.tensor(value, dtype=torch.float64)))
 
 
 def _direction(gradient: Tensor, factor: Tensor, memory: list[tuple[Tensor, Tensor]]) -> Tensor:
@@ -228,7 +239,7 @@ def _backtrack(
     size = 1.0
     for _ in range(_MAX_HALVINGS):
         candidate = theta - size * step
-        value = problem.total_loss(candidate) + penalty.value(candidate)
+        value = _objective(problem, penalty, candidate)
         if value <= objective - _ARMIJO * size * 2.0 * decrement and value < objective:
             return size, value
         size *= 0.5
@@ -255,21 +266,20 @@ def fit_linear(
     start: Tensor | None = None,
     max_iterations: int = 200,
     tolerance: float = 1e-9,
+    spread: Spread = ALONE,
 ) -> LinearFit:
     """Fit w on pairs (φ_a, φ_b) with private labels; deterministic.
 
     phi_a, phi_b (n, d) numpy or torch; private_label (n,) in {−1, +1}, +1 where the label prefers a; `ridge` λ ≥ 0 in
     the coordinates of `basis` (default: the original ones), per dataset (not per pair); `start` θ (k,), default 0.
-    For the unbounded reward only φ_a − φ_b matters. ValueError for bad shapes, labels, ε, or a singular problem.
+    With a `spread` each process brings the pairs that it holds, and gets the fit to all. For the unbounded reward only
+    φ_a − φ_b matters. ValueError for bad shapes, labels, ε, or a singular problem.
     """
     epsilon = check_epsilon(epsilon, allow_zero=False)
     if not 0.0 <= ridge < float("inf"):
         raise ValueError(f"ridge must be a finite number of at least 0, not {ridge!r}")
     first, second = as_double(phi_a, "phi_a", 2), as_double(phi_b, "phi_b", 2)
-    if first.shape != second.shape or first.shape[0] == 0:
-        raise ValueError(
-            f"phi_a {tuple(first.shape)} and phi_b {tuple(second.shape)} must have the same, non-empty shape"
-        )
+    num_pairs = count_pairs(first, second, spread)
     label = check_labels(private_label, len(first))
     basis = identity_basis(first.shape[1]) if basis is None else basis
     problem = PairProblem(
@@ -279,6 +289,7 @@ def fit_linear(
         epsilon,
         check_reward_bound(reward_bound),
         get_loss(loss),
+        spread,
     )
     origin = torch.zeros(basis.num_components, dtype=torch.float64) if start is None else start.to(torch.float64)
     theta, report = minimise(problem, ridge, origin, max_iterations=max_iterations, tolerance=tolerance)
@@ -292,6 +303,6 @@ def fit_linear(
         ridge=float(ridge),
         reward_bound=reward_bound,
         loss=loss,
-        num_pairs=len(first),
+        num_pairs=num_pairs,
         report=report,
     )

@@ -19,6 +19,7 @@ from reward_models.basis import FeatureArray, FeatureBasis, as_double, identity_
 from reward_models.bound import check_reward_bound
 from reward_models.linear import PairProblem, check_labels, minimise
 from reward_models.losses import check_epsilon, get_loss
+from reward_models.spread import ALONE, Spread
 
 # Standard deviations of the margin under the prior that a ridge stands for, in nats.
 _MARGIN_SCALES = (0.03, 0.1, 0.2, 0.4, 0.7, 1.2, 2.0, 4.0, 8.0)
@@ -82,12 +83,14 @@ def select_ridge(
     loss: str = "private_likelihood",
     folds: Tensor | None = None,
     tolerance: float = 1e-4,
+    spread: Spread = ALONE,
 ) -> RidgeSelection:
     """k-fold choice of λ; arguments as in `fit_linear`. Each fold walks down the grid with warm starts.
 
     `folds` (n,) int64 is the fold that each pair is held out with, 0, 1, …, or −1 for a pair that is always learnt from
     and never judges (None: five folds at random). `tolerance` is the Newton decrement (nats over the fold) at which a
-    fit counts as done: far below the noise of the score.
+    fit counts as done: far below the noise of the score. With a `spread` each process brings the pairs that it holds,
+    and their folds.
     """
     epsilon = check_epsilon(epsilon, allow_zero=False)
     first, second = as_double(phi_a, "phi_a", 2), as_double(phi_b, "phi_b", 2)
@@ -98,16 +101,17 @@ def select_ridge(
         raise ValueError("ridges must be a non-empty list of numbers above 0")
     if folds is None:
         folds = torch.from_numpy(assign_folds(len(first), 5, None, 0))
-    if folds.shape != label.shape or int(folds.max()) < 0:
+    judging = spread.all(folds[folds >= 0])
+    if folds.shape != label.shape or len(judging) == 0:
         raise ValueError(f"folds must be one number for each of {len(label)} pairs, and some must be held out")
-    num_folds = int(folds.max()) + 1
+    num_folds = int(judging.max()) + 1
     x_a, x_b = basis.coordinates(first), basis.coordinates(second)
     bound = check_reward_bound(reward_bound)
     score = get_loss("uncorrected" if loss == "uncorrected" else "private_likelihood")
     held_out = torch.zeros(len(grid), len(first), dtype=torch.float64)
 
     def problem(rows: Tensor) -> PairProblem:
-        return PairProblem(x_a[rows], x_b[rows], label[rows], epsilon, bound, get_loss(loss))
+        return PairProblem(x_a[rows], x_b[rows], label[rows], epsilon, bound, get_loss(loss), spread)
 
     for fold in range(num_folds):
         training, testing = problem(folds != fold), problem(folds == fold)
@@ -115,11 +119,11 @@ def select_ridge(
         for row, ridge in enumerate(grid):
             theta, _ = minimise(training, ridge, theta, tolerance=tolerance)
             held_out[row, folds == fold] = score.value(testing.margin(theta), testing.private_label, epsilon)
-    return _table(grid, held_out[:, folds >= 0], num_folds)
+    return _table(grid, spread.all(held_out[:, folds >= 0].T.contiguous()).T, num_folds, spread)
 
 
-def _table(grid: tuple[float, ...], held_out: Tensor, num_folds: int) -> RidgeSelection:
-    means = held_out.mean(1)
+def _table(grid: tuple[float, ...], held_out: Tensor, num_folds: int, spread: Spread) -> RidgeSelection:
+    means = spread.first(held_out.mean(1))
     best = int(means.argmin())
     differences = held_out - held_out[best]
     errors = differences.std(1) / held_out.shape[1] ** 0.5

@@ -1,4 +1,4 @@
-"""One of two processes that compute the reward stage's features of many pairs: says what that took, and leaves them.
+"""One of two processes that fit the reward stage's head to features of many pairs: says what they took, and the fit.
 
 Usage: reward_features_worker.py FOLDER RANK
 """
@@ -13,12 +13,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from accelerate import Accelerator
+from pipeline_runs import ROOT
 
+from pipeline.core.config import load_recipe
+from pipeline.core.recipe import Recipe
 from pipeline.core.world import World
 from pipeline.lm.distributed import make_accelerator
 from pipeline.lm.rows import Rows
-from pipeline.stages.reward import pair_features
-from reward_models.head import PairFeatures
+from pipeline.stages.reward import held_out, pair_features, split
+from reward_models.fitted_bonus import head_bonus
+from reward_models.head import PairFeatures, fit_head, refit_head
 
 SIZES = (2500, 5000)
 DIM = 576
@@ -29,7 +34,13 @@ class Backbone:
     """φ of the text [i] is row i of random numbers."""
 
     sharing = None
-    weight = torch.zeros(DIM)
+    reward_bound = 8.0
+
+    def __init__(self, weight: torch.Tensor | None = None) -> None:
+        self.weight = torch.zeros(DIM) if weight is None else weight
+
+    def raw_score_of(self, features: torch.Tensor) -> torch.Tensor:
+        return features.double() @ self.weight
 
     def row_features(self, rows: Rows) -> torch.Tensor:
         ids = rows.input_ids.flatten()
@@ -37,17 +48,51 @@ class Backbone:
 
 
 def features_of(number: int) -> torch.Tensor:
-    """(d,) float32."""
-    return torch.randn(DIM, generator=torch.Generator().manual_seed(number))
+    """(d,) float32; of the preferred response of a pair, which has an odd number, a little larger in front."""
+    features = torch.randn(DIM, generator=torch.Generator().manual_seed(number))
+    features[:8] *= 4.0
+    features[:4] += 0.5 * (number % 2)
+    return features
 
 
-def compute(folder: Path, world: World, count: int) -> PairFeatures:
-    """Features of `count` pairs."""
+def compute(folder: Path, world: World, count: int, accelerator: Accelerator) -> PairFeatures:
+    """This process's share of the features of `count` pairs."""
     recipe = SimpleNamespace(reward=SimpleNamespace(feature_batch_size=64))
     context: Any = SimpleNamespace(world=world, recipe=recipe, checkpoints=folder / f"parts-{count}")
     model: Any = Backbone()
     given: Any = GIVEN
-    return pair_features(context, model, [([2 * i + 1], [2 * i + 2]) for i in range(count)], given, "frozen")
+    return pair_features(
+        context, model, [([2 * i + 1], [2 * i + 2]) for i in range(count)], given, "frozen", accelerator
+    )
+
+
+def recipe_of(kind: str) -> Recipe:
+    """A small head with one kind of Γ."""
+    return load_recipe(
+        Recipe,
+        ROOT / "configs" / "demo.yaml",
+        ["reward.num_components=12", f"reward.uncertainty={{kind: {kind}}}", "reward.kappa=1.0"],
+    )
+
+
+def fitted(features: PairFeatures, count: int) -> dict[str, torch.Tensor]:
+    """All that the stage makes of the features of `count` pairs: fits, ridges, Γ of each kind, the held-out check."""
+    recipe = recipe_of("fisher")
+    training, validation = split([str(i) for i in range(count)], 0.1, 0)
+    fit, selection = fit_head(features.rows(training), [f"prompt {i // 3}" for i in training], 2.0, recipe)
+    again, judged = refit_head(features.rows(training), features.rows(validation), 2.0, recipe)
+    query = torch.stack([features_of(2 * i) for i in range(4)])
+    found = {"fit": fit.weight, "again": again.weight, "pairs": torch.tensor(fit.num_pairs)}
+    for name, path in (("selection", selection), ("judged", judged)):
+        found[name] = torch.tensor([path.ridge, *path.held_out_loss, *path.paired_standard_error])
+    for kind in ("fisher", "elliptical", "ensemble"):
+        bonus = head_bonus(fit, features.rows(training), 2.0, recipe_of(kind))
+        found[kind] = bonus.score(query, query.flip(0)[:, None]).bonus
+    model: Any = Backbone(fit.weight)
+    check = held_out(model, features.rows(validation), 2.0, recipe)
+    names = ("validation_pairs", "validation_log_likelihood", "validation_log_likelihood_se")
+    found["check"] = torch.tensor([check[name] for name in names])
+    return found
 
 
 def peak() -> int:
@@ -66,15 +111,16 @@ def main(folder: Path, rank: int) -> None:
     )
     rendezvous = f"file://{folder / 'rendezvous'}"
     torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
-    make_accelerator(World(rank, 2))
-    compute(folder, World(rank, 2), 64)  # what the first call of a library costs is not counted
+    accelerator = make_accelerator(World(rank, 2))
+    compute(folder, World(rank, 2), 64, accelerator)  # what the first call of a library costs is not counted
     taken = []
     for count in SIZES:
         reset_peak()
         before = peak()
-        found = compute(folder, World(rank, 2), count)
+        found = compute(folder, World(rank, 2), count, accelerator)
         taken.append(peak() - before)
-    torch.save([found.chosen, found.rejected], folder / f"features-{rank}.pt")
+    torch.save([found.chosen, found.rejected, found.numbers], folder / f"features-{rank}.pt")
+    torch.save(fitted(found, SIZES[-1]), folder / f"fitted-{rank}.pt")
     (folder / f"taken-{rank}.json").write_text(json.dumps(taken))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
+from accelerate import Accelerator
 from safetensors import SafetensorError
 
 from pipeline.core import atomic
@@ -43,11 +43,12 @@ from reward_models.head import PairFeatures, fit_head, refit_head
 from reward_models.losses import get_loss, keep_prob, privacy_factor
 from reward_models.model import RewardModel, build_reward_backbone, set_score_weight
 from reward_models.ridge import RidgeSelection
+from reward_models.spread import OverProcesses
 from reward_models.training import TrainedBackbone, train_backbone
 
 
 def run(context: StageContext) -> dict[str, Any]:
-    """Features on every process; the small fit is the same everywhere; saved from the main one."""
+    """Every process brings the features of some pairs; together they make one fit; saved from the main one."""
     recipe, settings = context.recipe, context.recipe.reward
     accelerator = make_accelerator(context.world)
     if settings.external is not None:
@@ -67,7 +68,7 @@ def run(context: StageContext) -> dict[str, Any]:
     model = RewardModel(backbone.to(accelerator.device), reward_bound=settings.reward_bound)
     result, more = TrainedBackbone(backbone, [], None), {}
     if settings.mode == "head" or settings.head_warmup:
-        features = pair_features(context, model, pairs, renderer, "frozen")
+        features = pair_features(context, model, pairs, renderer, "frozen", accelerator)
         fit, selection = fit_head(features.rows(training), [rows[i].prompt for i in training], epsilon, recipe)
     if settings.mode != "head":
         result = train_backbone(
@@ -83,15 +84,14 @@ def run(context: StageContext) -> dict[str, Any]:
             reload=lambda: load_backbone(backbone_path, recipe, renderer),
         )
         model = RewardModel(result.model.to(accelerator.device), reward_bound=settings.reward_bound)
-        features = pair_features(context, model, pairs, renderer, "trained")
+        features = pair_features(context, model, pairs, renderer, "trained", accelerator)
         trained = held_out(model, features.rows(validation), epsilon, recipe)
         more = {
             "warm_start_ridge": fit.ridge if settings.head_warmup else None,
             "trained_head_log_likelihood": trained["validation_log_likelihood"],
         }
         fit, selection = refit_head(features.rows(training), features.rows(validation), epsilon, recipe)
-    fitted = features.rows(training)
-    bonus = head_bonus(fit, fitted.chosen, fitted.rejected, epsilon, recipe)
+    bonus = head_bonus(fit, features.rows(training), epsilon, recipe)
     model = with_weight(result.model, fit.weight, settings.reward_bound)
 
     # --- held-out check on z, and the checkpoint ----------------------------------------------------------------------
@@ -180,15 +180,17 @@ def load_backbone(path: Path, recipe: Recipe, renderer: Renderer) -> Any:
 
 
 def pair_features(
-    context: StageContext, model: RewardModel, pairs: list[tuple[list[int], list[int]]], renderer: Renderer, tag: str
+    context: StageContext,
+    model: RewardModel,
+    pairs: list[tuple[list[int], list[int]]],
+    renderer: Renderer,
+    tag: str,
+    accelerator: Accelerator,
 ) -> PairFeatures:
-    """Features of every pair, each process computing its share.
-
-    Each process gets all of them: 8·n·d bytes for n pairs, three times as many while they arrive.
-    """
+    """Features of this process's share of the pairs: no process ever holds all of them."""
     world = context.world
-    mine = list(range(len(pairs)))[world.rank :: world.size]
-    flat = [sequence for index in mine for sequence in pairs[index]]
+    mine = torch.arange(world.rank, len(pairs), world.size)
+    flat = [sequence for index in mine.tolist() for sequence in pairs[index]]
     features = extract_features(
         model,
         flat,
@@ -196,13 +198,14 @@ def pair_features(
         batch_size=context.recipe.reward.feature_batch_size,
         device=model.weight.device,
         progress="reward features" if world.main else None,
-        keep=context.checkpoints / f"{tag}-{world.rank}",
+        keep=context.checkpoints / f"{tag}-{world.rank}-of-{world.size}",
     ).reshape(len(mine), 2, -1)
-    # One tensor a process: a view, pickled, takes the whole storage under it along.
-    stacked = torch.empty(len(pairs), 2, features.shape[-1])
-    for rank, share in enumerate(gather_object([features])):
-        stacked[rank :: world.size] = share
-    return PairFeatures(stacked[:, 0], stacked[:, 1])
+    chosen, rejected = features.unbind(dim=1)
+    return (
+        PairFeatures(chosen, rejected, mine, OverProcesses(accelerator))
+        if world.size > 1
+        else PairFeatures(chosen, rejected)
+    )
 
 
 def with_weight(backbone: Any, weight: torch.Tensor, reward_bound: float | None) -> RewardModel:
@@ -216,7 +219,7 @@ def held_out(model: RewardModel, features: PairFeatures, epsilon: float, recipe:
     """Private log-likelihood per pair and debiased accuracy on held-out z; both read z only."""
     chosen = bounded_reward(model.raw_score_of(features.chosen.to(model.weight.device)), model.reward_bound)
     rejected = bounded_reward(model.raw_score_of(features.rejected.to(model.weight.device)), model.reward_bound)
-    margin = (chosen - rejected).cpu()
+    margin = features.spread.all((chosen - rejected).cpu())
     loss = get_loss("private_likelihood").value(margin, torch.ones_like(margin), epsilon)
     wins = float((margin > 0).sum() + 0.5 * (margin == 0).sum())
     share, flip, slope = wilson(wins, len(margin)), 1 - keep_prob(epsilon), privacy_factor(epsilon)

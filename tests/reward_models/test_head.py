@@ -74,7 +74,7 @@ def test_the_warm_start_of_the_paper_s_recipe_does_not_over_fit(world: World) ->
 
 def certainty(fit: LinearFit, world: World, scale: float = 1.0) -> float:
     """Γ over the standard deviation of r, on texts of `world` whose features are multiplied by `scale`."""
-    bonus = head_bonus(fit, world.training.chosen, world.training.rejected, 2.0, recipe())
+    bonus = head_bonus(fit, world.training, 2.0, recipe())
     first, second = scale * world.first, scale * world.second
     return float(bonus.score(first, second[:, None]).bonus.mean() / fit.margin(first, second).std())
 
