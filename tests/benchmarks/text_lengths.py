@@ -2,16 +2,18 @@
 
     python tests/benchmarks/text_lengths.py FOLDER [--cap 64] [--limit 1024]
 
-FOLDER holds train.jsonl and eval.jsonl with `prompt`, `chosen`, `rejected`. Its labels must be public: the share of
-pairs whose longer response was chosen is printed. Tokens are SmolLM2's.
+FOLDER holds train and eval files (.jsonl or .jsonl.gz) with `prompt`, `chosen`, `rejected`. Its labels must be public:
+the share of pairs whose longer response was chosen is printed. Tokens are SmolLM2's.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,8 +29,7 @@ def main() -> None:
     parser.add_argument("--cap", type=int, default=64, help="tokens of a response, end of turn included")
     parser.add_argument("--limit", type=int, default=1024, help="tokens of a prompt with its response")
     given = parser.parse_args()
-    files = [given.folder / name for name in ("train.jsonl", "eval.jsonl")]
-    rows = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    rows = [row for name in ("train", "eval") for row in read_pairs(given.folder, name)]
     with tempfile.TemporaryDirectory() as cache:
         renderer = Renderer(load_tokenizer(smollm2_checkpoint(Path(cache))), 10**9, 10**9, system_prompt="")
         prompts = np.array([len(renderer.prompt_ids(row["prompt"])) for row in rows])
@@ -43,6 +44,13 @@ def main() -> None:
         print(f"as long in {(each[:, 0] == each[:, 1]).mean():.3f}")
     print(f"longest prompt with a response: 99 % under {np.quantile(whole, 0.99):.0f}, all under {whole.max()} tokens")
     print(f"pairs that the limit of {given.limit} leaves out: {(whole > given.limit).mean():.2%}")
+
+
+def read_pairs(folder: Path, name: str) -> list[dict[str, Any]]:
+    """The rows of `name`.jsonl, or of its gzip."""
+    plain = folder / f"{name}.jsonl"
+    with plain.open(encoding="utf-8") if plain.is_file() else gzip.open(f"{plain}.gz", "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
 
 
 if __name__ == "__main__":
