@@ -134,14 +134,13 @@ def check_ppo(recipe: Recipe) -> None:
 def check_inputs(recipe: Recipe, stages: Collection[str]) -> None:
     """The first rows of label-free inputs that are read by path."""
     from pipeline.data.formats import read_demonstrations, read_prompts
-    from pipeline.data.inputs import BUILT_IN
 
     data = recipe.data
-    if "sft" in stages and data.demonstrations not in BUILT_IN:
+    if "sft" in stages and not data.built_in("demonstrations"):
         read_first(read_demonstrations(data.demonstrations))
-    if set(ON_PROMPTS) & set(stages) and data.prompts not in BUILT_IN:
+    if set(ON_PROMPTS) & set(stages) and not data.built_in("prompts"):
         read_first(read_prompts(data.prompts))
-    if "evaluate" in stages and data.evaluation_prompts not in BUILT_IN:
+    if "evaluate" in stages and not data.built_in("evaluation_prompts"):
         read_first(read_prompts(data.evaluation_prompts))
 
 

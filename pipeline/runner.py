@@ -137,7 +137,7 @@ def stages_of(recipe: Recipe) -> tuple[StageSpec, ...]:
 
 def upstream_of(spec: StageSpec, recipe: Recipe) -> tuple[str, ...]:
     """The stages that `spec` reads under this recipe: sft reads the release only where it imitates its answers."""
-    if spec.name == "sft" and recipe.data.demonstrations != "release":
+    if spec.name == "sft" and not recipe.data.from_release("demonstrations"):
         return ()
     return tuple(name for name in spec.upstream if name not in recipe.other_aligners)
 
@@ -173,12 +173,9 @@ def input_digests(spec: StageSpec, recipe: Recipe) -> dict[str, str]:
     if spec.name == "privatize":  # a release is nobody's secret
         bundle = Path(data.preferences).expanduser()
         return {data.preferences: folder_digest(bundle)} if is_adopted(data.preferences) else {}
-    named = {
-        "sft": ("demonstrations", data.demonstrations),
-        **dict.fromkeys(ON_PROMPTS, ("prompts", data.prompts)),
-        "evaluate": ("prompts", data.evaluation_prompts),
-    }
-    digests = {source: input_digest(kind, source) for kind, source in [named[spec.name]]} if spec.name in named else {}
+    keys = {"sft": "demonstrations", **dict.fromkeys(ON_PROMPTS, "prompts"), "evaluate": "evaluation_prompts"}
+    key = keys.get(spec.name)
+    digests = {} if key is None else {str(getattr(data, key)): input_digest(key, data)}
     if spec.name == "ppo":
         digests |= extra_reward_digests(recipe.ppo.extra_rewards)
     if spec.name == "evaluate":

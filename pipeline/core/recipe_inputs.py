@@ -10,6 +10,15 @@ from pydantic.dataclasses import dataclass
 
 from pipeline.core.recipe_parts import STRICT
 
+OF_RELEASE = ("release", "release_both", "release_preferred")
+"""What data.demonstrations may name of the released pairs."""
+BUILT_IN = {
+    "demonstrations": ("embedded", *OF_RELEASE),
+    "prompts": ("embedded", "release"),
+    "evaluation_prompts": ("embedded", "evaluation"),
+}
+"""Data key -> what it may name besides files. All of it is public, or post-processing of the released labels."""
+
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class ModelConfig:
@@ -57,8 +66,9 @@ class DataConfig:
     """`embedded`, a file, a folder with train/eval files, a `datasets` folder, or a hub id. Raw labels: only the
     privatize stage (and a final evaluation on labels declared public) reads it."""
     demonstrations: str = "auto"
-    """For SFT: `embedded`, a file or folder, or `release`: the canonical first response of each released pair,
-    which does not depend on any label. `auto`: `embedded` or `release`."""
+    """For SFT: `embedded`, a file or folder, or of each released pair: `release`, one response, whatever the label;
+    `release_both`, both; `release_preferred`, the one that the released label prefers, which is as private as that
+    label, though the reward's held-out figures are then of pairs that SFT has seen. `auto`: `embedded` or `release`."""
     prompts: str = "auto"
     """For PPO rollouts: `embedded`, a file or folder, or `release`. `auto`: `embedded` or `release`."""
     evaluation_prompts: str = "auto"
@@ -82,3 +92,11 @@ class DataConfig:
         }.items():
             if getattr(self, name) == "auto":
                 object.__setattr__(self, name, "embedded" if self.preferences == "embedded" else own)
+
+    def built_in(self, key: str) -> bool:
+        """Whether `key` (of `BUILT_IN`) names no file."""
+        return getattr(self, key) in BUILT_IN[key]
+
+    def from_release(self, key: str) -> bool:
+        """Whether what `key` (of `BUILT_IN`) names is read from what the privatize stage released."""
+        return self.built_in(key) and getattr(self, key) != "embedded"

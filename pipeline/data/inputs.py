@@ -9,15 +9,14 @@ from typing import Any, TypeVar
 
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
+from pipeline.core.recipe_inputs import DataConfig
 from pipeline.core.rundir import RunDir
 from pipeline.data.formats import Demonstration, read_demonstrations, read_prompts
 from pipeline.data.release import Release, read_release
 from pipeline.data.render import Prompt, Renderer, keep_fitting, keep_fitting_pairs
 from pipeline.embedded import task
-from pipeline.privacy.records import Text
 
 T = TypeVar("T")
-BUILT_IN = frozenset({"embedded", "release", "evaluation"})
 
 
 def make_renderer(recipe: Recipe, tokenizer: Any) -> Renderer:
@@ -31,14 +30,22 @@ def make_renderer(recipe: Recipe, tokenizer: Any) -> Renderer:
 def demonstrations(recipe: Recipe, run: RunDir) -> list[Demonstration]:
     """What SFT imitates.
 
-    `release` takes, of every released pair, the response with the smaller digest: a rule symmetric in the two
-    responses, so that π_ref depends on no label, private or not.
+    Of every released pair, `release` takes the response with the smaller digest and `release_both` both in the order of
+    their digests: rules symmetric in the two responses, so that π_ref depends on no label, private or not.
+    `release_preferred` takes what the private label prefers, and π_ref is then as private as that label.
     """
     source = recipe.data.demonstrations
     if source == "embedded":
         return task.load_demonstrations()
-    if source == "release":
-        return [Demonstration(row.prompt, canonical_response(row.chosen, row.rejected)) for row in release(run).rows]
+    if source == "release_preferred":
+        return [Demonstration(row.prompt, row.chosen) for row in release(run)]
+    if recipe.data.from_release("demonstrations"):
+        count = 2 if source == "release_both" else 1
+        return [
+            Demonstration(row.prompt, response)
+            for row in release(run)
+            for response in in_own_order([row.chosen, row.rejected])[:count]
+        ]
     return in_own_order(list(read_demonstrations(source)))
 
 
@@ -48,11 +55,6 @@ def keep_demonstrations(recipe: Recipe, run: RunDir, renderer: Renderer) -> tupl
     prompts, responses = [row.prompt for row in rows], [row.response for row in rows]
     kept = keep_fitting(prompts, renderer, recipe.model.too_long, responses)
     return [rows[index] for index in kept], len(rows) - len(kept)
-
-
-def canonical_response(first: Text, second: Text) -> Text:
-    """One of two responses, chosen by their text alone: swapping the arguments changes nothing."""
-    return min(first, second, key=row_digest)
 
 
 def training_prompts(recipe: Recipe, run: RunDir) -> list[Prompt]:
@@ -90,21 +92,21 @@ def check_lengths(recipe: Recipe, run: RunDir, renderer: Renderer) -> None:
     def of_pairs(read: Callable[[RunDir], Release]) -> Callable[[], Any]:
         return lambda: keep_fitting_pairs(read(run).rows, renderer, too_long)
 
-    sources: dict[str, Callable[[], Any]] = {
-        f"data.demonstrations={data.demonstrations}": lambda: keep_demonstrations(recipe, run, renderer),
-        f"data.preferences={data.preferences}": of_pairs(release),
-        f"data.prompts={data.prompts}": of_prompts(training_prompts),
-        f"data.evaluation_prompts={data.evaluation_prompts}": of_prompts(evaluation_prompts),
-        f"data.preferences={data.preferences} (evaluation)": of_pairs(evaluation_release),
-    }
+    sources: list[tuple[str, str, Callable[[], Any]]] = [
+        ("demonstrations", "", lambda: keep_demonstrations(recipe, run, renderer)),
+        ("preferences", "", of_pairs(release)),
+        ("prompts", "", of_prompts(training_prompts)),
+        ("evaluation_prompts", "", of_prompts(evaluation_prompts)),
+        ("preferences", " (evaluation)", of_pairs(evaluation_release)),
+    ]
     released = run.manifest("privatize") is not None  # `--only sft` on other demonstrations does without
-    for name, read in sources.items():
-        if not released and ("preferences" in name or name.endswith(("=release", "=evaluation"))):
+    for key, part, read in sources:
+        if not released and (key == "preferences" or data.from_release(key)):
             continue
         try:
             read()
         except UserError as error:
-            raise UserError(f"{name}: {error}") from None
+            raise UserError(f"data.{key}={getattr(data, key)}{part}: {error}") from None
 
 
 def release(run: RunDir) -> Release:
@@ -135,17 +137,17 @@ def row_digest(row: Any) -> bytes:
     return hashlib.sha256(repr(row).encode()).digest()
 
 
-def input_digest(kind: str, source: str) -> str:
+def input_digest(key: str, data: DataConfig) -> str:
     """SHA-256 of what a label-free input *parses to*, to notice that it changed; the name itself for built-in sources.
 
     The parsed prompts or demonstrations are hashed, in the order in which stages read them, never the file: prompts may
     be read from a preference file, and an unkeyed digest of its bytes would let anyone test guesses of its labels.
 
     Args:
-        kind: `demonstrations` or `prompts`.
-        source: a data key of the recipe.
+        key: `demonstrations`, `prompts` or `evaluation_prompts`.
     """
-    if source in BUILT_IN or not Path(source).expanduser().exists():
+    source: str = getattr(data, key)
+    if data.built_in(key) or not Path(source).expanduser().exists():
         return source
-    rows = read_demonstrations(source) if kind == "demonstrations" else read_prompts(source)
+    rows = read_demonstrations(source) if key == "demonstrations" else read_prompts(source)
     return hashlib.sha256(b"".join(sorted(map(row_digest, rows)))).hexdigest()

@@ -43,7 +43,7 @@ from pipeline.core.recipe_aligners import ON_PROMPTS
 from pipeline.core.rundir import RunDir
 from pipeline.data.adopted import is_adopted
 from pipeline.data.formats import read_demonstrations, read_preferences, read_prompts
-from pipeline.data.inputs import BUILT_IN, evaluation_release, release
+from pipeline.data.inputs import evaluation_release, release
 from pipeline.data.release import read_release
 from pipeline.embedded import task
 from pipeline.privacy.records import Text, encode_text
@@ -76,7 +76,7 @@ def check_overlap(recipe: Recipe, run: RunDir, stages: Collection[str]) -> None:
     """Refuses demonstrations and prompts that repeat one-sidedly what the protected pairs hold.
 
     Looks at the files that `stages` will read, and at all of them if the preferences are new. Built-in sources depend
-    on no label, and labels that were declared public need no guard.
+    on no label but the released ones, and labels that were declared public need no guard.
 
     Raises:
         UserError: names the data key, the number of pairs and the remedy.
@@ -86,9 +86,8 @@ def check_overlap(recipe: Recipe, run: RunDir, stages: Collection[str]) -> None:
         return
     digests, files = Digests(), {}
     for key, readers in _READERS.items():
-        source = getattr(data, key)
-        if source not in BUILT_IN and {"privatize", *readers} & set(stages):
-            files[key] = read_texts(key, source, digests)
+        if not data.built_in(key) and {"privatize", *readers} & set(stages):
+            files[key] = read_texts(key, getattr(data, key), digests)
     if not files:
         return
     pairs = protected_pairs(recipe, run, "privatize" in stages)

@@ -91,8 +91,9 @@ def texts_of(recipe: Recipe, run: RunDir, renderer: Renderer | None) -> Texts:
     prompt, cap = Lengths.at_most(model.max_prompt_tokens), Lengths.at_most(model.max_response_tokens)
     given = Lengths.at_most(max(1, model.max_text_tokens - model.max_prompt_tokens))
 
-    def known(source: str) -> bool:
-        here = source == "embedded" or (source in inputs.BUILT_IN and released) or Path(source).expanduser().exists()
+    def known(key: str) -> bool:
+        source: str = getattr(data, key)
+        here = released if data.from_release(key) else data.built_in(key) or Path(source).expanduser().exists()
         return renderer is not None and here
 
     def prompt_lengths(prompts: Sequence[Prompt]) -> Lengths:
@@ -105,14 +106,14 @@ def texts_of(recipe: Recipe, run: RunDir, renderer: Renderer | None) -> Texts:
         return Lengths.of([len(renderer.response_ids(each)) for each in responses])
 
     demonstrated, demonstrations, sampled = prompt, given, cap
-    if known(data.demonstrations):
+    if known("demonstrations"):
         assert renderer is not None
         rows = [row for row in inputs.demonstrations(recipe, run) if renderer.fits(row.prompt, row.response)]
         demonstrated = prompt_lengths([row.prompt for row in rows])
         demonstrations = response_lengths([row.response for row in rows])
         sampled = Lengths(None, min(demonstrations.mean, cap.longest), 0.0, cap.longest)
-    prompts = prompt_lengths(inputs.training_prompts(recipe, run)) if known(data.prompts) else prompt
-    held_out = prompt_lengths(inputs.evaluation_prompts(recipe, run)) if known(data.evaluation_prompts) else prompt
+    prompts = prompt_lengths(inputs.training_prompts(recipe, run)) if known("prompts") else prompt
+    held_out = prompt_lengths(inputs.evaluation_prompts(recipe, run)) if known("evaluation_prompts") else prompt
     pairs, evaluation_pairs = _pairs(recipe, run, released) if renderer is not None else (None, None)
     if pairs is None:
         pair_prompts, pair_responses = Lengths.at_most(prompt.longest, data.limit), given
@@ -121,7 +122,7 @@ def texts_of(recipe: Recipe, run: RunDir, renderer: Renderer | None) -> Texts:
         pairs = [each for each in pairs if renderer.fits(*each)]
         pair_prompts = prompt_lengths([each[0] for each in pairs])
         pair_responses = response_lengths([text for each in pairs for text in each[1:]])
-    whole = known(data.demonstrations) and known(data.prompts) and pairs is not None
+    whole = known("demonstrations") and known("prompts") and pairs is not None
     return Texts(
         demonstrated, demonstrations, prompts, pair_prompts, pair_responses, held_out, evaluation_pairs, sampled, whole
     )

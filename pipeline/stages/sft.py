@@ -1,6 +1,6 @@
 """Stage sft: supervised fine-tuning on demonstrations with TRL; the result is the reference policy π_ref.
 
-Reads:   demonstrations (embedded, a file, or the canonical responses of the release), never a protected label.
+Reads:   demonstrations (embedded, a file, or responses of the release), never a protected label.
 Writes:  sft/model (ordinary checkpoint), sft/history.json.
 Run alone: accelerate launch -m pipeline.stages.sft --config RECIPE [--run-dir DIR]
 """

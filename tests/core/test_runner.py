@@ -115,6 +115,7 @@ def test_an_empty_directory_runs_everything(tmp_path: Path) -> None:
     [
         ({"privatize": {"epsilon": 2.0}}, ("privatize", *NAMES[2:])),  # π_ref imitates nothing of the release here
         ({"privatize": {"epsilon": 2.0}, "data": {"demonstrations": "release"}}, NAMES),
+        ({"privatize": {"epsilon": 2.0}, "data": {"demonstrations": "release_preferred"}}, NAMES),
         ({"sft": {"epochs": 2}}, NAMES[1:]),
         ({"reward": {"kappa": 2.0}}, NAMES[2:]),
         ({"ppo": {"kl_coef": 0.2}}, NAMES[3:]),

@@ -1,4 +1,4 @@
-"""What π_ref imitates does not depend on which answer was preferred."""
+"""What π_ref imitates: no true label, and a released one where the recipe says so alone."""
 
 from __future__ import annotations
 
@@ -7,25 +7,58 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from plain_release import release_pairs
 
 from pipeline.core.config import parse
 from pipeline.core.recipe import Recipe
+from pipeline.core.recipe_inputs import OF_RELEASE
 from pipeline.core.rundir import RunDir
 from pipeline.data import inputs
-from pipeline.data.inputs import canonical_response
+from pipeline.data.formats import Demonstration
+from pipeline.privacy.keys import keygen, load_key
+from pipeline.privacy.mechanism import RandomizedResponse
+from pipeline.privacy.records import RawPair
+
+PAIRS = 400
 
 
-@given(st.text(), st.text())
-def test_the_imitated_answer_is_symmetric_in_the_pair(first: str, second: str) -> None:
-    assert canonical_response(first, second) == canonical_response(second, first)
-    assert canonical_response(first, second) in (first, second)
+def recipe(**data: Any) -> Recipe:
+    tree: dict[str, Any] = {"name": "x", "evaluation_labels": "private", "model": {"source": "tiny"}}
+    return parse(Recipe, {**tree, "privatize": {"epsilon": 1.0}, "data": data}, "r")
 
 
-def test_either_place_is_picked_about_half_of_the_time() -> None:
-    picked = sum(canonical_response(f"yes {i}", f"no {i}").startswith("yes") for i in range(1000))
-    assert 420 < picked < 580  # five standard deviations of a fair coin; the texts are fixed, so it never flickers
+def released(tmp_path: Path, world: int, source: str) -> list[Demonstration]:
+    """What `source` takes of pairs that were labelled in favour of "yes" (world 0) or of "no" (1), under one key;
+    the raw file is nowhere."""
+    run, file = RunDir(tmp_path / f"run {world}"), tmp_path / "owner.key"
+    key = load_key(file if file.exists() else keygen(file))
+    pairs = [RawPair(f"Say {i}.", *(f"yes {i}", f"no {i}")[:: 1 - 2 * world], None) for i in range(PAIRS)]
+    folder = run.stage("privatize") / "release"
+    if not folder.exists():
+        release_pairs(pairs, folder, RandomizedResponse(1.0), key)
+    return inputs.demonstrations(recipe(preferences="nowhere.jsonl", demonstrations=source), run)
+
+
+def test_demonstrations_of_a_release(tmp_path: Path) -> None:
+    """One response of each pair, both, or the one that the released label prefers; the first two know no label."""
+    one, both, preferred = ([released(tmp_path, world, source) for world in (0, 1)] for source in OF_RELEASE)
+    assert one[0] == one[1]
+    assert both[0] == both[1]
+    assert [len(rows[0]) for rows in (one, both, preferred)] == [PAIRS, 2 * PAIRS, PAIRS]
+    assert both[0][::2] == one[0]
+    assert all({row.response.split()[0] for row in both[0][i : i + 2]} == {"yes", "no"} for i in range(0, 800, 2))
+    picked = sum(str(row.response).startswith("yes") for row in one[0])
+    assert 150 < picked < 250  # five standard deviations of a fair coin; the texts are fixed, so it never flickers
+
+
+def test_preferred_demonstrations_follow_the_released_label_and_not_the_true_one(tmp_path: Path) -> None:
+    rows = [released(tmp_path, world, "release_preferred") for world in (0, 1)]
+    for world, found in enumerate(rows):
+        assert found == [(pair.prompt, pair.chosen) for pair in inputs.release(RunDir(tmp_path / f"run {world}"))]
+        kept = sum(str(row.response).startswith(("yes", "no")[world]) for row in found)
+        assert 0.6 * PAIRS < kept < 0.86 * PAIRS  # .731 in expectation, ± 5.8 deviations
+    same = sum(one == other for one, other in zip(*rows, strict=True))
+    assert 0.4 * PAIRS < same < 0.68 * PAIRS  # .538: the label was not looked at
 
 
 @pytest.mark.parametrize("kind", ["demonstrations", "prompts", "evaluation_prompts"])
@@ -33,15 +66,14 @@ def test_the_order_of_a_file_tells_nothing(tmp_path: Path, kind: str) -> None:
     """Both answers of each pair, the preferred one first: what is read, and its digest, is the same the other way."""
     rows = [{"prompt": f"Say {i}.", "response": answer} for i in range(30) for answer in (f"yes {i}", f"no {i}")]
     file = tmp_path / "rows.jsonl"
-    tree: dict[str, Any] = {"name": "x", "evaluation_labels": "private", "model": {"source": "tiny"}}
-    recipe = parse(Recipe, {**tree, "privatize": {"epsilon": 1.0}, "data": {kind: str(file)}}, "r")
+    named = recipe(**{kind: str(file)})
     read = {"demonstrations": inputs.demonstrations, "prompts": inputs.training_prompts,
             "evaluation_prompts": inputs.evaluation_prompts}[kind]
     seen = []
     for order in (rows, rows[::-1]):
         file.write_text("".join(json.dumps(row) + "\n" for row in order))
-        seen.append((read(recipe, RunDir(tmp_path / "run")), inputs.input_digest(kind, str(file))))
+        seen.append((read(named, RunDir(tmp_path / "run")), inputs.input_digest(kind, named.data)))
     assert seen[0] == seen[1]
     assert len(seen[0][0]) == (60 if kind == "demonstrations" else 30)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows[:-1]))
-    assert inputs.input_digest(kind, str(file)) != seen[0][1] or kind != "demonstrations"
+    assert inputs.input_digest(kind, named.data) != seen[0][1] or kind != "demonstrations"

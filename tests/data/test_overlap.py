@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pipeline.core.config import parse
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
+from pipeline.core.recipe_inputs import OF_RELEASE
 from pipeline.core.rundir import RunDir
 from pipeline.data.overlap import PAIRS_PER_LOOK, Digests, Overlap, Pair, Texts, check_overlap, overlaps
 from pipeline.embedded import task
@@ -260,5 +261,14 @@ def test_embedded_demonstrations_are_no_suspicion(tmp_path: Path) -> None:
         check_overlap(given, RunDir(tmp_path / "run"), ("sft",))
 
 
-def test_the_canonical_answers_of_a_release_pass(tmp_path: Path, raw: str) -> None:
-    check_overlap(recipe(preferences=raw, demonstrations="release"), RunDir(tmp_path / "run"), ("privatize", "sft"))
+@pytest.mark.parametrize("source", OF_RELEASE)
+def test_answers_of_a_release_pass(tmp_path: Path, raw: str, source: str) -> None:
+    given = recipe(preferences=raw, demonstrations=source)
+    check_overlap(given, RunDir(tmp_path / "run"), ("privatize", "sft"))
+    assert given.override is None
+
+
+def test_a_name_of_another_key_is_a_file(tmp_path: Path, raw: str) -> None:
+    for key, name in (("prompts", "release_both"), ("demonstrations", "evaluation"), ("evaluation_prompts", "release")):
+        with pytest.raises(UserError, match=rf"^{name}: "):
+            check_overlap(recipe(preferences=raw, **{key: name}), RunDir(tmp_path / "run"), ("privatize",))
