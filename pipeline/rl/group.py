@@ -43,6 +43,7 @@ from pipeline.data.render import Prompt, Renderer
 from pipeline.embedded.truth import true_reward
 from pipeline.lm.generate import Sampling, sample_key, sample_responses
 from pipeline.lm.models import end_ids
+from pipeline.lm.numerics import precision
 from pipeline.rl.rollout import prompt_index
 from pipeline.rl.scoring import RewardScorer
 
@@ -148,16 +149,18 @@ class _OnPessimisticReward:
     def _sample(
         self, prompts: list[list[int]], keys: list[int], sampling: Sampling, progress: str | None = None
     ) -> list[list[int]]:
-        return sample_responses(
-            self.accelerator.unwrap_model(self.model),  # type: ignore[attr-defined]
-            prompts,
-            keys,
-            sampling,
-            pad_token_id=self.task.renderer.tokenizer.pad_token_id,
-            eos_token_id=self.ends,
-            batch_size=self.task.batch_size,
-            progress=progress,
-        )
+        accelerator = self.accelerator  # type: ignore[attr-defined]
+        with precision(accelerator):
+            return sample_responses(
+                accelerator.unwrap_model(self.model),  # type: ignore[attr-defined]
+                prompts,
+                keys,
+                sampling,
+                pad_token_id=self.task.renderer.tokenizer.pad_token_id,
+                eos_token_id=self.ends,
+                batch_size=self.task.batch_size,
+                progress=progress,
+            )
 
 
 class PessimisticRloo(_OnPessimisticReward, RLOOTrainer):

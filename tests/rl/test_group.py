@@ -23,7 +23,7 @@ from pipeline.core.recipe_parts import LoraSettings
 from pipeline.core.world import World
 from pipeline.lm.generate import Sampling
 from pipeline.lm.hf_trainer import trainer_config
-from pipeline.lm.models import add_lora, load_causal_lm
+from pipeline.lm.models import add_lora, load_causal_lm, unwrap
 from pipeline.preflight import preflight
 from pipeline.rl.group import TRAINERS, Task, history_of, prompt_dataset, trl_arguments
 
@@ -244,6 +244,25 @@ def test_a_resumed_run_ends_where_a_whole_one_does(problem: Problem, base: Path,
         assert {**one, "tokens_per_second": 0} == {**other, "tokens_per_second": 0}
     for one, other in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
+@pytest.mark.parametrize("aligner", ["rloo", "grpo"])
+def test_under_autocast_all_computes_in_one_context(
+    problem: Problem, base: Path, monkeypatch: pytest.MonkeyPatch, aligner: str, lora: bool
+) -> None:
+    """As the launch files for GPUs ask for it. Sampling outside of it failed with adapters, in packed products."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    made = trainer(problem, base, aligner, lora, **SMALL)
+    assert made.accelerator.mixed_precision == "bf16"
+    seen: set[tuple[bool, torch.dtype]] = set()
+    head = unwrap(made.model).get_output_embeddings()
+    head.register_forward_hook(lambda _, __, output: seen.add((torch.is_autocast_enabled("cpu"), output.dtype)))
+    made.train()
+    history = history_of(made.state, 8, KL_COEF)
+    assert seen == {(True, torch.bfloat16)}
+    assert history[0]["kl"] == 0.0
+    assert abs(history[-1]["kl"]) > 1e-3
 
 
 def test_a_reward_that_is_not_finite_stops_the_run(problem: Problem, base: Path) -> None:
