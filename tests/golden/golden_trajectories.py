@@ -19,6 +19,7 @@ LORA_REWARD = ("reward.mode=lora", "reward.ridge=1.0", "reward.max_steps=6", "re
 DPO = ("aligner=dpo", "dpo.max_steps=6", "dpo.batch_size=8", "dpo.lora.rank=4", "dpo.kl_coef=2.0")
 FASTER = ("dpo.learning_rate=3.0e-3",)
 SHORTER = ("ppo.iterations=4",)
+GROUP = ("iterations=4", "rollouts=8", "batch_size=4", "learning_rate=1.0e-3", "lora.rank=4")
 
 Trajectories = dict[str, list[float]]
 
@@ -49,15 +50,22 @@ def trajectories(folder: Path, dtype: str) -> Trajectories:
     found["reward head"] = [number for row in fit["ridge_path"] for number in row] + [fit["validation_log_likelihood"]]
     if dtype == "float32":
         stage("ppo")
-        lines = (run / "ppo" / "history.jsonl").read_text(encoding="utf-8").splitlines()
-        names = ("score", "reward", "bonus", "kl", "policy_loss", "value_loss", "entropy", "grad_norm")
-        found["ppo"] = [json.loads(line)[name] for line in lines for name in names]
+        shared = ("score", "reward", "bonus", "kl", "policy_loss", "grad_norm")
+        found["ppo"] = _history(run, "ppo", (*shared, "value_loss", "entropy"))
+        for aligner in ("rloo", "grpo"):
+            stage(aligner, f"aligner={aligner}", *(f"{aligner}.{given}" for given in GROUP))
+            found[aligner] = _history(run, aligner, shared)
     stage("reward", *LORA_REWARD, "reward.lora.rank=4")
     fit = _json(run / "reward" / "fit.json")
     found["reward lora"] = [loss for _, loss in fit["training_loss"]] + [fit["validation_log_likelihood"]]
     stage("dpo", *DPO, *FASTER)
     found["dpo"] = _report(run, "dpo")["loss"]
     return found
+
+
+def _history(run: Path, stage: str, names: tuple[str, ...]) -> list[float]:
+    lines = (run / stage / "history.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)[name] for line in lines for name in names]
 
 
 def _report(run: Path, stage: str) -> Any:
