@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
@@ -206,8 +207,12 @@ def cut(rows: Sequence[int], size: int) -> list[list[int]]:
 def prompt_index(position: int, count: int, seed: int) -> int:
     """Which of `count` prompts is at `position` of an endless sequence of seeded permutations."""
     epoch, offset = divmod(position, count)
-    generator = torch.Generator().manual_seed(sample_key(seed, "prompts", epoch))
-    return int(torch.randperm(count, generator=generator)[offset])
+    return int(_prompt_order(epoch, count, seed)[offset])
+
+
+@lru_cache(maxsize=2)  # a rollout asks for one after another; at a million prompts each order takes 10 ms
+def _prompt_order(epoch: int, count: int, seed: int) -> torch.Tensor:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(sample_key(seed, "prompts", epoch)))
 
 
 def shares(
