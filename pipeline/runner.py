@@ -29,6 +29,7 @@ from pipeline.core.rundir import RunDir
 from pipeline.core.strategies import WHOLE, strategy
 from pipeline.core.world import World, barrier, join_world, peak_gpu_mb, release_memory
 from pipeline.data.adopted import is_adopted
+from pipeline.data.enough import check_enough
 from pipeline.data.overlap import check_overlap
 from pipeline.preflight import preflight
 from pipeline.privacy.privatize import NOT_PRIVATE
@@ -250,6 +251,7 @@ def _check_needs(recipe: Recipe, run: RunDir, specs: Sequence[StageSpec], world:
     if "privatize" in names:
         _module(spec_of("privatize")).check_input(recipe, run)
     check_overlap(recipe, run, names)
+    check_enough(recipe, run, names)
 
 
 def _check_made_by(recipe: Recipe, run: RunDir, name: str) -> None:

@@ -14,7 +14,7 @@ from trl import RewardConfig
 
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
-from pipeline.core.world import World
+from pipeline.core.world import World, check_rows
 from pipeline.data.render import Renderer
 from pipeline.lm import hf_trainer
 from pipeline.lm.models import DTYPES, lora_config
@@ -71,7 +71,7 @@ def train_backbone(
         reload: gives a backbone like the first; called where weights were split over processes, to gather them in.
     """
     settings = recipe.reward
-    hf_trainer.check_rows(len(pairs), "reward", settings.batch_size)
+    check_rows(len(pairs), "reward", settings.batch_size)
     asked: dict[str, Any] = {"optim": OPTIMIZERS[settings.optimizer]} if settings.optimizer else {}
     if settings.group_by_length:
         asked["train_sampling_strategy"] = "group_by_length"

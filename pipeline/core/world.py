@@ -51,6 +51,15 @@ def global_batch(section: str, batch_size: int, micro_batch_size: int | None, wo
     return micro, share // micro
 
 
+def check_rows(count: int, section: str, batch_size: int) -> None:
+    """UserError if there are fewer rows to learn from than one batch of the section takes."""
+    if count < batch_size:
+        raise UserError(
+            f"there are {count} texts or pairs to learn from, fewer than {section}.batch_size {batch_size}: "
+            "lower it, or bring more data"
+        )
+
+
 def join_world() -> World:
     """The declared world, checked against accelerate's process group, which is started when there are several.
 

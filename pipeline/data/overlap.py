@@ -30,7 +30,7 @@ import re
 import secrets
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,6 +46,7 @@ from pipeline.data.formats import read_demonstrations, read_preferences, read_pr
 from pipeline.data.inputs import evaluation_release, release
 from pipeline.data.release import read_release
 from pipeline.embedded import task
+from pipeline.embedded.topics import Split
 from pipeline.privacy.records import Text, encode_text
 
 PAIRS_PER_LOOK = 8192
@@ -105,22 +106,25 @@ def _remedy(key: str) -> str:
     return f"leave those rows out, give both responses of each pair, use data.{key}: {built_in}"
 
 
-def protected_pairs(recipe: Recipe, run: RunDir, raw: bool) -> Iterator[Pair]:
-    """The pairs whose labels are protected, without those labels.
+def protected_pairs(
+    recipe: Recipe, run: RunDir, raw: bool, splits: Sequence[Split] = ("train", "eval")
+) -> Iterator[Pair]:
+    """The pairs whose labels are protected, without those labels; all of a file or bundle that serves for both splits.
 
     They are read from the preferences; where these are elsewhere and the stage that needs them is done (`raw` false),
     from what it released.
     """
     source = recipe.data.preferences
     if source == "embedded":
-        for row in (*task.load_pairs("train"), *task.load_pairs("eval")):
+        for row in chain.from_iterable(map(task.load_pairs, splits)):
             yield _forget(row.prompt, row.response_a, row.response_b)
     elif not is_adopted(source) and (raw or Path(source).expanduser().exists()):
-        for split in (None,) if Path(source).expanduser().is_file() else ("train", "eval"):
+        for split in (None,) if Path(source).expanduser().is_file() else splits:
             for pair in read_preferences(source, split):
                 yield _forget(pair.prompt, pair.chosen, pair.rejected)
     else:
-        bundles = (read_release(source),) if is_adopted(source) else (release(run), evaluation_release(run))
+        made = {"train": release, "eval": evaluation_release}
+        bundles = [read_release(source)] if is_adopted(source) else [made[split](run) for split in splits]
         for bundle in bundles:
             for released in bundle:
                 yield _forget(released.prompt, released.chosen, released.rejected)

@@ -166,15 +166,6 @@ class LossOnBar(ProgressCallback):
             self.training_bar.set_postfix(found)
 
 
-def check_rows(count: int, section: str, batch_size: int) -> None:
-    """UserError if there are fewer rows to learn from than one batch of the section takes."""
-    if count < batch_size:
-        raise UserError(
-            f"there are {count} texts or pairs to learn from, fewer than {section}.batch_size {batch_size}: "
-            "lower it, or bring more data"
-        )
-
-
 def train(trainer: Trainer, checkpoints: Path) -> None:
     """Trains, from the newest whole checkpoint where there is one."""
     if any(isinstance(callback, ProgressCallback) for callback in trainer.callback_handler.callbacks):

@@ -18,6 +18,7 @@ from trl import DPOConfig
 from pipeline.core import atomic
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import peak_rss_mb
+from pipeline.core.world import check_rows
 from pipeline.data import inputs
 from pipeline.data.release import ReleasedPair
 from pipeline.data.render import Renderer, keep_fitting_pairs, left_out
@@ -41,7 +42,7 @@ def run(context: StageContext) -> dict[str, Any]:
     rows = list(release)
     kept = keep_fitting_pairs(rows, renderer, recipe.model.too_long)
     dropped = len(rows) - len(kept)
-    hf_trainer.check_rows(len(kept), "dpo", settings.batch_size)
+    check_rows(len(kept), "dpo", settings.batch_size)
     dataset = pair_dataset([token_ids(rows[index], renderer) for index in kept])
 
     # --- π_ref and DPO ------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from trl import SFTConfig
 
 from pipeline.core import atomic
 from pipeline.core.checkpoints import check_context
+from pipeline.core.world import check_rows
 from pipeline.data import inputs
 from pipeline.data.formats import Demonstration
 from pipeline.data.render import Renderer, left_out
@@ -49,7 +50,7 @@ def run(context: StageContext) -> dict[str, Any]:
     renderer = inputs.make_renderer(recipe, load_tokenizer(base, revision=recipe.model.revision))
     inputs.check_lengths(recipe, context.run, renderer)
     demonstrations, dropped = inputs.keep_demonstrations(recipe, context.run, renderer)
-    hf_trainer.check_rows(len(demonstrations), "sft", settings.batch_size)
+    check_rows(len(demonstrations), "sft", settings.batch_size)
     dataset = tokenised(demonstrations, renderer)
 
     # --- model ------------------------------------------------------------------------------------------------------

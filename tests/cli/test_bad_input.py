@@ -173,6 +173,7 @@ def test_a_misspelt_key_in_the_recipe(refused: Refused, tmp_path: Path) -> None:
         ("sft.trainer_args.optim=nonsense", "sft.trainer_args: trl.SFTConfig refuses a value"),
         ("reward.trainer_args.weight_decay=0.1", "reward.trainer_args is for reward.mode lora or full"),
         ("sft.micro_batch_size=3", "sft.batch_size 8 is no multiple of"),
+        ("sft.batch_size=600", "there are 534 texts or pairs to learn from, fewer than sft.batch_size 600"),
         ("model.source=./nowhere", "model.source './nowhere' is no folder"),
     ],
 )

@@ -123,11 +123,3 @@ def test_saving_gathers_the_wrapped_weights_and_merges_the_adapter(checkpoint: P
     for name, tensor in saved.items():
         assert torch.equal(tensor, merged[name].to(torch.bfloat16)), name
     assert (tmp_path / "model" / "tokenizer.json").is_file()
-
-
-def test_fewer_rows_than_a_batch_are_one_line() -> None:
-    hf_trainer.check_rows(8, "sft", 8)
-    with pytest.raises(
-        UserError, match=r"there are 5 texts or pairs to learn from, fewer than sft\.batch_size 8: lower"
-    ):
-        hf_trainer.check_rows(5, "sft", 8)
