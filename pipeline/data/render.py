@@ -143,6 +143,14 @@ def keep_fitting_pairs(pairs: Sequence[Any], renderer: Renderer, too_long: str) 
     return keep_fitting(prompts, renderer, too_long, chosen, rejected)
 
 
+def text_count(what: str, read: int, kept: int, renderer: Renderer) -> dict[str, Any]:
+    """An entry of `texts` in a stage's manifest: how many of its `prompts`, `demonstrations` or `pairs` were read, how
+    many were left out as too long, and by which limits (tokens; those of a text bind no prompt alone)."""
+    together = None if what == "prompts" else renderer.max_text_tokens
+    limits = {"max_prompt_tokens": renderer.max_prompt_tokens, "max_text_tokens": together}
+    return {"what": what, "read": read, "too_long": read - kept, **limits}
+
+
 def left_out(count: int) -> str:
     """What the one line of a stage says of texts over the limits; nothing when there were none."""
     return f" ({count} more left out as too long)" if count else ""

@@ -50,6 +50,7 @@ def render_html(facts: RunFacts, status: PrivacyStatus, card: dict[str, Any]) ->
         fit=sections.fit_facts(facts.reward_fit),
         reward=reward_figures(facts),
         work=work_figures(facts),
+        texts=sections.texts_table(facts),
         samples=sections.sample_cards(facts),
         card=card_rows(card),
         recipe=facts.recipe_text,

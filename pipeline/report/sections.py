@@ -253,6 +253,20 @@ def _fact(key: str, value: Any) -> str:
     return significant(value, 4) if known(value) else ""
 
 
+def texts_table(facts: RunFacts) -> list[list[str]]:
+    """(stage, what it read, how many, how many of them were left out as too long, limit) of every completed stage."""
+    return [
+        [stage, entry["what"], _fact("", entry["read"]), _fact("", entry["too_long"]), _limit(entry)]
+        for stage, manifest in facts.manifests.items()
+        for entry in (manifest.get("report") or {}).get("texts", [])
+    ]
+
+
+def _limit(entry: dict[str, Any]) -> str:
+    together = entry["max_text_tokens"]
+    return f"prompt {entry['max_prompt_tokens']}" + (f", with a response {together}" if together else "")
+
+
 def yardstick(facts: RunFacts) -> str:
     """How much of the Gibbs yardstick's gain the policy reaches."""
     share = facts.evaluation.get("ppo_over_gibbs")

@@ -21,7 +21,7 @@ from pipeline.core.rundir import peak_rss_mb
 from pipeline.core.world import check_rows
 from pipeline.data import inputs
 from pipeline.data.release import ReleasedPair
-from pipeline.data.render import Renderer, keep_fitting_pairs, left_out
+from pipeline.data.render import Renderer, keep_fitting_pairs, left_out, text_count
 from pipeline.lm import hf_trainer
 from pipeline.lm.models import add_lora, load_causal_lm, load_tokenizer
 from pipeline.lm.released import write_beside
@@ -78,7 +78,7 @@ def run(context: StageContext) -> dict[str, Any]:
         write_beside(context.folder / "model", "dpo", recipe, renderer, release.manifest.as_dict())
     return {
         "pairs": len(dataset),
-        "dropped_too_long": dropped,
+        "texts": [text_count("pairs", len(rows), len(kept), renderer)],
         "steps": trainer.state.global_step,
         "loss": [value for _, value in history],
         "kl_coef": kl_coef,

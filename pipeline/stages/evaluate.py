@@ -23,7 +23,7 @@ from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
 from pipeline.data import inputs
 from pipeline.data.release import ReleasedPair
-from pipeline.data.render import Renderer, dialogue, keep_fitting, keep_fitting_pairs, left_out
+from pipeline.data.render import Renderer, dialogue, keep_fitting, keep_fitting_pairs, left_out, text_count
 from pipeline.embedded.truth import true_reward
 from pipeline.evaluation.counted import LONGER, counted_rates, spread
 from pipeline.evaluation.judges import Judge, judged_pairs, judged_rates, make_judge
@@ -151,9 +151,11 @@ def run(context: StageContext) -> dict[str, Any]:
     dropped = len(rows) - len(fitting)
     return {
         "prompts": len(results),
-        "dropped_long_prompts": len(everything) - len(kept),
         "pairs": len(pairs),
-        "dropped_too_long": dropped,
+        "texts": [
+            text_count("prompts", len(everything), len(kept), renderer),
+            text_count("pairs", len(rows), len(fitting), renderer),
+        ],
         "summary": headline(methods[method_name(recipe)], ratio) + (f"; pairs{left_out(dropped)}" if dropped else ""),
     }
 

@@ -25,7 +25,7 @@ from pipeline.core.errors import RunStopped
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import peak_rss_mb
 from pipeline.data import inputs
-from pipeline.data.render import keep_fitting
+from pipeline.data.render import keep_fitting, text_count
 from pipeline.embedded.truth import true_reward
 from pipeline.lm.distributed import make_accelerator
 from pipeline.lm.logprobs import PolicyWithValue
@@ -92,7 +92,7 @@ def run(context: StageContext) -> dict[str, Any]:
         "iterations": len(history),
         "rollouts": sum(entry["rollouts"] for entry in history),
         "prompts": len(prompts),
-        "dropped_long_prompts": len(everything) - len(fitting),
+        "texts": [text_count("prompts", len(everything), len(fitting), renderer)],
         "kl_coef": settings.kl_coef,
         "extra_rewards": facts,
         "reference_policy": reference_fact,

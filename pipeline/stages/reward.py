@@ -27,7 +27,7 @@ from pipeline.core.recipe import Recipe
 from pipeline.core.stats import Estimate, wilson
 from pipeline.data import inputs
 from pipeline.data.release import Release
-from pipeline.data.render import Renderer, keep_fitting_pairs, left_out
+from pipeline.data.render import Renderer, keep_fitting_pairs, left_out, text_count
 from pipeline.evaluation.calibration import preference_calibration
 from pipeline.lm.distributed import make_accelerator
 from pipeline.lm.features import extract_features
@@ -122,6 +122,7 @@ def run(context: StageContext) -> dict[str, Any]:
     return {
         **{name: facts[name] for name in ("mode", "loss", "ridge", "num_pairs", "validation_log_likelihood")},
         "losses": [loss for _, loss in result.history],
+        "texts": [text_count("pairs", len(rows) + dropped, len(rows), renderer)],
         "summary": f"{settings.mode} fit of {len(training)} pairs{left_out(dropped)} by {settings.loss}, "
         f"λ = {metadata.ridge:.3g}; "
         f"held-out debiased accuracy {accuracy['value']:.3f} [{accuracy['ci_low']:.3f}, {accuracy['ci_high']:.3f}]",

@@ -17,7 +17,7 @@ from typing import Any
 from pipeline.core import atomic
 from pipeline.core.rundir import peak_rss_mb
 from pipeline.data import inputs
-from pipeline.data.render import keep_fitting
+from pipeline.data.render import keep_fitting, text_count
 from pipeline.lm import hf_trainer
 from pipeline.lm.generate import Sampling
 from pipeline.lm.models import add_lora, load_causal_lm, load_tokenizer
@@ -85,7 +85,7 @@ def run(context: StageContext) -> dict[str, Any]:
         "iterations": len(history),
         "rollouts": len(history) * settings.rollouts,
         "prompts": len(prompts),
-        "dropped_long_prompts": len(everything) - len(fitting),
+        "texts": [text_count("prompts", len(everything), len(fitting), renderer)],
         "kl_coef": fixed["beta"],
         "losses": [entry["policy_loss"] for entry in history],
         "peak_rss_mb": peak_rss_mb(),

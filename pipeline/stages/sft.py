@@ -19,7 +19,7 @@ from pipeline.core.checkpoints import check_context
 from pipeline.core.world import check_rows
 from pipeline.data import inputs
 from pipeline.data.formats import Demonstration
-from pipeline.data.render import Renderer, left_out
+from pipeline.data.render import Renderer, left_out, text_count
 from pipeline.lm import hf_trainer
 from pipeline.lm.architectures import check_architecture
 from pipeline.lm.models import add_lora, base_checkpoint, load_causal_lm, load_tokenizer
@@ -76,7 +76,7 @@ def run(context: StageContext) -> dict[str, Any]:
         write_beside(context.folder / "model", "sft", recipe, renderer, None)
     return {
         "demonstrations": len(dataset),
-        "dropped_too_long": dropped,
+        "texts": [text_count("demonstrations", len(dataset) + dropped, len(dataset), renderer)],
         "source": recipe.data.demonstrations,
         "steps": trainer.state.global_step,
         "loss": [value for _, value in history],

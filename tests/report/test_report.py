@@ -179,6 +179,12 @@ def test_private_page_says_the_numbers(html: str) -> None:
     assert "longer answer: 59 %" in html.replace("\u00a0", " ")
 
 
+def test_texts_left_out_as_too_long_are_shown(make_run: MakeRun, html: str) -> None:
+    shown = "sft demonstrations 560 26 prompt 96, with a response 512"
+    assert shown in re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html))
+    assert "left out as too long" not in render(make_run(), lean=True)  # no stage ran
+
+
 def test_missing_pieces_are_named(make_run: MakeRun) -> None:
     words = Page(render(make_run(ppo=False, truth=False, gibbs=False))).words
     assert "There is no PPO history." in words

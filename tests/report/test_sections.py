@@ -85,6 +85,17 @@ def test_fit_facts_keep_unknown_scalars_and_skip_structures() -> None:
     assert shown == {"ε": "∞", "New fact": "3", "Ok": "yes"}
 
 
+def test_texts_left_out_of_the_stages_that_ran() -> None:
+    prompts = {"what": "prompts", "read": 1200, "too_long": 34, "max_prompt_tokens": 96, "max_text_tokens": None}
+    pairs = {"what": "pairs", "read": 20, "too_long": 0, "max_prompt_tokens": 96, "max_text_tokens": 512}
+    ran = {"privatize": {}, "reward": {"report": {"texts": [pairs]}}, "ppo": {"report": {"texts": [prompts]}}}
+    assert sections.texts_table(RunFacts("x", {}, manifests=ran)) == [
+        ["reward", "pairs", "20", "0", "prompt 96, with a response 512"],
+        ["ppo", "prompts", "1 200", "34", "prompt 96"],
+    ]
+    assert sections.texts_table(RunFacts("x", {}, manifests={"sft": {"report": {"summary": "before"}}})) == []
+
+
 def test_numbers() -> None:
     assert number(-0.001) == "0.00"
     assert number(float("nan")) == "–"
