@@ -34,6 +34,10 @@ TABLE: dict[str, dict[str, str | None]] = {
 }
 """Stage -> strategy -> why not; None: it gives what one process gives (tests/benchmarks/stage_strategies.py)."""
 
+LAUNCHED = frozenset({"deepspeed", "fsdp", "fsdp_config", "accelerator_config", "parallelism_config", "fp16"})
+"""Arguments of transformers' trainers that would ask for a strategy or a precision past the launcher and this table."""
+PRECISIONS = ("no", "bf16")
+"""Of autocast, as the launcher's `mixed_precision` says, with which stages were run."""
 SPLITTING = (None, "adamw", "sgd", "adamw_torch", "adamw_torch_fused")
 """Optimisers that take weights which are split over processes."""
 
@@ -59,11 +63,18 @@ def check_strategy(recipe: Recipe, stages: Collection[str], environment: Mapping
     """Every one of `stages` was run with what the launcher asks for, and gave what one process gives.
 
     Raises:
-        UserError: one was not, or a key of it is known not to go with weights that are split.
+        UserError: one was not, a key of it is known not to go with weights that are split, or the launcher asks for
+            another precision than bf16 autocast or none.
     """
-    asked = strategy(environment)
-    rows = {row_of(stage, recipe) for stage in stages}
-    for row in [row for row in TABLE if row in rows]:
+    asked, found = strategy(environment), {row_of(stage, recipe) for stage in stages}
+    rows = [row for row in TABLE if row in found]
+    precision = environment.get("ACCELERATE_MIXED_PRECISION", "").lower() or "no"
+    if rows and precision not in PRECISIONS:
+        raise UserError(
+            f"{rows[0]} cannot run under mixed_precision {precision}, it was never run here: set it to bf16 or no "
+            "in the launch file, or in ACCELERATE_MIXED_PRECISION"
+        )
+    for row in rows:
         reason = TABLE[row]["DeepSpeed" if asked.startswith("ZeRO") else asked]
         if reason is not None:
             raise UserError(f"{row} cannot run under {asked}, {reason}{remedy(row, asked)}")

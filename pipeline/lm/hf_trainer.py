@@ -22,6 +22,7 @@ from transformers.trainer_callback import ProgressCallback
 from pipeline.core import atomic
 from pipeline.core.config import nearest
 from pipeline.core.errors import UserError
+from pipeline.core.strategies import LAUNCHED
 from pipeline.core.world import World, global_batch, on_cpu
 from pipeline.lm.distributed import obey_on_cpus
 from pipeline.lm.saving import save_merged
@@ -56,13 +57,18 @@ def check_trainer_args(section: str, given: dict[str, Any], schema: type) -> Non
     """Checks a recipe's `trainer_args` against TRL's own dataclass.
 
     Raises:
-        UserError: a key that TRL lacks, or that the recipe sets under its own name.
+        UserError: a key that TRL lacks, that the recipe sets under its own name, or that is the launcher's business.
     """
     names = [item.name for item in dataclasses.fields(schema)]
     for key in given:
         if key in OWNED:
             raise UserError(
                 f"{section}.trainer_args.{key} is set by the stage itself: use the key of section {section}"
+            )
+        if key in LAUNCHED:
+            raise UserError(
+                f"{section}.trainer_args.{key} is the launcher's: remove it, and take launch/ddp.yaml or "
+                "launch/fsdp2.yaml (mixed_precision bf16 or no)"
             )
         if key not in names:
             raise UserError(f"{section}.trainer_args: trl.{schema.__name__} has no '{key}'{nearest(key, names)}")

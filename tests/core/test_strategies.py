@@ -12,7 +12,7 @@ from pipeline.core.config import load_recipe, parse
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 from pipeline.core.recipe_aligners import ALIGNERS
-from pipeline.core.strategies import FSDP2, TABLE, WHOLE, check_strategy, strategy
+from pipeline.core.strategies import FSDP2, LAUNCHED, TABLE, WHOLE, check_strategy, strategy
 from pipeline.core.world import World
 from pipeline.preflight import check_batches, preflight
 
@@ -78,6 +78,26 @@ def test_keys_that_do_not_go_with_split_weights(sections: dict[str, Any], stage:
     with pytest.raises(UserError, match=f"^{named} cannot run under FSDP2: take launch/ddp.yaml$"):
         check_strategy(recipe(**sections), [stage], ENVIRONMENTS["FSDP2"])
     check_strategy(recipe(**sections), [stage], {})
+
+
+@pytest.mark.parametrize("stage", ["sft", "reward", "ppo", "evaluate"])
+def test_autocast_is_bf16_or_none(stage: str) -> None:
+    for precision in ("fp16", "fp8"):
+        with pytest.raises(UserError, match=f"^{stage}.* cannot run under mixed_precision {precision}, .*bf16 or no"):
+            check_strategy(recipe(), [stage], {"ACCELERATE_MIXED_PRECISION": precision})
+    for precision in ("no", "bf16", ""):
+        check_strategy(recipe(), [stage], {"ACCELERATE_MIXED_PRECISION": precision})
+    check_strategy(recipe(), ["privatize", "report"], {"ACCELERATE_MIXED_PRECISION": "fp16"})  # they train nothing
+
+
+@pytest.mark.parametrize("section", ["sft", "reward", "dpo", "rloo", "grpo"])
+@pytest.mark.parametrize("key", sorted(LAUNCHED))
+def test_no_strategy_comes_in_through_trainer_args(section: str, key: str) -> None:
+    """transformers would take a DeepSpeed file there, whatever the table says."""
+    aligner = section if section in ALIGNERS else "ppo"
+    own = {"trainer_args": {key: "x"}} | ({"mode": "lora"} if section == "reward" else {})
+    with pytest.raises(UserError, match=rf"^{section}\.trainer_args\.{key} is the launcher's: .*launch/fsdp2\.yaml"):
+        preflight(recipe(aligner=aligner, **{section: own}), [section], World(0, 1))
 
 
 def test_every_launch_file_is_one_that_a_stage_may_use() -> None:
