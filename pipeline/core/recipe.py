@@ -138,6 +138,8 @@ class RewardConfig:
 
     def __post_init__(self) -> None:
         if self.mode == "head":
+            if self.micro_batch_size is not None:
+                raise ValueError("micro_batch_size is for mode lora or full: mode head has feature_batch_size")
             for name in ("optimizer", "group_by_length", "early_stopping", "refit_ridge"):
                 if getattr(self, name):
                     raise ValueError(f"{name} is for mode lora or full: remove it, or change the mode")

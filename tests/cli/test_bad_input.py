@@ -164,6 +164,7 @@ def test_a_misspelt_key_in_the_recipe(refused: Refused, tmp_path: Path) -> None:
         ("ppo.iterations=many", "ppo.iterations: "),
         ("ppo.minibatch_size=3", "minibatch_size 3 must divide rollouts 8"),
         ("reward.refit_ridge=2", "refit_ridge is for mode lora or full"),
+        ("reward.micro_batch_size=2", "micro_batch_size is for mode lora or full: mode head has feature_batch_size"),
         ("privatize.epsilon=0", "epsilon must be a number > 0"),
         ("privatize.epsilon=-1", "epsilon must be a number > 0"),
         ("privatize.epsilon=.nan", "epsilon must be a number > 0"),
