@@ -53,12 +53,16 @@ class Renderer:
             )
         return ids
 
+    def prompt_size(self, prompt: Prompt) -> int:
+        """Tokens of `prompt`, within its limit or not."""
+        return len(self._prompt_ids(prompt))
+
     def fits(self, prompt: Prompt, *responses: Response) -> bool:
         """Whether `prompt` is within its limit and, with any of `responses`, within that of a text.
 
         Symmetric in the responses: which pairs are kept tells nothing of a label.
         """
-        size = len(self._prompt_ids(prompt))
+        size = self.prompt_size(prompt)
         return size <= self.max_prompt_tokens and self._fit_together(size, responses)
 
     def check(self, prompt: Prompt, *responses: Response) -> None:

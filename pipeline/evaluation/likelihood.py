@@ -15,6 +15,9 @@ from pipeline.data.render import Renderer, plain_text
 from pipeline.lm.logprobs import response_forward, token_batch, token_logprobs
 from pipeline.lm.rows import batches, sharing_of
 
+LIKELIHOOD_TEXTS = 32
+"""Texts per forward pass."""
+
 
 @torch.no_grad()
 def mean_logprobs(

@@ -21,6 +21,8 @@ from pipeline.lm.rows import batches, sharing_of
 from pipeline.rl.scoring import RewardScorer
 
 LEAST_CENTRING = 8
+KL_TEXTS = 16
+"""Texts per forward pass where π and π_ref are compared over the whole vocabulary."""
 Truth = Callable[[str, str], float]
 
 
@@ -162,7 +164,7 @@ class Sampler:
         return [flat[start : start + count] for start in range(0, len(flat), count)]
 
     @torch.no_grad()
-    def _kl(self, prompts: Sequence[Prompt], rows: Sequence[list[int]], batch_size: int = 16) -> list[float]:
+    def _kl(self, prompts: Sequence[Prompt], rows: Sequence[list[int]], batch_size: int = KL_TEXTS) -> list[float]:
         """Σ_t KL(π(·|context) ‖ π_ref(·|context)) along each answer, nats."""
         device = next(self.policy.parameters()).device
         ids = [self.renderer.prompt_ids(prompt) for prompt in prompts]

@@ -13,10 +13,14 @@ from typing import Any
 
 from pipeline.core.recipe import Recipe
 from pipeline.core.recipe_parts import LoraSettings
+from pipeline.evaluation.likelihood import LIKELIHOOD_TEXTS
+from pipeline.evaluation.samples import KL_TEXTS
 from pipeline.lm.kernels.attention import LONG
+from pipeline.lm.kernels.token_terms import chunk_numbers
 from pipeline.planning.model import Adapter, ModelShape
-from pipeline.planning.tokens import DIVERGENCE, EVALUATED, LIKELIHOOD, Lengths, Texts
+from pipeline.planning.tokens import Lengths, Texts
 from pipeline.rl.reader import KEPT_BYTES
+from pipeline.rl.trainer import EVALUATED
 
 GIB = 1 << 30
 FLOAT = 4
@@ -33,8 +37,6 @@ PRIMITIVE = {2: 0.65 * 2**20, 4: 0.9 * 2**20}
 """What a product of another shape leaves behind in oneDNN and the heap, by bytes of its numbers (measured)."""
 PRIMITIVES = {2: 1024, 4: 2048}
 """Of how many products: oneDNN keeps 1,024; in float32 the heap went on growing to twice that and more."""
-CHUNK = {"cpu": 1 << 18, "cuda": 1 << 26}
-"""Numbers of logits in float32 at a time (`lm.kernels.token_terms.row_chunks`), of which three copies are alive."""
 
 Terms = dict[str, float]
 
@@ -65,7 +67,8 @@ class Machine:
 
 @dataclass(frozen=True)
 class Learner:
-    """A language model that a stage trains. `states`: optimiser bytes per number; `summed`: over micro-batches."""
+    """A language model that a stage trains. `states`: optimiser bytes per number; `summed`: over micro-batches;
+    `recomputes`: layers keep what enters them alone, and compute the rest again in the backward pass."""
 
     shape: ModelShape
     adapter: Adapter | None
@@ -73,6 +76,7 @@ class Learner:
     states: float
     summed: bool
     four_bit: bool = False
+    recomputes: bool = False
 
     def weights(self, machine: Machine) -> float:
         """All weights, the adapter's included."""
@@ -101,13 +105,15 @@ class Learner:
         """
         layers = self.shape.layers if self.adapter is None else self.adapter.layers
         dtype = FLOAT if self.adapter is None else self.bytes
-        kept = activation(self.shape, dtype, width, machine, full=self.adapter is None)  # and one layer's gradients
+        inner = activation(self.shape, dtype, width, machine, full=self.adapter is None)
+        kept = layers * (self.shape.hidden * dtype if self.recomputes else inner)
+        kept += (2 if self.recomputes else 1) * inner  # of one layer: what is computed again, and gradients
         buckets = 2 if machine.processes > 1 and not machine.sharded else 1  # DDP's copies, to be summed
         gradients = buckets * self.trained * FLOAT / machine.split
         head = self.shape.vocabulary * self.shape.hidden * FLOAT if self.adapter is None and responses else 0
         begins = {
             **self.held(machine),
-            "activations": tokens * (layers + 1) * kept,
+            "activations": tokens * kept,
             "logits": 2 * logits(self.shape, responses, dtype) + chunk(machine),
             "gradients": (gradients if self.summed else 0) + head,
         }
@@ -141,8 +147,8 @@ def logits(shape: ModelShape, tokens: float, dtype: int) -> float:
 
 
 def chunk(machine: Machine) -> float:
-    """Working copies of logits in float32."""
-    return 3 * CHUNK[machine.device] * FLOAT
+    """Working copies of logits in float32, of which three are alive."""
+    return 3 * chunk_numbers(machine.device) * FLOAT
 
 
 def tree_width(shape: ModelShape, shared: float, longest: float) -> float:
@@ -210,7 +216,10 @@ class Planner:
         four_bit = getattr(settings, "quantize", None) is not None
         share = settings.batch_size // self.machine.processes
         states = STATES[getattr(settings, "optimizer", None)]
-        return Learner(shape or self.shape, self.adapters[stage], self.dtype, states, micro < share, four_bit)
+        keys = vars(settings) if stage == "ppo" else settings.trainer_args
+        recomputes = bool(keys.get("gradient_checkpointing"))
+        adapter = self.adapters[stage]
+        return Learner(shape or self.shape, adapter, self.dtype, states, micro < share, four_bit, recomputes)
 
     def _micro(self, settings: Any) -> int:
         share = max(1, settings.batch_size // self.machine.processes)
@@ -256,7 +265,7 @@ class Planner:
         dtype = FLOAT if settings.lora is None else self.dtype
         held = {"reward model": self.reward_model}
         if settings.lora is None:
-            held["reference"] = shape.parameters * FLOAT
+            held["reference"] = shape.parameters * FLOAT / (machine.split if stage == "ppo" else 1)
         drawn = settings.rollouts / machine.processes
         if self.recipe.draws_references:  # completions of π_ref for every prompt that is new
             drawn = max(drawn, drawn / settings.samples_per_prompt * self.recipe.ppo.reference_samples)
@@ -272,6 +281,8 @@ class Planner:
         width = tree_width(shape, HEAD, self.texts.prompts.longest + self.cap)
         steps = learner.steps(machine, tokens, width, micro * self.cap)
         between = learner.held(machine)
+        if machine.sharded and stage == "ppo" and settings.gather_once:  # of one model at a time: π, or a copied π_ref
+            between["gathered weights"] = learner.weights(replace(machine, sharded=False))
         moments = [{**between, **sampling}, {**between, **reading}, *steps, learner.saving(machine)]
         return [{**held, **moment} for moment in moments]
 
@@ -290,9 +301,9 @@ class Planner:
         drawn = settings.num_prompts * max(settings.gibbs_candidates, settings.samples_per_prompt)
         batch = min(settings.batch_size, math.ceil(drawn / self.machine.processes))
         sampling = decoding(shape, self.dtype, self.machine, batch, self.texts.evaluation_prompts.longest, self.cap)
-        compared = 2 * logits(shape, DIVERGENCE * self.cap, self.dtype)
+        compared = 2 * logits(shape, KL_TEXTS * self.cap, self.dtype)
         answers: Lengths = self.texts.pair_responses
-        likelihood = logits(shape, answers.batch(LIKELIHOOD), self.dtype)
+        likelihood = logits(shape, answers.batch(LIKELIHOOD_TEXTS), self.dtype)
         reading = {"logits": max(compared, likelihood) + chunk(self.machine)}
         return [{**held, **sampling}, {**held, **reading}]
 

@@ -28,6 +28,7 @@ REMEDIES = {
     "logits": "lower {section}.micro_batch_size or model.max_response_tokens",
     "KV cache": "lower {batch} or model.max_response_tokens",
     "packed weights": "take a smaller model or fewer processes on this machine",
+    "gathered weights": "set ppo.gather_once=false, which takes more time",
     "reference": "train an adapter ({section}.lora) in place of all weights",
     "optimizer": "train an adapter ({section}.lora) in place of all weights, or more GPUs with --sharded",
     "gradients": "train an adapter ({section}.lora) in place of all weights, or more GPUs with --sharded",
@@ -155,6 +156,8 @@ def check_fits(plan: Plan) -> None:
     remedy = REMEDIES.get(term, "take a machine with more memory").format(section=section, batch=batch)
     if section == "ppo" and term in ("activations", "logits"):
         remedy = remedy.replace("ppo.micro_batch_size", "ppo.micro_batch_size (or ppo.minibatch_size)")
+    if section == "ppo" and term == "activations" and not plan.recipe.ppo.gradient_checkpointing:
+        remedy += ", or set ppo.gradient_checkpointing=true"
     raise UserError(
         f"{section} needs {worst.bytes / GIB:.1f} GiB per process and has {plan.machine.limit / GIB:.1f}, "
         f"of it {term} ({worst.terms[term] / GIB:.1f} GiB): {remedy}"

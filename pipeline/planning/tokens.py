@@ -15,11 +15,10 @@ from pipeline.core.rundir import RunDir
 from pipeline.data import inputs
 from pipeline.data.render import Prompt, Renderer
 from pipeline.embedded import task
-from pipeline.evaluation.samples import LEAST_CENTRING
+from pipeline.evaluation.likelihood import LIKELIHOOD_TEXTS
+from pipeline.evaluation.samples import KL_TEXTS, LEAST_CENTRING
 from pipeline.privacy.records import Text
-
-EVALUATED, DIVERGENCE, LIKELIHOOD = 4, 16, 32
-"""Texts per forward pass: micro-batches that PPO reads at once, then texts of KL, of likelihood."""
+from pipeline.rl.trainer import EVALUATED
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ def texts_of(recipe: Recipe, run: RunDir, renderer: Renderer | None) -> Texts:
 
     def prompt_lengths(prompts: Sequence[Prompt]) -> Lengths:
         assert renderer is not None
-        found = [len(renderer._prompt_ids(each)) for each in prompts]
+        found = [renderer.prompt_size(each) for each in prompts]
         return Lengths.of([length for length in found if length <= model.max_prompt_tokens] or [1])
 
     def response_lengths(responses: Sequence[Text]) -> Lengths:
@@ -235,8 +234,8 @@ def passes_of(recipe: Recipe, texts: Texts, processes: int) -> dict[str, tuple[f
         return settings.iterations * reads, settings.iterations * settings.epochs * settings.rollouts / minibatch
 
     answers = work_of(recipe, texts)["evaluate"].responses
-    compared = evaluate.num_prompts * (1 + 2 * evaluate.samples_per_prompt / DIVERGENCE)
-    likelihood = 4 * (min(evaluate.max_pairs or unknown, texts.evaluation_pairs or unknown)) / LIKELIHOOD
+    compared = evaluate.num_prompts * (1 + 2 * evaluate.samples_per_prompt / KL_TEXTS)
+    likelihood = 4 * (min(evaluate.max_pairs or unknown, texts.evaluation_pairs or unknown)) / LIKELIHOOD_TEXTS
     frozen = recipe.reward.mode == "head"
     everything = {
         "sft": (0.0, learnt(recipe.sft, texts.demonstrations.count or unknown)),

@@ -28,6 +28,7 @@ from pipeline.embedded.truth import true_reward
 from pipeline.evaluation.counted import LONGER, counted_rates, spread
 from pipeline.evaluation.judges import Judge, judged_pairs, judged_rates, make_judge
 from pipeline.evaluation.likelihood import (
+    LIKELIHOOD_TEXTS,
     likelihood_win_rate,
     longer_answer_baseline,
     longer_answers,
@@ -188,7 +189,7 @@ def sharded_logprobs(
             model,
             pair_rows([pairs[i] for i in indices], renderer),
             pad_token_id=renderer.tokenizer.pad_token_id,
-            batch_size=32,
+            batch_size=LIKELIHOOD_TEXTS,
             device=accelerator.device,
             temperature=temperature,
             progress=label if accelerator.is_main_process else None,

@@ -16,10 +16,20 @@ from pipeline.core.recipe import Recipe
 from pipeline.core.recipe_parts import LoraSettings
 from pipeline.core.rundir import RunDir
 from pipeline.planning.calibration import Rates, hours
-from pipeline.planning.memory import GIB, Learner, Machine, activation, decoding, kernels, peak
-from pipeline.planning.model import ModelShape, adapter_of, shape_of, skeleton
+from pipeline.planning.memory import (
+    GIB,
+    Learner,
+    Machine,
+    Planner,
+    activation,
+    decoding,
+    kernels,
+    peak,
+    trains_with,
+)
+from pipeline.planning.model import Adapter, ModelShape, adapter_of, shape_of, skeleton
 from pipeline.planning.plan import StagePlan, gpus, make_plan
-from pipeline.planning.tokens import Lengths, Work, texts_of, work_of
+from pipeline.planning.tokens import Lengths, Work, passes_of, texts_of, work_of
 
 Capture = pytest.CaptureFixture[str]
 CONFIG = {
@@ -81,6 +91,51 @@ def test_a_step_of_training(shape: ModelShape) -> None:
     assert peak([begins, ends]) == begins
     split = replace(learner, summed=True).held(replace(gpus(4, 8, True)))
     assert split == {"weights": shape.parameters, "optimizer": shape.parameters * 2}
+
+
+def test_layers_that_are_computed_again_keep_what_enters_them(shape: ModelShape) -> None:
+    """Of all three layers the 8 numbers that enter; of one what it computes again, and the gradients of that."""
+    learner, width = Learner(shape, None, 2, 8, summed=False, recomputes=True), 10
+    begins, _ = learner.steps(CPU, 20, width, responses=5)
+    assert begins["activations"] == 20 * (3 * 8 * 4 + 2 * activation(shape, 4, width, CPU, full=True))
+    adapted = replace(learner, adapter=Adapter(trained=32, adapted=64, layers=1))
+    begins, _ = adapted.steps(CPU, 20, width, responses=5)
+    assert begins["activations"] == 20 * (1 * 8 * 2 + 2 * activation(shape, 2, width, CPU, full=False))
+
+
+def planner(config: Path, machine: Machine, *overrides: str) -> Planner:
+    chosen, shape = recipe("model.max_text_tokens=200", *overrides), shape_of(skeleton(config))
+    texts = texts_of(chosen, RunDir(config.parent / "run"), None)
+    adapters = {stage: adapter_of(config, lora) for stage, lora in trains_with(chosen).items()}
+    return Planner(chosen, shape, adapters, texts, machine, passes_of(chosen, texts, machine.processes))
+
+
+@pytest.mark.parametrize("stage", ["sft", "ppo"])
+def test_checkpointing_is_asked_for_by_each_stage_s_own_key(config: Path, stage: str) -> None:
+    key = {"sft": "sft.trainer_args.gradient_checkpointing", "ppo": "ppo.gradient_checkpointing"}[stage]
+
+    def activations(*overrides: str) -> float:
+        return max(moment.get("activations", 0) for moment in planner(config, CPU, *overrides).stage(stage))
+
+    assert activations(f"{key}=true") < 0.8 * activations(f"{key}=false")
+    assert activations(f"{key}=false") == activations()
+
+
+@pytest.mark.parametrize("lora", ["null", "{rank: 2, target_modules: [q_proj]}"])
+def test_a_rollout_on_split_weights_holds_whole_ones_beside_them(config: Path, shape: ModelShape, lora: str) -> None:
+    """gather_once: all of them to sample and to read, beside a process's quarter; not to learn."""
+    machine, trained = gpus(4, 8, True), 3 * 2 * (8 + 8)
+    whole = 4 * (shape.parameters + (0 if lora == "null" else trained))
+    sampling, reading, *learning = planner(config, machine, f"ppo.lora={lora}").stage("ppo")
+    assert sampling["weights"] == reading["weights"] == whole / 4
+    assert sampling["gathered weights"] == reading["gathered weights"] == whole
+    assert not any("gathered weights" in moment for moment in learning)
+    assert sampling.get("reference", 0) == (shape.parameters if lora == "null" else 0)  # the frozen copy is split too
+    for other in (
+        planner(config, machine, f"ppo.lora={lora}", "ppo.gather_once=false"),
+        planner(config, gpus(4, 8, False), f"ppo.lora={lora}"),
+    ):
+        assert not any("gathered weights" in moment for moment in other.stage("ppo"))
 
 
 def test_decoding_and_kernels(shape: ModelShape) -> None:

@@ -101,8 +101,12 @@ def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
     return logits if temperature == 1.0 else logits / temperature
 
 
+def chunk_numbers(device: str) -> int:
+    """Logits that are worked on at a time, in float32, on a device of that type."""
+    return 1 << (18 if device == "cpu" else 26)
+
+
 def row_chunks(logits: torch.Tensor) -> Iterator[slice]:
     """Runs of rows that fit a processor's cache; large ones on other devices, where only memory counts."""
-    numbers = 1 << (18 if logits.device.type == "cpu" else 26)
-    step = max(1, numbers // logits.shape[-1])
+    step = max(1, chunk_numbers(logits.device.type) // logits.shape[-1])
     return (slice(start, start + step) for start in range(0, len(logits), step))
