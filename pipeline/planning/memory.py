@@ -31,6 +31,8 @@ STATES = {None: 8, "adamw": 8, "adamw_8bit": 2, "paged_adamw_8bit": 2, "adafacto
 """Of an optimiser, per number that learns."""
 HEAD = 12
 """Tokens of a chat template that all texts begin with."""
+AGAIN = 1.5
+"""Layers' activations that are alive where layers are computed again: one whole and its gradients (measured: 1.44)."""
 CONTEXT = 0.75 * GIB
 """A CUDA context with its libraries' workspaces; measured on none here, so a round number."""
 PRIMITIVE = {2: 0.65 * 2**20, 4: 0.9 * 2**20}
@@ -106,8 +108,9 @@ class Learner:
         layers = self.shape.layers if self.adapter is None else self.adapter.layers
         dtype = FLOAT if self.adapter is None else self.bytes
         inner = activation(self.shape, dtype, width, machine, full=self.adapter is None)
-        kept = layers * (self.shape.hidden * dtype if self.recomputes else inner)
-        kept += (2 if self.recomputes else 1) * inner  # of one layer: what is computed again, and gradients
+        kept = (layers + 1) * inner  # and one layer's gradients
+        if self.recomputes:
+            kept = layers * self.shape.hidden * dtype + AGAIN * inner
         buckets = 2 if machine.processes > 1 and not machine.sharded else 1  # DDP's copies, to be summed
         gradients = buckets * self.trained * FLOAT / machine.split
         head = self.shape.vocabulary * self.shape.hidden * FLOAT if self.adapter is None and responses else 0

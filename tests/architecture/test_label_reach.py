@@ -24,6 +24,7 @@ GUARD = "pipeline.data.overlap:protected_pairs"
 # and the command line start stages by name.
 OUTSIDE = (
     "pipeline.core",
+    "pipeline.data.enough",
     "pipeline.data.inputs",
     "pipeline.data.release",
     "pipeline.data.render",

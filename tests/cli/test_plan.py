@@ -94,13 +94,13 @@ def test_a_step_of_training(shape: ModelShape) -> None:
 
 
 def test_layers_that_are_computed_again_keep_what_enters_them(shape: ModelShape) -> None:
-    """Of all three layers the 8 numbers that enter; of one what it computes again, and the gradients of that."""
+    """Of all three layers the 8 numbers that enter; of one what it computes again, with gradients of half of it."""
     learner, width = Learner(shape, None, 2, 8, summed=False, recomputes=True), 10
     begins, _ = learner.steps(CPU, 20, width, responses=5)
-    assert begins["activations"] == 20 * (3 * 8 * 4 + 2 * activation(shape, 4, width, CPU, full=True))
+    assert begins["activations"] == 20 * (3 * 8 * 4 + 1.5 * activation(shape, 4, width, CPU, full=True))
     adapted = replace(learner, adapter=Adapter(trained=32, adapted=64, layers=1))
     begins, _ = adapted.steps(CPU, 20, width, responses=5)
-    assert begins["activations"] == 20 * (1 * 8 * 2 + 2 * activation(shape, 2, width, CPU, full=False))
+    assert begins["activations"] == 20 * (1 * 8 * 2 + 1.5 * activation(shape, 2, width, CPU, full=False))
 
 
 def planner(config: Path, machine: Machine, *overrides: str) -> Planner:
