@@ -148,15 +148,18 @@ class TokenBatch(NamedTuple):
 
 
 class RewardModel:
-    """A sequence-classification model with its reward bound. Call `eval()` on the inner model for scoring."""
+    """A sequence-classification model with its reward bound. Call `eval()` on the inner model for scoring.
+
+    `backbone` is all of it but the score layer.
+    """
 
     def __init__(self, model: nn.Module, *, reward_bound: float | None = None) -> None:
         score_layer(model)
         self.model = model
         self.reward_bound = check_reward_bound(reward_bound)
         inner: Any = unwrap(model)
-        self._backbone: nn.Module = getattr(inner, inner.base_model_prefix)
-        self._takes_positions = "position_ids" in inspect.signature(self._backbone.forward).parameters
+        self.backbone: nn.Module = getattr(inner, inner.base_model_prefix)
+        self._takes_positions = "position_ids" in inspect.signature(self.backbone.forward).parameters
 
     @property
     def config(self) -> PretrainedConfig:
@@ -179,7 +182,7 @@ class RewardModel:
         if self._takes_positions:
             # Left padding must not shift the positions.
             arguments["position_ids"] = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
-        hidden = self._backbone(**arguments).last_hidden_state
+        hidden = self.backbone(**arguments).last_hidden_state
         rows = torch.arange(len(hidden), device=hidden.device)
         return hidden[rows, last_token_index(attention_mask)].float()
 
@@ -189,7 +192,7 @@ class RewardModel:
         given: dict[str, Any] = {"attention_mask": rows.attention(dtype), "use_cache": False}
         if self._takes_positions:
             given["position_ids"] = rows.position_ids
-        hidden = self._backbone(input_ids=rows.input_ids, **given).last_hidden_state
+        hidden = self.backbone(input_ids=rows.input_ids, **given).last_hidden_state
         return hidden.flatten(0, 1)[rows.last].float()
 
     def raw_score_of(self, features: Tensor) -> Tensor:

@@ -51,6 +51,7 @@ class Problem:
     references: dict[str, torch.Tensor] | None = None
     """None: the scorer needs no reference completions; else those it was given, by prompt."""
     extra_rewards: list[ExtraReward] = field(default_factory=list)
+    together: bool = False
 
     @property
     def responses(self) -> list[list[int]]:

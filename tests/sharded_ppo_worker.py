@@ -15,16 +15,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from ppo_problem import Problem, make_problem
+from ppo_problem import EOS, PAD, VOCABULARY, Problem, StubRenderer, make_problem
 from torch.distributed.tensor import DTensor
+from transformers import LlamaForSequenceClassification
 
 from pipeline.core.world import World
 from pipeline.lm.distributed import make_accelerator
 from pipeline.lm.generate import sharded
 from pipeline.lm.saving import save_merged
+from pipeline.lm.tiny import tiny_config
 from pipeline.rl import checkpoint
 from pipeline.rl.nonfinite import NonFiniteError
+from pipeline.rl.scoring import RewardScorer
 from pipeline.rl.trainer import PpoTrainer
+from reward_models.checkpoint import RewardCheckpoint
+from reward_models.model import RewardModel, set_score_weight
 
 FSDP = {
     "ACCELERATE_USE_CPU": "true",
@@ -153,11 +158,49 @@ def narrow(folder: Path, rank: int) -> dict[str, Any]:
     return {"seen": seen + learn(trainer, 1, ITERATIONS), "references": references, "drawn": drawn}
 
 
+class Words(StubRenderer):
+    """Responses are token ids as well."""
+
+    def response_ids(self, response: str) -> list[int]:
+        return [*self.prompt_ids(response), EOS]
+
+
+def scored(rank: int) -> dict[str, Any]:
+    """What a reward model split over the processes makes of five texts of one process and none of the other, of one
+    and three; beside what it made of them before it was split.
+    """
+    torch.manual_seed(0)
+    config = tiny_config(VOCABULARY, EOS, PAD)
+    config.num_labels = 1
+    model = LlamaForSequenceClassification(config).eval().requires_grad_(False)
+    set_score_weight(model, torch.randn(config.hidden_size))
+    renderer: Any = Words()
+    scorer = RewardScorer(RewardCheckpoint(RewardModel(model, reward_bound=8.0), None, None), renderer, 2, False)
+    texts = [("3 4", "5"), ("3 4", "6 7"), ("5 6 7 2", "3"), ("2", "4 4"), ("7 7", "2")]
+    shares = [texts if rank == 0 else [], texts[:1] if rank == 0 else texts[1:4]]
+
+    def scores() -> list[list[float]]:
+        return [scorer.score([p for p, _ in share], [r for _, r in share]).reward.tolist() for share in shares if share]
+
+    alone = scores()
+    scorer.place(make_accelerator(World(rank, 2)))
+    if rank == 0:
+        found = scores()
+    else:
+        empty = scorer.features([], [])
+        found = scores()
+        assert empty.shape == (0, config.hidden_size)
+    held = sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in model.parameters())
+    whole = sum(not isinstance(parameter, DTensor) for parameter in model.parameters())
+    return {"alone": alone, "split": found, "share": held / sum(p.numel() for p in model.parameters()), "whole": whole}
+
+
 def main(folder: Path, rank: int) -> None:
     os.environ.update(FSDP, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
     rendezvous = f"file://{folder / 'rendezvous'}"
     torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
     said = {name: work(folder, rank, name == "lora") for name in ("lora", "full")}
+    said["scored"] = scored(rank)
     os.environ["ACCELERATE_USE_FSDP"] = "false"
     said["narrow"] = narrow(folder, rank)
     (folder / f"ppo-{rank}.json").write_text(json.dumps(said))

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
 from pipeline.lm.rows import batches, make_rows
+from pipeline.lm.sharding import turns
 
 PART = 2048
 
@@ -26,6 +27,7 @@ def extract_features(
     device: torch.device,
     progress: str | None = None,
     keep: Path | None = None,
+    together: bool = False,
 ) -> torch.Tensor:
     """φ (N, d) float32 of N token sequences, in their order.
 
@@ -37,10 +39,11 @@ def extract_features(
         device: of the model.
         progress: label of a progress bar, or None.
         keep: folder for finished parts of some 2,048 texts, so that an interrupted run goes on from there.
+        together: each forward pass needs every process, since weights are split; N may be 0 then. Not with `keep`.
     """
     sharing = model.sharing
     bar = tqdm(total=len(rows), desc=progress, unit="text", disable=progress is None, leave=False)
-    parts = _parts(batches(rows, sharing, batch_size))
+    parts = _parts(list(turns(batches(rows, sharing, batch_size), device, together)))
     found = []
     for number, part in enumerate(parts):
         path = keep / f"features-{number:05d}.safetensors" if keep else None
@@ -50,8 +53,8 @@ def extract_features(
             continue
         features = []
         for picked in part:
-            together = make_rows([rows[index] for index in picked], pad_token_id, device, sharing)
-            features.append(model.row_features(together).float().cpu())
+            shared = make_rows([rows[index] for index in picked] or [[pad_token_id]], pad_token_id, device, sharing)
+            features.append(model.row_features(shared).float().cpu()[: len(picked)])
             bar.update(len(picked))
         found.append(torch.cat(features))
         if path is not None:
@@ -60,13 +63,14 @@ def extract_features(
             os.replace(path.with_suffix(".tmp"), path)
     bar.close()
     result = torch.empty_like(torch.cat(found))
-    result[torch.tensor([index for part in parts for picked in part for index in picked])] = torch.cat(found)
+    order = [index for part in parts for picked in part for index in picked]
+    result[torch.tensor(order, dtype=torch.long)] = torch.cat(found)
     return result
 
 
-def _parts(picked: Sequence[list[int]]) -> list[list[list[int]]]:
+def _parts(picked: Sequence[Sequence[int]]) -> list[list[Sequence[int]]]:
     """Batches in parts of some `PART` texts."""
-    parts: list[list[list[int]]] = []
+    parts: list[list[Sequence[int]]] = []
     count = PART
     for batch in picked:
         if count >= PART:

@@ -70,8 +70,14 @@ def gathered(accelerator: Accelerator, model: Any, once: bool) -> Iterator[None]
     finally:
         for layer in layers:
             layer.set_reshard_after_forward(bool(accelerator.state.fsdp_plugin.reshard_after_forward), recurse=False)
-        for part in parts:
-            part.reshard()
+        if once:
+            free(model)
+
+
+def free(model: Any) -> None:
+    """Of split weights, gives up what a forward pass has gathered; what belongs to no layer would stay whole."""
+    for part in [module for module in model.modules() if isinstance(module, FSDPModule)]:
+        part.reshard()
 
 
 def turns(items: Sequence[Sequence[T]], device: torch.device, together: bool) -> Iterator[Sequence[T]]:

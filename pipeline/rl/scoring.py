@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from accelerate import Accelerator
 from safetensors import SafetensorError
 
 from pipeline.core.errors import UserError
@@ -14,9 +15,12 @@ from pipeline.core.recipe import Recipe
 from pipeline.data.inputs import make_renderer
 from pipeline.data.render import Prompt, Renderer
 from pipeline.lm.features import extract_features
+from pipeline.lm.generate import sharded
 from pipeline.lm.models import load_tokenizer
+from pipeline.lm.sharding import free, split_frozen
 from reward_models.bound import bounded_reward
 from reward_models.checkpoint import RewardCheckpoint, load_reward_checkpoint
+from reward_models.model import score_layer
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class RewardScorer:
         batch_size: texts per forward pass.
         use_bonus: whether Γ is computed; it needs reference completions of each prompt.
         use_baseline: whether their mean r̄ is; it needs them as well.
+        together: whether the weights are split over processes, so that each forward pass needs all of them.
         references: by prompt, (d + 1,) float64: the mean gradient of r̄ over π_ref's completions, then their mean r̄;
             (1,) without Γ. Filled by `add_reference`; part of the resume state of PPO.
     """
@@ -56,6 +61,15 @@ class RewardScorer:
     use_bonus: bool = True
     use_baseline: bool = False
     references: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
+    together: bool = False
+
+    def place(self, accelerator: Accelerator) -> None:
+        """Puts the reward model on the run's device, its layers split over the processes if the launcher asks for it;
+        then every process has to call `features` and `score` when one does, be it with no text.
+        """
+        model = self.checkpoint.model
+        score_layer(model.model).to(accelerator.device)
+        self.together = sharded(split_frozen(accelerator, model.backbone))
 
     def features(
         self, prompts: Sequence[Prompt], responses: Sequence[str], progress: str | None = None
@@ -70,14 +84,18 @@ class RewardScorer:
             for prompt, response in zip(prompts, responses, strict=True)
         ]
         self._check_positions(max(map(len, rows), default=0))
-        return extract_features(
+        found = extract_features(
             self.checkpoint.model,
             rows,
             pad_token_id=self.renderer.tokenizer.pad_token_id,
             batch_size=self.batch_size,
             device=self.checkpoint.model.weight.device,
             progress=progress,
+            together=self.together,
         )
+        if self.together:
+            free(self.checkpoint.model.backbone)
+        return found
 
     def _check_positions(self, longest: int) -> None:
         """UserError if the reward model, which may have another tokenizer than the policy, does not take that many."""

@@ -230,7 +230,8 @@ class PpoTrainer:
         once = self.config.gather_once and self.reader.reference is not None  # else its weights are the policy's
         with self.reader.reference_model() as model, gathered(self.accelerator, model, once):
             rows = self._sample(model, ids, keys, self.sampling, label)
-        features = self.scorer.features(repeated, self._texts(rows)) if mine else torch.empty(0)
+        scored = mine or self.scorer.together
+        features = self.scorer.features(repeated, self._texts(rows)) if scored else torch.empty(0)
         for index, prompt in enumerate(mine):
             self.scorer.add_reference(prompt, features[index * count : (index + 1) * count])
         drawn = {prompt: kept for prompt, kept in self.scorer.references.items() if prompt not in known}

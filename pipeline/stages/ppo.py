@@ -56,7 +56,7 @@ def run(context: StageContext) -> dict[str, Any]:
     model, reference = policy_and_reference(reference_path, recipe)
     how = {"use_bonus": recipe.reward.kappa > 0, "use_baseline": settings.baseline}
     scorer = load_scorer(context.run.stage("reward") / "model", recipe, **how)
-    scorer.checkpoint.model.model.to(accelerator.device)
+    scorer.place(accelerator)
     everything = inputs.training_prompts(recipe, context.run)
     fitting = [everything[i] for i in keep_fitting(everything, renderer, recipe.model.too_long)]
     extra_rewards = load_extra_rewards(recipe, accelerator.device)

@@ -111,6 +111,19 @@ def test_a_rollout_gathers_split_weights_once(learnt: Path, kind: str) -> None:
         assert said["reference_split"] == (kind == "full")
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_split_reward_model_scores_as_a_whole_one(learnt: Path, rank: int) -> None:
+    """Five texts and none, one and three, in passes of two: a process without a text takes part in the others' passes,
+    and afterwards holds its half again; the score layer alone stays whole."""
+    said = json.loads((learnt / f"ppo-{rank}.json").read_text())["scored"]
+    assert [len(row) for row in said["split"]] == ([5, 1] if rank == 0 else [3])
+    for split, alone in zip(said["split"], said["alone"], strict=True):
+        assert split == pytest.approx(alone, abs=1e-5)
+        assert len({round(score, 3) for score in alone}) == len(alone)
+    assert 0.4 < said["share"] < 0.6
+    assert said["whole"] == 1
+
+
 def test_fewer_responses_in_a_minibatch_than_processes(learnt: Path, problem: Any) -> None:
     """One process learns from each response while the other waits; and completions of π_ref are drawn once."""
     trainer = with_references(problem).trainer(**NARROW)
