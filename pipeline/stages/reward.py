@@ -97,7 +97,8 @@ def run(context: StageContext) -> dict[str, Any]:
     # --- held-out check on z, and the checkpoint ----------------------------------------------------------------------
     check = held_out(model, features.rows(validation), epsilon, recipe)
     ridge_judged = settings.mode != "head" and settings.refit_ridge is None
-    check["validation_after_selection"] = ridge_judged or result.early_stopping is not None
+    imitated = recipe.data.demonstrations == "release_preferred"  # the backbone has seen what their labels prefer
+    check["validation_after_selection"] = ridge_judged or result.early_stopping is not None or imitated
     metadata = RewardMetadata(
         epsilon=epsilon,
         loss=settings.loss,
