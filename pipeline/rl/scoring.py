@@ -125,6 +125,8 @@ class RewardScorer:
     def score_features(self, prompts: Sequence[Prompt], features: torch.Tensor) -> Scores:
         """As `score`, from features (B, d)."""
         bonus = baseline = torch.zeros(len(features))
+        if not prompts:  # a process may have none
+            return Scores(bonus, bonus, baseline)
         if self.use_bonus or self.use_baseline:
             references = torch.stack([self.references[repr(prompt)] for prompt in prompts])
         if self.use_baseline:

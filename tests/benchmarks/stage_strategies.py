@@ -5,7 +5,8 @@ batches. `off`: the largest difference to one process among losses, rates and ot
 among the weights that it saves, relative to 1 or to the number. Peaks are resident memory of one process, MiB, of which
 some 600 are imported code; whole models are loaded before they are split.
 
-Run:  python tests/benchmarks/stage_strategies.py [--directory DIR] [--processes 1 2 4]       (some ten minutes)
+Run:  python tests/benchmarks/stage_strategies.py [--directory DIR] [--processes 1 2 4] [--rows ppo reward]
+      (all rows: some ten minutes)
 """
 
 # This process imports nothing large: a child's peak begins at its parent's.
@@ -193,20 +194,20 @@ def cell(folder: Path, one: Path, name: str, processes: int) -> str:
     return f"{peak:,.0f} MiB" if folder == one else f"{verdict}, {peak:,.0f} MiB"
 
 
-def main(root: Path, counts: list[int]) -> None:
+def main(root: Path, counts: list[int], rows: list[str]) -> None:
     from pipeline.core.strategies import FSDP2, TABLE
 
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     subprocess.run([sys.executable, __file__, "--prepare", str(root)], env=environment, check=True, capture_output=True)
-    columns = {"one process": (1, {}, list(CASES))}
-    split = [name for name, case in CASES.items() if TABLE[case.row][FSDP2] is None]
+    columns = {"one process": (1, {}, rows)}
+    split = [name for name in rows if TABLE[CASES[name].row][FSDP2] is None]
     for count in [count for count in counts if count > 1]:
-        columns |= {f"DDP, {count}": (count, {}, list(CASES)), f"FSDP2, {count}": (count, FSDP, split)}
+        columns |= {f"DDP, {count}": (count, {}, rows), f"FSDP2, {count}": (count, FSDP, split)}
     for column, (processes, asked, names) in columns.items():
         print(f"{column} …", file=sys.stderr, flush=True)
         launch(root / column, root / "base", names, processes, asked)
     print(f"| stage | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 1)}")
-    for name in CASES:
+    for name in rows:
         cells = [
             cell(root / column, root / "one process", name, processes) if name in names else "refused"
             for column, (processes, _, names) in columns.items()
@@ -218,6 +219,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--directory", type=Path, help="keep the runs here (default: a temporary folder)")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--rows", nargs="+", default=[""], help="beginnings of their names; all unless given")
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--base", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--cases", nargs="+", help=argparse.SUPPRESS)
@@ -231,4 +233,5 @@ if __name__ == "__main__":
         with tempfile.TemporaryDirectory() as temporary:
             kept = given.directory or Path(temporary)
             kept.mkdir(parents=True, exist_ok=True)
-            main(kept.resolve(), given.processes)
+            rows = [name for name in CASES if name.startswith(tuple(given.rows))]
+            main(kept.resolve(), given.processes, rows)

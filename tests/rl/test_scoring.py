@@ -38,3 +38,12 @@ def test_every_response_is_read_whole_and_at_the_end_of_its_turn(scorer: Any) ->
 def test_more_tokens_than_the_reward_model_takes_are_refused(scorer: Any) -> None:
     with pytest.raises(UserError, match=r"have \d+ tokens for the reward model, which has 60 positions: lower"):
         scorer.features(["a fox"], ["xyz " * 60])
+
+
+@pytest.mark.parametrize("how", [{"use_bonus": True}, {"use_baseline": True}, {}])
+def test_a_process_without_a_prompt_scores_nothing(scorer: Any, how: dict[str, bool]) -> None:
+    """Of fewer prompts than processes, when the draws of π_ref are the first rollouts."""
+    for name, value in how.items():
+        setattr(scorer, name, value)
+    scores = scorer.score_features([], torch.empty(0))
+    assert len(scores.reward) == len(scores.bonus) == len(scores.baseline) == 0
