@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from families import family_checkpoint
 from pipeline_runs import Workspace, tree
 from safetensors.torch import load_file, save_file
 from tokenizers.processors import TemplateProcessing
@@ -29,20 +30,20 @@ from pipeline.lm.models import (
     load_causal_lm,
     load_tokenizer,
 )
-from pipeline.lm.saving import merged_copy, save_merged, write_checkpoint
+from pipeline.lm.saving import merged_copy, save_merged, whole_copy, write_checkpoint
 
 IDS = torch.tensor([[5, 9, 200, 31, 7]])
 FORMAT = {"format": "pt"}
 
 
 @torch.no_grad()
-def adapted(path: Path, dtype: str = "float32") -> Any:
+def adapted(path: Path, dtype: str = "float32", size: float = 0.1) -> Any:
     """A LoRA model whose adapter does something."""
     model = add_lora(load_causal_lm(path, dtype), LoraSettings(rank=4, scale=3.0), seed=0)
     generator = torch.Generator().manual_seed(1)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
-            parameter.normal_(0, 0.1, generator=generator)
+            parameter.normal_(0, size, generator=generator)
     return model.eval()
 
 
@@ -81,7 +82,7 @@ def test_weights_that_are_not_the_model_s_are_refused(checkpoint: Path) -> None:
         merged_copy(model, {**state, lost: torch.full_like(state[lost], float("nan"))}, torch.float32)
 
 
-@pytest.mark.parametrize("change", ["weights", "names"])
+@pytest.mark.parametrize("change", ["weights", "settings", "names"])
 def test_a_checkpoint_that_computes_something_else_is_not_kept(
     change: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,17 +95,60 @@ def test_a_checkpoint_that_computes_something_else_is_not_kept(
         made = merged_copy(*arguments)
         if change == "weights":
             made.model.layers[0].mlp.up_proj.weight.data.mul_(0.5)
+        elif change == "settings":
+            made.config.rms_norm_eps = 10.0
         else:
             made.model.layers[0].mlp.extra = torch.nn.Linear(2, 2)
         return made
 
     monkeypatch.setattr(saving, "merged_copy", spoilt)
-    said = {"weights": "does not compute what was trained", "names": "unexpected weights, such as model.layers.0.mlp"}
+    said = {
+        "weights": r"does not hold the weights that were trained \(model.layers.0.mlp.up_proj",
+        "settings": "does not compute what was trained",
+        "names": "unexpected weights, such as model.layers.0.mlp",
+    }
     with pytest.raises(RunStopped, match=said[change]) as caught:
         save_merged(Accelerator(cpu=True), model, tokenizer, target, "float32")
     assert "\n" not in str(caught.value)
     assert tree(target) == before
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [
+        ("Llama", "float32"),
+        ("Llama", "bfloat16"),
+        ("GPT-2", "bfloat16"),
+        pytest.param("Mixtral", "float32", marks=pytest.mark.slow),
+        pytest.param("Mixtral", "bfloat16", marks=pytest.mark.slow),
+    ],
+)
+def test_one_small_adapter_left_out_is_found(
+    family: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each adapter in its turn. What the model computes does not show it."""
+    source = family_checkpoint(family, tmp_path / "source", ["the quick brown fox"])
+    model, tokenizer, target = adapted(source, dtype, 1e-4), load_tokenizer(source), tmp_path / "model"
+    state = model.state_dict()
+
+    def without(lost: str) -> Any:
+        return merged_copy(model, {**state, lost: torch.zeros_like(state[lost])}, getattr(torch, dtype))
+
+    names = [name for name in state if "lora_B" in name]
+    whole = whole_copy(model, state)
+    assert saving.wrong_weight(whole, merged_copy(model, state, getattr(torch, dtype))) is None
+    found = [saving.wrong_weight(whole, without(name)) for name in names]
+    assert None not in found
+    assert len(set(found)) == len(names)
+
+    monkeypatch.setattr(saving, "merged_copy", lambda *_: without(names[-1]))
+    with pytest.raises(RunStopped, match="does not hold the weights that were trained"):
+        save_merged(Accelerator(cpu=True), model, tokenizer, target, dtype)
+    assert not target.exists()
+    monkeypatch.setattr(saving, "wrong_weight", lambda whole, found: None)
+    save_merged(Accelerator(cpu=True), model, tokenizer, target, dtype)  # as it was saved before
 
 
 @torch.no_grad()
