@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -54,6 +55,30 @@ def test_reference_completions_are_drawn_as_the_rollouts_are(problem: Any, sampl
     problem.references = {}
     problem.trainer(temperature=HOT, top_p=0.9, rollouts=4, minibatch_size=4).collect(0)
     assert sampled == [Sampling(2, HOT, 0.9)] * 2
+
+
+def test_nothing_draws_by_the_checkpoint_s_own_sampling_defaults(problem: Any) -> None:
+    """Published checkpoints carry the sampling that their makers advise for chats; samples must be the policy's own."""
+
+    def drawn() -> tuple[Any, Any, Any]:
+        problem.references = {}
+        made = problem.trainer(rollouts=32, minibatch_size=32)
+        rollout, _ = made.collect(0)
+        how: Any = (problem.renderer, problem, None, Sampling(2), 0, 256)
+        sampler = Sampler(Accelerator(cpu=True), made.policy, copy.deepcopy(problem.model), *how)
+        return rollout.responses, dict(problem.references), sampler.measure(list(enumerate(problem.prompts)), 8, 8)
+
+    problem.use_bonus = False
+    problem.score = lambda prompts, responses, progress=None: Scores(*torch.zeros(3, len(responses)))
+    expected = drawn()
+    greedy = {"do_sample": True, "temperature": 0.1, "top_k": 1, "top_p": 0.1, "repetition_penalty": 9.0}
+    problem.model.generation_config.update(**greedy)
+    found = drawn()
+    assert len({tuple(row) for row in expected[0]}) > 5
+    assert found[0] == expected[0]
+    assert found[1].keys() == expected[1].keys()
+    assert all(torch.equal(found[1][prompt], expected[1][prompt]) for prompt in expected[1])
+    assert found[2] == expected[2]
 
 
 def test_the_evaluation_draws_and_measures_at_the_temperature(problem: Any, sampled: list[Sampling]) -> None:

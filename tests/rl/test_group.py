@@ -13,7 +13,7 @@ from accelerate.state import AcceleratorState, GradientState
 from ppo_problem import CAP, EOS, PAD, VOCABULARY, Problem, StubRenderer
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast, PrinterCallback
+from transformers import GenerationConfig, PreTrainedTokenizerFast, PrinterCallback
 
 from pipeline.core.config import parse
 from pipeline.core.errors import UserError
@@ -263,6 +263,22 @@ def test_under_autocast_all_computes_in_one_context(
     assert seen == {(True, torch.bfloat16)}
     assert history[0]["kl"] == 0.0
     assert abs(history[-1]["kl"]) > 1e-3
+
+
+@pytest.mark.parametrize("aligner", TRAINERS)
+def test_the_checkpoint_s_own_sampling_defaults_are_not_inherited(problem: Problem, base: Path, aligner: str) -> None:
+    """Published checkpoints carry the sampling that their makers advise for chats; samples must be the policy's own."""
+    plain = trainer(problem, base, aligner, **{**SMALL, "iterations": 1})
+    plain.train()
+    greedy = {"do_sample": True, "temperature": 0.1, "top_k": 1, "top_p": 0.1, "repetition_penalty": 9.0}
+    GenerationConfig(**greedy, eos_token_id=EOS).save_pretrained(base)
+    made = trainer(problem, base, aligner, **{**SMALL, "iterations": 1})
+    assert unwrap(made.model).generation_config.top_k == 1
+    made.train()
+    expected, found = (history_of(each.state, 8, KL_COEF) for each in (plain, made))
+    for row in (*expected, *found):
+        del row["tokens_per_second"]
+    assert found == expected
 
 
 def test_a_reward_that_is_not_finite_stops_the_run(problem: Problem, base: Path) -> None:
