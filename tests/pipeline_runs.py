@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,22 +72,13 @@ class Workspace:
         done = self.finish(command, ACCELERATE_USE_CPU="true")
         assert done.returncode == 0, done.stderr[-3000:]
 
-    def signal_when(self, ready: Callable[[], bool], run: Path, *overrides: str, number: int = signal.SIGKILL) -> int:
-        """Starts `private-rlhf run` and sends the signal to its process group once `ready`; returns the exit code."""
-        process = self.start(self.command("run", *self.options(run, *overrides)))
-        deadline = time.monotonic() + TIMEOUT
-        try:
-            while not ready():
-                assert process.poll() is None, f"ended before the signal:\n{process.communicate()[1][-3000:]}"
-                assert time.monotonic() < deadline
-                time.sleep(0.002)
-            os.killpg(process.pid, number)
-            process.communicate(timeout=60)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        return process.returncode
+    def signal_when(self, path: Path, run: Path, *overrides: str, number: int = signal.SIGKILL) -> int:
+        """The exit code of `private-rlhf run` whose process group gets the signal as soon as `path` exists."""
+        assert not path.exists()
+        command = [sys.executable, str(ROOT / "tests" / "signalled.py"), str(path), str(int(number))]
+        done = self.finish([*command, "run", *self.options(run, *overrides)])
+        assert path.exists(), f"ended before the signal:\n{done.stderr[-3000:]}"
+        return done.returncode
 
 
 def clean_environment() -> dict[str, str]:
@@ -98,22 +87,6 @@ def clean_environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return kept | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-
-
-def run_two(worker: str, folder: Path) -> Path:
-    """Runs two processes of a worker, which leave what they say in `folder`."""
-    commands = [[sys.executable, str(ROOT / "tests" / worker), str(folder), str(rank)] for rank in (0, 1)]
-    processes = [
-        subprocess.Popen(command, env=clean_environment(), stderr=subprocess.PIPE, text=True) for command in commands
-    ]
-    try:
-        errors = [process.communicate(timeout=TIMEOUT)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in processes] == [0, 0], errors
-    return folder
 
 
 def stages_started(done: subprocess.CompletedProcess[str]) -> list[str]:

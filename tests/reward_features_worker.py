@@ -6,7 +6,6 @@ Usage: reward_features_worker.py FOLDER RANK
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from pipeline_runs import ROOT
+from two_processes import gloo_pair
 
 from pipeline.core.config import load_recipe
 from pipeline.core.recipe import Recipe
@@ -106,24 +106,18 @@ def reset_peak() -> None:
 
 
 def main(folder: Path, rank: int) -> None:
-    os.environ.update(
-        ACCELERATE_USE_CPU="true", RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2"
-    )
-    rendezvous = f"file://{folder / 'rendezvous'}"
-    torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
-    accelerator = make_accelerator(World(rank, 2))
-    compute(folder, World(rank, 2), 64, accelerator)  # what the first call of a library costs is not counted
-    taken = []
-    for count in SIZES:
-        reset_peak()
-        before = peak()
-        found = compute(folder, World(rank, 2), count, accelerator)
-        taken.append(peak() - before)
-    torch.save([found.chosen, found.rejected, found.numbers], folder / f"features-{rank}.pt")
-    torch.save(fitted(found, SIZES[-1]), folder / f"fitted-{rank}.pt")
-    (folder / f"taken-{rank}.json").write_text(json.dumps(taken))
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    with gloo_pair(folder, rank) as world:
+        accelerator = make_accelerator(world)
+        compute(folder, world, 64, accelerator)  # what the first call of a library costs is not counted
+        taken = []
+        for count in SIZES:
+            reset_peak()
+            before = peak()
+            found = compute(folder, world, count, accelerator)
+            taken.append(peak() - before)
+        torch.save([found.chosen, found.rejected, found.numbers], folder / f"features-{rank}.pt")
+        torch.save(fitted(found, SIZES[-1]), folder / f"fitted-{rank}.pt")
+        (folder / f"taken-{rank}.json").write_text(json.dumps(taken))
 
 
 if __name__ == "__main__":

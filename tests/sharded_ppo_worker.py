@@ -18,6 +18,7 @@ import torch
 from ppo_problem import EOS, PAD, VOCABULARY, Problem, StubRenderer, make_problem
 from torch.distributed.tensor import DTensor
 from transformers import LlamaForSequenceClassification
+from two_processes import FSDP, gloo_pair
 
 from pipeline.core.world import World
 from pipeline.lm.distributed import make_accelerator
@@ -31,12 +32,6 @@ from pipeline.rl.trainer import PpoTrainer
 from reward_models.checkpoint import RewardCheckpoint
 from reward_models.model import RewardModel, set_score_weight
 
-FSDP = {
-    "ACCELERATE_USE_CPU": "true",
-    "ACCELERATE_USE_FSDP": "true",
-    "FSDP_VERSION": "2",
-    "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
-}
 # One process has two responses of each minibatch in two micro-batches, the other has one.
 SETTINGS = {
     "rollouts": 6,
@@ -196,16 +191,12 @@ def scored(rank: int) -> dict[str, Any]:
 
 
 def main(folder: Path, rank: int) -> None:
-    os.environ.update(FSDP, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
-    rendezvous = f"file://{folder / 'rendezvous'}"
-    torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
-    said = {name: work(folder, rank, name == "lora") for name in ("lora", "full")}
-    said["scored"] = scored(rank)
-    os.environ["ACCELERATE_USE_FSDP"] = "false"
-    said["narrow"] = narrow(folder, rank)
-    (folder / f"ppo-{rank}.json").write_text(json.dumps(said))
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    with gloo_pair(folder, rank, **FSDP):
+        said = {name: work(folder, rank, name == "lora") for name in ("lora", "full")}
+        said["scored"] = scored(rank)
+        os.environ["ACCELERATE_USE_FSDP"] = "false"
+        said["narrow"] = narrow(folder, rank)
+        (folder / f"ppo-{rank}.json").write_text(json.dumps(said))
 
 
 if __name__ == "__main__":

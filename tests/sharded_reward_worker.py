@@ -6,13 +6,13 @@ Usage: sharded_reward_worker.py FOLDER RANK
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from two_processes import FSDP, gloo_pair
 
 from pipeline.core.config import parse
 from pipeline.core.recipe import Recipe
@@ -24,12 +24,6 @@ from pipeline.lm.sharding import whole_tensor
 from reward_models.model import build_reward_backbone
 from reward_models.training import Pairs, train_backbone
 
-FSDP = {
-    "ACCELERATE_USE_CPU": "true",
-    "ACCELERATE_USE_FSDP": "true",
-    "FSDP_VERSION": "2",
-    "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
-}
 KINDS: dict[str, dict[str, Any]] = {
     "lora": {
         "lora": {"rank": 2},
@@ -88,17 +82,13 @@ def watch_whole_weights() -> list[int]:
 
 
 def main(folder: Path, rank: int) -> None:
-    os.environ.update(FSDP, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
-    rendezvous = f"file://{folder / 'rendezvous'}"
-    torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
-    split = watch_whole_weights()
-    for kind in KINDS:
-        make_accelerator(World(rank, 2))  # as the stage does
-        said, model = learn(Path((folder / "checkpoint").read_text()), folder, kind, World(rank, 2))
-        (folder / f"{kind}-{rank}.json").write_text(json.dumps({**said, "split": split[-1]}))
-        torch.save(model.state_dict(), folder / f"{kind}-{rank}.pt")
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    with gloo_pair(folder, rank, **FSDP) as world:
+        split = watch_whole_weights()
+        for kind in KINDS:
+            make_accelerator(world)  # as the stage does
+            said, model = learn(Path((folder / "checkpoint").read_text()), folder, kind, world)
+            (folder / f"{kind}-{rank}.json").write_text(json.dumps({**said, "split": split[-1]}))
+            torch.save(model.state_dict(), folder / f"{kind}-{rank}.pt")
 
 
 if __name__ == "__main__":

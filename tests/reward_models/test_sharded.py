@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from pipeline_runs import run_two
 from sharded_reward_worker import KINDS, learn
+from two_processes import run_two
 
 from pipeline.core.world import World
 from pipeline.lm.models import load_tokenizer

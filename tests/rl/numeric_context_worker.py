@@ -12,11 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from ppo_problem import make_problem
-from sharded_ppo_worker import FSDP, SETTINGS, with_references
+from sharded_ppo_worker import SETTINGS, with_references
+from two_processes import FSDP, gloo_pair
 
 from pipeline.core.world import World
 from pipeline.lm.distributed import make_accelerator
@@ -40,16 +39,11 @@ def work(rank: int, lora: bool) -> dict[str, Any]:
 
 
 def main(folder: Path, rank: int) -> None:
-    own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    os.environ.update(own, ACCELERATE_USE_CPU="true", ACCELERATE_MIXED_PRECISION="bf16")
-    rendezvous = f"file://{folder / 'rendezvous'}"
-    torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
-    said = {f"ddp {name}": work(rank, name == "lora") for name in ("lora", "full")}
-    os.environ.update(FSDP)
-    said |= {f"fsdp2 {name}": work(rank, name == "lora") for name in ("lora", "full")}
-    (folder / f"kl-{rank}.json").write_text(json.dumps(said))
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    with gloo_pair(folder, rank, ACCELERATE_MIXED_PRECISION="bf16"):
+        said = {f"ddp {name}": work(rank, name == "lora") for name in ("lora", "full")}
+        os.environ.update(FSDP)
+        said |= {f"fsdp2 {name}": work(rank, name == "lora") for name in ("lora", "full")}
+        (folder / f"kl-{rank}.json").write_text(json.dumps(said))
 
 
 if __name__ == "__main__":

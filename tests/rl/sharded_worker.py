@@ -18,6 +18,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import LlamaForCausalLM
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from two_processes import gloo_pair
+
 from pipeline.lm.generate import Sampling, sample_key, sample_responses, sharded
 from pipeline.lm.saving import write_checkpoint
 from pipeline.lm.tiny import tiny_config
@@ -28,9 +31,7 @@ CAP = 20  # three strides; an end-of-turn is one token of eight, so that respons
 
 def sample(model: Any, rank: int, prompts: list[list[int]], batch_size: int) -> list[list[int]]:
     keys = [sample_key("sharded", rank, i) for i in range(len(prompts))]
-    return sample_responses(
-        model, prompts, keys, Sampling(CAP), pad_token_id=0, eos_token_id=1, batch_size=batch_size
-    )
+    return sample_responses(model, prompts, keys, Sampling(CAP), pad_token_id=0, eos_token_id=1, batch_size=batch_size)
 
 
 def split(model: LlamaForCausalLM) -> LlamaForCausalLM:
@@ -43,27 +44,23 @@ def split(model: LlamaForCausalLM) -> LlamaForCausalLM:
 
 
 def main(folder: Path, rank: int) -> None:
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=2
-    )
-    torch.manual_seed(0)
-    whole = LlamaForCausalLM(tiny_config(8, 1, 0)).eval().requires_grad_(False)
-    model = split(copy.deepcopy(whole))
-    assert sharded(model)
-    assert not sharded(whole)
-    lists = [(PROMPTS[rank], 2), (PROMPTS[0] if rank else [], 8), (PROMPTS[rank] * 4, 100)]
-    seen = {
-        "sharded": [sample(model, rank, prompts, size) for prompts, size in lists],
-        "whole": [sample(whole, rank, prompts, size) for prompts, size in lists],
-    }
-    state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-    if rank == 0:
-        tokenizer: Any = SimpleNamespace(save_pretrained=lambda target: None)
-        write_checkpoint(whole, state, tokenizer, folder / "model", "float32")
-        whole.save_pretrained(folder / "expected")
-    (folder / f"seen-{rank}.json").write_text(json.dumps(seen))
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    with gloo_pair(folder, rank):
+        torch.manual_seed(0)
+        whole = LlamaForCausalLM(tiny_config(8, 1, 0)).eval().requires_grad_(False)
+        model = split(copy.deepcopy(whole))
+        assert sharded(model)
+        assert not sharded(whole)
+        lists = [(PROMPTS[rank], 2), (PROMPTS[0] if rank else [], 8), (PROMPTS[rank] * 4, 100)]
+        seen = {
+            "sharded": [sample(model, rank, prompts, size) for prompts, size in lists],
+            "whole": [sample(whole, rank, prompts, size) for prompts, size in lists],
+        }
+        state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        if rank == 0:
+            tokenizer: Any = SimpleNamespace(save_pretrained=lambda target: None)
+            write_checkpoint(whole, state, tokenizer, folder / "model", "float32")
+            whole.save_pretrained(folder / "expected")
+        (folder / f"seen-{rank}.json").write_text(json.dumps(seen))
 
 
 if __name__ == "__main__":

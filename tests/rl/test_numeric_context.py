@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from pipeline_runs import run_two
 from ppo_problem import Problem
+from two_processes import run_two
 
 from pipeline.core.recipe_parts import LoraSettings
 from pipeline.evaluation.samples import Sampler

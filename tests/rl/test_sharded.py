@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from pipeline_runs import run_two
 from sharded_ppo_worker import ITERATIONS, NARROW, SETTINGS, learn, with_references
+from two_processes import run_two
 
 from pipeline.lm.models import load_causal_lm
 from pipeline.lm.saving import merged_copy
@@ -40,8 +40,10 @@ def test_each_process_samples_what_it_would_alone(folder: Path, rank: int) -> No
 
 def test_responses_ended_in_different_strides(folder: Path) -> None:
     """Else nothing of the above was tried."""
-    lengths = [[len(row) for rows in json.loads((folder / f"seen-{rank}.json").read_text())["sharded"] for row in rows]
-               for rank in (0, 1)]
+    lengths = [
+        [len(row) for rows in json.loads((folder / f"seen-{rank}.json").read_text())["sharded"] for row in rows]
+        for rank in (0, 1)
+    ]
     assert min(map(min, lengths)) < 8
     assert max(lengths[0]) > 8
     assert sorted(lengths[0]) != sorted(lengths[1])

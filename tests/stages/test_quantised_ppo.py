@@ -49,7 +49,7 @@ def test_killed_resumed_evaluated_and_sampled(
 ) -> None:
     run = without_ppo(finished_run, tmp_path / "run")
     whole = run / "checkpoints" / "ppo" / "step-2"
-    assert workspace.signal_when(whole.exists, run, *SETTINGS) == -signal.SIGKILL
+    assert workspace.signal_when(whole, run, *SETTINGS) == -signal.SIGKILL
     assert not (run / "ppo" / "model").exists()
     assert stages_started(workspace.run(run, *SETTINGS)) == ["ppo", "evaluate", "report"]
     for folder in ("ppo/model", "ppo/reference"):

@@ -61,13 +61,13 @@ def test_killed_in_sft_in_reward_and_in_ppo(
     run = tmp_path / "run"
     state = run / "checkpoints"
 
-    killed = workspace.signal_when((state / "sft" / "checkpoint-4" / "COMPLETE").exists, run, *lora)
+    killed = workspace.signal_when(state / "sft" / "checkpoint-4" / "COMPLETE", run, *lora)
     assert killed == -signal.SIGKILL
     assert not (run / "sft" / "manifest.json").exists()
     whole = max(path.parent.name for path in (state / "sft").glob("*/COMPLETE"))
     half = leave_half_a_checkpoint(state / "sft", whole, "checkpoint-11", "COMPLETE")
 
-    workspace.signal_when((state / "reward" / "checkpoint-3" / "COMPLETE").exists, run, *lora)
+    workspace.signal_when(state / "reward" / "checkpoint-3" / "COMPLETE", run, *lora)
     assert (run / "sft" / "manifest.json").exists()
     assert not half.exists()
     assert not (run / "reward" / "manifest.json").exists()
@@ -77,7 +77,7 @@ def test_killed_in_sft_in_reward_and_in_ppo(
     (run / "reward" / ".model.0123.tmp").mkdir()
     (run / "reward" / ".model.0123.tmp" / "model.safetensors").write_bytes(b"half")
 
-    workspace.signal_when((state / "ppo" / "step-2").exists, run, *lora)
+    workspace.signal_when(state / "ppo" / "step-2", run, *lora)
     assert (run / "reward" / "manifest.json").exists()
     assert not (run / "ppo" / "manifest.json").exists()
     whole = max(path.name for path in (state / "ppo").glob("step-*"))
@@ -92,8 +92,8 @@ def test_killed_during_feature_extraction(workspace: Workspace, finished_run: Pa
     run = tmp_path / "run"
     shutil.copytree(finished_run, run)
     shutil.rmtree(run / "reward")
-    part = run / "checkpoints" / "reward" / "frozen-0" / "features-00000.safetensors"
-    workspace.signal_when(part.exists, run, "--only", "reward")
+    part = run / "checkpoints" / "reward" / "frozen-0-of-1" / "features-00000.safetensors"
+    workspace.signal_when(part, run, "--only", "reward")
     assert not (run / "reward" / "manifest.json").exists()
     workspace.run(run, "--only", "reward")
     assert tree(run / "reward" / "model") == tree(finished_run / "reward" / "model")
@@ -107,7 +107,7 @@ def test_interrupted_by_the_user_in_ppo(
     shutil.copytree(undisturbed, run)
     shutil.rmtree(run / "ppo")
     state = run / "checkpoints" / "ppo"
-    code = workspace.signal_when((state / "step-2").exists, run, "--only", "ppo", *lora, number=signal.SIGINT)
+    code = workspace.signal_when(state / "step-2", run, "--only", "ppo", *lora, number=signal.SIGINT)
     assert code == 130
     assert list(state.glob("step-*"))
     assert "ppo        run   resumes" in workspace.run(run, "--dry-run", *lora).stdout

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from pipeline_runs import run_two
 from reward_features_worker import DIM, SIZES, compute, fitted
+from two_processes import run_two
 
 from pipeline.core.world import World
 from pipeline.lm.distributed import make_accelerator
