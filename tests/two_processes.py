@@ -42,7 +42,7 @@ def gloo_pair(folder: Path, rank: int, **environment: str) -> Iterator[World]:
     """In a worker, to its end: it joins the other one, and leaves without the interpreter's clean-up.
 
     What FSDP2 caches keeps gloo's threads alive; one of them that wants Python's lock while Python ends aborts the
-    process, about once in a thousand exits on a busy machine.
+    process now and then, on a busy machine.
     """
     own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ.update(own, ACCELERATE_USE_CPU="true", **environment)
