@@ -7,7 +7,6 @@
 # RUN_DIR defaults to runs/ and the recipe's file name. Environment:
 #   ACCELERATE_CONFIG  where it runs: a file of this folder (default launch/cpu2.yaml)
 #   ACCELERATE_ARGS    further options of `accelerate launch`, e.g. "--num_processes 8"
-#   ALIGNER            the recipe's aligner: ppo (default), dpo, rloo or grpo
 #   PYTHON             interpreter (default .venv/bin/python where that exists, else python3)
 set -euo pipefail
 
@@ -42,13 +41,16 @@ if grep -Eq '^use_cpu: *true' "$accelerate_config"; then
 fi
 
 echo "[run_pipeline] $config -> $run_dir, on $accelerate_config" >&2
-for stage in privatize sft reward "${ALIGNER:-ppo}" evaluate report; do
-    case "$stage" in
-        privatize | report) starter=("$python" -m) ;;
-        *)
-            starter=("$python" -m accelerate.commands.launch --config_file "$accelerate_config")
-            starter+=(${accelerate_args[@]+"${accelerate_args[@]}"} -m)
-            ;;
-    esac
-    "${starter[@]}" "pipeline.stages.$stage" --config "$config" --run-dir "$run_dir" "$@"
+overrides=()
+for argument in "$@"; do
+    [[ "$argument" == -* || "$argument" != *=* ]] || overrides+=("$argument")
 done
+stages="$("$python" -m pipeline.cli stages --config "$config" ${overrides[@]+"${overrides[@]}"})"
+while read -r stage how; do
+    starter=("$python" -m)
+    if [[ "$how" == launched ]]; then
+        starter+=(accelerate.commands.launch --config_file "$accelerate_config")
+        starter+=(${accelerate_args[@]+"${accelerate_args[@]}"} -m)
+    fi
+    "${starter[@]}" "pipeline.stages.$stage" --config "$config" --run-dir "$run_dir" "$@" </dev/null
+done <<<"$stages"

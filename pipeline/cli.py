@@ -18,6 +18,7 @@ from pipeline.commands.plan import plan
 from pipeline.commands.sample import sample
 from pipeline.core.errors import RunStopped, UserError
 from pipeline.core.threads import wait_briefly
+from pipeline.stages.table import STAGES
 
 INTERRUPTED = "interrupted; run the same command again to resume"
 UNUSABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST})
@@ -40,14 +41,7 @@ Config = Annotated[Path, typer.Option("--config", help="The recipe: a YAML file,
 RunDirectory = Annotated[Path | None, typer.Option("--run-dir", help="Default: runs/NAME of the recipe.")]
 Data = Annotated[str | None, typer.Option("--data", help="Preferences: file, folder or hub id (data.preferences).")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value, e.g. privatize.epsilon=0.5")]
-
-
-def _stage_command(name: str, said: str) -> None:
-    """Adds the command of a stage that does nothing without a recipe."""
-
-    @app.command(name, help=f"Stage: {said}")
-    def stage(config: Config, run_dir: RunDirectory = None, data: Data = None, overrides: Overrides = None) -> None:
-        _stage(name, config, run_dir, data, overrides)
+AcceptCode = Annotated[bool, typer.Option("--accept-code", help="Keep results that other code made.")]
 
 
 @app.command()
@@ -58,6 +52,7 @@ def run(
     start: Annotated[str | None, typer.Option("--from", help="Run this stage and those after it.")] = None,
     only: Annotated[str | None, typer.Option("--only", help="Run this stage alone.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
+    accept_code: AcceptCode = False,
     overrides: Overrides = None,
 ) -> None:
     """Run a recipe: stages that are up to date are skipped, an interrupted one resumes."""
@@ -73,9 +68,9 @@ def run(
         lines = runner.check(recipe, directory, selection, declared_world())
         print(f"recipe {recipe.name} in {directory.root}")
         for line in lines:
-            print(f"  {line.spec.name:<10} {'run ' if line.runs else 'skip'}  {line.reason}")
+            print(f"  {line.stage.name:<10} {'run ' if line.runs else 'skip'}  {line.reason}")
         return
-    runner.execute(recipe, directory, selection)
+    runner.execute(recipe, directory, selection, accept_code)
     if runner.join_world().main:
         from pipeline.report.terminal import show_results
 
@@ -91,6 +86,15 @@ def print_config(config: Config, data: Data = None, overrides: Overrides = None)
 
 
 @app.command()
+def stages(config: Config, overrides: Overrides = None) -> None:
+    """Print the stages of a recipe in order: `launched` ones take several processes, the others are `alone`."""
+    from pipeline.stages.table import stages_of
+
+    for stage in stages_of(_recipe(config, None, overrides)):
+        print(stage.name, "launched" if stage.launched else "alone")
+
+
+@app.command()
 def keygen(
     output: Annotated[Path, typer.Option("--output", help="Where the new secret key goes (mode 0600).")],
 ) -> None:
@@ -98,9 +102,6 @@ def keygen(
     from pipeline.privacy.keys import keygen as make_key
 
     print(f"new key in {make_key(output)}: keep it secret and outside every run directory")
-
-
-_stage_command("sft", "supervised fine-tuning; gives the reference policy.")
 
 
 @app.command()
@@ -125,6 +126,7 @@ def privatize(
         str | None, typer.Option("--labels", help="Its two values, response_a preferred first: A,B or 1,0.")
     ] = None,
     workers: Annotated[int | None, typer.Option("--workers", min=1, help="Processes; default: by cores.")] = None,
+    accept_code: AcceptCode = False,
     overrides: Overrides = None,
 ) -> None:
     """Stage with --config; else privatise --data into --output at --epsilon with --key."""
@@ -145,7 +147,7 @@ def privatize(
     }
     _one_way("privatize", config, alone, run_dir, overrides)
     if config is not None:
-        _stage("privatize", config, run_dir, data, overrides)
+        _stage("privatize", config, run_dir, data, overrides, accept_code)
         return
     if budget_per is not None and budget is None:
         raise UserError("--budget-per needs --budget")
@@ -179,15 +181,6 @@ def label_filter(
     raise typer.Exit(filter_stdin(epsilon, store, labels, id_field, label_field, keep))
 
 
-_stage_command("reward", "reward model from privatised labels, with its uncertainty.")
-
-
-_stage_command("ppo", "KL-regularised PPO against the pessimistic reward.")
-_stage_command("dpo", "the DPO baseline, for recipes with `aligner: dpo`.")
-_stage_command("rloo", "RLOO against the pessimistic reward, for recipes with `aligner: rloo`.")
-_stage_command("grpo", "GRPO against the pessimistic reward, for recipes with `aligner: grpo`.")
-
-
 @app.command()
 def evaluate(
     config: Annotated[Path | None, typer.Option("--config", help="Run as a stage of this recipe.")] = None,
@@ -214,6 +207,7 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(help="Use the first prompts only.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the sampling noise; default 0.")] = None,
     system_prompt: Annotated[str | None, typer.Option(help="System message; default: the checkpoints' own.")] = None,
+    accept_code: AcceptCode = False,
     overrides: Overrides = None,
 ) -> None:
     """Stage with --config; else judge --policy against --reference on --prompts."""
@@ -234,7 +228,7 @@ def evaluate(
     }
     _one_way("evaluate", config, alone, run_dir, overrides)
     if config is not None:
-        _stage("evaluate", config, run_dir, data, overrides)
+        _stage("evaluate", config, run_dir, data, overrides, accept_code)
         return
     needed = {"--policy": policy, "--reference": reference, "--prompts": prompts, "--judge": judge}
     ours, theirs, file, named = _all_given("evaluate", needed)
@@ -257,9 +251,6 @@ def evaluate(
         system_prompt=system_prompt,
     )
     print(f"win rate by {named}: {line}")
-
-
-_stage_command("report", "the one-page HTML report with the privacy card.")
 
 
 @app.command()
@@ -370,12 +361,39 @@ def _all_given(command: str, options: dict[str, Any]) -> list[Any]:
     return list(options.values())
 
 
-def _stage(name: str, config: Path, run_dir: Path | None, data: str | None, overrides: Sequence[str] | None) -> None:
+def _stage(
+    name: str,
+    config: Path,
+    run_dir: Path | None,
+    data: str | None,
+    overrides: Sequence[str] | None,
+    accept_code: bool,
+) -> None:
     from pipeline import runner
     from pipeline.core.rundir import RunDir
 
     recipe = _recipe(config, data, overrides)
-    runner.execute_one(name, recipe, RunDir(run_dir or Path("runs") / recipe.name))
+    runner.execute_one(name, recipe, RunDir(run_dir or Path("runs") / recipe.name), accept_code)
+
+
+def _add_stage(name: str, said: str) -> None:
+    """Adds the command of a stage that does nothing without a recipe."""
+
+    @app.command(name, help=f"Stage: {said}")
+    def stage(
+        config: Config,
+        run_dir: RunDirectory = None,
+        data: Data = None,
+        accept_code: AcceptCode = False,
+        overrides: Overrides = None,
+    ) -> None:
+        _stage(name, config, run_dir, data, overrides, accept_code)
+
+
+_own = {str(command.callback.__name__) for command in app.registered_commands if command.callback}
+for each in STAGES:
+    if each.name not in _own:  # some have more to say
+        _add_stage(each.name, each.said)
 
 
 if __name__ == "__main__":

@@ -1,107 +1,41 @@
 """Runs the stages of a recipe in order: skips what is up to date, resumes what was interrupted.
 
 A stage is up to date when its manifest's fingerprint is that of its config sections, its upstream stages and its
-label-free inputs; that other code made it is said. The privatize stage additionally compares a keyed digest of its raw
-input, kept beside the key and never in the run directory.
+label-free inputs, and what the stage itself looks at. Where the code changed that a stage imports, the user decides.
+The stages are those of `pipeline.stages.table`; no stage is known here by name.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import shutil
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.core import atomic, resume, rundir
-from pipeline.core.checkpoints import extra_reward_digests, folder_digest, judge_digests
+from pipeline.core.code import digest_of, source_files
 from pipeline.core.config import effective, nearest, to_tree
 from pipeline.core.errors import UserError
 from pipeline.core.metrics import write_metrics
 from pipeline.core.recipe import Recipe
-from pipeline.core.recipe_aligners import ALIGNERS, ON_PROMPTS
 from pipeline.core.rundir import RunDir
+from pipeline.core.stage import StageContext, say
 from pipeline.core.strategies import WHOLE, strategy
 from pipeline.core.world import World, barrier, join_world, peak_gpu_mb, release_memory
-from pipeline.data.adopted import is_adopted
-from pipeline.data.enough import check_enough
 from pipeline.data.overlap import check_overlap
-from pipeline.preflight import preflight
 from pipeline.privacy.privatize import NOT_PRIVATE
-
-
-@dataclass(frozen=True)
-class StageSpec:
-    """What a stage depends on.
-
-    Attributes:
-        name: stage and module name (`pipeline.stages.NAME`).
-        upstream: stages whose results it reads.
-        sections: recipe sections that change its result.
-        module: in `pipeline.stages`, where that has another name.
-    """
-
-    name: str
-    upstream: tuple[str, ...]
-    sections: tuple[str, ...]
-    module: str | None = None
-
-
-STAGES: tuple[StageSpec, ...] = (
-    StageSpec("privatize", (), ("data", "privatize", "evaluation_labels")),
-    StageSpec("sft", ("privatize",), ("model", "data", "sft", "seed")),
-    StageSpec("reward", ("privatize", "sft"), ("model", "reward", "seed")),
-    StageSpec("ppo", ("sft", "reward"), ("model", "data", "reward", "ppo", "seed")),
-    StageSpec("dpo", ("privatize", "sft"), ("model", "ppo", "dpo", "seed")),
-    StageSpec("rloo", ("sft", "reward"), ("model", "data", "reward", "ppo", "rloo", "seed")),
-    StageSpec("grpo", ("sft", "reward"), ("model", "data", "reward", "ppo", "grpo", "seed"), "rloo"),
-    StageSpec(
-        "evaluate",
-        ("privatize", "sft", "reward", *ALIGNERS),
-        ("model", "data", "privatize", "reward", "aligner", *ALIGNERS, "evaluate", "evaluation_labels", "seed"),
-    ),
-    StageSpec("report", ("privatize", "sft", "reward", *ALIGNERS, "evaluate"), ("name",)),
-)
-NAMES = tuple(stage.name for stage in STAGES)
-
-
-@dataclass(frozen=True)
-class StageContext:
-    """What a stage's `run(context)` gets."""
-
-    recipe: Recipe
-    run: RunDir
-    world: World
-    spec: StageSpec
-
-    @property
-    def folder(self) -> Path:
-        """Where the stage releases its results."""
-        return self.run.stage(self.spec.name)
-
-    @property
-    def checkpoints(self) -> Path:
-        """Where the stage keeps resume state."""
-        return self.run.checkpoints(self.spec.name)
-
-    def noisy_counts(self, decisions: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-        """Asks the privatise stage how often rules are right about the true evaluation labels. What comes back is
-        differentially private and in the ledger. decisions: see `pipeline.stages.privatize.noisy_counts`."""
-        spec = spec_of("privatize")
-        answer: dict[str, Any] = _module(spec).noisy_counts(replace(self, spec=spec), decisions)
-        return answer
+from pipeline.stages.base import Stage
+from pipeline.stages.table import NAMES, STAGES, preflight, stage_of, stages_of
 
 
 @dataclass(frozen=True)
 class PlannedStage:
     """One line of the plan: whether the stage runs, and why."""
 
-    spec: StageSpec
+    stage: Stage
     runs: bool
     reason: str
 
@@ -126,99 +60,67 @@ class Selection:
             self.names = NAMES[NAMES.index(self.start) :]
 
 
-def spec_of(name: str) -> StageSpec:
-    """The specification of stage `name`."""
-    return next(stage for stage in STAGES if stage.name == name)
-
-
-def stages_of(recipe: Recipe) -> tuple[StageSpec, ...]:
-    """The stages of this recipe in order: those of the aligner it names, and of no other."""
-    return tuple(stage for stage in STAGES if stage.name not in recipe.other_aligners)
-
-
-def upstream_of(spec: StageSpec, recipe: Recipe) -> tuple[str, ...]:
-    """The stages that `spec` reads under this recipe: sft reads the release only where it imitates its answers."""
-    if spec.name == "sft" and not recipe.data.from_release("demonstrations"):
-        return ()
-    return tuple(name for name in spec.upstream if name not in recipe.other_aligners)
-
-
-def stage_fingerprint(spec: StageSpec, recipe: Recipe, run: RunDir) -> str:
+def stage_fingerprint(stage: Stage, recipe: Recipe, run: RunDir) -> str:
     """Identity of what the stage would compute; upstream stages enter through their own fingerprints and code."""
     tree = effective(Recipe, to_tree(recipe))
-    made = {name: run.manifest(name) or {} for name in upstream_of(spec, recipe)}
+    made = {name: run.manifest(name) or {} for name in stage.upstream(recipe)}
     upstream = {name: [manifest.get("fingerprint"), manifest.get("code")] for name, manifest in made.items()}
     return rundir.fingerprint(
         {
-            "stage": spec.name,
-            "config": {section: tree[section] for section in spec.sections},
+            "stage": stage.name,
+            "config": {section: tree[section] for section in stage.sections},
             "upstream": upstream,
-            "inputs": input_digests(spec, recipe),
+            "inputs": stage.inputs(recipe),
         }
     )
 
 
-def settings_fingerprint(spec: StageSpec, recipe: Recipe) -> str:
+def settings_fingerprint(stage: Stage, recipe: Recipe) -> str:
     """Identity of what the recipe alone says about the stage."""
     tree = effective(Recipe, to_tree(recipe))
-    return rundir.fingerprint({section: tree[section] for section in spec.sections})
-
-
-def input_digests(spec: StageSpec, recipe: Recipe) -> dict[str, str]:
-    """Digests of the label-free inputs a stage reads by path. Preferences are never among them."""
-    from pipeline.data.inputs import input_digest
-
-    data, external = recipe.data, recipe.reward.external
-    if spec.name == "reward":
-        return {} if external is None else {str(external.path): folder_digest(external.path)}
-    if spec.name == "privatize":  # a release is nobody's secret
-        bundle = Path(data.preferences).expanduser()
-        return {data.preferences: folder_digest(bundle)} if is_adopted(data.preferences) else {}
-    keys = {"sft": "demonstrations", **dict.fromkeys(ON_PROMPTS, "prompts"), "evaluate": "evaluation_prompts"}
-    key = keys.get(spec.name)
-    digests = {} if key is None else {str(getattr(data, key)): input_digest(key, data)}
-    if spec.name == "ppo":
-        digests |= extra_reward_digests(recipe.ppo.extra_rewards)
-    if spec.name == "evaluate":
-        digests |= judge_digests(recipe.evaluate.judge)
-    base = Path(recipe.model.source).expanduser()
-    if spec.name == "sft" and base.is_dir():
-        digests[recipe.model.source] = folder_digest(base)
-    return digests
+    return rundir.fingerprint({section: tree[section] for section in stage.sections})
 
 
 def plan(recipe: Recipe, run: RunDir, selection: Selection) -> list[PlannedStage]:
     """What `execute` would do now. Stages after one that runs will run as well, as their input changes."""
     lines: list[PlannedStage] = []
     dirty: set[str] = set()
-    for spec in stages_of(recipe):
-        manifest = run.manifest(spec.name)
-        if spec.name not in selection.names:
-            lines.append(PlannedStage(spec, False, "not selected"))
+    for stage in stages_of(recipe):
+        manifest = run.manifest(stage.name)
+        if stage.name not in selection.names:
+            lines.append(PlannedStage(stage, False, "not selected"))
             continue
-        reason = _why_run(spec, recipe, run, manifest, dirty)
-        if reason is None and spec.name in (selection.only, selection.start):
+        reason = _why_run(stage, recipe, run, manifest, dirty)
+        if reason is None and stage.name in (selection.only, selection.start):
             reason = "asked for"
         if reason is not None:
-            dirty.add(spec.name)
-        lines.append(PlannedStage(spec, reason is not None, reason or run.up_to_date(spec.name)))
+            dirty.add(stage.name)
+        lines.append(PlannedStage(stage, reason is not None, reason or _up_to_date(stage, run)))
     return lines
 
 
+def _up_to_date(stage: Stage, run: RunDir) -> str:
+    changed = run.changed_code(stage.name, source_files(stage.module_name))
+    return f"up to date, made by other code ({named(changed)})" if changed else "up to date"
+
+
+def named(files: Sequence[str]) -> str:
+    """The first of some files, and how many more."""
+    return files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
+
+
 def _why_run(
-    spec: StageSpec, recipe: Recipe, run: RunDir, manifest: dict[str, Any] | None, dirty: set[str]
+    stage: Stage, recipe: Recipe, run: RunDir, manifest: dict[str, Any] | None, dirty: set[str]
 ) -> str | None:
     """Why the stage has to run, or None when it is up to date."""
     if manifest is None:
-        return "resumes" if run.checkpoints(spec.name).is_dir() else "not run yet"
-    changed = dirty.intersection(upstream_of(spec, recipe))
+        return "resumes" if run.checkpoints(stage.name).is_dir() else "not run yet"
+    changed = dirty.intersection(stage.upstream(recipe))
     if changed:
         return f"its input '{sorted(changed)[0]}' runs again"
-    if manifest.get("fingerprint") != stage_fingerprint(spec, recipe, run):
+    if manifest.get("fingerprint") != stage_fingerprint(stage, recipe, run):
         return "recipe or input changed"
-    if spec.name == "privatize" and not _module(spec).input_unchanged(recipe, run):
-        return "raw input changed"
-    return None
+    return stage.changed(recipe, run)
 
 
 def check(recipe: Recipe, run: RunDir, selection: Selection, world: World) -> list[PlannedStage]:
@@ -230,28 +132,33 @@ def check(recipe: Recipe, run: RunDir, selection: Selection, world: World) -> li
     run.check(recipe)
     _check_stage(selection.only or selection.start, recipe)
     lines = plan(recipe, run, selection)
-    _check_needs(recipe, run, [line.spec for line in lines if line.runs], world)
+    _check_needs(recipe, run, [line.stage for line in lines if line.runs], world)
     return lines
 
 
 def _check_stage(name: str | None, recipe: Recipe) -> None:
     """The stage is one of this recipe's."""
-    if name is not None and name in recipe.other_aligners:
-        raise UserError(f"the recipe has no stage {name}: set aligner={name}, or run {recipe.aligner}")
+    if name is not None and (remedy := recipe.absent_stages.get(name)):
+        raise UserError(f"the recipe has no stage {name}: {remedy}")
 
 
-def _check_needs(recipe: Recipe, run: RunDir, specs: Sequence[StageSpec], world: World) -> None:
-    """What the stages `specs` read is there, or made by one of them before."""
-    names = {spec.name for spec in specs}
-    for spec in specs:
-        for name in upstream_of(spec, recipe):
+def _check_needs(recipe: Recipe, run: RunDir, stages: Sequence[Stage], world: World) -> None:
+    """What the stages `stages` read is there, or made by one of them before, and fits."""
+    names = {stage.name for stage in stages}
+    new_release = any(stage.releases for stage in stages)
+    for stage in stages:
+        for name in stage.upstream(recipe):
             if name not in names:
                 _check_made_by(recipe, run, name)
     preflight(recipe, names, world)
-    if "privatize" in names:
-        _module(spec_of("privatize")).check_input(recipe, run)
-    check_overlap(recipe, run, names)
-    check_enough(recipe, run, names)
+    for stage in stages:
+        if stage.releases:  # first, since the others count what it will release
+            stage.check_rows(recipe, run, new_release)
+    read = STAGES if new_release else stages
+    check_overlap(recipe, run, dict.fromkeys(key for stage in read for key in stage.texts), new_release)
+    for stage in stages:
+        if not stage.releases:
+            stage.check_rows(recipe, run, new_release)
 
 
 def _check_made_by(recipe: Recipe, run: RunDir, name: str) -> None:
@@ -260,13 +167,13 @@ def _check_made_by(recipe: Recipe, run: RunDir, name: str) -> None:
     A result would else carry a recipe that does not describe it. The code may be another: that is the user's choice.
     """
     manifest = run.require(name)
-    spec = spec_of(name)
-    if manifest.get("settings") not in (None, settings_fingerprint(spec, recipe)):
+    stage = stage_of(name)
+    if manifest.get("settings") not in (None, settings_fingerprint(stage, recipe)):
         raise UserError(
             f"stage '{name}' in {run.root} was made with other settings than this recipe's: "
             f"start there (--from {name}), or undo the change"
         )
-    for upstream in upstream_of(spec, recipe):
+    for upstream in stage.upstream(recipe):
         _check_made_by(recipe, run, upstream)
 
 
@@ -278,85 +185,112 @@ def resolved(recipe: Recipe, run: RunDir, world: World) -> Recipe:
     return resolve_dtype(recipe, run, world)
 
 
-def execute(recipe: Recipe, run: RunDir, selection: Selection) -> None:
-    """Runs the selected stages that are not up to date, in order."""
+def execute(recipe: Recipe, run: RunDir, selection: Selection, accept_code: bool = False) -> None:
+    """Runs the selected stages that are not up to date, in order.
+
+    accept_code: results that other code made stay beside those of this code.
+    """
     world = join_world()
     recipe = resolved(recipe, run, world)
     lines = check(recipe, run, selection, world)
+    kept = [line.stage for line in lines if not line.runs and line.stage.name in selection.names]
+    _check_code(kept, run, world, accept_code)
     with _claimed(recipe, run, world):
         for line in lines:
             if line.runs:
-                run_stage(StageContext(recipe, run, world, line.spec))
-            elif world.main and line.spec.name in selection.names:
-                say(f"{line.spec.name}: {line.reason}, skipped")
+                run_stage(line.stage, recipe, run, world)
+            elif world.main and line.stage.name in selection.names:
+                say(f"{line.stage.name}: {line.reason}, skipped")
 
 
-def execute_one(name: str, recipe: Recipe, run: RunDir) -> None:
+def _check_code(stages: Sequence[Stage], run: RunDir, world: World, accept: bool) -> None:
+    """The code that made the results of `stages` is this code, or the user takes them as they are.
+
+    Raises:
+        UserError: it is not, and nobody has said what to do.
+    """
+    files = {stage.name: source_files(stage.module_name) for stage in stages}
+    changed = {name: run.changed_code(name, now) for name, now in files.items()}
+    other = [name for name in files if changed[name]]
+    if other and not accept:
+        raise UserError(
+            f"{', '.join(other)} in {run.root}: made by other code ({named(changed[other[0]])} changed since): "
+            f"--accept-code keeps what is there, 'private-rlhf run --from {other[0]}' makes it anew"
+        )
+    barrier(world)  # every process has seen the same manifests
+    for name in other if world.main else ():
+        run.accept_code(name, files[name])
+
+
+def execute_one(name: str, recipe: Recipe, run: RunDir, accept_code: bool = False) -> None:
     """Runs one stage, as `accelerate launch -m pipeline.stages.NAME` does; a complete one is skipped."""
     world = join_world()
     recipe = resolved(recipe, run, world)
     _check_stage(name, recipe)
-    spec = spec_of(name)
-    reason = _why_run(spec, recipe, run, run.manifest(name), set())
+    stage = stage_of(name)
+    reason = _why_run(stage, recipe, run, run.manifest(name), set())
     if reason is not None:
-        _check_needs(recipe, run, [spec], world)
+        _check_needs(recipe, run, [stage], world)
+    else:
+        _check_code([stage], run, world, accept_code)
     with _claimed(recipe, run, world):
         if reason is not None:
-            run_stage(StageContext(recipe, run, world, spec))
+            run_stage(stage, recipe, run, world)
         elif world.main:
-            say(f"{name}: {run.up_to_date(name)}, skipped")
+            say(f"{name}: up to date, skipped")
 
 
-def run_stage(context: StageContext) -> None:
+def run_stage(stage: Stage, recipe: Recipe, run: RunDir, world: World) -> None:
     """Runs one stage on every process and writes its manifest from the main one."""
-    spec, run, world = context.spec, context.run, context.world
-    for name in upstream_of(spec, context.recipe):
+    stages = tuple(each.name for each in stages_of(recipe))
+    context = StageContext(recipe, run, world, stage.name, stages)
+    for name in stage.upstream(recipe):
         run.require(name)
     if world.main:
-        run.reopen(spec.name)
-        if spec.name != "report":
+        run.reopen(stage.name)
+        if not stage.prints:
             (run.root / "metrics.json").unlink(missing_ok=True)  # of other results than the run will hold
-        say(f"{spec.name}: starts")
-        _claim_checkpoints(context)
+        say(f"{stage.name}: starts")
+        _claim_checkpoints(stage, context)
     barrier(world)
     started = time.monotonic()
-    module = _module(spec)
-    report: dict[str, Any] = module.run(context)
+    report: dict[str, Any] = stage.load().run(context)
     barrier(world)
     if world.main:
         seconds = round(time.monotonic() - started, 2)
+        files = source_files(stage.module_name)
         run.complete(
-            spec.name,
+            stage.name,
             {
-                "stage": spec.name,
-                "fingerprint": stage_fingerprint(spec, context.recipe, run),
-                "settings": settings_fingerprint(spec, context.recipe),
-                "code": rundir.code_digest(),
+                "stage": stage.name,
+                "fingerprint": stage_fingerprint(stage, recipe, run),
+                "settings": settings_fingerprint(stage, recipe),
+                "code": digest_of(files),
+                "code_files": files,
                 "seconds": seconds,
                 "peak_rss_mb": rundir.peak_rss_mb(),
                 "peak_gpu_mb": peak_gpu_mb(),
                 "world_size": world.size,
                 "commit": rundir.commit(),
-                "override": context.recipe.override,
+                "override": recipe.override,
                 "report": report,
             },
         )
-        evaluated = run.manifest("evaluate") or {}
-        if evaluated.get("fingerprint") == stage_fingerprint(spec_of("evaluate"), context.recipe, run):
-            write_metrics(run, [stage.name for stage in stages_of(context.recipe)])
-        say(f"{spec.name}: done in {seconds:.0f} s — {report.get('summary', '')}")
+        _write_metrics(recipe, run)
+        say(f"{stage.name}: done in {seconds:.0f} s — {report.get('summary', '')}")
     release_memory()
     barrier(world)
 
 
-def _module(spec: StageSpec) -> Any:
-    """The stage's module, imported when it is needed."""
-    return importlib.import_module(f"pipeline.stages.{spec.module or spec.name}")
-
-
-def say(line: str) -> None:
-    """One progress line on stderr."""
-    print(f"[private-rlhf] {line}", file=sys.stderr, flush=True)
+def _write_metrics(recipe: Recipe, run: RunDir) -> None:
+    """Where every stage that measures is complete, and measured what the recipe says."""
+    stages = stages_of(recipe)
+    for stage in stages:
+        if stage.measures and (run.manifest(stage.name) or {}).get("fingerprint") != stage_fingerprint(
+            stage, recipe, run
+        ):
+            return
+    write_metrics(run, [stage.name for stage in stages])
 
 
 @contextmanager
@@ -388,12 +322,12 @@ def _claim(recipe: Recipe, run: RunDir, world: World) -> None:
     barrier(world)
 
 
-def _claim_checkpoints(context: StageContext) -> None:
-    """Resume state is of this recipe, input and number of processes, or set aside; PPO's suits any number under DDP."""
-    asked, stage = strategy(os.environ), context.spec.name
+def _claim_checkpoints(stage: Stage, context: StageContext) -> None:
+    """Resume state is of this recipe, input and number of processes (where that matters), or set aside."""
+    asked = strategy(os.environ)
     identity = {
-        "recipe or input": stage_fingerprint(context.spec, context.recipe, context.run),
-        "number of processes": asked if (stage, asked) == ("ppo", WHOLE) else f"{asked}, {context.world.size}",
+        "recipe or input": stage_fingerprint(stage, context.recipe, context.run),
+        "number of processes": asked if stage.any_world and asked == WHOLE else f"{asked}, {context.world.size}",
     }
-    if said := resume.claim(context.checkpoints, identity, rundir.code_digest()):
-        say(f"{stage}: {said}")
+    if said := resume.claim(context.checkpoints, identity, digest_of(source_files(stage.module_name))):
+        say(f"{stage.name}: {said}")

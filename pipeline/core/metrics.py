@@ -26,7 +26,7 @@ def write_metrics(run: RunDir, stages: Sequence[str]) -> None:
         return
     found = {name: run.manifest(name) for name in stages}
     manifests = {name: manifest for name, manifest in found.items() if manifest is not None}
-    evaluation = _evaluation(run)
+    evaluation = read_evaluation(run)
     seconds = {name: manifest["seconds"] for name, manifest in manifests.items() if "seconds" in manifest}
     peaks = [manifest["peak_rss_mb"] for manifest in manifests.values() if manifest.get("peak_rss_mb") is not None]
     metrics: dict[str, Any] = dict(evaluation.get("methods") or {})
@@ -40,12 +40,24 @@ def write_metrics(run: RunDir, stages: Sequence[str]) -> None:
     atomic.write_json(run.root / "metrics.json", metrics)
 
 
-def _evaluation(run: RunDir) -> dict[str, Any]:
-    path = run.stage("evaluate") / "evaluation.json"
+def read_evaluation(run: RunDir) -> dict[str, Any]:
+    """evaluation.json, with the rates of stage count in the place of those from privatised labels where it has run."""
+    content = _object(run, "evaluate", "evaluation.json")
+    if run.manifest("count") is not None:
+        counted = _object(run, "count", "rates.json")
+        for name, metrics in content["methods"].items():
+            if name in counted["likelihood_win_rate"]:
+                metrics["likelihood_win_rate"] = counted["likelihood_win_rate"][name]
+        content |= {name: counted[name] for name in ("longer_answer_baseline", "label_counts")}
+    return content
+
+
+def _object(run: RunDir, stage: str, name: str) -> dict[str, Any]:
+    path = run.stage(stage) / name
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, UnicodeDecodeError, json.JSONDecodeError):
-        raise UserError(f"{path} is missing or damaged: run the stage again (--from evaluate)") from None
+        raise UserError(f"{path} is missing or damaged: run the stage again (--from {stage})") from None
     if not isinstance(content, dict):
-        raise UserError(f"{path} holds no object: run the stage again (--from evaluate)")
+        raise UserError(f"{path} holds no object: run the stage again (--from {stage})")
     return content

@@ -323,9 +323,12 @@ class Recipe:
             )
 
     @property
-    def other_aligners(self) -> frozenset[str]:
-        """The stages that this recipe does not have."""
-        return frozenset(ALIGNERS) - {self.aligner}
+    def absent_stages(self) -> dict[str, str]:
+        """Stage -> what to do about it, of those that this recipe does not have."""
+        absent = {name: f"set aligner={name}, or run {self.aligner}" for name in ALIGNERS if name != self.aligner}
+        if self.evaluation_labels != "laplace":
+            absent["count"] = "it is for evaluation_labels=laplace"
+        return absent
 
     @property
     def draws_references(self) -> bool:

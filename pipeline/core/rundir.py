@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.core import atomic
+from pipeline.core import atomic, code
 from pipeline.core.config import dump_yaml, effective, read_yaml, to_tree
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
@@ -63,11 +63,19 @@ class RunDir:
             raise UserError(f"{self.root} holds no completed stage '{name}': run it first (--only {name})")
         return manifest
 
-    def up_to_date(self, name: str) -> str:
-        """What is said of a stage that need not run: a comment in the code is no reason to train for hours again."""
-        if (self.manifest(name) or {}).get("code") in (None, code_digest()):
-            return "up to date"
-        return f"up to date, made by another version of the code (--from {name} runs it again)"
+    def changed_code(self, name: str, files: Mapping[str, str]) -> list[str]:
+        """The source files in which the program that made stage `name` differs from `files` (see `code.source_files`);
+        none if it is the same one, or was accepted, or did not say what it was made of, as earlier versions."""
+        manifest = self.manifest(name) or {}
+        made_of = manifest.get("code_files")
+        if made_of is None or code.digest_of(files) in (manifest.get("code"), manifest.get("accepted_code")):
+            return []
+        return sorted(path for path in made_of.keys() | files.keys() if made_of.get(path) != files.get(path))
+
+    def accept_code(self, name: str, files: Mapping[str, str]) -> None:
+        """Notes that the result of stage `name` may stand beside what `files` would make."""
+        manifest = self.require(name) | {"accepted_code": code.digest_of(files)}
+        atomic.write_json(self.stage(name) / "manifest.json", manifest)
 
     def check(self, recipe: Recipe) -> None:
         """Refuses a directory that another recipe made, or that is something else."""
@@ -131,18 +139,6 @@ def fingerprint(value: Any) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
-def code_digest() -> str:
-    """SHA-256 over the source files of both packages: two installs with equal digests run the same code."""
-    digest = hashlib.sha256()
-    package = Path(__file__).resolve().parents[1]
-    for folder in (package, package.parent / "reward_models"):
-        for path in sorted(folder.rglob("*")):
-            if path.suffix in {".py", ".j2", ".parquet"}:
-                digest.update(str(path.relative_to(folder.parent)).encode())
-                digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
-
-
 def commit() -> dict[str, Any]:
     """The git commit of the source tree and whether tracked files differ from it; nulls outside a checkout."""
     folder = Path(__file__).resolve().parents[2]
@@ -170,7 +166,7 @@ def environment() -> dict[str, Any]:
             versions[library] = None
     return {
         **commit(),
-        "code_digest": code_digest(),
+        "code_digest": code.digest_of(code.all_files()),
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "cpu": cpu_model(),

@@ -51,9 +51,9 @@ def global_batch(section: str, batch_size: int, micro_batch_size: int | None, wo
     return micro, share // micro
 
 
-def check_rows(count: int, section: str, batch_size: int) -> None:
-    """UserError if there are fewer rows to learn from than one batch of the section takes."""
-    if count < batch_size:
+def check_rows(count: int | None, section: str, batch_size: int) -> None:
+    """UserError if there are fewer rows to learn from than one batch of the section takes. None: nobody knows yet."""
+    if count is not None and count < batch_size:
         raise UserError(
             f"there are {count} texts or pairs to learn from, fewer than {section}.batch_size {batch_size}: "
             "lower it, or bring more data"

@@ -6,13 +6,11 @@ stages that learn count what they have once more.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from itertools import islice
 from pathlib import Path
 
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
-from pipeline.core.world import check_rows
 from pipeline.data.adopted import held_out, is_adopted
 from pipeline.data.formats import read_demonstrations
 from pipeline.data.inputs import release
@@ -22,29 +20,22 @@ from pipeline.data.sources import is_hub_id
 from pipeline.embedded import task
 
 
-def check_enough(recipe: Recipe, run: RunDir, stages: Collection[str]) -> None:
-    """Every one of `stages` that learns in batches will find at least one, as far as is known now.
+def demonstrations(recipe: Recipe, run: RunDir, new: bool, size: int) -> int | None:
+    """How many demonstrations there are, or at least `size` of them; None where it is not known. new: see below."""
+    source = recipe.data.demonstrations
+    if recipe.data.from_release("demonstrations"):
+        found = pairs(recipe, run, new, size)
+        return None if found is None else found * (2 if source == "release_both" else 1)
+    rows = task.load_demonstrations() if source == "embedded" else read_demonstrations(source)
+    return sum(1 for _ in islice(rows, size))
 
-    Raises:
-        UserError: see `check_rows`.
-    """
-    data, reward = recipe.data, recipe.reward
-    sizes = {name: getattr(recipe, name).batch_size for name in ("sft", "reward", "dpo") if name in stages}
-    if reward.mode == "head" or reward.external is not None:
-        sizes.pop("reward", None)
-    if "sft" in sizes and not data.from_release("demonstrations"):
-        size = sizes.pop("sft")
-        source = data.demonstrations
-        rows = task.load_demonstrations() if source == "embedded" else read_demonstrations(source)
-        check_rows(sum(1 for _ in islice(rows, size)), "sft", size)
-    pairs = training_pairs(recipe, run, "privatize" in stages, 3 * max(sizes.values()) + 10) if sizes else None
-    if pairs is None:
-        return
-    held = max(1, round(len(set(pairs)) * reward.validation_fraction))
-    shown = 2 if data.demonstrations == "release_both" else 1
-    counts = {"sft": shown * len(pairs), "reward": len(pairs) - held, "dpo": len(pairs)}
-    for section, size in sizes.items():
-        check_rows(counts[section], section, size)
+
+def pairs(recipe: Recipe, run: RunDir, new: bool, size: int, fraction: float = 0.0) -> int | None:
+    """How many released pairs a stage learns from that holds a fraction of them out; None where it is not known."""
+    found = training_pairs(recipe, run, new, 3 * size + 10)
+    if found is None:
+        return None
+    return len(found) - (max(1, round(len(set(found)) * fraction)) if fraction else 0)
 
 
 def training_pairs(recipe: Recipe, run: RunDir, new: bool, enough: int) -> list[str] | None:

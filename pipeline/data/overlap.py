@@ -29,7 +29,7 @@ import hashlib
 import re
 import secrets
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
@@ -39,7 +39,6 @@ from tqdm import tqdm
 
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
-from pipeline.core.recipe_aligners import ON_PROMPTS
 from pipeline.core.rundir import RunDir
 from pipeline.data.adopted import is_adopted
 from pipeline.data.formats import read_demonstrations, read_preferences, read_prompts
@@ -52,7 +51,6 @@ from pipeline.privacy.records import Text, encode_text
 PAIRS_PER_LOOK = 8192
 TELLING_CHARACTERS = 32
 _MARK = re.compile(r"(?:^|\n\n)(Human|Assistant):")
-_READERS = {"demonstrations": ("sft",), "prompts": ON_PROMPTS, "evaluation_prompts": ("evaluate",)}
 
 Turns = list[tuple[bool, str]]
 """(is it the assistant's, its text without white space) of every turn that has text."""
@@ -73,11 +71,14 @@ class Overlap(NamedTuple):
     one_sided: int
 
 
-def check_overlap(recipe: Recipe, run: RunDir, stages: Collection[str]) -> None:
+def check_overlap(recipe: Recipe, run: RunDir, keys: Iterable[str], new_release: bool) -> None:
     """Refuses demonstrations and prompts that repeat one-sidedly what the protected pairs hold.
 
-    Looks at the files that `stages` will read, and at all of them if the preferences are new. Built-in sources depend
-    on no label but the released ones, and labels that were declared public need no guard.
+    Built-in sources depend on no label but the released ones, and labels that were declared public need no guard.
+
+    Args:
+        keys: of `data`, whose files are looked at.
+        new_release: the preferences are about to be released; else they were.
 
     Raises:
         UserError: names the data key, the number of pairs and the remedy.
@@ -86,12 +87,12 @@ def check_overlap(recipe: Recipe, run: RunDir, stages: Collection[str]) -> None:
     if data.public_labels or data.allow_label_overlap:
         return
     digests, files = Digests(), {}
-    for key, readers in _READERS.items():
-        if not data.built_in(key) and {"privatize", *readers} & set(stages):
+    for key in keys:
+        if not data.built_in(key):
             files[key] = read_texts(key, getattr(data, key), digests)
     if not files:
         return
-    pairs = protected_pairs(recipe, run, "privatize" in stages)
+    pairs = protected_pairs(recipe, run, new_release)
     for key, found in zip(files, overlaps(list(files.values()), pairs, digests), strict=True):
         if found.one_sided:
             raise UserError(

@@ -1,22 +1,42 @@
 """Win rates from noisy counts of the true evaluation labels (`evaluation_labels: laplace`).
 
 Every rule (a policy that finds one response likelier, "the longer answer wins") is a choice of one response per pair.
-The privatise stage counts how often each is right, adds discrete Laplace noise (`pipeline.privacy.counts`) and enters
-the cost into the ledger; nothing here sees a label.
+Stage count counts how often each is right, adds discrete Laplace noise (`pipeline.privacy.counts`) and enters the cost
+into the ledger; nothing here sees a label.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from pipeline.core.atomic import write_json
+from pipeline.core.errors import UserError
 from pipeline.core.stats import Estimate
 from pipeline.privacy.counts import DiscreteLaplace
 
 LONGER = "longer_answer"  # the rule that prints beside the policies' rates
+
+
+def write_decisions(folder: Path, choices: Mapping[str, np.ndarray], places: list[int], rows: int) -> None:
+    """Writes `decisions.json`: the choices (n,) of every rule, the rows they are on, and how many rows there are."""
+    content = {"rows": rows, "places": places, "choices": {name: choice.tolist() for name, choice in choices.items()}}
+    write_json(folder / "decisions.json", content)
+
+
+def read_decisions(folder: Path) -> tuple[dict[str, np.ndarray], list[int], int]:
+    """(choices, places, rows) as `write_decisions` wrote them."""
+    path = folder / "decisions.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise UserError(f"{path} is missing or damaged: run the stage again (--from evaluate)") from None
+    return {name: np.array(choice) for name, choice in content["choices"].items()}, content["places"], content["rows"]
 
 
 def spread(choices: Mapping[str, np.ndarray], places: list[int], rows: int) -> dict[str, list[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,9 @@ from typing import Any
 import yaml
 
 from pipeline.core.errors import UserError
-from pipeline.core.recipe_aligners import ALIGNERS
+from pipeline.core.metrics import read_evaluation
 from pipeline.core.rundir import RunDir
 
-STAGES = ("privatize", "sft", "reward", *ALIGNERS, "evaluate")
 REFERENCE = "sft"
 GIBBS = "gibbs"
 
@@ -69,8 +69,8 @@ def _method_order(name: str) -> tuple[int, str]:
     return ({REFERENCE: 0, GIBBS: 2}.get(name, 1), name)
 
 
-def read_run(run: RunDir) -> RunFacts:
-    """The facts of `run`.
+def read_run(run: RunDir, stages: Sequence[str]) -> RunFacts:
+    """The facts of `run`, which has these `stages`, in order.
 
     Raises:
         UserError: there is no manifest of the released labels (a report without a privacy statement is refused), or a
@@ -83,8 +83,7 @@ def read_run(run: RunDir) -> RunFacts:
     recipe_text = recipe_path.read_text(encoding="utf-8") if recipe_path.is_file() else ""
     recipe = _mapping(recipe_text, recipe_path)
     aligner = recipe.get("aligner", "ppo")
-    others = {*ALIGNERS} - {aligner}  # may lie there from an earlier recipe
-    manifests = {name: run.manifest(name) for name in STAGES if name not in others}
+    manifests = {name: run.manifest(name) for name in stages}  # others may lie there from an earlier recipe
     history = _json(run.stage("sft") / "history.json")
     return RunFacts(
         name=str(recipe.get("name") or run.root.name),
@@ -96,7 +95,7 @@ def read_run(run: RunDir) -> RunFacts:
         sft_loss=[(float(step), float(loss)) for step, loss in (history or {}).get("loss", [])],
         reward_fit=_json(run.stage("reward") / "fit.json") or {},
         ppo_history=_json_lines(run.stage(aligner) / "history.jsonl"),
-        evaluation=_json(run.stage("evaluate") / "evaluation.json") or {},
+        evaluation=read_evaluation(run) if (run.stage("evaluate") / "evaluation.json").is_file() else {},
         samples=_json(run.stage("evaluate") / "samples.json") or [],
     )
 

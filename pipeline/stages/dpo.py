@@ -18,6 +18,7 @@ from trl import DPOConfig
 from pipeline.core import atomic
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import peak_rss_mb
+from pipeline.core.stage import StageContext
 from pipeline.core.world import check_rows
 from pipeline.data import inputs
 from pipeline.data.release import ReleasedPair
@@ -26,8 +27,6 @@ from pipeline.lm import hf_trainer
 from pipeline.lm.models import add_lora, load_causal_lm, load_tokenizer
 from pipeline.lm.released import write_beside
 from pipeline.rl.dpo import PrivateDpoTrainer, pair_dataset, trl_loss
-from pipeline.runner import StageContext
-from pipeline.stages.entry import main_for
 
 
 def run(context: StageContext) -> dict[str, Any]:
@@ -103,4 +102,6 @@ def policy_and_reference(context: StageContext, recipe: Recipe) -> tuple[Any, An
 
 
 if __name__ == "__main__":
+    from pipeline.stages.entry import main_for
+
     main_for("dpo")

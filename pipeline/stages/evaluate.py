@@ -6,6 +6,7 @@ the likelihood win rate beside the longer-answer rule, and the Gibbs policy of t
 Reads:   sft/model (π_ref; ppo/reference under ppo.quantize), ppo/model (or dpo, rloo, grpo), reward/model,
          held-out prompts, privatize/evaluation.
 Writes:  evaluate/evaluation.json, evaluate/samples.json, evaluate/by_prompt.json (for paired comparisons of runs),
+         evaluate/decisions.json (which answer of each held-out pair the policies find likelier, for stage count),
          evaluate/pairs.json (the answers that were compared, their scores and verdicts, and whose they are).
 Run alone: accelerate launch -m pipeline.stages.evaluate --config RECIPE [--run-dir DIR]
 """
@@ -21,11 +22,12 @@ from pipeline.core import atomic
 from pipeline.core.checkpoints import weights_digest
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
+from pipeline.core.stage import StageContext
 from pipeline.data import inputs
 from pipeline.data.release import ReleasedPair
 from pipeline.data.render import Renderer, dialogue, keep_fitting, keep_fitting_pairs, left_out, text_count
 from pipeline.embedded.truth import true_reward
-from pipeline.evaluation.counted import LONGER, counted_rates, spread
+from pipeline.evaluation.counted import LONGER, write_decisions
 from pipeline.evaluation.judges import Judge, judged_pairs, judged_rates, make_judge
 from pipeline.evaluation.likelihood import (
     LIKELIHOOD_TEXTS,
@@ -44,8 +46,6 @@ from pipeline.lm.models import load_causal_lm, load_tokenizer
 from pipeline.lm.numerics import precision
 from pipeline.rl import export
 from pipeline.rl.scoring import load_scorer
-from pipeline.runner import StageContext
-from pipeline.stages.entry import main_for
 from reward_models.external import key_names
 
 
@@ -104,14 +104,7 @@ def run(context: StageContext) -> dict[str, Any]:
     }
     rates = {name: likelihood_win_rate(values, flip_prob) for name, values in likelihood.items()}
     baseline = longer_answer_baseline(pairs, flip_prob)
-    counted: dict[str, Any] | None = None
-    if recipe.evaluation_labels == "laplace":
-        choices = {name: preferences(values) for name, values in likelihood.items()} | {LONGER: longer_answers(pairs)}
-        mine_alone = [context.noisy_counts(spread(choices, places, len(rows)))] if context.world.main else []
-        (counted,) = gather_object(mine_alone)
-        assert counted is not None
-        rates = counted_rates(choices, counted)
-        baseline = rates.pop(LONGER)
+    choices = {name: preferences(values) for name, values in likelihood.items()} | {LONGER: longer_answers(pairs)}
 
     # --- results ------------------------------------------------------------------------------------------------------
     methods = {"sft": summary.reference_metrics(), method_name(recipe): summary.policy_metrics()}
@@ -135,12 +128,12 @@ def run(context: StageContext) -> dict[str, Any]:
         "coverage": summary.coverage(recipe.reward.kappa),
         "longer_answer_baseline": baseline.as_dict(),
         "evaluation_labels": recipe.evaluation_labels,
-        "label_counts": counted,
         "judge": None if judge is None else {**judge.facts, "rates": judged},
         "judge_notes": judge_notes(recipe, truth is not None) + outside_notes(judge, judged, len(compared)),
     }
     if accelerator.is_main_process:
         atomic.write_json(context.folder / "evaluation.json", evaluation)
+        write_decisions(context.folder, choices, places, len(rows))
         atomic.write_json(context.folder / "by_prompt.json", summary.by_prompt())
         atomic.write_json(context.folder / "samples.json", shown_samples(results, summary, recipe))
         identities = {
@@ -297,4 +290,6 @@ def as_sample(answer: Answer) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    from pipeline.stages.entry import main_for
+
     main_for("evaluate")

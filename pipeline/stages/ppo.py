@@ -24,6 +24,7 @@ from pipeline.core import atomic
 from pipeline.core.errors import RunStopped
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import peak_rss_mb
+from pipeline.core.stage import StageContext
 from pipeline.data import inputs
 from pipeline.data.render import keep_fitting, text_count
 from pipeline.embedded.truth import true_reward
@@ -40,8 +41,6 @@ from pipeline.rl.rollout import Rollout, evenly_spaced, summary_of
 from pipeline.rl.scoring import load_scorer
 from pipeline.rl.tracking import report, tracked
 from pipeline.rl.trainer import PpoTrainer
-from pipeline.runner import StageContext
-from pipeline.stages.entry import main_for
 
 
 def run(context: StageContext) -> dict[str, Any]:
@@ -229,4 +228,6 @@ def timing(rollout: Rollout, seconds: dict[str, float]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    from pipeline.stages.entry import main_for
+
     main_for("ppo")

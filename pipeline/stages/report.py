@@ -9,21 +9,20 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.core import atomic
+from pipeline.core.stage import StageContext
 from pipeline.privacy.card import render_markdown as render_card
 from pipeline.report.card import run_card
 from pipeline.report.inputs import read_run
 from pipeline.report.render import render_html, render_markdown
 from pipeline.report.sections import headline
 from pipeline.report.status import privacy_status
-from pipeline.runner import StageContext
-from pipeline.stages.entry import main_for
 
 
 def run(context: StageContext) -> dict[str, Any]:
     """Writes the report of the run; see the module's docstring."""
     if not context.world.main:
         return {}
-    facts = read_run(context.run)
+    facts = read_run(context.run, context.stages)
     status = privacy_status(facts)
     card = run_card(facts, status)
     page = render_html(facts, status, card)
@@ -36,4 +35,6 @@ def run(context: StageContext) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    from pipeline.stages.entry import main_for
+
     main_for("report")

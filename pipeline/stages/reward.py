@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 from pipeline.core import atomic
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
+from pipeline.core.stage import StageContext
 from pipeline.core.stats import Estimate, wilson
 from pipeline.data import inputs
 from pipeline.data.release import Release
@@ -33,8 +34,6 @@ from pipeline.lm.distributed import make_accelerator
 from pipeline.lm.features import extract_features
 from pipeline.lm.models import DTYPES, load_tokenizer
 from pipeline.lm.released import write_beside
-from pipeline.runner import StageContext
-from pipeline.stages.entry import main_for
 from reward_models.bound import bounded_reward
 from reward_models.checkpoint import RewardMetadata, save_reward_checkpoint
 from reward_models.external import use_external
@@ -263,4 +262,6 @@ def describe(
 
 
 if __name__ == "__main__":
+    from pipeline.stages.entry import main_for
+
     main_for("reward")

@@ -16,6 +16,7 @@ from typing import Any
 
 from pipeline.core import atomic
 from pipeline.core.rundir import peak_rss_mb
+from pipeline.core.stage import StageContext
 from pipeline.data import inputs
 from pipeline.data.render import keep_fitting, text_count
 from pipeline.lm import hf_trainer
@@ -25,13 +26,11 @@ from pipeline.lm.released import write_beside
 from pipeline.rl.group import TRAINERS, Task, history_of, prompt_dataset, trl_arguments
 from pipeline.rl.rollout import evenly_spaced, summary_of
 from pipeline.rl.scoring import load_scorer
-from pipeline.runner import StageContext
-from pipeline.stages.entry import main_for
 
 
 def run(context: StageContext) -> dict[str, Any]:
     """Trains on every process; saves from the main one."""
-    recipe, ppo, aligner = context.recipe, context.recipe.ppo, context.spec.name
+    recipe, ppo, aligner = context.recipe, context.recipe.ppo, context.name
     settings = recipe.rloo if aligner == "rloo" else recipe.grpo
 
     # --- π_ref, r̂, prompts --------------------------------------------------------------------------------------------
@@ -94,4 +93,6 @@ def run(context: StageContext) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    from pipeline.stages.entry import main_for
+
     main_for("rloo")

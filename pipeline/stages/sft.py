@@ -16,6 +16,7 @@ from trl import SFTConfig
 
 from pipeline.core import atomic
 from pipeline.core.checkpoints import check_context
+from pipeline.core.stage import StageContext
 from pipeline.core.world import check_rows
 from pipeline.data import inputs
 from pipeline.data.formats import Demonstration
@@ -25,8 +26,6 @@ from pipeline.lm.architectures import check_architecture
 from pipeline.lm.models import add_lora, base_checkpoint, load_causal_lm, load_tokenizer
 from pipeline.lm.released import write_beside
 from pipeline.lm.sft_training import RowSftTrainer
-from pipeline.runner import StageContext
-from pipeline.stages.entry import main_for
 
 
 def run(context: StageContext) -> dict[str, Any]:
@@ -96,4 +95,6 @@ def tokenised(demonstrations: list[Demonstration], renderer: Renderer) -> Datase
 
 
 if __name__ == "__main__":
+    from pipeline.stages.entry import main_for
+
     main_for("sft")

@@ -34,11 +34,12 @@ ALLOWED = {
         "pipeline/privacy/runs.py",  # defines it: which rows of which runs
         "pipeline/data/engine.py",
         "pipeline/data/curate.py",
-        "pipeline/stages/privatize.py",  # a range of record ids for training, the others for evaluation
+        "pipeline/data/protected.py",  # a range of record ids for training, the others for evaluation
+        "pipeline/stages/privatize.py",  # hands them to the ledger
     },
     "Intake": {
         "pipeline/data/curate.py",  # defines it: a source that was opened
-        "pipeline/stages/privatize.py",
+        "pipeline/data/protected.py",
     },
     "privatize_source": {
         "pipeline/data/curate.py",  # defines it: all of the above, for `private-rlhf privatize`
@@ -48,18 +49,18 @@ ALLOWED = {
         "pipeline/data/sources.py",  # defines it: rows as they are in the file
         "pipeline/data/formats.py",  # gives them a meaning
         "pipeline/data/curate.py",
-        "pipeline/stages/privatize.py",
+        "pipeline/data/protected.py",
         "pipeline/attacks/",
     },
     "source_chunks": {
         "pipeline/data/sources.py",  # defines it: the bytes of a raw file, for a keyed digest
-        "pipeline/stages/privatize.py",
+        "pipeline/data/protected.py",
     },
     "load_dataset": {"pipeline/data/sources.py"},  # streamed, so that no raw row is left in the `datasets` cache
     "load_from_disk": {"pipeline/data/sources.py"},
     "draw_labels": {
         "pipeline/embedded/task.py",  # defines it: labels of the built-in task, drawn from the known truth
-        "pipeline/stages/privatize.py",
+        "pipeline/data/protected.py",
     },
     "RawPair": {
         "pipeline/privacy/records.py",  # defines it

@@ -19,7 +19,7 @@ from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
 from pipeline.lm.models import base_checkpoint
 from pipeline.privacy.keys import keygen
-from pipeline.runner import spec_of, upstream_of
+from pipeline.stages.table import stage_of
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Workshop:
                 keygen(key)
         base_checkpoint(recipe.model)
         failed = []
-        if not upstream_of(spec_of("sft"), recipe):  # π_ref reads nothing that ε changes
+        if not stage_of("sft").upstream(recipe):  # π_ref reads nothing that ε changes
             failed = self._in_lanes({f"sft-seed{seed}": partial(self._train_reference, seed) for seed in seeds})
         return failed + self._in_lanes({arm.name: partial(self._align, arm) for arm in arms})
 

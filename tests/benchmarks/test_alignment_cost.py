@@ -19,7 +19,8 @@ from pipeline.core.config import load_recipe
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
-from pipeline.runner import spec_of, stage_fingerprint
+from pipeline.runner import stage_fingerprint
+from pipeline.stages.table import stage_of
 
 TINY = Path(__file__).resolve().parents[2] / "configs" / "tiny.yaml"
 PROMPTS = 50
@@ -140,7 +141,7 @@ def test_arms_on_different_prompts_are_not_compared(tmp_path: Path) -> None:
 
 def test_the_reference_of_a_seed_fits_every_arm_of_it(tmp_path: Path) -> None:
     """The runner takes the copied stage for its own; that of another seed it does not."""
-    shop, sft = workshop(tmp_path), spec_of("sft")
+    shop, sft = workshop(tmp_path), stage_of("sft")
     source = RunDir(tmp_path / "sft-seed1")
     made = load_recipe(Recipe, TINY, shop.arm_overrides(Arm("ppo", 2.0, 1))[:3])
     source.claim(made)

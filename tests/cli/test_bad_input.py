@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pipeline.preflight import POSITIONS
 from pipeline_runs import TINY, Workspace, tree
 
 from pipeline.cli import main
 from pipeline.lm.tiny import tiny_config
-from pipeline.preflight import POSITIONS
 from pipeline.privacy.keys import keygen
 
 ROWS = [{"prompt": f"Say {i}.", "chosen": f"yes {i}", "rejected": f"no {i}"} for i in range(40)]
@@ -265,7 +265,7 @@ def test_a_stage_without_its_input(refused: Refused) -> None:
     ("arguments", "said"),
     [
         (["run", "--config", str(TINY), "--from", "rewrad"], "--from rewrad: no such stage; did you mean 'reward'?"),
-        (["run", "--config", str(TINY), "--only", "x"], "--only x: no such stage; valid keys here: dpo, evaluate,"),
+        (["run", "--config", str(TINY), "--only", "x"], "--only x: no such stage; valid keys here: count, dpo,"),
         (["run", "--config", str(TINY), "--from", "sft", "--only", "ppo"], "--from and --only exclude each other"),
         (["run", "--config", str(TINY), "--colour"], "--colour"),
         (["run"], "--config"),

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from pipeline import runner
-from pipeline.core import rundir
 from pipeline.core.config import parse
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
+from pipeline.core.stage import StageContext
+from pipeline.stages.base import Stage
 
 TREE = {
     "name": "one",
@@ -30,7 +31,7 @@ STARTS: dict[str, Start] = {
 }
 
 
-def refuse(context: runner.StageContext) -> dict[str, Any]:
+def refuse(context: StageContext) -> dict[str, Any]:
     """A stage that finds its input wanting."""
     assert context.run.root.is_dir()
     raise UserError("row 3 has no label")
@@ -39,9 +40,9 @@ def refuse(context: runner.StageContext) -> dict[str, Any]:
 @pytest.fixture(params=STARTS)
 def start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Start:
     """Either way to start the first stage, which then refuses."""
-    stage = types.SimpleNamespace(run=refuse, input_unchanged=lambda *_: True, check_input=lambda *_: None)
-    monkeypatch.setattr(rundir, "code_digest", lambda: "code")
-    monkeypatch.setattr(runner, "_module", lambda _: stage)
+    protected = types.SimpleNamespace(input_unchanged=lambda *_: True, check_input=lambda *_: None)
+    monkeypatch.setattr(runner, "source_files", lambda *_: {})
+    monkeypatch.setattr(Stage, "load", lambda _: types.SimpleNamespace(run=refuse, protected=protected))
     monkeypatch.setattr(runner, "preflight", lambda *_: None)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     return STARTS[request.param]

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from pipeline import runner
-from pipeline.core import rundir
 from pipeline.core.config import parse
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
+from pipeline.core.stage import StageContext
 from pipeline.core.world import World
-from pipeline.runner import StageContext, spec_of
+from pipeline.stages.table import stage_of
 
 TREE = {"name": "one", "evaluation_labels": "private", "model": {"source": "tiny"}, "privatize": {"epsilon": 1.0}}
 ALONE, TWO = World(rank=0, size=1), World(rank=0, size=2)
@@ -23,9 +23,13 @@ def recipe(**sections: Any) -> Recipe:
     return parse(Recipe, {**TREE, **sections}, "r")
 
 
+def claim(stage: str, given: Recipe, run: RunDir, world: World) -> None:
+    runner._claim_checkpoints(stage_of(stage), StageContext(given, run, world, stage))
+
+
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
-    monkeypatch.setattr(rundir, "code_digest", lambda: "code")
+    monkeypatch.setattr(runner, "source_files", lambda *_: {"a.py": "code"})
     return RunDir(tmp_path / "run")
 
 
@@ -36,17 +40,18 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
         ("ppo", {}, TWO, "code", ""),
         ("ppo", {}, ALONE, "other code", "goes on from what another version of the code left in "),
         ("ppo", {"ppo": {"kl_coef": 0.2}}, ALONE, "code", "starts anew, as the resume state here is of another recipe"),
-        ("reward", {}, TWO, "code", "starts anew, as the resume state here is of another number of processes: "),
+        ("reward", {}, TWO, "code", ""),
+        ("rloo", {}, TWO, "code", "starts anew, as the resume state here is of another number of processes: "),
     ],
 )
 def test_resume_state_is_used_or_set_aside_and_never_deleted(
     stage: str, later: dict[str, Any], world: World, code: str, said: str, run: RunDir,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    runner._claim_checkpoints(StageContext(recipe(), run, ALONE, spec_of(stage)))
+    claim(stage, recipe(), run, ALONE)
     (run.checkpoints(stage) / "step-3").mkdir()
-    monkeypatch.setattr(rundir, "code_digest", lambda: code)
-    runner._claim_checkpoints(StageContext(recipe(**later), run, world, spec_of(stage)))
+    monkeypatch.setattr(runner, "source_files", lambda *_: {"a.py": code})
+    claim(stage, recipe(**later), run, world)
     aside = run.checkpoints(f"{stage}-aside-1")
     assert (aside / "step-3").is_dir() == ("starts anew" in said)
     assert (run.checkpoints(stage) / "step-3").is_dir() == ("starts anew" not in said)
@@ -60,5 +65,5 @@ def test_resume_state_without_identity_is_set_aside(run: RunDir) -> None:
     for number in (1, 2):
         (run.checkpoints("ppo") / "step-3").mkdir(parents=True)
         (run.checkpoints("ppo") / "fingerprint.json").unlink(missing_ok=True)
-        runner._claim_checkpoints(StageContext(recipe(), run, ALONE, spec_of("ppo")))
+        claim("ppo", recipe(), run, ALONE)
         assert (run.checkpoints(f"ppo-aside-{number}") / "step-3").is_dir()

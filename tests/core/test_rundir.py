@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.core import rundir
+from pipeline.core import code, rundir
 from pipeline.core.config import load_recipe, parse
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
@@ -32,7 +32,7 @@ def test_a_claim_saves_the_resolved_recipe_and_the_environment(tmp_path: Path) -
     assert load_recipe(Recipe, run.root / "recipe.yaml") == recipe()
     environment = json.loads((run.root / "environment.json").read_text())
     assert set(environment["versions"]) == set(rundir.LIBRARIES)
-    assert environment["code_digest"] == rundir.code_digest()
+    assert environment["code_digest"] == code.digest_of(code.all_files())
     run.claim(recipe(seed=5))  # a changed recipe of the same name goes on in the same directory
     assert load_recipe(Recipe, run.root / "recipe.yaml").seed == 5
 

@@ -9,15 +9,19 @@ from typing import Any
 import pytest
 
 from pipeline import runner
-from pipeline.core import rundir
+from pipeline.core import code
 from pipeline.core.config import parse
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
+from pipeline.core.stage import StageContext
 from pipeline.core.world import World, declared_world
-from pipeline.runner import STAGES, Selection, StageContext, plan, spec_of, stage_fingerprint, stages_of
+from pipeline.runner import Selection, plan, stage_fingerprint
+from pipeline.stages.base import Stage
+from pipeline.stages.table import STAGES, stage_of, stages_of
 
 ALONE = World(rank=0, size=1)
+CODE = {"pipeline/one.py": "1", "pipeline/two.py": "2"}
 
 
 def recipe(**sections: Any) -> Recipe:
@@ -36,8 +40,8 @@ NAMES = tuple(stage.name for stage in stages_of(recipe()))
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The digest of the source tree is a constant here; its own test undoes this."""
-    monkeypatch.setattr(rundir, "code_digest", lambda: "code")
+    """The source files are constant here; their own test undoes this."""
+    monkeypatch.setattr(runner, "source_files", lambda *_: CODE)
 
 
 @pytest.fixture
@@ -51,12 +55,13 @@ def run(tmp_path: Path) -> RunDir:
 def complete(directory: RunDir, done: Recipe, names: tuple[str, ...] = NAMES) -> None:
     directory.claim(done)
     for name in names:
-        fingerprint = stage_fingerprint(spec_of(name), done, directory)
-        directory.complete(name, {"stage": name, "fingerprint": fingerprint, "code": rundir.code_digest()})
+        fingerprint, files = stage_fingerprint(stage_of(name), done, directory), runner.source_files()
+        said = {"stage": name, "fingerprint": fingerprint, "code": code.digest_of(files), "code_files": files}
+        directory.complete(name, said)
 
 
 def running(given: Recipe, directory: RunDir, **selection: str) -> list[str]:
-    return [line.spec.name for line in plan(given, directory, Selection(**selection)) if line.runs]
+    return [line.stage.name for line in plan(given, directory, Selection(**selection)) if line.runs]
 
 
 # --- the stage table --------------------------------------------------------------------------------------------------
@@ -64,7 +69,7 @@ def running(given: Recipe, directory: RunDir, **selection: str) -> list[str]:
 
 def test_stages_stand_after_what_they_read() -> None:
     for position, stage in enumerate(STAGES):
-        assert set(stage.upstream) <= set(runner.NAMES[:position])
+        assert set(stage.reads) <= set(runner.NAMES[:position])
 
 
 def test_every_section_of_the_recipe_changes_some_stage() -> None:
@@ -79,7 +84,7 @@ def test_a_recipe_has_the_stages_of_its_aligner() -> None:
         names = [stage.name for stage in stages_of(given)]
         assert names == ["privatize", "sft", "reward", aligner, "evaluate", "report"]
         for stage in stages_of(given):
-            assert "ppo" not in runner.upstream_of(stage, given)
+            assert "ppo" not in stage.upstream(given)
 
 
 @pytest.mark.parametrize("aligner", ["dpo", "rloo", "grpo"])
@@ -106,7 +111,7 @@ def test_a_complete_run_does_nothing(run: RunDir) -> None:
 
 def test_an_empty_directory_runs_everything(tmp_path: Path) -> None:
     lines = plan(recipe(), RunDir(tmp_path), Selection())
-    assert [line.spec.name for line in lines if line.runs] == list(NAMES)
+    assert [line.stage.name for line in lines if line.runs] == list(NAMES)
     assert {line.reason for line in lines} == {"not run yet"}
 
 
@@ -134,7 +139,7 @@ def test_a_changed_section_reruns_its_stage_and_those_downstream(
 
 
 def test_reasons_tell_the_cause_from_the_consequence(run: RunDir) -> None:
-    reasons = {line.spec.name: line.reason for line in plan(recipe(reward={"kappa": 2.0}), run, Selection())}
+    reasons = {line.stage.name: line.reason for line in plan(recipe(reward={"kappa": 2.0}), run, Selection())}
     assert reasons["sft"] == "up to date"
     assert reasons["reward"] == "recipe or input changed"
     assert reasons["ppo"] == "its input 'reward' runs again"
@@ -142,12 +147,41 @@ def test_reasons_tell_the_cause_from_the_consequence(run: RunDir) -> None:
 
 def test_changed_code_is_said_and_trains_nothing_again(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     """A comment in a plot's module once threw away SFT, the reward and half of PPO."""
-    monkeypatch.setattr(rundir, "code_digest", lambda: "other code")
+    other = {**CODE, "pipeline/two.py": "3"}
+    monkeypatch.setattr(runner, "source_files", lambda *_: other)
     assert running(recipe(), run) == []
-    reasons = {line.spec.name: line.reason for line in plan(recipe(), run, Selection())}
-    assert reasons["sft"] == "up to date, made by another version of the code (--from sft runs it again)"
+    reasons = {line.stage.name: line.reason for line in plan(recipe(), run, Selection())}
+    assert reasons["sft"] == "up to date, made by other code (pipeline/two.py)"
     complete(run, recipe(), ("sft",))  # what was made anew by other code is another input
     assert running(recipe(), run) == ["reward", "ppo", "evaluate", "report"]
+
+
+def test_changed_code_asks(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a stage that imports it; then the user says whether the results stay, once."""
+    ran: list[str] = []
+    fake_stages(monkeypatch, ran)
+    other = {**CODE, "pipeline/two.py": "3"}
+    monkeypatch.setattr(runner, "source_files", lambda name: other if name.endswith(".sft") else CODE)
+    line = r"^sft in .*: made by other code \(pipeline/two.py changed since\): --accept-code keeps .* --from sft' makes"
+    with pytest.raises(UserError, match=line):
+        runner.execute(recipe(), run, Selection())
+    with pytest.raises(UserError, match=line):
+        runner.execute_one("sft", recipe(), run)
+    runner.execute_one("reward", recipe(), run)  # its own code is the same, and that of others is their own affair
+    runner.execute(recipe(), run, Selection(), accept_code=True)
+    runner.execute(recipe(), run, Selection())
+    assert ran == []
+    runner.execute(recipe(), run, Selection(start="sft"))
+    assert ran == list(NAMES[1:])
+    runner.execute(recipe(), run, Selection())
+
+
+def test_results_of_earlier_versions_stay(run: RunDir) -> None:
+    """They say nothing of the files they were made of."""
+    for name in NAMES:
+        fingerprint = stage_fingerprint(stage_of(name), recipe(), run)
+        run.complete(name, {"stage": name, "fingerprint": fingerprint, "code": "of all files"})
+    assert {line.reason for line in plan(recipe(), run, Selection())} == {"up to date"}
 
 
 def test_a_rerun_stage_reruns_what_reads_it_even_when_the_recipe_is_the_same(run: RunDir) -> None:
@@ -159,7 +193,7 @@ def test_a_rerun_stage_reruns_what_reads_it_even_when_the_recipe_is_the_same(run
 def test_an_incomplete_stage_resumes(run: RunDir) -> None:
     run.reopen("ppo")
     run.checkpoints("ppo").mkdir(parents=True)
-    lines = {line.spec.name: line for line in plan(recipe(), run, Selection())}
+    lines = {line.stage.name: line for line in plan(recipe(), run, Selection())}
     assert (lines["ppo"].runs, lines["ppo"].reason) == (True, "resumes")
     assert lines["evaluate"].reason == "its input 'ppo' runs again"
     assert not lines["reward"].runs
@@ -177,8 +211,8 @@ def test_a_changed_prompt_file_reruns_ppo(tmp_path: Path) -> None:
 
 
 def test_changed_raw_preferences_rerun_privatize_and_leave_no_digest_in_the_run(tmp_path: Path) -> None:
+    from pipeline.data.protected import remember_input
     from pipeline.privacy.keys import keygen
-    from pipeline.stages import privatize
 
     raw, key = tmp_path / "raw.jsonl", tmp_path / "keys" / "k"
     raw.write_text('{"prompt": "p", "chosen": "a", "rejected": "b"}\n')
@@ -187,12 +221,12 @@ def test_changed_raw_preferences_rerun_privatize_and_leave_no_digest_in_the_run(
     given = recipe(data=data, privatize={"epsilon": 1.0, "key_file": str(key)})
     directory = RunDir(tmp_path / "run")
     complete(directory, given)
-    privatize.remember_input(given, directory)
+    remember_input(given, directory)
     assert running(given, directory) == []
     raw.write_text('{"prompt": "p", "chosen": "b", "rejected": "a"}\n')
     lines = plan(given, directory, Selection())
     assert lines[0].reason == "raw input changed"
-    assert [line.spec.name for line in lines if not line.runs] == ["sft"]
+    assert [line.stage.name for line in lines if not line.runs] == ["sft"]
 
 
 # --- selections -------------------------------------------------------------------------------------------------------
@@ -255,19 +289,20 @@ def test_a_misspelt_stage_gets_the_nearest_name() -> None:
 
 
 def fake_stages(monkeypatch: pytest.MonkeyPatch, ran: list[str], fails: str | None = None) -> None:
-    def module(spec: runner.StageSpec) -> Any:
+    def load(stage: Stage) -> Any:
         def body(context: StageContext) -> dict[str, Any]:
-            ran.append(spec.name)
-            if spec.name == fails:
+            ran.append(stage.name)
+            if stage.name == fails:
                 raise RuntimeError("out of memory")
             context.folder.mkdir(parents=True, exist_ok=True)
-            if spec.name == "evaluate":
+            if stage.name == "evaluate":
                 (context.folder / "evaluation.json").write_text("{}")
             return {"summary": "fine"}
 
-        return types.SimpleNamespace(run=body, input_unchanged=lambda *_: True, check_input=lambda *_: None)
+        protected = types.SimpleNamespace(input_unchanged=lambda *_: True, check_input=lambda *_: None)
+        return types.SimpleNamespace(run=body, protected=protected)
 
-    monkeypatch.setattr(runner, "_module", module)
+    monkeypatch.setattr(Stage, "load", load)
     monkeypatch.setattr(runner, "preflight", lambda *_: None)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
 
@@ -331,7 +366,7 @@ def test_a_failed_stage_is_incomplete_keeps_its_state_and_resumes(
     assert ran == ["privatize", "sft", "reward"]
     assert directory.manifest("reward") is None
     (directory.checkpoints("reward") / "step-1").touch()
-    reason = {line.spec.name: line.reason for line in plan(recipe(), directory, Selection())}
+    reason = {line.stage.name: line.reason for line in plan(recipe(), directory, Selection())}
     assert reason["sft"] == "up to date"
     assert reason["reward"] == "resumes"
 
@@ -360,17 +395,3 @@ def test_the_launcher_s_environment_is_the_world(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert declared_world() == World(rank=1, size=4)
     assert not declared_world().main
-
-
-def test_the_code_digest_reads_both_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    read: list[str] = []
-    original = Path.read_bytes
-
-    def record(path: Path) -> bytes:
-        read.append(path.name)
-        return original(path)
-
-    monkeypatch.setattr(Path, "read_bytes", record)
-    assert len(rundir.code_digest()) == 64
-    assert {"runner.py", "losses.py", "bound.py", "report.html.j2"} <= set(read)

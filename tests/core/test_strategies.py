@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pipeline.preflight import check_batches, preflight
 
 from pipeline.core.config import load_recipe, parse
 from pipeline.core.errors import UserError
@@ -14,7 +15,6 @@ from pipeline.core.recipe import Recipe
 from pipeline.core.recipe_aligners import ALIGNERS
 from pipeline.core.strategies import FSDP2, LAUNCHED, TABLE, WHOLE, check_strategy, strategy
 from pipeline.core.world import World
-from pipeline.preflight import check_batches, preflight
 
 ROOT = Path(__file__).resolve().parents[2]
 TREE = {"name": "x", "evaluation_labels": "private", "model": {"source": "tiny"}, "privatize": {"epsilon": 1.0}}

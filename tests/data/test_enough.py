@@ -14,17 +14,17 @@ from pipeline.core.config import parse
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
+from pipeline.core.stage import StageContext
 from pipeline.core.world import World, check_rows
 from pipeline.data import inputs
 from pipeline.data.adopted import adopt
-from pipeline.data.enough import check_enough
 from pipeline.embedded import task
 from pipeline.privacy.keys import keygen, load_key
 from pipeline.privacy.mechanism import RandomizedResponse
 from pipeline.privacy.records import RawPair
-from pipeline.runner import StageContext, spec_of
 from pipeline.stages import privatize
 from pipeline.stages.reward import split
+from pipeline.stages.table import stage_of
 
 
 def rows_of(count: int) -> list[dict[str, str]]:
@@ -54,7 +54,8 @@ def recipe(tmp_path: Path, aligner: str = "ppo", reward: str = "head", batch: in
 
 def refused(given: Recipe, run: RunDir, *stages: str) -> str | None:
     try:
-        check_enough(given, run, stages)
+        for name in stages[stages[0] == "privatize" :]:
+            stage_of(name).check_rows(given, run, "privatize" in stages)
     except UserError as error:
         return str(error)
     return None
@@ -132,7 +133,7 @@ def test_the_count_before_is_the_count_after(tmp_path: Path, count: int) -> None
         for limit in (None, 17):
             given = recipe(tmp_path, "dpo", "full", preferences=source, limit=limit)
             before = [refused(given, run, "privatize", stage) for stage in ("sft", "reward", "dpo")]
-            context = StageContext(given, run, World(rank=0, size=1), spec_of("privatize"))
+            context = StageContext(given, run, World(rank=0, size=1), "privatize")
             shutil.rmtree(context.folder, ignore_errors=True)
             adopt(given, context.folder) if source == str(bundle) else privatize.run(context)
             ids = [row.record_id for row in inputs.release(run)]

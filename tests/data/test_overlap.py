@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,15 @@ from pipeline.core.rundir import RunDir
 from pipeline.data.overlap import PAIRS_PER_LOOK, Digests, Overlap, Pair, Texts, check_overlap, overlaps
 from pipeline.embedded import task
 from pipeline.privacy.records import Text
+from pipeline.stages.table import STAGES, stage_of
 
 PAIRS = [Pair(f"Say {i}.", f"yes {i}", f"no {i}") for i in range(40)]
+
+
+def check_stages(given: Recipe, run: RunDir, stages: Collection[str]) -> None:
+    """As the runner does."""
+    read = STAGES if "privatize" in stages else [stage_of(name) for name in stages]
+    check_overlap(given, run, dict.fromkeys(key for stage in read for key in stage.texts), "privatize" in stages)
 
 
 def look(pairs: Iterable[Pair], rows: Iterable[tuple[Text, Text | None]]) -> Overlap:
@@ -179,7 +186,7 @@ def chosen(tmp_path: Path) -> str:
 def test_a_recipe_that_imitates_chosen_answers_is_refused(tmp_path: Path, raw: str, chosen: str) -> None:
     run = RunDir(tmp_path / "run")
     with pytest.raises(UserError) as refused:
-        check_overlap(recipe(preferences=raw, demonstrations=chosen), run, ("privatize", "sft"))
+        check_stages(recipe(preferences=raw, demonstrations=chosen), run, ("privatize", "sft"))
     said = str(refused.value)
     assert said.startswith(f"data.demonstrations {chosen}: repeats one response, and not equally the other, of 40 of")
     assert "leave those rows out, give both responses of each pair, use data.demonstrations: release" in said
@@ -187,8 +194,8 @@ def test_a_recipe_that_imitates_chosen_answers_is_refused(tmp_path: Path, raw: s
     assert not any(text in said for pair in PAIRS for text in pair)
     for part in ("privatize", "sft"):
         with pytest.raises(UserError, match="of 40 of 40 pairs"):
-            check_overlap(recipe(preferences=raw, demonstrations=chosen), run, (part,))
-    check_overlap(recipe(preferences=raw, demonstrations=chosen), run, ("reward", "ppo"))  # read no demonstrations
+            check_stages(recipe(preferences=raw, demonstrations=chosen), run, (part,))
+    check_stages(recipe(preferences=raw, demonstrations=chosen), run, ("reward", "ppo"))  # read no demonstrations
 
 
 def test_what_a_refusal_says_does_not_depend_on_labels(tmp_path: Path, raw: str, chosen: str) -> None:
@@ -201,7 +208,7 @@ def test_what_a_refusal_says_does_not_depend_on_labels(tmp_path: Path, raw: str,
         ]
         write(Path(raw), swapped)
         with pytest.raises(UserError) as refused:
-            check_overlap(recipe(preferences=raw, demonstrations=chosen), RunDir(tmp_path / "run"), ("sft",))
+            check_stages(recipe(preferences=raw, demonstrations=chosen), RunDir(tmp_path / "run"), ("sft",))
         said.append(str(refused.value))
     assert said[0] == said[1]
 
@@ -211,17 +218,17 @@ def test_prompts_that_continue_an_answer_are_refused(tmp_path: Path, raw: str, k
     rows = [{"prompt": chat(pair.prompt, pair.first, "Why?")} for pair in PAIRS[:3]]
     given = recipe(preferences=raw, **{key: write(tmp_path / "prompts.jsonl", rows)})
     with pytest.raises(UserError, match=rf"data\.{key} .*of 3 of 40 pairs.*use data\.{key}: (release|evaluation)"):
-        check_overlap(given, RunDir(tmp_path / "run"), ("ppo", "evaluate"))
+        check_stages(given, RunDir(tmp_path / "run"), ("ppo", "evaluate"))
     for stage in ("rloo", "grpo") if key == "prompts" else ():
         with pytest.raises(UserError, match=rf"data\.{key} .*of 3 of 40 pairs"):
-            check_overlap(given, RunDir(tmp_path / "run"), (stage,))
+            check_stages(given, RunDir(tmp_path / "run"), (stage,))
 
 
 def test_public_labels_and_the_override_are_let_pass(tmp_path: Path, raw: str, chosen: str) -> None:
     run = RunDir(tmp_path / "run")
     for extra in ({"public_labels": True}, {"allow_label_overlap": True}):
         given = recipe(preferences=raw, demonstrations=chosen, **extra)
-        check_overlap(given, run, ("privatize", "sft"))
+        check_stages(given, run, ("privatize", "sft"))
         assert (given.override is not None) == ("allow_label_overlap" in extra)
 
 
@@ -231,14 +238,14 @@ def test_folders_are_read_with_both_splits(tmp_path: Path, chosen: str) -> None:
     write(folder / "train.jsonl", [{"prompt": "p", "chosen": "a", "rejected": "b"}])
     write(folder / "eval.jsonl", [{"prompt": p, "chosen": a, "rejected": b} for p, a, b in PAIRS[:5]])
     with pytest.raises(UserError, match="of 5 of 6 pairs"):
-        check_overlap(recipe(preferences=str(folder), demonstrations=chosen), RunDir(tmp_path / "run"), ("sft",))
+        check_stages(recipe(preferences=str(folder), demonstrations=chosen), RunDir(tmp_path / "run"), ("sft",))
 
 
 def test_without_the_raw_file_the_release_is_asked(tmp_path: Path, raw: str, chosen: str) -> None:
     """On a machine that has the released pairs alone, a later stage is guarded all the same."""
+    from pipeline.core.stage import StageContext
     from pipeline.core.world import World
     from pipeline.privacy.keys import keygen
-    from pipeline.runner import StageContext, spec_of
     from pipeline.stages import privatize
 
     keygen(tmp_path / "owner.key")
@@ -246,29 +253,29 @@ def test_without_the_raw_file_the_release_is_asked(tmp_path: Path, raw: str, cho
             "privatize": {"epsilon": 1.0, "key_file": str(tmp_path / "owner.key")},
             "data": {"preferences": raw, "demonstrations": chosen}}
     given, run = parse(Recipe, tree, "r"), RunDir(tmp_path / "run")
-    privatize.run(StageContext(given, run, World(rank=0, size=1), spec_of("privatize")))
+    privatize.run(StageContext(given, run, World(rank=0, size=1), "privatize"))
     Path(raw).unlink()
     with pytest.raises(UserError, match="of 40 of 40 pairs"):
-        check_overlap(given, run, ("sft",))
+        check_stages(given, run, ("sft",))
 
 
 def test_embedded_demonstrations_are_no_suspicion(tmp_path: Path) -> None:
     """They depend on no label, and so they pass by name; that they could pass by their text too is luck not needed."""
-    check_overlap(recipe(), RunDir(tmp_path / "run"), ("privatize", "sft", "ppo", "evaluate"))
+    check_stages(recipe(), RunDir(tmp_path / "run"), ("privatize", "sft", "ppo", "evaluate"))
     rows = [{"prompt": p, "response": a} for p, a, _ in task.load_pairs("train")[:30]]
     given = recipe(demonstrations=write(tmp_path / "demos.jsonl", rows))
     with pytest.raises(UserError, match=r"of \d+ of \d+ pairs in data\.preferences"):
-        check_overlap(given, RunDir(tmp_path / "run"), ("sft",))
+        check_stages(given, RunDir(tmp_path / "run"), ("sft",))
 
 
 @pytest.mark.parametrize("source", OF_RELEASE)
 def test_answers_of_a_release_pass(tmp_path: Path, raw: str, source: str) -> None:
     given = recipe(preferences=raw, demonstrations=source)
-    check_overlap(given, RunDir(tmp_path / "run"), ("privatize", "sft"))
+    check_stages(given, RunDir(tmp_path / "run"), ("privatize", "sft"))
     assert given.override is None
 
 
 def test_a_name_of_another_key_is_a_file(tmp_path: Path, raw: str) -> None:
     for key, name in (("prompts", "release_both"), ("demonstrations", "evaluation"), ("evaluation_prompts", "release")):
         with pytest.raises(UserError, match=rf"^{name}: "):
-            check_overlap(recipe(preferences=raw, **{key: name}), RunDir(tmp_path / "run"), ("privatize",))
+            check_stages(recipe(preferences=raw, **{key: name}), RunDir(tmp_path / "run"), ("privatize",))

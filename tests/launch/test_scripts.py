@@ -13,7 +13,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = [*sorted((ROOT / "launch").glob("*.sh")), ROOT / "launch" / "slurm.sbatch", ROOT / ".ci" / "run"]
-FAKE_PYTHON = '#!/usr/bin/env bash\necho "cpu=${ACCELERATE_USE_CPU:-} $*" >> "$CALLS"\n[[ "$*" != *"$FAIL_ON"* ]]\n'
+FAKE_PYTHON = """#!/usr/bin/env bash
+if [[ "$*" == *"pipeline.cli stages"* ]]; then
+    printf 'privatize alone\\nsft launched\\nreward launched\\ndpo launched\\nevaluate launched\\nreport alone\\n'
+    exit
+fi
+echo "cpu=${ACCELERATE_USE_CPU:-} $*" >> "$CALLS"
+[[ "$*" != *"$FAIL_ON"* ]]
+"""
 
 
 def run(tmp_path: Path, script: str, *arguments: str, **variables: str) -> tuple[int, list[str], str]:
@@ -37,19 +44,22 @@ def test_script_parses_and_stops_on_errors(path: Path) -> None:
         assert os.access(path, os.X_OK)
 
 
-def test_pipeline_runs_the_stages_in_the_runner_s_order(tmp_path: Path) -> None:
-    from pipeline.runner import ALIGNERS, NAMES
-
+def test_pipeline_runs_the_stages_that_the_program_names(tmp_path: Path) -> None:
     code, calls, _ = run(tmp_path, "run_pipeline.sh", "configs/x.yaml", "runs/a", "seed=3", "ppo.iterations=2")
     assert code == 0
     modules = [re.search(r"pipeline\.stages\.(\w+)", call) for call in calls]
-    assert sorted(found[1] for found in modules if found) == sorted(set(NAMES) - (set(ALIGNERS) - {"ppo"}))
+    assert [found[1] for found in modules if found] == ["privatize", "sft", "reward", "dpo", "evaluate", "report"]
     assert all(call.endswith("--config configs/x.yaml --run-dir runs/a seed=3 ppo.iterations=2") for call in calls)
     launched = {found[1] for call, found in zip(calls, modules, strict=True) if found and "commands.launch" in call}
-    assert launched == {"sft", "reward", "ppo", "evaluate"}
-    order = [found[1] for found in modules if found]
-    assert order[-3:] == ["ppo", "evaluate", "report"]
-    assert order.index("privatize") < order.index("reward")
+    assert launched == {"sft", "reward", "dpo", "evaluate"}
+
+
+def test_the_program_names_the_stages_of_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    from pipeline.cli import main
+
+    assert main(["stages", "--config", str(ROOT / "configs" / "tiny.yaml"), "aligner=rloo"]) == 0
+    lines = ["privatize alone", "sft launched", "reward launched", "rloo launched", "evaluate launched", "report alone"]
+    assert capsys.readouterr().out.splitlines() == lines
 
 
 def test_pipeline_defaults_to_two_cpu_processes_and_a_run_named_after_the_recipe(tmp_path: Path) -> None:
@@ -61,7 +71,7 @@ def test_pipeline_defaults_to_two_cpu_processes_and_a_run_named_after_the_recipe
 def test_pipeline_takes_another_accelerate_file_and_options(tmp_path: Path) -> None:
     _, calls, _ = run(tmp_path, "run_pipeline.sh", "configs/x.yaml",
                       ACCELERATE_CONFIG="launch/ddp.yaml", ACCELERATE_ARGS="--num_processes 8")
-    assert any("--config_file launch/ddp.yaml --num_processes 8 -m pipeline.stages.ppo" in call for call in calls)
+    assert any("--config_file launch/ddp.yaml --num_processes 8 -m pipeline.stages.dpo" in call for call in calls)
     assert all(call.startswith("cpu= ") for call in calls)
 
 

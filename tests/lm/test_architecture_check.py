@@ -13,7 +13,7 @@ from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 from pipeline.core.world import World
 from pipeline.lm.architectures import check_architecture
-from pipeline.preflight import preflight
+from pipeline.stages.table import preflight
 
 TEXTS = ["the quick brown fox"]
 REFUSED = {

@@ -100,9 +100,11 @@ def test_the_resolved_dtype_is_in_the_fingerprint_the_saved_recipe_and_the_envir
     assert environment["device"] == "cpu" or torch.accelerator.is_available()
     assert set(environment) > {"dtype_reason", "threads", "kernels", "cpu_capability"}
     assert "Dtype of frozen weights" in (finished_run / "report" / "report.html").read_text()
-    from pipeline.runner import settings_fingerprint, spec_of
+    from pipeline.runner import settings_fingerprint
+    from pipeline.stages.table import stage_of
 
-    prints = {settings_fingerprint(spec_of("sft"), recipe(f"model.dtype={dtype}")) for dtype in ("float32", "bfloat16")}
+    sft = stage_of("sft")
+    prints = {settings_fingerprint(sft, recipe(f"model.dtype={dtype}")) for dtype in ("float32", "bfloat16")}
     assert len(prints) == 2
 
 

@@ -15,8 +15,8 @@ from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 from pipeline.core.world import World
 from pipeline.lm.models import load_tokenizer
-from pipeline.preflight import preflight
 from pipeline.report.card import external_reward
+from pipeline.stages.table import preflight
 from reward_models.checkpoint import METADATA_FILE, RewardMetadata, load_reward_checkpoint, save_reward_checkpoint
 from reward_models.external import use_external
 from reward_models.model import build_reward_backbone, set_score_weight

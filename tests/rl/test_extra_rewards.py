@@ -16,11 +16,10 @@ from pipeline.core.recipe import Recipe
 from pipeline.core.world import World
 from pipeline.lm.models import load_tokenizer
 from pipeline.lm.tiny import tiny_checkpoint
-from pipeline.preflight import preflight
 from pipeline.report.card import extra_rewards as on_card
 from pipeline.rl.extra_rewards import ExtraReward, checked, load_extra_rewards
-from pipeline.runner import input_digests, spec_of
 from pipeline.stages.ppo import describe
+from pipeline.stages.table import preflight, stage_of
 from reward_models.checkpoint import METADATA_FILE, RewardMetadata, save_reward_checkpoint
 from reward_models.model import build_reward_backbone, set_score_weight
 
@@ -169,11 +168,11 @@ def test_a_function_that_is_not_there_is_refused_before_anything_runs(module: st
 
 
 def test_a_changed_source_runs_ppo_again(module: str, tmp_path: Path) -> None:
-    digests = input_digests(spec_of("ppo"), recipe({"callable": f"{module}:one"}))
+    digests = stage_of("ppo").inputs(recipe({"callable": f"{module}:one"}))
     assert len(digests[f"{module}:one"]) == 64
     (tmp_path / "my_rewards.py").write_text("def one(prompts, responses): return []\n")
-    assert input_digests(spec_of("ppo"), recipe({"callable": f"{module}:one"})) != digests
-    assert input_digests(spec_of("ppo"), recipe({"callable": "absent_module:f"}))["absent_module:f"] == "absent"
+    assert stage_of("ppo").inputs(recipe({"callable": f"{module}:one"})) != digests
+    assert stage_of("ppo").inputs(recipe({"callable": "absent_module:f"}))["absent_module:f"] == "absent"
 
 
 # --- models -----------------------------------------------------------------------------------------------------------

@@ -24,8 +24,8 @@ from pipeline.core.world import World
 from pipeline.lm.generate import Sampling
 from pipeline.lm.hf_trainer import trainer_config
 from pipeline.lm.models import add_lora, load_causal_lm, unwrap
-from pipeline.preflight import preflight
 from pipeline.rl.group import TRAINERS, Task, history_of, prompt_dataset, trl_arguments
+from pipeline.stages.table import preflight
 
 KL_COEF = 1.0
 SMALL = {"iterations": 4, "rollouts": 8, "batch_size": 4, "samples_per_prompt": 4, "learning_rate": 5e-3}

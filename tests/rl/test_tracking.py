@@ -18,9 +18,9 @@ from pipeline.core.errors import UserError
 from pipeline.core.recipe import PpoConfig, Recipe
 from pipeline.core.world import World
 from pipeline.lm.distributed import make_accelerator
-from pipeline.preflight import preflight
 from pipeline.rl.tracking import check_trackers, configuration, numbers, offline_settings, report, tracked
 from pipeline.stages.ppo import learn
+from pipeline.stages.table import preflight
 
 SMALL = {"rollouts": 8, "minibatch_size": 4, "ppo_epochs": 1, "iterations": 2, "report_to": ["tensorboard"]}
 

@@ -30,10 +30,10 @@ def test_the_evaluation_reads_noisy_counts_and_the_card_adds_them_up(workspace: 
     )
     run = tmp_path / "run"
     workspace.run(run, *own)
-    counted = read_json(run / "evaluate" / "evaluation.json")["label_counts"]
+    counted = read_json(run / "count" / "rates.json")["label_counts"]
     assert set(counted["counts"]) == {"sft", "private", "longer_answer"}
     assert counted["epsilon_per_count"] == 0.25
-    assert read_json(run / "privatize" / "counts.json")["counts"] == counted["counts"]
+    assert read_json(run / "count" / "counts.json")["counts"] == counted["counts"]
     metrics = read_json(run / "metrics.json")
     for method in ("sft", "private"):
         rate = metrics[method]["likelihood_win_rate"]

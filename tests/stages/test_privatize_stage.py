@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,16 @@ from pipeline.core.config import parse
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
+from pipeline.core.stage import StageContext
 from pipeline.core.world import World
 from pipeline.data import curate
 from pipeline.data.formats import read_preferences
+from pipeline.data.protected import remember_input
 from pipeline.data.release import ReleasedPair, read_release
 from pipeline.privacy.keys import keygen, load_key
 from pipeline.privacy.ledger import Ledger
 from pipeline.privacy.mechanism import RandomizedResponse
-from pipeline.runner import StageContext, spec_of
-from pipeline.stages import privatize
+from pipeline.stages import count, privatize
 
 Row = dict[str, Any]
 EPSILON = 1.0
@@ -56,7 +58,7 @@ def context(tmp_path: Path, key: Path) -> Callable[..., StageContext]:
             "data": {"preferences": str(data), "limit": limit, "public_labels": labels == "public"},
         }
         run, alone = RunDir(tmp_path / "run"), World(rank=0, size=1)
-        return StageContext(parse(Recipe, tree, "r"), run, alone, spec_of("privatize"))
+        return StageContext(parse(Recipe, tree, "r"), run, alone, "privatize")
 
     return make
 
@@ -188,6 +190,11 @@ def test_raw_labels_lie_beside_the_key_alone(
 # --- counts -----------------------------------------------------------------------------------------------------------
 
 
+def asking(context: StageContext) -> StageContext:
+    """Of stage count in the same run."""
+    return replace(context, name="count")
+
+
 def right(rows: list[ReleasedPair], decisions: list[int]) -> int:
     """How often a rule is right, counted by hand: every true label prefers `yes`."""
     expected = [(row.chosen, row.rejected)[::sign] for row, sign in zip(rows, decisions, strict=True) if sign]
@@ -201,14 +208,14 @@ def test_counts_are_of_the_true_labels_with_noise(
     privatize.run(given)
     _, test = bundles(given)
     decisions = {"all": [1] * 40, "some": [(1, 0, -1)[i % 3] for i in range(40)], "none": [0] * 40}
-    answer = given.noisy_counts(decisions)
+    answer = count.noisy_counts(asking(given), decisions)
     assert answer["counts"] == {rule: right(test, signs) for rule, signs in decisions.items()}  # noise: e^-166
     assert answer["counts"]["some"] not in (0, 26)
-    assert json.loads((given.folder / "counts.json").read_text())["counts"] == answer["counts"]
+    assert json.loads((asking(given).folder / "counts.json").read_text())["counts"] == answer["counts"]
     assert answer["ledger"]["epsilon_total"] == EPSILON + 500.0
-    assert given.noisy_counts(decisions) == answer
+    assert count.noisy_counts(asking(given), decisions) == answer
     assert Ledger.open(load_key(key)).show()["epsilon_total"] == EPSILON + 500.0
-    given.noisy_counts({"all": [1] * 39 + [-1]})
+    count.noisy_counts(asking(given), {"all": [1] * 39 + [-1]})
     facts = Ledger.open(load_key(key)).show()
     assert facts["epsilon_total"] == EPSILON + 1000.0
     assert [entry.get("kind") for entry in facts["releases"]] == [None, "counts", "counts"]
@@ -219,18 +226,18 @@ def test_what_counts_refuse(tmp_path: Path, key: Path, context: Callable[..., St
     given = context(data, labels="laplace", count_epsilon=0.5, budget=1.6)
     privatize.run(given)
     with pytest.raises(UserError, match="is not what the privatise stage released"):
-        given.noisy_counts({"all": [1] * 9})
-    first = given.noisy_counts({"all": [1] * 10})["counts"]
+        count.noisy_counts(asking(given), {"all": [1] * 9})
+    first = count.noisy_counts(asking(given), {"all": [1] * 10})["counts"]
     with pytest.raises(UserError, match=r"over the budget of 1\.6 per event"):
-        given.noisy_counts({"all": [-1] * 10})
-    assert given.noisy_counts({"all": [1] * 10})["counts"] == first
+        count.noisy_counts(asking(given), {"all": [-1] * 10})
+    assert count.noisy_counts(asking(given), {"all": [1] * 10})["counts"] == first
     rows = rows_of(0, 100)
     for row in rows:
         row["chosen"], row["rejected"] = row["rejected"], row["chosen"]
     write(data, rows)
     with pytest.raises(UserError, match="run again with --from privatize"):
-        given.noisy_counts({"all": [1] * 10})
-    privatize.remember_input(given.recipe, given.run)  # even if that look is passed, the store knows the labels
+        count.noisy_counts(asking(given), {"all": [1] * 10})
+    remember_input(given.recipe, given.run)  # even if that look is passed, the store knows the labels
     with pytest.raises(UserError, match="is not what the privatise stage released"):
-        context(data, labels="laplace", count_epsilon=0.5, budget=3.0).noisy_counts({"all": [1] * 10})
+        count.noisy_counts(asking(context(data, labels="laplace", count_epsilon=0.5, budget=3.0)), {"all": [1] * 10})
     assert Ledger.open(load_key(key)).show()["epsilon_total"] == 1.5

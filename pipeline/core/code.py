@@ -1,0 +1,87 @@
+"""Which source files a program runs, and whether they changed: read from its imports, nothing is imported."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+PACKAGES = ("pipeline", "reward_models")
+DATA = frozenset({".j2", ".parquet"})
+"""Files beside the modules that are part of the program."""
+
+
+def source_files(*modules: str) -> dict[str, str]:
+    """Path in the checkout -> digest (16 hex digits) of the modules, of all that they import at any time, and of the
+    data in those packages.
+
+    What is imported by a computed name is not seen, nor what runs only where a module is the program itself.
+    """
+    found: dict[str, Path] = {}
+    waiting = [*modules, *_packages(modules)]
+    while waiting:
+        path = _path(waiting.pop())
+        if path is None or str(path.relative_to(_root())) in found:
+            continue
+        found[str(path.relative_to(_root()))] = path
+        waiting += _imported(path)
+    for folder in {path.parent for path in found.values()}:
+        found |= {str(path.relative_to(_root())): path for path in folder.iterdir() if path.suffix in DATA}
+    return {name: _digest(path) for name, path in sorted(found.items())}
+
+
+def all_files() -> dict[str, str]:
+    """Path in the checkout -> digest of every source file of both packages."""
+    paths = [path for package in PACKAGES for path in (_root() / package).rglob("*")]
+    return {str(path.relative_to(_root())): _digest(path) for path in sorted(paths) if path.suffix in {".py", *DATA}}
+
+
+def digest_of(files: Mapping[str, str]) -> str:
+    """SHA-256 of what `source_files` or `all_files` returns: where it is equal, the same program runs."""
+    return hashlib.sha256("\n".join(f"{name} {files[name]}" for name in sorted(files)).encode()).hexdigest()
+
+
+def _root() -> Path:
+    return Path(__file__).resolve().parents[2]
+
+
+def _path(module: str) -> Path | None:
+    """The file of a module of these packages; None of another one, and of a name in a module."""
+    if module.partition(".")[0] not in PACKAGES:
+        return None
+    base = _root().joinpath(*module.split("."))
+    return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)
+
+
+@cache
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+@cache
+def _imported(path: Path) -> tuple[str, ...]:
+    """Names that a file imports, with the packages around them; some are no modules."""
+    found = set()
+    for node in _nodes(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    own = {name for name in found if name.partition(".")[0] in PACKAGES}
+    return tuple(sorted(own | _packages(own)))
+
+
+def _packages(names: Iterable[str]) -> set[str]:
+    """The packages around some modules."""
+    return {name.rsplit(".", count)[0] for name in names for count in range(1, name.count(".") + 1)}
+
+
+def _nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but those under `if __name__ == "__main__"` and `if TYPE_CHECKING`."""
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, ast.If) and any(name in ast.unparse(child.test) for name in ("__main__", "TYPE_CHECKING")):
+            continue
+        yield child
+        yield from _nodes(child)

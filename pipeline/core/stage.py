@@ -1,0 +1,37 @@
+"""What a stage gets when it runs."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.core.recipe import Recipe
+from pipeline.core.rundir import RunDir
+from pipeline.core.world import World
+
+
+@dataclass(frozen=True)
+class StageContext:
+    """The argument of a stage's `run`. name: of the stage. stages: all of the recipe, in order."""
+
+    recipe: Recipe
+    run: RunDir
+    world: World
+    name: str
+    stages: tuple[str, ...] = ()
+
+    @property
+    def folder(self) -> Path:
+        """Where the stage releases its results."""
+        return self.run.stage(self.name)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the stage keeps resume state."""
+        return self.run.checkpoints(self.name)
+
+
+def say(line: str) -> None:
+    """One progress line on stderr."""
+    print(f"[private-rlhf] {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,238 @@
+"""The raw preferences of a recipe, for the stages that may read labels: where they lie, how they are split, whose key.
+
+Pairs are put into an order that does not depend on their label, duplicates keep the first. What holds true labels on
+the way lies in the key's state folder, and what is not finished in hidden folders that the next start sweeps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import Recipe
+from pipeline.core.rundir import RunDir
+from pipeline.core.stage import StageContext, say
+from pipeline.data import curate
+from pipeline.data.adopted import held_out, is_adopted, open_adopted
+from pipeline.data.chunks import CHUNK_BYTES
+from pipeline.data.curate import Bench, Intake
+from pipeline.data.engine import gather_events
+from pipeline.data.formats import PAIR
+from pipeline.data.layout import Options
+from pipeline.data.sources import Part, Row, is_hub_id, open_source, source_chunks
+from pipeline.data.workers import default_workers, start_workers
+from pipeline.data.workfolder import work_folder
+from pipeline.embedded import task
+from pipeline.privacy.keys import PrivacyKey, insecure_seed_key, keygen, load_key, make_private_folder
+from pipeline.privacy.ledger import Budget
+from pipeline.privacy.privatize import DropCounts, nothing_left
+from pipeline.privacy.runs import KeptRows, id_at
+
+FIRST_ROWS = 100
+
+
+def open_intakes(recipe: Recipe) -> list[Intake]:
+    """The training and the evaluation split of the preferences; one intake where a file serves for both."""
+    source, own = recipe.data.preferences, recipe.privatize
+    options = Options(labeler_column=own.labeler_column, event_column=own.event_column)
+    splits = ("train",) if single_file(source) else ("train", "eval")
+    if source == "embedded":
+        return [Intake.open(source, [embedded_part(recipe, split)], options) for split in splits]
+    return [Intake.open(source, open_source(source, split), options) for split in splits]
+
+
+def embedded_part(recipe: Recipe, split: str) -> Part:
+    """The built-in task as a source of rows; its labels are drawn when they are read."""
+
+    def rows(wanted: Any) -> Iterator[tuple[int, Row]]:
+        for number, pair in enumerate(task.load_pairs("train" if split == "train" else "eval"), start=1):
+            (label,) = task.draw_labels([pair], recipe.data.label_seed)
+            chosen, rejected = (pair.response_a, pair.response_b)[::label]
+            yield number, {"prompt": pair.prompt, "chosen": chosen, "rejected": rejected}
+
+    return Part("embedded", "row", ("prompt", *PAIR), rows)
+
+
+def check_input(recipe: Recipe, run: RunDir) -> None:
+    """A look before anything is written: the key file's place and permissions, the first rows of every split.
+
+    A data set of the hub is not looked at: a plan must not wait for a download.
+
+    Raises:
+        UserError: the key is readable by others or inside the run directory, or the preferences cannot be read.
+    """
+    source, path = recipe.data.preferences, recipe.privatize.key_file.expanduser()
+    if is_adopted(source):
+        open_adopted(recipe)
+        return
+    if source != "embedded" or recipe.private:
+        if run.root.resolve() in path.resolve().parents:
+            raise UserError(f"privatize.key_file {path} is inside the run directory: keep the key elsewhere")
+        if path.exists():
+            load_key(path)
+    if source == "embedded" or is_hub_id(source):
+        return
+    for intake in open_intakes(recipe):
+        part = intake.parts[0]
+        rows = islice(part.rows(intake.layout.options.wanted), FIRST_ROWS)
+        intake.layout.row_columns(rows, f"{part.name}, {part.unit}")
+
+
+def single_file(source: str) -> bool:
+    """Whether the preferences are one file, of which a tenth is held out for evaluation."""
+    return Path(source).expanduser().is_file()
+
+
+@contextmanager
+def bench_for(context: StageContext, key: PrivacyKey, intakes: list[Intake]) -> Iterator[Bench]:
+    """Raw labels on the way lie beside the key; those of the built-in task, which anyone can draw, in the run."""
+    recipe = context.recipe
+    home = context.checkpoints
+    if key.path is not None or recipe.data.preferences != "embedded":
+        home = (key if key.path is not None else owner_key(recipe)).state.folder
+        make_private_folder(home)
+        home /= "work"
+        make_private_folder(home)
+    folder = home / hashlib.sha256(str(context.run.root.resolve()).encode()).hexdigest()[:16]
+    plan = curate.work_plan(intakes, recipe.privatize.epsilon, key, CHUNK_BYTES)
+    workers = 1 if key.path is None else default_workers(sum(intake.size for intake in intakes))
+    context.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with work_folder(folder, plan, context.folder) as work, start_workers(workers) as crew:
+            yield Bench(key, work, crew)
+    finally:
+        for name in ("release", "evaluation"):
+            shutil.rmtree(context.folder / f".{name}.new.tmp", ignore_errors=True)
+
+
+# --- training and evaluation ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Split:
+    """The rows that are released. overlap: evaluation rows left out because their pair is trained on."""
+
+    train: KeptRows
+    test: KeptRows
+    train_rows: int
+    test_rows: int
+    train_of: int  # all rows of their sources
+    test_of: int
+    overlap: int
+    train_counts: DropCounts
+    test_counts: DropCounts
+
+
+def split_rows(bench: Bench, recipe: Recipe, intakes: list[Intake]) -> Split:
+    """Ranges of record ids, which are hashes of the pairs: a choice that depends on no label. A pair is on one side
+    whole, with all that was said about it. UserError: too few rows."""
+    source, scratch = recipe.data.preferences, bench.work / "survey"
+    everything = KeptRows(curate.read(bench, intakes[0], "train"))
+    survey = gather_events(bench.crew, [everything], bench.key, scratch)
+    counts, test_counts = curate.dropped(everything.runs, survey.duplicates), DropCounts()
+    total = len(survey)
+    if not total:
+        raise nothing_left(source, counts)
+    train, count = everything, total
+    if len(intakes) == 1:
+        if total < 2:
+            raise too_few()
+        count = total - held_out(total)
+        cut = id_at(everything, survey.bounds, count)
+        train, test = replace(everything, high=cut), replace(everything, low=cut)
+    if recipe.data.limit is not None and recipe.data.limit < count:
+        train = replace(train, high=id_at(everything, survey.bounds, recipe.data.limit))
+    before, of = 0, total
+    if len(intakes) > 1:
+        test = KeptRows(curate.read(bench, intakes[1], "eval"))
+        survey = gather_events(bench.crew, [test], bench.key, scratch)
+        before = of = len(survey)
+        test_counts = curate.dropped(test.runs, survey.duplicates)
+        if not before:
+            raise nothing_left(source, test_counts)
+        test = replace(test, without=train)
+    train_rows, test_rows = gather_events(bench.crew, [train, test], bench.key, scratch).rows
+    if not train_rows:
+        raise too_few()
+    if not test_rows:
+        raise UserError(
+            f"{source}: no evaluation pair is left that is not also a training pair: bring other evaluation rows"
+        )
+    return Split(train, test, train_rows, test_rows, total, of, max(0, before - test_rows), counts, test_counts)
+
+
+def too_few() -> UserError:
+    """The error of a file that is too small to be divided."""
+    return UserError("one usable preference row is too few to hold one out: bring a folder with train and eval files")
+
+
+def declared_source(source: str) -> str:
+    """The name a release gives its source: the last part of a path, never the path itself."""
+    return Path(source).name if Path(source).expanduser().exists() else source
+
+
+def randomiser_key(recipe: Recipe) -> PrivacyKey:
+    """The owner's key; a seed's where the recipe asks for one, and for public labels, whose events need names alone."""
+    if recipe.privatize.insecure_seed is not None:
+        return insecure_seed_key(recipe.privatize.insecure_seed)
+    return insecure_seed_key(0) if math.isinf(recipe.privatize.epsilon) else owner_key(recipe)
+
+
+def owner_key(recipe: Recipe) -> PrivacyKey:
+    """The owner's key; made, and said so, on first use."""
+    path = recipe.privatize.key_file.expanduser()
+    if not path.exists():
+        keygen(path)
+        say(f"privatize: new secret key in {path} (owner-only); whoever holds it can undo the noise")
+    return load_key(path)
+
+
+def budget(recipe: Recipe) -> Budget | None:
+    """The budget that the recipe states."""
+    own = recipe.privatize
+    return None if own.budget is None else Budget(own.budget, own.budget_per)
+
+
+def changed(recipe: Recipe) -> UserError:
+    """The error of counts that would not be about the labels that were released."""
+    return UserError(
+        f"{recipe.data.preferences}: is not what the privatise stage released, so its labels are not counted: run again"
+        " with --from privatize"
+    )
+
+
+# --- has the raw input changed? the answer is kept beside the key, keyed, never in the run directory ------------------
+
+
+def _input_name(run: RunDir) -> str:
+    return f"run:{run.root.resolve()}"
+
+
+def _input_digest(recipe: Recipe) -> str:
+    key, source = owner_key(recipe), recipe.data.preferences
+    if single_file(source):
+        return key.keyed_digest(source_chunks(source))
+    return key.keyed_digest(chunk for split in ("train", "eval") for chunk in source_chunks(source, split))
+
+
+def remember_input(recipe: Recipe, run: RunDir) -> None:
+    """Keeps the keyed digest of the raw input; built-in data is identified by the code digest instead."""
+    if recipe.data.preferences != "embedded":
+        owner_key(recipe).state.remember_input(_input_name(run), _input_digest(recipe))
+
+
+def input_unchanged(recipe: Recipe, run: RunDir) -> bool:
+    """Whether the raw input is the one of the last completed run here."""
+    if recipe.data.preferences == "embedded" or is_adopted(recipe.data.preferences):
+        return True
+    if not recipe.privatize.key_file.expanduser().exists():
+        return False
+    return owner_key(recipe).state.recall_input(_input_name(run)) == _input_digest(recipe)

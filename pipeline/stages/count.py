@@ -1,0 +1,97 @@
+"""Stage count: how often the evaluated policies are right about true evaluation labels, with discrete Laplace noise.
+
+Only under `evaluation_labels: laplace`. The answer is differentially private and its cost is in the ledger; a question
+that was asked before is free (`pipeline.privacy.counts`).
+
+Reads:   evaluate/decisions.json, data.preferences (raw), the owner's key file.
+Writes:  count/counts.json, count/rates.json (likelihood win rates, which metrics and report take).
+Run alone: python -m pipeline.stages.count --config RECIPE [--run-dir DIR]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipeline.core.atomic import write_json
+from pipeline.core.stage import StageContext
+from pipeline.data.engine import count_right, gather_events
+from pipeline.data.protected import (
+    bench_for,
+    budget,
+    changed,
+    declared_source,
+    input_unchanged,
+    open_intakes,
+    owner_key,
+    split_rows,
+)
+from pipeline.data.release import refusals
+from pipeline.evaluation.counted import LONGER, counted_rates, read_decisions, spread
+from pipeline.privacy import counts as privacy_counts
+from pipeline.privacy.ledger import Ledger, ReleasePlan
+from pipeline.privacy.mechanism import RandomizedResponse
+from pipeline.privacy.prf import frame
+
+KNOWN_ALREADY = 5e-324  # an ε that changes no total: the events are compared with the store and not entered
+
+
+def run(context: StageContext) -> dict[str, Any]:
+    """Works on the main process alone: labels are read once."""
+    if not context.world.main:
+        return {}
+    choices, places, rows = read_decisions(context.run.stage("evaluate"))
+    counted = noisy_counts(context, spread(choices, places, rows))
+    rates = {name: rate.as_dict() for name, rate in counted_rates(choices, counted).items()}
+    longer = rates.pop(LONGER)
+    found = {"likelihood_win_rate": rates, "longer_answer_baseline": longer, "label_counts": counted}
+    write_json(context.folder / "rates.json", found)
+    said = ", ".join(f"{name} {rate['value']:.3f}" for name, rate in rates.items())
+    return {"summary": f"likelihood win rates by noisy counts at ε = {counted['epsilon']:g}: {said}"}
+
+
+def noisy_counts(context: StageContext, decisions: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """How many evaluation labels each rule is right about, noise at privatize.count_epsilon for all together.
+
+    Also written to count/counts.json.
+
+    decisions: by rule, for every row of privatize/evaluation in its order: +1 if the rule prefers `chosen`, -1 if it
+        prefers `rejected`, 0 if it abstains.
+
+    Returns: JSON types: `epsilon`, `epsilon_per_count`, `counts` by rule, `ledger` (the card's facts, this included).
+
+    Raises:
+        UserError: the preferences changed since the release, or a budget would be exceeded.
+    """
+    recipe, run = context.recipe, context.run
+    epsilon = recipe.privatize.count_epsilon
+    assert epsilon is not None
+    mechanism, key = RandomizedResponse(recipe.privatize.epsilon), owner_key(recipe)
+    ledger = Ledger.open(key)
+    if not input_unchanged(recipe, run):
+        raise changed(recipe)
+    intakes = open_intakes(recipe)
+    with refusals(context.folder), bench_for(context, key, intakes) as bench:
+        test = split_rows(bench, recipe, intakes).test
+        events = gather_events(bench.crew, [test], key, bench.work / "events")
+        if any(len(rule) != len(events) for rule in decisions.values()):
+            raise changed(recipe)
+        counts, names = count_right(test, mechanism, key, decisions, (repr(epsilon).encode(), events.content))
+        identity = key.keyed_digest(map(frame, (b"counts", *names.values())))
+        plan = ReleasePlan(declared_source(recipe.data.preferences), epsilon, len(events), identity, "counts")
+        with ledger.reserve(plan, budget(recipe)) as reservation:
+            if not reservation.already and any(
+                events.merge(bench.crew, ledger.store, KNOWN_ALREADY, reservation.generation)
+            ):
+                raise changed(recipe)
+            reservation.written()
+            answer = privacy_counts.noisy_counts(key.prf, names, counts, epsilon)
+            write_json(context.folder / "counts.json", answer)
+            reservation.commit(context.folder.resolve())
+    return answer | {"ledger": ledger.card_facts()}
+
+
+if __name__ == "__main__":
+    from pipeline.stages.entry import main_for
+
+    main_for("count")

@@ -1,0 +1,254 @@
+"""The stages in their order: what each reads, what changes its result, and what is checked before anything runs.
+
+Runner, command line and launch scripts walk this table. It loads without torch; a stage's work is in its module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from os import environ
+from pathlib import Path
+
+from pipeline.core.checkpoints import extra_reward_digests, folder_digest, judge_digests
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import Recipe
+from pipeline.core.recipe_aligners import ALIGNERS
+from pipeline.core.rundir import RunDir
+from pipeline.core.strategies import check_strategy
+from pipeline.core.world import World, check_rows, global_batch
+from pipeline.data import enough
+from pipeline.data.adopted import is_adopted
+from pipeline.stages.base import Stage
+from pipeline.stages.checks import (
+    check_base_model,
+    check_bits,
+    check_extra_rewards,
+    check_model_folder,
+    check_trainer_args,
+)
+
+
+class Privatize(Stage):
+    """The only one that reads raw labels."""
+
+    name = "privatize"
+    said = "randomised response on every label."
+    sections = ("data", "privatize", "evaluation_labels")
+    launched = False
+    releases = True
+
+    def inputs(self, recipe: Recipe) -> dict[str, str]:
+        """A release, which is nobody's secret."""
+        source = recipe.data.preferences
+        return {source: folder_digest(Path(source).expanduser())} if is_adopted(source) else {}
+
+    def check_rows(self, recipe: Recipe, run: RunDir, new_release: bool) -> None:
+        self.load().protected.check_input(recipe, run)
+
+    def changed(self, recipe: Recipe, run: RunDir) -> str | None:
+        """By a keyed digest of the raw input, kept beside the key and never in the run directory."""
+        return None if self.load().protected.input_unchanged(recipe, run) else "raw input changed"
+
+
+class Sft(Stage):
+    name = "sft"
+    said = "supervised fine-tuning; gives the reference policy."
+    reads = ("privatize",)
+    sections = ("model", "data", "sft", "seed")
+    texts = ("demonstrations",)
+    any_world = True
+
+    def upstream(self, recipe: Recipe) -> tuple[str, ...]:
+        """It reads the release only where it imitates its answers."""
+        return super().upstream(recipe) if recipe.data.from_release("demonstrations") else ()
+
+    def inputs(self, recipe: Recipe) -> dict[str, str]:
+        source = recipe.model.source
+        base = Path(source).expanduser()
+        return super().inputs(recipe) | ({source: folder_digest(base)} if base.is_dir() else {})
+
+    def check(self, recipe: Recipe, world: World) -> None:
+        global_batch(self.name, recipe.sft.batch_size, recipe.sft.micro_batch_size, world)
+        check_base_model(recipe)
+        super().check(recipe, world)
+        check_trainer_args(self.name, recipe.sft, recipe, world)
+
+    def check_rows(self, recipe: Recipe, run: RunDir, new_release: bool) -> None:
+        count = enough.demonstrations(recipe, run, new_release, recipe.sft.batch_size)
+        check_rows(count, self.name, recipe.sft.batch_size)
+
+
+class Reward(Stage):
+    name = "reward"
+    said = "reward model from privatised labels, with its uncertainty."
+    reads = ("privatize", "sft")
+    sections = ("model", "reward", "seed")
+    any_world = True
+
+    def inputs(self, recipe: Recipe) -> dict[str, str]:
+        external = recipe.reward.external
+        return {} if external is None else {str(external.path): folder_digest(external.path)}
+
+    def check(self, recipe: Recipe, world: World) -> None:
+        settings = recipe.reward
+        if settings.external is not None:
+            from reward_models.external import check_external
+
+            check_external(settings.external)
+            return
+        check_bits(self.name, settings)
+        if settings.mode != "head":
+            global_batch(self.name, settings.batch_size, settings.micro_batch_size, world)
+            check_trainer_args(self.name, settings, recipe, world)
+        elif settings.trainer_args:
+            raise UserError("reward.trainer_args is for reward.mode lora or full: remove it, or change the mode")
+
+    def check_rows(self, recipe: Recipe, run: RunDir, new_release: bool) -> None:
+        settings = recipe.reward
+        if settings.mode != "head" and settings.external is None:
+            count = enough.pairs(recipe, run, new_release, settings.batch_size, settings.validation_fraction)
+            check_rows(count, self.name, settings.batch_size)
+
+
+class Ppo(Stage):
+    name = "ppo"
+    said = "KL-regularised PPO against the pessimistic reward."
+    reads = ("sft", "reward")
+    sections = ("model", "data", "reward", "ppo", "seed")
+    texts = ("prompts",)
+    any_world = True
+
+    def inputs(self, recipe: Recipe) -> dict[str, str]:
+        return super().inputs(recipe) | extra_reward_digests(recipe.ppo.extra_rewards)
+
+    def check(self, recipe: Recipe, world: World) -> None:
+        settings = recipe.ppo
+        if settings.rollouts < world.size:
+            raise UserError(
+                f"ppo.rollouts {settings.rollouts} are fewer than {world.size} processes, and each samples at least "
+                "one: raise ppo.rollouts or start fewer processes (minibatches may be smaller: some processes then "
+                "wait)"
+            )
+        check_bits(self.name, settings)
+        if settings.report_to:
+            from pipeline.rl.tracking import check_trackers
+
+            check_trackers(settings.report_to)
+        check_extra_rewards(settings)
+        super().check(recipe, world)
+
+
+class Dpo(Stage):
+    name = "dpo"
+    said = "the DPO baseline, for recipes with `aligner: dpo`."
+    reads = ("privatize", "sft")
+    sections = ("model", "ppo", "dpo", "seed")
+    any_world = True
+
+    def check(self, recipe: Recipe, world: World) -> None:
+        global_batch(self.name, recipe.dpo.batch_size, recipe.dpo.micro_batch_size, world)
+        check_trainer_args(self.name, recipe.dpo, recipe, world)
+
+    def check_rows(self, recipe: Recipe, run: RunDir, new_release: bool) -> None:
+        size = recipe.dpo.batch_size
+        check_rows(enough.pairs(recipe, run, new_release, size), self.name, size)
+
+
+class Rloo(Stage):
+    name = "rloo"
+    said = "RLOO against the pessimistic reward, for recipes with `aligner: rloo`."
+    reads = ("sft", "reward")
+    sections = ("model", "data", "reward", "ppo", "rloo", "seed")
+    texts = ("prompts",)
+
+    def check(self, recipe: Recipe, world: World) -> None:
+        settings = getattr(recipe, self.name)
+        global_batch(self.name, settings.batch_size, settings.micro_batch_size, world)
+        super().check(recipe, world)
+        check_trainer_args(self.name, settings, recipe, world)
+
+
+class Grpo(Rloo):
+    name = "grpo"
+    said = "GRPO against the pessimistic reward, for recipes with `aligner: grpo`."
+    sections = ("model", "data", "reward", "ppo", "grpo", "seed")
+
+    @property
+    def module_name(self) -> str:
+        """Both are one program."""
+        return Rloo().module_name
+
+
+class Evaluate(Stage):
+    name = "evaluate"
+    said = "the policy against the reference, with intervals."
+    reads = ("privatize", "sft", "reward", *ALIGNERS)
+    sections = ("model", "data", "privatize", "reward", "aligner", *ALIGNERS, "evaluate", "evaluation_labels", "seed")
+    texts = ("evaluation_prompts",)
+    measures = True
+
+    def inputs(self, recipe: Recipe) -> dict[str, str]:
+        return super().inputs(recipe) | judge_digests(recipe.evaluate.judge)
+
+    def check(self, recipe: Recipe, world: World) -> None:
+        if (judge := recipe.evaluate.judge) is not None and judge.path is not None:
+            check_model_folder("evaluate.judge", judge.path, judge.public)
+        super().check(recipe, world)
+
+
+class Count(Stage):
+    """The other one that reads raw labels; what it answers is noisy, and in the ledger."""
+
+    name = "count"
+    said = "noisy counts of true labels, for recipes with `evaluation_labels: laplace`."
+    reads = ("privatize", "evaluate")
+    sections = ("data", "privatize", "evaluation_labels")
+    launched = False
+    measures = True
+
+
+class Report(Stage):
+    name = "report"
+    said = "the one-page HTML report with the privacy card."
+    reads = ("privatize", "sft", "reward", *ALIGNERS, "evaluate", "count")
+    sections = ("name",)
+    launched = False
+    prints = True
+
+
+STAGES: tuple[Stage, ...] = (
+    Privatize(),
+    Sft(),
+    Reward(),
+    Ppo(),
+    Dpo(),
+    Rloo(),
+    Grpo(),
+    Evaluate(),
+    Count(),
+    Report(),
+)
+NAMES = tuple(stage.name for stage in STAGES)
+
+
+def stage_of(name: str) -> Stage:
+    """The stage `name`."""
+    return next(stage for stage in STAGES if stage.name == name)
+
+
+def stages_of(recipe: Recipe) -> tuple[Stage, ...]:
+    """The stages of this recipe in order: those of the aligner it names, and of no other."""
+    return tuple(stage for stage in STAGES if stage.belongs(recipe))
+
+
+def preflight(recipe: Recipe, names: Collection[str], world: World) -> None:
+    """Checks what the stages `names` that are about to run will need: what would stop the fourth of them after an hour
+    is named at once. Raw preferences are not read here.
+
+    Raises:
+        UserError: a stage was never run with what the launcher asks for, or what its `check` finds.
+    """
+    check_strategy(recipe, names, environ)
+    for stage in STAGES:
+        if stage.name in names:
+            stage.check(recipe, world)

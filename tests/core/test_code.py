@@ -1,0 +1,56 @@
+"""Which files count as the code of a stage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.core import code
+from pipeline.stages.table import STAGES
+
+LEARN = ("sft", "reward", "ppo", "dpo", "rloo")
+
+
+@pytest.mark.parametrize("stage", sorted({stage.module_name.rpartition(".")[2] for stage in STAGES}))
+def test_a_stage_is_made_of_what_it_imports(stage: str) -> None:
+    """Not of the commands, the plan, the validation studies and the attacks; a report's plots train nothing again."""
+    files = code.source_files(f"pipeline.stages.{stage}")
+    assert f"pipeline/stages/{stage}.py" in files
+    assert {"pipeline/core/recipe.py", "pipeline/core/__init__.py", "pipeline/__init__.py"} <= set(files)
+    rooms = {Path(name).parts[1] for name in files}
+    assert not rooms & {"cli.py", "runner.py", "commands", "planning", "validation", "attacks"}
+    assert ("report" in rooms) == (stage in ("report", "ppo"))
+    others = {Path(name).name for name in files if Path(name).parent.name == "stages"}
+    assert others == {"__init__.py", f"{stage}.py"}
+
+
+def test_code_that_only_some_stages_use() -> None:
+    files = {stage.name: set(code.source_files(stage.module_name)) for stage in STAGES}
+
+    def users(name: str) -> set[str]:
+        return {stage for stage, found in files.items() if name in found}
+
+    assert users("pipeline/rl/losses.py") == {"ppo"}
+    assert users("pipeline/report/report.html.j2") - {"ppo"} == {"report"}
+    assert users("pipeline/lm/rows.py") >= set(LEARN) - {"sft"}
+    assert users("reward_models/linear.py") & {"reward", "sft", "privatize"} == {"reward"}
+    assert "grpo" in users("pipeline/rl/group.py")  # its module is that of rloo
+
+
+def test_a_change_is_seen_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = code.source_files("pipeline.stages.sft")
+    digest = code._digest
+
+    def other(path: Path) -> str:
+        return "other" if path.name == "sft_training.py" else digest(path)
+
+    monkeypatch.setattr(code, "_digest", other)
+    after = code.source_files("pipeline.stages.sft")
+    assert [name for name in after if after[name] != before.get(name)] == ["pipeline/lm/sft_training.py"]
+    assert code.digest_of(after) != code.digest_of(before)
+
+
+def test_all_files_are_those_of_both_packages() -> None:
+    names = {Path(name).name for name in code.all_files()}
+    assert {"runner.py", "losses.py", "bound.py", "report.html.j2"} <= names
