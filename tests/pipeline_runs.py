@@ -65,12 +65,25 @@ class Workspace:
         assert done.returncode == 0, done.stderr[-3000:]
         return done
 
-    def launch(self, stage: str, run: Path, *overrides: str, processes: int = 2) -> None:
+    def launch(
+        self, stage: str, run: Path, *overrides: str, processes: int = 2
+    ) -> subprocess.CompletedProcess[str]:
         """One stage under accelerate with several CPU processes."""
-        command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", str(processes)]
-        command += ["--main_process_port", "0", "-m", f"pipeline.stages.{stage}", *self.options(run, *overrides)]
-        done = self.finish(command, ACCELERATE_USE_CPU="true")
+        done = self._launched(processes, ["-m", f"pipeline.stages.{stage}"], self.options(run, *overrides))
         assert done.returncode == 0, done.stderr[-3000:]
+        return done
+
+    def _launched(self, processes: int, program: list[str], options: list[str]) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(processes)]
+        command += ["--multi_gpu", "--main_process_port", "0"] if processes > 1 else ["--num_machines", "1"]
+        return self.finish([*command, *program, *options], ACCELERATE_USE_CPU="true")
+
+    def signal_stage_when(self, path: Path, stage: str, run: Path, *overrides: str, processes: int) -> None:
+        """Kills one stage under accelerate as soon as `path` exists."""
+        program = [str(ROOT / "tests" / "signalled.py"), str(path), str(int(signal.SIGKILL)), stage]
+        done = self._launched(processes, program, self.options(run, *overrides))
+        assert done.returncode != 0
+        assert path.exists(), f"ended before the signal:\n{done.stderr[-3000:]}"
 
     def signal_when(self, path: Path, run: Path, *overrides: str, number: int = signal.SIGKILL) -> int:
         """The exit code of `private-rlhf run` whose process group gets the signal as soon as `path` exists."""
