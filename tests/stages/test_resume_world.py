@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,15 +24,19 @@ slow = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def prepared(workspace: Workspace, finished_run: Path) -> dict[str, Path]:
-    """A run to begin each stage in, and the undisturbed run of the same recipe, by aligner."""
-    found = {}
-    for aligner in ("ppo", "dpo"):
-        found[aligner] = workspace.root / f"undisturbed-world-{aligner}"
-        shutil.copytree(finished_run, found[aligner])
-        workspace.run(found[aligner], "--only", "reward", *SMALL, f"aligner={aligner}")
-        workspace.run(found[aligner], "--only", aligner, *SMALL, f"aligner={aligner}")
-    return found
+def undisturbed(workspace: Workspace, finished_run: Path) -> Callable[[str], Path]:
+    """The run of one process whose stage is expected; each is made once."""
+
+    @cache
+    def make(stage: str) -> Path:
+        if stage == "sft":
+            return finished_run
+        run = workspace.root / f"undisturbed-world-{stage}"
+        shutil.copytree(make("reward") if stage == "ppo" else finished_run, run)
+        workspace.run(run, "--only", stage, *SMALL, f"aligner={'dpo' if stage == 'dpo' else 'ppo'}")
+        return run
+
+    return make
 
 
 def losses(run: Path, stage: str) -> list[float]:
@@ -56,11 +62,11 @@ def losses(run: Path, stage: str) -> list[float]:
     ],
 )
 def test_another_number_of_processes_goes_on(
-    workspace: Workspace, prepared: dict[str, Path], tmp_path: Path, stage: str, first: int, then: int
+    workspace: Workspace, undisturbed: Callable[[str], Path], tmp_path: Path, stage: str, first: int, then: int
 ) -> None:
     aligner = "dpo" if stage == "dpo" else "ppo"
     given, run = (*SMALL, f"aligner={aligner}"), tmp_path / "run"
-    shutil.copytree(prepared[aligner], run)
+    shutil.copytree(undisturbed(stage), run)
     shutil.rmtree(run / stage)
     state = run / "checkpoints" / stage / STATE[stage]
     workspace.signal_stage_when(state, stage, run, *given, processes=first)
@@ -69,6 +75,6 @@ def test_another_number_of_processes_goes_on(
     assert "resume state here is of another" not in done.stderr
     assert read_json(run / stage / "manifest.json")["world_size"] == then
     assert not list((run / "checkpoints").glob("*-aside-*"))
-    expected = losses(prepared[aligner], stage)
+    expected = losses(undisturbed(stage), stage)
     assert len(expected) >= 6
     assert losses(run, stage) == pytest.approx(expected, abs=TOLERANCE)
