@@ -36,7 +36,7 @@ def demonstrations(recipe: Recipe, run: RunDir) -> list[Demonstration]:
     """
     source = recipe.data.demonstrations
     if source == "embedded":
-        return task.load_demonstrations()
+        return [Demonstration(*answer) for answer in task.load_demonstrations()]
     if source == "release_preferred":
         return [Demonstration(row.prompt, row.chosen) for row in release(run)]
     if recipe.data.from_release("demonstrations"):

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import pyarrow.parquet as pq
 
-from pipeline.data.formats import Demonstration
 from pipeline.embedded.topics import Split
 from pipeline.embedded.truth import true_reward
 
@@ -30,14 +29,21 @@ class PairRecord(NamedTuple):
     response_b: str
 
 
+class Answer(NamedTuple):
+    """One response to a prompt."""
+
+    prompt: str
+    response: str
+
+
 def load_pairs(split: Split) -> list[PairRecord]:
     """The unlabelled pairs: on the training prompts, or (disjoint topics) on the evaluation prompts."""
     return [PairRecord(**row) for row in _rows(_PAIR_FILES[split])]
 
 
-def load_demonstrations() -> list[Demonstration]:
+def load_demonstrations() -> list[Answer]:
     """Answers to training prompts, of the desired form and selected without looking at the ground truth."""
-    return [Demonstration(**row) for row in _rows("demonstrations.parquet")]
+    return [Answer(**row) for row in _rows("demonstrations.parquet")]
 
 
 def load_prompts(split: Split) -> list[str]:

@@ -6,9 +6,9 @@ import ast
 from pathlib import Path
 
 import pytest
+from rooms import read_sources
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("pipeline", "reward_models")
 
 
 @pytest.fixture(scope="session")
@@ -20,5 +20,4 @@ def root() -> Path:
 @pytest.fixture(scope="session")
 def sources() -> dict[str, ast.Module]:
     """Every module of the two packages by its path in the checkout, e.g. `pipeline/core/config.py`."""
-    files = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
-    return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in files}
+    return read_sources(ROOT)

@@ -3,60 +3,26 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
+
+from rooms import (
+    Sources,
+    as_graph,
+    between_rooms,
+    crossings,
+    dotted,
+    graph,
+    imports,
+    inside,
+    longest_chain,
+    room_of,
+    tangles,
+)
 
 HEAVY = {"torch", "transformers", "trl", "peft", "accelerate"}
 # Modules of the light packages that may be heavy themselves: they turn text into tokens, or open `datasets` folders.
 HEAVY_ALLOWED = {"pipeline.data.render", "pipeline.data.sources"}
 LIGHT = ("pipeline.core", "pipeline.privacy", "pipeline.data")
-
-Sources = dict[str, ast.Module]
-
-
-def dotted(path: str) -> str:
-    """The module name of a path in the checkout."""
-    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-
-
-def nodes(tree: ast.AST, module_level: bool) -> Iterator[ast.AST]:
-    """All nodes; with `module_level` those that run on import: no function bodies, nothing under TYPE_CHECKING."""
-    for child in ast.iter_child_nodes(tree):
-        if module_level and isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            continue
-        if module_level and isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            continue
-        yield child
-        yield from nodes(child, module_level)
-
-
-def imports(path: str, tree: ast.Module, known: set[str], module_level: bool = False) -> set[str]:
-    """Absolute names that a module imports; `from package import module` counts as the module where there is one."""
-    found: set[str] = set()
-    package = dotted(path).split(".") if path.endswith("__init__.py") else dotted(path).split(".")[:-1]
-    for node in nodes(tree, module_level):
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            name = ".".join([*base, *(node.module or "").split(".")]).strip(".")
-            inner = {f"{name}.{alias.name}" for alias in node.names} & known
-            found |= inner
-            if len(inner) < len(node.names):
-                found.add(name)
-    return found
-
-
-def graph(sources: Sources, module_level: bool = False) -> dict[str, set[str]]:
-    """Module name to the names it imports, foreign ones included."""
-    known = {dotted(path) for path in sources}
-    return {dotted(path): imports(path, tree, known, module_level) for path, tree in sources.items()}
-
-
-def inside(name: str, *packages: str) -> bool:
-    """Whether a module is one of the packages or lies in one."""
-    return any(name == package or name.startswith(package + ".") for package in packages)
-
 
 def test_the_graph_sees_known_imports(sources: Sources) -> None:
     """Guards the other tests: an import finder that finds nothing passes everything."""
@@ -67,28 +33,48 @@ def test_the_graph_sees_known_imports(sources: Sources) -> None:
 
 
 FLOORS = (
-    ("pipeline.stages", "pipeline.runner", "pipeline.cli"),
-    ("pipeline.planning",),
+    ("pipeline",),  # the command line and the runner
+    ("pipeline.stages",),
+    ("pipeline.commands",),
+    ("pipeline.planning", "pipeline.validation"),
     ("pipeline.rl", "pipeline.evaluation"),
     ("reward_models",),
-    ("pipeline.lm",),
-    ("pipeline.data",),
+    ("pipeline.lm", "pipeline.attacks", "pipeline.report"),
+    ("pipeline.data", "pipeline.accounting"),
     ("pipeline.privacy",),
-    ("pipeline.core",),
+    ("pipeline.core", "pipeline.embedded"),
 )
-"""From the top down: a room imports from its own floor and from those below."""
+"""From the top down: a room imports rooms of lower floors alone, and none beside it. So there is no cycle of rooms."""
+
+
+def test_every_room_has_a_floor(sources: Sources) -> None:
+    """The whole house is in the table, and nothing else is."""
+    assert {room_of(path) for path in sources} == {room for floor in FLOORS for room in floor}
 
 
 def test_arrows_point_down(sources: Sources) -> None:
-    wrong = set()
-    for name, used in graph(sources).items():
-        floor = next((number for number, rooms in enumerate(FLOORS) if inside(name, *rooms)), None)
-        if floor is None:
-            continue
-        above = tuple(room for rooms in FLOORS[:floor] for room in rooms)
-        wrong |= {(name, target) for target in used if above and inside(target, *above)}
-    allowed = {("pipeline.stages.entry", "pipeline.cli")}
-    assert not wrong - allowed
+    """Per room; imports inside functions count. One module goes up, when it runs: `python -m pipeline.stages.NAME` is
+    `private-rlhf NAME`."""
+    floor = {dotted(path): number for path in sources
+             for number, rooms in enumerate(FLOORS) if room_of(path) in rooms}
+    up = {(name, target) for name, target in crossings(sources) if floor[name] >= floor[target]}
+    assert up == {("pipeline.stages.entry", "pipeline.cli")}
+
+
+def test_tangled_rooms_are_found() -> None:
+    """Guards the tests of rooms: a short loop, a lazy import, and the longest chain around them."""
+    tree = ast.parse
+    house = {
+        "pipeline/cli.py": tree("import pipeline.data.one"),
+        "pipeline/data/one.py": tree("def f():\n    from pipeline.lm import two"),
+        "pipeline/lm/two.py": tree("from pipeline.data import one\nimport pipeline.core.three"),
+        "pipeline/core/three.py": tree(""),
+    }
+    arrows = between_rooms(house)
+    assert arrows["pipeline.data", "pipeline.lm"] == arrows["pipeline.lm", "pipeline.data"] == 1
+    assert between_rooms(house, module_level=True)["pipeline.data", "pipeline.lm"] == 0
+    assert tangles(as_graph(arrows)) == [{"pipeline.data", "pipeline.lm"}]
+    assert longest_chain(as_graph(arrows)) == ["pipeline", "pipeline.data+pipeline.lm", "pipeline.core"]
 
 
 def test_kernels_know_no_stage_of_learning(sources: Sources) -> None:
