@@ -19,9 +19,9 @@ from pipeline.core.recipe_parts import LoraSettings
 from pipeline.lm.logprobs import PolicyWithValue, response_forward, token_batch, token_logprobs
 from pipeline.lm.models import add_lora
 from pipeline.lm.tiny import tiny_config
-from pipeline.rl.extra_rewards import ExtraReward
-from pipeline.rl.scoring import Scores
 from pipeline.rl.trainer import PpoTrainer
+from reward_models.extra_rewards import ExtraReward
+from reward_models.scorer import Scores
 
 PAD, EOS, VOCABULARY, CAP = 0, 1, 8, 2
 

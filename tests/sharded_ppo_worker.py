@@ -27,10 +27,10 @@ from pipeline.lm.saving import save_merged
 from pipeline.lm.tiny import tiny_config
 from pipeline.rl import checkpoint
 from pipeline.rl.nonfinite import NonFiniteError
-from pipeline.rl.scoring import RewardScorer
 from pipeline.rl.trainer import PpoTrainer
 from reward_models.checkpoint import RewardCheckpoint
 from reward_models.model import RewardModel, set_score_weight
+from reward_models.scorer import RewardScorer
 
 # One process has two responses of each minibatch in two micro-batches, the other has one.
 SETTINGS = {

@@ -1,15 +1,12 @@
-"""The Gibbs policy π ∝ π_ref·exp(r̂/kl_coef) (PPKL Eq. 5) by self-normalised resampling of N draws from π_ref.
-
-It is the exact answer that PPO approximates. With weights w_i ∝ exp(r̂_i/kl_coef) over N draws, its expectations are
-Σ w_i f_i and its KL is Σ w_i log(N·w_i): exact as N → ∞, and at finite N the exact KL against the uniform choice among
-the draws, which bounds that against π_ref from above (so J is, if anything, understated).
-"""
+"""What the Gibbs policy of r̂ reaches (`reward_models.gibbs`), estimated from N draws of π_ref."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
+
+from reward_models.gibbs import gibbs_weights, kl_from_uniform
 
 
 @dataclass(frozen=True)
@@ -21,42 +18,6 @@ class GibbsResult:
     kl: np.ndarray
     win_truth: np.ndarray | None
     win_reward: np.ndarray
-
-
-def gibbs_weights(scores: np.ndarray, kl_coef: float) -> np.ndarray:
-    """softmax(scores/kl_coef) along the last axis; scores (…, N) are r̂ of draws from π_ref.
-
-    Raises:
-        ValueError: kl_coef not above 0.
-    """
-    if not kl_coef > 0:
-        raise ValueError(f"kl_coef must be above 0, got {kl_coef}")
-    logits = scores / kl_coef
-    logits = logits - logits.max(axis=-1, keepdims=True)
-    weights = np.exp(logits)
-    return weights / weights.sum(axis=-1, keepdims=True)
-
-
-def gibbs_log_policy(utility: np.ndarray, log_reference: np.ndarray, kl_coef: float) -> np.ndarray:
-    """log π with π ∝ π_ref·exp(utility/kl_coef), normalised along the last axis; the shapes broadcast.
-
-    For enumerable action sets. A utility or a reference of −∞ gives −∞; at least one action must be finite.
-
-    Raises:
-        ValueError: kl_coef not above 0.
-    """
-    if not kl_coef > 0:
-        raise ValueError(f"kl_coef must be above 0, got {kl_coef}")
-    logits = utility / kl_coef + log_reference
-    logits = logits - logits.max(axis=-1, keepdims=True)
-    return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
-
-
-def kl_from_uniform(weights: np.ndarray) -> np.ndarray:
-    """Σ w log(N w) along the last axis, nats, in [0, log N]; 0·log 0 = 0."""
-    count = weights.shape[-1]
-    positive = np.where(weights > 0, weights, 1.0)
-    return (weights * np.log(count * positive)).sum(axis=-1)
 
 
 def gibbs_expectations(

@@ -134,8 +134,8 @@ def make_judge(
     if settings.path is None:
         return ChatJudge(settings, log, share)
     from pipeline.lm.models import load_tokenizer
-    from pipeline.rl.extra_rewards import wide_renderer
-    from pipeline.rl.scoring import RewardScorer
+    from reward_models.extra_rewards import wide_renderer
+    from reward_models.scorer import RewardScorer
 
     folder = settings.path
     checkpoint = load_external(folder, settings.public, *names)

@@ -18,7 +18,7 @@ from pipeline.lm.logprobs import response_forward, token_batch, token_kl
 from pipeline.lm.models import end_ids
 from pipeline.lm.numerics import precision
 from pipeline.lm.rows import batches, sharing_of
-from pipeline.rl.scoring import RewardScorer
+from reward_models.scorer import RewardScorer
 
 LEAST_CENTRING = 8
 KL_TEXTS = 16

@@ -11,6 +11,7 @@ from pipeline.core.stats import Estimate, bootstrap_mean, length_controlled_win_
 from pipeline.evaluation.calibration import coverage
 from pipeline.evaluation.gibbs import GibbsResult, gibbs_expectations
 from pipeline.evaluation.samples import Answer, PromptResult
+from reward_models.gibbs import gibbs_weights
 
 _RATES = ("generation_win_rate_truth", "generation_win_rate_rm", "length_controlled_win_rate")
 FRONTIER = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0)
@@ -88,8 +89,6 @@ class Summary:
 
     def gibbs_picks(self) -> list[int]:
         """One candidate per prompt drawn from the Gibbs weights, to show and to count n-grams on."""
-        from pipeline.evaluation.gibbs import gibbs_weights
-
         generator = np.random.default_rng(self.seed)
         weights = gibbs_weights(self._drawn("pessimistic_reward"), self.kl_coef)
         return [int(generator.choice(len(row), p=row)) for row in weights]

@@ -45,7 +45,7 @@ from pipeline.lm.generate import Sampling, sample_key, sample_responses
 from pipeline.lm.models import end_ids
 from pipeline.lm.numerics import precision
 from pipeline.rl.rollout import prompt_index
-from pipeline.rl.scoring import RewardScorer
+from reward_models.scorer import RewardScorer
 
 LOGGED = ("reward", "bonus", "score", "score_over_reference", "true_reward", "finished")
 """What the reward function reports of an iteration's responses, as PPO's history names it."""

@@ -23,7 +23,6 @@ from pipeline.lm.logprobs import PolicyWithValue
 from pipeline.lm.models import end_ids
 from pipeline.lm.numerics import precision
 from pipeline.lm.sharding import as_number, gathered, prepare
-from pipeline.rl.extra_rewards import ExtraReward
 from pipeline.rl.kl_control import KlController
 from pipeline.rl.losses import clipped_policy_loss, clipped_value_loss
 from pipeline.rl.nonfinite import NonFiniteError, nonfinite_gradient, step_error
@@ -39,7 +38,8 @@ from pipeline.rl.rollout import (
     prompt_index,
     shares,
 )
-from pipeline.rl.scoring import RewardScorer, Scores
+from reward_models.extra_rewards import ExtraReward
+from reward_models.scorer import RewardScorer, Scores
 
 LOGGED = ("policy_loss", "value_loss", "entropy", "clip_fraction", "approx_kl")
 """What a step reports, in the order in which `PpoTrainer._loss` gives it; means over tokens."""

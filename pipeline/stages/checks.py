@@ -63,7 +63,7 @@ def check_extra_rewards(settings: PpoConfig) -> None:
         if reward.path is not None:
             check_model_folder(key, reward.path, reward.public)
         elif reward.callable is not None:
-            from pipeline.rl.extra_rewards import import_function
+            from reward_models.extra_rewards import import_function
 
             import_function(reward.callable, key)
 

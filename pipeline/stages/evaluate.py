@@ -45,8 +45,8 @@ from pipeline.lm.generate import Sampling
 from pipeline.lm.models import load_causal_lm, load_tokenizer
 from pipeline.lm.numerics import precision
 from pipeline.rl import export
-from pipeline.rl.scoring import load_scorer
 from reward_models.external import key_names
+from reward_models.scorer import load_scorer
 
 
 def run(context: StageContext) -> dict[str, Any]:

@@ -35,12 +35,12 @@ from pipeline.lm.recompute import recompute_layers
 from pipeline.lm.released import write_beside
 from pipeline.report.card import extra_rewards as extra_rewards_on_card
 from pipeline.rl import checkpoint, export, nonfinite, samples
-from pipeline.rl.extra_rewards import load_extra_rewards
 from pipeline.rl.nonfinite import NonFiniteError
 from pipeline.rl.rollout import Rollout, evenly_spaced, summary_of
-from pipeline.rl.scoring import load_scorer
 from pipeline.rl.tracking import report, tracked
 from pipeline.rl.trainer import PpoTrainer
+from reward_models.extra_rewards import load_extra_rewards
+from reward_models.scorer import load_scorer
 
 
 def run(context: StageContext) -> dict[str, Any]:

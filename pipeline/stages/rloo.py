@@ -25,7 +25,7 @@ from pipeline.lm.models import add_lora, load_causal_lm, load_tokenizer
 from pipeline.lm.released import write_beside
 from pipeline.rl.group import TRAINERS, Task, history_of, prompt_dataset, trl_arguments
 from pipeline.rl.rollout import evenly_spaced, summary_of
-from pipeline.rl.scoring import load_scorer
+from reward_models.scorer import load_scorer
 
 
 def run(context: StageContext) -> dict[str, Any]:

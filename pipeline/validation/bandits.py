@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.evaluation.gibbs import gibbs_log_policy
 from pipeline.privacy.mechanism import make_mechanism
+from reward_models.gibbs import gibbs_log_policy
 
 if TYPE_CHECKING:
     from torch import Tensor

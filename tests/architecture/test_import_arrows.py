@@ -53,12 +53,10 @@ def test_every_room_has_a_floor(sources: Sources) -> None:
 
 
 def test_arrows_point_down(sources: Sources) -> None:
-    """Per room; imports inside functions count. One module goes up, when it runs: `python -m pipeline.stages.NAME` is
-    `private-rlhf NAME`."""
+    """Per room; imports inside functions count."""
     floor = {dotted(path): number for path in sources
              for number, rooms in enumerate(FLOORS) if room_of(path) in rooms}
-    up = {(name, target) for name, target in crossings(sources) if floor[name] >= floor[target]}
-    assert up == {("pipeline.stages.entry", "pipeline.cli")}
+    assert not {(name, target) for name, target in crossings(sources) if floor[name] >= floor[target]}
 
 
 def test_tangled_rooms_are_found() -> None:

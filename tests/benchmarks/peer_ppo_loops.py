@@ -25,10 +25,10 @@ from pipeline.lm.generate import pad_left, pad_right
 from pipeline.lm.logprobs import PolicyWithValue
 from pipeline.lm.models import add_lora, load_causal_lm
 from pipeline.lm.numerics import fast_dtype
-from pipeline.rl.scoring import RewardScorer
 from pipeline.rl.trainer import PpoTrainer
 from reward_models.checkpoint import RewardCheckpoint
 from reward_models.model import RewardModel, build_reward_backbone, set_score_weight
+from reward_models.scorer import RewardScorer
 from reward_models.uncertainty import FisherAccumulator, FisherBonus
 
 CPU = torch.device("cpu")

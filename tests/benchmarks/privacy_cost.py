@@ -38,13 +38,13 @@ from pipeline.data import inputs
 from pipeline.embedded import task
 from pipeline.embedded.truth import true_reward
 from pipeline.evaluation.calibration import coverage
-from pipeline.evaluation.gibbs import gibbs_weights, kl_from_uniform
 from pipeline.lm.features import extract_features
 from pipeline.lm.generate import Sampling, sample_key, sample_responses
 from pipeline.lm.models import end_ids, load_causal_lm, load_tokenizer
 from pipeline.privacy.keys import insecure_seed_key
 from pipeline.privacy.mechanism import RandomizedResponse
 from pipeline.stages.reward import load_backbone
+from reward_models.gibbs import gibbs_weights, kl_from_uniform
 from reward_models.head import PairFeatures, fit_head
 from reward_models.model import RewardModel
 from reward_models.uncertainty import FisherBonus

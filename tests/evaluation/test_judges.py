@@ -22,9 +22,9 @@ from pipeline.evaluation.chat_judge import ChatJudge
 from pipeline.evaluation.judges import RewardJudge, TruthJudge, judged_rates, make_judge, parse_judge
 from pipeline.lm.models import load_tokenizer
 from pipeline.lm.tiny import tiny_checkpoint, tiny_tokenizer
-from pipeline.rl.scoring import Scores
 from pipeline.stages.table import preflight
 from reward_models.model import build_reward_backbone, set_score_weight
+from reward_models.scorer import Scores
 
 NAMES = ("--judge rm:", "--judge-public")
 CPU = torch.device("cpu")

@@ -16,8 +16,8 @@ from pipeline.data.render import Renderer
 from pipeline.embedded.task import load_pairs
 from pipeline.lm.logprobs import PolicyWithValue
 from pipeline.lm.models import add_lora, load_causal_lm, load_tokenizer
-from pipeline.rl.scoring import RewardScorer
 from pipeline.rl.trainer import PpoTrainer
+from reward_models.scorer import RewardScorer
 
 REHEARSAL = "PRIVATE_RLHF_GPU_REHEARSAL"
 SHORT = {"float32": "fp32", "bfloat16": "bf16"}

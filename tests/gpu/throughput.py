@@ -46,10 +46,10 @@ from pipeline.core.recipe import PpoConfig  # noqa: E402
 from pipeline.core.recipe_parts import LoraSettings  # noqa: E402
 from pipeline.lm.logprobs import PolicyWithValue  # noqa: E402
 from pipeline.lm.models import add_lora  # noqa: E402
-from pipeline.rl.scoring import RewardScorer  # noqa: E402
 from pipeline.rl.trainer import PpoTrainer  # noqa: E402
 from reward_models.checkpoint import RewardCheckpoint  # noqa: E402
 from reward_models.model import RewardModel, set_score_weight  # noqa: E402
+from reward_models.scorer import RewardScorer  # noqa: E402
 
 PHASES = ("generate", "score", "update")
 ALIKE = 16

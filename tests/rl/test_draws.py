@@ -20,7 +20,7 @@ from pipeline.evaluation.samples import Sampler
 from pipeline.lm.generate import Sampling
 from pipeline.lm.logprobs import response_forward, token_batch, token_logprobs
 from pipeline.rl import trainer
-from pipeline.rl.scoring import RewardScorer, Scores
+from reward_models.scorer import RewardScorer, Scores
 
 TREE = {"name": "x", "evaluation_labels": "private", "model": {"source": "tiny"}, "privatize": {"epsilon": 1.0}}
 HOT = 2.5

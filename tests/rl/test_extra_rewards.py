@@ -17,10 +17,10 @@ from pipeline.core.world import World
 from pipeline.lm.models import load_tokenizer
 from pipeline.lm.tiny import tiny_checkpoint
 from pipeline.report.card import extra_rewards as on_card
-from pipeline.rl.extra_rewards import ExtraReward, checked, load_extra_rewards
 from pipeline.stages.ppo import describe
 from pipeline.stages.table import preflight, stage_of
 from reward_models.checkpoint import METADATA_FILE, RewardMetadata, save_reward_checkpoint
+from reward_models.extra_rewards import ExtraReward, checked, load_extra_rewards
 from reward_models.model import build_reward_backbone, set_score_weight
 
 CPU = torch.device("cpu")

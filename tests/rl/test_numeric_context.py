@@ -17,8 +17,8 @@ from pipeline.core.recipe_parts import LoraSettings
 from pipeline.evaluation.samples import Sampler
 from pipeline.lm import generate
 from pipeline.lm.generate import Sampling
-from pipeline.rl.scoring import Scores
 from pipeline.rl.trainer import PpoTrainer
+from reward_models.scorer import Scores
 
 SETTINGS = {"rollouts": 16, "minibatch_size": 8, "ppo_epochs": 1, "learning_rate": 1e-2, "value_learning_rate": 1e-2}
 TOP = LoraSettings(rank=4, last_layers=1, target_modules=["q_proj", "down_proj"])

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from pipeline.rl import samples
-from pipeline.rl.extra_rewards import ExtraReward
 from pipeline.stages.ppo import learn
+from reward_models.extra_rewards import ExtraReward
 
 SMALL = {"rollouts": 8, "minibatch_size": 4, "ppo_epochs": 1, "learning_rate": 1e-3, "iterations": 5, "save_every": 100}
 

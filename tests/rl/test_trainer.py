@@ -11,8 +11,8 @@ import torch
 from pipeline.core.recipe_parts import LoraSettings
 from pipeline.rl import reader
 from pipeline.rl.optimizer import make_optimizer
-from pipeline.rl.scoring import Scores
 from pipeline.rl.trainer import PpoTrainer
+from reward_models.scorer import Scores
 
 Snapshot = Callable[[PpoTrainer], dict[str, torch.Tensor]]
 SMALL = {"rollouts": 16, "minibatch_size": 8, "ppo_epochs": 2, "learning_rate": 1e-3, "value_learning_rate": 1e-3}

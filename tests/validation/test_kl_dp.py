@@ -9,7 +9,6 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from pipeline.evaluation.gibbs import gibbs_log_policy, gibbs_weights
 from pipeline.validation.kl_dp import bandit, combined, equal_utility, linear, rlhf
 from pipeline.validation.kl_dp.exact import (
     bandit_utility,
@@ -21,6 +20,7 @@ from pipeline.validation.kl_dp.exact import (
     ridge_estimate,
     width,
 )
+from reward_models.gibbs import gibbs_log_policy, gibbs_weights
 from reward_models.linear import fit_linear
 
 

@@ -16,11 +16,11 @@ from pipeline.accounting.composition import (
     inexact_total_variation,
     repeated_draws,
 )
-from pipeline.evaluation.gibbs import gibbs_log_policy
 from pipeline.privacy.mechanism import RandomizedResponse
 from pipeline.validation.claims import Claim, within
 from pipeline.validation.kl_dp.exact import Array, bradley_terry, hockey_stick, loss
 from pipeline.validation.kl_dp.search import OURS, ROUNDING, Search, joined
+from reward_models.gibbs import gibbs_log_policy
 
 
 def lemma(instances: int, seed: int = 0) -> list[Search]:

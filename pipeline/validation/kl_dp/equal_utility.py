@@ -18,11 +18,11 @@ import numpy as np
 
 from pipeline.accounting.composition import repeated_draws
 from pipeline.accounting.draws import rlhf_label_instance_epsilon
-from pipeline.evaluation.gibbs import gibbs_log_policy
 from pipeline.privacy.mechanism import RandomizedResponse
 from pipeline.validation.claims import Claim, within
 from pipeline.validation.kl_dp.exact import Array, bradley_terry, gram, loss, width
 from pipeline.validation.kl_dp.search import OURS, Search, joined
+from reward_models.gibbs import gibbs_log_policy
 
 DRAWS = (1, 100, 10_000)
 DELTA = 1e-6

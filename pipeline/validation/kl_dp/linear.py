@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from pipeline.accounting.draws import Thresholds, linear_draw, linear_epsilon
 from pipeline.accounting.guarantee import Guarantee
-from pipeline.evaluation.gibbs import gibbs_log_policy
 from pipeline.validation.kl_dp.exact import Array, gram, least_eigenvalue, loss, multisets, ridge_estimate, width
 from pipeline.validation.kl_dp.search import OURS, Search, joined, threshold_ratios
+from reward_models.gibbs import gibbs_log_policy
 
 FEATURES = np.array([[1.0, 0.0], [0.0, 1.0], [-0.6, 0.8], [0.01, 0.01]])
 RECORDS = np.concatenate([FEATURES, FEATURES])

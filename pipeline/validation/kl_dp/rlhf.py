@@ -15,10 +15,10 @@ from pipeline.accounting.draws import (
     rlhf_label_instance_epsilon,
 )
 from pipeline.accounting.guarantee import Guarantee
-from pipeline.evaluation.gibbs import gibbs_log_policy
 from pipeline.validation.kl_dp.exact import Array, bradley_terry, gram, least_eigenvalue, loss, multisets, width
 from pipeline.validation.kl_dp.linear import references
 from pipeline.validation.kl_dp.search import OURS, Search, joined, threshold_ratios
+from reward_models.gibbs import gibbs_log_policy
 
 ACTIONS = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.01, 0.01]])
 PAIRS = np.array([ACTIONS[0] - ACTIONS[1], ACTIONS[0] - ACTIONS[2], ACTIONS[1] - ACTIONS[2]])

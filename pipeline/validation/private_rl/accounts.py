@@ -8,12 +8,12 @@ import numpy as np
 
 from pipeline.accounting.conversions import advanced_composition, bounded_range_zcdp, zcdp_epsilon
 from pipeline.accounting.private_rl import private_rl
-from pipeline.evaluation.gibbs import gibbs_log_policy
 from pipeline.validation.claims import Claim, within
 from pipeline.validation.private_rl import outcome
 from pipeline.validation.private_rl.general import Instances, sensitivities
 from pipeline.validation.private_rl.updates import DELTA, PAPER, Array, appendix_step, section_step
 from pipeline.validation.private_rl.worlds import HORIZON
+from reward_models.gibbs import gibbs_log_policy
 
 UPDATES = 100  # M = K/B at K = 500, B = 5
 

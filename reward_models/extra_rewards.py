@@ -16,8 +16,8 @@ from pipeline.core.recipe_inputs import ModelConfig
 from pipeline.core.recipe_parts import ExtraRewardSettings
 from pipeline.data.render import Prompt, Renderer, preview
 from pipeline.lm.models import load_tokenizer
-from pipeline.rl.scoring import RewardScorer
 from reward_models.external import card_facts, described, key_names, load_external
+from reward_models.scorer import RewardScorer
 
 Function = Callable[[Sequence[Prompt], Sequence[str]], Sequence[float]]
 OWN_PACKAGES = frozenset({"pipeline", "reward_models"})

@@ -11,7 +11,7 @@ import torch
 from pipeline.core.errors import UserError
 from pipeline.data.render import Renderer
 from pipeline.lm.tiny import tiny_tokenizer
-from pipeline.rl import scoring
+from reward_models import scorer as scoring
 
 
 @pytest.fixture
