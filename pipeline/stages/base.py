@@ -56,6 +56,9 @@ class Stage:
         """Digests of the label-free inputs that it reads by path. Raw preferences are never among them."""
         return {str(getattr(recipe.data, key)): input_digest(key, recipe.data) for key in self.texts}
 
+    def check_batches(self, recipe: Recipe, world: World) -> None:
+        """Every global batch is a whole number of micro-batches per process. Raises: UserError."""
+
     def check(self, recipe: Recipe, world: World) -> None:
         """What can be found wrong with the recipe in a second or two, before any stage starts. Raises: UserError."""
         check_first_rows(recipe.data, self.texts)

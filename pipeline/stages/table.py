@@ -67,8 +67,10 @@ class Sft(Stage):
         base = Path(source).expanduser()
         return super().inputs(recipe) | ({source: folder_digest(base)} if base.is_dir() else {})
 
-    def check(self, recipe: Recipe, world: World) -> None:
+    def check_batches(self, recipe: Recipe, world: World) -> None:
         global_batch(self.name, recipe.sft.batch_size, recipe.sft.micro_batch_size, world)
+
+    def check(self, recipe: Recipe, world: World) -> None:
         check_base_model(recipe)
         super().check(recipe, world)
         check_trainer_args(self.name, recipe.sft, recipe, world)
@@ -89,6 +91,10 @@ class Reward(Stage):
         external = recipe.reward.external
         return {} if external is None else {str(external.path): folder_digest(external.path)}
 
+    def check_batches(self, recipe: Recipe, world: World) -> None:
+        if recipe.reward.mode != "head":
+            global_batch(self.name, recipe.reward.batch_size, recipe.reward.micro_batch_size, world)
+
     def check(self, recipe: Recipe, world: World) -> None:
         settings = recipe.reward
         if settings.external is not None:
@@ -98,7 +104,6 @@ class Reward(Stage):
             return
         check_bits(self.name, settings)
         if settings.mode != "head":
-            global_batch(self.name, settings.batch_size, settings.micro_batch_size, world)
             check_trainer_args(self.name, settings, recipe, world)
         elif settings.trainer_args:
             raise UserError("reward.trainer_args is for reward.mode lora or full: remove it, or change the mode")
@@ -121,7 +126,7 @@ class Ppo(Stage):
     def inputs(self, recipe: Recipe) -> dict[str, str]:
         return super().inputs(recipe) | extra_reward_digests(recipe.ppo.extra_rewards)
 
-    def check(self, recipe: Recipe, world: World) -> None:
+    def check_batches(self, recipe: Recipe, world: World) -> None:
         settings = recipe.ppo
         if settings.rollouts < world.size:
             raise UserError(
@@ -129,6 +134,9 @@ class Ppo(Stage):
                 "one: raise ppo.rollouts or start fewer processes (minibatches may be smaller: some processes then "
                 "wait)"
             )
+
+    def check(self, recipe: Recipe, world: World) -> None:
+        settings = recipe.ppo
         check_bits(self.name, settings)
         if settings.report_to:
             from pipeline.rl.tracking import check_trackers
@@ -145,8 +153,10 @@ class Dpo(Stage):
     sections = ("model", "ppo", "dpo", "seed")
     any_world = True
 
-    def check(self, recipe: Recipe, world: World) -> None:
+    def check_batches(self, recipe: Recipe, world: World) -> None:
         global_batch(self.name, recipe.dpo.batch_size, recipe.dpo.micro_batch_size, world)
+
+    def check(self, recipe: Recipe, world: World) -> None:
         check_trainer_args(self.name, recipe.dpo, recipe, world)
 
     def check_rows(self, recipe: Recipe, run: RunDir, new_release: bool) -> None:
@@ -161,11 +171,13 @@ class Rloo(Stage):
     sections = ("model", "data", "reward", "ppo", "rloo", "seed")
     texts = ("prompts",)
 
-    def check(self, recipe: Recipe, world: World) -> None:
+    def check_batches(self, recipe: Recipe, world: World) -> None:
         settings = getattr(recipe, self.name)
         global_batch(self.name, settings.batch_size, settings.micro_batch_size, world)
+
+    def check(self, recipe: Recipe, world: World) -> None:
         super().check(recipe, world)
-        check_trainer_args(self.name, settings, recipe, world)
+        check_trainer_args(self.name, getattr(recipe, self.name), recipe, world)
 
 
 class Grpo(Rloo):
@@ -249,6 +261,8 @@ def preflight(recipe: Recipe, names: Collection[str], world: World) -> None:
         UserError: a stage was never run with what the launcher asks for, or what its `check` finds.
     """
     check_strategy(recipe, names, environ)
-    for stage in STAGES:
-        if stage.name in names:
-            stage.check(recipe, world)
+    about_to_run = [stage for stage in STAGES if stage.name in names]
+    for stage in about_to_run:
+        stage.check_batches(recipe, world)
+    for stage in about_to_run:
+        stage.check(recipe, world)

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline.preflight import POSITIONS
 from pipeline_runs import TINY, Workspace, tree
 
 from pipeline.cli import main
 from pipeline.lm.tiny import tiny_config
 from pipeline.privacy.keys import keygen
+from pipeline.stages.checks import POSITIONS
 
 ROWS = [{"prompt": f"Say {i}.", "chosen": f"yes {i}", "rejected": f"no {i}"} for i in range(40)]
 

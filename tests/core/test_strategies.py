@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import yaml
-from pipeline.preflight import check_batches, preflight
 
 from pipeline.core.config import load_recipe, parse
 from pipeline.core.errors import UserError
@@ -15,6 +14,7 @@ from pipeline.core.recipe import Recipe
 from pipeline.core.recipe_aligners import ALIGNERS
 from pipeline.core.strategies import FSDP2, LAUNCHED, TABLE, WHOLE, check_strategy, strategy
 from pipeline.core.world import World
+from pipeline.stages.table import preflight, stage_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TREE = {"name": "x", "evaluation_labels": "private", "model": {"source": "tiny"}, "privatize": {"epsilon": 1.0}}
@@ -114,9 +114,10 @@ def test_every_launch_file_is_one_that_a_stage_may_use() -> None:
 def test_a_natural_number_of_processes_suits_every_recipe(name: str, processes: int) -> None:
     """The Llama recipe's minibatches of 4 were refused on 8 GPUs."""
     made = load_recipe(Recipe, ROOT / "configs" / f"{name}.yaml")
-    check_batches(made, ["sft", "reward", "ppo", "dpo"], World(0, processes))
+    for stage in ("sft", "reward", "ppo", "dpo"):
+        stage_of(stage).check_batches(made, World(0, processes))
 
 
 def test_more_processes_than_responses_are_refused_with_the_rule() -> None:
     with pytest.raises(UserError, match=r"^ppo\.rollouts 16 are fewer than 17 processes, and each samples at least"):
-        check_batches(recipe(), ["ppo"], World(0, 17))
+        stage_of("ppo").check_batches(recipe(), World(0, 17))
