@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from pipeline.core import atomic
-from pipeline.core.checkpoints import check_checkpoint, weights_digest
 from pipeline.core.errors import UserError
 from pipeline.core.recipe_parts import JudgeSettings
 from pipeline.core.stats import Estimate
@@ -21,6 +20,7 @@ from pipeline.data.formats import read_prompts
 from pipeline.data.render import Prompt, Renderer
 from pipeline.evaluation.judges import judged_pairs, judged_rates, make_judge
 from pipeline.lm.generate import Sampling, sample_key, sample_responses
+from pipeline.lm.model_folders import check_checkpoint, weights_digest
 from pipeline.lm.models import end_ids, load_causal_lm, load_tokenizer
 from pipeline.lm.numerics import affordable
 from pipeline.lm.released import read_rendering

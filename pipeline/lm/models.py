@@ -15,7 +15,6 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from pipeline.core.checkpoints import check_checkpoint, positions_of
 from pipeline.core.errors import UserError
 from pipeline.core.recipe_inputs import ModelConfig
 from pipeline.core.recipe_parts import LoraSettings
@@ -23,6 +22,7 @@ from pipeline.core.world import declared_world
 from pipeline.lm.kernels.attention import use_grouped_attention
 from pipeline.lm.kernels.lora import speed_up
 from pipeline.lm.kernels.products import speed_up_products
+from pipeline.lm.model_folders import check_checkpoint, positions_of
 from pipeline.lm.quantised import four_bit_config, four_bit_place, keep_differentiable
 from pipeline.lm.templates import end_of_turn, give_plain_template
 

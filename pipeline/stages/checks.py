@@ -9,13 +9,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.checkpoints import check_checkpoint, check_context, check_positions
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import PpoConfig, Recipe, RewardConfig
 from pipeline.core.recipe_aligners import ON_PROMPTS
 from pipeline.core.recipe_inputs import DataConfig
 from pipeline.core.world import World, on_cpu
 from pipeline.data.formats import read_demonstrations, read_prompts
+from pipeline.lm.model_folders import check_checkpoint, check_context, check_positions
 
 FIRST_ROWS = 100
 POSITIONS = {"smollm2": 8192, "tiny": 512}

@@ -19,7 +19,6 @@ import numpy as np
 from accelerate.utils import gather_object
 
 from pipeline.core import atomic
-from pipeline.core.checkpoints import weights_digest
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
 from pipeline.core.stage import StageContext
@@ -42,6 +41,7 @@ from pipeline.evaluation.samples import Answer, PromptResult, Sampler, once
 from pipeline.evaluation.summary import Summary
 from pipeline.lm.distributed import make_accelerator
 from pipeline.lm.generate import Sampling
+from pipeline.lm.model_folders import weights_digest
 from pipeline.lm.models import load_causal_lm, load_tokenizer
 from pipeline.lm.numerics import precision
 from pipeline.rl import export

@@ -15,7 +15,6 @@ from peft import PeftModel
 from trl import SFTConfig
 
 from pipeline.core import atomic
-from pipeline.core.checkpoints import check_context
 from pipeline.core.stage import StageContext
 from pipeline.core.world import check_rows
 from pipeline.data import inputs
@@ -23,6 +22,7 @@ from pipeline.data.formats import Demonstration
 from pipeline.data.render import Renderer, left_out, text_count
 from pipeline.lm import hf_trainer
 from pipeline.lm.architectures import check_architecture
+from pipeline.lm.model_folders import check_context
 from pipeline.lm.models import add_lora, base_checkpoint, load_causal_lm, load_tokenizer
 from pipeline.lm.released import write_beside
 from pipeline.lm.sft_training import RowSftTrainer

@@ -9,7 +9,6 @@ from collections.abc import Collection
 from os import environ
 from pathlib import Path
 
-from pipeline.core.checkpoints import extra_reward_digests, folder_digest, judge_digests
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 from pipeline.core.recipe_aligners import ALIGNERS
@@ -18,6 +17,7 @@ from pipeline.core.strategies import check_strategy
 from pipeline.core.world import World, check_rows, global_batch
 from pipeline.data import enough
 from pipeline.data.adopted import is_adopted
+from pipeline.lm.model_folders import extra_reward_digests, folder_digest, judge_digests
 from pipeline.stages.base import Stage
 from pipeline.stages.checks import (
     check_base_model,

@@ -10,8 +10,8 @@ from evaluation.chat_endpoint import serving
 from pipeline_runs import Workspace, read_json
 
 from pipeline.cli import main
-from pipeline.core.checkpoints import weights_digest
 from pipeline.evaluation.samples import Sampler
+from pipeline.lm.model_folders import weights_digest
 
 KEY = "sk-not-to-be-found"
 

@@ -1,4 +1,4 @@
-"""Names of model checkpoints: a folder here, or a hub id."""
+"""Folders of models: which names may stand for one, how many tokens it takes, and whether it was replaced. No torch."""
 
 from __future__ import annotations
 
