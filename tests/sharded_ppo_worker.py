@@ -25,7 +25,7 @@ from pipeline.lm.distributed import make_accelerator
 from pipeline.lm.generate import sharded
 from pipeline.lm.saving import save_merged
 from pipeline.lm.tiny import tiny_config
-from pipeline.rl import checkpoint
+from pipeline.rl import resume_state
 from pipeline.rl.nonfinite import NonFiniteError
 from pipeline.rl.trainer import PpoTrainer
 from reward_models.checkpoint import RewardCheckpoint
@@ -115,20 +115,20 @@ def work(folder: Path, rank: int, lora: bool) -> dict[str, Any]:
     def make(**more: Any) -> PpoTrainer:
         problem = with_references(make_problem())
         trainer = problem.trainer(lora, accelerator=lambda: make_accelerator(World(rank, 2)), **SETTINGS, **more)
-        checkpoint.install_hooks(trainer.accelerator)
+        resume_state.install_hooks(trainer.accelerator)
         return trainer
 
     trainer = make()
     said: dict[str, Any] = {"split": sum(isinstance(each, DTensor) for each in trainer.bare.parameters())}
     said["seen"] = learn(trainer, 0, 1)
-    checkpoint.save(trainer.accelerator, folder / name, 1, {}, trainer.scorer.references)
+    resume_state.save(trainer.accelerator, folder / name, 1, {}, trainer.scorer.references)
     said["seen"] += learn(trainer, 1, ITERATIONS)
     target = folder / f"{name}-model"
     save_merged(trainer.accelerator, trainer.policy, tokenizer, target, "float32", read=trainer.bare.read)
     ends = [trainer.accelerator.get_state_dict(trainer.model)]
     resumed = make()
-    resumed.scorer.references.update(checkpoint.latest_references(folder / name))
-    checkpoint.load_latest(resumed.accelerator, folder / name)
+    resumed.scorer.references.update(resume_state.latest_references(folder / name))
+    resume_state.load_latest(resumed.accelerator, folder / name)
     said["resumed"] = learn(resumed, 1, ITERATIONS)
     ends.append(resumed.accelerator.get_state_dict(resumed.model))
     if rank == 0:
@@ -143,12 +143,12 @@ def narrow(folder: Path, rank: int) -> dict[str, Any]:
     """Whole weights (DDP), minibatches of fewer responses than processes; a checkpoint after the first iteration."""
     problem = with_references(make_problem())
     trainer = problem.trainer(accelerator=lambda: make_accelerator(World(rank, 2)), **NARROW)
-    checkpoint.install_hooks(trainer.accelerator)
+    resume_state.install_hooks(trainer.accelerator)
     drawn: list[str] = []
     add = problem.add_reference
     problem.add_reference = lambda prompt, features: (drawn.append(prompt), add(prompt, features))  # type: ignore
     seen = learn(trainer, 0, 1)
-    checkpoint.save(trainer.accelerator, folder / "narrow", 1, {}, trainer.scorer.references)
+    resume_state.save(trainer.accelerator, folder / "narrow", 1, {}, trainer.scorer.references)
     references = {prompt: kept.flatten().tolist() for prompt, kept in trainer.scorer.references.items()}
     return {"seen": seen + learn(trainer, 1, ITERATIONS), "references": references, "drawn": drawn}
 

@@ -25,5 +25,5 @@ loses more than one event does; a reader with prior p from the text is right max
 that changes what is released (a poisoned response, a planted event) is outside this adversary model, and so are timings
 of the machine that privatises.
 
-Imports `pipeline.core`, `pipeline.privacy`, `pipeline.data`; torch only inside `checkpoints`, when there is one.
+Imports `pipeline.core`, `pipeline.privacy`, `pipeline.data`; torch only inside `trained_models`, when there is one.
 """

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.attacks import checkpoints, columns, files, ids, released, seeds, statistics
+from pipeline.attacks import columns, files, ids, released, seeds, statistics, trained_models
 from pipeline.attacks.audit import Audit, audit_outcomes
 from pipeline.attacks.canaries import Truth
 from pipeline.attacks.judge import (
@@ -50,7 +50,7 @@ ATTACKS: tuple[Attack, ...] = (
     columns.extra_columns,
     columns.file_of_row,
     files.texts_in_files,
-    checkpoints.checkpoints,
+    trained_models.checkpoints,
 )
 SPECS = {
     spec.name: spec

@@ -34,7 +34,7 @@ from pipeline.lm.models import add_lora, load_causal_lm, load_tokenizer
 from pipeline.lm.recompute import recompute_layers
 from pipeline.lm.released import write_beside
 from pipeline.report.card import extra_rewards as extra_rewards_on_card
-from pipeline.rl import checkpoint, export, nonfinite, samples
+from pipeline.rl import export, nonfinite, resume_state, samples
 from pipeline.rl.nonfinite import NonFiniteError
 from pipeline.rl.rollout import Rollout, evenly_spaced, summary_of
 from pipeline.rl.tracking import report, tracked
@@ -65,9 +65,9 @@ def run(context: StageContext) -> dict[str, Any]:
 
     # --- PPO ----------------------------------------------------------------------------------------------------------
     trainer = PpoTrainer(accelerator, model, reference, scorer, renderer, prompts, settings, recipe.seed, extra_rewards)
-    checkpoint.install_hooks(accelerator)
-    scorer.references.update(checkpoint.latest_references(context.checkpoints))
-    state = checkpoint.load_latest(accelerator, context.checkpoints) or {"history": [], "kl_coef": settings.kl_coef}
+    resume_state.install_hooks(accelerator)
+    scorer.references.update(resume_state.latest_references(context.checkpoints))
+    state = resume_state.load_latest(accelerator, context.checkpoints) or {"history": [], "kl_coef": settings.kl_coef}
     history: list[dict[str, Any]] = state["history"]
     trainer.controller.value = state["kl_coef"]
     if accelerator.is_main_process:  # what an earlier attempt left
@@ -137,7 +137,7 @@ def learn(trainer: PpoTrainer, history: list[dict[str, Any]], context: StageCont
         done = iteration + 1
         if done % settings.save_every == 0 and done < settings.iterations:
             kept = {"history": history, "kl_coef": trainer.controller.value}
-            checkpoint.save(accelerator, context.checkpoints, done, kept, trainer.scorer.references)
+            resume_state.save(accelerator, context.checkpoints, done, kept, trainer.scorer.references)
 
 
 def progress(first: int, count: int, shown: bool) -> tqdm[int]:
@@ -160,10 +160,10 @@ def improve_or_stop(
         if trainer.accelerator.is_main_process:
             error.write(context.folder)
         raise RunStopped(
-            f"{error}; see {context.folder / nonfinite.FILE}. {checkpoint.kept(context.checkpoints)}"
+            f"{error}; see {context.folder / nonfinite.FILE}. {resume_state.kept(context.checkpoints)}"
         ) from error
     except RunStopped as error:
-        raise RunStopped(f"{error}. {checkpoint.kept(context.checkpoints)}") from None
+        raise RunStopped(f"{error}. {resume_state.kept(context.checkpoints)}") from None
 
 
 def improve_once(trainer: PpoTrainer, iteration: int, has_truth: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -13,7 +13,7 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_STAGE_RUN_LINES = 400, 80, 150
 MAX_FILE_BYTES = 2_500_000
 CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.yaml"))
 # Resume state may hold python objects: it stays under checkpoints/, is loaded weights_only and is never released.
-CHECKPOINT_CODE = {"pipeline/rl/checkpoint.py"}
+CHECKPOINT_CODE = {"pipeline/rl/resume_state.py"}
 MUTATORS = {"append", "extend", "insert", "add", "update", "setdefault", "pop", "popitem", "clear", "remove", "discard"}
 
 Sources = dict[str, ast.Module]

@@ -14,7 +14,7 @@ import torch
 
 from pipeline.lm.models import load_causal_lm
 from pipeline.lm.quantised import is_four_bit
-from pipeline.rl import checkpoint
+from pipeline.rl import resume_state
 from pipeline.rl.trainer import PpoTrainer
 
 Snapshot = Callable[[PpoTrainer], dict[str, torch.Tensor]]
@@ -85,17 +85,17 @@ def test_resumed_is_never_killed_bit_for_bit(
     problem = request.getfixturevalue("four_bit" if base == "4bit" else "problem")
     settings = {**SETTINGS, "optimizer": optimizer, "rank": WIDE}
     whole = problem.trainer(**settings)
-    checkpoint.install_hooks(whole.accelerator)
+    resume_state.install_hooks(whole.accelerator)
     start = trainable(whole)
     history: list[Any] = train(whole, 0, 2)
     assert all(not torch.equal(start[name], value) for name, value in trainable(whole).items())
     folder = tmp_path / "checkpoints"
-    checkpoint.save(whole.accelerator, folder, 2, {"history": history, "kl_coef": whole.controller.value})
+    resume_state.save(whole.accelerator, folder, 2, {"history": history, "kl_coef": whole.controller.value})
     history += train(whole, 2, 4)
 
     resumed = problem.trainer(**settings)
-    checkpoint.install_hooks(resumed.accelerator)
-    state = checkpoint.load_latest(resumed.accelerator, folder)
+    resume_state.install_hooks(resumed.accelerator)
+    state = resume_state.load_latest(resumed.accelerator, folder)
     assert state is not None
     resumed.controller.value = state["kl_coef"]
     assert state["history"] + train(resumed, 2, 4) == history  # every loss to the last bit

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.rl import checkpoint
+from pipeline.rl import resume_state
 from pipeline.rl.trainer import PpoTrainer
 
 Snapshot = Callable[[PpoTrainer], dict[str, torch.Tensor]]
@@ -25,15 +25,15 @@ def train(trainer: PpoTrainer, first: int, last: int) -> list[dict[str, float]]:
 @pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
 def test_resumed_is_never_killed_bit_for_bit(problem: Any, lora: bool, trainable: Snapshot, tmp_path: Path) -> None:
     whole = problem.trainer(lora, **SETTINGS)
-    checkpoint.install_hooks(whole.accelerator)
+    resume_state.install_hooks(whole.accelerator)
     history: list[Any] = train(whole, 0, 2)
-    checkpoint.save(whole.accelerator, tmp_path, 2, {"history": history, "kl_coef": whole.controller.value})
+    resume_state.save(whole.accelerator, tmp_path, 2, {"history": history, "kl_coef": whole.controller.value})
     saved = trainable(whole)
     history += train(whole, 2, 4)
 
     resumed = problem.trainer(lora, **SETTINGS)
-    checkpoint.install_hooks(resumed.accelerator)
-    state = checkpoint.load_latest(resumed.accelerator, tmp_path)
+    resume_state.install_hooks(resumed.accelerator)
+    state = resume_state.load_latest(resumed.accelerator, tmp_path)
     assert state is not None
     for name, tensor in trainable(resumed).items():
         assert torch.equal(tensor, saved[name]), name
@@ -47,30 +47,30 @@ def test_resumed_is_never_killed_bit_for_bit(problem: Any, lora: bool, trainable
 
 def test_only_trainable_weights_are_kept(problem: Any, trainable: Snapshot, tmp_path: Path) -> None:
     trainer = problem.trainer(**SETTINGS)
-    checkpoint.install_hooks(trainer.accelerator)
-    checkpoint.save(trainer.accelerator, tmp_path, 1, {"history": [], "kl_coef": 0.1})
-    assert load_file(tmp_path / "step-1" / checkpoint.WEIGHTS).keys() == trainable(trainer).keys()
+    resume_state.install_hooks(trainer.accelerator)
+    resume_state.save(trainer.accelerator, tmp_path, 1, {"history": [], "kl_coef": 0.1})
+    assert load_file(tmp_path / "step-1" / resume_state.WEIGHTS).keys() == trainable(trainer).keys()
     assert not list((tmp_path / "step-1").glob("model*"))
 
 
 def test_the_newest_whole_checkpoint_counts_and_older_ones_go(problem: Any, tmp_path: Path) -> None:
     trainer = problem.trainer(**SETTINGS)
-    checkpoint.install_hooks(trainer.accelerator)
-    assert checkpoint.load_latest(trainer.accelerator, tmp_path) is None
-    assert checkpoint.load_latest(trainer.accelerator, tmp_path / "absent") is None
+    resume_state.install_hooks(trainer.accelerator)
+    assert resume_state.load_latest(trainer.accelerator, tmp_path) is None
+    assert resume_state.load_latest(trainer.accelerator, tmp_path / "absent") is None
     for step in (9, 10):  # 10 < 9 as text
-        checkpoint.save(trainer.accelerator, tmp_path, step, {"step": step})
+        resume_state.save(trainer.accelerator, tmp_path, step, {"step": step})
     assert [path.name for path in tmp_path.iterdir()] == ["step-10"]
     (tmp_path / ".step-11.tmp").mkdir()  # a kill while writing
-    assert checkpoint.load_latest(trainer.accelerator, tmp_path) == {"step": 10}
+    assert resume_state.load_latest(trainer.accelerator, tmp_path) == {"step": 10}
 
 
 def test_a_failure_while_saving_leaves_the_older_checkpoint(
     problem: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = problem.trainer(**SETTINGS)
-    checkpoint.install_hooks(trainer.accelerator)
-    checkpoint.save(trainer.accelerator, tmp_path, 1, {"step": 1})
+    resume_state.install_hooks(trainer.accelerator)
+    resume_state.save(trainer.accelerator, tmp_path, 1, {"step": 1})
 
     def full_disk(folder: str) -> None:
         (Path(folder) / "optimizer.bin").write_bytes(b"half")
@@ -78,8 +78,8 @@ def test_a_failure_while_saving_leaves_the_older_checkpoint(
 
     monkeypatch.setattr(trainer.accelerator, "save_state", full_disk)
     with pytest.raises(OSError, match="no space"):
-        checkpoint.save(trainer.accelerator, tmp_path, 2, {"step": 2})
-    assert checkpoint.load_latest(trainer.accelerator, tmp_path) == {"step": 1}
+        resume_state.save(trainer.accelerator, tmp_path, 2, {"step": 2})
+    assert resume_state.load_latest(trainer.accelerator, tmp_path) == {"step": 1}
 
 
 def hooks_of(model: torch.nn.Module) -> tuple[Callable[..., None], Callable[..., None]]:
@@ -91,7 +91,7 @@ def hooks_of(model: torch.nn.Module) -> tuple[Callable[..., None], Callable[...,
         register_save_state_pre_hook=registered.append,
         register_load_state_pre_hook=registered.append,
     )
-    checkpoint.install_hooks(accelerator)
+    resume_state.install_hooks(accelerator)
     return registered[0], registered[1]
 
 

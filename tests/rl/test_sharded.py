@@ -13,7 +13,7 @@ from two_processes import run_two
 
 from pipeline.lm.models import load_causal_lm
 from pipeline.lm.saving import merged_copy
-from pipeline.rl import checkpoint
+from pipeline.rl import resume_state
 
 TOLERANCE = 1e-4
 
@@ -143,10 +143,10 @@ def test_fewer_responses_in_a_minibatch_than_processes(learnt: Path, problem: An
 
 def test_one_process_goes_on_from_the_checkpoint_of_two(learnt: Path, problem: Any) -> None:
     trainer = with_references(problem).trainer(**NARROW)
-    checkpoint.install_hooks(trainer.accelerator)
-    problem.references.update(checkpoint.latest_references(learnt / "narrow"))
+    resume_state.install_hooks(trainer.accelerator)
+    problem.references.update(resume_state.latest_references(learnt / "narrow"))
     assert problem.references
-    checkpoint.load_latest(trainer.accelerator, learnt / "narrow")
+    resume_state.load_latest(trainer.accelerator, learnt / "narrow")
     expected = json.loads((learnt / "ppo-0.json").read_text())["narrow"]["seen"][1:]
     for ours, theirs in zip(learn(trainer, 1, ITERATIONS), expected, strict=True):
         assert ours == pytest.approx(theirs, abs=TOLERANCE, rel=TOLERANCE)

@@ -12,7 +12,7 @@ import torch
 
 from pipeline import cli
 from pipeline.core.errors import RunStopped
-from pipeline.rl import checkpoint
+from pipeline.rl import resume_state
 from pipeline.rl.nonfinite import NonFiniteError, tensor_statistics
 from pipeline.rl.trainer import PpoTrainer
 from pipeline.stages.ppo import improve_or_stop
@@ -113,9 +113,9 @@ def test_a_gradient_that_is_not_finite_names_its_parameter(problem: Any) -> None
 def test_the_stage_stops_with_a_dump_and_keeps_the_last_good_checkpoint(problem: Any, tmp_path: Path) -> None:
     where = context(tmp_path)
     trainer = problem.trainer(**SMALL)
-    checkpoint.install_hooks(trainer.accelerator)
+    resume_state.install_hooks(trainer.accelerator)
     entry, _ = improve_or_stop(trainer, 0, where)
-    checkpoint.save(trainer.accelerator, where.checkpoints, 1, {"history": [entry], "kl_coef": 0.1})
+    resume_state.save(trainer.accelerator, where.checkpoints, 1, {"history": [entry], "kl_coef": 0.1})
     kept = {path: path.read_bytes() for path in where.checkpoints.rglob("*") if path.is_file()}
     trainer.model.value_head.weight.register_hook(lambda gradient: gradient * NAN)
     with pytest.raises(RunStopped, match=r"gradient norm is nan.*nonfinite\.json\. The last good .*step-1$"):
@@ -129,7 +129,7 @@ def test_the_stage_stops_with_a_dump_and_keeps_the_last_good_checkpoint(problem:
 def test_a_policy_that_ran_away_stops_before_it_learns_more(problem: Any, tmp_path: Path) -> None:
     where = context(tmp_path)
     trainer = problem.trainer(**{**SMALL, "learning_rate": 0.05, "max_grad_norm": 100.0}, max_kl=0.01)
-    checkpoint.install_hooks(trainer.accelerator)
+    resume_state.install_hooks(trainer.accelerator)
     entry, _ = improve_or_stop(trainer, 0, where)
     assert entry["kl"] == 0
     before = weights(trainer)
@@ -137,10 +137,10 @@ def test_a_policy_that_ran_away_stops_before_it_learns_more(problem: Any, tmp_pa
     with pytest.raises(RunStopped, match=message + "No checkpoint had been written yet$"):
         improve_or_stop(trainer, 1, where)
     assert same(before, weights(trainer))
-    checkpoint.save(trainer.accelerator, where.checkpoints, 1, {"history": [entry], "kl_coef": 0.1})
+    resume_state.save(trainer.accelerator, where.checkpoints, 1, {"history": [entry], "kl_coef": 0.1})
     with pytest.raises(RunStopped, match=message + r"The last good checkpoint is .*step-1$"):
         improve_or_stop(trainer, 1, where)
-    assert checkpoint.load_latest(trainer.accelerator, where.checkpoints) == {"history": [entry], "kl_coef": 0.1}
+    assert resume_state.load_latest(trainer.accelerator, where.checkpoints) == {"history": [entry], "kl_coef": 0.1}
 
 
 def test_the_command_line_says_it_in_one_line(

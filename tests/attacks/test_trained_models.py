@@ -9,7 +9,7 @@ import pytest
 import torch
 from worlds import World, bundle, flips, make_world, trl_rows
 
-from pipeline.attacks import checkpoints
+from pipeline.attacks import trained_models
 from pipeline.attacks.suite import Outcome, run_attacks
 from pipeline.attacks.view import build_view
 from pipeline.lm.tiny import tiny_checkpoint
@@ -36,7 +36,7 @@ def fitted_reward(base: Path, run: Path, world: World, labels: np.ndarray) -> No
     tokenizer = AutoTokenizer.from_pretrained(base)
     model = build_reward_backbone(base, pad_token_id=tokenizer.pad_token_id)
     view, _ = build_view([run], world.truth())
-    renderer = checkpoints.Renderer(tokenizer, checkpoints.MOST_TOKENS, checkpoints.MOST_TOKENS)
+    renderer = trained_models.Renderer(tokenizer, trained_models.MOST_TOKENS, trained_models.MOST_TOKENS)
     rows = [
         (renderer.prompt_ids(prompt), renderer.response_ids(text))
         for prompt, *pair in zip(view.prompts, view.first, view.second, strict=True)
@@ -44,7 +44,7 @@ def fitted_reward(base: Path, run: Path, world: World, labels: np.ndarray) -> No
     ]
     features = np.zeros((len(rows), model.config.hidden_size))
     with torch.no_grad():
-        for picked, ids, mask in checkpoints._batches(rows):
+        for picked, ids, mask in trained_models._batches(rows):
             features[picked] = RewardModel(model).features(ids, mask).numpy()
     weight = np.linalg.lstsq(features[0::2] - features[1::2], labels.astype(float), rcond=None)[0]
     set_score_weight(model, torch.tensor(weight, dtype=torch.float32))
@@ -53,7 +53,7 @@ def fitted_reward(base: Path, run: Path, world: World, labels: np.ndarray) -> No
 
 
 def attacked(run: Path, world: World) -> Outcome:
-    return run_attacks([run], world.truth(), attacks=(checkpoints.checkpoints,))
+    return run_attacks([run], world.truth(), attacks=(trained_models.checkpoints,))
 
 
 def test_a_reward_model_of_true_labels_is_caught_and_one_of_private_labels_is_not(
@@ -89,7 +89,7 @@ def test_the_likelihood_is_the_mean_over_the_response_s_tokens(base: Path) -> No
 
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
     rows = [([5, 9, 12], [7, 30]), ([3], [40, 41, 42, 43]), ([8, 8], [50])]
-    found = checkpoints._log_likelihoods(model, rows)
+    found = trained_models._log_likelihoods(model, rows)
     for (prompt, response), value in zip(rows, found, strict=True):
         with torch.no_grad():
             table = torch.log_softmax(model(input_ids=torch.tensor([prompt + response])).logits[0].float(), dim=-1)
