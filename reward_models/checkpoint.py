@@ -13,10 +13,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import shutil
-import tempfile
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from pipeline.core import atomic
 from pipeline.core.world import device_type
 from pipeline.lm.kernels.attention import use_grouped_attention
 from pipeline.lm.kernels.products import speed_up_products
@@ -201,7 +198,7 @@ def save_reward_checkpoint(
     if bonus is not None:
         _check_bonus(bonus, weight, metadata)
 
-    def write(folder: Path) -> None:
+    with atomic.new_folder(target) as folder:
         model.save_pretrained(str(folder))
         if tokenizer is not None:
             tokenizer.save_pretrained(str(folder))
@@ -209,8 +206,6 @@ def save_reward_checkpoint(
             save_file(bonus_tensors(bonus), folder / BONUS_FILE)
         (folder / METADATA_FILE).write_text(json.dumps(metadata.to_json(), indent=2, allow_nan=False) + "\n")
         check_written(folder, model)
-
-    _replace_folder(target, write)
 
 
 @torch.no_grad()
@@ -234,35 +229,6 @@ def _check_bonus(bonus: Bonus, weight: Tensor, metadata: RewardMetadata) -> None
         raise ValueError("the bonus and the metadata disagree on reward_bound or kappa")
     if bonus_kind(bonus) != metadata.uncertainty:
         raise ValueError(f"the bonus is {bonus_kind(bonus)}, but the metadata say {metadata.uncertainty}")
-
-
-def _replace_folder(target: Path, write: Callable[[Path], None]) -> None:
-    """Fill a temporary sibling with `write`, sync it, and rename it to `target`; nothing is left behind on failure."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
-    try:
-        write(temporary)
-        temporary.chmod(0o755)
-        for file in [*temporary.rglob("*"), temporary]:
-            _sync(file)
-        if target.exists():
-            retired = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
-            target.rename(retired / target.name)
-            temporary.rename(target)
-            shutil.rmtree(retired)
-        else:
-            temporary.rename(target)
-        _sync(target.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read_metadata(path: str | Path) -> RewardMetadata:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import secrets
 from array import array
 from collections import Counter
@@ -20,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.atomic import write_text
+from pipeline.core.atomic import new_file, write_text
 from pipeline.core.errors import UserError
 from pipeline.data.formats import read_preferences
 from pipeline.privacy.prf import frame
@@ -114,17 +113,9 @@ def plant(
 
 
 def _write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Streams owner-only lines to a temporary name, then renames it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.writelines(lines)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    """Streams owner-only lines to a file, whole or not at all."""
+    with new_file(path, 0o600) as temporary, temporary.open("w", encoding="utf-8") as file:
+        file.writelines(lines)
 
 
 def write_truth(path: Path, labels: Mapping[bytes, tuple[int, ...]], facts: RawFacts | None = None) -> None:

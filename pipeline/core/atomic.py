@@ -12,20 +12,31 @@ from pathlib import Path
 from typing import Any
 
 
-def write_text(path: Path, text: str, mode: int = 0o644) -> None:
-    """Writes `text` (UTF-8) to `path` atomically."""
+@contextmanager
+def new_file(path: Path, mode: int = 0o644, *, beside: Path | None = None, durable: bool = True) -> Iterator[Path]:
+    """An empty temporary file that takes the name `path` when the block ends well, and vanishes when it fails.
+
+    mode: less the umask; of the temporary file too.
+    beside: the temporary file lies next to this path, where `path` is in a folder that must hold nothing else.
+    durable: its content is on the disk before it takes the name.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    temporary = (beside or path).with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode))
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
+        if durable:
+            sync(temporary)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_text(path: Path, text: str, mode: int = 0o644) -> None:
+    """Writes `text` (UTF-8) to `path` atomically."""
+    with new_file(path, mode) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
@@ -52,6 +63,7 @@ def new_folder(target: Path, keep: bool = False) -> Iterator[Path]:
             _swap(temporary, target)
         else:
             os.replace(temporary, target)
+        sync(target.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -83,15 +95,20 @@ def sync_folder(folder: Path) -> None:
     """Forces every file below `folder` to the disk, so that a rename never uncovers an empty file."""
     for path in folder.rglob("*"):
         if path.is_file():
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync(path)
+
+
+def sync(path: Path) -> None:
+    """Forces a file, or a folder's list of names, to the disk: a rename or a new file in the folder then lasts."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def sweep_temporaries(folder: Path) -> None:
-    """Removes what an interrupted `write_text` or `new_folder` left directly below `folder`.
+    """Removes what an interrupted `new_file` or `new_folder` left directly below `folder`.
 
     An old folder whose successor never took its place (a kill between the two renames) gets its name back.
     """

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pipeline.core.atomic import new_file
 from pipeline.core.errors import UserError
 from pipeline.data.chunks import Chunk, read_chunk
 from pipeline.data.layout import Layout
@@ -295,21 +296,11 @@ def write_bucket(job: ShardJob, rows: KeptRows, shard: int) -> int:
     bucket = read_bucket(rows, shard, job.bits, texts=not target.exists())
     if target.exists():
         return len(bucket.keys)
-    temporary = job.folder.parent / f".{target.name}.{os.getpid()}.tmp"
     labels: Signs = bucket.keys["label"]
     if not isinstance(job.mechanism, PublicLabels):
         labels = release_labels(job.mechanism, job.key_file.load().prf, bucket.keys)
-    try:
+    with new_file(target, beside=job.folder) as temporary:
         write_shard(temporary, job.schema, _tables(job, bucket, labels))
-        descriptor = os.open(temporary, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
     return len(bucket.keys)
 
 

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.core.atomic import sync
 from pipeline.core.errors import UserError
-from pipeline.privacy.keys import sync_entry
 from pipeline.privacy.records import CANONICALISATION, Text
 from pipeline.privacy.runs import bucket_bits
 
@@ -154,7 +154,7 @@ def publish(partial: Path, target: Path, mode: int) -> None:
     """Give a finished folder its name, durably; its files must be on the disk."""
     partial.chmod(mode)
     os.replace(partial, target)
-    sync_entry(target.parent)
+    sync(target.parent)
 
 
 def is_release(folder: Path) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
+from pipeline.core import atomic
 from pipeline.lm.rows import batches, make_rows
 from pipeline.lm.sharding import turns
 
@@ -58,9 +58,8 @@ def extract_features(
             bar.update(len(picked))
         found.append(torch.cat(features))
         if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            save_file({"features": found[-1]}, path.with_suffix(".tmp"))
-            os.replace(path.with_suffix(".tmp"), path)
+            with atomic.new_file(path) as temporary:
+                save_file({"features": found[-1]}, temporary)
     bar.close()
     result = torch.empty_like(torch.cat(found))
     order = [index for part in parts for picked in part for index in picked]

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
-from pipeline.core.atomic import write_json
+from pipeline.core.atomic import sync, write_json
 from pipeline.core.errors import UserError
 from pipeline.privacy.prf import KEY_BYTES, Prf, frame
 
@@ -82,7 +82,7 @@ class KeyState:
         make_private_folder(self.folder)
         make_private_folder(path.parent)
         write_json(path, {"name": name, "digest": digest}, mode=0o600)
-        sync_entry(path.parent)
+        sync(path.parent)
 
     def recall_input(self, name: str) -> str | None:
         """The digest stored for `name`, or None. UserError if the state file was damaged."""
@@ -134,7 +134,7 @@ def keygen(path: str | Path) -> Path:
     except BaseException:
         target.unlink(missing_ok=True)
         raise
-    sync_entry(target.parent)
+    sync(target.parent)
     return target
 
 
@@ -189,12 +189,3 @@ def make_private_folder(folder: Path) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
     if stat.S_IMODE(folder.stat().st_mode) != 0o700:
         folder.chmod(0o700)
-
-
-def sync_entry(folder: Path) -> None:
-    """Make a rename or a new file in `folder` durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.atomic import write_json
+from pipeline.core.atomic import sync, write_json
 from pipeline.core.errors import UserError
 from pipeline.privacy.events import EVENT, Generation
-from pipeline.privacy.keys import PrivacyKey, sync_entry
+from pipeline.privacy.keys import PrivacyKey
 from pipeline.privacy.labelers import TALLY, LabelerTotals
 from pipeline.privacy.owner_files import read_number
 
@@ -95,7 +95,7 @@ class LedgerFile:
         book.revision += 1
         body = self._body(book)
         write_json(self.path, {"ledger": body, "mac": self._mac(body)}, mode=0o600)
-        sync_entry(self.folder)
+        sync(self.folder)
 
     def _mac(self, body: dict[str, Any]) -> str:
         text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)

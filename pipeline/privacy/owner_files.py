@@ -6,7 +6,6 @@ import fcntl
 import hashlib
 import os
 import time
-import uuid
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from pipeline.core.atomic import new_file
 from pipeline.core.errors import UserError
 
 POLL_SECONDS = 0.02
@@ -38,15 +38,8 @@ def create_file(path: Path) -> Iterator[BinaryIO]:
 
 def replace_file(path: Path, rows: np.ndarray) -> None:
     """Writes a contiguous array's bytes to `path` (0600) by rename; not forced to the disk."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(rows.data)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with new_file(path, 0o600, durable=False) as temporary, temporary.open("wb") as file:
+        file.write(rows.data)
 
 
 def read_rows(path: Path, dtype: np.dtype[Any], start: int = 0, end: int | None = None) -> np.ndarray:

@@ -11,7 +11,6 @@ down starts again (`boot_id`).
 from __future__ import annotations
 
 import json
-import os
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pipeline.core.atomic import new_file
 from pipeline.privacy.batches import KEYS, Canonical, Keys, event_order, first_of_each
 from pipeline.privacy.records import HEADER_BYTES
 
@@ -85,15 +85,9 @@ def write_run(path: Path, rows: Canonical, **facts: Any) -> Run:
     text = json.dumps(facts).encode()
     prefix = (rows.keys["id"][:, 0] >> np.uint64(64 - PREFIX_BITS)).astype(np.uint32)
     index = np.searchsorted(prefix, np.arange((1 << PREFIX_BITS) + 1)).astype(np.uint32)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb", buffering=0) as file:
-            for part in (_HEAD.pack(_MAGIC, len(text)) + text, index, np.ascontiguousarray(rows.keys), rows.blob):
-                _write(file, part)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with new_file(path, 0o600, durable=False) as temporary, temporary.open("wb", buffering=0) as file:
+        for part in (_HEAD.pack(_MAGIC, len(text)) + text, index, np.ascontiguousarray(rows.keys), rows.blob):
+            _write(file, part)
     return Run(path, facts, _HEAD.size + len(text))
 
 

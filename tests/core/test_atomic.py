@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -189,3 +190,18 @@ def test_a_kill_between_the_two_renames_loses_nothing(tmp_path: Path) -> None:
 def test_sweeping_an_absent_folder_does_nothing(tmp_path: Path) -> None:
     atomic.sweep_temporaries(tmp_path / "none")
     assert names(tmp_path) == []
+
+
+def test_a_file_written_beside_its_folder_leaves_nothing_else_in_it(tmp_path: Path) -> None:
+    """Shards of a bundle: whatever a kill leaves must not be taken for one. The mode holds while it is written, too."""
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    with pytest.raises(Killed), atomic.new_file(bundle / "shard", beside=bundle):
+        raise Killed
+    assert names(tmp_path) == ["bundle"]
+    with atomic.new_file(bundle / "shard", 0o600, beside=bundle) as temporary:
+        assert names(bundle) == []
+        assert stat.S_IMODE(temporary.stat().st_mode) == 0o600
+        temporary.write_text("whole")
+    assert names(bundle) == ["shard"]
+    assert stat.S_IMODE((bundle / "shard").stat().st_mode) == 0o600

@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from pipeline.core.atomic import new_file
 from pipeline.validation.dptd.environments import Array, Task
 
 FOLDER = Path(__file__).parent / "behaviour"
@@ -88,8 +89,7 @@ def save(policy: Policy, folder: Path = FOLDER) -> Path:
     """Writes the policy as float32; returns the file."""
     from safetensors.numpy import save_file
 
-    folder.mkdir(parents=True, exist_ok=True)
-    path, new = path_of(policy.task, folder), path_of(policy.task, folder).with_suffix(".new")
-    save_file({name: np.ascontiguousarray(value, dtype=np.float32) for name, value in policy.weights.items()}, new)
-    new.replace(path)
+    path = path_of(policy.task, folder)
+    with new_file(path) as new:
+        save_file({name: np.ascontiguousarray(value, dtype=np.float32) for name, value in policy.weights.items()}, new)
     return path
