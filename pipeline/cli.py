@@ -17,6 +17,7 @@ from pipeline.commands import account, ledger
 from pipeline.commands.plan import plan
 from pipeline.commands.sample import sample
 from pipeline.core.errors import RunStopped, UserError
+from pipeline.core.extras import check_installed, extra_of, remedy
 from pipeline.core.threads import wait_briefly
 from pipeline.stages.table import STAGES
 
@@ -260,6 +261,7 @@ def validate(
     output: Annotated[Path, typer.Option("--output", help="Results go to OUTPUT/NAME.")] = Path("runs/validation"),
 ) -> None:
     """Check the papers' claims by exact small experiments; a refuted claim is a verdict, not a failure."""
+    check_installed("validate")
     from pipeline.validation.registry import validate as run_modules
 
     run_modules(name, quick=quick, output=output)
@@ -300,6 +302,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), 2)
     except RunStopped as error:
         return _fail(str(error), 1)
+    except ModuleNotFoundError as error:
+        if (extra := extra_of(error)) is None:
+            raise
+        return _fail(f"{error.name} is not installed: {remedy(extra)}", 2)
     except (typer.Abort, KeyboardInterrupt):
         return _fail(INTERRUPTED, 130)
     except USAGE_ERRORS as error:

@@ -20,6 +20,7 @@ import numpy as np
 from pipeline.attacks.judge import Guesses
 from pipeline.attacks.learn import bins, cell_guesses, crossed
 from pipeline.attacks.view import View, plain_text
+from pipeline.core.extras import check_installed
 from pipeline.data.render import Renderer
 
 MOST_EVENTS = 2000
@@ -70,7 +71,12 @@ def model_folders(view: View) -> list[tuple[Path, str]]:
 
 
 def model_margins(view: View, folder: Path, kind: str, events: np.ndarray) -> np.ndarray | None:
-    """(m,) float64 margin of the first response over the second; None where the checkpoint does not load."""
+    """(m,) float64 margin of the first response over the second; None where the checkpoint does not load.
+
+    Raises:
+        UserError: the extra `audit` is not installed.
+    """
+    check_installed("audit")
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib.metadata
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, IsADirectoryError):
-        raise UserError(f"recipe {path} does not exist: name one of the files in configs/ with --config") from None
+        raise UserError(f"recipe {path} does not exist: name a file or a shipped recipe with --config") from None
     except UnicodeDecodeError:
         raise UserError(f"recipe {path} is not UTF-8 text: save it as UTF-8") from None
     try:
@@ -108,8 +109,26 @@ def nearest(key: str, valid: Sequence[str]) -> str:
 
 
 def load_recipe(schema: type[T], path: Path, overrides: Sequence[str] = ()) -> T:
-    """The recipe in the YAML file `path`, with command-line `overrides` applied."""
-    return parse(schema, apply_overrides(read_yaml(path), overrides), str(path))
+    """The recipe in the YAML file `path`, or the shipped one of that name, with command-line `overrides` applied.
+
+    Raises:
+        UserError: there is no such file and none is shipped under that name; see also `parse`.
+    """
+    found = path if path.suffix or path.exists() else shipped_recipe(str(path))
+    return parse(schema, apply_overrides(read_yaml(found), overrides), str(found))
+
+
+def shipped_recipe(name: str) -> Path:
+    """The file of a recipe that comes with the program: in configs/ of a checkout, or installed beside it."""
+    folder = Path(__file__).resolve().parents[2] / "configs"
+    paths = list(folder.glob("*.yaml"))
+    if not paths:
+        files = importlib.metadata.files("private-rlhf") or []
+        paths = [Path(str(path.locate())) for path in files if path.parent.name == "configs"]
+    found = {path.stem: path for path in paths}
+    if name not in found:
+        raise UserError(f"recipe {name} does not exist: name a file, or one of {', '.join(sorted(found))}")
+    return found[name]
 
 
 def to_tree(config: Any) -> dict[str, Any]:

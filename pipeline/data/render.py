@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jinja2 import TemplateError
-
 from pipeline.core.errors import UserError
 
 TEMPLATE_DATE = "26 Jul 2024"
@@ -92,6 +90,8 @@ class Renderer:
         return self.tokenizer.decode(list(response_ids), skip_special_tokens=True).strip()
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        from jinja2 import TemplateError  # comes with what learns
+
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         if self.system_prompt is not None and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self.system_prompt}, *messages]

@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
+if TYPE_CHECKING:
+    from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
 TRUTH_RANGE = (0.0, 8.0)
 _SHORTEST, _SHORT_ENOUGH, _LONG_ENOUGH, _LONGEST = 2, 5, 10, 20  # distinct words; the corners of the brevity term
@@ -58,4 +60,6 @@ def brevity(response: str) -> float:
 
 @lru_cache(maxsize=1)
 def _analyzer() -> SentimentIntensityAnalyzer:
+    from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
+
     return SentimentIntensityAnalyzer()  # reads its lexicon from the package once, some 50 ms

@@ -26,6 +26,7 @@ class Stage:
         releases: it reads raw labels and releases them anew.
         measures: metrics.json tells what it found.
         prints: it changes no result.
+        extras: of the installation, that it needs.
     """
 
     name: ClassVar[str]
@@ -38,6 +39,7 @@ class Stage:
     releases: ClassVar[bool] = False
     measures: ClassVar[bool] = False
     prints: ClassVar[bool] = False
+    extras: ClassVar[tuple[str, ...]] = ("train",)
 
     @property
     def module_name(self) -> str:

@@ -10,6 +10,7 @@ from os import environ
 from pathlib import Path
 
 from pipeline.core.errors import UserError
+from pipeline.core.extras import check_installed
 from pipeline.core.recipe import Recipe
 from pipeline.core.recipe_aligners import ALIGNERS
 from pipeline.core.rundir import RunDir
@@ -36,6 +37,7 @@ class Privatize(Stage):
     sections = ("data", "privatize", "evaluation_labels")
     launched = False
     releases = True
+    extras = ()
 
     def inputs(self, recipe: Recipe) -> dict[str, str]:
         """A release, which is nobody's secret."""
@@ -215,6 +217,7 @@ class Count(Stage):
     said = "noisy counts of true labels, for recipes with `evaluation_labels: laplace`."
     reads = ("privatize", "evaluate")
     sections = ("data", "privatize", "evaluation_labels")
+    extras = ()
     launched = False
     measures = True
 
@@ -226,6 +229,7 @@ class Report(Stage):
     sections = ("name",)
     launched = False
     prints = True
+    extras = ("report",)
 
 
 STAGES: tuple[Stage, ...] = (
@@ -262,6 +266,9 @@ def preflight(recipe: Recipe, names: Collection[str], world: World) -> None:
     """
     check_strategy(recipe, names, environ)
     about_to_run = [stage for stage in STAGES if stage.name in names]
+    check_installed(*(extra for stage in about_to_run for extra in stage.extras))
+    if "embedded" in (recipe.data.preferences, recipe.data.prompts, recipe.data.evaluation_prompts):
+        check_installed("demo")  # r* of the built-in task
     for stage in about_to_run:
         stage.check_batches(recipe, world)
     for stage in about_to_run:
