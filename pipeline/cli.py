@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from pipeline.commands import account, ledger
+from pipeline.commands.label_filter import label_filter
 from pipeline.commands.plan import plan
 from pipeline.commands.sample import sample
 from pipeline.core.errors import RunStopped, UserError
@@ -35,6 +36,7 @@ app = typer.Typer(
 )
 app.add_typer(account.app, name="account")
 app.add_typer(ledger.app, name="ledger")
+app.command("label-filter")(label_filter)
 app.command()(plan)
 app.command()(sample)
 
@@ -165,21 +167,6 @@ def privatize(
         rows, folder, level, key_file, split=split, source=source, options=options, budget=limit, workers=workers
     )
     print(privatize_source(request))
-
-
-@app.command("label-filter")
-def label_filter(
-    epsilon: Annotated[float, typer.Option("--epsilon", help="ε of each event, > 0.")],
-    store: Annotated[Path, typer.Option("--store", help="File of the draws (0600), made on first use; keep it.")],
-    labels: Annotated[str, typer.Option("--labels", help="The two labels: -1,1 or 0,1 or A,B.")] = "-1,1",
-    id_field: Annotated[str, typer.Option("--id-field", help="Field with the event's id.")] = "id",
-    label_field: Annotated[str, typer.Option("--label-field", help="Field with the label.")] = "label",
-    keep: Annotated[str, typer.Option("--keep", help="Further fields to pass through, comma-separated.")] = "",
-) -> None:
-    """Local mode: randomise labels on their way from stdin to stdout, JSON lines, once per event."""
-    from pipeline.privacy.local import filter_stdin
-
-    raise typer.Exit(filter_stdin(epsilon, store, labels, id_field, label_field, keep))
 
 
 @app.command()

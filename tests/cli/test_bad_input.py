@@ -209,7 +209,7 @@ def test_a_broken_recipe(refused: Refused, tmp_path: Path, content: bytes, said:
 
 
 def test_a_missing_recipe(refused: Refused) -> None:
-    assert "recipe nowhere.yaml does not exist: name one of the files in configs/" in refused.run(
+    assert "recipe nowhere.yaml does not exist: name a file or a shipped recipe" in refused.run(
         config=Path("nowhere.yaml")
     )
 

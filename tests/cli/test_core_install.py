@@ -113,9 +113,8 @@ def test_a_wheel_with_the_core_alone(folder: Path) -> None:
         ("print-config", "--config", "demo"),
     ):
         subprocess.run([str(program), *arguments], check=True, cwd=folder, env=environment)
-    listed = subprocess.run(
-        [str(python), "-m", "pip", "list", "--format", "json"], check=True, capture_output=True, text=True, env=environment
-    )
+    listing = [str(python), "-m", "pip", "list", "--format", "json"]
+    listed = subprocess.run(listing, check=True, capture_output=True, env=environment)
     names = {row["name"].lower() for row in json.loads(listed.stdout)}
     assert not names & {"torch", "transformers", "matplotlib", "gymnasium"}
     packages = python.parents[1] / "lib"
