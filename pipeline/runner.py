@@ -26,7 +26,7 @@ from pipeline.core.stage import StageContext, say
 from pipeline.core.strategies import WHOLE, strategy
 from pipeline.core.world import World, barrier, join_world, peak_gpu_mb, release_memory
 from pipeline.data.overlap import check_overlap
-from pipeline.privacy.privatize import NOT_PRIVATE
+from pipeline.privacy.guarantee import NOT_PRIVATE
 from pipeline.stages.base import Stage
 from pipeline.stages.table import NAMES, STAGES, preflight, stage_of, stages_of
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from pipeline.data.release import MANIFEST, ROWS_PER_GROUP, ReleaseManifest, release_schema, shard_name, write_shard
+from pipeline.privacy.guarantee import DropCounts, guarantee, nothing_left
 from pipeline.privacy.keys import PrivacyKey
 from pipeline.privacy.mechanism import Mechanism, PublicLabels
-from pipeline.privacy.privatize import DropCounts, guarantee, nothing_left
 from pipeline.privacy.records import RawPair, Text, canonical_record, event_bytes, is_blank
 
 

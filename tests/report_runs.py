@@ -13,9 +13,9 @@ import yaml
 
 from pipeline.core.rundir import RunDir
 from pipeline.data.release import ReleaseManifest
+from pipeline.privacy.guarantee import guarantee
 from pipeline.privacy.keys import PrivacyKey, insecure_seed_key
 from pipeline.privacy.mechanism import make_mechanism
-from pipeline.privacy.privatize import guarantee
 
 MakeRun = Callable[..., RunDir]
 

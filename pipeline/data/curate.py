@@ -49,11 +49,11 @@ from pipeline.data.release import (
 from pipeline.data.sources import Part, open_source
 from pipeline.data.workers import Workers, default_workers, start_workers
 from pipeline.data.workfolder import boot_id, code_version, source_identity, work_folder
+from pipeline.privacy.guarantee import DropCounts, guarantee, nothing_left
 from pipeline.privacy.keys import PrivacyKey, load_key, make_private_folder
 from pipeline.privacy.ledger import Budget, Ledger, ReleasePlan, Reservation
 from pipeline.privacy.mechanism import Mechanism, RandomizedResponse
 from pipeline.privacy.prf import frame
-from pipeline.privacy.privatize import DropCounts, guarantee, nothing_left
 from pipeline.privacy.records import MESSAGES
 from pipeline.privacy.runs import KeptRows, Run
 

@@ -31,9 +31,9 @@ from pipeline.data.sources import Part, Row, is_hub_id, open_source, source_chun
 from pipeline.data.workers import default_workers, start_workers
 from pipeline.data.workfolder import work_folder
 from pipeline.embedded import task
+from pipeline.privacy.guarantee import DropCounts, nothing_left
 from pipeline.privacy.keys import PrivacyKey, insecure_seed_key, keygen, load_key, make_private_folder
 from pipeline.privacy.ledger import Budget
-from pipeline.privacy.privatize import DropCounts, nothing_left
 from pipeline.privacy.runs import KeptRows, id_at
 
 FIRST_ROWS = 100

@@ -13,7 +13,7 @@ from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 from pipeline.data.render import Renderer
 from pipeline.privacy.card import privacy_card, render_markdown
-from pipeline.privacy.privatize import NOT_PRIVATE
+from pipeline.privacy.guarantee import NOT_PRIVATE
 
 RENDERING = "rendering.json"
 NO_LABEL = (

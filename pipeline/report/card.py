@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.accounting.guarantee import Guarantee
 from pipeline.accounting.people import randomized_response
 from pipeline.privacy.card import ledger_rows, privacy_card
-from pipeline.privacy.privatize import NOT_PRIVATE
+from pipeline.privacy.guarantee import NOT_PRIVATE
 from pipeline.report.inputs import RunFacts
 from pipeline.report.status import PrivacyStatus
 from pipeline.report.text import epsilon_text, number, significant

@@ -24,9 +24,9 @@ from pipeline.data.curate import Bench, Bundle, Entry
 from pipeline.data.engine import gather_events
 from pipeline.data.protected import Split, bench_for, declared_source, open_intakes, split_rows
 from pipeline.data.release import refusals
+from pipeline.privacy.guarantee import guarantee
 from pipeline.privacy.ledger import Ledger
 from pipeline.privacy.mechanism import Mechanism, PublicLabels, make_mechanism
-from pipeline.privacy.privatize import guarantee
 from pipeline.privacy.runs import KeptRows
 
 

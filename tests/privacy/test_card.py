@@ -8,10 +8,10 @@ import pytest
 
 from pipeline.core.errors import UserError
 from pipeline.privacy.card import NAMED_COLUMNS, ledger_rows, privacy_card, render_markdown
+from pipeline.privacy.guarantee import guarantee
 from pipeline.privacy.keys import PrivacyKey, insecure_seed_key
 from pipeline.privacy.mechanism import PublicLabels, RandomizedResponse
 from pipeline.privacy.person import person_epsilon
-from pipeline.privacy.privatize import guarantee
 
 KEY = PrivacyKey(bytes(32))
 

@@ -7,9 +7,9 @@ import math
 import pytest
 
 from pipeline.core.errors import UserError
+from pipeline.privacy.guarantee import DropCounts, guarantee, nothing_left
 from pipeline.privacy.keys import PrivacyKey, insecure_seed_key
 from pipeline.privacy.mechanism import RandomizedResponse, make_mechanism
-from pipeline.privacy.privatize import DropCounts, guarantee, nothing_left
 
 KEY = PrivacyKey(bytes(range(32)))
 SMALL = RandomizedResponse(0.5)
