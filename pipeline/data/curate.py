@@ -55,7 +55,7 @@ from pipeline.privacy.ledger import Budget, Ledger, ReleasePlan, Reservation
 from pipeline.privacy.mechanism import Mechanism, RandomizedResponse
 from pipeline.privacy.prf import frame
 from pipeline.privacy.records import MESSAGES
-from pipeline.privacy.runs import KeptRows, Run
+from pipeline.privacy.sorted_runs import KeptRows, Run
 
 
 @dataclass(frozen=True)

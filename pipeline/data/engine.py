@@ -38,7 +38,16 @@ from pipeline.privacy.keys import PrivacyKey, load_key, make_private_folder
 from pipeline.privacy.mechanism import Mechanism, PublicLabels, RandomizedResponse
 from pipeline.privacy.prf import frame
 from pipeline.privacy.records import MESSAGES, decode_messages
-from pipeline.privacy.runs import Bucket, KeptRows, Run, bucket_bits, open_run, partitions, read_bucket, write_run
+from pipeline.privacy.sorted_runs import (
+    Bucket,
+    KeptRows,
+    Run,
+    bucket_bits,
+    open_run,
+    partitions,
+    read_bucket,
+    write_run,
+)
 
 ROWS_IN_MEMORY = 131_072  # of keys, when events are gathered
 _EVENT = np.dtype([("tag", "u1", (16,)), ("labeler", "u1", (16,)), ("label", "i1")])

@@ -34,7 +34,7 @@ from pipeline.embedded import task
 from pipeline.privacy.guarantee import DropCounts, nothing_left
 from pipeline.privacy.keys import PrivacyKey, insecure_seed_key, keygen, load_key, make_private_folder
 from pipeline.privacy.ledger import Budget
-from pipeline.privacy.runs import KeptRows, id_at
+from pipeline.privacy.sorted_runs import KeptRows, id_at
 
 FIRST_ROWS = 100
 

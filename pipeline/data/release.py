@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from pipeline.core.atomic import sync
 from pipeline.core.errors import UserError
 from pipeline.privacy.records import CANONICALISATION, Text
-from pipeline.privacy.runs import bucket_bits
+from pipeline.privacy.sorted_runs import bucket_bits
 
 SCHEMA_VERSION = 2
 ROWS_PER_SHARD = 65_536

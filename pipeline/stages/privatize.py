@@ -27,7 +27,7 @@ from pipeline.data.release import refusals
 from pipeline.privacy.guarantee import guarantee
 from pipeline.privacy.ledger import Ledger
 from pipeline.privacy.mechanism import Mechanism, PublicLabels, make_mechanism
-from pipeline.privacy.runs import KeptRows
+from pipeline.privacy.sorted_runs import KeptRows
 
 
 def run(context: StageContext) -> dict[str, Any]:

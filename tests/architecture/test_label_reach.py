@@ -16,7 +16,7 @@ LABELS = {
     "pipeline.privacy.records:RawPair",
     "pipeline.privacy.records:PreferenceRecord",
     "pipeline.privacy.records:canonical_record",
-    "pipeline.privacy.runs:read_bucket",
+    "pipeline.privacy.sorted_runs:read_bucket",
 }
 # The one door for everybody else: what comes out of it has forgotten the labels (tested below).
 GUARD = "pipeline.data.overlap:protected_pairs"
@@ -50,7 +50,7 @@ def test_the_labels_are_where_they_were(graph: Graph) -> None:
     assert reachable(graph, ["pipeline.stages.privatize:run"]) & LABELS >= {
         "pipeline.data.chunks:read_chunk",
         "pipeline.embedded.task:draw_labels",
-        "pipeline.privacy.runs:read_bucket",
+        "pipeline.privacy.sorted_runs:read_bucket",
     }
     # A long way round: through the inputs to the reader of releases.
     assert "pipeline.data.release:_parse_manifest" in reachable(graph, ["pipeline.stages.evaluate:run"])

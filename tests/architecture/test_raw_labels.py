@@ -27,11 +27,11 @@ ALLOWED = {
         "pipeline/data/engine.py",  # straight into owner-only runs
     },
     "read_bucket": {
-        "pipeline/privacy/runs.py",  # defines it
+        "pipeline/privacy/sorted_runs.py",  # defines it
         "pipeline/data/engine.py",  # straight into the randomiser
     },
     "KeptRows": {
-        "pipeline/privacy/runs.py",  # defines it: which rows of which runs
+        "pipeline/privacy/sorted_runs.py",  # defines it: which rows of which runs
         "pipeline/data/engine.py",
         "pipeline/data/curate.py",
         "pipeline/data/protected.py",  # a range of record ids for training, the others for evaluation
