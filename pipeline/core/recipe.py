@@ -156,7 +156,7 @@ class RewardConfig:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class PpoConfig:
-    """KL-regularised PPO on r̂ = r̄ − Γ (DESIGN 4.4)."""
+    """KL-regularised PPO on r̂ = r̄ − Γ."""
 
     iterations: int = Field(default=500, gt=0)
     rollouts: int = Field(default=16, gt=0)
@@ -202,7 +202,7 @@ class PpoConfig:
     temperature: float = Field(default=1.0, gt=0)
     """π is softmax(logits / temperature), in rollouts, reference completions and evaluation, drawn and measured."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Of every draw. Below 1 the sampler differs from π_θ (DESIGN 4.4): KL and J are then those of π_θ along what was
+    """Of every draw. Below 1 the sampler differs from π_θ: KL and J are then those of π_θ along what was
     drawn, and no Gibbs yardstick exists (evaluate.gibbs_candidates: 0)."""
     missing_eos_penalty: float = Field(default=0.0, ge=0)
     """Subtracted from r̂ when a response is cut at the cap."""

@@ -104,7 +104,7 @@ def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
 
 
 def _spare_token(tokenizer: PreTrainedTokenizerBase, path: str) -> str:
-    """A special token that is not end-of-turn, for padding (DESIGN 4.2)."""
+    """A special token that is not end-of-turn, for padding."""
     usual = ["<|endoftext|>", "<pad>", "<|finetune_right_pad_id|>", "<|reserved_special_token_0|>", "<unk>"]
     vocabulary = tokenizer.get_vocab()
     added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]

@@ -49,7 +49,7 @@ class Rollout:
     Outcome
         reward, bonus: (B,) float32, r̄ and Γ.
         baseline: (B,) float32, mean r̄ of π_ref's completions of the same prompt. A shift per prompt changes no
-            optimum (DESIGN 4.3), so learning subtracts it: what remains is what the response did, not the prompt.
+            optimum, so learning subtracts it: what remains is what the response did, not the prompt.
         scores: (B,) float32, r̂ = r̄ − Γ less the missing-EOS penalty, plus the weighted extra rewards.
         extra: (B, K) float32, the K extra rewards before their weights.
         extra_weights: K weights.

@@ -1,4 +1,4 @@
-"""KL-regularised PPO on accelerate (DESIGN 4.4): collect responses of π, score them, improve π; repeat.
+"""KL-regularised PPO on accelerate: collect responses of π, score them, improve π; repeat.
 
 Every process samples and scores its share of an iteration's responses; the small results are gathered, so that
 advantages, whitening and minibatches are those of the whole batch and do not depend on the number of processes.

@@ -1,4 +1,4 @@
-"""PPO against the exact answer: on an enumerable problem it reaches 95 % of J(Gibbs) − J(π_ref) (DESIGN, section 7)."""
+"""PPO against the exact answer: on an enumerable problem it reaches 95 % of J(Gibbs) − J(π_ref)."""
 
 from __future__ import annotations
 
