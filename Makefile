@@ -13,13 +13,14 @@ PYTHON ?=
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint clean
+.PHONY: help setup demo test lint docs clean
 
 help:
 	@echo "make setup   create $(VENV) and install the project with pinned versions (minutes, once)"
 	@echo "make demo    align a real model on labels privatised at epsilon 2; report in runs/demo (15 minutes or less)"
 	@echo "make test    run the test suite"
 	@echo "make lint    ruff and mypy"
+	@echo "make docs    build the documentation site, offline, in build/site"
 	@echo "make clean   remove $(VENV), build products and tool caches; runs/ and keys/ stay"
 
 setup: $(STAMP)
@@ -52,6 +53,11 @@ test: $(STAMP)
 
 lint: $(STAMP)
 	@status=0; $(BIN)/ruff check . || status=1; $(BIN)/mypy || status=1; exit $$status
+
+docs: $(STAMP)
+	@$(BIN)/python docs/generate.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q
+	@echo "build/site/index.html"
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -42,7 +42,10 @@ Versions = dict[str, str]
 def direct_dependencies() -> list[Requirement]:
     """What pyproject.toml asks for, without extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return [Requirement(line) for line in project["dependencies"]]
+    groups = {name: rows for name, rows in project["optional-dependencies"].items() if name not in ("dev", "docs")}
+    lines = [*project["dependencies"], *(row for rows in groups.values() for row in rows)]
+    found = {row.name: row for row in map(Requirement, lines)}
+    return [row for name, row in found.items() if name != project["name"]]
 
 
 def lower_bound(requirement: Requirement) -> str:

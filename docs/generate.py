@@ -1,0 +1,165 @@
+"""Writes the reference pages that follow from the code: every recipe key, every command.
+
+python docs/generate.py [--check]    --check fails where a page is not what the code says
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import typing
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import typer
+import yaml
+
+from pipeline.core import recipe, recipe_aligners, recipe_inputs, recipe_parts
+
+DOCS = Path(__file__).resolve().parent
+MODULES = (recipe, recipe_aligners, recipe_inputs, recipe_parts)
+
+
+def said_in(module: ModuleType) -> dict[str, dict[str, str]]:
+    """Class -> key -> the text below the key in the source."""
+    found: dict[str, dict[str, str]] = {}
+    for node in ast.parse(inspect.getsource(module)).body:
+        if isinstance(node, ast.ClassDef):
+            texts = found.setdefault(node.name, {})
+            for key, after in zip(node.body, node.body[1:], strict=False):
+                if isinstance(key, ast.AnnAssign) and isinstance(after, ast.Expr):
+                    texts[ast.unparse(key.target)] = inspect.cleandoc(ast.literal_eval(after.value))
+    return found
+
+
+def type_in(module: ModuleType) -> dict[str, dict[str, str]]:
+    """Class -> key -> its type as the source writes it, without what only checks it."""
+    found: dict[str, dict[str, str]] = {}
+    for node in ast.parse(inspect.getsource(module)).body:
+        if isinstance(node, ast.ClassDef):
+            keys = [each for each in node.body if isinstance(each, ast.AnnAssign)]
+            found[node.name] = {ast.unparse(key.target): plain(key.annotation) for key in keys}
+    return found
+
+
+def plain(annotation: ast.expr) -> str:
+    """`Annotated[T, …]` as T, `Literal['a', 'b']` as its values."""
+    if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Annotated":
+        assert isinstance(annotation.slice, ast.Tuple)
+        return plain(annotation.slice.elts[0])
+    if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Literal":
+        inner = annotation.slice
+        values = inner.elts if isinstance(inner, ast.Tuple) else [inner]
+        return " or ".join(str(ast.literal_eval(value)) for value in values)
+    if isinstance(annotation, ast.BinOp):
+        return f"{plain(annotation.left)} or {plain(annotation.right)}"
+    return ast.unparse(annotation).replace("None", "null")
+
+
+def shown(value: Any) -> str:
+    """A default as YAML writes it."""
+    if is_dataclass(value):
+        return "see below"
+    text = yaml.safe_dump(str(value) if isinstance(value, Path) else value, default_flow_style=True)
+    return text.split("\n...")[0].strip()
+
+
+def table(schema: Any, said: dict[str, str], types: dict[str, str]) -> list[str]:
+    """The keys of one dataclass."""
+    lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    for field in fields(schema):
+        default = field.default if field.default is not MISSING else None
+        if hasattr(default, "get_default"):  # pydantic's Field
+            default = default.get_default(call_default_factory=True)
+        elif field.default is MISSING and field.default_factory is not MISSING:
+            default = field.default_factory()
+        needed = (field.default is MISSING and field.default_factory is MISSING) or "Undefined" in repr(default)
+        cells = (f"`{field.name}`", types.get(field.name, ""), "required" if needed else f"`{shown(default)}`",
+                 said.get(field.name, ""))  # fmt: skip
+        lines.append("| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |")
+    return lines
+
+
+def recipe_page() -> str:
+    """Every section and key of a recipe."""
+    said: dict[str, dict[str, str]] = {}
+    types: dict[str, dict[str, str]] = {}
+    for module in MODULES:
+        said |= said_in(module)
+        types |= type_in(module)
+    lines = ["# Recipe keys", "", "Made by `docs/generate.py` from the typed recipe. "
+             "`private-rlhf print-config --config demo` prints a recipe with every key written out.", ""]  # fmt: skip
+    waiting: list[tuple[str, Any]] = [("", recipe.Recipe)]
+    seen = set()
+    while waiting:
+        name, schema = waiting.pop(0)
+        if schema in seen:
+            continue
+        seen.add(schema)
+        title = f"`{name}`" if name else "Top level"
+        lines += [f"## {title}", "", inspect.cleandoc(schema.__doc__ or "").split("\n\n")[0], ""]
+        lines += [*table(schema, said.get(schema.__name__, {}), types.get(schema.__name__, {})), ""]
+        hints = typing.get_type_hints(schema)
+        for field in fields(schema):
+            for part in parts_of(hints[field.name]):
+                waiting.append((f"{name}.{field.name}".lstrip("."), part))
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def parts_of(hint: Any) -> list[Any]:
+    """The dataclasses in a type."""
+    if is_dataclass(hint):
+        return [hint]
+    return [part for inner in typing.get_args(hint) for part in parts_of(inner)]
+
+
+def cli_page() -> str:
+    """Every command with its options."""
+    from pipeline.cli import app
+
+    lines = ["# Commands", "", "Made by `docs/generate.py` from the command line itself.", ""]
+    root = typer.main.get_command(app)
+
+    def add(command: Any, path: str) -> None:
+        lines.extend([f"## `{path}`", "", " ".join((command.help or "").split()), ""])
+        if hasattr(command, "commands"):
+            for name in sorted(command.commands):
+                add(command.commands[name], f"{path} {name}")
+            return
+        rows = [option for option in command.params if option.name != "help"]
+        if rows:
+            lines.extend(["| option | meaning |", "|---|---|"])
+        for option in rows:
+            names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
+            required = " (required)" if option.required else ""
+            text = " ".join((getattr(option, "help", None) or "").split()).replace("|", "\\|")
+            lines.append(f"| {names}{required} | {text} |")
+        lines.append("")
+
+    add(root, "private-rlhf")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+PAGES = {"recipe.md": recipe_page, "cli.md": cli_page}
+
+
+def main(check: bool) -> int:
+    """Writes or checks the pages; how many are not what the code says."""
+    stale = [name for name, page in PAGES.items() if not _same(DOCS / "reference" / name, page())]
+    for name in stale:
+        if check:
+            print(f"docs/reference/{name} is not what the code says: run python docs/generate.py", file=sys.stderr)
+        else:
+            (DOCS / "reference" / name).write_text(PAGES[name](), encoding="utf-8")
+    return len(stale) if check else 0
+
+
+def _same(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_text(encoding="utf-8") == text
+
+
+if __name__ == "__main__":
+    sys.exit(main("--check" in sys.argv))

@@ -1,0 +1,114 @@
+"""README and docs/: short, not stale, without dead links, and with commands that exist."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from pipeline.cli import app
+from pipeline.core.config import load_recipe
+from pipeline.core.recipe import Recipe
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+WRITTEN = [page for page in PAGES if page.name != "cli.md"]
+
+
+def commands(page: Path) -> list[str]:
+    """The lines of the page's shell blocks, without comments."""
+    blocks = re.findall(r"^ *```bash\n(.*?)^ *```", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    lines = [re.sub(r"(^|\s)#.*", "", line).strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line]
+
+
+def check_program(arguments: list[str]) -> None:
+    """`private-rlhf` takes these arguments, and recipes have the keys that they override."""
+    command: Any = typer.main.get_command(app)
+    rest = arguments[: arguments.index("<")] if "<" in arguments else arguments
+    while hasattr(command, "commands"):
+        command, rest = command.commands[rest[0]], rest[1:]
+    with command.make_context("private-rlhf", list(rest)) as context:
+        overrides = context.params.get("overrides") or []
+    if overrides:
+        load_recipe(Recipe, ROOT / "configs" / "demo.yaml", overrides)
+
+
+def check_command(line: str) -> None:
+    words = shlex.split(line)
+    while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+        words = words[1:]
+    name = words[0].removeprefix(".venv/bin/")
+    if name == "private-rlhf":
+        check_program(words[1:])
+    elif name == "make":
+        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    elif name == "accelerate":
+        assert (ROOT / words[words.index("--config_file") + 1]).is_file()
+        assert importlib.util.find_spec(words[words.index("-m") + 1])
+    elif name == "python":
+        assert words[1] == "-m" or (ROOT / words[1]).is_file()
+    elif name != "cp":
+        assert (ROOT / name).is_file()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_commands_of_a_page_exist(page: Path) -> None:
+    for line in commands(page):
+        try:
+            check_command(line)
+        except Exception as error:
+            raise AssertionError(f"{line}: {error}") from error
+
+
+def test_commands_are_found_and_judged() -> None:
+    assert sum(len(commands(page)) for page in PAGES) > 20
+    run = ".venv/bin/private-rlhf run"
+    for wrong in (f"{run} --confg x", f"{run} --config x ppo.kl_cof=1", "make demoo", ".venv/bin/python tests/none.py"):
+        with pytest.raises(Exception):  # noqa: B017
+            check_command(wrong)
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_named_files_and_links_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    links = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if "://" not in link]
+    assert not [link for link in links if not (page.parent / link).exists()]
+    files = re.findall(r"[` ]((?:tests|pipeline|reward_models|launch|configs)/[\w/]+\.(?:py|sh|md|yaml|sbatch))", text)
+    assert not [name for name in files if name != "configs/mine.yaml" and not (ROOT / name).exists()]
+    modules = re.findall(r"`((?:pipeline|reward_models)(?:\.\w+)+)`", text)
+    for module in modules:
+        parts = module.split(".")
+        assert any((ROOT / "/".join(parts[:end])).with_suffix(".py").is_file() for end in range(1, len(parts) + 1)) or (
+            ROOT / "/".join(parts)
+        ).is_dir(), module
+
+
+def test_the_readme_takes_two_minutes() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+
+
+def test_reference_pages_are_what_the_code_says() -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "docs/generate.py", "--check"], cwd=ROOT, env=environment,
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_site_builds_strictly(tmp_path: Path) -> None:
+    """And asks no other machine for fonts or scripts."""
+    pytest.importorskip("material")
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run([sys.executable, "-m", "mkdocs", "build", "-q", "-d", str(tmp_path / "site")], cwd=ROOT,
+                          env=environment, capture_output=True, text=True, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    assert not re.findall(r'(?:src|href)="https?://[^"]*\.(?:css|js|woff2?)', page)
