@@ -32,7 +32,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("lowest", "newest", "wheels")
 PYTHONS = ("3.12", "3.13", "3.14")
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "pipeline", "reward_models")
+SOURCES = ("pyproject.toml", "README.md", "LICENSE", "configs", "pipeline", "reward_models")
 TEST_TOOLS = ("pytest", "pytest-xdist", "hypothesis")
 TIMEOUT = 1800  # seconds; a guard against a hang
 
@@ -40,7 +40,7 @@ Versions = dict[str, str]
 
 
 def direct_dependencies() -> list[Requirement]:
-    """What pyproject.toml asks for, without extras."""
+    """What pyproject.toml asks for, with the extras of users."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     groups = {name: rows for name, rows in project["optional-dependencies"].items() if name not in ("dev", "docs")}
     lines = [*project["dependencies"], *(row for rows in groups.values() for row in rows)]
@@ -113,7 +113,7 @@ def install(folder: Path, pins: list[str], extra: list[str]) -> tuple[Path, subp
     python = folder / "environment" / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
     constraints = folder / "pins.txt"
     constraints.write_text("\n".join(pins) + "\n", encoding="utf-8")
-    command = [str(python), "-m", "pip", "install", "-q", "-c", str(constraints), str(copy), *extra]
+    command = [str(python), "-m", "pip", "install", "-q", "-c", str(constraints), f"{copy}[all]", *extra]
     return python, run(command, folder, python)
 
 
