@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import train_behaviour
 
-from pipeline.validation.dptd import environments, policies, train_behaviour
+from pipeline.validation.dptd import environments, policies
 from pipeline.validation.dptd.environments import TASKS
 from pipeline.validation.dptd.trajectories import GAMMA, collect
 

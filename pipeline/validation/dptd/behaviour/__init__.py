@@ -1,2 +1,2 @@
-"""Behaviour policies whose value functions are estimated, as safetensors, with their scores; `train_behaviour` made
+"""Behaviour policies whose value functions are estimated, as safetensors, with their scores; `tests/benchmarks/train_behaviour.py` made
 them."""

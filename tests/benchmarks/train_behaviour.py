@@ -1,4 +1,4 @@
-"""Trains the behaviour policies: `python -m pipeline.validation.dptd.train_behaviour [TASK …] [--output FOLDER]`.
+"""Trains the behaviour policies: `python tests/benchmarks/train_behaviour.py [TASK …] [--output FOLDER]`.
 
 Sarsa(λ) for Cart Pole and Acrobot, a double DQN for Pong from RAM; minutes on one core. Writes TASK.safetensors and
 scores.json (mean return of 20 new episodes). Public data of a simulator: no privacy is claimed for the policies.
