@@ -1,2 +1,4 @@
-"""Behaviour policies whose value functions are estimated, as safetensors, with their scores; `tests/benchmarks/train_behaviour.py` made
-them."""
+"""Behaviour policies whose value functions are estimated, as safetensors, with their scores.
+
+`tests/benchmarks/train_behaviour.py` made them.
+"""
