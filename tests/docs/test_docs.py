@@ -23,6 +23,27 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WRITTEN = [page for page in PAGES if page.name != "cli.md"]
 
 
+RUN_BY = {
+    "private-rlhf keygen": ("tests/cli/test_commands.py", '"keygen"'),
+    "private-rlhf privatize": ("tests/cli/test_commands.py", '"privatize"'),
+    "private-rlhf run": ("tests/pipeline_runs.py", '"run"'),
+    "private-rlhf ledger": ("tests/cli/test_ledger_commands.py", '"ledger"'),
+    "private-rlhf attack": ("tests/attacks/test_command.py", '"attack"'),
+    "private-rlhf label-filter": ("tests/cli/test_label_filter.py", "label-filter"),
+    "private-rlhf account": ("tests/accounting/test_account_command.py", "randomized-response"),
+    "private-rlhf stages": ("tests/launch/test_scripts.py", '"stages"'),
+    "private-rlhf plan": ("tests/cli/test_plan.py", '"plan"'),
+    "private-rlhf sample": ("tests/cli/test_commands.py", '"sample"'),
+    "launch/run_pipeline.sh": ("tests/launch/test_scripts.py", "run_pipeline.sh"),
+    "accelerate launch": ("tests/launch/test_accelerate_files.py", '"ddp"'),  # as far as accelerate goes without a GPU
+    "python -m": ("tests/cli/test_core_install.py", '"wheel"'),
+}
+"""First words of a command -> the file of tests that runs it, and what must stand there."""
+
+BY_HAND = {"make demo", "make test", "cp configs/hh_rlhf_smollm2.yaml configs/mine.yaml"}
+"""No test runs these: the demo takes minutes, the suite is itself, and the copy is edited next."""
+
+
 def commands(page: Path) -> list[str]:
     """The lines of the page's shell blocks, without comments."""
     blocks = re.findall(r"^ *```bash\n(.*?)^ *```", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
@@ -69,6 +90,26 @@ def test_the_commands_of_a_page_exist(page: Path) -> None:
             raise AssertionError(f"{line}: {error}") from error
 
 
+def test_every_command_is_run_by_a_test() -> None:
+    shown = {line for page in PAGES for line in commands(page)}
+    stripped = {re.sub(r"^([A-Z_]+=\S+ )*(\.venv/bin/)?", "", line) for line in shown}
+    assert not [line for line in stripped - BY_HAND if not line.startswith(tuple(f"{first} " for first in RUN_BY))]
+    for path, text in RUN_BY.values():
+        assert text in (ROOT / path).read_text(encoding="utf-8"), (path, text)
+
+
+def test_worked_examples_are_short_and_fit_the_code() -> None:
+    """The page says where the code is touched; an example that no longer applies is tried and written anew."""
+    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    examples = re.findall(r"^```diff\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+    assert len(examples) == 3
+    for example in examples:
+        assert len(example.splitlines()) < 60
+        done = subprocess.run(["git", "apply", "--check", "-"], cwd=ROOT, input=example, capture_output=True,
+                              text=True, check=False)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+
+
 def test_commands_are_found_and_judged() -> None:
     assert sum(len(commands(page)) for page in PAGES) > 20
     run = ".venv/bin/private-rlhf run"
@@ -110,5 +151,6 @@ def test_the_site_builds_strictly(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "mkdocs", "build", "-q", "-d", str(tmp_path / "site")], cwd=ROOT,
                           env=environment, capture_output=True, text=True, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    page = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
-    assert not re.findall(r'(?:src|href)="https?://[^"]*\.(?:css|js|woff2?)', page)
+    for page in (tmp_path / "site").rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert not re.findall(r'src="(?:https?:)?//|<link[^>]*href="(?:https?:)?//', text), page
