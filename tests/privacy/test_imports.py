@@ -12,7 +12,7 @@ import pipeline.privacy
 MODULES = (
     *(
         f"pipeline.privacy.{name}"
-        for name in ("card", "events", "keys", "ledger", "mechanism", "person", "prf", "privatize", "records")
+        for name in ("card", "events", "keys", "ledger", "mechanism", "person", "prf", "guarantee", "records")
     ),
     *(f"pipeline.data.{name}" for name in ("formats", "release", "sources")),
 )
