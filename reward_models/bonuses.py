@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pipeline.core.noise import LabelNoise
 from reward_models.basis import FeatureBasis, IdentityBasis, identity_basis
 from reward_models.dropout import DropoutBonus
 from reward_models.elliptical import EllipticalBonus, EllipticalConstants
@@ -31,7 +32,7 @@ def bonus_tensors(bonus: Bonus) -> dict[str, Tensor]:
         tensors["information"] = bonus.information
     elif isinstance(bonus, EllipticalBonus):
         constants = {name: getattr(bonus.constants, name) for name in _CONSTANTS}
-        numbers = {"epsilon": bonus.epsilon, "num_pairs": bonus.num_pairs, **constants}
+        numbers = {"epsilon": bonus.noise.epsilon, "num_pairs": bonus.num_pairs, **constants}
         tensors |= {"covariance": bonus.covariance} | _scalars(numbers)
     elif isinstance(bonus, EnsembleBonus):
         tensors["heads"] = bonus.heads
@@ -40,8 +41,13 @@ def bonus_tensors(bonus: Bonus) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
-def bonus_from_tensors(kind: str, tensors: dict[str, Tensor], reward_bound: float | None, kappa: float) -> Bonus:
-    """The inverse of `bonus_tensors`. KeyError for a missing tensor, ValueError for statistics that cannot be used."""
+def bonus_from_tensors(
+    kind: str, tensors: dict[str, Tensor], reward_bound: float | None, kappa: float, noise: LabelNoise
+) -> Bonus:
+    """The inverse of `bonus_tensors`; `noise` of the labels, as the metadata states it.
+
+    KeyError for a missing tensor, ValueError for statistics that cannot be used.
+    """
     weight = tensors["weight"]
     if kind == "ensemble":
         return EnsembleBonus(weight, tensors["heads"], reward_bound, kappa)
@@ -53,8 +59,8 @@ def bonus_from_tensors(kind: str, tensors: dict[str, Tensor], reward_bound: floa
     if kind != "elliptical":
         raise ValueError(f"unknown kind of bonus {kind!r}; choose one of {', '.join(BONUS_KINDS)}")
     constants = EllipticalConstants(**{name: float(tensors[name]) for name in _CONSTANTS if name in tensors})
-    epsilon, pairs = float(tensors["epsilon"]), int(tensors["num_pairs"])
-    return EllipticalBonus(weight, basis, tensors["covariance"], reward_bound, epsilon, pairs, constants, kappa)
+    pairs = int(tensors["num_pairs"])
+    return EllipticalBonus(weight, basis, tensors["covariance"], reward_bound, noise, pairs, constants, kappa)
 
 
 def _scalars(values: dict[str, float | int | None]) -> dict[str, Tensor]:

@@ -24,6 +24,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pipeline.core import atomic
+from pipeline.core.noise import LabelNoise
 from pipeline.core.world import device_type
 from pipeline.lm.kernels.attention import use_grouped_attention
 from pipeline.lm.kernels.products import speed_up_products
@@ -32,7 +33,7 @@ from reward_models.bonuses import BONUS_KINDS, Bonus, bonus_from_tensors, bonus_
 from reward_models.bound import check_reward_bound
 from reward_models.classifiers import load_classifier
 from reward_models.dropout import DropoutBonus, DropoutRewardModel
-from reward_models.losses import check_epsilon, get_loss, keep_prob
+from reward_models.losses import get_loss
 from reward_models.model import (
     RewardModel,
     TokenBatch,
@@ -62,15 +63,15 @@ class SavesPretrained(Protocol):
 class RewardMetadata:
     """What a reward checkpoint must say about itself.
 
-    `epsilon` in (0, ∞] of the labels it was fitted to (∞ is written as null); `loss` a name of `losses`; `reward_bound`
-    B or None; `ridge` λ of the fit or None; `n_pairs` in the fit; `kappa` of the bonus or None; `mode` head, lora, full
-    or external (fitted elsewhere, labels declared public: `loss` and `n_pairs` are then None, for they are not known);
-    `num_layers` of the backbone; `base_model` its name (not a local path); `public` whether the labels were declared
-    public; `uncertainty` the kind of bonus; `data` any further JSON facts (release id, recipe, …). ValueError
-    names the field that is out of range.
+    `noise` of the labels it was fitted to (written as `epsilon` and `keep_prob`); `loss` a name of `losses`;
+    `reward_bound` B or None; `ridge` λ of the fit or None; `n_pairs` in the fit; `kappa` of the bonus or None; `mode`
+    head, lora, full or external (fitted elsewhere, labels declared public: `loss` and `n_pairs` are then None, for they
+    are not known); `num_layers` of the backbone; `base_model` its name (not a local path); `public` whether the labels
+    were declared public; `uncertainty` the kind of bonus; `data` any further JSON facts (release id, recipe, …).
+    ValueError names the field that is out of range.
     """
 
-    epsilon: float
+    noise: LabelNoise
     loss: str | None
     reward_bound: float | None
     ridge: float | None
@@ -84,11 +85,11 @@ class RewardMetadata:
     data: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        check_epsilon(self.epsilon, allow_zero=False)
+        LabelNoise.of(self.noise, allow_zero=False)
         if self.mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, not {self.mode!r}")
         known = self.mode != "external"
-        if not known and (self.loss is not None or self.n_pairs is not None or not math.isinf(self.epsilon)):
+        if not known and (self.loss is not None or self.n_pairs is not None or not self.noise.public):
             raise ValueError("of an external model neither loss, n_pairs nor epsilon is known: they must be null")
         if known:
             get_loss(str(self.loss))
@@ -105,19 +106,15 @@ class RewardMetadata:
             raise ValueError(f"uncertainty must be one of {', '.join(BONUS_KINDS)}, not {self.uncertainty!r}")
         if not isinstance(self.public, bool):
             raise ValueError(f"public must be true or false, not {self.public!r}")
-        if math.isinf(self.epsilon) and not self.public:
+        if self.noise.public and not self.public:
             raise ValueError("epsilon is infinite but public is false: labels that were not randomised must be public")
-
-    @property
-    def keep_prob(self) -> float:
-        """α of the labels."""
-        return keep_prob(self.epsilon)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON (no infinities), with the format version and α."""
-        record = asdict(self)
-        record["epsilon"] = None if math.isinf(self.epsilon) else self.epsilon
-        return {"format_version": FORMAT_VERSION, "keep_prob": self.keep_prob, **record}
+        noise = self.noise.as_json()
+        stated = {name: noise[name] for name in ("keep_prob", "epsilon")}
+        record = {name: value for name, value in asdict(self).items() if name != "noise"}
+        return {"format_version": FORMAT_VERSION, **stated, **record}
 
     @classmethod
     def from_json(cls, record: object) -> RewardMetadata:
@@ -126,21 +123,14 @@ class RewardMetadata:
             raise ValueError("it is not a JSON object")
         if record.get("format_version") != FORMAT_VERSION:
             raise ValueError(f"format_version is {record.get('format_version')!r}, this package reads {FORMAT_VERSION}")
-        names = {field.name for field in fields(cls)}
-        given = set(record) - {"format_version", "keep_prob"}
-        if missing := sorted((names - {"data", "uncertainty"} | {"keep_prob"}) - set(record)):
+        names = {field.name for field in fields(cls)} - {"noise"}
+        given = set(record) - {"format_version", "keep_prob", "epsilon"}
+        if missing := sorted((names - {"data", "uncertainty"} | {"keep_prob", "epsilon"}) - set(record)):
             raise ValueError(f"missing {', '.join(missing)}")
         if unknown := sorted(given - names):
             raise ValueError(f"unknown {', '.join(unknown)}")
         values = {name: record[name] for name in given}
-        epsilon = values["epsilon"]
-        if epsilon is not None and not _is_number(epsilon):
-            raise ValueError(f"epsilon must be a number or null, not {epsilon!r}")
-        values["epsilon"] = math.inf if epsilon is None else float(epsilon)
-        metadata = cls(**values)
-        if not _is_number(record["keep_prob"]) or abs(record["keep_prob"] - metadata.keep_prob) > 1e-9:
-            raise ValueError(f"keep_prob {record['keep_prob']!r} does not belong to epsilon {epsilon!r}")
-        return metadata
+        return cls(noise=LabelNoise.from_json(record), **values)
 
 
 def _is_number(value: object) -> bool:
@@ -300,6 +290,8 @@ def _load_bonus(folder: Path, metadata: RewardMetadata | None) -> Bonus | None:
             f"{folder / METADATA_FILE} has no kappa although {BONUS_FILE} exists; write the checkpoint again"
         )
     try:
-        return bonus_from_tensors(metadata.uncertainty, load_file(file), metadata.reward_bound, metadata.kappa)
+        return bonus_from_tensors(
+            metadata.uncertainty, load_file(file), metadata.reward_bound, metadata.kappa, metadata.noise
+        )
     except (SafetensorError, KeyError, ValueError) as error:
         raise ValueError(f"{file} is not valid ({error}); write the checkpoint again") from None

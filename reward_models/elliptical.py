@@ -23,10 +23,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pipeline.core.noise import LabelNoise, Noise
 from reward_models.basis import FeatureBasis
 from reward_models.bound import check_reward_bound
 from reward_models.gram import BLOCK, StreamedGram, definite_factor
-from reward_models.losses import check_epsilon, privacy_factor
 from reward_models.uncertainty import LinearisedBonus, PairGradients, check_kappa, check_references
 
 
@@ -51,12 +51,12 @@ class EllipticalConstants:
         if self.log_covering is not None and not 0.0 <= self.log_covering < math.inf:
             raise ValueError(f"log_covering must be a finite number of at least 0, not {self.log_covering!r}")
 
-    def width(self, epsilon: float, reward_bound: float, num_pairs: int, num_components: int) -> float:
+    def width(self, noise: LabelNoise, reward_bound: float, num_pairs: int, num_components: int) -> float:
         """√c e^{B/2}/(2α−1) √(log(N/δ)/n + τ): Γ at κ = 1 where φ̃ᵀΣ⁻¹φ̃ = 1, in the unit of the reward."""
         tau = 1.0 / num_pairs if self.tau is None else self.tau
         covering = num_components * math.log(1.0 / tau) if self.log_covering is None else self.log_covering
         rate = (covering - math.log(self.delta)) / num_pairs + tau
-        return math.sqrt(self.c * rate) * math.exp(reward_bound / 2.0) / privacy_factor(epsilon)
+        return math.sqrt(self.c * rate) * math.exp(reward_bound / 2.0) / noise.factor
 
 
 class EllipticalAccumulator:
@@ -66,7 +66,7 @@ class EllipticalAccumulator:
         self,
         weight: Tensor,
         *,
-        epsilon: float,
+        noise: Noise,
         ridge: float,
         reward_bound: float | None,
         basis: FeatureBasis | None = None,
@@ -75,7 +75,7 @@ class EllipticalAccumulator:
         if not 0.0 <= ridge < float("inf"):
             raise ValueError(f"ridge must be a finite number of at least 0, not {ridge!r}")
         self.pairs = PairGradients(weight, reward_bound, basis)
-        self.epsilon = check_epsilon(epsilon, allow_zero=False)
+        self.noise = LabelNoise.of(noise, allow_zero=False)
         self.ridge = float(ridge)
         self.gram = StreamedGram(self.pairs.basis.num_components, weight.device, product_dtype)
 
@@ -115,7 +115,7 @@ class EllipticalAccumulator:
             basis=self.pairs.basis,
             covariance=covariance,
             reward_bound=self.pairs.reward_bound,
-            epsilon=self.epsilon,
+            noise=self.noise,
             num_pairs=pairs,
             constants=constants or EllipticalConstants(),
             kappa=kappa,
@@ -140,7 +140,7 @@ class EllipticalBonus(LinearisedBonus):
     basis: FeatureBasis
     covariance: Tensor
     reward_bound: float | None
-    epsilon: float
+    noise: LabelNoise
     num_pairs: int
     constants: EllipticalConstants
     kappa: float = 1.0
@@ -150,7 +150,7 @@ class EllipticalBonus(LinearisedBonus):
         bound = check_reward_bound(self.reward_bound)
         if bound is None:
             raise ValueError("the elliptical bonus needs a reward_bound: its constant is e^(B/2)")
-        width = self.constants.width(self.epsilon, bound, self.num_pairs, self.basis.num_components)
+        width = self.constants.width(self.noise, bound, self.num_pairs, self.basis.num_components)
         object.__setattr__(self, "width", width)
         object.__setattr__(self, "_factor", definite_factor(self.covariance, "covariance"))
 

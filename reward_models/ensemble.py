@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pipeline.core.noise import LabelNoise, Noise
 from reward_models.basis import FeatureArray, FeatureBasis, as_double, count_pairs, identity_basis
 from reward_models.bound import bounded_reward, check_reward_bound
 from reward_models.linear import PairProblem, check_labels, minimise
-from reward_models.losses import check_epsilon, get_loss
+from reward_models.losses import get_loss
 from reward_models.spread import ALONE, Spread
 from reward_models.uncertainty import RewardScore, check_kappa, check_references
 
@@ -71,7 +72,7 @@ def fit_ensemble(
     phi_a: FeatureArray,
     phi_b: FeatureArray,
     private_label: FeatureArray,
-    epsilon: float,
+    noise: Noise,
     *,
     weight: Tensor,
     ridge: float,
@@ -93,7 +94,7 @@ def fit_ensemble(
     and says by `numbers` (m,) which of all pairs 0, 1, … they are. ValueError for fewer than two heads or a ridge of 0,
     which stands for no prior.
     """
-    epsilon = check_epsilon(epsilon, allow_zero=False)
+    noise = LabelNoise.of(noise, allow_zero=False)
     if num_heads < 2:
         raise ValueError(f"num_heads must be at least 2, not {num_heads}: one head has no spread")
     if not 0.0 < ridge < float("inf"):
@@ -111,7 +112,7 @@ def fit_ensemble(
         drawn = torch.randint(count, (count,), generator=generator).bincount(minlength=count)
         rows = torch.arange(len(label)).repeat_interleave(drawn if numbers is None else drawn[numbers])
         anchor = torch.randn(len(origin), dtype=torch.float64, generator=generator) / ridge**0.5
-        problem = PairProblem(x_a[rows], x_b[rows], label[rows], epsilon, bound, chosen, spread)
+        problem = PairProblem(x_a[rows], x_b[rows], label[rows], noise, bound, chosen, spread)
         theta, _ = minimise(problem, ridge, origin, anchor=anchor, tolerance=tolerance)
         heads.append(basis.weight(theta))
     return EnsembleBonus(weight.detach().to(device="cpu", dtype=torch.float64), torch.stack(heads), bound, kappa)

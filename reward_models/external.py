@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from safetensors import SafetensorError
 
 from pipeline.core import atomic
 from pipeline.core.errors import UserError
+from pipeline.core.noise import PUBLIC
 from pipeline.core.recipe import Recipe
 from pipeline.core.recipe_parts import ExternalRewardSettings
 from pipeline.lm.models import load_tokenizer
@@ -120,7 +120,7 @@ def described(checkpoint: RewardCheckpoint, name: str, kappa: float) -> RewardMe
         data = {**(checkpoint.metadata.data or {}), "external": name}
         return replace(checkpoint.metadata, kappa=kappa if checkpoint.bonus is not None else None, data=data)
     return RewardMetadata(
-        epsilon=math.inf,
+        noise=PUBLIC,
         loss=None,
         reward_bound=None,
         ridge=None,

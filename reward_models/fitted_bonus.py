@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from pipeline.core.errors import UserError
+from pipeline.core.noise import LabelNoise
 from pipeline.core.recipe import Recipe, RewardConfig
 from reward_models.bonuses import Bonus
 from reward_models.dropout import DropoutBonus, check_dropout
@@ -30,7 +31,7 @@ def check_uncertainty(backbone: torch.nn.Module, settings: RewardConfig) -> None
             raise UserError(f"reward.uncertainty.kind mc_dropout: {error}") from None
 
 
-def head_bonus(fit: LinearFit, features: PairFeatures, epsilon: float, recipe: Recipe) -> Bonus:
+def head_bonus(fit: LinearFit, features: PairFeatures, noise: LabelNoise, recipe: Recipe) -> Bonus:
     """Γ of the linear fit to the pairs, in the fit's own basis and with its own ridge.
 
     Raises:
@@ -39,10 +40,10 @@ def head_bonus(fit: LinearFit, features: PairFeatures, epsilon: float, recipe: R
     settings = recipe.reward
     if settings.uncertainty.kind == "fisher":
         return _checked(lambda: FisherBonus.from_fit(fit, settings.kappa))
-    return _checked(lambda: _other(fit, features, epsilon, recipe))
+    return _checked(lambda: _other(fit, features, noise, recipe))
 
 
-def _other(fit: LinearFit, features: PairFeatures, epsilon: float, recipe: Recipe) -> Bonus:
+def _other(fit: LinearFit, features: PairFeatures, noise: LabelNoise, recipe: Recipe) -> Bonus:
     """A bonus of another kind than `fisher`."""
     settings, own = recipe.reward, recipe.reward.uncertainty
     if own.kind == "mc_dropout":
@@ -52,7 +53,7 @@ def _other(fit: LinearFit, features: PairFeatures, epsilon: float, recipe: Recip
             features.chosen,
             features.rejected,
             torch.ones(len(features)),
-            epsilon,
+            noise,
             weight=fit.weight,
             ridge=fit.ridge,
             basis=fit.basis,
@@ -66,7 +67,7 @@ def _other(fit: LinearFit, features: PairFeatures, epsilon: float, recipe: Recip
             spread=features.spread,
         )
     ellipse = EllipticalAccumulator(
-        fit.weight, epsilon=epsilon, ridge=fit.ridge, reward_bound=settings.reward_bound, basis=fit.basis
+        fit.weight, noise=noise, ridge=fit.ridge, reward_bound=settings.reward_bound, basis=fit.basis
     )
     ellipse.update(features.chosen, features.rejected)
     ellipse.all_reduce(features.spread.sum)

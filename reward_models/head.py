@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from pipeline.core.errors import UserError
+from pipeline.core.noise import LabelNoise
 from pipeline.core.recipe import Recipe, RewardConfig
 from reward_models.basis import pair_basis
 from reward_models.linear import LinearFit, fit_linear
@@ -59,7 +60,7 @@ class PairFeatures:
 
 
 def fit_head(
-    features: PairFeatures, prompts: Sequence[Any], epsilon: float, recipe: Recipe
+    features: PairFeatures, prompts: Sequence[Any], noise: LabelNoise, recipe: Recipe
 ) -> tuple[LinearFit, RidgeSelection]:
     """The private MLE on frozen features; reward.ridge, unless given, is chosen by cross-validation over prompts.
 
@@ -71,11 +72,11 @@ def fit_head(
     if count < 2:
         raise UserError("all pairs have one prompt, and folds are by prompt: give preferences on several prompts")
     folds = torch.from_numpy(assign_folds(len(groups), min(5, count), groups, recipe.seed))
-    return _fit(features, features, features.own(folds), recipe.reward.ridge, epsilon, recipe.reward)
+    return _fit(features, features, features.own(folds), recipe.reward.ridge, noise, recipe.reward)
 
 
 def refit_head(
-    features: PairFeatures, held_out: PairFeatures, epsilon: float, recipe: Recipe
+    features: PairFeatures, held_out: PairFeatures, noise: LabelNoise, recipe: Recipe
 ) -> tuple[LinearFit, RidgeSelection]:
     """The private MLE on `features` that were trained on the same pairs; reward.refit_ridge, unless given, is chosen by
     the private log-likelihood of `held_out` pairs.
@@ -84,7 +85,7 @@ def refit_head(
     both = PairFeatures(chosen, rejected, spread=features.spread)
     folds = torch.full((len(both),), ALWAYS_LEARNT)
     folds[len(features) :] = 0
-    return _fit(features, both, folds, recipe.reward.refit_ridge, epsilon, recipe.reward)
+    return _fit(features, both, folds, recipe.reward.refit_ridge, noise, recipe.reward)
 
 
 def _sides(features: PairFeatures) -> tuple[torch.Tensor, torch.Tensor]:
@@ -96,7 +97,7 @@ def _fit(
     judged: PairFeatures,
     folds: torch.Tensor,
     ridge: float | None,
-    epsilon: float,
+    noise: LabelNoise,
     settings: RewardConfig,
 ) -> tuple[LinearFit, RidgeSelection]:
     """The ridge by the `folds` (m,) of the pairs `judged`, then the fit to `features`."""
@@ -110,6 +111,6 @@ def _fit(
     }
     ridges = None if ridge is None else [ridge]
     # The label is +1 throughout: `chosen` is what z prefers.
-    selection = select_ridge(*_sides(judged), torch.ones(len(judged)), epsilon, ridges=ridges, folds=folds, **shared)
+    selection = select_ridge(*_sides(judged), torch.ones(len(judged)), noise, ridges=ridges, folds=folds, **shared)
     ones = torch.ones(len(features))
-    return fit_linear(*_sides(features), ones, epsilon, ridge=selection.ridge, **shared), selection
+    return fit_linear(*_sides(features), ones, noise, ridge=selection.ridge, **shared), selection

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pipeline.core.noise import LabelNoise, Noise
 from reward_models.basis import FeatureArray, FeatureBasis, as_double, count_pairs, identity_basis
 from reward_models.bound import bound_slope, bounded_reward, check_reward_bound
-from reward_models.losses import PreferenceLoss, check_epsilon, fisher_weight, get_loss
+from reward_models.losses import PreferenceLoss, fisher_weight, get_loss
 from reward_models.spread import ALONE, Spread
 
 _ARMIJO = 1e-4
@@ -49,7 +50,7 @@ class LinearFit:
     theta: Tensor
     basis: FeatureBasis
     information: Tensor
-    epsilon: float
+    noise: LabelNoise
     ridge: float
     reward_bound: float | None
     loss: str
@@ -81,14 +82,14 @@ class PairProblem:
         x_a: Tensor,
         x_b: Tensor,
         private_label: Tensor,
-        epsilon: float,
+        noise: LabelNoise,
         reward_bound: float | None,
         loss: PreferenceLoss,
         spread: Spread = ALONE,
     ) -> None:
         self.spread = spread
         self.x_a, self.x_b, self.private_label = x_a, x_b, private_label
-        self.epsilon, self.reward_bound, self.loss = epsilon, reward_bound, loss
+        self.noise, self.reward_bound, self.loss = noise, reward_bound, loss
         self._difference = x_a - x_b if reward_bound is None else None
 
     def margin(self, theta: Tensor) -> Tensor:
@@ -107,11 +108,11 @@ class PairProblem:
 
     def total_loss(self, theta: Tensor) -> float:
         """Σ_i ℓ_i, nats."""
-        return float(self.spread.sum(self.loss.value(self.margin(theta), self.private_label, self.epsilon).sum()))
+        return float(self.spread.sum(self.loss.value(self.margin(theta), self.private_label, self.noise).sum()))
 
     def gradient(self, theta: Tensor) -> Tensor:
         """∂ Σ_i ℓ_i/∂θ (k,)."""
-        slope = self.loss.slope(self.margin(theta), self.private_label, self.epsilon)
+        slope = self.loss.slope(self.margin(theta), self.private_label, self.noise)
         if self._difference is not None:
             return self.spread.sum(self._difference.T @ slope)
         # Same as margin_gradient(θ)ᵀ slope without forming the (n, k) matrix.
@@ -126,11 +127,11 @@ class PairProblem:
 
     def scoring_matrix(self, theta: Tensor) -> Tensor:
         """Expected curvature of Σ_i ℓ_i (k, k)."""
-        return self.gram(theta, self.loss.curvature(self.margin(theta), self.epsilon))
+        return self.gram(theta, self.loss.curvature(self.margin(theta), self.noise))
 
     def information(self, theta: Tensor) -> Tensor:
         """Fisher information of the private labels (k, k)."""
-        return self.gram(theta, fisher_weight(self.margin(theta), self.epsilon))
+        return self.gram(theta, fisher_weight(self.margin(theta), self.noise))
 
 
 def check_labels(private_label: FeatureArray, num_pairs: int) -> Tensor:
@@ -257,7 +258,7 @@ def fit_linear(
     phi_a: FeatureArray,
     phi_b: FeatureArray,
     private_label: FeatureArray,
-    epsilon: float,
+    noise: Noise,
     *,
     ridge: float,
     basis: FeatureBasis | None = None,
@@ -275,7 +276,7 @@ def fit_linear(
     With a `spread` each process brings the pairs that it holds, and gets the fit to all. For the unbounded reward only
     φ_a − φ_b matters. ValueError for bad shapes, labels, ε, or a singular problem.
     """
-    epsilon = check_epsilon(epsilon, allow_zero=False)
+    noise = LabelNoise.of(noise, allow_zero=False)
     if not 0.0 <= ridge < float("inf"):
         raise ValueError(f"ridge must be a finite number of at least 0, not {ridge!r}")
     first, second = as_double(phi_a, "phi_a", 2), as_double(phi_b, "phi_b", 2)
@@ -286,7 +287,7 @@ def fit_linear(
         basis.coordinates(first),
         basis.coordinates(second),
         label,
-        epsilon,
+        noise,
         check_reward_bound(reward_bound),
         get_loss(loss),
         spread,
@@ -299,7 +300,7 @@ def fit_linear(
         theta=theta,
         basis=basis,
         information=information,
-        epsilon=epsilon,
+        noise=noise,
         ridge=float(ridge),
         reward_bound=reward_bound,
         loss=loss,

@@ -1,9 +1,9 @@
 """Per-example losses for preference labels that went through randomised response.
 
 Conventions. `margin` Δ (B,) is r(s, a) − r(s, b). `private_label` z (B,) in {−1, +1} says which response the *released*
-label prefers. `epsilon` is the label-LDP parameter: the label was kept with probability α = e^ε/(1+e^ε). Losses take ε,
-not α, because a float α is already 1 at ε = 37 and 1 − α is then lost; log α = −softplus(−ε) and log(1−α) =
-−softplus(ε) are exact. `math.inf` means a label that was never flipped, 0 a label that carries nothing.
+label prefers. `noise` says how noisy it is: what its release states (`LabelNoise`), or an ε. It knows 1 − α and 2α − 1
+to full precision, also where a float α is 1 (from ε = 37 on). ε = `math.inf` means a label that was never flipped, 0 a
+label that carries nothing.
 
 Every function is pure, keeps the shape (B,), works in float32 (float64 stays float64; half types are widened) and is
 finite for |Δ| up to 1e4 and any ε in [0, ∞]. Sources: "Eq." numbers are those of the private preference-learning paper
@@ -16,7 +16,6 @@ not in the registry, and asking for it is refused with the reason.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -26,29 +25,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
-LossFunction = Callable[[Tensor, Tensor, float], Tensor]
-CurvatureFunction = Callable[[Tensor, float], Tensor]
+from pipeline.core.noise import LabelNoise, Noise
+
+LossFunction = Callable[[Tensor, Tensor, Noise], Tensor]
+CurvatureFunction = Callable[[Tensor, Noise], Tensor]
 
 SMOOTHING_REFUSED = "smoothing labels that were already randomised shrinks every margin a second time"
-
-
-def check_epsilon(epsilon: float, *, allow_zero: bool = True) -> float:
-    """Return `epsilon` if it lies in [0, ∞] (in (0, ∞] without `allow_zero`); ValueError otherwise."""
-    value = float(epsilon)
-    if math.isnan(value) or value < 0 or (value == 0 and not allow_zero):
-        allowed = "at least 0" if allow_zero else "above 0"
-        raise ValueError(f"epsilon must be {allowed} (math.inf for labels that were not randomised), not {epsilon!r}")
-    return value
-
-
-def keep_prob(epsilon: float) -> float:
-    """α = e^ε/(1+e^ε) in [0.5, 1] (Eq. 7). A float: 1.0 from ε = 37 on, so use it for display, not inside losses."""
-    return 1.0 / (1.0 + math.exp(-check_epsilon(epsilon)))
-
-
-def privacy_factor(epsilon: float) -> float:
-    """2α − 1 = tanh(ε/2) in [0, 1]: the factor by which randomised response shrinks every signal."""
-    return math.tanh(check_epsilon(epsilon) / 2.0)
 
 
 def _widen(values: Tensor) -> Tensor:
@@ -87,15 +69,15 @@ class _PrivateNegativeLogLikelihood(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, signed: Tensor, epsilon: float) -> Tensor:
+    def forward(ctx: Any, signed: Tensor, noise: LabelNoise) -> Tensor:
         ctx.save_for_backward(signed)
-        ctx.epsilon = epsilon
-        return _mixture_nll(signed, epsilon)
+        ctx.noise = noise
+        return _mixture_nll(signed, noise)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (signed,) = ctx.saved_tensors
-        return -grad * _PrivateScore.apply(signed, ctx.epsilon), None
+        return -grad * _PrivateScore.apply(signed, ctx.noise), None
 
 
 class _PrivateScore(torch.autograd.Function):
@@ -104,139 +86,133 @@ class _PrivateScore(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, signed: Tensor, epsilon: float) -> Tensor:
+    def forward(ctx: Any, signed: Tensor, noise: LabelNoise) -> Tensor:
         ctx.save_for_backward(signed)
-        ctx.epsilon = epsilon
-        return privacy_factor(epsilon) * torch.exp(_log_sigmoid_slope(signed) + _mixture_nll(signed, epsilon))
+        ctx.noise = noise
+        return noise.factor * torch.exp(_log_sigmoid_slope(signed) + _mixture_nll(signed, noise))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (signed,) = ctx.saved_tensors
-        flipped = torch.exp(_log_flip(ctx.epsilon) + _PrivateNegativeLogLikelihood.apply(signed, ctx.epsilon))
+        flipped = torch.exp(ctx.noise.log_flip + _PrivateNegativeLogLikelihood.apply(signed, ctx.noise))
         bend = _sigmoid(-signed) * flipped - _sigmoid(signed)
-        return grad * bend * _PrivateScore.apply(signed, ctx.epsilon), None
+        return grad * bend * _PrivateScore.apply(signed, ctx.noise), None
 
 
-def _log_flip(epsilon: float) -> float:
-    """log(1−α) for finite ε."""
-    return -math.log1p(math.exp(-epsilon)) - epsilon
-
-
-def _mixture_nll(signed: Tensor, epsilon: float) -> Tensor:
-    if math.isinf(epsilon):
+def _mixture_nll(signed: Tensor, noise: LabelNoise) -> Tensor:
+    if noise.public:
         return softplus(-signed)
-    log_keep = -math.log1p(math.exp(-epsilon))
-    return -torch.logaddexp(log_keep + logsigmoid(signed), _log_flip(epsilon) + logsigmoid(-signed))
+    return -torch.logaddexp(noise.log_keep + logsigmoid(signed), noise.log_flip + logsigmoid(-signed))
 
 
-def private_likelihood_loss(margin: Tensor, private_label: Tensor, epsilon: float) -> Tensor:
+def private_likelihood_loss(margin: Tensor, private_label: Tensor, noise: Noise) -> Tensor:
     """−log P̃(z) with P̃(z) = α σ(zΔ) + (1−α) σ(−zΔ) (Eq. 8-9), in nats, (B,) ≥ 0.
 
     At ε = ∞ this is the Bradley-Terry loss exactly; at ε = 0 it is log 2 with zero gradient. Not convex in Δ for α < 1.
     """
-    epsilon = check_epsilon(epsilon)
+    noise = LabelNoise.of(noise)
     signed = _signed(margin, private_label)
-    if math.isinf(epsilon):
+    if noise.public:
         return softplus(-signed)
-    return _PrivateNegativeLogLikelihood.apply(signed, epsilon)
+    return _PrivateNegativeLogLikelihood.apply(signed, noise)
 
 
-def private_likelihood_slope(margin: Tensor, private_label: Tensor, epsilon: float) -> Tensor:
+def private_likelihood_slope(margin: Tensor, private_label: Tensor, noise: Noise) -> Tensor:
     """∂ loss/∂Δ = −z (2α−1) σ'(Δ)/P̃(z), (B,), between −1 and 1."""
-    epsilon = check_epsilon(epsilon)
+    noise = LabelNoise.of(noise)
     signed = _signed(margin, private_label)
     label = private_label.to(signed.dtype)
-    if math.isinf(epsilon):
+    if noise.public:
         return -label * torch.sigmoid(-signed)
-    return -label * privacy_factor(epsilon) * torch.exp(_log_sigmoid_slope(signed) + _mixture_nll(signed, epsilon))
+    return -label * noise.factor * torch.exp(_log_sigmoid_slope(signed) + _mixture_nll(signed, noise))
 
 
-def fisher_weight(margin: Tensor, epsilon: float) -> Tensor:
+def fisher_weight(margin: Tensor, noise: Noise) -> Tensor:
     """Expected information of one private label about its margin: (2α−1)² σ'(Δ)²/(P̃(1−P̃)), (B,) in [0, 1/4]."""
-    epsilon = check_epsilon(epsilon)
+    noise = LabelNoise.of(noise)
     margin = _widen(margin)
-    if math.isinf(epsilon):
+    if noise.public:
         return torch.exp(_log_sigmoid_slope(margin))
-    log_weight = 2.0 * _log_sigmoid_slope(margin) + _mixture_nll(margin, epsilon) + _mixture_nll(-margin, epsilon)
-    return privacy_factor(epsilon) ** 2 * torch.exp(log_weight)
+    log_weight = 2.0 * _log_sigmoid_slope(margin) + _mixture_nll(margin, noise) + _mixture_nll(-margin, noise)
+    return noise.factor ** 2 * torch.exp(log_weight)
 
 
 # --- private least squares (Algorithm 2 step 8) --------------------------------------------------------------------
 
 
-def _least_squares_error(margin: Tensor, private_label: Tensor, epsilon: float) -> Tensor:
+def _least_squares_error(margin: Tensor, private_label: Tensor, noise: LabelNoise) -> Tensor:
     """z − (2σ(Δ)−1)(2α−1), times z: 2 [(1−α) + (2α−1) σ(−zΔ)], (B,) in [0, 2], free of cancellation."""
-    flip = 0.0 if math.isinf(epsilon) else math.exp(-epsilon) / (1.0 + math.exp(-epsilon))
-    return 2.0 * (flip + privacy_factor(epsilon) * _sigmoid(-_signed(margin, private_label)))
+    return 2.0 * (noise.flip_prob + noise.factor * _sigmoid(-_signed(margin, private_label)))
 
 
-def private_least_squares_loss(margin: Tensor, private_label: Tensor, epsilon: float) -> Tensor:
+def private_least_squares_loss(margin: Tensor, private_label: Tensor, noise: Noise) -> Tensor:
     """[(2σ(Δ)−1)(2α−1) − z]², (B,) in [0, 4]: the squared error of the label's conditional mean."""
-    return _least_squares_error(margin, private_label, check_epsilon(epsilon)).square()
+    return _least_squares_error(margin, private_label, LabelNoise.of(noise)).square()
 
 
-def private_least_squares_slope(margin: Tensor, private_label: Tensor, epsilon: float) -> Tensor:
+def private_least_squares_slope(margin: Tensor, private_label: Tensor, noise: Noise) -> Tensor:
     """∂ loss/∂Δ = 4 (2α−1) σ'(Δ) [(2σ(Δ)−1)(2α−1) − z], (B,)."""
-    error = _least_squares_error(margin, private_label, check_epsilon(epsilon))
+    noise = LabelNoise.of(noise)
+    error = _least_squares_error(margin, private_label, noise)
     margin = _widen(margin)
     slope = torch.exp(_log_sigmoid_slope(margin))
-    return -4.0 * privacy_factor(epsilon) * slope * private_label.to(margin.dtype) * error
+    return -4.0 * noise.factor * slope * private_label.to(margin.dtype) * error
 
 
-def least_squares_curvature(margin: Tensor, epsilon: float) -> Tensor:
+def least_squares_curvature(margin: Tensor, noise: Noise) -> Tensor:
     """Gauss-Newton (= expected) curvature 8 (2α−1)² σ'(Δ)², (B,)."""
-    return 8.0 * privacy_factor(epsilon) ** 2 * torch.exp(2.0 * _log_sigmoid_slope(_widen(margin)))
+    return 8.0 * LabelNoise.of(noise).factor ** 2 * torch.exp(2.0 * _log_sigmoid_slope(_widen(margin)))
 
 
 # --- debiased ("robust", rDPO-style) -------------------------------------------------------------------------------
 
 
-def _debiasing_slope(epsilon: float) -> float:
+def _debiasing_slope(noise: Noise) -> float:
     """(1−α)/(2α−1) = 1/(e^ε − 1), in [0, ∞)."""
-    epsilon = check_epsilon(epsilon, allow_zero=False)
-    return 0.0 if epsilon > 700.0 else 1.0 / math.expm1(epsilon)
+    noise = LabelNoise.of(noise, allow_zero=False)
+    return noise.flip_prob / noise.factor
 
 
-def debiased_loss(margin: Tensor, private_label: Tensor, epsilon: float) -> Tensor:
+def debiased_loss(margin: Tensor, private_label: Tensor, noise: Noise) -> Tensor:
     """[α ℓ(zΔ) − (1−α) ℓ(−zΔ)]/(2α−1) with ℓ = −log σ: unbiased for the loss on the true label; (B,), nats.
 
     Because ℓ(−x) = ℓ(x) + x this is ℓ(zΔ) − zΔ/(e^ε−1): convex, consistent, but unbounded below per example, with a
     variance that grows like (2α−1)^−2 everywhere rather than only where the data are uninformative.
     ValueError at ε = 0, where it does not exist.
     """
-    weight = _debiasing_slope(epsilon)
+    weight = _debiasing_slope(noise)
     signed = _signed(margin, private_label)
     return softplus(-signed) - weight * signed
 
 
-def debiased_slope(margin: Tensor, private_label: Tensor, epsilon: float) -> Tensor:
+def debiased_slope(margin: Tensor, private_label: Tensor, noise: Noise) -> Tensor:
     """∂ loss/∂Δ = −z [σ(−zΔ) + 1/(e^ε−1)], (B,)."""
     signed = _signed(margin, private_label)
-    return -private_label.to(signed.dtype) * (torch.sigmoid(-signed) + _debiasing_slope(epsilon))
+    return -private_label.to(signed.dtype) * (torch.sigmoid(-signed) + _debiasing_slope(noise))
 
 
 # --- uncorrected (baseline) ----------------------------------------------------------------------------------------
 
 
-def uncorrected_loss(margin: Tensor, private_label: Tensor, epsilon: float) -> Tensor:
-    """Bradley-Terry on z as if nothing had been flipped, (B,), nats. A baseline only: ε is validated and ignored.
+def uncorrected_loss(margin: Tensor, private_label: Tensor, noise: Noise) -> Tensor:
+    """Bradley-Terry on z as if nothing had been flipped, (B,), nats. A baseline only: `noise` is validated and ignored.
 
     It converges to the log-odds of P̃ instead of Δ: a true margin of 2 becomes 0.08, 0.38, 1.33 at ε = 0.1, 0.5, 2.
     """
-    check_epsilon(epsilon)
+    LabelNoise.of(noise)
     return softplus(-_signed(margin, private_label))
 
 
-def uncorrected_slope(margin: Tensor, private_label: Tensor, epsilon: float) -> Tensor:
+def uncorrected_slope(margin: Tensor, private_label: Tensor, noise: Noise) -> Tensor:
     """∂ loss/∂Δ = −z σ(−zΔ), (B,)."""
-    check_epsilon(epsilon)
+    LabelNoise.of(noise)
     signed = _signed(margin, private_label)
     return -private_label.to(signed.dtype) * torch.sigmoid(-signed)
 
 
-def logistic_curvature(margin: Tensor, epsilon: float) -> Tensor:
+def logistic_curvature(margin: Tensor, noise: Noise) -> Tensor:
     """σ'(Δ), (B,): the second derivative of the debiased and the uncorrected loss, whatever the label."""
-    check_epsilon(epsilon)
+    LabelNoise.of(noise)
     return torch.exp(_log_sigmoid_slope(_widen(margin)))
 
 
@@ -247,7 +223,7 @@ def logistic_curvature(margin: Tensor, epsilon: float) -> Tensor:
 class PreferenceLoss:
     """A loss with its first derivative and a non-negative curvature for scoring iterations.
 
-    `value` and `slope` map (margin, private_label, epsilon) to (B,); `curvature` maps (margin, epsilon) to (B,) ≥ 0.
+    `value` and `slope` map (margin, private_label, noise) to (B,); `curvature` maps (margin, noise) to (B,) ≥ 0.
     """
 
     name: str

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pipeline.core.noise import LabelNoise, Noise
 from reward_models.basis import FeatureArray, FeatureBasis, as_double, identity_basis
 from reward_models.bound import check_reward_bound
 from reward_models.linear import PairProblem, check_labels, minimise
-from reward_models.losses import check_epsilon, get_loss
+from reward_models.losses import get_loss
 from reward_models.spread import ALONE, Spread
 
 # Standard deviations of the margin under the prior that a ridge stands for, in nats.
@@ -75,7 +76,7 @@ def select_ridge(
     phi_a: FeatureArray,
     phi_b: FeatureArray,
     private_label: FeatureArray,
-    epsilon: float,
+    noise: Noise,
     *,
     ridges: Sequence[float] | None = None,
     basis: FeatureBasis | None = None,
@@ -92,7 +93,7 @@ def select_ridge(
     fit counts as done: far below the noise of the score. With a `spread` each process brings the pairs that it holds,
     and their folds.
     """
-    epsilon = check_epsilon(epsilon, allow_zero=False)
+    noise = LabelNoise.of(noise, allow_zero=False)
     first, second = as_double(phi_a, "phi_a", 2), as_double(phi_b, "phi_b", 2)
     label = check_labels(private_label, len(first))
     basis = identity_basis(first.shape[1]) if basis is None else basis
@@ -111,14 +112,14 @@ def select_ridge(
     held_out = torch.zeros(len(grid), len(first), dtype=torch.float64)
 
     def problem(rows: Tensor) -> PairProblem:
-        return PairProblem(x_a[rows], x_b[rows], label[rows], epsilon, bound, get_loss(loss), spread)
+        return PairProblem(x_a[rows], x_b[rows], label[rows], noise, bound, get_loss(loss), spread)
 
     for fold in range(num_folds):
         training, testing = problem(folds != fold), problem(folds == fold)
         theta = torch.zeros(basis.num_components, dtype=torch.float64)
         for row, ridge in enumerate(grid):
             theta, _ = minimise(training, ridge, theta, tolerance=tolerance)
-            held_out[row, folds == fold] = score.value(testing.margin(theta), testing.private_label, epsilon)
+            held_out[row, folds == fold] = score.value(testing.margin(theta), testing.private_label, noise)
     return _table(grid, spread.all(held_out[:, folds >= 0].T.contiguous()).T, num_folds, spread)
 
 

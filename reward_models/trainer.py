@@ -21,12 +21,13 @@ from transformers import PreTrainedModel, TrainerCallback, TrainerControl, Train
 from trl import RewardConfig, RewardTrainer
 from trl.trainer.reward_trainer import DataCollatorForPreference
 
+from pipeline.core.noise import LabelNoise, Noise
 from pipeline.lm.kernels.lora import speed_up
 from pipeline.lm.models import unwrap
 from pipeline.lm.rows import make_rows, shared_length, sharing_of
 from reward_models.bound import bounded_reward, check_reward_bound
 from reward_models.length_groups import PairLengthSampler
-from reward_models.losses import SMOOTHING_REFUSED, check_epsilon, get_loss, keep_prob, privacy_factor
+from reward_models.losses import SMOOTHING_REFUSED, get_loss
 from reward_models.model import check_pad_token, score_layer
 
 
@@ -62,7 +63,7 @@ class _FollowEpoch(TrainerCallback):
 
 
 class PrivateRewardTrainer(RewardTrainer):
-    """`RewardTrainer` plus `epsilon` (of the labels), `loss` (a name of `losses`) and `reward_bound` B (None:
+    """`RewardTrainer` plus `noise` (of the labels, or their ε), `loss` (a name of `losses`) and `reward_bound` B (None:
     unbounded).
 
     Everything else is TRL's: `model` (a sequence-classification model with one output), `args` (`RewardConfig`; on a
@@ -86,7 +87,7 @@ class PrivateRewardTrainer(RewardTrainer):
         model: PreTrainedModel | PeftModel,
         args: RewardConfig,
         *,
-        epsilon: float,
+        noise: Noise,
         loss: str = "private_likelihood",
         reward_bound: float | None = None,
         share_prompts: bool = True,
@@ -95,7 +96,7 @@ class PrivateRewardTrainer(RewardTrainer):
         processing_class: Any,
         **kwargs: Any,
     ) -> None:
-        self.epsilon = check_epsilon(epsilon, allow_zero=False)
+        self.noise = LabelNoise.of(noise, allow_zero=False)
         self.preference_loss = get_loss(loss)
         self.reward_bound = check_reward_bound(reward_bound)
         self._centring = args.center_rewards_coefficient
@@ -176,7 +177,7 @@ class PrivateRewardTrainer(RewardTrainer):
             inputs = self._prepare_inputs(self.data_collator([rows[index] for index in part]))
             (raw_chosen, raw_rejected), _ = self._raw_scores(model, inputs)
             margin = bounded_reward(raw_chosen, self.reward_bound) - bounded_reward(raw_rejected, self.reward_bound)
-            found += get_loss(name).value(margin, torch.ones_like(margin), self.epsilon).tolist()
+            found += get_loss(name).value(margin, torch.ones_like(margin), self.noise).tolist()
         model.train(training)
         gathered = dict(gather_object(list(zip(mine, found, strict=True))))
         return torch.tensor([gathered[index] for index in range(len(rows))], dtype=torch.float64)
@@ -216,7 +217,7 @@ class PrivateRewardTrainer(RewardTrainer):
         mode = "train" if model.training else "eval"
         (raw_chosen, raw_rejected), outputs = self._raw_scores(model, inputs)
         margin = bounded_reward(raw_chosen, self.reward_bound) - bounded_reward(raw_rejected, self.reward_bound)
-        loss = self.preference_loss.value(margin, torch.ones_like(margin), self.epsilon).mean()
+        loss = self.preference_loss.value(margin, torch.ones_like(margin), self.noise).mean()
         if self._centring is not None:
             loss = loss + self._centring * (raw_chosen + raw_rejected).square().mean()
         self._record(mode, inputs["attention_mask"], torch.stack([raw_chosen, raw_rejected]).detach(), margin.detach())
@@ -229,7 +230,6 @@ class PrivateRewardTrainer(RewardTrainer):
         margins = gathered[:, 2]
         # A tie carries no preference: it counts half.
         accuracy = float(((margins > 0).float() + 0.5 * (margins == 0).float()).mean())
-        flip = 1.0 - keep_prob(self.epsilon)
         if mode == "train":
             self._total_train_tokens += int(self.accelerator.gather(attention_mask.sum()).sum()) // self._tp_size
         metrics = self._metrics[mode]
@@ -239,4 +239,4 @@ class PrivateRewardTrainer(RewardTrainer):
         metrics["max_reward"].append(float(rewards.max()))
         metrics["margin"].append(float(margins.mean()))
         metrics["private_accuracy"].append(accuracy)
-        metrics["debiased_accuracy"].append((accuracy - flip) / privacy_factor(self.epsilon))
+        metrics["debiased_accuracy"].append(self.noise.debias_share(accuracy))

@@ -13,6 +13,7 @@ from peft import get_peft_model
 from trl import RewardConfig
 
 from pipeline.core.errors import UserError
+from pipeline.core.noise import LabelNoise
 from pipeline.core.recipe import Recipe
 from pipeline.core.world import World, check_rows
 from pipeline.data.render import Renderer
@@ -20,7 +21,6 @@ from pipeline.lm import hf_trainer
 from pipeline.lm.models import DTYPES, lora_config
 from pipeline.lm.sharding import whole_model
 from reward_models.early_stopping import HeldOutStopping
-from reward_models.losses import check_epsilon
 from reward_models.model import merge_adapters, set_score_weight
 from reward_models.trainer import PrivateRewardTrainer
 
@@ -48,7 +48,7 @@ def train_backbone(
     backbone: Any,
     pairs: Pairs,
     held_out: Pairs,
-    epsilon: float,
+    noise: LabelNoise,
     renderer: Renderer,
     recipe: Recipe,
     checkpoints: Path,
@@ -62,7 +62,7 @@ def train_backbone(
         backbone: sequence-classification model with a zero head.
         pairs: (chosen, rejected) token ids, `chosen` being what z prefers.
         held_out: the same of pairs that early stopping judges by; not read without it.
-        epsilon: of the labels; math.inf for public ones.
+        noise: of the labels, as their release states it.
         renderer: its tokenizer pads.
         recipe: sections `reward` and `model`.
         checkpoints: where resume state is kept.
@@ -92,7 +92,7 @@ def train_backbone(
     trainer = PrivateRewardTrainer(
         trainable(backbone, recipe),
         arguments,
-        epsilon=check_epsilon(epsilon, allow_zero=False),
+        noise=noise,
         loss=settings.loss,
         reward_bound=settings.reward_bound,
         train_dataset=as_dataset(pairs),

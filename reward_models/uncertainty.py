@@ -26,11 +26,12 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from pipeline.core.noise import LabelNoise, Noise
 from reward_models.basis import FeatureBasis, identity_basis
 from reward_models.bound import bound_slope, bounded_reward, check_reward_bound
 from reward_models.gram import BLOCK, StreamedGram, definite_factor
 from reward_models.linear import LinearFit
-from reward_models.losses import check_epsilon, fisher_weight
+from reward_models.losses import fisher_weight
 
 
 class RewardScore(NamedTuple):
@@ -166,7 +167,7 @@ class FisherAccumulator:
         self,
         weight: Tensor,
         *,
-        epsilon: float,
+        noise: Noise,
         ridge: float,
         reward_bound: float | None = None,
         basis: FeatureBasis | None = None,
@@ -175,7 +176,7 @@ class FisherAccumulator:
         if not 0.0 < ridge < float("inf"):
             raise ValueError(f"ridge must be a finite number above 0, not {ridge!r}")
         self.pairs = PairGradients(weight, reward_bound, basis)
-        self.epsilon = check_epsilon(epsilon, allow_zero=False)
+        self.noise = LabelNoise.of(noise, allow_zero=False)
         self.ridge = float(ridge)
         self.gram = StreamedGram(self.pairs.basis.num_components, weight.device, product_dtype)
 
@@ -189,7 +190,7 @@ class FisherAccumulator:
         label.
         """
         for margin, difference in self.pairs.blocks(phi_a, phi_b):
-            self.gram.add(difference * fisher_weight(margin, self.epsilon).sqrt()[:, None], len(margin))
+            self.gram.add(difference * fisher_weight(margin, self.noise).sqrt()[:, None], len(margin))
 
     def all_reduce(self, reduce_sum: Callable[[Tensor], Tensor]) -> None:
         """Add up over processes; `reduce_sum` maps a tensor to its sum over them (accelerator.reduce with "sum",

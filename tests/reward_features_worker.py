@@ -17,6 +17,7 @@ from pipeline_runs import ROOT
 from two_processes import gloo_pair
 
 from pipeline.core.config import load_recipe
+from pipeline.core.noise import LabelNoise
 from pipeline.core.recipe import Recipe
 from pipeline.core.world import World
 from pipeline.lm.distributed import make_accelerator
@@ -27,6 +28,7 @@ from reward_models.head import PairFeatures, fit_head, refit_head
 
 SIZES = (2500, 5000)
 DIM = 576
+NOISE = LabelNoise.of(2.0)
 GIVEN = SimpleNamespace(tokenizer=SimpleNamespace(pad_token_id=0))
 
 
@@ -79,17 +81,17 @@ def fitted(features: PairFeatures, count: int) -> dict[str, torch.Tensor]:
     """All that the stage makes of the features of `count` pairs: fits, ridges, Γ of each kind, the held-out check."""
     recipe = recipe_of("fisher")
     training, validation = split([str(i) for i in range(count)], 0.1, 0)
-    fit, selection = fit_head(features.rows(training), [f"prompt {i // 3}" for i in training], 2.0, recipe)
-    again, judged = refit_head(features.rows(training), features.rows(validation), 2.0, recipe)
+    fit, selection = fit_head(features.rows(training), [f"prompt {i // 3}" for i in training], NOISE, recipe)
+    again, judged = refit_head(features.rows(training), features.rows(validation), NOISE, recipe)
     query = torch.stack([features_of(2 * i) for i in range(4)])
     found = {"fit": fit.weight, "again": again.weight, "pairs": torch.tensor(fit.num_pairs)}
     for name, path in (("selection", selection), ("judged", judged)):
         found[name] = torch.tensor([path.ridge, *path.held_out_loss, *path.paired_standard_error])
     for kind in ("fisher", "elliptical", "ensemble"):
-        bonus = head_bonus(fit, features.rows(training), 2.0, recipe_of(kind))
+        bonus = head_bonus(fit, features.rows(training), NOISE, recipe_of(kind))
         found[kind] = bonus.score(query, query.flip(0)[:, None]).bonus
     model: Any = Backbone(fit.weight)
-    check = held_out(model, features.rows(validation), 2.0, recipe)
+    check = held_out(model, features.rows(validation), NOISE, recipe)
     names = ("validation_pairs", "validation_log_likelihood", "validation_log_likelihood_se")
     found["check"] = torch.tensor([check[name] for name in names])
     return found

@@ -49,7 +49,7 @@ def make_trainer(causal_lm: Path, output: Path, **changes: Any) -> PrivateReward
         "report_to": "none",
         "disable_tqdm": True,
     }
-    own = {"epsilon": 1.0, "reward_bound": 4.0, "train_dataset": make_rows(), "processing_class": make_tokenizer()}
+    own = {"noise": 1.0, "reward_bound": 4.0, "train_dataset": make_rows(), "processing_class": make_tokenizer()}
     for name, value in changes.items():
         (own if name in {*own, *OF_THE_TRAINER} else arguments)[name] = value
     if "model" not in own:

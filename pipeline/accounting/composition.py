@@ -19,6 +19,7 @@ from pipeline.accounting.guarantee import (
     positive,
     probability,
 )
+from pipeline.core.noise import LabelNoise
 
 
 def repeated_draws(epsilon: float, delta: float, draws: int, target_delta: float) -> Guarantee:
@@ -128,7 +129,6 @@ def draw_after_randomized_response(epsilon_draw: float, epsilon_label: float) ->
     likelihoods under z = ±1 lie within e^{ε_K} of each other, and the mixture's ratio grows with that factor.
     Covers the draw alone: whoever publishes z, or anything else made from it, stands at ε_R.
     """
-    product = math.tanh(positive("epsilon_draw", epsilon_draw) / 2.0) * math.tanh(
-        positive("epsilon_label", epsilon_label) / 2.0
-    )
+    factor = LabelNoise.of(positive("epsilon_label", epsilon_label)).factor
+    product = math.tanh(positive("epsilon_draw", epsilon_draw) / 2.0) * factor
     return min(2.0 * math.atanh(product) if product < 1.0 else math.inf, epsilon_draw, epsilon_label)

@@ -22,7 +22,7 @@ from scipy import stats
 
 from pipeline.attacks.judge import clopper_pearson, upper_tail
 from pipeline.core.errors import UserError
-from pipeline.privacy.mechanism import RandomizedResponse
+from pipeline.core.noise import LabelNoise
 
 FALSE_ALARM = 0.001
 FEW = 8  # outcomes: 254 sets
@@ -109,7 +109,7 @@ def audit_mechanism(
     each = samples // 2
     plus, minus = [draw(1) for _ in range(each)], [draw(-1) for _ in range(each)]
     bound = audit_outcomes(plus, minus, epsilon, false_alarm / 3)
-    alpha = RandomizedResponse(epsilon).keep_prob
+    alpha = LabelNoise.of(epsilon).keep_prob
     kept = sum(z == 1 for z in plus) + sum(z == -1 for z in minus)
     p_value = upper_tail(kept, 2 * each, alpha)
     caught = bound.caught or p_value < 2 * false_alarm / 3
@@ -143,8 +143,8 @@ def audit_sample_size(
         raise UserError(
             "relative_error, power and false_alarm lie strictly between 0 and 1; for example 0.05, 0.9, 0.001"
         )
-    mechanism = RandomizedResponse(epsilon)
-    alpha, faulty = mechanism.keep_prob, 1 - (1 - relative_error) * mechanism.flip_prob
+    noise = LabelNoise.of(epsilon)
+    alpha, faulty = noise.keep_prob, noise.keep_prob + relative_error * noise.flip_prob
     tails = stats.norm.isf(false_alarm) * math.sqrt(alpha * (1 - alpha)) + stats.norm.ppf(power) * math.sqrt(
         faulty * (1 - faulty)
     )

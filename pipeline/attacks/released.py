@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from pipeline.attacks.judge import Guesses
 from pipeline.attacks.learn import cell_guesses, crossed
 from pipeline.attacks.view import Table, View
+from pipeline.core.noise import is_public
 
 MOST_TABLES = 6  # joint outcomes are 2^tables
 
@@ -60,7 +60,7 @@ def private_tables(view: View) -> list[Table]:
     kept: list[Table] = []
     seen: set[bytes] = set()
     for table in view.tables:
-        if table.epsilon is not None and math.isinf(table.epsilon):
+        if is_public(table.epsilon):
             continue  # released as they are
         name = view.own_z(table).tobytes()
         if name not in seen and bool((table.z != 0).any()):

@@ -8,7 +8,6 @@ that is thrown away. It says nothing about how the given release was made: that 
 from __future__ import annotations
 
 import json
-import math
 import os
 import secrets
 import tempfile
@@ -22,6 +21,7 @@ from pipeline.attacks.statistics import Finding
 from pipeline.attacks.suite import Outcome, run_attacks
 from pipeline.attacks.view import View, unlabelled_view
 from pipeline.core.errors import UserError
+from pipeline.core.noise import is_public
 from pipeline.privacy.keys import keygen
 from pipeline.privacy.records import is_blank
 
@@ -54,7 +54,7 @@ def replay(roots: Sequence[Path], count: int, privatize: Privatize, epsilon: flo
     ]
     if len(pairs) < count:
         raise UserError(f"{roots[0]}: holds {len(pairs)} pairs, fewer than --canaries {count}; ask for less")
-    stated = {table.epsilon for table in view.tables if table.epsilon is not None and math.isfinite(table.epsilon)}
+    stated = {table.epsilon for table in view.tables if table.epsilon is not None and not is_public(table.epsilon)}
     epsilons = sorted(stated)[-MOST_EPSILONS:] if epsilon is None else [epsilon]
     with tempfile.TemporaryDirectory(prefix="canaries-") as name:  # 0700
         home = Path(name)

@@ -20,7 +20,8 @@ import numpy as np
 
 from pipeline.attacks.ids import id_columns
 from pipeline.attacks.judge import Guesses
-from pipeline.attacks.view import Table, View, keep_prob
+from pipeline.attacks.view import Table, View
+from pipeline.core.noise import LabelNoise
 from pipeline.privacy.keys import insecure_seed_key
 from pipeline.privacy.mechanism import RandomizedResponse
 from pipeline.privacy.records import canonical_record, event_bytes
@@ -70,7 +71,7 @@ def stated_seeds(view: View) -> list[int]:
 def _by_uniforms(view: View, table: Table, usable: np.ndarray, stated: Sequence[int]) -> Iterator[Guesses]:
     """The way and the convention (keep below alpha, or flip below 1 - alpha) that explain the known flips best."""
     assert table.epsilon is not None
-    keep = keep_prob(table.epsilon)
+    keep = LabelNoise.of(table.epsilon).keep_prob
     screen = usable[:SCREEN]
     kept = table.z[screen] == view.known[table.event[screen]]
     best: tuple[int, Way, bool] | None = None
@@ -254,7 +255,7 @@ def _by_insecure_seed(view: View, table: Table, usable: np.ndarray, stated: Sequ
     They differ in a share tanh(epsilon/2) of the events, so a small epsilon takes more events to find the seed.
     """
     assert table.epsilon is not None
-    screen = usable[: math.ceil(24 / math.tanh(table.epsilon / 2))]
+    screen = usable[: math.ceil(24 / LabelNoise.of(table.epsilon).factor)]
     known = view.known[table.event[screen]]
     prepared = _events(view, table, screen)
     seeds = list(dict.fromkeys((*stated, *range(INSECURE_SEEDS))))

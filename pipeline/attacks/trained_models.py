@@ -21,6 +21,7 @@ from pipeline.attacks.judge import Guesses
 from pipeline.attacks.learn import bins, cell_guesses, crossed
 from pipeline.attacks.view import View, plain_text
 from pipeline.core.extras import check_installed
+from pipeline.core.noise import is_public
 from pipeline.data.render import Renderer
 
 MOST_EVENTS = 2000
@@ -49,7 +50,7 @@ def checkpoints(view: View, most: int = MOST_EVENTS) -> Iterator[Guesses]:
 def _events(view: View, most: int) -> np.ndarray:
     """The first events of the first table with labels."""
     for table in view.tables:
-        if table.epsilon is not None and np.isfinite(table.epsilon):
+        if table.epsilon is not None and not is_public(table.epsilon):
             return np.sort(table.event)[:most]
     return np.arange(min(view.size, most))
 

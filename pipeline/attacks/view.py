@@ -8,7 +8,6 @@ of judged events are kept, each as the position of its event; texts are kept onc
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +19,8 @@ import pyarrow as pa
 
 from pipeline.attacks.canaries import RawFacts, Truth, pair_key
 from pipeline.core.errors import UserError
+from pipeline.core.noise import LabelNoise, epsilon_of, is_public
 from pipeline.data.sources import SUFFIXES, open_source
-from pipeline.privacy.mechanism import RandomizedResponse
 from pipeline.privacy.records import Text
 
 RESPONSES = (
@@ -42,7 +41,7 @@ class Table:
     event: (m,) int64 positions in the view, each at most once. side: (m,) int8, +1 if the left-hand column holds the
     event's first response. z: (m,) int8, the released label relative to the first response; 0 where none is stated.
     row: (m,) int64 place in the table. part: (m,) int64 number of the file. columns: every other column's values.
-    keep_prob: what the table's manifest claims, or None.
+    epsilon: what the table's manifest claims, or None.
     """
 
     name: str
@@ -152,7 +151,7 @@ def stated_epsilon(folder: Path) -> float | None:
             guarantee = facts.get("guarantee") if isinstance(facts, dict) else None
             found = list(_find(guarantee if isinstance(guarantee, dict) else facts, ("epsilon", "eps")))
             if found:
-                return math.inf if found[0] is None else float(found[0])
+                return epsilon_of(found[0])
     return None
 
 
@@ -166,11 +165,6 @@ def _find(value: Any, names: Sequence[str]) -> Iterator[Any]:
     elif isinstance(value, list):
         for inner in value:
             yield from _find(inner, names)
-
-
-def keep_prob(epsilon: float) -> float:
-    """alpha of a claimed epsilon; 1 for infinity."""
-    return 1.0 if math.isinf(epsilon) else RandomizedResponse(epsilon).keep_prob
 
 
 class _Builder:
@@ -317,18 +311,19 @@ def build_view(
     for (folder, _), paths in groups.items():
         stated = stated_epsilon(folder)
         tables += builder.read(_name(folder, roots), paths, stated)
-        claims += [stated] if stated is not None and math.isfinite(stated) else []
+        claims += [stated] if stated is not None and not is_public(stated) else []
     if not builder.keys and not builder.copies:
         raise UserError(f"{where}: holds none of the judged events; it was made from other data than the truth")
     claim = epsilon if epsilon is not None else max(claims, default=None)
-    if claim is None or math.isinf(claim):
+    if claim is None or is_public(claim):
         raise UserError(f"{where}: states no finite epsilon to be held to; pass --epsilon")
     labels = np.array([truth.labels[key][0] for key in builder.keys], dtype=np.int8)
     for table in tables:
-        if table.epsilon is not None and math.isinf(table.epsilon):
+        if is_public(table.epsilon):
             labels[table.event] = 0  # released as they are, as its manifest says: nothing was promised about these
     half = np.array([key[0] & 1 for key in builder.keys], dtype=np.int8)
-    view = View(list(roots), keep_prob(claim), *builder.texts, known=labels * half, tables=tables, files=files)
+    alpha = LabelNoise.of(claim).keep_prob
+    view = View(list(roots), alpha, *builder.texts, known=labels * half, tables=tables, files=files)
     view.copies = np.array(builder.copies, dtype=np.int8).reshape(-1, 2)
     view.table_files = {path for paths in groups.values() for path in paths}
     view.facts = truth.facts

@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from pipeline.core.config import NO_EFFECT
+from pipeline.core.noise import is_public
 from pipeline.core.recipe_aligners import ALIGNERS, DpoConfig, GroupConfig
 from pipeline.core.recipe_inputs import DataConfig, ModelConfig
 from pipeline.core.recipe_parts import (
@@ -292,7 +293,7 @@ class Recipe:
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig)
 
     def __post_init__(self) -> None:
-        if math.isinf(self.privatize.epsilon) and not self.data.public_labels:
+        if is_public(self.privatize.epsilon) and not self.data.public_labels:
             raise ValueError("privatize.epsilon .inf needs data.public_labels: true (labels declared public)")
         if self.evaluation_labels == "public" and not self.data.public_labels:
             raise ValueError("evaluation_labels: public needs data.public_labels: true; else use private")
@@ -338,7 +339,7 @@ class Recipe:
     @property
     def private(self) -> bool:
         """Whether labels go through a randomiser with a secret key."""
-        return math.isfinite(self.privatize.epsilon) and self.privatize.insecure_seed is None
+        return not is_public(self.privatize.epsilon) and self.privatize.insecure_seed is None
 
     @property
     def override(self) -> str | None:

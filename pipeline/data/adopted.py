@@ -6,7 +6,6 @@ and no ledger is kept here: both are with the holder of the labels. A tenth of t
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -57,13 +56,13 @@ def open_adopted(recipe: Recipe) -> Release:
     """
     source = recipe.data.preferences
     bundle = read_release(Path(source).expanduser())
-    epsilon = math.inf if bundle.manifest.epsilon is None else bundle.manifest.epsilon
-    if recipe.privatize.epsilon != epsilon:
+    noise = bundle.manifest.noise
+    if recipe.privatize.epsilon != noise.epsilon:
         raise UserError(
-            f"{source}: was released at ε = {epsilon:g} and the recipe says {recipe.privatize.epsilon:g}: "
-            f"set privatize.epsilon={epsilon:g}".replace("=inf", "=.inf")
+            f"{source}: was released at ε = {noise.epsilon:g} and the recipe says {recipe.privatize.epsilon:g}: "
+            f"set privatize.epsilon={noise.epsilon:g}".replace("=inf", "=.inf")
         )
-    if recipe.evaluation_labels != "private" and math.isfinite(epsilon):
+    if recipe.evaluation_labels != "private" and not noise.public:
         raise UserError(
             f"{source}: a released bundle holds no true labels for evaluation_labels: {recipe.evaluation_labels}; "
             "set evaluation_labels=private"
@@ -89,13 +88,14 @@ def adopt(recipe: Recipe, folder: Path) -> dict[str, Any]:
                 publish(made / name, folder / name, made.stat().st_mode & 0o777)
         finally:
             shutil.rmtree(made, ignore_errors=True)
-    epsilon = bundle.manifest.epsilon
+    stated = bundle.manifest.noise.as_json()
+    epsilon = stated["epsilon"]
     return {
         "adopted": True,
         "events": rows,
         "evaluation_events": test_rows,
         "epsilon": epsilon,
-        "keep_prob": bundle.manifest.keep_prob,
+        "keep_prob": stated["keep_prob"],
         "mark": bundle.manifest.guarantee["mark"],
         "ledger": None,
         "summary": f"{rows} labels taken over as they were released, at ε = {'∞' if epsilon is None else epsilon}; "

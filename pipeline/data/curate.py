@@ -163,7 +163,7 @@ def privatize_source(request: Request) -> str:
     dropped = ", ".join(f"{count} {name}" for name, count in manifest.dropped.items())
     return (
         f"{manifest.rows} labels released at ε = {mechanism.epsilon:g} to {request.output} (each kept with probability "
-        f"{mechanism.keep_prob:.4f}); dropped: {dropped}"
+        f"{mechanism.noise.keep_prob:.4f}); dropped: {dropped}"
     )
 
 

@@ -7,7 +7,6 @@ the way lies in the key's state folder, and what is not finished in hidden folde
 from __future__ import annotations
 
 import hashlib
-import math
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import UserError
+from pipeline.core.noise import is_public
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
 from pipeline.core.stage import StageContext, say
@@ -183,7 +183,7 @@ def randomiser_key(recipe: Recipe) -> PrivacyKey:
     """The owner's key; a seed's where the recipe asks for one, and for public labels, whose events need names alone."""
     if recipe.privatize.insecure_seed is not None:
         return insecure_seed_key(recipe.privatize.insecure_seed)
-    return insecure_seed_key(0) if math.isinf(recipe.privatize.epsilon) else owner_key(recipe)
+    return insecure_seed_key(0) if is_public(recipe.privatize.epsilon) else owner_key(recipe)
 
 
 def owner_key(recipe: Recipe) -> PrivacyKey:

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from pipeline.core.atomic import sync
 from pipeline.core.errors import UserError
+from pipeline.core.noise import LabelNoise
 from pipeline.privacy.records import CANONICALISATION, Text
 from pipeline.privacy.sorted_runs import bucket_bits
 
@@ -77,20 +78,9 @@ class ReleaseManifest:
         return bucket_bits(self.rows, self.rows_per_shard)
 
     @property
-    def epsilon(self) -> float | None:
-        """Label-LDP parameter of each released label; None for infinity (public labels)."""
-        value = self.guarantee["epsilon"]
-        return None if value is None else float(value)
-
-    @property
-    def keep_prob(self) -> float:
-        """Probability that a label was kept, as realised; 1.0 for public labels."""
-        return float(self.guarantee["keep_prob"])
-
-    @property
-    def flip_prob(self) -> float:
-        """Probability that a label was turned round; 0.0 for public labels."""
-        return float(self.guarantee["flip_prob"])
+    def noise(self) -> LabelNoise:
+        """How noisy the released labels are, by the release's own statement."""
+        return LabelNoise.from_json(self.guarantee)
 
     @property
     def private(self) -> bool:
@@ -208,14 +198,14 @@ def _check_guarantee(guarantee: Mapping[str, Any], path: Path, remedy: str) -> N
     mode, epsilon = guarantee["key_mode"], guarantee["epsilon"]
     if mode not in KEY_MODES:
         raise UserError(f"{path}: key_mode is {mode!r}, not one of {', '.join(KEY_MODES)}; {remedy}")
-    finite = isinstance(epsilon, int | float) and not isinstance(epsilon, bool) and 0 < epsilon < float("inf")
-    if not (epsilon is None if mode == "none" else finite):
+    try:
+        public = LabelNoise.from_json(guarantee).public
+    except ValueError as error:
+        raise UserError(f"{path}: {error}; {remedy}") from None
+    if public != (mode == "none"):
         raise UserError(f"{path}: epsilon is {epsilon!r}, which does not go with key_mode {mode!r}; {remedy}")
     if (guarantee["mark"] is None) != (mode == "keyed"):
         raise UserError(f"{path}: the NOT PRIVATE mark does not go with key_mode {mode!r}; {remedy}")
-    keep, flip = guarantee["keep_prob"], guarantee["flip_prob"]
-    if not all(isinstance(value, float) for value in (keep, flip)) or abs(keep + flip - 1) > 1e-12 or keep < 0.5:
-        raise UserError(f"{path}: keep_prob and flip_prob do not sum to 1; {remedy}")
 
 
 def _shards(folder: Path) -> list[Path]:

@@ -11,43 +11,41 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.core.noise import LabelNoise
 from pipeline.core.stats import wilson
 
 KAPPAS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 BINS = 5
 
 
-def preference_calibration(margin: np.ndarray, flip_prob: float, bins: int = BINS) -> list[dict[str, float]]:
+def preference_calibration(margin: np.ndarray, noise: LabelNoise, bins: int = BINS) -> list[dict[str, float]]:
     """Predicted against observed shares of pairs in which the response that r̄ prefers is the preferred one.
 
     Pairs are grouped by |margin| into `bins` groups of like size. Predicted: the mean of sigmoid(|margin|). Observed:
-    the share whose private label agrees, debiased with the label's flip probability; not clipped, so noise can carry it
-    past 1. Ties are left out: r̄ prefers neither.
+    the share whose private label agrees, debiased; not clipped, so noise can carry it past 1. Ties are left out: r̄
+    prefers neither.
 
     Args:
         margin: (n,) r̄(chosen) − r̄(rejected), `chosen` being what the private label prefers.
-        flip_prob: probability that a released label was turned round, in [0, 1/2).
+        noise: of the released labels.
 
     Returns:
         Rows `predicted`, `observed`, `ci_low`, `ci_high` (95 %), `n`, from the least to the most certain group.
 
     Raises:
-        ValueError: a flip probability of no information.
+        ValueError: labels that carry nothing.
     """
-    if not 0 <= flip_prob < 0.5:
-        raise ValueError(f"flip_prob must be in [0, 0.5), got {flip_prob}")
+    LabelNoise.of(noise, allow_zero=False)
     margin = np.asarray(margin, dtype=np.float64)
     margin = margin[margin != 0]
     rows = []
     for group in np.array_split(margin[np.argsort(np.abs(margin), kind="stable")], bins):
         if not len(group):
             continue
-        share = wilson(float((group > 0).sum()), len(group))
-        observed, low, high = (
-            (value - flip_prob) / (1 - 2 * flip_prob) for value in (share.value, share.ci_low, share.ci_high)
-        )
+        share = noise.debias(wilson(float((group > 0).sum()), len(group)))
         predicted = float((1 / (1 + np.exp(-np.abs(group)))).mean())
-        rows.append({"predicted": predicted, "observed": observed, "ci_low": low, "ci_high": high, "n": len(group)})
+        facts = share.as_dict()
+        rows.append({"predicted": predicted, "observed": facts.pop("value"), **facts})
     return rows
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from pipeline.core.noise import LabelNoise
 from pipeline.core.stats import Estimate, wilson, win_rate
 from pipeline.data.release import ReleasedPair
 from pipeline.data.render import Renderer, plain_text
@@ -55,18 +56,18 @@ def pair_rows(pairs: Sequence[ReleasedPair], renderer: Renderer) -> list[tuple[l
     return rows
 
 
-def likelihood_win_rate(logprobs: np.ndarray, flip_prob: float) -> Estimate:
+def likelihood_win_rate(logprobs: np.ndarray, noise: LabelNoise) -> Estimate:
     """Share of pairs whose chosen answer is likelier; interleaved (2n,) from `pair_rows`. Debiased for z."""
-    return debias(win_rate(logprobs[0::2], logprobs[1::2]), flip_prob)
+    return noise.debias(win_rate(logprobs[0::2], logprobs[1::2]))
 
 
-def longer_answer_baseline(pairs: Sequence[ReleasedPair], flip_prob: float) -> Estimate:
+def longer_answer_baseline(pairs: Sequence[ReleasedPair], noise: LabelNoise) -> Estimate:
     """Share of pairs whose chosen answer has more characters: the trivial rule to print beside any win rate.
 
     Where both are equally long the rule names no winner, which counts as a miss.
     """
     longer = int((longer_answers(pairs) > 0).sum())
-    return debias(wilson(longer, len(pairs)), flip_prob)
+    return noise.debias(wilson(longer, len(pairs)))
 
 
 def longer_answers(pairs: Sequence[ReleasedPair]) -> np.ndarray:
@@ -78,19 +79,3 @@ def longer_answers(pairs: Sequence[ReleasedPair]) -> np.ndarray:
 def preferences(logprobs: np.ndarray) -> np.ndarray:
     """(n,) +1 where the policy finds `chosen` likelier, -1 where `rejected`, 0 for a tie; (2n,) as from `pair_rows`."""
     return np.sign(logprobs[0::2] - logprobs[1::2]).astype(np.int8)
-
-
-def debias(share: Estimate, flip_prob: float) -> Estimate:
-    """The share on true labels estimated from the share on z: (p − flip)/(1 − 2·flip); the interval scales along.
-
-    Not clipped to [0, 1], which would bias it. The identity for flip_prob 0 (labels declared public).
-    """
-    if flip_prob == 0:
-        return share
-    scale = 1 - 2 * flip_prob
-    return Estimate(
-        (share.value - flip_prob) / scale,
-        (share.ci_low - flip_prob) / scale,
-        (share.ci_high - flip_prob) / scale,
-        share.n,
-    )

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from pipeline.privacy.mechanism import check_epsilon
+from pipeline.core.noise import check_epsilon
 from pipeline.privacy.prf import BLOCK_BYTES, Prf
 
 COUNT_DOMAIN = b"noisy count/v1"  # of the PRF

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.core.errors import UserError
+from pipeline.core.noise import is_public
 from pipeline.privacy.labelers import tally
 from pipeline.privacy.owner_files import check_rows, create_file, read_rows, replace_file, row_digest
 
@@ -185,7 +186,7 @@ def as_tags(tags: np.ndarray) -> np.ndarray:
 
 
 def _check(partition: int, tags: np.ndarray, labels: np.ndarray, epsilon: float) -> None:
-    if not 0 <= partition < PARTITIONS or not 0.0 < epsilon < float("inf"):
+    if not 0 <= partition < PARTITIONS or not epsilon > 0.0 or is_public(epsilon):
         raise ValueError(f"0 <= partition < {PARTITIONS} and 0 < epsilon < inf, got {partition} and {epsilon}")
     if labels.shape != tags.shape or labels.dtype != np.int8 or not np.all(np.abs(labels) == 1):
         raise ValueError("labels are (n,) int8 in {-1, +1}, one for each tag")

@@ -32,6 +32,7 @@ from typing import Any, Literal
 
 from pipeline.core.atomic import sweep_temporaries, write_json
 from pipeline.core.errors import UserError
+from pipeline.core.noise import check_epsilon
 from pipeline.privacy import events, labelers
 from pipeline.privacy.events import EventStore, StagedGeneration
 from pipeline.privacy.keys import PrivacyKey, make_private_folder
@@ -60,7 +61,7 @@ class ReleasePlan:
     kind: Kind = "labels"
 
     def __post_init__(self) -> None:
-        _check_epsilon("epsilon", self.epsilon)
+        check_epsilon(self.epsilon)
         if self.events < 0:
             raise UserError(f"a release has {self.events} events; it must have 0 or more")
 
@@ -73,7 +74,7 @@ class Budget:
     per: Per
 
     def __post_init__(self) -> None:
-        _check_epsilon("--budget", self.epsilon)
+        check_epsilon(self.epsilon, "--budget")
         if self.per not in ("event", "person"):
             raise UserError(f"--budget-per {self.per}: must be event or person")
 
@@ -368,11 +369,6 @@ def _labeler_facts(totals: LabelerTotals, counts: float) -> dict[str, Any]:
         "epsilon_of_counts": counts * totals.most if known else None,
         "delta": DELTA,
     }
-
-
-def _check_epsilon(name: str, epsilon: float) -> None:
-    if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not math.isfinite(epsilon) or epsilon <= 0:
-        raise UserError(f"{name} must be a finite number > 0, got {epsilon}")
 
 
 def _now() -> str:

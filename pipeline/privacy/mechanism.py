@@ -38,20 +38,17 @@ vectors that differ in one event: P[A = 1] <= e^eps P'[A = 1] + (1 + e^eps) Adv_
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from decimal import ROUND_FLOOR, Context, Decimal
-from fractions import Fraction
 from itertools import count
 from typing import Any
 
 from pipeline.core.errors import UserError
+from pipeline.core.noise import LEVELS, PUBLIC, LabelNoise, check_epsilon, is_public, keep_threshold
 from pipeline.privacy.prf import Prf
 
 OCTAVES = 128
-LEVELS = 1 << OCTAVES
 DOMAIN, WALK_DOMAIN = b"label event/v2", b"octave walk/v2"  # of the PRF
 UNIT = "one labelling event: one answer of one labeller to one unordered pair of responses"
 NEIGHBOURING = "label vectors that differ in the label of one event; prompts, responses and events are the same"
@@ -59,24 +56,6 @@ STATEMENT = (
     "P[A(out) = 1] <= e^epsilon P[A(out') = 1] + (1 + e^epsilon) Adv_PRF for every efficient adversary A who sees"
     " everything released and knows the prompts, the responses and the code, but not the key"
 )
-
-
-def _keep_threshold(epsilon: float) -> int:
-    """floor(tanh(epsilon/2) * 2^128), never above the real number; 0 <= T < 2^128.
-
-    tanh(epsilon/2) = (e^eps - 1)/(e^eps + 1) is irrational for every rational epsilon > 0, so the floor is well
-    defined. 120 digits leave an error below 1e-39 after the cancellation in e^eps - 1 (at most 39 digits); 1e-30 is
-    taken off for it.
-    """
-    if epsilon >= 100.0:  # 1 - tanh(eps/2) = 2/(e^eps + 1) < 2^-128 from eps = 90 on
-        return LEVELS - 1
-    if epsilon < 2.0**-127:  # tanh(eps/2) < eps/2
-        return 0
-    context = Context(prec=120)
-    growth = context.exp(Decimal(epsilon))
-    tanh = context.divide(context.subtract(growth, Decimal(1)), context.add(growth, Decimal(1)))
-    scaled = context.subtract(context.multiply(tanh, Decimal(LEVELS)), Decimal("1e-30"))
-    return max(0, int(scaled.to_integral_value(rounding=ROUND_FLOOR)))
 
 
 def walk_counter(octave: int, counter: int) -> bytes:
@@ -149,21 +128,6 @@ def last_coin(label: int, threshold: int, coins: Coins, octaves: int = OCTAVES) 
     return label
 
 
-def check_epsilon(epsilon: object) -> float:
-    """The value as a float if it is a finite number above 0; UserError otherwise."""
-    if isinstance(epsilon, bool) or not isinstance(epsilon, int | float):
-        raise UserError(f"epsilon must be a number above 0, got {epsilon!r}; for example epsilon: 2")
-    try:
-        value = float(epsilon)
-    except OverflowError:
-        value = math.inf
-    if not (0.0 < value < math.inf):
-        raise UserError(
-            f"epsilon must be a finite number above 0, got {epsilon!r}; smaller is more private, for example epsilon: 2"
-        )
-    return value
-
-
 def _check_label(label: object) -> None:
     if isinstance(label, bool) or label not in (-1, 1):
         raise UserError("a label is neither -1 nor +1; map the labels to {-1, +1} first")
@@ -171,34 +135,19 @@ def _check_label(label: object) -> None:
 
 @dataclass(frozen=True)
 class RandomizedResponse:
-    """Keeps a label in {-1, +1} with probability `keep_prob`, turns it round otherwise; carries its own guarantee.
+    """Keeps a label in {-1, +1} with probability `noise.keep_prob`, turns it round otherwise; carries its guarantee.
 
     epsilon: label-LDP parameter of one released label, finite and above 0 (UserError otherwise).
     """
 
     epsilon: float
+    noise: LabelNoise = field(init=False, repr=False, compare=False)
     threshold: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
-        object.__setattr__(self, "threshold", _keep_threshold(self.epsilon))
-
-    @property
-    def exact_keep_prob(self) -> Fraction:
-        """(2^128 + T) / 2^129: the probability realised, at most e^epsilon/(1+e^epsilon)."""
-        return Fraction(LEVELS + self.threshold, 2 * LEVELS)
-
-    @property
-    def keep_prob(self) -> float:
-        """The largest float <= `exact_keep_prob`; in [0.5, 1)."""
-        exact = self.exact_keep_prob
-        nearest = float(exact)
-        return nearest if Fraction(nearest) <= exact else math.nextafter(nearest, 0.0)
-
-    @property
-    def flip_prob(self) -> float:
-        """1 - `exact_keep_prob`, rounded once: accurate where 1 - keep_prob in floats would not be. In (0, 0.5]."""
-        return float(1 - self.exact_keep_prob)
+        object.__setattr__(self, "noise", LabelNoise.of(self.epsilon))
+        object.__setattr__(self, "threshold", keep_threshold(self.epsilon))
 
     def release(self, prf: Prf, event: bytes, label: int) -> int:
         """z in {-1, +1} for this event: a pure function of (key, event, label, epsilon). The label is not validated."""
@@ -208,9 +157,7 @@ class RandomizedResponse:
         """What manifests and cards state about the mechanism; JSON types only."""
         return {
             "mechanism": "randomized response",
-            "epsilon": self.epsilon,
-            "keep_prob": self.keep_prob,
-            "flip_prob": self.flip_prob,
+            **self.noise.as_json(),
             "unit": UNIT,
             "neighbouring": NEIGHBOURING,
             "statement": STATEMENT,
@@ -222,17 +169,13 @@ class RandomizedResponse:
 class PublicLabels:
     """epsilon = infinity: labels that their holder declared public are released as they are. NOT PRIVATE."""
 
-    epsilon: float = field(default=math.inf, init=False)
-    keep_prob: float = field(default=1.0, init=False)
-    flip_prob: float = field(default=0.0, init=False)
+    noise: LabelNoise = field(default=PUBLIC, init=False)
 
     def guarantee(self) -> dict[str, Any]:
-        """As `RandomizedResponse.guarantee`, with `epsilon` null for infinity."""
+        """As `RandomizedResponse.guarantee`."""
         return {
             "mechanism": "none",
-            "epsilon": None,
-            "keep_prob": self.keep_prob,
-            "flip_prob": self.flip_prob,
+            **self.noise.as_json(),
             "unit": UNIT,
             "neighbouring": NEIGHBOURING,
             "statement": "none: the labels were declared public and are released as they are",
@@ -245,7 +188,7 @@ Mechanism = RandomizedResponse | PublicLabels
 
 def make_mechanism(epsilon: float, public: bool = False) -> Mechanism:
     """The mechanism for `epsilon`; infinity needs labels that were declared public (UserError otherwise)."""
-    if isinstance(epsilon, float) and epsilon == math.inf:
+    if is_public(epsilon):
         if public:
             return PublicLabels()
         raise UserError(

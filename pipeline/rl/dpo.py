@@ -16,34 +16,35 @@ from peft import PeftModel
 from torch import Tensor
 from trl import DPOTrainer
 
+from pipeline.core.noise import LabelNoise, Noise
 from pipeline.lm.logprobs import TokenBatch, take_batches, token_batch
 from pipeline.lm.rows import Sharing, sharing_of
 from pipeline.lm.sft_training import leave_out_router_loss
-from reward_models.losses import check_epsilon, keep_prob, private_likelihood_loss
+from reward_models.losses import private_likelihood_loss
 
 
-def trl_loss(name: str, epsilon: float) -> dict[str, Any]:
-    """TRL's arguments of a loss on labels with ε: `private_likelihood`, `debiased` or `uncorrected`.
+def trl_loss(name: str, noise: Noise) -> dict[str, Any]:
+    """TRL's arguments of a loss on labels with that noise: `private_likelihood`, `debiased` or `uncorrected`.
 
     The private likelihood is no loss of TRL's: `PrivateDpoTrainer` computes it, and `sigmoid` is its limit at ε = ∞.
     """
     if name == "debiased":
-        return {"loss_type": ["robust"], "label_smoothing": 1.0 - keep_prob(epsilon)}
+        return {"loss_type": ["robust"], "label_smoothing": LabelNoise.of(noise).flip_prob}
     return {"loss_type": ["sigmoid"], "label_smoothing": 0.0}
 
 
 class PrivateDpoTrainer(DPOTrainer):
     """`DPOTrainer` on rendered token ids (`prompt_ids`, `chosen_ids`, `rejected_ids`).
 
-    With `epsilon` the loss is the private likelihood of labels with that ε (in (0, ∞]); with None it is TRL's own.
+    With `noise` the loss is the private likelihood of labels with that noise; with None it is TRL's own.
     Logged beside it: the mean margin and how often the margin agrees with the private label. π_ref of a PEFT model is
     the model with its adapter off.
     """
 
     _tag_names = ["trl", "dpo", "private-rlhf"]  # noqa: RUF012 - as in the parent class
 
-    def __init__(self, *args: Any, epsilon: float | None, **kwargs: Any) -> None:
-        self.epsilon = None if epsilon is None else check_epsilon(epsilon, allow_zero=False)
+    def __init__(self, *args: Any, noise: Noise | None, **kwargs: Any) -> None:
+        self.noise = None if noise is None else LabelNoise.of(noise, allow_zero=False)
         super().__init__(*args, **kwargs)
         leave_out_router_loss(self)
         if isinstance(self.model, PeftModel) and "ref" in self.model.peft_config:
@@ -62,7 +63,7 @@ class PrivateDpoTrainer(DPOTrainer):
 
     def _compute_loss(self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False) -> Any:
         """Mean loss of the batch; inputs hold 2B sequences, the chosen ones first."""
-        if self.epsilon is None:
+        if self.noise is None:
             return super()._compute_loss(model, inputs, return_outputs)
         if return_outputs:
             raise ValueError("the private likelihood of DPO returns no outputs: evaluate with the stage")
@@ -75,7 +76,7 @@ class PrivateDpoTrainer(DPOTrainer):
         gathered = self.accelerator.gather(margin.detach())
         self._metrics[mode]["rewards/margins"].append(gathered.mean().item())
         self._metrics[mode]["rewards/accuracies"].append((gathered > 0).float().mean().item())
-        return private_likelihood_loss(margin, torch.ones_like(margin), self.epsilon).mean()
+        return private_likelihood_loss(margin, torch.ones_like(margin), self.noise).mean()
 
     @torch.no_grad()
     def _reference_logprobs(self, inputs: dict[str, Tensor], batch: TokenBatch) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,6 @@ Run alone: accelerate launch -m pipeline.stages.dpo --config RECIPE [--run-dir D
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from trl import DPOConfig
@@ -37,7 +36,7 @@ def run(context: StageContext) -> dict[str, Any]:
 
     # --- z, its ε, and token ids --------------------------------------------------------------------------------------
     release = inputs.release(context.run)
-    epsilon = math.inf if release.manifest.epsilon is None else release.manifest.epsilon
+    noise = release.manifest.noise
     rows = list(release)
     kept = keep_fitting_pairs(rows, renderer, recipe.model.too_long)
     dropped = len(rows) - len(kept)
@@ -55,14 +54,14 @@ def run(context: StageContext) -> dict[str, Any]:
         context.world,
         beta=kl_coef,
         max_length=None,
-        **trl_loss(settings.loss, epsilon),
+        **trl_loss(settings.loss, noise),
     )
     policy, reference = policy_and_reference(context, recipe)
     trainer = PrivateDpoTrainer(
         model=policy,
         ref_model=reference,
         args=arguments,
-        epsilon=epsilon if settings.loss == "private_likelihood" else None,
+        noise=noise if settings.loss == "private_likelihood" else None,
         train_dataset=dataset,
         processing_class=renderer.tokenizer,
         callbacks=[hf_trainer.CompletionMarker(), hf_trainer.StopOnNonFinite()],

@@ -19,8 +19,8 @@ import numpy as np
 from accelerate.utils import gather_object
 
 from pipeline.core import atomic
+from pipeline.core.noise import is_public
 from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import RunDir
 from pipeline.core.stage import StageContext
 from pipeline.data import inputs
 from pipeline.data.release import ReleasedPair
@@ -93,7 +93,7 @@ def run(context: StageContext) -> dict[str, Any]:
 
     # --- likelihood on held-out pairs ---------------------------------------------------------------------------------
     release = inputs.evaluation_release(run_dir)
-    flip_prob = release.manifest.flip_prob
+    noise = release.manifest.noise
     rows = list(release)
     fitting = keep_fitting_pairs(rows, renderer, recipe.model.too_long)
     places = fitting[: settings.max_pairs]
@@ -102,8 +102,8 @@ def run(context: StageContext) -> dict[str, Any]:
         name: sharded_logprobs(accelerator, model, pairs, renderer, sampling.temperature, f"likelihood of {name}")
         for name, model in (("sft", reference), (method_name(recipe), policy))
     }
-    rates = {name: likelihood_win_rate(values, flip_prob) for name, values in likelihood.items()}
-    baseline = longer_answer_baseline(pairs, flip_prob)
+    rates = {name: likelihood_win_rate(values, noise) for name, values in likelihood.items()}
+    baseline = longer_answer_baseline(pairs, noise)
     choices = {name: preferences(values) for name, values in likelihood.items()} | {LONGER: longer_answers(pairs)}
 
     # --- results ------------------------------------------------------------------------------------------------------
@@ -111,10 +111,11 @@ def run(context: StageContext) -> dict[str, Any]:
     gibbs = summary.gibbs_metrics()
     if gibbs is not None:
         methods["gibbs"] = gibbs
-    epsilon, keep_prob = privacy_of(run_dir)
+    noise_json = inputs.release(run_dir).manifest.noise.as_json()
+    trained_on = {name: noise_json[name] for name in ("epsilon", "keep_prob")}
     for name, metrics in methods.items():
         metrics["likelihood_win_rate"] = rates[name].as_dict() if name in rates else None
-        metrics |= {"epsilon": epsilon, "keep_prob": keep_prob, "kl_coef": recipe.ppo.kl_coef}
+        metrics |= {**trained_on, "kl_coef": recipe.ppo.kl_coef}
     if judged is not None:
         methods[method_name(recipe)] |= {
             "generation_win_rate_judge": judged["win_rate"],
@@ -163,13 +164,7 @@ def method_name(recipe: Recipe) -> str:
     suffix = "" if recipe.aligner == "ppo" else f"_{recipe.aligner}"
     if trained.loss == "uncorrected":
         return f"uncorrected{suffix}"
-    return ("private" if np.isfinite(recipe.privatize.epsilon) else "nonprivate") + suffix
-
-
-def privacy_of(run_dir: RunDir) -> tuple[float | None, float]:
-    """(ε or None for ∞, α) of the labels that were trained on."""
-    manifest = inputs.release(run_dir).manifest
-    return manifest.epsilon, manifest.keep_prob
+    return ("nonprivate" if is_public(recipe.privatize.epsilon) else "private") + suffix
 
 
 def sharded_logprobs(

@@ -23,9 +23,10 @@ from safetensors import SafetensorError
 
 from pipeline.core import atomic
 from pipeline.core.errors import UserError
+from pipeline.core.noise import LabelNoise
 from pipeline.core.recipe import Recipe
 from pipeline.core.stage import StageContext
-from pipeline.core.stats import Estimate, wilson
+from pipeline.core.stats import wilson
 from pipeline.data import inputs
 from pipeline.data.release import Release
 from pipeline.data.render import Renderer, keep_fitting_pairs, left_out, text_count
@@ -39,7 +40,7 @@ from reward_models.checkpoint import RewardMetadata, save_reward_checkpoint
 from reward_models.external import use_external
 from reward_models.fitted_bonus import check_uncertainty, head_bonus
 from reward_models.head import PairFeatures, fit_head, refit_head
-from reward_models.losses import get_loss, keep_prob, privacy_factor
+from reward_models.losses import get_loss
 from reward_models.model import RewardModel, build_reward_backbone, set_score_weight
 from reward_models.ridge import RidgeSelection
 from reward_models.spread import OverProcesses
@@ -55,7 +56,7 @@ def run(context: StageContext) -> dict[str, Any]:
 
     # --- z, its ε, and token ids --------------------------------------------------------------------------------------
     release = inputs.release(context.run)
-    epsilon = math.inf if release.manifest.epsilon is None else release.manifest.epsilon
+    noise = release.manifest.noise
     backbone_path = context.run.stage("sft") / "model"
     renderer = inputs.make_renderer(recipe, load_tokenizer(backbone_path))
     rows, pairs, dropped = rendered_pairs(release, renderer, recipe)
@@ -68,13 +69,13 @@ def run(context: StageContext) -> dict[str, Any]:
     result, more = TrainedBackbone(backbone, [], None), {}
     if settings.mode == "head" or settings.head_warmup:
         features = pair_features(context, model, pairs, renderer, "frozen", accelerator)
-        fit, selection = fit_head(features.rows(training), [rows[i].prompt for i in training], epsilon, recipe)
+        fit, selection = fit_head(features.rows(training), [rows[i].prompt for i in training], noise, recipe)
     if settings.mode != "head":
         result = train_backbone(
             backbone,
             [pairs[i] for i in training],
             [pairs[i] for i in validation],
-            epsilon,
+            noise,
             renderer,
             recipe,
             context.checkpoints,
@@ -84,22 +85,22 @@ def run(context: StageContext) -> dict[str, Any]:
         )
         model = RewardModel(result.model.to(accelerator.device), reward_bound=settings.reward_bound)
         features = pair_features(context, model, pairs, renderer, "trained", accelerator)
-        trained = held_out(model, features.rows(validation), epsilon, recipe)
+        trained = held_out(model, features.rows(validation), noise, recipe)
         more = {
             "warm_start_ridge": fit.ridge if settings.head_warmup else None,
             "trained_head_log_likelihood": trained["validation_log_likelihood"],
         }
-        fit, selection = refit_head(features.rows(training), features.rows(validation), epsilon, recipe)
-    bonus = head_bonus(fit, features.rows(training), epsilon, recipe)
+        fit, selection = refit_head(features.rows(training), features.rows(validation), noise, recipe)
+    bonus = head_bonus(fit, features.rows(training), noise, recipe)
     model = with_weight(result.model, fit.weight, settings.reward_bound)
 
     # --- held-out check on z, and the checkpoint ----------------------------------------------------------------------
-    check = held_out(model, features.rows(validation), epsilon, recipe)
+    check = held_out(model, features.rows(validation), noise, recipe)
     ridge_judged = settings.mode != "head" and settings.refit_ridge is None
     imitated = recipe.data.demonstrations == "release_preferred"  # the backbone has seen what their labels prefer
     check["validation_after_selection"] = ridge_judged or result.early_stopping is not None or imitated
     metadata = RewardMetadata(
-        epsilon=epsilon,
+        noise=noise,
         loss=settings.loss,
         reward_bound=settings.reward_bound,
         ridge=fit.ridge,
@@ -216,25 +217,22 @@ def with_weight(backbone: Any, weight: torch.Tensor, reward_bound: float | None)
 
 
 @torch.no_grad()
-def held_out(model: RewardModel, features: PairFeatures, epsilon: float, recipe: Recipe) -> dict[str, Any]:
+def held_out(model: RewardModel, features: PairFeatures, noise: LabelNoise, recipe: Recipe) -> dict[str, Any]:
     """Private log-likelihood per pair and debiased accuracy on held-out z; both read z only."""
     chosen = bounded_reward(model.raw_score_of(features.chosen.to(model.weight.device)), model.reward_bound)
     rejected = bounded_reward(model.raw_score_of(features.rejected.to(model.weight.device)), model.reward_bound)
     margin = features.spread.all((chosen - rejected).cpu())
-    loss = get_loss("private_likelihood").value(margin, torch.ones_like(margin), epsilon)
+    loss = get_loss("private_likelihood").value(margin, torch.ones_like(margin), noise)
     wins = float((margin > 0).sum() + 0.5 * (margin == 0).sum())
-    share, flip, slope = wilson(wins, len(margin)), 1 - keep_prob(epsilon), privacy_factor(epsilon)
-    debiased = Estimate(
-        (share.value - flip) / slope, (share.ci_low - flip) / slope, (share.ci_high - flip) / slope, share.n
-    )
+    share = wilson(wins, len(margin))
     return {
         "validation_pairs": len(margin),
         "validation_log_likelihood": -float(loss.mean()),
         "validation_log_likelihood_se": float(loss.std() / math.sqrt(len(margin))) if len(margin) > 1 else None,
         "null_log_likelihood": -math.log(2.0),
         "validation_accuracy_private": share.as_dict(),
-        "validation_accuracy_debiased": debiased.as_dict(),
-        "calibration": preference_calibration(margin.numpy(), flip),
+        "validation_accuracy_debiased": noise.debias(share).as_dict(),
+        "calibration": preference_calibration(margin.numpy(), noise),
     }
 
 

@@ -8,7 +8,6 @@ are in nats. A comparison's label is +1 where the first response of its pair is 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.privacy.mechanism import make_mechanism
+from pipeline.core.noise import LabelNoise
 from reward_models.gibbs import gibbs_log_policy
 
 if TYPE_CHECKING:
@@ -100,12 +99,12 @@ class Counts(NamedTuple):
 
 def keep_prob(epsilon: float) -> float:
     """α of randomised response as the pipeline's mechanism realises it; 1 at ε = ∞."""
-    return make_mechanism(epsilon, public=math.isinf(epsilon)).keep_prob
+    return LabelNoise.of(epsilon).keep_prob
 
 
 def factor(epsilon: float) -> float:
-    """2α − 1 = tanh(ε/2)."""
-    return math.tanh(epsilon / 2.0)
+    """2α − 1, likewise."""
+    return LabelNoise.of(epsilon).factor
 
 
 def private_labels(generator: np.random.Generator, compared: Integers, margin: Array, epsilon: float) -> Counts:

@@ -91,9 +91,9 @@ def test_many_outcomes_are_searched_on_one_half_and_tested_on_the_other() -> Non
 def test_the_sample_size_has_the_power_and_little_less_has_not(epsilon: float) -> None:
     samples = audit_sample_size(epsilon, 0.05, 0.9, 0.001)
     mechanism = RandomizedResponse(epsilon)
-    faulty = 1 - 0.95 * mechanism.flip_prob
-    assert detection_power(samples, mechanism.keep_prob, faulty, 0.001) >= 0.9
-    assert detection_power(int(0.97 * samples), mechanism.keep_prob, faulty, 0.001) < 0.9
+    faulty = 1 - 0.95 * mechanism.noise.flip_prob
+    assert detection_power(samples, mechanism.noise.keep_prob, faulty, 0.001) >= 0.9
+    assert detection_power(int(0.97 * samples), mechanism.noise.keep_prob, faulty, 0.001) < 0.9
 
 
 def test_a_flip_probability_off_by_five_percent_is_caught_nine_times_in_ten() -> None:
@@ -111,15 +111,15 @@ def test_a_flip_probability_off_by_five_percent_is_caught_nine_times_in_ten() ->
 
     def caught(flip_prob: float) -> int:
         kept = samples - generator.binomial(samples, flip_prob, size=40)
-        return sum(upper_tail(int(count), samples, mechanism.keep_prob) <= 0.001 for count in kept)
+        return sum(upper_tail(int(count), samples, mechanism.noise.keep_prob) <= 0.001 for count in kept)
 
-    assert caught(0.95 * mechanism.flip_prob) >= 29
-    assert caught(mechanism.flip_prob) <= 2
+    assert caught(0.95 * mechanism.noise.flip_prob) >= 29
+    assert caught(mechanism.noise.flip_prob) <= 2
 
 
 def test_a_broken_mechanism_is_caught_through_its_outputs() -> None:
     samples = int(1.2 * audit_sample_size(1.0, 0.05))
-    flip_prob = RandomizedResponse(1.0).flip_prob
+    flip_prob = RandomizedResponse(1.0).noise.flip_prob
     assert audit_mechanism(simulated(0.95 * flip_prob, 3), 1.0, samples).caught
     assert not audit_mechanism(simulated(flip_prob, 3), 1.0, samples).caught
 

@@ -218,7 +218,7 @@ def reward_checkpoint(settings: dict[str, Any]) -> RewardCheckpoint:
 
 def fisher_bonus(weight: Tensor) -> FisherBonus:
     """Γ of 256 pairs of random features."""
-    statistics = FisherAccumulator(weight, epsilon=2.0, ridge=1.0, reward_bound=BOUND)
+    statistics = FisherAccumulator(weight, noise=2.0, ridge=1.0, reward_bound=BOUND)
     noise = torch.randn(2, 256, len(weight), generator=torch.Generator().manual_seed(1))
     statistics.update(noise[0], noise[1])
     return statistics.bonus()

@@ -156,7 +156,7 @@ def our_trainer(settings: dict[str, Any], folder: str) -> RewardTrainer:
     return PrivateRewardTrainer(
         model,
         arguments(settings, folder, remove_unused_columns=False, max_length=None, **grouped),
-        epsilon=EPSILON,
+        noise=EPSILON,
         reward_bound=8.0,
         train_dataset=rows_of(settings),
         processing_class=load_tokenizer(settings["path"]),

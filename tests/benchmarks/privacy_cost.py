@@ -32,6 +32,7 @@ from tqdm import tqdm
 
 from pipeline.core import atomic
 from pipeline.core.config import load_recipe
+from pipeline.core.noise import LabelNoise
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
 from pipeline.data import inputs
@@ -142,7 +143,7 @@ def scored(pool: Pool, recipe: Recipe, seed: int, epsilon: float, loss: str) -> 
     rejected = torch.where(prefers_first, pool.second, pool.first)
     settings = replace(recipe, seed=seed, reward=replace(recipe.reward, loss=loss))
     prompts = [row.prompt for row in task.load_pairs("train")]
-    fit, _ = fit_head(PairFeatures(chosen, rejected), prompts, epsilon, settings)
+    fit, _ = fit_head(PairFeatures(chosen, rejected), prompts, LabelNoise.of(epsilon), settings)
     bonus = FisherBonus.from_fit(fit, 1.0)
     count, each, _ = pool.features.shape
     centre = bonus.reference_gradient(pool.features)[:, None].expand(count, each, -1).reshape(count * each, -1)

@@ -21,6 +21,7 @@ from scipy.stats import t as student
 from text_lengths import read_pairs
 
 from pipeline.core.config import load_recipe
+from pipeline.core.noise import LabelNoise
 from pipeline.core.recipe import Recipe
 from pipeline.data.render import Renderer
 from pipeline.lm.features import extract_features
@@ -101,7 +102,7 @@ def accuracy(
         keep = torch.tensor([mechanism.release(prf, str(index).encode(), 1) == 1 for index in range(len(learnt))])
     first = torch.where(keep[:, None], learnt.chosen, learnt.rejected)
     second = torch.where(keep[:, None], learnt.rejected, learnt.chosen)
-    fit, _ = fit_head(PairFeatures(first, second), prompts, epsilon, recipe)
+    fit, _ = fit_head(PairFeatures(first, second), prompts, LabelNoise.of(epsilon), recipe)
     bound = recipe.reward.reward_bound
     raw = [side.double() @ fit.weight for side in (judged.chosen, judged.rejected)]
     margin = bounded_reward(raw[0], bound) - bounded_reward(raw[1], bound)

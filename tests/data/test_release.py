@@ -11,6 +11,7 @@ import pytest
 from plain_release import PrivateRecord, manifest_of, privatize_records, write_release
 
 from pipeline.core.errors import UserError
+from pipeline.core.noise import PUBLIC
 from pipeline.data.release import ROWS_PER_GROUP, read_release
 from pipeline.privacy.keys import PrivacyKey
 from pipeline.privacy.mechanism import Mechanism, PublicLabels, RandomizedResponse
@@ -55,10 +56,10 @@ def test_round_trip(tmp_path: Path, conversational: bool) -> None:
     records = release(tmp_path / "out", pairs(40, conversational))
     opened = read_release(tmp_path / "out")
     assert len(opened) == 40
-    assert opened.manifest.epsilon == 1.0
+    assert opened.manifest.noise.epsilon == 1.0
     assert opened.manifest.private
-    assert opened.manifest.keep_prob == RandomizedResponse(1.0).keep_prob
-    assert opened.manifest.flip_prob == RandomizedResponse(1.0).flip_prob
+    assert opened.manifest.noise.keep_prob == RandomizedResponse(1.0).noise.keep_prob
+    assert opened.manifest.noise.flip_prob == RandomizedResponse(1.0).noise.flip_prob
     assert opened.manifest.format == ("conversational" if conversational else "standard")
     for row, record in zip(opened.rows, records, strict=True):
         assert (row.record_id, row.prompt) == (record.record_id, record.prompt)
@@ -110,7 +111,7 @@ def test_manifest_holds_these_keys_and_no_statistic_of_labels(tmp_path: Path) ->
 def test_public_labels_are_marked(tmp_path: Path) -> None:
     release(tmp_path / "out", pairs(5), PublicLabels())
     opened = read_release(tmp_path / "out")
-    assert opened.manifest.epsilon is None
+    assert opened.manifest.noise.public
     assert not opened.manifest.private
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["mark"] == "NOT PRIVATE"
     assert all("good" in row.chosen for row in opened)
@@ -136,12 +137,15 @@ def edit(folder: Path, change: dict[str, Any], guarantee_change: dict[str, Any])
         ({"schema_version": 99}, {}, "has schema version 99, not 2"),
         ({"format": "odd"}, {}, "`format` or `rows` has no valid value"),
         ({}, {"epsilon": ...}, r"lacks guarantee\.epsilon"),
-        ({}, {"epsilon": None}, "epsilon is None, which does not go with key_mode 'keyed'"),
-        ({}, {"epsilon": -1}, "epsilon is -1"),
+        ({}, {"epsilon": None}, "does not belong to epsilon None"),
+        ({}, PUBLIC.as_json(), "epsilon is None, which does not go with key_mode 'keyed'"),
+        ({}, {"epsilon": -1}, "epsilon must be a finite number above 0, got -1"),
         ({}, {"key_mode": "none"}, "does not go with key_mode 'none'"),
         ({}, {"key_mode": "insecure_seed"}, "the NOT PRIVATE mark does not go with key_mode 'insecure_seed'"),
         ({}, {"key_mode": "x"}, "key_mode is 'x', not one of"),
-        ({}, {"keep_prob": 0.99}, "do not sum to 1"),
+        ({}, {"keep_prob": 0.99}, "keep_prob 0.99 does not belong to epsilon 1.0"),
+        ({}, {"flip_prob": 0.2}, "do not sum to 1"),
+        ({}, {"flip_prob": "0.2"}, "flip_prob must be a number"),
     ],
 )
 def test_a_manifest_that_does_not_hold_together_is_refused(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
+from pipeline.core.noise import PUBLIC, LabelNoise
 from pipeline.evaluation.calibration import coverage, preference_calibration
+
+QUARTER = LabelNoise(math.log(3), Fraction(3, 4))
 
 
 def noisy_margins(count: int, epsilon: float, seed: int) -> np.ndarray:
@@ -22,30 +26,30 @@ def noisy_margins(count: int, epsilon: float, seed: int) -> np.ndarray:
 @pytest.mark.parametrize("epsilon", [0.5, 2.0])
 def test_a_true_model_is_calibrated_whatever_the_noise(epsilon: float) -> None:
     """Five shares within 3.3 standard errors (a true model fails one seed in 200); an over-confident one is caught."""
-    flip_prob = 1 / (1 + math.exp(epsilon))
+    noise = LabelNoise.of(epsilon)
     margin = noisy_margins(40_000, epsilon, seed=1)
-    rows = preference_calibration(margin, flip_prob)
+    rows = preference_calibration(margin, noise)
     assert [row["n"] for row in rows] == [8000] * 5
     for row in rows:
         standard_error = (row["ci_high"] - row["ci_low"]) / (2 * 1.96)
         assert abs(row["observed"] - row["predicted"]) < 3.3 * standard_error
     assert [row["predicted"] for row in rows] == sorted(row["predicted"] for row in rows)
-    assert any(row["predicted"] > row["ci_high"] for row in preference_calibration(3 * margin, flip_prob))
-    assert all(row["predicted"] > row["ci_high"] for row in preference_calibration(margin, 0.0)[3:])  # noise left in
+    assert any(row["predicted"] > row["ci_high"] for row in preference_calibration(3 * margin, noise))
+    assert all(row["predicted"] > row["ci_high"] for row in preference_calibration(margin, PUBLIC)[3:])  # noise left in
 
 
 def test_debiased_shares_are_exact_and_not_clipped() -> None:
-    rows = preference_calibration(np.array([1.0, 1.0, -1.0, 1.0]), 0.25, bins=1)
+    rows = preference_calibration(np.array([1.0, 1.0, -1.0, 1.0]), QUARTER, bins=1)
     assert rows[0]["observed"] == pytest.approx((0.75 - 0.25) / 0.5)
     assert rows[0]["predicted"] == pytest.approx(1 / (1 + math.exp(-1)))
-    assert preference_calibration(np.array([1.0, 2.0]), 0.25, bins=1)[0]["observed"] == pytest.approx(1.5)
+    assert preference_calibration(np.array([1.0, 2.0]), QUARTER, bins=1)[0]["observed"] == pytest.approx(1.5)
 
 
 def test_ties_and_few_pairs() -> None:
-    assert preference_calibration(np.zeros(3), 0.1) == []
-    assert [row["n"] for row in preference_calibration(np.array([1.0, 0.0, -2.0]), 0.1)] == [1, 1]
-    with pytest.raises(ValueError, match="flip_prob"):
-        preference_calibration(np.ones(2), 0.5)
+    assert preference_calibration(np.zeros(3), QUARTER) == []
+    assert [row["n"] for row in preference_calibration(np.array([1.0, 0.0, -2.0]), QUARTER)] == [1, 1]
+    with pytest.raises(ValueError, match="epsilon"):
+        preference_calibration(np.ones(2), LabelNoise.of(0.0))
 
 
 def test_coverage_is_nominal_for_normal_errors_and_blind_to_shifts_of_a_prompt() -> None:

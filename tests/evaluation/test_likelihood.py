@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,11 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from pipeline.core.noise import PUBLIC, LabelNoise
 from pipeline.core.stats import Estimate, wilson
 from pipeline.data.release import ReleasedPair
 from pipeline.data.render import Renderer
 from pipeline.evaluation.likelihood import (
-    debias,
     likelihood_win_rate,
     longer_answer_baseline,
     longer_answers,
@@ -25,6 +26,7 @@ from pipeline.evaluation.likelihood import (
 )
 from pipeline.lm.tiny import tiny_config, tiny_tokenizer
 
+NOISE, QUARTER = LabelNoise.of(0.5), LabelNoise(math.log(3), Fraction(3, 4))
 FLIP = 1 / (1 + math.exp(0.5))
 
 
@@ -33,17 +35,17 @@ def test_rows_are_chosen_then_rejected_and_the_rate_reads_them_so() -> None:
     rows = pair_rows([ReleasedPair("p", "good", "bad", "1"), ReleasedPair("q", "bad", "good", "2")], renderer)
     texts = [renderer.text(response) for _, response in rows]
     assert texts == ["good", "bad", "bad", "good"]
-    assert likelihood_win_rate(np.array([-1.0, -2.0, -1.0, -2.0, -3.0, -2.0, -1.0, -1.0]), 0.0) == wilson(2.5, 4)
+    assert likelihood_win_rate(np.array([-1.0, -2.0, -1.0, -2.0, -3.0, -2.0, -1.0, -1.0]), PUBLIC) == wilson(2.5, 4)
 
 
 def test_debiasing_in_closed_form() -> None:
     share = Estimate(0.6, 0.5, 0.7, 100)
-    assert debias(share, 0.0) == share
-    found = debias(share, 0.25)
+    assert PUBLIC.debias(share) == share
+    found = QUARTER.debias(share)
     assert (found.value, found.ci_low, found.ci_high, found.n) == pytest.approx((0.7, 0.5, 0.9, 100))
-    assert debias(Estimate(0.9, 0.85, 0.95, 9), 0.25).value > 1  # clipping would bias it
+    assert QUARTER.debias(Estimate(0.9, 0.85, 0.95, 9)).value > 1  # clipping would bias it
     for truth in (0.0, 0.3, 1.0):
-        assert debias(Estimate(FLIP + (1 - 2 * FLIP) * truth, 0, 1, 1), FLIP).value == pytest.approx(truth)
+        assert NOISE.debias(Estimate(FLIP + (1 - 2 * FLIP) * truth, 0, 1, 1)).value == pytest.approx(truth)
 
 
 def test_debiased_rates_on_private_labels_are_unbiased_and_cover() -> None:
@@ -55,7 +57,7 @@ def test_debiased_rates_on_private_labels_are_unbiased_and_cover() -> None:
         agrees = generator.random(500) < 0.7
         kept = generator.random(500) >= FLIP
         likelier = np.where(agrees == kept, 1.0, -1.0)  # against z
-        found = likelihood_win_rate(np.stack([likelier, np.zeros(500)], axis=1).ravel(), FLIP)
+        found = likelihood_win_rate(np.stack([likelier, np.zeros(500)], axis=1).ravel(), NOISE)
         values.append(found.value)
         held += found.ci_low <= 0.7 <= found.ci_high
     assert abs(np.mean(values) - 0.7) < 4 * np.std(values) / math.sqrt(2000)
@@ -85,8 +87,8 @@ def test_the_longer_answer_counts_characters_a_tie_is_a_miss() -> None:
         ReleasedPair("p", "aa", "bb", "3"),
         ReleasedPair("p", [{"role": "assistant", "content": "aaaa"}], [{"role": "assistant", "content": "b"}], "4"),
     ]
-    assert longer_answer_baseline(pairs, 0.0) == wilson(2, 4)
-    assert longer_answer_baseline(pairs, 0.25).value == pytest.approx((0.5 - 0.25) / 0.5)
+    assert longer_answer_baseline(pairs, PUBLIC) == wilson(2, 4)
+    assert longer_answer_baseline(pairs, QUARTER).value == pytest.approx((0.5 - 0.25) / 0.5)
 
 
 def test_choices_say_which_response_is_preferred() -> None:
@@ -99,7 +101,7 @@ def test_choices_say_which_response_is_preferred() -> None:
 def test_the_longer_answer_on_real_pairs(hh_helpful: Path) -> None:
     rows = [json.loads(line) for line in (hh_helpful / "eval.jsonl").read_text(encoding="utf-8").splitlines()]
     pairs = [ReleasedPair(row["prompt"], row["chosen"], row["rejected"], str(i)) for i, row in enumerate(rows)]
-    found = longer_answer_baseline(pairs, 0.0)
+    found = longer_answer_baseline(pairs, PUBLIC)
     longer = sum(len(row["chosen"]) > len(row["rejected"]) for row in rows)
     ties = sum(len(row["chosen"]) == len(row["rejected"]) for row in rows)
     assert (found.n, longer, ties) == (1000, 591, 5)

@@ -233,9 +233,9 @@ def test_everything_is_for_the_owner_alone(key: PrivacyKey) -> None:
 
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, float("inf"), float("nan"), True])
 def test_nonsense_is_refused(epsilon: float) -> None:
-    with pytest.raises(UserError, match="epsilon must be a finite number > 0"):
+    with pytest.raises(UserError, match="epsilon must be a finite number above 0"):
         ReleasePlan("s", epsilon, 1, "x")
-    with pytest.raises(UserError, match="--budget must be a finite number > 0"):
+    with pytest.raises(UserError, match="--budget must be a finite number above 0"):
         Budget(epsilon, "event")
     with pytest.raises(UserError, match="--budget-per week: must be event or person"):
         Budget(1.0, "week")  # type: ignore[arg-type]

@@ -132,19 +132,19 @@ def test_realised_alpha_is_never_above_and_never_far_below(epsilon: float) -> No
     with localcontext() as context:
         context.prec = 500
         alpha = 1 / (1 + (-Decimal(min(epsilon, 1000.0))).exp())
-        exact = mechanism.exact_keep_prob
+        exact = mechanism.noise.exact_keep
         realised = Decimal(exact.numerator) / Decimal(exact.denominator)
         assert realised <= alpha
         assert alpha - realised < Decimal(2) ** -127
     assert 0 <= mechanism.threshold < LEVELS
-    assert Fraction(mechanism.keep_prob) <= exact
-    assert 0.5 <= mechanism.keep_prob < 1.0
-    assert 0.0 < mechanism.flip_prob <= 0.5
-    assert mechanism.keep_prob == pytest.approx(1 / (1 + math.exp(-epsilon)), rel=1e-15)
+    assert Fraction(mechanism.noise.keep_prob) <= exact
+    assert 0.5 <= mechanism.noise.keep_prob < 1.0
+    assert 0.0 < mechanism.noise.flip_prob <= 0.5
+    assert mechanism.noise.keep_prob == pytest.approx(1 / (1 + math.exp(-epsilon)), rel=1e-15)
 
 
 def test_flip_prob_is_accurate_where_floats_of_alpha_are_one() -> None:
-    assert RandomizedResponse(37.0).flip_prob == pytest.approx(math.exp(-37.0), rel=1e-12)
+    assert RandomizedResponse(37.0).noise.flip_prob == pytest.approx(math.exp(-37.0), rel=1e-12)
 
 
 @given(st.floats(1e-6, 50), st.floats(1e-6, 50))
@@ -162,18 +162,18 @@ def marginal_p_value(releases: np.ndarray, keep_prob: float) -> float:
 def test_marginal_frequency_on_samples(epsilon: float) -> None:
     mechanism = RandomizedResponse(epsilon)
     releases = np.array([mechanism.release(PRF, event(i), 1) for i in range(20_000)])
-    assert marginal_p_value(releases, mechanism.keep_prob) > ALARM
+    assert marginal_p_value(releases, mechanism.noise.keep_prob) > ALARM
 
 
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_a_flip_probability_off_by_a_tenth_is_rejected_by_the_same_test(sign: int) -> None:
     """n = 20,000, epsilon 2: 10 % of the flip probability is 5.2 standard errors, power > 0.9 at ALARM."""
     honest = RandomizedResponse(2.0)
-    wrong_flip = honest.flip_prob * (1 + 0.1 * sign)
+    wrong_flip = honest.noise.flip_prob * (1 + 0.1 * sign)
     near_miss = RandomizedResponse(math.log((1 - wrong_flip) / wrong_flip))
     releases = np.array([near_miss.release(PRF, event(i), 1) for i in range(20_000)])
-    assert marginal_p_value(releases, honest.keep_prob) < ALARM
-    assert marginal_p_value(releases, near_miss.keep_prob) > ALARM
+    assert marginal_p_value(releases, honest.noise.keep_prob) < ALARM
+    assert marginal_p_value(releases, near_miss.noise.keep_prob) > ALARM
 
 
 def joint_cells(high: float, low: float) -> dict[tuple[int, int], float]:
@@ -226,7 +226,7 @@ def test_distinct_events_get_independent_bits() -> None:
     bits = np.array([mechanism.release(PRF, event(i), 1) for i in range(20_000)])
     other_key = np.array([mechanism.release(Prf(b"k" * 32), event(i), 1) for i in range(20_000)])
     for first, second in ((bits[0::2], bits[1::2]), (bits, other_key)):
-        keep = mechanism.keep_prob
+        keep = mechanism.noise.keep_prob
         expected = [len(first) * p for p in (keep * keep, keep * (1 - keep), keep * (1 - keep), (1 - keep) ** 2)]
         observed = [int(((first == a) & (second == b)).sum()) for a, b in ((1, 1), (1, -1), (-1, 1), (-1, -1))]
         statistic = sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))
@@ -300,7 +300,7 @@ def test_bad_label_is_refused_without_showing_it(label: object) -> None:
 def test_local_mode_has_the_same_law() -> None:
     releases = np.array([privatize_label(1, 1.0) for _ in range(5_000)])
     # the operating system's randomness is not seeded: false alarm 1e-9 a run
-    assert marginal_p_value(releases, RandomizedResponse(1.0).keep_prob) > 1e-9
+    assert marginal_p_value(releases, RandomizedResponse(1.0).noise.keep_prob) > 1e-9
     assert {privatize_label(-1, 50.0) for _ in range(50)} == {-1}
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2ForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
 
+from pipeline.core.noise import LabelNoise
 from reward_models.basis import identity_basis, pair_basis
 from reward_models.bonuses import BONUS_KINDS, Bonus, bonus_from_tensors, bonus_kind, bonus_tensors
 from reward_models.checkpoint import RewardMetadata, load_reward_checkpoint, save_reward_checkpoint
@@ -17,7 +18,6 @@ from reward_models.dropout import DropoutBonus, DropoutRewardModel, has_dropout
 from reward_models.elliptical import EllipticalAccumulator, EllipticalBonus, EllipticalConstants
 from reward_models.ensemble import EnsembleBonus, fit_ensemble
 from reward_models.linear import LinearFit, fit_linear
-from reward_models.losses import privacy_factor
 from reward_models.model import RewardModel, TokenBatch, set_score_weight
 from reward_models.uncertainty import FisherAccumulator, FisherBonus
 
@@ -27,14 +27,14 @@ def pairs(n: int = 400, d: int = 5, seed: int = 0) -> tuple[torch.Tensor, torch.
     generator = torch.Generator().manual_seed(seed)
     phi_a, phi_b = torch.randn(2, n, d, dtype=torch.float64, generator=generator)
     margin = (phi_a - phi_b) @ torch.linspace(-0.5, 0.5, d, dtype=torch.float64)
-    private = 0.5 + 0.5 * privacy_factor(1.0) * torch.tanh(margin / 2)
+    private = 0.5 + 0.5 * LabelNoise.of(1.0).factor * torch.tanh(margin / 2)
     label = (torch.rand(n, dtype=torch.float64, generator=generator) < private).double() * 2 - 1
     return phi_a, phi_b, label
 
 
 def elliptical(fit: LinearFit, **changes: Any) -> EllipticalBonus:
     phi_a, phi_b, _ = pairs()
-    own = {"epsilon": fit.epsilon, "ridge": fit.ridge, "reward_bound": fit.reward_bound, "basis": fit.basis}
+    own = {"noise": fit.noise, "ridge": fit.ridge, "reward_bound": fit.reward_bound, "basis": fit.basis}
     accumulator = EllipticalAccumulator(fit.weight, **own)
     accumulator.update(phi_a, phi_b)
     return accumulator.bonus(**changes)
@@ -84,7 +84,7 @@ def test_one_interface_with_either_sign(kind: str) -> None:
 def test_stored_and_read_again_it_is_the_same(kind: str) -> None:
     bonus = every_bonus(kappa=0.5)[kind]
     assert bonus_kind(bonus) == kind
-    again = bonus_from_tensors(kind, bonus_tensors(bonus), bonus.reward_bound, bonus.kappa)
+    again = bonus_from_tensors(kind, bonus_tensors(bonus), bonus.reward_bound, bonus.kappa, LabelNoise.of(1.0))
     for mine, theirs in zip(bonus.score(*inputs(bonus)), again.score(*inputs(bonus)), strict=True):
         assert torch.equal(mine, theirs)
 
@@ -106,16 +106,16 @@ def test_elliptical_constants_are_those_of_equation_10() -> None:
     sigma = 0.5 * difference.T @ difference / 400 + 2.0 / 400 * torch.eye(5)
     centred = gradient(features) - gradient(reference).mean(1)
     distance = torch.einsum("bi,ij,bj->b", centred, torch.linalg.inv(sigma), centred)
-    squared = distance * 0.3 * math.exp(4.0) / privacy_factor(1.0) ** 2 * ((7.0 + math.log(10)) / 400 + 0.02)
+    squared = distance * 0.3 * math.exp(4.0) / LabelNoise.of(1.0).factor ** 2 * ((7.0 + math.log(10)) / 400 + 0.02)
     torch.testing.assert_close(bonus.score(features, reference).bonus, (0.5 * squared.sqrt()).float())
 
 
 def test_default_constants_are_the_covering_of_a_ball_at_one_over_n() -> None:
-    width = EllipticalConstants().width(2.0, 1.0, num_pairs=1000, num_components=10)
+    width = EllipticalConstants().width(LabelNoise.of(2.0), 1.0, num_pairs=1000, num_components=10)
     rate = (10 * math.log(1000) + math.log(20)) / 1000 + 1 / 1000
     assert width == pytest.approx(math.sqrt(math.e * rate) / math.tanh(1.0))
     # The factor that makes it useless at a wide bound.
-    assert EllipticalConstants().width(2.0, 10.0, 1000, 10) / width == pytest.approx(math.exp(4.5))
+    assert EllipticalConstants().width(LabelNoise.of(2.0), 10.0, 1000, 10) / width == pytest.approx(math.exp(4.5))
 
 
 def test_pairs_and_references_estimate_the_same_covariance() -> None:
@@ -131,7 +131,7 @@ def test_pairs_and_references_estimate_the_same_covariance() -> None:
 
     weight = torch.zeros(2)
     by_pairs, by_references = (
-        EllipticalAccumulator(weight, epsilon=1.0, ridge=0.0, reward_bound=2.0) for _ in range(2)
+        EllipticalAccumulator(weight, noise=1.0, ridge=0.0, reward_bound=2.0) for _ in range(2)
     )
     first, second = draw(40_000, 2).unbind(1)
     by_pairs.update(first, second)
@@ -155,7 +155,7 @@ def test_elliptical_refusals() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             EllipticalConstants(**changes)
-    empty = EllipticalAccumulator(torch.zeros(2), epsilon=1.0, ridge=0.0, reward_bound=2.0)
+    empty = EllipticalAccumulator(torch.zeros(2), noise=1.0, ridge=0.0, reward_bound=2.0)
     with pytest.raises(ValueError, match="nothing was added"):
         empty.bonus()
     with pytest.raises(ValueError, match="at least two completions"):
@@ -289,8 +289,8 @@ def test_a_checkpoint_scores_texts_with_its_own_kind(kind: str, tmp_path: Path) 
     model = gpt2(0.2)
     weight = RewardModel(model).weight.detach()
     phi_a, phi_b = torch.randn(2, 50, 8, generator=torch.Generator().manual_seed(0))
-    fisher = FisherAccumulator(weight, epsilon=2.0, ridge=1.0, reward_bound=4.0)
-    ellipse = EllipticalAccumulator(weight, epsilon=2.0, ridge=1.0, reward_bound=4.0)
+    fisher = FisherAccumulator(weight, noise=2.0, ridge=1.0, reward_bound=4.0)
+    ellipse = EllipticalAccumulator(weight, noise=2.0, ridge=1.0, reward_bound=4.0)
     for accumulator in (fisher, ellipse):
         accumulator.update(phi_a, phi_b)
     bonus: Bonus = {
@@ -300,7 +300,7 @@ def test_a_checkpoint_scores_texts_with_its_own_kind(kind: str, tmp_path: Path) 
         "mc_dropout": lambda: DropoutBonus(weight.double(), 4.0, samples=3),
     }[kind]()
     metadata = RewardMetadata(
-        epsilon=2.0,
+        noise=LabelNoise.of(2.0),
         loss="private_likelihood",
         reward_bound=4.0,
         ridge=1.0,

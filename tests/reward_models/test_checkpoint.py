@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
+from pipeline.core.noise import PUBLIC, LabelNoise
 from pipeline.lm.numerics import affordable
 from reward_models.checkpoint import (
     BONUS_FILE,
@@ -27,7 +28,7 @@ from reward_models.model import RewardModel, build_reward_backbone, set_score_we
 from reward_models.uncertainty import FisherAccumulator, FisherBonus
 
 METADATA = RewardMetadata(
-    epsilon=2.0,
+    noise=LabelNoise.of(2.0),
     loss="private_likelihood",
     reward_bound=10.0,
     ridge=3.0,
@@ -46,7 +47,7 @@ def make(path: Path, dtype: torch.dtype = torch.float32) -> tuple[PreTrainedMode
     model = build_reward_backbone(path, 2, dtype)
     weight = torch.randn(32, generator=generator)
     set_score_weight(model, weight)
-    accumulator = FisherAccumulator(weight, epsilon=2.0, ridge=3.0, reward_bound=10.0)
+    accumulator = FisherAccumulator(weight, noise=2.0, ridge=3.0, reward_bound=10.0)
     accumulator.update(torch.randn(50, 32, generator=generator), torch.randn(50, 32, generator=generator))
     return model, accumulator.bonus(kappa=0.5)
 
@@ -118,22 +119,23 @@ def test_the_folder_is_ordinary_and_complete(tiny_causal_lm: Path, tmp_path: Pat
 
 def test_infinite_epsilon_is_null_and_must_be_public(tiny_causal_lm: Path, tmp_path: Path) -> None:
     model, _ = make(tiny_causal_lm)
-    public = replace(METADATA, epsilon=math.inf, public=True, kappa=None)
+    public = replace(METADATA, noise=PUBLIC, public=True, kappa=None)
     save_reward_checkpoint(tmp_path / "rm", model, public)
     record = json.loads((tmp_path / "rm" / METADATA_FILE).read_text())
     assert record["epsilon"] is None
     assert record["keep_prob"] == 1.0
     assert read_metadata(tmp_path / "rm") == public
     with pytest.raises(ValueError, match="must be public"):
-        replace(METADATA, epsilon=math.inf)
+        replace(METADATA, noise=PUBLIC)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"epsilon": "2"}, "epsilon must be a number or null"),
+        ({"epsilon": "2"}, "epsilon must be a finite number"),
         ({"epsilon": -1.0}, "epsilon must be"),
-        ({"epsilon": None}, "epsilon is infinite but public is false"),
+        ({"epsilon": None}, "does not belong to epsilon None"),
+        ({"epsilon": None, "keep_prob": 1.0}, "epsilon is infinite but public is false"),
         ({"keep_prob": 0.9}, "keep_prob 0.9 does not belong to epsilon 2.0"),
         ({"loss": "bt"}, "unknown loss"),
         ({"reward_bound": 0}, "reward_bound must be"),

@@ -12,6 +12,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from pipeline.core.noise import LabelNoise
 from reward_models import checkpoint
 from reward_models.checkpoint import RewardMetadata, load_reward_checkpoint, save_reward_checkpoint
 from reward_models.model import RewardModel, build_reward_backbone, merge_adapters, set_score_weight
@@ -20,7 +21,7 @@ TEXTS = ["the quick brown fox jumps over the lazy dog", "write one kind sentence
 IDS = torch.tensor([[5, 9, 20, 31, 7, 8], [8, 9, 7, 40, 41, 6]])
 MASK = torch.ones_like(IDS)
 UNTRAINED = RewardMetadata(
-    epsilon=2.0,
+    noise=LabelNoise.of(2.0),
     loss="private_likelihood",
     reward_bound=None,
     ridge=None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 
 from pipeline.core.config import parse
 from pipeline.core.errors import UserError
+from pipeline.core.noise import PUBLIC, LabelNoise
 from pipeline.core.recipe import Recipe
 from pipeline.core.world import World
 from pipeline.lm.models import load_tokenizer
@@ -41,10 +41,10 @@ def save(model_path: Path, target: Path, *, private: bool, bonus: bool = True) -
     size = model.config.hidden_size
     weight = torch.randn(size, generator=torch.Generator().manual_seed(0))
     set_score_weight(model, weight)
-    fisher = FisherAccumulator(weight, epsilon=2.0, ridge=1.0, reward_bound=4.0)
+    fisher = FisherAccumulator(weight, noise=2.0, ridge=1.0, reward_bound=4.0)
     fisher.update(*torch.randn(2, 20, size, generator=torch.Generator().manual_seed(1)))
     metadata = RewardMetadata(
-        epsilon=2.0 if private else math.inf,
+        noise=LabelNoise.of(2.0) if private else PUBLIC,
         loss="private_likelihood",
         reward_bound=4.0,
         ridge=1.0,
@@ -86,7 +86,7 @@ def test_declared_public_it_becomes_a_checkpoint_of_the_run_and_the_card_lists_i
     metadata = loaded.metadata
     assert metadata is not None
     assert (metadata.mode, metadata.public, metadata.loss, metadata.n_pairs) == ("external", True, None, None)
-    assert math.isinf(metadata.epsilon)
+    assert metadata.noise == PUBLIC
     assert loaded.bonus is None
     ids = torch.tensor([[5, 6, 7]])
     with torch.no_grad():
@@ -108,7 +108,8 @@ def test_a_checkpoint_of_this_package_keeps_its_own_epsilon(checkpoint: Path, tm
     loaded = load_reward_checkpoint(run / "model")
     assert loaded.metadata is not None
     assert loaded.bonus is not None
-    assert (loaded.metadata.epsilon, loaded.metadata.public, loaded.metadata.reward_bound) == (2.0, False, 4.0)
+    found = loaded.metadata
+    assert (found.noise, found.public, found.reward_bound) == (LabelNoise.of(2.0), False, 4.0)
     assert loaded.bonus.kappa == loaded.metadata.kappa == 0.25
     fit = json.loads((run / "fit.json").read_text())
     assert external_reward(fit) == "ours, fitted by this package to labels released at ε = 2 in another ledger"

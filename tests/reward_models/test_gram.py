@@ -41,7 +41,7 @@ def test_half_precision_features_are_summed_in_full(product: torch.dtype, tolera
 def test_one_large_batch_is_streamed_in_blocks_with_the_same_result() -> None:
     phi_a, phi_b = features(1).bfloat16(), features(2).bfloat16()
     assert len(phi_a) > 2 * BLOCK
-    whole, parts = (FisherAccumulator(torch.full((6,), 0.01), epsilon=1.0, ridge=1.0) for _ in range(2))
+    whole, parts = (FisherAccumulator(torch.full((6,), 0.01), noise=1.0, ridge=1.0) for _ in range(2))
     whole.update(phi_a, phi_b)
     for first, second in zip(phi_a.split(7), phi_b.split(7), strict=True):
         parts.update(first, second)
@@ -98,7 +98,7 @@ def test_two_gloo_processes_give_the_statistics_of_one(tmp_path: Path) -> None:
 
 
 def accumulate(rows: slice) -> FisherAccumulator:
-    accumulator = FisherAccumulator(torch.full((6,), 0.01), epsilon=1.0, ridge=1.0, reward_bound=8.0)
+    accumulator = FisherAccumulator(torch.full((6,), 0.01), noise=1.0, ridge=1.0, reward_bound=8.0)
     accumulator.update(features(1)[rows].bfloat16(), features(2)[rows].bfloat16())
     return accumulator
 

@@ -10,11 +10,11 @@ import torch
 from pipeline_runs import ROOT
 
 from pipeline.core.config import load_recipe
+from pipeline.core.noise import LabelNoise
 from pipeline.core.recipe import Recipe
 from reward_models.fitted_bonus import head_bonus
 from reward_models.head import PairFeatures, fit_head, refit_head
 from reward_models.linear import LinearFit
-from reward_models.losses import keep_prob
 
 DIM, PAIRS, TESTS = 128, 2430, 4000
 """As many pairs a component as the paper's recipe has: 38,800 for 2,048."""
@@ -41,7 +41,7 @@ class World:
         """Pairs in the order that Bradley–Terry labels have after randomised response."""
         first, second = self.texts(count)
         prefers = torch.rand(count, generator=self.random) < torch.sigmoid((first - second) @ self.weight)
-        told = prefers ^ (torch.rand(count, generator=self.random) > keep_prob(self.epsilon))
+        told = prefers ^ (torch.rand(count, generator=self.random) > LabelNoise.of(self.epsilon).keep_prob)
         return PairFeatures(torch.where(told[:, None], first, second), torch.where(told[:, None], second, first))
 
     def accuracy(self, fit: LinearFit) -> float:

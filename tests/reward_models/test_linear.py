@@ -10,10 +10,11 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
+from pipeline.core.noise import LabelNoise
 from reward_models.basis import pair_basis
 from reward_models.bound import bounded_reward
 from reward_models.linear import LinearFit, fit_linear
-from reward_models.losses import get_loss, keep_prob, loss_names, private_likelihood_loss
+from reward_models.losses import get_loss, loss_names, private_likelihood_loss
 from reward_models.ridge import assign_folds, default_ridges, ridge_from_margin_scale, select_ridge
 
 
@@ -33,7 +34,8 @@ def draw_labels(margin: torch.Tensor, epsilon: float, generator: torch.Generator
     label = (
         torch.rand(margin.shape, dtype=torch.float64, generator=generator) < torch.sigmoid(margin)
     ).double() * 2 - 1
-    kept = (torch.rand(margin.shape, dtype=torch.float64, generator=generator) < keep_prob(epsilon)).double() * 2 - 1
+    drawn = torch.rand(margin.shape, dtype=torch.float64, generator=generator)
+    kept = (drawn < LabelNoise.of(epsilon).keep_prob).double() * 2 - 1
     return label * kept
 
 
@@ -178,7 +180,7 @@ def test_errors_name_the_culprit() -> None:
     phi_a, phi_b, label, _ = make_pairs(10, 2, 1.0)
 
     def fit(**changes: object) -> LinearFit:
-        arguments = {"phi_a": phi_a, "phi_b": phi_b, "private_label": label, "epsilon": 1.0, "ridge": 1.0}
+        arguments = {"phi_a": phi_a, "phi_b": phi_b, "private_label": label, "noise": 1.0, "ridge": 1.0}
         return fit_linear(**{**arguments, **changes})  # type: ignore[arg-type]
 
     for changes, message in (
@@ -186,7 +188,7 @@ def test_errors_name_the_culprit() -> None:
         ({"private_label": label[:-1]}, "9 entries for 10 pairs"),
         ({"phi_b": phi_b[:, :1]}, "same, non-empty shape"),
         ({"phi_a": phi_a * math.nan}, "phi_a holds a non-finite"),
-        ({"epsilon": 0.0}, "epsilon must be above 0"),
+        ({"noise": 0.0}, "epsilon must be above 0"),
         ({"ridge": -1.0}, "ridge must be a finite number"),
         ({"reward_bound": -1.0}, "reward_bound must be"),
         ({"loss": "label_smoothing"}, "already randomised"),

@@ -11,13 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.core.noise import LabelNoise
 from reward_models.losses import (
     debiased_loss,
     fisher_weight,
     get_loss,
-    keep_prob,
     loss_names,
-    privacy_factor,
     private_likelihood_loss,
     uncorrected_loss,
 )
@@ -51,7 +50,7 @@ def test_private_likelihood_value_and_gradient_match_extended_precision(epsilon:
         probability = _reference_probability(m, z, epsilon)
         if probability > 0:
             assert float(loss.detach()[i]) == pytest.approx(float(-np.log(probability)), rel=1e-5, abs=1e-6)
-            slope = -z * privacy_factor(epsilon) * _sigmoid(m) * _sigmoid(-m) / probability
+            slope = -z * LabelNoise.of(epsilon).factor * _sigmoid(m) * _sigmoid(-m) / probability
             # Relative accuracy also where the gradient is tiny: a naive logaddexp fails this at small epsilon.
             assert float(gradient[i]) == pytest.approx(float(slope), rel=2e-5, abs=1e-37)
         else:
@@ -168,7 +167,7 @@ def test_fisher_weight_is_the_variance_of_the_score(margin: float, epsilon: floa
 def test_fisher_weight_known_values() -> None:
     zero = torch.zeros(1, dtype=torch.float64)
     for epsilon in EPSILONS:
-        assert float(fisher_weight(zero, epsilon)) == pytest.approx(privacy_factor(epsilon) ** 2 / 4, rel=1e-12)
+        assert float(fisher_weight(zero, epsilon)) == pytest.approx(LabelNoise.of(epsilon).factor ** 2 / 4, rel=1e-12)
     tail = fisher_weight(torch.tensor([-20.0, 20.0]), math.inf)
     assert tail.tolist() == pytest.approx([math.exp(-20)] * 2, rel=1e-5)
 
@@ -188,10 +187,10 @@ def test_limits_in_epsilon() -> None:
     plain = torch.nn.functional.softplus(-margin * label)
     assert torch.equal(private_likelihood_loss(margin, label, math.inf), plain)
     assert torch.equal(debiased_loss(margin, label, math.inf), plain)
-    # At epsilon = 37 a float keep_prob is 1; the flip still caps the loss of a confident miss at about epsilon.
-    assert keep_prob(37.0) == 1.0
-    confident_miss = private_likelihood_loss(torch.tensor([1e4]), torch.tensor([-1.0]), 37.0)
-    assert float(confident_miss) == pytest.approx(37.0, rel=1e-6)
+    # At epsilon = 38 a float alpha is 1; the flip still caps the loss of a confident miss at about epsilon.
+    assert 1.0 - LabelNoise.of(38.0).flip_prob == 1.0
+    confident_miss = private_likelihood_loss(torch.tensor([1e4]), torch.tensor([-1.0]), 38.0)
+    assert float(confident_miss) == pytest.approx(38.0, rel=1e-6)
     margin = margin.clone().requires_grad_()
     nothing = private_likelihood_loss(margin, label, 0.0)
     torch.testing.assert_close(nothing.detach(), torch.full_like(nothing, math.log(2)).detach())
@@ -210,7 +209,7 @@ def test_debiased_loss_is_unbiased_for_the_clean_loss() -> None:
     margin = torch.linspace(-5, 5, 11, dtype=torch.float64)
     for epsilon, truth in itertools.product((0.1, 1.0, 5.0), (-1.0, 1.0)):
         label = torch.full_like(margin, truth)
-        alpha = keep_prob(epsilon)
+        alpha = LabelNoise.of(epsilon).keep_prob
         mean = alpha * debiased_loss(margin, label, epsilon) + (1 - alpha) * debiased_loss(margin, -label, epsilon)
         torch.testing.assert_close(mean, uncorrected_loss(margin, label, epsilon), rtol=1e-10, atol=1e-10)
 
@@ -230,7 +229,7 @@ def test_uncorrected_loss_shrinks_a_margin_of_two_to_its_known_limit(epsilon: fl
 
 def test_label_smoothing_shrinks_further_and_is_refused() -> None:
     epsilon = 1.0
-    alpha = keep_prob(epsilon)
+    alpha = LabelNoise.of(epsilon).keep_prob
     grid = torch.linspace(0, 3, 3001, dtype=torch.float64)
     positive = alpha * float(_sigmoid(2.0)) + (1 - alpha) * float(_sigmoid(-2.0))
     smoothed = alpha * positive + (1 - alpha) * (1 - positive)

@@ -10,6 +10,7 @@ from peft import LoraConfig, get_peft_model
 from reward_trainers import make_rows, make_trainer, step_losses
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM
 
+from pipeline.core.noise import LabelNoise
 from pipeline.lm import quantised
 from reward_models.checkpoint import RewardMetadata, load_reward_model, save_reward_checkpoint
 from reward_models.early_stopping import HeldOutStopping
@@ -80,7 +81,7 @@ def test_qlora_trains_and_saves_an_ordinary_checkpoint(
     assert not quantised.is_four_bit(merged)
     assert {value.dtype for value in merged.state_dict().values()} == {torch.float32}
     metadata = RewardMetadata(
-        epsilon=1.0,
+        noise=LabelNoise.of(1.0),
         loss="private_likelihood",
         reward_bound=4.0,
         ridge=1.0,

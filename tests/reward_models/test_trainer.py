@@ -16,8 +16,9 @@ from datasets import Dataset
 from peft import LoraConfig
 from reward_trainers import make_rows, make_tokenizer, make_trainer, step_losses
 
+from pipeline.core.noise import LabelNoise
 from pipeline.core.world import join_world
-from reward_models.losses import SMOOTHING_REFUSED, get_loss, keep_prob
+from reward_models.losses import SMOOTHING_REFUSED, get_loss
 from reward_models.model import RewardModel, build_reward_backbone, merge_adapters, score_layer, set_score_weight
 
 LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], modules_to_save=["score"], task_type="SEQ_CLS")
@@ -40,7 +41,7 @@ def test_loss_and_metrics_equal_a_naive_computation(tiny_causal_lm: Path, tmp_pa
     assert metrics["eval_loss"] == pytest.approx(float(expected), rel=1e-5)
     accuracy = float((margin > 0).float().mean())
     assert metrics["eval_private_accuracy"] == pytest.approx(accuracy)
-    alpha = keep_prob(1.0)
+    alpha = LabelNoise.of(1.0).keep_prob
     assert metrics["eval_debiased_accuracy"] == pytest.approx((accuracy - 1 + alpha) / (2 * alpha - 1))
     assert metrics["eval_margin"] == pytest.approx(float(margin.mean()), abs=1e-5)
 
@@ -56,7 +57,7 @@ def test_full_training_moves_every_weight_and_lowers_the_loss(tiny_causal_lm: Pa
     assert losses[-1] < losses[0] - 0.02
     assert all(not torch.equal(before[name], parameter) for name, parameter in trainer.model.named_parameters())
     # No private loss can fall below that of a label kept for sure, −log α.
-    assert losses[-1] > -math.log(keep_prob(1.0))
+    assert losses[-1] > -math.log(LabelNoise.of(1.0).keep_prob)
 
 
 def test_lora_trains_adapter_and_head_and_merges_into_an_ordinary_model(tiny_causal_lm: Path, tmp_path: Path) -> None:
@@ -117,7 +118,7 @@ def test_errors_name_the_culprit(tiny_causal_lm: Path, tmp_path: Path) -> None:
     no_pad.pad_token = "</s>"
     margins = make_rows(2).add_column("margin", [0.0, 1.0])
     for changes, message in (
-        ({"epsilon": 0.0}, "epsilon must be above 0"),
+        ({"noise": 0.0}, "epsilon must be above 0"),
         ({"reward_bound": -1.0}, "reward_bound must be"),
         ({"loss": "bt"}, "unknown loss"),
         ({"label_smoothing_factor": 0.1}, f"label_smoothing_factor must be 0: {SMOOTHING_REFUSED}"),

@@ -7,9 +7,10 @@ import math
 import pytest
 import torch
 
+from pipeline.core.noise import LabelNoise
 from reward_models.basis import FeatureBasis, pair_basis
 from reward_models.linear import fit_linear
-from reward_models.losses import keep_prob, privacy_factor, private_likelihood_loss
+from reward_models.losses import private_likelihood_loss
 from reward_models.uncertainty import FisherAccumulator, FisherBonus
 
 
@@ -26,7 +27,7 @@ def test_streaming_equals_the_fit_and_the_naive_formula(bound: float | None, com
     phi_a, phi_b, label = _pairs()
     basis = pair_basis(phi_a, phi_b, num_components=components, centre=False)
     fit = fit_linear(phi_a, phi_b, label, 1.0, ridge=2.0, basis=basis, reward_bound=bound)
-    accumulator = FisherAccumulator(fit.weight, epsilon=1.0, ridge=2.0, reward_bound=bound, basis=basis)
+    accumulator = FisherAccumulator(fit.weight, noise=1.0, ridge=2.0, reward_bound=bound, basis=basis)
     for rows in torch.arange(400).split(33):
         accumulator.update(phi_b[rows], phi_a[rows])  # the order within a pair does not matter
     assert accumulator.num_pairs == 400
@@ -82,15 +83,15 @@ def test_bonus_grows_with_the_privacy_factor_and_shrinks_with_data() -> None:
     query = phi_a[:5] - phi_b[:5]
 
     def bonus(epsilon: float, copies: int = 1, ridge: float = 1e-9) -> torch.Tensor:
-        accumulator = FisherAccumulator(torch.zeros(6), epsilon=epsilon, ridge=ridge)
+        accumulator = FisherAccumulator(torch.zeros(6), noise=epsilon, ridge=ridge)
         for _ in range(copies):
             accumulator.update(phi_a, phi_b)
         return accumulator.bonus().bonus(query)
 
     clean = bonus(math.inf)
     for epsilon in (0.1, 0.5, 2.0):
-        torch.testing.assert_close(bonus(epsilon), clean / privacy_factor(epsilon), rtol=1e-6, atol=0)
-        assert privacy_factor(epsilon) == pytest.approx(2 * keep_prob(epsilon) - 1)
+        torch.testing.assert_close(bonus(epsilon), clean / LabelNoise.of(epsilon).factor, rtol=1e-6, atol=0)
+        assert LabelNoise.of(epsilon).factor == pytest.approx(2 * LabelNoise.of(epsilon).keep_prob - 1)
     torch.testing.assert_close(bonus(0.5, copies=4), bonus(0.5) / 2, rtol=1e-6, atol=0)
     # With almost no information the bonus saturates at the prior's spread ‖g‖/√λ.
     torch.testing.assert_close(bonus(1e-4, ridge=100.0), query.norm(dim=1) / 10.0, rtol=1e-4, atol=0)
@@ -116,8 +117,8 @@ def test_a_shift_of_all_features_of_a_prompt_changes_no_bonus() -> None:
 def test_two_processes_add_up() -> None:
     phi_a, phi_b, _ = _pairs()
     weight = torch.full((6,), 0.3)
-    parts = [FisherAccumulator(weight, epsilon=1.0, ridge=1.0, reward_bound=5.0) for _ in range(2)]
-    whole = FisherAccumulator(weight, epsilon=1.0, ridge=1.0, reward_bound=5.0)
+    parts = [FisherAccumulator(weight, noise=1.0, ridge=1.0, reward_bound=5.0) for _ in range(2)]
+    whole = FisherAccumulator(weight, noise=1.0, ridge=1.0, reward_bound=5.0)
     whole.update(phi_a, phi_b)
     for part, rows in zip(parts, (slice(0, 150), slice(150, 400)), strict=True):
         part.update(phi_a[rows].to(torch.float32), phi_b[rows].to(torch.float32))
@@ -149,7 +150,7 @@ def test_unusable_information_is_refused() -> None:
     with pytest.raises(ValueError, match="kappa must be"):
         FisherBonus(weight, basis, torch.eye(2).double(), None, kappa=-1.0)
     with pytest.raises(ValueError, match="ridge must be"):
-        FisherAccumulator(weight, epsilon=1.0, ridge=0.0)
+        FisherAccumulator(weight, noise=1.0, ridge=0.0)
     usable = FisherBonus(weight, basis, torch.eye(2).double(), None)
     with pytest.raises(ValueError, match="K >= 1"):
         usable.score(torch.zeros(3, 2), torch.zeros(3, 2))

@@ -50,7 +50,7 @@ def trainer(
             report_to="none",
             **arguments,
         ),
-        epsilon=epsilon,
+        noise=epsilon,
         train_dataset=pair_dataset(PAIRS),
         processing_class=load_tokenizer(base),
     )

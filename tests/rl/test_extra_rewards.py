@@ -12,6 +12,7 @@ import torch
 
 from pipeline.core.config import parse
 from pipeline.core.errors import UserError
+from pipeline.core.noise import PUBLIC
 from pipeline.core.recipe import Recipe
 from pipeline.core.world import World
 from pipeline.lm.models import load_tokenizer
@@ -186,7 +187,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = build_reward_backbone(base, pad_token_id=load_tokenizer(base).pad_token_id)
     set_score_weight(model, torch.randn(64, generator=torch.Generator().manual_seed(3)))
     metadata = RewardMetadata(
-        epsilon=float("inf"), loss="private_likelihood", reward_bound=2.0, ridge=1.0, n_pairs=4, kappa=None,
+        noise=PUBLIC, loss="private_likelihood", reward_bound=2.0, ridge=1.0, n_pairs=4, kappa=None,
         mode="head", num_layers=2, base_model="tiny", public=True,
     )
     target = root / "theirs"

@@ -16,7 +16,7 @@ from pipeline.accounting.composition import (
     inexact_total_variation,
     repeated_draws,
 )
-from pipeline.privacy.mechanism import RandomizedResponse
+from pipeline.core.noise import LabelNoise
 from pipeline.validation.claims import Claim, within
 from pipeline.validation.kl_dp.exact import Array, bradley_terry, hockey_stick, loss
 from pipeline.validation.kl_dp.search import OURS, ROUNDING, Search, joined
@@ -138,7 +138,7 @@ def _objective(log_policy: Array, utility: Array, log_reference: Array) -> float
 def _tight_variation() -> Array:
     """P = (p, 1−p), Q tilted by ε on both ends of the loss: move α onto the likelier action of P, off it under Q."""
     epsilon, moved = 1.0, 0.02
-    p = math.exp(epsilon) / (1.0 + math.exp(epsilon))
+    p = LabelNoise.of(epsilon).keep_prob
     exact = np.array([[p, 1.0 - p], [1.0 - p, p]])
     shifted = np.log(exact + moved * np.array([[1.0, -1.0], [-1.0, 1.0]]))
     promise = inexact_total_variation(epsilon, 0.0, moved)
@@ -154,7 +154,7 @@ def randomised_labels() -> Search:
     theta = bradley_terry(counts, np.concatenate([signed, -signed]), 0.5, 2.0)
     ratios = []
     for kl_coef, epsilon in product((0.3, 2.0), (0.2, 1.0, 3.0)):
-        keep = RandomizedResponse(epsilon).keep_prob
+        keep = LabelNoise.of(epsilon).keep_prob
         given_z = np.exp(gibbs_log_policy(theta @ actions.T, np.log([0.98, 0.01, 0.01]), kl_coef))
         same = (vectors[:, None, :] == vectors[None, :, :]).sum(axis=2)
         given_y = np.log((keep**same * (1.0 - keep) ** (len(signed) - same)) @ given_z)

@@ -18,7 +18,7 @@ import numpy as np
 
 from pipeline.accounting.composition import repeated_draws
 from pipeline.accounting.draws import rlhf_label_instance_epsilon
-from pipeline.privacy.mechanism import RandomizedResponse
+from pipeline.core.noise import LabelNoise
 from pipeline.validation.claims import Claim, within
 from pipeline.validation.kl_dp.exact import Array, bradley_terry, gram, loss, width
 from pipeline.validation.kl_dp.search import OURS, Search, joined
@@ -76,7 +76,7 @@ def measure(repetitions: int, pairs: int = 2000, seed: int = 7) -> Curves:
         kl_share[repetition] = [share(exact, float(eta)) for eta in KL_COEFS]
         kl_loss[repetition] = [_largest_loss(exact, np.array(flipped), actions, float(eta)) for eta in KL_COEFS]
         for place, epsilon in enumerate(EPSILONS):
-            kept = generator.random(pairs) < RandomizedResponse(float(epsilon)).keep_prob
+            kept = generator.random(pairs) < LabelNoise.of(float(epsilon)).keep_prob
             private = np.where(kept, label, -label)
             fit = fit_linear(phi_a, phi_b, private, float(epsilon), ridge=PRIVATE_RIDGE)
             rr_share[repetition, place] = share(fit.theta.numpy(), GREEDY)

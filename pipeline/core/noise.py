@@ -1,0 +1,177 @@
+"""How noisy a label is. Every room asks `LabelNoise`; none computes α, 1 − α or 2α − 1 itself (an architecture test).
+
+A label in {-1, +1} went through randomised response at ε (PPKL Eq. 7): it was kept with probability α, at most
+e^ε/(1+e^ε), and turned round otherwise. ε = ∞ stands for public labels, released as they are: `math.inf` in the
+program and null in every file. ε = 0 stands for a label that carries nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from decimal import ROUND_FLOOR, Context, Decimal
+from fractions import Fraction
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from pipeline.core.errors import UserError
+
+if TYPE_CHECKING:  # it loads scipy
+    from pipeline.core.stats import Estimate
+
+LEVELS = 1 << 128
+ROUNDING = 2.0**-50  # two floats that state one probability differ by less
+
+
+def keep_threshold(epsilon: float) -> int:
+    """T = floor(tanh(epsilon/2) * 2^128), never above the real number; 0 <= T < 2^128. epsilon: finite, at least 0.
+
+    tanh(epsilon/2) = (e^eps - 1)/(e^eps + 1) is irrational for every rational epsilon > 0, so the floor is well
+    defined. 120 digits leave an error below 1e-39 after the cancellation in e^eps - 1 (at most 39 digits); 1e-30 is
+    taken off for it.
+    """
+    if epsilon >= 100.0:  # 1 - tanh(eps/2) = 2/(e^eps + 1) < 2^-128 from eps = 90 on
+        return LEVELS - 1
+    if epsilon < 2.0**-127:  # tanh(eps/2) < eps/2
+        return 0
+    context = Context(prec=120)
+    growth = context.exp(Decimal(epsilon))
+    tanh = context.divide(context.subtract(growth, Decimal(1)), context.add(growth, Decimal(1)))
+    scaled = context.subtract(context.multiply(tanh, Decimal(LEVELS)), Decimal("1e-30"))
+    return max(0, int(scaled.to_integral_value(rounding=ROUND_FLOOR)))
+
+
+def is_public(epsilon: float | None) -> bool:
+    """Whether an ε of the program stands for public labels; no known ε (None) does not."""
+    return epsilon == math.inf
+
+
+def epsilon_of(stated: float | None) -> float:
+    """The ε that a file states, where null stands for infinity."""
+    return math.inf if stated is None else float(stated)
+
+
+def check_epsilon(epsilon: object, name: str = "epsilon") -> float:
+    """The value as a float if it is a finite number above 0; UserError, which calls it `name`, otherwise."""
+    try:
+        value = math.nan if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) else float(epsilon)
+    except OverflowError:
+        value = math.inf
+    if not (0.0 < value < math.inf):
+        raise UserError(
+            f"{name} must be a finite number above 0, got {epsilon!r}; smaller is more private, for example {name}: 2"
+        )
+    return value
+
+
+@dataclass(frozen=True)
+class LabelNoise:
+    """What randomised response did to each label, as a release states it or as the mechanism at ε realises it.
+
+    epsilon: label-LDP parameter in [0, ∞]; ∞ for public labels. exact_keep: probability in [1/2, 1] that a label was
+    kept. Made by `of` or `from_json`.
+    """
+
+    epsilon: float
+    exact_keep: Fraction
+
+    @classmethod
+    def of(cls, noise: Noise, *, allow_zero: bool = True) -> LabelNoise:
+        """A statement as it is, or what the mechanism realises at an ε: α = (2^128 + T)/2^129.
+
+        ValueError unless 0 <= epsilon <= ∞ and, without `allow_zero`, for labels that carry nothing.
+        """
+        if isinstance(noise, LabelNoise):
+            found = noise
+        else:
+            value = float(noise)
+            if not value >= 0.0:
+                raise ValueError(f"epsilon must be at least 0 (math.inf for public labels), not {noise!r}")
+            keep = Fraction(1) if is_public(value) else Fraction(LEVELS + keep_threshold(value), 2 * LEVELS)
+            found = cls(value, keep)
+        if not found.factor and not allow_zero:
+            raise ValueError(f"epsilon must be above 0 (math.inf for public labels), not {found.epsilon!r}")
+        return found
+
+    @property
+    def public(self) -> bool:
+        """Whether the labels were released as they are."""
+        return is_public(self.epsilon)
+
+    @cached_property
+    def keep_prob(self) -> float:
+        """α: the largest float <= `exact_keep`; in [0.5, 1], and 1 for public labels alone."""
+        nearest = float(self.exact_keep)
+        return nearest if Fraction(nearest) <= self.exact_keep else math.nextafter(nearest, 0.0)
+
+    @cached_property
+    def flip_prob(self) -> float:
+        """1 − α, rounded once: accurate where 1 - keep_prob in floats is not. In [0, 0.5]."""
+        return float(1 - self.exact_keep)
+
+    @cached_property
+    def factor(self) -> float:
+        """2α − 1 in [0, 1], rounded once: the factor by which randomised response shrinks every signal."""
+        return float(2 * self.exact_keep - 1)
+
+    @cached_property
+    def log_keep(self) -> float:
+        """log α in [-log 2, 0]."""
+        return math.log1p(-self.flip_prob)
+
+    @cached_property
+    def log_flip(self) -> float:
+        """log(1 − α); -∞ for public labels."""
+        return math.log(self.flip_prob) if self.flip_prob else -math.inf
+
+    def debias_share(self, share: float) -> float:
+        """(p − (1−α))/(2α − 1): the share among true labels that share p among released ones estimates, unclipped."""
+        return (share - self.flip_prob) / self.factor
+
+    def debias(self, share: Estimate) -> Estimate:
+        """The share on true labels with its interval, wider by 1/(2α − 1); clipping it to [0, 1] would bias it."""
+        low, high = self.debias_share(share.ci_low), self.debias_share(share.ci_high)
+        return replace(share, value=self.debias_share(share.value), ci_low=low, ci_high=high)
+
+    def as_json(self) -> dict[str, Any]:
+        """What files state: epsilon (null for ∞), keep_prob, flip_prob."""
+        return {
+            "epsilon": None if self.public else self.epsilon,
+            "keep_prob": self.keep_prob,
+            "flip_prob": self.flip_prob,
+        }
+
+    @classmethod
+    def from_json(cls, stated: Mapping[str, Any]) -> LabelNoise:
+        """The noise that a file states as epsilon (null for ∞), keep_prob and, if it likes, flip_prob.
+
+        A keep_prob within rounding of the mechanism's at that epsilon is the mechanism's, whose exact value is known;
+        any other is taken as it is.
+
+        Raises:
+            ValueError: epsilon is no finite number above 0, keep_prob none in [1/2, 1] that epsilon allows, or
+                flip_prob not the rest to 1.
+        """
+        epsilon, keep = stated["epsilon"], stated["keep_prob"]
+        try:
+            ours = cls.of(epsilon_of(None if epsilon is None else check_epsilon(epsilon)))
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        flip = stated.get("flip_prob", 0.0)
+        for name, value in (("keep_prob", keep), ("flip_prob", flip)):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
+                raise ValueError(f"{name} must be a number in [0, 1], not {value!r}")
+        noise = ours
+        if not abs(keep - ours.keep_prob) < ROUNDING:
+            if ours.public or not 0.5 <= keep < ours.keep_prob:
+                raise ValueError(f"keep_prob {keep!r} does not belong to epsilon {epsilon!r}")
+            noise = cls(ours.epsilon, Fraction(keep))
+        if "flip_prob" in stated and not abs(flip - noise.flip_prob) < ROUNDING:
+            raise ValueError(f"keep_prob {keep!r} and flip_prob {flip!r} do not sum to 1")
+        return noise
+
+
+PUBLIC = LabelNoise(math.inf, Fraction(1))
+Noise = LabelNoise | float
+"""How noisy labels are: a statement, or the ε of this program's own mechanism in [0, ∞]."""
