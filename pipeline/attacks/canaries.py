@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.atomic import new_file, write_text
+from pipeline.core.documents import parse_json
 from pipeline.core.errors import UserError
 from pipeline.data.formats import read_preferences
 from pipeline.privacy.prf import frame
@@ -138,12 +139,12 @@ def read_truth(path: Path, limit: int | None = None) -> Truth:
         if path.stat().st_mode & 0o077:
             raise UserError(f"{path}: the canaries' labels can be read by others; run `chmod 600 {path}`")
         lines = path.read_text(encoding="utf-8").splitlines()
-        header = json.loads(lines[0]) if lines else {}
+        header = parse_json(lines[0]) if lines else {}
         if header.get("format") != HEADER:
             raise ValueError(HEADER)
         raw = header.get("raw")
         facts = () if raw is None else (RawFacts(raw["digests"], raw["size"], raw["time"]),)
-        rows = [json.loads(line) for line in lines[1:]][:limit]
+        rows = [parse_json(line) for line in lines[1:]][:limit]
         labels = {bytes.fromhex(row["pair"]): tuple(int(label) for label in row["labels"]) for row in rows}
     except FileNotFoundError:
         raise UserError(

@@ -8,9 +8,9 @@ with the preferred response first, is a finding wherever it stands.
 
 from __future__ import annotations
 
-import json
 import math
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from pipeline.attacks.ids import digests, recipes
 from pipeline.attacks.view import Answers, Table, View, plain_text
+from pipeline.core.documents import DocumentError, parse_json, parse_yaml
 
 NAMED = re.compile(
     r"flip(?!.?prob)|agree|\braw|_raw|true_?label|non_?private|accuracy|chosen_(first|is)|win_?rate|longer|length_base"
@@ -168,23 +168,23 @@ def numbers(path: Path) -> Iterator[tuple[str, float]]:
     suffix = path.suffix.lower()
     try:
         if suffix == ".json":
-            yield from _flat(json.loads(text), "")
+            yield from _flat(parse_json(text, finite=False), "")
             return
         if suffix in (".yaml", ".yml"):
-            yield from _flat(yaml.safe_load(text), "")
+            yield from _flat(parse_yaml(text), "")
             return
-    except (ValueError, yaml.YAMLError, RecursionError):
-        pass
+    except DocumentError:
+        pass  # its numbers are found line by line
     for line in text.splitlines():
         if suffix == ".jsonl":
             try:
-                yield from _flat(json.loads(line), "")
+                yield from _flat(parse_json(line, finite=False), "")
                 continue
-            except (ValueError, RecursionError):
+            except DocumentError:
                 pass
         for match in NUMBER.finditer(line):
             before = line[max(0, match.start() - 28) : match.start()]
-            yield " ".join(before.replace(".", " ").split()), float(match.group())
+            yield from _flat(float(match.group()), " ".join(before.replace(".", " ").split()))
 
 
 def _flat(value: Any, name: str) -> Iterator[tuple[str, float]]:
@@ -194,7 +194,7 @@ def _flat(value: Any, name: str) -> Iterator[tuple[str, float]]:
     elif isinstance(value, list):
         for inner in value:
             yield from _flat(inner, name)
-    elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+    elif isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
         yield name, float(value)
 
 

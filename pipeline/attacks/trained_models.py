@@ -9,7 +9,6 @@ On real labels a good model guesses well: that is utility, so these attacks are 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 from pipeline.attacks.judge import Guesses
 from pipeline.attacks.learn import bins, cell_guesses, crossed
 from pipeline.attacks.view import View, plain_text
+from pipeline.core.documents import read_json
 from pipeline.core.extras import check_installed
 from pipeline.core.noise import is_public
 from pipeline.data.render import Renderer
@@ -61,12 +61,12 @@ def model_folders(view: View) -> list[tuple[Path, str]]:
     for path in view.files:
         if path.name == "config.json" and any(path.parent.glob("*.safetensors")):
             try:
-                names = json.loads(path.read_text(encoding="utf-8")).get("architectures") or [""]
-            except (ValueError, AttributeError):
+                name = str((read_json(path).get("architectures") or [""])[0])
+            except (ValueError, AttributeError, TypeError, LookupError):
                 continue
-            if "SequenceClassification" in names[0]:
+            if "SequenceClassification" in name:
                 found.append((path.parent, "reward"))
-            elif "CausalLM" in names[0]:
+            elif "CausalLM" in name:
                 found.append((path.parent, "language"))
     return found
 

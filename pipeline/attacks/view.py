@@ -7,7 +7,6 @@ of judged events are kept, each as the position of its event; texts are kept onc
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.attacks.canaries import RawFacts, Truth, pair_key
+from pipeline.core.documents import read_json
 from pipeline.core.errors import UserError
 from pipeline.core.noise import LabelNoise, epsilon_of, is_public
 from pipeline.data.sources import SUFFIXES, open_source
@@ -145,7 +145,7 @@ def stated_epsilon(folder: Path) -> float | None:
     for home in (folder, folder.parent, folder.parent.parent):
         for path in sorted(home.glob("*manifest*.json")):
             try:
-                facts = json.loads(path.read_text(encoding="utf-8"))
+                facts = read_json(path)
             except (OSError, ValueError):
                 continue
             guarantee = facts.get("guarantee") if isinstance(facts, dict) else None

@@ -6,6 +6,7 @@ command line (`reward.epochs=3`) go through the same check.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import importlib.metadata
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from pipeline.core import documents
 from pipeline.core.errors import UserError
 
 T = TypeVar("T")
@@ -30,17 +32,11 @@ or measured. No stage runs again for it."""
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file; `UserError` when it is missing, broken, or no mapping."""
     try:
-        text = path.read_text(encoding="utf-8")
+        content = documents.read_yaml(path)
     except (FileNotFoundError, IsADirectoryError):
         raise UserError(f"recipe {path} does not exist: name a file or a shipped recipe with --config") from None
-    except UnicodeDecodeError:
-        raise UserError(f"recipe {path} is not UTF-8 text: save it as UTF-8") from None
-    try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        place = getattr(error, "problem_mark", None)
-        where = f" at line {place.line + 1}" if place is not None else ""
-        raise UserError(f"recipe {path} is not valid YAML{where}: mend the syntax") from None
+    except documents.DocumentError as error:
+        raise UserError(f"recipe {path} {error}; mend it") from None
     if not isinstance(content, dict):
         raise UserError(f"recipe {path} holds no mapping: it wants sections such as 'model:' and 'ppo:'")
     return content
@@ -48,15 +44,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """A copy of `tree` with each `section.key=value` applied; values are read as YAML."""
-    result: dict[str, Any] = yaml.safe_load(yaml.safe_dump(tree))
+    result = copy.deepcopy(tree)
     for override in overrides:
         dotted, equals, text = override.partition("=")
         if not equals or not dotted:
             raise UserError(f"override '{override}' is not of the form section.key=value")
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise UserError(f"override '{override}': the value is not valid YAML; quote it") from None
+            value = documents.parse_yaml(text)
+        except documents.DocumentError as error:
+            raise UserError(f"override '{override}': the value {error}; quote it") from None
         *sections, key = dotted.split(".")
         node = result
         for section in sections:

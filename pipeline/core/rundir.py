@@ -25,6 +25,7 @@ from typing import Any
 
 from pipeline.core import atomic, code
 from pipeline.core.config import dump_yaml, effective, read_yaml, to_tree
+from pipeline.core.documents import DocumentError, read_json
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 
@@ -51,8 +52,8 @@ class RunDir:
         if not path.is_file():
             return None
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError):
+            content = read_json(path)
+        except DocumentError:
             raise UserError(f"{path} is damaged: delete the folder {path.parent} and run the stage again") from None
         return content if isinstance(content, dict) else None
 

@@ -8,7 +8,6 @@ of a raw file would let anyone test a guess of all labels but one.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import secrets
 import stat
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from pipeline.core.atomic import sync, write_json
+from pipeline.core.documents import read_json
 from pipeline.core.errors import UserError
 from pipeline.privacy.prf import KEY_BYTES, Prf, frame
 
@@ -88,7 +88,7 @@ class KeyState:
         """The digest stored for `name`, or None. UserError if the state file was damaged."""
         path = self._path(name)
         try:
-            entry = json.loads(path.read_text(encoding="utf-8"))
+            entry = read_json(path)
             return str(entry["digest"]) if entry["name"] == name else None
         except FileNotFoundError:
             return None

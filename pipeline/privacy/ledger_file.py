@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.atomic import sync, write_json
+from pipeline.core.documents import parse_json
 from pipeline.core.errors import UserError
 from pipeline.privacy.events import EVENT, Generation
 from pipeline.privacy.keys import PrivacyKey
@@ -129,7 +130,7 @@ class LedgerFile:
 
     def _parse(self, text: str) -> Book:
         try:
-            content = json.loads(text)
+            content = parse_json(text)
             body, mac = content["ledger"], str(content["mac"])
             version, key_id = body["format"], body["key"]
         except (ValueError, KeyError, TypeError):
