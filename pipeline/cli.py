@@ -17,13 +17,15 @@ from pipeline.commands import account, ledger
 from pipeline.commands.label_filter import label_filter
 from pipeline.commands.plan import plan
 from pipeline.commands.sample import sample
-from pipeline.core.errors import RunStopped, UserError
+from pipeline.core.errors import RunStopped, UserError, one_line
 from pipeline.core.extras import check_installed, extra_of, remedy
 from pipeline.core.threads import wait_briefly
 from pipeline.stages.table import STAGES
 
 INTERRUPTED = "interrupted; run the same command again to resume"
-UNUSABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST})
+UNUSABLE = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP}
+)
 
 # typer carries its own click, in recent versions; the base class of its usage errors is not exported.
 USAGE_ERRORS: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
@@ -128,7 +130,9 @@ def privatize(
     labels: Annotated[
         str | None, typer.Option("--labels", help="Its two values, response_a preferred first: A,B or 1,0.")
     ] = None,
-    workers: Annotated[int | None, typer.Option("--workers", min=1, help="Processes; default: by cores.")] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, max=64, help="Processes; default: by cores.")
+    ] = None,
     accept_code: AcceptCode = False,
     overrides: Overrides = None,
 ) -> None:
@@ -318,7 +322,7 @@ def _runtime_failure(error: Exception) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"private-rlhf: {' '.join(message.split())}", file=sys.stderr)
+    print(f"private-rlhf: {one_line(message)}", file=sys.stderr)
     return code
 
 

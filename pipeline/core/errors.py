@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+MOST_CHARACTERS = 1000
+
+
+def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
+    """The text as one line of at most `most` characters that a terminal shows and does not obey.
+
+    White space becomes single spaces, what cannot be printed (escape sequences, marks that turn the direction, halves
+    of characters) an escape; a text that is too long loses its middle.
+    """
+    shown = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in " ".join(text.split()))
+    return shown if len(shown) <= most else f"{shown[: most // 2 - 2]} ... {shown[-(most // 2 - 3) :]}"
+
 
 class UserError(Exception):
     """Wrong use or wrong input: the message is one line that names the culprit and the remedy.

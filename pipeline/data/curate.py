@@ -40,6 +40,7 @@ from pipeline.data.release import (
     MANIFEST,
     ROWS_PER_SHARD,
     ReleaseManifest,
+    check_publish,
     occupied,
     publish,
     refusals,
@@ -153,6 +154,9 @@ def privatize_source(request: Request) -> str:
     target = Path(request.output)
     with refusals(target):
         mechanism, key = RandomizedResponse(request.epsilon), load_key(request.key_file)
+        state, place = key.state.folder.resolve(), target.resolve()
+        if state in (place, *place.parents):
+            raise UserError(f"{target}: is in the key's state folder; choose another output folder")
         ledger = Ledger.open(key)
         intake = Intake.open(request.data, open_source(request.data, request.split), request.options)
         workers = request.workers or default_workers(intake.size)
@@ -183,12 +187,20 @@ def _release(
     if taken:  # compared before anything is spent
         write(bench, bundle)
         same_release(bundle.made, bundle.target)
+    else:
+        check_publish(bench.work, bundle.target)
     entry = Entry(ledger, request.name, mechanism.epsilon, events, columns, request.budget)
     with reserved(bench, entry) as reservation:
         if not taken:
             write(bench, bundle)
             reservation.written()
-            publish(bundle.made, bundle.target, _default_mode(bench.work))
+            try:
+                publish(bundle.made, bundle.target, _default_mode(bench.work))
+            except OSError as error:
+                raise UserError(
+                    f"{bundle.target}: the release cannot be given its name ({error.strerror}); the ledger counts it as"
+                    " written: mend the place and run the same command again, which costs nothing more"
+                ) from None
         reservation.commit(bundle.target.resolve())
     return manifest
 

@@ -13,6 +13,7 @@ import errno
 import filecmp
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
@@ -31,6 +32,8 @@ from pipeline.privacy.sorted_runs import bucket_bits
 SCHEMA_VERSION = 2
 ROWS_PER_SHARD = 65_536
 ROWS_PER_GROUP = 8192
+LONGEST_NAME = 200
+"""Bytes of a folder's name: file systems take 255, and what is not finished has a longer one."""
 MANIFEST = "manifest.json"
 KEY_MODES = ("keyed", "insecure_seed", "none")
 MESSAGES_TYPE = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
@@ -113,10 +116,10 @@ class Release:
 
 @contextmanager
 def refusals(target: Path) -> Iterator[None]:
-    """UserError for a target that is a file, and in place of an OSError (a full disk apart: that one can be mended)."""
-    if target.exists() and not target.is_dir():
-        raise UserError(f"{target}: is a file; choose another output folder")
+    """UserError for a target that no folder can be given the name of, and in place of an OSError (a full disk apart:
+    that one can be mended)."""
     try:
+        check_output(target)
         yield
     except OSError as error:
         if error.errno == errno.ENOSPC:
@@ -124,6 +127,20 @@ def refusals(target: Path) -> Iterator[None]:
         elsewhere = error.filename and target.parent.resolve() not in Path(error.filename).resolve().parents
         place = f"{error.strerror}: {error.filename}" if elsewhere else error.strerror
         raise UserError(f"{target}: cannot write the release ({place}); nothing was written") from None
+
+
+def check_output(target: Path) -> None:
+    """UserError for an output that is a file, a link, a mount point, or has no name of its own."""
+    if target.name in ("", ".."):
+        raise UserError(f"{target}: names no new folder; give a name for one inside it")
+    if len(os.fsencode(target.name)) > LONGEST_NAME:
+        raise UserError(f"{target}: is a name of over {LONGEST_NAME} bytes; choose a shorter one")
+    if target.is_symlink():
+        raise UserError(f"{target}: is a link, which is not followed; give the folder itself")
+    if target.exists() and not target.is_dir():
+        raise UserError(f"{target}: is a file; choose another output folder")
+    if os.path.ismount(target):
+        raise UserError(f"{target}: is a mount point, which no folder can replace; choose a folder inside it")
 
 
 def occupied(target: Path) -> bool:
@@ -138,6 +155,20 @@ def same_release(partial: Path, target: Path) -> bool:
     if not _same_files(partial, target):
         raise UserError(f"{target}: holds something else and is not overwritten; choose another output folder")
     return True
+
+
+def check_publish(work: Path, target: Path) -> None:
+    """Does with an empty folder what `publish` will do with the release, and undoes it; OSError where that fails.
+
+    work: lies beside the target. An empty folder at the target is replaced by another one.
+    """
+    there, probe = target.is_dir(), work / "probe"
+    probe.mkdir(exist_ok=True)
+    if there:
+        shutil.copymode(target, probe)
+    os.replace(probe, target)
+    if not there:
+        target.rmdir()
 
 
 def publish(partial: Path, target: Path, mode: int) -> None:

@@ -12,7 +12,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -23,9 +25,9 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.core.atomic import write_json
-from pipeline.core.errors import UserError
+from pipeline.core.errors import RunStopped, UserError
 from pipeline.data.sources import Part
-from pipeline.privacy.keys import PrivacyKey, make_private_folder
+from pipeline.privacy.keys import PrivacyKey
 from pipeline.privacy.owner_files import Lock
 from pipeline.privacy.prf import frame
 
@@ -69,7 +71,7 @@ def work_folder(folder: Path, plan: dict[str, Any], target: Path) -> Iterator[Pa
     """
     missing = [parent for parent in folder.parents if not parent.exists()]
     folder.parent.mkdir(parents=True, exist_ok=True)
-    make_private_folder(folder)
+    _claim(folder)
     lock = Lock(folder / "lock")
     if not lock.acquire(0.0):
         raise UserError(f"{target}: another run is writing it; wait for it, or choose another output folder")
@@ -78,15 +80,39 @@ def work_folder(folder: Path, plan: dict[str, Any], target: Path) -> Iterator[Pa
         yield folder
     except BaseException as error:
         if not _resumable(error):
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
             for parent in missing:
                 with suppress(OSError):
                     parent.rmdir()
         raise
     else:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
     finally:
         lock.release()
+
+
+def _claim(folder: Path) -> None:
+    """The folder is this user's own, 0700: whatever lies there is neither followed, emptied nor written to else."""
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    info = folder.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
+        raise UserError(
+            f"{folder}: is a link, a file or another user's, where this program keeps what is not finished; look"
+            " what it is and move it away"
+        )
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        os.fchmod(descriptor, 0o700)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(folder: Path) -> None:
+    """RunStopped if it is still there then: it holds true labels."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if os.path.lexists(folder):
+        raise RunStopped(f"{folder}: holds true labels and could not be removed; remove it")
 
 
 def _resumable(error: BaseException) -> bool:
@@ -103,7 +129,7 @@ def _adopt(folder: Path, plan: dict[str, Any]) -> None:
         if json.loads(path.read_text(encoding="utf-8")) == plan:
             return
     for entry in folder.iterdir():
-        if entry.is_dir():
+        if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
         elif entry.name != "lock":
             entry.unlink()

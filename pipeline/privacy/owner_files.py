@@ -85,7 +85,7 @@ class Lock:
 
     def acquire(self, seconds: float) -> bool:
         """Whether the lock could be had within `seconds`. OSError if its file cannot be opened for writing."""
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -131,8 +131,11 @@ def _release(lock: weakref.ref[Lock]) -> None:
 
 
 def read_number(path: Path) -> int:
-    """The number in a lock file; 0 if there is none."""
+    """The number in a lock file; 0 if there is none. UserError if it holds anything else."""
     try:
-        return int(path.read_bytes()[:20] or 0)
-    except (FileNotFoundError, ValueError):
+        with path.open("rb") as file:
+            return int(file.read(20) or 0)
+    except FileNotFoundError:
         return 0
+    except ValueError:
+        raise UserError(f"{path}: is damaged; restore the key's state folder from a backup") from None

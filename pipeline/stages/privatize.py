@@ -23,7 +23,7 @@ from pipeline.data.adopted import adopt, is_adopted
 from pipeline.data.curate import Bench, Bundle, Entry
 from pipeline.data.engine import gather_events
 from pipeline.data.protected import Split, bench_for, declared_source, open_intakes, split_rows
-from pipeline.data.release import refusals
+from pipeline.data.release import check_output, refusals
 from pipeline.privacy.guarantee import guarantee
 from pipeline.privacy.ledger import Ledger
 from pipeline.privacy.mechanism import Mechanism, PublicLabels, make_mechanism
@@ -68,6 +68,9 @@ def run(context: StageContext) -> dict[str, Any]:
                 ),
             )
         ]
+
+        for bundle in bundles:
+            check_output(bundle.target)
 
         # --- released, once everything is known to be sound and the ledger has it -------------------------------------
         private = [bundle.rows for bundle in bundles if not isinstance(bundle.mechanism, PublicLabels)]
