@@ -123,6 +123,8 @@ def privatize(
     budget_per: Annotated[str | None, typer.Option("--budget-per", help="event (default) | person")] = None,
     labeler_column: Annotated[str | None, typer.Option("--labeler-column", help="Who gave the label.")] = None,
     event_column: Annotated[str | None, typer.Option("--event-column", help="Which of their answers it is.")] = None,
+    corrects_column: Annotated[str | None, typer.Option("--corrects-column", help="Id of a corrected pair.")] = None,
+    add_up: Annotated[bool | None, typer.Option("--add-up-renamed", help="Charge renamed pairs the sum.")] = None,
     columns: Annotated[str | None, typer.Option("--columns", help="Extra columns to release as they are: a,b.")] = None,
     label_column: Annotated[
         str | None, typer.Option("--label-column", help="Label of response_a against response_b.")
@@ -147,6 +149,8 @@ def privatize(
         "--budget-per": budget_per,
         "--labeler-column": labeler_column,
         "--event-column": event_column,
+        "--corrects-column": corrects_column,
+        "--add-up-renamed": add_up,
         "--columns": columns,
         "--label-column": label_column,
         "--labels": labels,
@@ -165,11 +169,9 @@ def privatize(
     needed = {"--data": data, "--output": output, "--epsilon": epsilon, "--key": key}
     rows, folder, level, key_file = _all_given("privatize", needed)
     named = tuple(name.strip() for name in columns.split(",")) if columns else ()
-    options = Options(labeler_column, event_column, named, label_column, parse_labels(labels))
+    options = Options(labeler_column, event_column, named, label_column, parse_labels(labels), corrects_column)
     limit = Budget(budget, budget_per or "event") if budget is not None else None  # type: ignore[arg-type]
-    request = Request(
-        rows, folder, level, key_file, split=split, source=source, options=options, budget=limit, workers=workers
-    )
+    request = Request(rows, folder, level, key_file, split, source, options, limit, bool(add_up), workers)
     print(privatize_source(request))
 
 

@@ -28,6 +28,20 @@ SECRETS = random.Random("before the first test")
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _a_user_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What belongs to the user and no project: no test meets what another run, or the user, left there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("user")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _on_the_first_machine(monkeypatch: pytest.MonkeyPatch, _a_user_of_its_own: None) -> None:
+    """A test may go to another machine (`other_machines`); the next one is back on the first."""
+    monkeypatch.setenv("XDG_STATE_HOME", os.environ["XDG_STATE_HOME"])
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _the_same_secrets_in_every_run() -> Iterator[None]:
     """Keys and coins that the code draws from the operating system come from `SECRETS`, in this process.
 

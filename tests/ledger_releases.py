@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.core.errors import UserError
-from pipeline.privacy.events import MergeResult, StagedGeneration
+from pipeline.privacy.events import MergeResult, StagedGeneration, entries
 from pipeline.privacy.ledger import Budget, Ledger, ReleasePlan
 
 
@@ -44,7 +44,7 @@ def merge(ledger: Ledger, events: Sequence[Event], epsilon: float, into: StagedG
         tags = np.array([event.tag for event in own], "S16")
         labels = np.array([event.label for event in own], np.int8)
         labelers = np.array([event.labeler for event in own], "S16")
-        results.append(ledger.store.merge(partition, tags, labels, labelers, epsilon, into=into))
+        results.append(ledger.store.merge(partition, entries(tags, labels, labelers), epsilon, into=into))
     return results
 
 

@@ -1,4 +1,5 @@
-"""`private-rlhf ledger show | verify | export`: what was released under a key, and whether its records are intact."""
+"""`private-rlhf ledger show | verify | export | init | restore`: what was released under a key, whether its records are
+intact, and what its holder says where they were lost."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ import typer
 
 if TYPE_CHECKING:
     from pipeline.privacy.ledger import Ledger
+
+KINDS = {"counts": " (noisy counts)"}  # said of a release in the table
 
 app = typer.Typer(no_args_is_help=True, help="What was released under a key, and what it cost.")
 
@@ -36,6 +39,35 @@ def verify(key: Key) -> None:
     if problems:
         raise typer.Exit(1)
     print("the ledger and its data are intact")
+
+
+IKnow = Annotated[float, typer.Option("--i-know", help="Sum of the ε released that no ledger knows of; 0 for none.")]
+
+
+@app.command()
+def init(key: Key, i_know: IKnow) -> None:
+    """Begin a ledger for a key that has none; what was released before is charged in full, for every event."""
+    from pipeline.privacy.keys import load_key
+    from pipeline.privacy.ledger import Ledger
+
+    found = load_key(key.expanduser())
+    Ledger.begin(found, i_know)
+    print(f"a ledger begins in {found.state.folder}; ε = {i_know:g} is charged to every event for what was released")
+
+
+@app.command()
+def restore(
+    key: Key,
+    source: Annotated[Path, typer.Option("--from", help="Copy of the key's state folder (FILE.state).")],
+    i_know: IKnow,
+) -> None:
+    """Put a backup of the state folder back; what was released since is charged in full, for every event."""
+    from pipeline.privacy.keys import load_key
+    from pipeline.privacy.ledger import Ledger
+
+    found = load_key(key.expanduser())
+    Ledger.restore(found, source.expanduser(), i_know)
+    print(f"restored to {found.state.folder}; ε = {i_know:g} is charged to every event for what was released since")
 
 
 @app.command()
@@ -65,7 +97,7 @@ def as_text(facts: Mapping[str, Any]) -> str:
     rows = [
         (
             entry["time"],
-            entry["source"] + (" (noisy counts)" if entry.get("kind") == "counts" else ""),
+            entry["source"] + KINDS.get(entry.get("kind"), ""),
             str(entry["events"]),
             f"{entry['epsilon']:g}",
             entry["status"],

@@ -28,6 +28,7 @@ from pipeline.core.recipe_parts import (
     UncertaintySettings,
     refuse_smoothing,
 )
+from pipeline.core.user import user_folder
 
 PositiveInt = Field(gt=0)
 
@@ -38,8 +39,9 @@ class PrivatizeConfig:
 
     epsilon: float
     """Label-LDP parameter of one released label; > 0. `.inf` needs data.public_labels and marks the run NOT PRIVATE."""
-    key_file: Path = Path("keys/private-rlhf.key")
-    """Owner-only 256-bit key, made on first use; keep it outside every run directory."""
+    key_file: Path | None = None
+    """Owner-only 256-bit key, made on first use; keep it outside every run directory. null: the user's own, in
+    `~/.local/state/private-rlhf/owner.key`, whatever folder a run starts from."""
     insecure_seed: int | None = None
     """Replaces the key by a public seed, for experiments; marks the run NOT PRIVATE."""
     budget: float | None = Field(default=None, gt=0, allow_inf_nan=False)
@@ -50,10 +52,22 @@ class PrivatizeConfig:
     labeler_column: str | None = None
     """Column that names who gave the label: two labellers of one pair are two events. Not released."""
     event_column: str | None = None
-    """Column that tells several labels of one labeller on one pair apart. Not released."""
+    """Column that tells several labels of one labeller on one pair apart; empty for none. Not released."""
+    corrects_column: Annotated[str | None, NO_EFFECT] = None
+    """Column that is empty but in rows whose label corrects an earlier one of the same pair: there it holds the
+    pair's record id, as the release states it. Such a row is an event of its own; both draws are charged. Not
+    released."""
+    add_up_renamed: Annotated[bool, NO_EFFECT] = False
+    """Pairs that were released before under other names of events or labellers are drawn again, and charged the sum,
+    instead of refused."""
     count_epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """With evaluation_labels: laplace, what the noisy counts of one evaluation cost each evaluation label, all counts
     together and on top of epsilon."""
+
+    @property
+    def key_path(self) -> Path:
+        """Where the key is."""
+        return user_folder() / "owner.key" if self.key_file is None else self.key_file.expanduser()
 
     def __post_init__(self) -> None:
         if self.budget is not None and self.budget_per == "person" and self.labeler_column is None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -108,7 +108,9 @@ class Bundle:
 
 @dataclass(frozen=True)
 class Entry:
-    """What goes into the ledger. remedy: for labels that contradict an earlier release."""
+    """What goes into the ledger. remedies: for labels that contradict an earlier release, and for records of one that
+    come under other names. unnamed: empty names in the columns of labellers and events. add_up: charge such records
+    the sum."""
 
     ledger: Ledger
     source: str
@@ -116,7 +118,13 @@ class Entry:
     events: Events
     columns: tuple[str, ...] = ()
     budget: Budget | None = None
-    remedy: str = "give a correction or a second opinion an event id of its own (--event-column)"
+    unnamed: int = 0
+    add_up: bool = False
+    remedies: tuple[str, str] = (
+        "a corrected label needs an event id of its own (--event-column) and names the record that it corrects"
+        " (--corrects-column)",
+        "keep the names of the first release, leave these rows out, or charge both draws (--add-up-renamed)",
+    )
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -135,6 +143,7 @@ class Request:
     source: str | None = None
     options: Options = field(default_factory=Options)
     budget: Budget | None = None
+    add_up: bool = False
     workers: int | None = None
     chunk_bytes: int = CHUNK_BYTES
 
@@ -189,7 +198,8 @@ def _release(
         same_release(bundle.made, bundle.target)
     else:
         check_publish(bench.work, bundle.target)
-    entry = Entry(ledger, request.name, mechanism.epsilon, events, columns, request.budget)
+    names = unnamed(rows.runs)
+    entry = Entry(ledger, request.name, mechanism.epsilon, events, columns, request.budget, names, request.add_up)
     with reserved(bench, entry) as reservation:
         if not taken:
             write(bench, bundle)
@@ -271,6 +281,11 @@ def dropped(runs: Sequence[Run], duplicates: int) -> DropCounts:
     return DropCounts(sum(run.facts["identical"] for run in runs), sum(run.facts["empty"] for run in runs), duplicates)
 
 
+def unnamed(runs: Iterable[Run]) -> int:
+    """Empty names of labellers or events."""
+    return sum(run.facts["unnamed"] for run in runs)
+
+
 def describe(
     layout: Layout, rows: int, of: int, source: str, facts: dict[str, Any], counts: DropCounts
 ) -> ReleaseManifest:
@@ -307,11 +322,23 @@ def _enter(bench: Bench, entry: Entry, reservation: Reservation) -> None:
     """Events into the store's next generation."""
     if reservation.already:
         return
-    conflicts, _ = entry.events.merge(bench.crew, entry.ledger.store, entry.epsilon, reservation.generation)
+    if entry.unnamed and reservation.generation.base.legacy:
+        raise UserError(
+            f"{entry.source}: {entry.unnamed} names of labellers or events are empty, and this key's ledger was begun"
+            " when an empty name was a name: give every row one, or leave the column out"
+        )
+    store, into = entry.ledger.store, reservation.generation
+    conflicts, renamed = entry.events.merge(bench.crew, store, entry.epsilon, into, entry.add_up)
     if conflicts:
         raise UserError(
             f"{entry.source}: {conflicts} events carry another label than the one released before under this key,"
-            f" so nothing is released; a label never changes: {entry.remedy}"
+            f" so nothing is released; a label never changes: {entry.remedies[0]}"
+        )
+    if renamed:
+        raise UserError(
+            f"{entry.source}: {renamed} labels of pairs that were released before under this key come under other names"
+            " (of event or labeller) and would be drawn a second time, at the sum of both costs; nothing is released:"
+            f" {entry.remedies[1]}"
         )
 
 

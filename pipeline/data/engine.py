@@ -29,11 +29,13 @@ from pipeline.privacy.batches import (
     Signs,
     a_is_lower,
     arrow_places,
+    blinds,
     canonicalise,
     event_tags,
+    record_tags,
     release_labels,
 )
-from pipeline.privacy.events import EventStore, StagedGeneration
+from pipeline.privacy.events import ENTRY, EventStore, MergeResult, StagedGeneration, as_tags, entries
 from pipeline.privacy.keys import PrivacyKey, load_key, make_private_folder
 from pipeline.privacy.mechanism import Mechanism, PublicLabels, RandomizedResponse
 from pipeline.privacy.prf import frame
@@ -50,7 +52,6 @@ from pipeline.privacy.sorted_runs import (
 )
 
 ROWS_IN_MEMORY = 131_072  # of keys, when events are gathered
-_EVENT = np.dtype([("tag", "u1", (16,)), ("labeler", "u1", (16,)), ("label", "i1")])
 _HEX = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), np.uint8).reshape(256, 2)
 _PER_ROW = 5  # strings of a row in a bucket: header, prompt, low, high, extra
 
@@ -116,7 +117,8 @@ def spill(chunk: Chunk, number: int, layout: Layout, key_file: KeyFile | KeyInHa
         kinds = _kinds(some.extra, len(layout.options.columns))
         rows = canonicalise(some, position, prf)
         path, last = _run_path(folder, number, len(runs)), following is None
-        runs.append(write_run(path, rows, last=last, extra=kinds, bytes=chunk.size()))
+        facts = {"last": last, "extra": kinds, "bytes": chunk.size(), "unnamed": some.unnamed}
+        runs.append(write_run(path, rows, **facts))
         position += len(some.preferred)
         some = following
     return runs
@@ -188,25 +190,27 @@ class Events:
         """257 row numbers, by the ids' first byte."""
         return [0, *accumulate(count for piece in self.pieces for count in piece.counts)]
 
-    def merge(self, crew: Workers, store: EventStore, epsilon: float, into: StagedGeneration) -> tuple[int, int]:
-        """Enter all events into the store; returns how many contradict their stored label, and how many are new."""
-        results = list(crew.run(merge_piece, ((piece, store, epsilon, into) for piece in self.pieces)))
-        return sum(conflicts for conflicts, _ in results), sum(new for _, new in results)
+    def merge(
+        self, crew: Workers, store: EventStore, epsilon: float, into: StagedGeneration, add_up: bool = False
+    ) -> tuple[int, int]:
+        """Enter all events into the store; returns how many contradict their stored label, and how many rename a known
+        record (see `EventStore.merge`)."""
+        tasks = ((piece, store, epsilon, into, add_up) for piece in self.pieces)
+        results = [result for some in crew.run(merge_piece, tasks) for result in some]
+        return sum(result.conflicts for result in results), sum(result.renamed for result in results)
 
 
-def merge_piece(piece: Piece, store: EventStore, epsilon: float, into: StagedGeneration) -> tuple[int, int]:
+def merge_piece(
+    piece: Piece, store: EventStore, epsilon: float, into: StagedGeneration, add_up: bool
+) -> list[MergeResult]:
     """`Events.merge` for one piece."""
-    conflicts = new = 0
-    events = np.fromfile(piece.path, _EVENT)
-    start = 0
-    for partition, count in enumerate(piece.counts, piece.first):
-        rows, start = events[start : start + count], start + count
-        if count:
-            tags, labelers = np.ascontiguousarray(rows["tag"]), np.ascontiguousarray(rows["labeler"])
-            labels = np.ascontiguousarray(rows["label"])
-            merged = store.merge(partition, tags, labels, labelers if labelers.any() else None, epsilon, into=into)
-            conflicts, new = conflicts + merged.conflicts, new + merged.new_events
-    return conflicts, new
+    events = np.fromfile(piece.path, ENTRY)
+    ends = np.cumsum(piece.counts)
+    return [
+        store.merge(partition, events[end - count : end], epsilon, into=into, add_up=add_up)
+        for partition, count, end in zip(range(piece.first, 256), piece.counts, ends, strict=False)
+        if count
+    ]
 
 
 def gather_events(crew: Workers, parts: Sequence[KeptRows], key: PrivacyKey, folder: Path) -> Events:
@@ -238,14 +242,12 @@ def gather_piece(parts: Sequence[KeptRows], bits: int, group: int, path: Path) -
 
 
 def _events(found: Sequence[Keys]) -> bytes:
-    """`_EVENT` rows in the order of their tags."""
+    """`events.ENTRY` rows in the order of their tags."""
     keys = np.concatenate(found)
-    tags = event_tags(keys)
-    words = tags.view(">u8").astype(np.uint64)
-    order = np.lexsort((words[:, 1], words[:, 0]))
-    rows = np.zeros(len(keys), _EVENT)
-    rows["tag"], rows["labeler"], rows["label"] = tags[order], keys["labeler"][order], keys["label"][order]
-    return rows.tobytes()
+    words = event_tags(keys).view(">u8").astype(np.uint64)
+    keys = keys[np.lexsort((words[:, 1], words[:, 0]))]
+    own = {"record": as_tags(record_tags(keys)), "blind": blinds(keys), "corrects": keys["corrects"]}
+    return entries(event_tags(keys), keys["label"], keys["labeler"], **own).tobytes()
 
 
 # --- count: how often rules are right ---------------------------------------------------------------------------------

@@ -3,8 +3,9 @@
 Two forms. `chosen` and `rejected` (with or without `prompt`, see `formats`): the preference is the columns' order.
 `response_a` and `response_b` with a label column: its two values are declared beforehand, the first means that
 response_a is preferred, the second that response_b is; anything else is refused, and never shown. Beside them a column
-that names the labeller and one that names the event, which are not released unless they are also named as extra
-columns; and extra columns, released as they are.
+that names the labeller and one that names the event, where an empty value means none, and one by which a label says
+that it corrects an earlier one: its record's id, in the rows that do. They are not released unless they are also named
+as extra columns; and extra columns, released as they are.
 
 Explicit text goes column by column where Arrow reads it (`fast_columns`); everything else, and every row in which
 something is wrong, goes row by row, so that both ways give the same rows and the same messages.
@@ -33,7 +34,7 @@ from pipeline.data.formats import (
 )
 from pipeline.data.sources import Part, Row
 from pipeline.privacy.batches import Columns, blank_texts
-from pipeline.privacy.records import MESSAGES, TEXT, encode_text, is_blank
+from pipeline.privacy.records import MESSAGES, TEXT, encode_text, is_blank, record_id
 
 RESPONSES = ("response_a", "response_b")
 _RESERVED = frozenset({"prompt", "record_id", *PAIR, *RESPONSES})
@@ -51,6 +52,7 @@ class Options:
     columns: tuple[str, ...] = ()
     label_column: str | None = None
     labels: tuple[str, str] | None = None
+    corrects_column: str | None = None
 
     def __post_init__(self) -> None:
         if (self.label_column is None) != (self.labels is None):
@@ -60,12 +62,15 @@ class Options:
             )
         if self.labels is not None and (len(set(self.labels)) != 2 or not all(self.labels)):
             raise UserError("--labels: declare two different values, for example --labels 1,0")
+        if self.corrects_column is not None and self.event_column is None:
+            raise UserError("--corrects-column needs --event-column: a correction is an event of its own, with a name")
         if len(set(self.columns)) < len(self.columns):
             raise UserError("--columns: names a column twice; name each once")
         for option, names in (
             ("--columns", self.columns),
             ("--labeler-column", (self.labeler_column,)),
             ("--event-column", (self.event_column,)),
+            ("--corrects-column", (self.corrects_column,)),
         ):
             for name in names:
                 if name is not None and (name in _RESERVED or name == self.label_column):
@@ -79,7 +84,7 @@ class Options:
     @property
     def beside(self) -> tuple[str, ...]:
         """The columns that are read beside prompt and responses."""
-        named = (self.labeler_column, self.event_column, *self.columns, self.label_column)
+        named = (self.labeler_column, self.event_column, self.corrects_column, *self.columns, self.label_column)
         return tuple(dict.fromkeys(name for name in named if name is not None))
 
     @property
@@ -143,6 +148,7 @@ class Layout:
         preferred: list[int] = []
         blank: list[bool] = []
         named: tuple[list[str], list[str]] = ([], [])
+        corrects: list[bool] = []
         extra: list[str] = []
         encoded = self.kind == MESSAGES
         for number, row in rows:
@@ -150,7 +156,9 @@ class Layout:
                 converted, sign = self.pair_of(row)
                 for values, name in zip(named, self._names, strict=True):
                     if name is not None:
-                        values.append(_name_of(row, name))
+                        values.append(_name_of(row, name, optional=name != self.options.labeler_column))
+                if self.options.corrects_column is not None:
+                    corrects.append(self._corrects(row, converted))
                 if self.options.columns:
                     extra.append(_json_of(row, self.options.columns))
                 encodings = [encode_text(text) for text in converted]
@@ -175,7 +183,23 @@ class Layout:
             named[0] if self._names[0] else None,
             named[1] if self._names[1] else None,
             pa.array(extra, pa.large_string()) if self.options.columns else None,
+            np.array(corrects, bool) if self.options.corrects_column else None,
         )
+
+    def _corrects(self, row: Row, converted: Converted) -> bool:
+        """Whether the row corrects an earlier label. RowError if it names another record, or is no event of its own."""
+        stated = _name_of(row, str(self.options.corrects_column)).strip().lower()
+        if not stated:
+            return False
+        prompt, first, second = converted
+        if first != second and stated != record_id(prompt, (first, second)):
+            raise RowError(
+                f"corrects {stated!r}, which is not the record of its own pair; an edited text is a new record, and its"
+                " label is protected as a new one"
+            )
+        if not _name_of(row, str(self.options.event_column)):
+            raise RowError(f"corrects an earlier label without a name of its own in {self.options.event_column!r}")
+        return True
 
     def pair_of(self, row: Row) -> tuple[Converted, int]:
         """((prompt, first, second), +1 if the first response is preferred else -1)."""
@@ -229,8 +253,10 @@ def _letter(value: Any) -> str:
     return str(value).strip() if isinstance(value, str | int) else ""
 
 
-def _name_of(row: Row, name: str) -> str:
-    """A labeller or event: text or a whole number."""
+def _name_of(row: Row, name: str, optional: bool = True) -> str:
+    """A labeller, event or record: text or a whole number; "" for none (an empty text; null but for a labeller)."""
+    if optional and row.get(name, "") is None:
+        return ""
     value = column_value(row, name, ())
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise RowError(f"column {name!r} is neither text nor a whole number; convert it")

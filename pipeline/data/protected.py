@@ -32,8 +32,8 @@ from pipeline.data.workers import default_workers, start_workers
 from pipeline.data.workfolder import work_folder
 from pipeline.embedded import task
 from pipeline.privacy.guarantee import DropCounts, nothing_left
-from pipeline.privacy.keys import PrivacyKey, insecure_seed_key, keygen, load_key, make_private_folder
-from pipeline.privacy.ledger import Budget
+from pipeline.privacy.keys import PrivacyKey, insecure_seed_key, keygen, load_key, make_private_folder, state_folder
+from pipeline.privacy.ledger import Budget, Ledger
 from pipeline.privacy.sorted_runs import KeptRows, id_at
 
 FIRST_ROWS = 100
@@ -42,7 +42,7 @@ FIRST_ROWS = 100
 def open_intakes(recipe: Recipe) -> list[Intake]:
     """The training and the evaluation split of the preferences; one intake where a file serves for both."""
     source, own = recipe.data.preferences, recipe.privatize
-    options = Options(labeler_column=own.labeler_column, event_column=own.event_column)
+    options = Options(own.labeler_column, own.event_column, corrects_column=own.corrects_column)
     splits = ("train",) if single_file(source) else ("train", "eval")
     if source == "embedded":
         return [Intake.open(source, [embedded_part(recipe, split)], options) for split in splits]
@@ -69,21 +69,31 @@ def check_input(recipe: Recipe, run: RunDir) -> None:
     Raises:
         UserError: the key is readable by others or inside the run directory, or the preferences cannot be read.
     """
-    source, path = recipe.data.preferences, recipe.privatize.key_file.expanduser()
+    source = recipe.data.preferences
     if is_adopted(source):
         open_adopted(recipe)
         return
     if source != "embedded" or recipe.private:
-        if run.root.resolve() in path.resolve().parents:
+        path = key_path(recipe)
+        if any(run.root.resolve() in {place, *place.parents} for place in _places(path)):
             raise UserError(f"privatize.key_file {path} is inside the run directory: keep the key elsewhere")
         if path.exists():
-            load_key(path)
+            Ledger.open(owner_key(recipe))
     if source == "embedded" or is_hub_id(source):
         return
     for intake in open_intakes(recipe):
         part = intake.parts[0]
         rows = islice(part.rows(intake.layout.options.wanted), FIRST_ROWS)
         intake.layout.row_columns(rows, f"{part.name}, {part.unit}")
+
+
+def _places(path: Path) -> set[Path]:
+    """Where a key file and its state lie, and where the path leads through."""
+    places = {path.resolve(), state_folder(path).resolve()}
+    while path.is_symlink():
+        places.add(path.parent.resolve() / path.name)
+        path = path.parent / path.readlink()
+    return places | {path.parent.resolve() / path.name}
 
 
 def single_file(source: str) -> bool:
@@ -186,9 +196,20 @@ def randomiser_key(recipe: Recipe) -> PrivacyKey:
     return insecure_seed_key(0) if is_public(recipe.privatize.epsilon) else owner_key(recipe)
 
 
+def key_path(recipe: Recipe) -> Path:
+    """Where the owner's key is. UserError where another one was the default until now."""
+    before = Path("keys/private-rlhf.key")
+    if recipe.privatize.key_file is None and before.exists():
+        raise UserError(
+            f"{before}: was the default key of this folder, and another key would draw its labels anew: state"
+            f" privatize.key_file={before}, or put that key elsewhere"
+        )
+    return recipe.privatize.key_path
+
+
 def owner_key(recipe: Recipe) -> PrivacyKey:
     """The owner's key; made, and said so, on first use."""
-    path = recipe.privatize.key_file.expanduser()
+    path = key_path(recipe)
     if not path.exists():
         keygen(path)
         say(f"privatize: new secret key in {path} (owner-only); whoever holds it can undo the noise")
@@ -233,6 +254,6 @@ def input_unchanged(recipe: Recipe, run: RunDir) -> bool:
     """Whether the raw input is the one of the last completed run here."""
     if recipe.data.preferences == "embedded" or is_adopted(recipe.data.preferences):
         return True
-    if not recipe.privatize.key_file.expanduser().exists():
+    if not recipe.privatize.key_path.exists():
         return False
     return owner_key(recipe).state.recall_input(_input_name(run)) == _input_digest(recipe)

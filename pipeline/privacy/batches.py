@@ -32,12 +32,15 @@ _U64 = np.uint64
 _LOW = (1 << 64) - 1
 LABELER_DOMAIN = b"labeler/v2"
 TEXTS = 4  # prompt, lower response, higher response (in the order of their bytes), extra columns as JSON
+_TAG = slice(32, 47)  # of a root: 120 bits that are no part of the mechanism
 HASH_ROWS = 16384  # rows whose digests exist as Python objects at a time
 KEYS = np.dtype(
     [
         ("id", "<u8", (4,)),  # the record id as four big-endian numbers (their order is the order of the ids)
         ("root", "u1", (48,)),  # the event's root, see `mechanism.Coins`
+        ("record", "u1", (15,)),  # keyed tag of the record: what its event without names has in `event_tags`
         ("labeler", "u1", (16,)),  # keyed tag of the labeller, zero if there is none
+        ("corrects", "?"),  # whether the label corrects an earlier one of the same record
         ("position", "<u8"),  # place in the input
         ("start", "<u8"),  # of the row's texts in the blob
         ("lengths", "<u4", (TEXTS,)),
@@ -52,7 +55,8 @@ class Columns:
 
     prompt, first, second: Arrow string or large_string, no nulls. preferred: +1 where `first` was preferred, else -1.
     kind: `records.TEXT` or `records.MESSAGES` (texts are then canonical JSON). blank: a row without text in prompt or a
-    response. labelers, events: or None without such a column. extra: JSON of the extra columns, or None.
+    response. labelers, events: "" for none; or None without such a column. corrects: or None without such a column.
+    extra: JSON of the extra columns, or None.
     """
 
     prompt: pa.Array
@@ -64,6 +68,12 @@ class Columns:
     labelers: list[str] | None = None
     events: list[str] | None = None
     extra: pa.Array | None = None
+    corrects: Bools | None = None
+
+    @property
+    def unnamed(self) -> int:
+        """Names that are empty, in columns that name labellers or events."""
+        return sum(column.count("") for column in (self.labelers, self.events) if column is not None)
 
 
 @dataclass
@@ -136,6 +146,8 @@ def canonicalise(columns: Columns, position: int, prf: Prf) -> Canonical:
     first_is_a = swapped == odd  # response_a is the lower one unless the id is odd
     keys["label"] = np.where(first_is_a, columns.preferred[keep], -columns.preferred[keep])
     _name_events(keys, digests, columns, keep, prf)
+    if columns.corrects is not None:
+        keys["corrects"] = columns.corrects[keep]
     order = np.argsort(keys["id"][:, 0], kind="stable")
     return Canonical(*_sorted(keys, blob, starts, order), identical, empty)
 
@@ -187,24 +199,31 @@ def _record_ids(blob: pa.Buffer, starts: npt.NDArray[np.int64], lengths: npt.NDA
 
 
 def _name_events(keys: Keys, digests: Bytes, columns: Columns, keep: npt.NDArray[np.int64], prf: Prf) -> None:
+    """An empty name is none: a column may name the labeller, or the event, of some rows alone."""
     names: list[bytes] = digests.view("V32").ravel().tolist() if len(keys) else []
-    labelers = [columns.labelers[row] for row in keep] if columns.labelers is not None else None
-    if labelers is None and columns.events is None:
-        suffix = event_suffix(None, None)
-        suffixes = [suffix] * len(keys)
-    else:
-        events = [columns.events[row] for row in keep] if columns.events is not None else [None] * len(keys)
-        suffixes = [event_suffix(*pair) for pair in zip(labelers or [None] * len(keys), events, strict=True)]
+    plain = [event_suffix(None, None)] * len(keys)
+    keys["root"] = _roots(prf, names, plain)
+    keys["record"] = keys["root"][:, _TAG]
+    if columns.labelers is None and columns.events is None:
+        return
+    labelers, events = (
+        [None] * len(keys) if column is None else [column[row] or None for row in keep]
+        for column in (columns.labelers, columns.events)
+    )
+    keys["root"] = _roots(prf, names, [event_suffix(*pair) for pair in zip(labelers, events, strict=True)])
+    tags = {name: prf.block(LABELER_DOMAIN, name.encode())[:16] for name in set(labelers) if name is not None}
+    joined = b"".join(bytes(16) if name is None else tags[name] for name in labelers)
+    keys["labeler"] = np.frombuffer(joined, np.uint8).reshape(-1, 16)
+
+
+def _roots(prf: Prf, names: list[bytes], suffixes: list[bytes]) -> Bytes:
+    """The roots (n, 48) of events named by record id and suffix."""
     blocks = []
     for begin in range(0, len(names), HASH_ROWS):
         part = slice(begin, begin + HASH_ROWS)
         messages = [name + end for name, end in zip(names[part], suffixes[part], strict=True)]
         blocks.append(prf.blocks(DOMAIN, messages))
-    keys["root"] = np.frombuffer(b"".join(blocks), np.uint8).reshape(-1, 48)
-    if labelers is not None:
-        tags = {name: prf.block(LABELER_DOMAIN, name.encode())[:16] for name in set(labelers)}
-        joined = b"".join(tags[name] for name in labelers)
-        keys["labeler"] = np.frombuffer(joined, np.uint8).reshape(-1, 16)
+    return np.frombuffer(b"".join(blocks), np.uint8).reshape(-1, 48)
 
 
 def _sorted(
@@ -224,8 +243,22 @@ def event_tags(keys: Keys) -> Bytes:
     The first byte makes the store's partitions ranges of record ids. The others are uniform (120 bits) and used for
     nothing else.
     """
-    first = (keys["id"][:, :1] >> _U64(56)).astype(np.uint8)
-    return np.concatenate([first, keys["root"][:, 32:47]], axis=1)
+    return np.concatenate([_first_byte(keys), keys["root"][:, _TAG]], axis=1)
+
+
+def record_tags(keys: Keys) -> Bytes:
+    """The records' names in the owner's store, (n, 16): the tags of their events without names."""
+    return np.concatenate([_first_byte(keys), keys["record"]], axis=1)
+
+
+def blinds(keys: Keys) -> Signs:
+    """The keyed sign of each event, -1 or +1, that its label has in the owner's store; a bit of the root for nothing
+    else."""
+    return (1 - (keys["root"][:, 47] & 2)).astype(np.int8)
+
+
+def _first_byte(keys: Keys) -> Bytes:
+    return (keys["id"][:, :1] >> _U64(56)).astype(np.uint8)
 
 
 def event_order(keys: Keys) -> npt.NDArray[np.int64]:

@@ -6,11 +6,15 @@ what it changed as a piece in a staging folder; `join` writes the next file from
 release of more than a few hundred events touches every partition, so a file per partition would share nothing between
 generations and need 256 times as many writes to be forced to the disk.
 
-Tags are keyed digests of the event and of the labeller: without the key nobody can tell which event a stored label
-belongs to, so a row is a commitment that the owner alone can open. The files are 0600 in the key's 0700 folder.
+Tags are keyed digests of the event, of its record and of the labeller, and a stored label is the true one times a keyed
+sign: without the key nobody can tell which event a row belongs to (but for the first byte of its record's public id)
+nor what its label is. The files are 0600 in the key's 0700 folder.
 
 All releases of one event under one key are a Markov chain in ε and cost the largest ε together (`mechanism`): the
-event's total is a maximum, and a merge is idempotent.
+event's total is a maximum, and a merge is idempotent. Another name is another draw: of a record that is known under
+other names a new event is either another person's label (all of them named, and none is this one), or the same label
+again. That is refused, unless it says that it is a correction or the holder asked for the sum: then the events of that
+record are `shared`, and each of them costs what all of them cost together.
 """
 
 from __future__ import annotations
@@ -29,18 +33,52 @@ from pipeline.privacy.owner_files import check_rows, create_file, read_rows, rep
 TAG_BYTES = 16
 PARTITIONS = 256
 TAG = np.dtype(f"S{TAG_BYTES}")  # numpy pads with zero bytes and compares bytes unsigned, so any 16 bytes are a tag
-EVENT = np.dtype([("tag", TAG), ("labeler", TAG), ("epsilon", "<f8"), ("label", "i1")])
+NOBODY = b""  # the labeller's tag of an event that names none, as numpy gives it back
+
+# What a release enters. record: the tag that the record's event without names has. label: the true one, -1 or +1.
+# blind: the keyed sign, -1 or +1. corrects: says of itself that it corrects an earlier event of its record.
+ENTRY = np.dtype(
+    [("tag", TAG), ("record", TAG), ("labeler", TAG), ("label", "i1"), ("blind", "i1"), ("corrects", "?")]
+)
+# What is kept. label: -2 or +2, blinded; -1 or +1, as it is (of a store of before); 0 for an event that was left out
+# for good (`caps`). shared: its label may be that of the record's other shared events, so that their totals add up.
+EVENT = np.dtype(
+    [("tag", TAG), ("record", TAG), ("labeler", TAG), ("epsilon", "<f8"), ("label", "i1"), ("shared", "?")]
+)
+LEGACY = np.dtype([("tag", TAG), ("labeler", TAG), ("epsilon", "<f8"), ("label", "i1")])  # a store of before
+
+
+def entries(
+    tags: np.ndarray, labels: np.ndarray, labelers: np.ndarray | None = None, **more: np.ndarray | int
+) -> np.ndarray:
+    """(n,) ENTRY from tags (n,) S16 or (n, 16) uint8, labels (n,) int8, labellers as tags or None, and other fields;
+    by default each event is its record's only one, and the sign is +1."""
+    rows = np.zeros(len(tags), ENTRY)
+    rows["tag"] = rows["record"] = as_tags(tags)
+    rows["label"], rows["blind"] = labels, 1
+    if labelers is not None:
+        rows["labeler"] = as_tags(labelers)
+    for name, values in more.items():
+        rows[name] = values
+    return rows
 
 
 @dataclass(frozen=True)
 class Generation:
     """One state of the store. `path`: its file, None while it is empty. `bounds`: 257 row numbers; partition p is rows
-    bounds[p] to bounds[p + 1]. `epsilon`: the largest total of any event, 0 if there is none. `digest`: of the file."""
+    bounds[p] to bounds[p + 1]. `epsilon`: the largest total of any event, 0 if there is none. `digest`: of the file.
+    `legacy`: the file is one of before, which knew no records; its events are taken for their records' only ones."""
 
     path: Path | None = None
     bounds: tuple[int, ...] = (0,) * (PARTITIONS + 1)
     epsilon: float = 0.0
     digest: str = ""
+    legacy: bool = False
+
+    @property
+    def dtype(self) -> np.dtype[np.void]:
+        """Of the file's rows."""
+        return LEGACY if self.legacy else EVENT
 
     @property
     def rows(self) -> int:
@@ -52,7 +90,14 @@ class Generation:
         start, end = self.bounds[partition], self.bounds[partition + 1]
         if self.path is None or start == end:
             return np.empty(0, EVENT)
-        return read_rows(self.path, EVENT, start, end)
+        rows = read_rows(self.path, self.dtype, start, end)
+        if not self.legacy:
+            return rows
+        wide = np.zeros(len(rows), EVENT)
+        for name in LEGACY.fields or ():
+            wide[name] = rows[name]
+        wide["record"] = rows["tag"]
+        return wide
 
 
 @dataclass(frozen=True)
@@ -74,6 +119,7 @@ class MergeResult:
     """What one merge found. Counts alone leave it: which events conflict is known to nobody."""
 
     conflicts: int  # events whose stored label differs from the one given
+    renamed: int  # new events of known records that are no other person's, and do not say that they correct one
     new_events: int
     rows: int  # in the partition after the merge
     max_event_epsilon: float  # the largest total of any event in the partition after the merge; 0 without events
@@ -88,45 +134,46 @@ class EventStore:
     def merge(
         self,
         partition: int,
-        tags: np.ndarray,
-        labels: np.ndarray,
-        labelers: np.ndarray | None,
+        rows: np.ndarray,
         epsilon: float,
         *,
         into: StagedGeneration,
+        add_up: bool = False,
     ) -> MergeResult:
-        """Enter n events of one partition, released at `epsilon`, into a staged generation.
+        """Enter events of one partition, released at `epsilon`, into a staged generation.
 
-        tags: (n,) S16 or (n, 16) uint8, strictly rising, first byte = partition. labels: (n,) int8 in {-1, +1}.
-        labelers: as tags but in any order, all zero = no labeller; None = no labeller anywhere. epsilon: finite, > 0.
-        Repeating a merge replaces it; a merge that changes nothing leaves nothing. If any label conflicts the
-        generation is spoilt: it can no longer be made current. ValueError for malformed arguments.
+        rows: (n,) ENTRY, their tags strictly rising, first byte = partition. epsilon: finite, > 0. add_up: known
+        records under new names are charged the sum. Repeating a merge replaces it; a merge that changes nothing leaves
+        nothing. If any label conflicts, or a record is renamed, the generation is spoilt: it can no longer be made
+        current. ValueError for malformed arguments.
         """
-        keys = as_tags(tags)
-        _check(partition, keys, labels, epsilon)
+        _check(partition, rows, epsilon)
         old = into.base.read(partition)
-        place = np.searchsorted(old["tag"], keys)
-        known = np.zeros(len(keys), bool)
-        inside = place < len(old)
-        known[inside] = old["tag"][place[inside]] == keys[inside]
-        hits = place[known]
-        conflicts = int(np.count_nonzero(old["label"][hits] != labels[known]))
-        new_events = len(keys) - len(hits)
-        top = max(float(old["epsilon"].max(initial=0.0)), epsilon if len(keys) else 0.0)
-        result = MergeResult(conflicts, new_events, len(old) + new_events, top)
-        if conflicts:
+        place, known = _places(old, rows["tag"])
+        hits, given = place[known], rows[known]
+        stored = old["label"][hits]
+        signs = np.where(abs(stored) == 2, given["blind"], 1)
+        conflicts = int(np.count_nonzero(np.sign(stored) != given["label"] * signs))
+        new = rows[~known]
+        same_label = _same_label(old, new)
+        renamed = 0 if add_up else int(np.count_nonzero(same_label & ~new["corrects"]))
+        if conflicts or renamed:
             self._stage(into, partition, "conflict", np.empty(0, EVENT))
-            return result
+            return MergeResult(conflicts, renamed, len(new), len(old) + len(new), largest_total(old))
         raised = hits[old["epsilon"][hits] < epsilon]
-        if new_events == 0 and len(raised) == 0:
-            return result
-        fresh = np.zeros(new_events, EVENT)
-        fresh["tag"], fresh["label"], fresh["epsilon"] = keys[~known], labels[~known], epsilon
-        if labelers is not None:
-            fresh["labeler"] = as_tags(labelers)[~known]
+        if len(new) == 0 and len(raised) == 0:
+            return MergeResult(0, 0, 0, len(old), largest_total(old))
+        fresh = np.zeros(len(new), EVENT)
+        for name in ("tag", "record", "labeler"):
+            fresh[name] = new[name]
+        fresh["label"], fresh["epsilon"], fresh["shared"] = 2 * new["label"] * new["blind"], epsilon, same_label
         self._stage(into, partition, "tally", _changes(fresh, old[raised], epsilon))
-        self._stage(into, partition, "events", _merged(old, raised, epsilon, fresh, place[~known]))
-        return result
+        old["label"][hits] = 2 * given["label"] * given["blind"]
+        if same_label.any():
+            old["shared"] |= np.isin(old["record"], fresh["record"][same_label])
+        merged = _merged(old, raised, epsilon, fresh, place[~known])
+        self._stage(into, partition, "events", merged)
+        return MergeResult(0, 0, len(new), len(merged), largest_total(merged))
 
     def _stage(self, into: StagedGeneration, partition: int, kind: str, rows: np.ndarray) -> None:
         into.folder.mkdir(mode=0o700, exist_ok=True)
@@ -140,8 +187,8 @@ class EventStore:
         """
         if staged.pieces("conflict"):
             raise UserError(
-                "labels differ from those released before for the same events, so nothing is released;"
-                " an event's label never changes: give a corrected label an event id of its own (--event-column)"
+                "labels or names differ from those released before for the same records, so nothing is released;"
+                " an event's label and name never change: a corrected label says so (--corrects-column)"
             )
         pieces = staged.pieces("events")
         if not pieces:
@@ -155,7 +202,7 @@ class EventStore:
                 file.write(rows.data)
                 digest.update(rows.data)
                 bounds.append(bounds[-1] + len(rows))
-                top = max(top, float(rows["epsilon"].max(initial=0.0)))
+                top = max(top, largest_total(rows))
         return Generation(path, tuple(bounds), top, digest.hexdigest())
 
     def sweep(self, keep: set[Path]) -> None:
@@ -173,7 +220,16 @@ def problems(generation: Generation) -> list[str]:
     """What is wrong with a generation's file, one line each; reads all of it, one partition at a time."""
     if generation.path is None:
         return []
-    return check_rows(generation.path, EVENT, generation.bounds, generation.digest)
+    return check_rows(generation.path, generation.dtype, generation.bounds, generation.digest)
+
+
+def largest_total(rows: np.ndarray) -> float:
+    """The most that any one label of these rows (EVENT, a whole partition) has cost; 0 without rows."""
+    top, shared = float(rows["epsilon"].max(initial=0.0)), rows[rows["shared"]]
+    if not len(shared):
+        return top
+    _, which = np.unique(shared["record"], return_inverse=True)
+    return max(top, float(np.bincount(which, weights=shared["epsilon"]).max()))
 
 
 def as_tags(tags: np.ndarray) -> np.ndarray:
@@ -185,11 +241,41 @@ def as_tags(tags: np.ndarray) -> np.ndarray:
     raise ValueError(f"tags are (n,) S16 or (n, 16) uint8, got {tags.shape} {tags.dtype}")
 
 
-def _check(partition: int, tags: np.ndarray, labels: np.ndarray, epsilon: float) -> None:
+def _places(old: np.ndarray, tags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where each tag stands or would stand among the old rows, and whether it is there."""
+    place = np.searchsorted(old["tag"], tags)
+    known, inside = np.zeros(len(tags), bool), place < len(old)
+    known[inside] = old["tag"][place[inside]] == tags[inside]
+    return place, known
+
+
+def _same_label(old: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """Which new events may give again a label that an old one gave: their record is known, and not all of its events
+    are other people's."""
+    plain = all(np.array_equal(rows["record"], rows["tag"]) for rows in (old, new))
+    if plain or not len(old) or not len(new):  # events without names are told apart by their records
+        return np.zeros(len(new), bool)
+    order = np.argsort(old["record"], kind="stable")
+    records, labelers = old["record"][order], old["labeler"][order]
+    start, end = (np.searchsorted(records, new["record"], side) for side in ("left", "right"))
+    unnamed = np.concatenate([[0], np.cumsum(labelers == NOBODY)])
+    found = (start < end) & ((new["labeler"] == NOBODY) | (unnamed[end] > unnamed[start]))
+    others = np.flatnonzero((start < end) & ~found)
+    if len(others):
+        heard = set(zip(records.tolist(), labelers.tolist(), strict=True))
+        asked = zip(new["record"][others].tolist(), new["labeler"][others].tolist(), strict=True)
+        found[others] = [pair in heard for pair in asked]
+    return found
+
+
+def _check(partition: int, rows: np.ndarray, epsilon: float) -> None:
+    if rows.dtype != ENTRY or rows.ndim != 1:
+        raise ValueError(f"the rows of a merge are (n,) ENTRY, got {rows.shape} {rows.dtype}")
+    tags, labels = rows["tag"], rows["label"]
     if not 0 <= partition < PARTITIONS or not epsilon > 0.0 or is_public(epsilon):
         raise ValueError(f"0 <= partition < {PARTITIONS} and 0 < epsilon < inf, got {partition} and {epsilon}")
-    if labels.shape != tags.shape or labels.dtype != np.int8 or not np.all(np.abs(labels) == 1):
-        raise ValueError("labels are (n,) int8 in {-1, +1}, one for each tag")
+    if not np.all(np.abs(labels) == 1) or not np.all(np.abs(rows["blind"]) == 1):
+        raise ValueError("labels and signs are -1 or +1")
     if np.any(tags[1:] <= tags[:-1]):
         raise ValueError("the tags of a merge are not strictly rising")
     if len(tags):

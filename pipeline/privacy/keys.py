@@ -1,8 +1,10 @@
 """The privacy key: a 256-bit secret in an owner-only file, and the owner-only state folder beside it.
 
-Whoever holds the key can undo every flip, so the key file is 0600, the folder `FILE.state` is 0700, `repr` and
-pickling never show the secret, and digests of raw labels exist only keyed and only in that folder: an unkeyed digest
-of a raw file would let anyone test a guess of all labels but one.
+A key has one state, wherever it is reached from: links are followed to the file, and a key without its state is refused
+(`ledger_file`), for what was released under it would be forgotten. Whoever holds the key can undo every flip, so the
+key file is 0600, the folder `FILE.state` is 0700, `repr` and pickling never show the secret, and digests of raw labels
+exist only keyed and only in that folder: an unkeyed digest of a raw file would let anyone test a guess of all labels
+but one.
 """
 
 from __future__ import annotations
@@ -61,7 +63,10 @@ class PrivacyKey:
 
     @property
     def state(self) -> KeyState:
-        """The owner-only folder beside the key file. UserError for a key that has no file."""
+        """The owner-only folder beside the key file; whether it is there is the ledger's question.
+
+        UserError for a key that has no file.
+        """
         if self.path is None:
             raise UserError("this key has no file, so it keeps no state; use a key from `private-rlhf keygen`")
         return KeyState(state_folder(self.path))
@@ -101,12 +106,18 @@ class KeyState:
 
 
 def state_folder(path: Path) -> Path:
-    """The folder that holds the state of the key in `path`."""
-    return path.with_name(path.name + ".state")
+    """The folder that holds the state of the key in `path`; beside the file itself where `path` is a link."""
+    real = path.resolve()
+    return real.with_name(real.name + ".state")
+
+
+def lock_file(state: Path) -> Path:
+    """The file in a key's state folder that says that there is a ledger, and which revision of it is the last."""
+    return state / "ledger.lock"
 
 
 def keygen(path: str | Path) -> Path:
-    """Write a new random key to `path` (0600; its folder is made 0700 if missing).
+    """Write a new random key to `path` (0600; its folder is made 0700 if missing), with the state of a new ledger.
 
     UserError if the file exists, or the state of another key lies where this one's would.
     """
@@ -131,11 +142,24 @@ def keygen(path: str | Path) -> Path:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
+        begin_state(state_folder(target))
     except BaseException:
         target.unlink(missing_ok=True)
         raise
     sync(target.parent)
     return target
+
+
+def begin_state(folder: Path) -> None:
+    """The state of a ledger in which nothing stands yet, durably."""
+    make_private_folder(folder)
+    descriptor = os.open(lock_file(folder), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.pwrite(descriptor, b"%020d\n" % 0, 0)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    sync(folder)
 
 
 def load_key(path: str | Path) -> PrivacyKey:
@@ -159,7 +183,7 @@ def load_key(path: str | Path) -> PrivacyKey:
         text = ""
     except OSError as error:
         raise UserError(f"{source}: cannot read the key file ({error.strerror})") from error
-    return PrivacyKey(_parse(text, source), path=source)
+    return PrivacyKey(_parse(text, source), path=source.resolve())
 
 
 def insecure_seed_key(seed: int) -> PrivacyKey:

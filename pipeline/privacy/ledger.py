@@ -15,20 +15,22 @@ release are in the store, so that a later release cannot contradict labels of wh
 The lock is held from `reserve` to `commit`: two releases of one key never overlap, so no total is ever checked against
 a past state.
 
+A key has one ledger. A copy of the key, or a key that came back without its state, has none and is refused until its
+holder says what was released under it (`begin`, `restore`): that ε is charged in full on top of every event, since
+nobody knows any more which events it was spent on, or on which labels.
+
 What it cannot see: releases under other keys (a new key for old data starts from zero: independent flips on the same
-labels add up), and what a copied key released from a copy of this folder. In the second case the released bits are
-the same function of event, label and ε, so an event still costs the largest ε of all copies, but each ledger knows of
-its own releases alone. Events are told apart as the engine names them: one person under two labeller names is two.
+labels add up), and what a copy of key and state releases on another machine. Events are told apart as the engine names
+them: one person under two labeller names is two.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 from pipeline.core.atomic import sweep_temporaries, write_json
 from pipeline.core.errors import UserError
@@ -37,14 +39,19 @@ from pipeline.privacy import events, labelers
 from pipeline.privacy.events import EventStore, StagedGeneration
 from pipeline.privacy.keys import PrivacyKey, make_private_folder
 from pipeline.privacy.labelers import LabelerTotals, join_tallies
+from pipeline.privacy.ledger_facts import (
+    Budget,
+    Kind,
+    added_epsilon,
+    kind_of,
+    labeler_facts,
+    source_totals,
+    stated_budget,
+)
 from pipeline.privacy.ledger_file import Book, LedgerFile
 from pipeline.privacy.owner_files import Lock
-from pipeline.privacy.person import person_epsilon
 
 WAIT_SECONDS = 60.0
-DELTA = 1e-6
-Per = Literal["event", "person"]
-Kind = Literal["labels", "counts"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,8 @@ class ReleasePlan:
     """What is to be released. identity: keyed digest of (key, canonical content with labels in any order, ε, columns):
     equal for a re-run that gives the same bits. kind: `labels` go through the chain of `mechanism`, and an event's cost
     is the largest ε; `counts` (`privacy.counts`) come on top, for every event of the key (an upper bound: which events
-    a count looked at is not kept). UserError unless epsilon is finite and > 0 and events >= 0."""
+    a count looked at is not kept), and so does what the holder `stated`. UserError unless epsilon is finite and > 0 and
+    events >= 0."""
 
     source: str
     epsilon: float
@@ -64,19 +72,6 @@ class ReleasePlan:
         check_epsilon(self.epsilon)
         if self.events < 0:
             raise UserError(f"a release has {self.events} events; it must have 0 or more")
-
-
-@dataclass(frozen=True)
-class Budget:
-    """The most that any one event, or any one person (sum over their events), may lose to all releases of this key."""
-
-    epsilon: float
-    per: Per
-
-    def __post_init__(self) -> None:
-        check_epsilon(self.epsilon, "--budget")
-        if self.per not in ("event", "person"):
-            raise UserError(f"--budget-per {self.per}: must be event or person")
 
 
 class Ledger:
@@ -98,9 +93,53 @@ class Ledger:
         ledger._recover()
         return ledger
 
+    @classmethod
+    def begin(cls, key: PrivacyKey, stated: float) -> Ledger:
+        """The ledger of a key that has none. stated: the sum of what was released under it before, 0 for nothing.
+
+        UserError if there is a ledger, here or where the anchor knows it.
+        """
+        ledger = cls(key)
+        ledger._file.begin()
+        ledger._state(Book(), stated)
+        return ledger
+
+    @classmethod
+    def restore(cls, key: PrivacyKey, source: Path, stated: float) -> Ledger:
+        """A copy of the state folder `source` in place of what is beside the key, which is kept under another name.
+
+        stated: the sum of what was released after the copy was made, 0 for nothing. UserError if the copy is no whole
+        ledger of this key.
+        """
+        ledger = cls(key)
+        ledger._file.replace(source)
+        ledger._state(ledger._file.read(newest=False), stated)
+        return ledger
+
+    def _state(self, book: Book, epsilon: float) -> None:
+        """Write a book one revision after all that is known, with an entry for what its holder says was released."""
+        if epsilon != 0.0:
+            check_epsilon(epsilon, "--i-know")
+        book.revision = max(book.revision, self._file.known())
+        if epsilon:
+            entry = _new_entry(ReleasePlan("stated by the holder", epsilon, 0, "", "stated"))
+            book.entries.append(entry | {"status": "released", "released": entry["time"]})
+        lock = Lock(self._file.lock_path, create=False)
+        if not lock.acquire(0.0):
+            raise _busy(lock)
+        try:
+            self._write(book, lock)
+        finally:
+            lock.release()
+
+    @property
+    def legacy(self) -> bool:
+        """Whether the store was begun when it kept no records and an empty name was a name."""
+        return self._file.read().events.legacy
+
     def _recover(self) -> None:
         """Strike out dead reservations, unless a live run holds the lock or the folder cannot be written."""
-        lock = Lock(self._file.lock_path)
+        lock = Lock(self._file.lock_path, create=False)
         try:
             if self._file.path.exists() and lock.acquire(0.0):
                 self._clean(self._file.read(), lock)
@@ -125,14 +164,15 @@ class Ledger:
     def reserve(self, plan: ReleasePlan, budget: Budget | None = None, wait: float = WAIT_SECONDS) -> Reservation:
         """Take the lock and enter the plan, durably.
 
-        budget: replaces the ledger's budget of its kind from `written` on; the ledger's other budget holds too. wait:
-        seconds to wait for a release of another process. UserError if the release would exceed a budget per event, or
-        another release is still under way. A plan that was released before is `already` and costs nothing; one that
-        was written but not finished is taken up again.
+        budget: replaces the ledger's budget of its kind from `written` on, or from `commit` on where the release is not
+        the first of its kind; the ledger's other budget holds too. wait: seconds to wait for a release of another
+        process. UserError if the release would exceed a budget per event, or another release is still under way. A plan
+        that was released before is `already` and costs nothing; one that was written but not finished is taken up
+        again; a budget that they exceed is refused all the same.
         """
         make_private_folder(self._file.folder)
         make_private_folder(self.store.folder)
-        lock = Lock(self._file.lock_path)
+        lock = Lock(self._file.lock_path, create=False)
         if not lock.acquire(wait):
             raise _busy(lock)
         try:
@@ -145,6 +185,9 @@ class Ledger:
                 book.entries.append(entry)
                 book.serial += 1
                 self._write(book, lock)
+            elif budget is not None:
+                spent = replace(plan, kind="labels")  # whatever it is, its cost is in the totals
+                _check_budgets(book, spent, budget, book.events.epsilon, book.labelers)
             return Reservation(self, lock, book, entry, budget)
         except BaseException:
             lock.release()
@@ -156,13 +199,14 @@ class Ledger:
         spent = [entry for entry in book.entries if entry["status"] != "reserved"]
         return {
             "key": self._file.key_id,
-            "epsilon_total": book.events.epsilon + _counts_epsilon(spent),
-            "epsilon_of_counts": _counts_epsilon(spent),
+            "epsilon_total": book.events.epsilon + added_epsilon(spent),
+            "epsilon_of_counts": added_epsilon(spent, ("counts",)),
+            "epsilon_stated": added_epsilon(spent, ("stated",)),
             "events": book.events.rows,
             "releases": [{name: value for name, value in e.items() if name != "identity"} for e in book.entries],
-            "sources": _source_totals(spent),
-            "labelers": _labeler_facts(book.labelers, _counts_epsilon(spent)),
-            "budgets": {kind: _stated(book, kind, None) for kind in ("event", "person")},
+            "sources": source_totals(spent),
+            "labelers": labeler_facts(book.labelers, added_epsilon(spent)),
+            "budgets": {kind: stated_budget(book, kind, None) for kind in ("event", "person")},
         }
 
     def card_facts(self) -> dict[str, Any]:
@@ -182,9 +226,7 @@ class Ledger:
 
         UserError if a release is still under way after `wait` seconds.
         """
-        folder, lock = self._file.folder, Lock(self._file.lock_path)
-        if not folder.exists():
-            return []
+        folder, lock = self._file.folder, Lock(self._file.lock_path, create=False)
         try:
             if not lock.acquire(wait):
                 raise _busy(lock)
@@ -197,7 +239,8 @@ class Ledger:
             found = [str(error)]
         finally:
             lock.release()
-        reached = [path for path in (folder, *sorted(folder.rglob("*"))) if path.stat().st_mode & 0o077]
+        present = (path for path in (folder, *sorted(folder.rglob("*"))) if path.exists())
+        reached = [path for path in present if path.stat().st_mode & 0o077]
         return found + [f"{path}: can be reached by others; run `chmod go-rwx {path}`" for path in reached]
 
     def export(self, path: Path) -> None:
@@ -231,12 +274,16 @@ class Reservation:
         tallies = list(self.generation.pieces("tally").values())
         totals = join_tallies(book.labelers, tallies, store.folder / f"{book.serial:06d}.labelers")
         entry = self._entry
-        plan = ReleasePlan(entry["source"], entry["epsilon"], entry["events"], entry["identity"], _kind_of(entry))
+        plan = ReleasePlan(entry["source"], entry["epsilon"], entry["events"], entry["identity"], kind_of(entry))
         _check_budgets(book, plan, self._budget, joined.epsilon, totals)
-        budgets = list(book.budgets)
-        if self._budget is not None and _stated(book, self._budget.per, None) != self._budget.epsilon:
-            budgets.append({"per": self._budget.per, "epsilon": float(self._budget.epsilon), "time": _now()})
-        self._advance({"status": "written"}, events=joined, labelers=totals, budgets=budgets)
+        self._advance({"status": "written"}, events=joined, labelers=totals, budgets=self._budgets())
+
+    def _budgets(self) -> list[dict[str, Any]]:
+        """The budgets stated so far, with the one of this release if it is another."""
+        book, budget = self._book, self._budget
+        if budget is None or stated_budget(book, budget.per, None) == budget.epsilon:
+            return book.budgets
+        return [*book.budgets, {"per": budget.per, "epsilon": float(budget.epsilon), "time": _now()}]
 
     def _advance(self, news: dict[str, Any], **changes: Any) -> None:
         """Write the book with the entry and other parts changed; nothing changes here if that fails."""
@@ -251,6 +298,8 @@ class Reservation:
         self.written()
         if self._entry["status"] == "written":
             self._advance({"status": "released", "output": None if output is None else str(output), "released": _now()})
+        if len(budgets := self._budgets()) > len(self._book.budgets):
+            self._advance({}, budgets=budgets)
         self._end()
 
     def abandon(self) -> None:
@@ -283,12 +332,12 @@ def _check_budgets(
 ) -> None:
     """UserError if totals after the release exceed a budget, given now or stated before. event_total: of labels.
     totals: None = not known."""
-    before = _counts_epsilon([entry for entry in book.entries if entry["status"] != "reserved"])
+    before = added_epsilon([entry for entry in book.entries if entry["status"] != "reserved"])
     added = before + (plan.epsilon if plan.kind == "counts" else 0.0)
-    limit = _stated(book, "event", budget)
+    limit = stated_budget(book, "event", budget)
     if limit is not None and event_total + added > limit:
         raise _over(plan, "event", "record", book.events.epsilon + before, event_total + added, limit)
-    limit = _stated(book, "person", budget)
+    limit = stated_budget(book, "person", budget)
     if limit is None or totals is None:
         return
     if totals.unattributed:
@@ -309,13 +358,6 @@ def _over(plan: ReleasePlan, per: str, whose: str, before: float, after: float, 
     )
 
 
-def _stated(book: Book, per: str, budget: Budget | None) -> float | None:
-    """The budget of a kind that holds: the one given now, else the last one stated."""
-    if budget is not None and budget.per == per:
-        return budget.epsilon
-    return next((float(entry["epsilon"]) for entry in reversed(book.budgets) if entry["per"] == per), None)
-
-
 def _busy(lock: Lock) -> UserError:
     return UserError(f"{lock.path}: another release under this key is under way; run again when it has ended")
 
@@ -330,44 +372,6 @@ def _new_entry(plan: ReleasePlan) -> dict[str, Any]:
         "output": None,
         "identity": plan.identity,
         **({"kind": plan.kind} if plan.kind != "labels" else {}),
-    }
-
-
-def _kind_of(entry: dict[str, Any]) -> Kind:
-    return "counts" if entry.get("kind") == "counts" else "labels"
-
-
-def _counts_epsilon(entries: list[dict[str, Any]]) -> float:
-    """What all counts together cost any event that they looked at."""
-    return math.fsum(entry["epsilon"] for entry in entries if _kind_of(entry) == "counts")
-
-
-def _source_totals(entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Per source: its releases, and the largest total that its releases alone gave any record of it."""
-    totals: dict[str, Any] = {}
-    for entry in entries:
-        total = totals.setdefault(entry["source"], {"releases": 0, "epsilon_total": 0.0})
-        total["releases"] += 1
-        if _kind_of(entry) == "labels" and entry["events"]:
-            total["epsilon_total"] = max(total["epsilon_total"], entry["epsilon"])
-    for source, total in totals.items():
-        total["epsilon_total"] += _counts_epsilon([entry for entry in entries if entry["source"] == source])
-    return totals
-
-
-def _labeler_facts(totals: LabelerTotals, counts: float) -> dict[str, Any]:
-    """About the labellers; those of the busiest (the one with the largest total) are null without labellers. counts: ε
-    of all noisy counts, which each of a person's m events may have entered: m times that at every δ (the count of a
-    rule moves by m), on top of what the labels cost."""
-    known = totals.labelers > 0
-    return {
-        "count": totals.labelers,
-        "unattributed_events": totals.unattributed,
-        "busiest": [{"epsilon": epsilon, "events": count} for epsilon, count in totals.busiest],
-        "max_epsilon": totals.with_counts(counts) if known else None,
-        "max_epsilon_at_delta": person_epsilon(totals.busiest, DELTA) + counts * totals.most if known else None,
-        "epsilon_of_counts": counts * totals.most if known else None,
-        "delta": DELTA,
     }
 
 

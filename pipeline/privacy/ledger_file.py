@@ -6,27 +6,32 @@ a release, the totals and the data files that hold its events change together or
 (one entry each), so rewriting the file costs milliseconds.
 
 The MAC finds every edit and truncation. An older ledger put back in place is found by the revision in the lock file,
-which is never behind the ledger; a whole state folder put back is not found, and nor is what a copy of the key
-released elsewhere.
+which is never behind the ledger; an older state folder, and a copy of key and state at another place, by the anchor: a
+file in the user's own folder, named by the key's keyed fingerprint, that keeps the ledger's place and revision. What is
+left is another user or another machine, which have no anchor.
 """
 
 from __future__ import annotations
 
 import hmac
 import json
+import shutil
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from pipeline.core.atomic import sync, write_json
 from pipeline.core.documents import parse_json
 from pipeline.core.errors import UserError
-from pipeline.privacy.events import EVENT, Generation
-from pipeline.privacy.keys import PrivacyKey
+from pipeline.core.user import user_folder
+from pipeline.privacy.events import Generation
+from pipeline.privacy.keys import PrivacyKey, begin_state, lock_file, make_private_folder
 from pipeline.privacy.labelers import TALLY, LabelerTotals
 from pipeline.privacy.owner_files import read_number
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, FORMAT)
 _MAC_DOMAIN = b"private-rlhf/ledger/v1"
 _ID_DOMAIN = b"private-rlhf/key-id/v1"
 _RESTORE = "restore the key's state folder from a backup"
@@ -50,30 +55,36 @@ class LedgerFile:
     def __init__(self, key: PrivacyKey) -> None:
         self.folder = key.state.folder
         self.path = self.folder / "ledger.json"
-        self.lock_path = self.folder / "ledger.lock"
+        self.lock_path = lock_file(self.folder)
         self._key = key
         self.key_id = key.keyed_digest([], _ID_DOMAIN)[:16]
+        self._anchor = user_folder() / "ledgers" / f"{self.key_id}.json"
 
-    def read(self) -> Book:
-        """The book; an empty one for a key that has released nothing. UserError if it is missing, older or damaged.
+    def read(self, newest: bool = True) -> Book:
+        """The book; an empty one for a key that has released nothing. UserError if it is missing, older (unless not
+        `newest`) or damaged.
 
         Needs no lock: a writer may replace the book and remove the old data in between, so data that do not fit are an
         error only where the book has stayed the same.
         """
-        book = self._read_book()
+        book = self._read_book(newest)
         while True:
             try:
-                _check_size(book.events.path, book.events.rows * EVENT.itemsize)
+                _check_size(book.events.path, book.events.rows * book.events.dtype.itemsize)
                 _check_size(book.labelers.path, book.labelers.bounds[-1] * TALLY.itemsize)
                 return book
             except UserError:
-                newer = self._read_book()
+                newer = self._read_book(newest)
                 if newer.revision == book.revision:
                     raise
                 book = newer
 
-    def _read_book(self) -> Book:
-        known = read_number(self.lock_path)
+    def _read_book(self, newest: bool) -> Book:
+        try:
+            known = read_number(self.lock_path)
+        except FileNotFoundError:
+            raise UserError(self._without_state()) from None
+        known = max(known, self._anchored()) if newest else 0
         try:
             text = self.path.read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -97,6 +108,82 @@ class LedgerFile:
         body = self._body(book)
         write_json(self.path, {"ledger": body, "mac": self._mac(body)}, mode=0o600)
         sync(self.folder)
+        self._drop_anchor(book.revision)
+
+    def known(self) -> int:
+        """The last revision that lock file and anchor know. UserError if the ledger is at another place."""
+        return max(read_number(self.lock_path), self._anchored())
+
+    def begin(self) -> None:
+        """An empty state for a key that has none. UserError if there is a ledger already, here or elsewhere."""
+        if self.lock_path.exists() or self.path.exists():
+            raise UserError(f"{self.folder}: holds a ledger; `private-rlhf ledger show` prints it")
+        self._anchored()
+        begin_state(self.folder)
+
+    def replace(self, source: Path) -> None:
+        """Put a copy of the state folder `source` here; what was here is kept under another name.
+
+        UserError if `source` is no whole ledger of this key.
+        """
+        other = LedgerFile(self._key)
+        other.folder, other.path, other.lock_path = source, source / "ledger.json", lock_file(source)
+        self._anchored()
+        if source.resolve() == self.folder or not other.path.is_file() or not other.lock_path.is_file():
+            raise UserError(f"{source}: is no copy of a state folder (it needs ledger.json and ledger.lock)")
+        other.read(newest=False)
+        made = self.folder.with_name(f".{self.folder.name}.new")
+        shutil.rmtree(made, ignore_errors=True)
+        shutil.copytree(source, made)
+        for path in (made, *made.rglob("*")):
+            path.chmod(0o700 if path.is_dir() else 0o600)
+        if self.folder.exists():
+            number = next(n for n in count(1) if not self.folder.with_name(f"{self.folder.name}.replaced-{n}").exists())
+            self.folder.rename(self.folder.with_name(f"{self.folder.name}.replaced-{number}"))
+        made.rename(self.folder)
+        sync(self.folder.parent)
+
+    def _anchored(self) -> int:
+        """The last revision that the anchor knows, 0 without one. UserError if it knows this ledger at another place.
+
+        A folder that was moved takes its anchor along; of two copies the one that the anchor names is the ledger.
+        """
+        try:
+            anchor = json.loads(self._anchor.read_text(encoding="utf-8"))
+            folder, revision = Path(str(anchor["folder"])), int(anchor["revision"])
+        except OSError:
+            return 0  # none, or a home that cannot be read
+        except (ValueError, KeyError, TypeError):
+            raise UserError(
+                f"{self._anchor}: is damaged; it keeps the place of this key's ledger: remove it only"
+                " if nobody released anything under a copy of the key"
+            ) from None
+        if folder != self.folder and lock_file(folder).exists():
+            key_file = folder.with_name(folder.name.removesuffix(".state"))
+            raise UserError(
+                f"{self._key.path}: is a copy of a key whose ledger lies in {folder}, and one key has one ledger: use"
+                f" --key {key_file}"
+            )
+        return revision
+
+    def _drop_anchor(self, revision: int) -> None:
+        """Best effort: a home that cannot be written makes no release fail."""
+        try:
+            self._anchor.parent.parent.mkdir(parents=True, exist_ok=True)
+            for folder in (self._anchor.parent.parent, self._anchor.parent):
+                make_private_folder(folder)
+            write_json(self._anchor, {"folder": str(self.folder), "revision": revision}, mode=0o600)
+        except OSError:
+            pass
+
+    def _without_state(self) -> str:
+        """Why a key without its ledger is refused."""
+        self._anchored()
+        return (
+            f"{self._key.path}: has no ledger beside it ({self.folder}), as a copied or restored key: put the state"
+            " folder back (`private-rlhf ledger restore`), or say what was released under this key"
+            f" (`private-rlhf ledger init --key {self._key.path} --i-know EPSILON`, 0 for nothing)"
+        )
 
     def _mac(self, body: dict[str, Any]) -> str:
         text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -116,6 +203,7 @@ class LedgerFile:
                 "bounds": list(events.bounds),
                 "epsilon": events.epsilon,
                 "digest": events.digest,
+                "legacy": events.legacy,
             },
             "labelers": {
                 "file": _name(labelers.path),
@@ -135,7 +223,7 @@ class LedgerFile:
             version, key_id = body["format"], body["key"]
         except (ValueError, KeyError, TypeError):
             raise UserError(f"{self.path}: the ledger is damaged or cut short; {_RESTORE}") from None
-        if version != FORMAT:
+        if version not in READABLE:
             raise UserError(f"{self.path}: has format {version}, not {FORMAT}; use the version that wrote it")
         if key_id != self.key_id:
             raise UserError(f"{self.path}: belongs to another key; put each key back beside its own state folder")
@@ -147,7 +235,13 @@ class LedgerFile:
             serial=body["serial"],
             entries=body["entries"],
             budgets=body["budgets"],
-            events=Generation(self._data(events["file"]), tuple(events["bounds"]), events["epsilon"], events["digest"]),
+            events=Generation(
+                self._data(events["file"]),
+                tuple(events["bounds"]),
+                events["epsilon"],
+                events["digest"],
+                events.get("legacy", version == 1),
+            ),
             labelers=LabelerTotals(
                 self._data(labelers["file"]),
                 tuple(labelers["bounds"]),

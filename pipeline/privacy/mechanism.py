@@ -68,7 +68,8 @@ class Coins:
 
     The event's root is the block of its name: 16 bytes, bit m (of the big-endian number) says whether octave m is
     visited; 16 bytes, bit m is the coin of its lowest visit; 15 bytes that are no part of the mechanism (they name the
-    event in the owner's store); one byte whose lowest bit is the coin of level 0. The walk of octave m takes the blocks
+    event in the owner's store); one byte whose lowest bit is the coin of level 0 (the next one blinds the label in that
+    store). The walk of octave m takes the blocks
     of (root, m, j), j = 0, 1, ..., two tries a block: a try is a 128-bit word (bytes 0-15, 16-31) and a coin (the
     lowest bit of byte 32, 33).
     """

@@ -79,13 +79,15 @@ class Lock:
     that locked it; so they close it at birth. The system releases the lock of a process that dies.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, create: bool = True) -> None:
         self.path = path
+        self._flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
         self._descriptor: int | None = None
 
     def acquire(self, seconds: float) -> bool:
-        """Whether the lock could be had within `seconds`. OSError if its file cannot be opened for writing."""
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        """Whether the lock could be had within `seconds`. OSError if its file cannot be opened for writing, or
+        is missing and not to be created."""
+        descriptor = os.open(self.path, self._flags, 0o600)
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -131,11 +133,9 @@ def _release(lock: weakref.ref[Lock]) -> None:
 
 
 def read_number(path: Path) -> int:
-    """The number in a lock file; 0 if there is none. UserError if it holds anything else."""
-    try:
-        with path.open("rb") as file:
-            return int(file.read(20) or 0)
-    except FileNotFoundError:
-        return 0
-    except ValueError:
-        raise UserError(f"{path}: is damaged; restore the key's state folder from a backup") from None
+    """The number in a lock file. FileNotFoundError if there is none, UserError if it holds something else."""
+    with path.open("rb") as file:
+        digits = file.read(21).strip()
+    if digits and not (digits.isascii() and digits.isdigit()):
+        raise UserError(f"{path}: is damaged; restore the key's state folder from a backup")
+    return int(digits or 0)

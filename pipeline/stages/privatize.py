@@ -120,8 +120,13 @@ def entered(bench: Bench, recipe: Recipe, ledger: Ledger | None, rows: list[Kept
         recipe.privatize.epsilon,
         gather_events(bench.crew, rows, bench.key, bench.work / "events"),
         budget=protected.budget(recipe),
-        remedy="give a correction or a second opinion an event id (privatize.event_column), or these labels a key of"
-        " their own (privatize.key_file)",
+        unnamed=curate.unnamed({run.path: run for part in rows for run in part.runs}.values()),
+        add_up=recipe.privatize.add_up_renamed,
+        remedies=(
+            "a corrected label needs an event id of its own (privatize.event_column) and names the record that it"
+            " corrects (privatize.corrects_column)",
+            "keep the names of the first release, leave the rows out, or charge both draws (privatize.add_up_renamed)",
+        ),
     )
     with curate.reserved(bench, entry) as reservation:
         yield reservation

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-import shutil
 import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from other_machines import copy_key, move_to
 from pipeline_runs import clean_environment
 from worlds import make_world, write_jsonl
 
@@ -60,7 +60,8 @@ def release_canaries(folder: Path, count: int, killed: bool = False) -> tuple[li
         if epsilon == 0.5:
             used = folder / "copied" / "copy.key"
             used.parent.mkdir()
-            shutil.copy(key, used)
+            copy_key(key, used)
+        move_to(used.parent)
         released.append(folder / f"release-{epsilon}")
         if killed and len(released) == 3:
             kill_a_release(command(folder / "planted.jsonl", released[-1], epsilon, used))

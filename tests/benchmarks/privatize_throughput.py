@@ -144,8 +144,10 @@ def main() -> None:
                     print(f"  reference     {rows / plain:10.0f} rows/s  {plain:8.1f} s  peak {peak:7.0f} MiB")
                     print(f"  ratio         {plain / seconds:10.1f}", flush=True)
                 if arguments.kill:
-                    copy, again = folder / "copy.key", folder / "again"  # a ledger of its own
+                    copy, again = folder / "copy.key", folder / "again"  # a ledger of its own, as on another machine
+                    os.environ["XDG_STATE_HOME"] = str(folder / "user")
                     shutil.copy(key, copy)
+                    subprocess.run([*program, "ledger", "init", "--key", str(copy), "--i-know", "0"], check=True)
                     other = ["privatize", "--data", str(data), "--output", str(again), "--key", str(copy)]
                     other += command[7:]
                     said = killed_and_resumed([*program, *other], again, output, seconds)

@@ -1,8 +1,9 @@
-"""`private-rlhf ledger show | verify | export`."""
+"""`private-rlhf ledger show | verify | export | init | restore`."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,21 @@ def test_a_lost_key_is_named(key: Path, capsys: Capture) -> None:
     key.unlink()
     assert main(["ledger", "show", "--key", str(key)]) == 2
     assert "label.key: the key is lost; restore it from a backup" in capsys.readouterr().err
+
+
+def test_a_lost_ledger_begins_again_or_comes_back(key: Path, tmp_path: Path, capsys: Capture) -> None:
+    state, backup = key.with_name("label.key.state"), tmp_path / "backup"
+    shutil.copytree(state, backup)
+    shutil.rmtree(state)
+    assert main(["ledger", "show", "--key", str(key)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--i-know EPSILON" in line
+    assert main(["ledger", "restore", "--key", str(key), "--from", str(backup), "--i-know", "0"]) == 0
+    assert main(["ledger", "show", "--key", str(key)]) == 0
+    assert "largest total of any one record: ε = 0.5 (4 events)" in capsys.readouterr().out
+    shutil.rmtree(state)
+    assert main(["ledger", "init", "--key", str(key), "--i-know", "0.5"]) == 0
+    assert main(["ledger", "show", "--key", str(key)]) == 0
+    assert "stated by the holder" in capsys.readouterr().out
+    assert main(["ledger", "init", "--key", str(key), "--i-know", "0"]) == 2
+    assert "holds a ledger" in capsys.readouterr().err

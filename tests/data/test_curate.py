@@ -85,7 +85,7 @@ def test_the_bytes_and_the_refusals_of_the_plain_way(
             run(data, folder / "out", key, epsilon, chunk_bytes=chunk_bytes)
         assert str(caught.value) == refusal
         assert Ledger.open(load_key(key)).show()["releases"] == []
-        assert sorted(path.name for path in folder.iterdir()) == ["key", "train.jsonl"]
+        assert sorted(path.name for path in folder.iterdir()) == ["key", "key.state", "train.jsonl"]
         return
     run(data, folder / "out", key, epsilon, chunk_bytes=chunk_bytes)
     assert contents(folder / "out") == contents(folder / "plain")
@@ -148,7 +148,7 @@ def test_a_budget_refuses_before_anything_is_written(tmp_path: Path, key: Path) 
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_labellers_and_events_tell_copies_apart_and_are_not_released(tmp_path: Path, key: Path, kind: str) -> None:
+def test_labellers_and_events_tell_copies_apart_and_are_not_released(tmp_path: Path, kind: str) -> None:
     rows = [
         {"prompt": "p", "chosen": chosen, "rejected": "ab".replace(chosen, ""), "who": who, "event": event}
         for who in ("ann", "bob")
@@ -165,14 +165,16 @@ def test_labellers_and_events_tell_copies_apart_and_are_not_released(tmp_path: P
         ("event", Options(event_column="event"), 2),
         ("both", Options(labeler_column="who", event_column="event"), 4),
     ):
-        run(data, tmp_path / name, key, 50.0, options=options)
+        own = keygen(tmp_path / f"{name}.key")  # for one key these are other names of the same labels
+        run(data, tmp_path / name, own, 50.0, options=options)
         opened = read_release(tmp_path / name)
         assert len(opened) == len(opened.rows) == kept
         assert opened.manifest.dropped == {"identical": 0, "empty": 0, "duplicates": 8 - kept}
         assert [row.chosen for row in opened] == ["a"] * kept
         assert "ann" not in str(released(tmp_path / name).to_pylist())
         assert released(tmp_path / name).column_names == ["prompt", "chosen", "rejected", "record_id"]
-    assert Ledger.open(load_key(key)).show()["labelers"]["count"] == 2
+        people = Ledger.open(load_key(own)).show()["labelers"]["count"]
+        assert people == 2 * (options.labeler_column is not None)
 
 
 def test_named_columns_are_released_as_they_are(tmp_path: Path, key: Path) -> None:
@@ -272,7 +274,7 @@ def test_bad_epsilon_leaves_nothing(tmp_path: Path, key: Path, epsilon: float) -
     data = write(tmp_path / "d.jsonl", rows_of(3))
     with pytest.raises(UserError, match="epsilon must be a finite number above 0"):
         run(data, tmp_path / "out", key, epsilon)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["d.jsonl", "owner.key"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["d.jsonl", "owner.key", "owner.key.state"]
 
 
 def test_a_lost_key_and_one_of_the_wrong_length(tmp_path: Path, key: Path) -> None:

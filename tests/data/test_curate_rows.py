@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from other_machines import move_to
 
 from pipeline.core.errors import UserError
 from pipeline.data.curate import Request, privatize_source
@@ -40,6 +41,7 @@ def run(
         for prompt, first, second, flip in table
     ]
     folder.mkdir()
+    move_to(folder)
     data = folder / "d.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     try:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from other_machines import copy_key, move_to
 from plain_release import release_pairs
 from preference_files import CASES, STYLES, WRITERS, Row, triples, write_jsonl
 
@@ -49,6 +49,7 @@ def some(rows: list[Any]) -> set[int]:
 
 def privatize(source: Path, key_file: Path, out: Path, options: Options | None = None) -> str:
     """The command itself, on small pieces of the input; returns the line it prints, without the output's path."""
+    move_to(key_file.with_suffix(".machine"))
     request = Request(
         str(source), out, EPSILON, key_file, source="declared", chunk_bytes=500, options=options or Options()
     )
@@ -64,9 +65,7 @@ def privatize_in_memory(source: Path, key_file: Path, out: Path) -> None:
 def key_files(tmp_path: Path) -> tuple[Path, Path]:
     first = keygen(tmp_path / "first.key")
     first.write_text("private-rlhf key v1\n" + bytes(range(32)).hex() + "\n")
-    second = tmp_path / "second.key"
-    shutil.copy(first, second)
-    return first, second
+    return first, copy_key(first, tmp_path / "second.key")
 
 
 @pytest.mark.parametrize(("style", "writer"), CASES)

@@ -15,10 +15,12 @@ from pipeline.privacy.batches import (
     Keys,
     a_is_lower,
     blank_texts,
+    blinds,
     canonicalise,
     event_order,
     event_tags,
     first_of_each,
+    record_tags,
     release_labels,
 )
 from pipeline.privacy.mechanism import RandomizedResponse
@@ -147,7 +149,11 @@ def test_tags_name_events_and_begin_with_the_record() -> None:
     assert by_place[0] == by_place[4]
     who = {int(key["position"]): bytes(key["labeler"]) for key in keys}
     assert who[0] == who[1] == who[4] != who[2]
-    assert bytes(16) not in who.values()
+    assert who[3] == bytes(16) != who[2]  # an empty name is none: the record's event without a labeller
+    records = {bytes(tag) for tag in record_tags(keys)}
+    plain = canonicalise(columns_of([("p", "a", "b", True)]), 0, PRF).keys
+    assert records == {bytes(event_tags(plain)[0])} == {bytes(record_tags(plain)[0])}
+    assert np.all(np.abs(blinds(keys)) == 1)
     assert not canonicalise(columns_of([("p", "a", "b", True)]), 0, PRF).keys["labeler"].any()
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pipeline.core.errors import UserError
 from pipeline.privacy import events, labelers
-from pipeline.privacy.events import EVENT, EventStore, Generation, StagedGeneration, as_tags
+from pipeline.privacy.events import EVENT, EventStore, Generation, StagedGeneration, as_tags, entries
 
 LEVELS = [0.1, 0.5, 1.0, 2.0]
 # Tags of partition 7 that differ late, early, and in nothing but zero bytes at the end.
@@ -35,7 +35,8 @@ def contents(generation: Generation, partition: int) -> dict[bytes, tuple[int, f
     rows = generation.read(partition)
     tags = [bytes(tag).ljust(16, b"\0") for tag in rows["tag"]]
     people = [bytes(tag).ljust(16, b"\0") for tag in rows["labeler"]]
-    return dict(zip(tags, zip(rows["label"].tolist(), rows["epsilon"].tolist(), people, strict=True), strict=True))
+    labels = (rows["label"] // 2).tolist()
+    return dict(zip(tags, zip(labels, rows["epsilon"].tolist(), people, strict=True), strict=True))
 
 
 release_rows = st.dictionaries(st.integers(0, len(TAGS) - 1), st.booleans(), max_size=len(TAGS))
@@ -54,11 +55,11 @@ def test_merges_agree_with_a_dict(
         tags, labels = arrays([row[0] for row in chosen], [row[1] for row in chosen])
         people = np.array([bytes([index % 2]) * 16 for *_, index in chosen], "S16")
         staged = StagedGeneration(current, store.folder / f"{serial:06d}.staged")
-        result = store.merge(7, tags, labels, people, epsilon, into=staged)
+        result = store.merge(7, entries(tags, labels, people), epsilon, into=staged)
         assert result.conflicts == sum(tag in model and model[tag][0] != label for tag, label, _ in chosen)
         assert result.new_events == sum(tag not in model for tag, *_ in chosen)
         if result.conflicts:
-            with pytest.raises(UserError, match="labels differ from those released before"):
+            with pytest.raises(UserError, match="labels or names differ from those released before"):
                 store.join(staged, serial)
             continue
         for tag, label, index in chosen:
@@ -78,11 +79,11 @@ def test_partitions_join_in_order_and_untouched_ones_are_carried_over(tmp_path: 
     first = StagedGeneration(Generation(), store.folder / "1.staged")
     for partition in (200, 0, 255):
         tags, labels = arrays([bytes([partition]).ljust(16, b"\1")], [1])
-        store.merge(partition, tags, labels, None, 0.5, into=first)
+        store.merge(partition, entries(tags, labels), 0.5, into=first)
     one = store.join(first, 1)
     second = StagedGeneration(one, store.folder / "2.staged")
     tags, labels = arrays([bytes([200]).ljust(16, b"\1")], [1])
-    assert store.merge(200, tags, labels, None, 2.0, into=second).max_event_epsilon == 2.0
+    assert store.merge(200, entries(tags, labels), 2.0, into=second).max_event_epsilon == 2.0
     two = store.join(second, 2)
     assert (two.rows, two.epsilon) == (3, 2.0)
     assert [len(two.read(partition)) for partition in (0, 1, 199, 200, 201, 255)] == [1, 0, 0, 1, 0, 1]
@@ -95,10 +96,10 @@ def test_a_merge_that_changes_nothing_leaves_nothing(tmp_path: Path) -> None:
     store = new_store(tmp_path)
     tags, labels = arrays(TAGS[:2], [1, -1])
     one = StagedGeneration(Generation(), store.folder / "1.staged")
-    store.merge(7, tags, labels, None, 1.0, into=one)
+    store.merge(7, entries(tags, labels), 1.0, into=one)
     current = store.join(one, 1)
     again = StagedGeneration(current, store.folder / "2.staged")
-    assert store.merge(7, tags, labels, None, 0.5, into=again).new_events == 0
+    assert store.merge(7, entries(tags, labels), 0.5, into=again).new_events == 0
     assert not again.folder.exists()
     assert store.join(again, 2) is current
 
@@ -119,7 +120,7 @@ def test_byte_matrices_are_tags_too() -> None:
         (7, [TAGS[1], TAGS[0]], [1, 1], 1.0),
         (7, [TAGS[0], TAGS[0]], [1, 1], 1.0),
         (7, TAGS[:1], [0], 1.0),
-        (7, TAGS[:2], [1], 1.0),
+        (7, TAGS[:2], [2, 1], 1.0),
         (7, TAGS[:1], [1], 0.0),
         (7, TAGS[:1], [1], float("nan")),
         (7, TAGS[:1], [1], float("inf")),
@@ -131,14 +132,14 @@ def test_malformed_merges_are_refused(
     store = new_store(tmp_path)
     staged = StagedGeneration(Generation(), store.folder / "1.staged")
     with pytest.raises(ValueError):
-        store.merge(partition, *arrays(tags, labels), None, epsilon, into=staged)
+        store.merge(partition, entries(*arrays(tags, labels)), epsilon, into=staged)
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "grow", "remove"])
 def test_damage_is_found(tmp_path: Path, damage: str) -> None:
     store = new_store(tmp_path)
     staged = StagedGeneration(Generation(), store.folder / "1.staged")
-    store.merge(7, *arrays(TAGS[:3], [1, 1, -1]), None, 1.0, into=staged)
+    store.merge(7, entries(*arrays(TAGS[:3], [1, 1, -1])), 1.0, into=staged)
     current = store.join(staged, 1)
     assert current.path is not None
     assert stat.S_IMODE(current.path.stat().st_mode) == 0o600
@@ -165,7 +166,7 @@ def test_memory_is_that_of_a_partition(tmp_path: Path) -> None:
     try:
         for partition in range(256):
             own = slice(bounds[partition], bounds[partition + 1])
-            store.merge(partition, tags[own], labels[own], people[own], 0.5, into=staged)
+            store.merge(partition, entries(tags[own], labels[own], people[own]), 0.5, into=staged)
         joined = store.join(staged, 1)
         pieces = list(staged.pieces("tally").values())
         totals = labelers.join_tallies(

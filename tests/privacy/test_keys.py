@@ -151,7 +151,7 @@ def test_state_remembers_inputs_in_owner_only_files(tmp_path: Path) -> None:
     folder = tmp_path / "label.key.state"
     for entry in (folder, *folder.rglob("*")):
         assert mode(entry) == (0o700 if entry.is_dir() else 0o600)
-    assert len([entry for entry in folder.rglob("*") if entry.is_file()]) == 2
+    assert len([entry for entry in folder.rglob("*") if entry.is_file()]) == 3  # and the ledger's lock
 
 
 def test_damaged_state_is_reported(tmp_path: Path) -> None:

@@ -216,7 +216,7 @@ def test_a_conflict_cannot_be_written_by_mistake(key: PrivacyKey) -> None:
     changed = [events[0]._replace(label=-events[0].label), *events[1:]]
     with Ledger.open(key).reserve(plan(changed, 2.0)) as reservation:
         merge(Ledger.open(key), changed, 2.0, reservation.generation)
-        with pytest.raises(UserError, match="never changes: give a corrected label an event id of its own"):
+        with pytest.raises(UserError, match=r"never change: a corrected label says so \(--corrects-column\)"):
             reservation.written()
     assert Ledger.open(key).show()["epsilon_total"] == 0.5
 
@@ -260,7 +260,7 @@ DAMAGE: dict[str, tuple[Callable[[str], str], str]] = {
     "truncated": (lambda text: text[: len(text) // 2], "damaged or cut short"),
     "emptied": (lambda text: "", "damaged or cut short"),
     "no object": (lambda text: "[1]", "damaged or cut short"),
-    "another format": (lambda text: text.replace('"format": 1', '"format": 9'), "has format 9, not 1"),
+    "another format": (lambda text: text.replace('"format": 2', '"format": 9'), "has format 9, not 2"),
 }
 
 
@@ -320,20 +320,9 @@ def test_damaged_data_are_found(key: PrivacyKey, suffix: str) -> None:
 def test_the_ledger_of_another_key_is_refused(key: PrivacyKey, tmp_path: Path) -> None:
     release(Ledger.open(key), events_of("ann", 3), 2.0)
     other = load_key(keygen(tmp_path / "other.key"))
-    shutil.copytree(key.state.folder, other.state.folder)
+    shutil.copytree(key.state.folder, other.state.folder, dirs_exist_ok=True)
     with pytest.raises(UserError, match="belongs to another key"):
         Ledger.open(other)
-
-
-def test_a_copied_key_goes_on_from_its_copy(key: PrivacyKey, tmp_path: Path) -> None:
-    release(Ledger.open(key), events_of("ann", 3), 2.0)
-    shutil.copy2(tmp_path / "label.key", tmp_path / "copy.key")
-    copy = load_key(tmp_path / "copy.key")
-    shutil.copytree(key.state.folder, copy.state.folder)
-    assert release(Ledger.open(copy), events_of("ann", 3), 2.0)
-    release(Ledger.open(copy), events_of("bob", 1), 0.5)
-    assert len(Ledger.open(copy).show()["releases"]) == 2
-    assert len(Ledger.open(key).show()["releases"]) == 1
 
 
 def count(ledger: Ledger, events: list[Event], epsilon: float, name: str, budget: Budget | None = None) -> bool:

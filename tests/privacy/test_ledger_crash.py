@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from ledger_releases import events_of, merge, plan, release
+from other_machines import move_to
 
 from pipeline.core.errors import UserError
 from pipeline.privacy.keys import PrivacyKey, keygen, load_key
@@ -70,9 +71,10 @@ def forked(work: Callable[[], object]) -> int:
 
 
 def copy_of(key: PrivacyKey, folder: Path) -> PrivacyKey:
-    """The key with its state, in a folder of its own."""
+    """The key with its state, in a folder of its own, on a machine of its own, where no anchor knows another place."""
     assert key.path is not None
     folder.mkdir()
+    move_to(folder)
     shutil.copy2(key.path, folder / "label.key")
     shutil.copytree(key.state.folder, folder / "label.key.state")
     return load_key(folder / "label.key")

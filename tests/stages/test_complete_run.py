@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from other_machines import copy_key, move_to
 from pipeline_runs import STAGES, Workspace, read_json, stages_started, timeless, tree
 
 from pipeline.cli import main
@@ -175,7 +176,8 @@ def test_the_ledger_has_the_release_and_refuses_changed_labels(
 def test_sft_does_not_depend_on_the_labels(workspace: Workspace, finished_run: Path, tmp_path: Path) -> None:
     """Other true labels, same everything else: the release differs in z alone, and π_ref not in one byte."""
     run, key = tmp_path / "run", tmp_path / "copy.key"
-    shutil.copy2(workspace.root / "owner.key", key)  # without its ledger, which would refuse changed labels
+    copy_key(workspace.root / "owner.key", key)  # without its ledger, which would refuse changed labels
+    move_to(tmp_path)
     for stage in ("privatize", "sft"):
         workspace.run(run, "--only", stage, "data.label_seed=1", f"privatize.key_file={key}")
     ours, theirs = released_rows(run), released_rows(finished_run)

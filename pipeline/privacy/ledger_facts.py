@@ -1,0 +1,76 @@
+"""What a ledger states: totals, sources, labellers and budgets, computed from its book."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pipeline.core.errors import UserError
+from pipeline.core.noise import check_epsilon
+from pipeline.privacy.labelers import LabelerTotals
+from pipeline.privacy.ledger_file import Book
+from pipeline.privacy.person import person_epsilon
+
+DELTA = 1e-6
+Per = Literal["event", "person"]
+Kind = Literal["labels", "counts", "stated"]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The most that any one event, or any one person (sum over their events), may lose to all releases of this key."""
+
+    epsilon: float
+    per: Per
+
+    def __post_init__(self) -> None:
+        check_epsilon(self.epsilon, "--budget")
+        if self.per not in ("event", "person"):
+            raise UserError(f"--budget-per {self.per}: must be event or person")
+
+
+def stated_budget(book: Book, per: str, budget: Budget | None) -> float | None:
+    """The budget of a kind that holds: the one given now, else the last one stated."""
+    if budget is not None and budget.per == per:
+        return budget.epsilon
+    return next((float(entry["epsilon"]) for entry in reversed(book.budgets) if entry["per"] == per), None)
+
+
+def kind_of(entry: dict[str, Any]) -> Kind:
+    found: Kind = entry.get("kind", "labels")
+    return found
+
+
+def added_epsilon(entries: list[dict[str, Any]], kinds: tuple[Kind, ...] = ("counts", "stated")) -> float:
+    """What all counts together cost any event that they looked at, and what its holder says was released."""
+    return math.fsum(entry["epsilon"] for entry in entries if kind_of(entry) in kinds)
+
+
+def source_totals(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """Per source: its releases, and the largest total that its releases alone gave any record of it."""
+    totals: dict[str, Any] = {}
+    for entry in entries:
+        total = totals.setdefault(entry["source"], {"releases": 0, "epsilon_total": 0.0})
+        total["releases"] += 1
+        if kind_of(entry) == "labels" and entry["events"]:
+            total["epsilon_total"] = max(total["epsilon_total"], entry["epsilon"])
+    for source, total in totals.items():
+        total["epsilon_total"] += added_epsilon([entry for entry in entries if entry["source"] == source])
+    return totals
+
+
+def labeler_facts(totals: LabelerTotals, counts: float) -> dict[str, Any]:
+    """About the labellers; those of the busiest (the one with the largest total) are null without labellers. counts: ε
+    of all noisy counts, which each of a person's m events may have entered: m times that at every δ (the count of a
+    rule moves by m), on top of what the labels cost."""
+    known = totals.labelers > 0
+    return {
+        "count": totals.labelers,
+        "unattributed_events": totals.unattributed,
+        "busiest": [{"epsilon": epsilon, "events": count} for epsilon, count in totals.busiest],
+        "max_epsilon": totals.with_counts(counts) if known else None,
+        "max_epsilon_at_delta": person_epsilon(totals.busiest, DELTA) + counts * totals.most if known else None,
+        "epsilon_of_counts": counts * totals.most if known else None,
+        "delta": DELTA,
+    }

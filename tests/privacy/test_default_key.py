@@ -1,0 +1,61 @@
+"""Where a recipe's key is: one for the user by default, and never inside a run directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from other_machines import move_to
+
+from pipeline.core.config import load_recipe
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import Recipe
+from pipeline.core.rundir import RunDir
+from pipeline.data.protected import check_input, owner_key
+from pipeline.privacy.keys import keygen
+
+TINY = Path(__file__).resolve().parents[2] / "configs" / "tiny.yaml"
+
+
+def recipe(key_file: Path | None = None) -> Recipe:
+    return load_recipe(Recipe, TINY, [f"privatize.key_file={'null' if key_file is None else key_file}"])
+
+
+def test_the_default_key_is_the_same_in_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    move_to(tmp_path)
+    found = set()
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        found.add(owner_key(recipe()).path)
+        assert list(Path.cwd().iterdir()) == []
+    assert found == {tmp_path / "user" / "private-rlhf" / "owner.key"}
+
+
+def test_a_folder_s_own_default_of_before_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    keygen(tmp_path / "keys" / "private-rlhf.key")
+    with pytest.raises(UserError, match="was the default key of this folder, and another key would draw its labels"):
+        check_input(recipe(), RunDir(tmp_path / "run"))
+    check_input(recipe(Path("keys/private-rlhf.key")), RunDir(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("place", ["inside", "link inside", "link outside", "state through a linked folder"])
+def test_no_key_or_state_in_the_run_directory_through_links_either(tmp_path: Path, place: str) -> None:
+    run, keys = tmp_path / "run", tmp_path / "keys"
+    run.mkdir()
+    used = {"inside": run, "link outside": run / "own"}.get(place, keys) / "k.key"
+    keygen(used)
+    named = used
+    if place == "link inside":
+        (run / "k.key").symlink_to(used)
+        named = run / "k.key"
+    elif place == "link outside":
+        (tmp_path / "k.key").symlink_to(used)
+        named = tmp_path / "k.key"
+    elif place == "state through a linked folder":
+        (tmp_path / "linked").symlink_to(run)
+        keygen(run / "other.key")
+        named = tmp_path / "linked" / "other.key"
+    with pytest.raises(UserError, match="is inside the run directory: keep the key elsewhere"):
+        check_input(recipe(named), RunDir(run))
