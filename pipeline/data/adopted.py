@@ -67,6 +67,7 @@ def open_adopted(recipe: Recipe) -> Release:
             f"{source}: a released bundle holds no true labels for evaluation_labels: {recipe.evaluation_labels}; "
             "set evaluation_labels=private"
         )
+    bundle.check_rows()
     return bundle
 
 

@@ -20,7 +20,17 @@ import pyarrow.json as pj
 
 from pipeline.core.errors import UserError
 from pipeline.data.layout import Layout
-from pipeline.data.sources import Part, Row, batch_rows, is_gzip, jsonl_rows, open_lines, parquet_file
+from pipeline.data.sources import (
+    MOST_LINE_BYTES,
+    Part,
+    Row,
+    batch_rows,
+    check_line,
+    is_gzip,
+    jsonl_rows,
+    open_lines,
+    parquet_file,
+)
 from pipeline.privacy.batches import Columns
 
 CHUNK_BYTES = 16 << 20
@@ -70,7 +80,7 @@ def _cut_lines(part: Part, path: Path, chunk_bytes: int) -> Iterator[Chunk]:
         start = 0
         while start < size:
             file.seek(min(start + chunk_bytes, size))
-            file.readline()
+            check_line(part.name, len(file.readline(MOST_LINE_BYTES + 1)))
             end = file.tell()
             yield Chunk(part.name, part.unit, None if start else 0, path, start, end)
             start = end
@@ -80,7 +90,9 @@ def _cut_gzip(part: Part, path: Path, chunk_bytes: int) -> Iterator[Chunk]:
     before = 0
     with open_lines(path) as file:
         while data := file.read(chunk_bytes):
-            data += file.readline()
+            rest = file.readline(MOST_LINE_BYTES + 1)
+            check_line(part.name, len(rest))
+            data += rest
             yield Chunk(part.name, part.unit, before, lines=data)
             before += data.count(b"\n")
 
@@ -119,10 +131,10 @@ def _slow_lines(chunk: Chunk, data: bytes, layout: Layout) -> Columns:
     before = chunk.before
     if before is None:
         try:
-            return layout.row_columns(jsonl_rows(chunk.name, io.BytesIO(data), 1), "")
+            return layout.row_columns(jsonl_rows(chunk.name, io.BytesIO(data), layout.options.wanted, 1), "")
         except UserError:
             before = _lines_before(chunk)  # counted only now that a message must name the line
-    rows = jsonl_rows(chunk.name, io.BytesIO(data), before)
+    rows = jsonl_rows(chunk.name, io.BytesIO(data), layout.options.wanted, before)
     return layout.row_columns(rows, f"{chunk.name}, {chunk.unit}")
 
 
@@ -152,6 +164,8 @@ def _arrow_lines(data: bytes, wanted: Sequence[str]) -> pa.Table | None:
     array = np.frombuffer(body, np.uint8)
     breaks = np.flatnonzero(array == 10)
     if not body.startswith(b"{") or not body.endswith(b"}") or not _is_utf8(data):
+        return None
+    if np.diff(breaks, prepend=-1, append=len(body)).max() > MOST_LINE_BYTES:
         return None
     if not ((array[breaks - 1] == ord("}")) & (array[breaks + 1] == ord("{"))).all():
         return None

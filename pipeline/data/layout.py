@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +33,7 @@ from pipeline.data.formats import (
     pair_converter,
     require_columns,
 )
-from pipeline.data.sources import Part, Row
+from pipeline.data.sources import TWICE, Part, Row
 from pipeline.privacy.batches import Columns, blank_texts
 from pipeline.privacy.records import MESSAGES, TEXT, encode_text, is_blank, record_id
 
@@ -218,14 +219,26 @@ def find_layout(source: str, parts: Sequence[Part], options: Options) -> Layout:
         if part.columns:
             require_columns(part, (*options.pair, *options.beside))
     for part in parts:
-        for number, row in part.rows(options.wanted):
+        for number, row in part.rows((*options.wanted, "record_id")):
             try:
                 if options.labels is None:
-                    return Layout(options, pair_converter(row))
-                return Layout(options, _with_own_names(lambda row=row: pair_converter(_as_pair(row))))  # type: ignore[misc]
+                    layout = Layout(options, pair_converter(row))
+                else:
+                    layout = Layout(options, _with_own_names(lambda row=row: pair_converter(_as_pair(row))))  # type: ignore[misc]
+                _refuse_released(layout, row)
             except RowError as error:
                 raise UserError(f"{part.name}, {part.unit} {number}: {error}") from None
+            return layout
     raise UserError(f"{source}: holds no rows; give a data set with at least one")
+
+
+def _refuse_released(layout: Layout, row: Row) -> None:
+    """RowError for a row of a release, which names its pair as only a release does."""
+    if isinstance(row.get("record_id"), str):
+        (prompt, *responses), _ = layout.pair_of(row)
+        with suppress(ValueError):  # two equal responses, or half a character: nothing that was ever released
+            if record_id(prompt, responses) == row["record_id"]:
+                raise RowError("is a row of a release, whose label is private already; give the raw preferences")
 
 
 def _as_pair(row: Row) -> Row:
@@ -265,11 +278,20 @@ def _name_of(row: Row, name: str, optional: bool = True) -> str:
     return text
 
 
+def _text_of(value: Any) -> str:
+    if value is TWICE:
+        raise ValueError("twice")
+    return str(value)
+
+
 def _json_of(row: Row, names: Sequence[str]) -> str:
     for name in names:
         if name not in row:
             raise RowError(f"has no column {name!r}; add it, or remove the row")
-    text = json.dumps([row[name] for name in names], ensure_ascii=False, default=str)
+    try:
+        text = json.dumps([row[name] for name in names], ensure_ascii=False, default=_text_of)
+    except (ValueError, RecursionError):
+        raise RowError("has an extra column that gives a key twice or is nested too deep; repair the row") from None
     text.encode()
     return text
 

@@ -11,21 +11,24 @@ from __future__ import annotations
 
 import errno
 import filecmp
-import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.core.atomic import sync
+from pipeline.core.documents import DocumentError, read_json
 from pipeline.core.errors import UserError
 from pipeline.core.noise import LabelNoise
+from pipeline.privacy.guarantee import stated
+from pipeline.privacy.mechanism import PublicLabels, RandomizedResponse
 from pipeline.privacy.records import CANONICALISATION, Text
 from pipeline.privacy.sorted_runs import bucket_bits
 
@@ -35,6 +38,7 @@ ROWS_PER_GROUP = 8192
 LONGEST_NAME = 200
 """Bytes of a folder's name: file systems take 255, and what is not finished has a longer one."""
 MANIFEST = "manifest.json"
+REMEDY = "write it again with `private-rlhf privatize`"
 KEY_MODES = ("keyed", "insecure_seed", "none")
 MESSAGES_TYPE = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 _NEEDED = ("mechanism", "epsilon", "keep_prob", "flip_prob", "unit", "neighbouring", "key_mode", "mark")
@@ -102,11 +106,27 @@ class Release:
         return self.manifest.rows
 
     def __iter__(self) -> Iterator[ReleasedPair]:
+        for batch in self._batches():
+            columns = [batch.column(name).to_pylist() for name in ReleasedPair._fields]
+            yield from map(ReleasedPair._make, zip(*columns, strict=True))
+
+    def check_rows(self) -> None:
+        """Reads every row. UserError at the first that no release holds, as when it is iterated over."""
+        for _ in self._batches():
+            pass
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        last = ""
         for path in _shards(self.directory):
-            with pq.ParquetFile(path) as file:
-                for batch in file.iter_batches(batch_size=ROWS_PER_GROUP, columns=list(ReleasedPair._fields)):
-                    columns = [batch.column(name).to_pylist() for name in ReleasedPair._fields]
-                    yield from map(ReleasedPair._make, zip(*columns, strict=True))
+            try:
+                with pq.ParquetFile(path) as file:
+                    for batch in file.iter_batches(batch_size=ROWS_PER_GROUP, columns=list(ReleasedPair._fields)):
+                        problem, last = _problem(batch, last)
+                        if problem:
+                            raise UserError(f"{path}: {problem}; {REMEDY}")
+                        yield batch
+            except (pa.ArrowException, OSError):
+                raise UserError(f"{path}: is damaged; {REMEDY}") from None
 
     @property
     def rows(self) -> list[ReleasedPair]:
@@ -186,22 +206,32 @@ def is_release(folder: Path) -> bool:
 def read_release(directory: str | Path) -> Release:
     """Open a bundle. UserError if it is missing, incomplete, of another version, or does not say what it guarantees."""
     folder = Path(directory)
-    remedy = "write it again with `private-rlhf privatize`"
+    remedy = REMEDY
     if not folder.is_dir():
         raise UserError(f"{folder}: no such release folder; {remedy}")
     try:
-        facts = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        facts = read_json(folder / MANIFEST)
     except FileNotFoundError:
         raise UserError(f"{folder}: has no {MANIFEST}, so it is no complete release; {remedy}") from None
-    except (OSError, ValueError):
-        raise UserError(f"{folder / MANIFEST}: is not valid JSON; {remedy}") from None
+    except OSError as error:
+        raise UserError(f"{folder / MANIFEST}: cannot be read ({error.strerror}); {remedy}") from None
+    except DocumentError as error:
+        raise UserError(f"{folder / MANIFEST}: {error}; {remedy}") from None
     manifest = _parse_manifest(facts, folder / MANIFEST, remedy)
     try:
-        found = sum(pq.read_metadata(path).num_rows for path in _shards(folder))
+        shards = {path: pq.read_metadata(path) for path in _shards(folder)}
+        schemas = {path: each.schema.to_arrow_schema() for path, each in shards.items()}
     except (pa.ArrowException, OSError):
         raise UserError(f"{folder}: a shard is damaged; {remedy}") from None
+    found = sum(each.num_rows for each in shards.values())
     if found != manifest.rows:
         raise UserError(f"{folder}: holds {found} rows where its manifest says {manifest.rows}; {remedy}")
+    if [path.name for path in shards] != [shard_name(shard) for shard in range(1 << manifest.shard_bits)]:
+        raise UserError(f"{folder}: its shards are not those of its manifest; {remedy}")
+    ours, names = release_schema(manifest.format), [*ReleasedPair._fields, *manifest.extra_columns]
+    for path, schema in schemas.items():
+        if schema.names != names or any(schema.field(own.name).type != own.type for own in ours):
+            raise UserError(f"{path}: its columns are not those of its manifest; {remedy}")
     return Release(folder, manifest)
 
 
@@ -217,26 +247,72 @@ def _parse_manifest(facts: Any, path: Path, remedy: str) -> ReleaseManifest:
         missing += [f"guarantee.{name}" for name in _NEEDED if name not in guarantee]
     if missing or not isinstance(guarantee, dict):
         raise UserError(f"{path}: lacks {', '.join(missing) or 'the guarantee'}; {remedy}")
-    _check_guarantee(guarantee, path, remedy)
-    if facts["format"] not in ("standard", "conversational") or type(facts["rows"]) is not int:
-        raise UserError(f"{path}: `format` or `rows` has no valid value; {remedy}")
-    facts["extra_columns"] = tuple(facts["extra_columns"])
+    words = _check_guarantee(guarantee, path, remedy)
+    if "mark" in facts and facts["mark"] != words["mark"]:
+        raise UserError(f"{path}: its two marks differ; {remedy}")
+    wrong = [name for name, sound in _SOUND.items() if not sound(facts[name])]
+    if wrong:
+        raise UserError(f"{path}: `{'` and `'.join(wrong)}` has no valid value; {remedy}")
+    facts |= {"extra_columns": tuple(facts["extra_columns"]), "guarantee": words}
     return ReleaseManifest(**{name: facts[name] for name in names})
 
 
-def _check_guarantee(guarantee: Mapping[str, Any], path: Path, remedy: str) -> None:
-    """No silent step from "not stated" to "not private", nor from NOT PRIVATE to private."""
+def _counts(value: Any, least: int = 0) -> bool:
+    return type(value) is int and least <= value < 1 << 53
+
+
+_SOUND: Mapping[str, Callable[[Any], bool]] = {
+    "format": lambda value: value in ("standard", "conversational"),
+    "rows": _counts,
+    "source": lambda value: isinstance(value, str),
+    "dropped": lambda value: isinstance(value, dict) and all(map(_counts, value.values())),
+    "rows_per_shard": lambda value: _counts(value, 1),
+    "extra_columns": lambda value: isinstance(value, list)
+    and all(isinstance(name, str) and name not in ReleasedPair._fields for name in value)
+    and len(set(value)) == len(value),
+    "canonicalisation": lambda value: _counts(value, 1) and value <= CANONICALISATION,
+}
+
+
+def _check_guarantee(guarantee: Mapping[str, Any], path: Path, remedy: str) -> dict[str, Any]:
+    """What the program says where this is stated; the manifest's own words are not passed on.
+
+    No silent step from "not stated" to "not private", nor from NOT PRIVATE to private.
+    """
     mode, epsilon = guarantee["key_mode"], guarantee["epsilon"]
     if mode not in KEY_MODES:
         raise UserError(f"{path}: key_mode is {mode!r}, not one of {', '.join(KEY_MODES)}; {remedy}")
     try:
-        public = LabelNoise.from_json(guarantee).public
+        noise = LabelNoise.from_json(guarantee)
     except ValueError as error:
         raise UserError(f"{path}: {error}; {remedy}") from None
-    if public != (mode == "none"):
+    if noise.public != (mode == "none"):
         raise UserError(f"{path}: epsilon is {epsilon!r}, which does not go with key_mode {mode!r}; {remedy}")
     if (guarantee["mark"] is None) != (mode == "keyed"):
         raise UserError(f"{path}: the NOT PRIVATE mark does not go with key_mode {mode!r}; {remedy}")
+    words = stated(PublicLabels() if noise.public else RandomizedResponse(noise.epsilon), mode) | noise.as_json()
+    if guarantee["mechanism"] != words["mechanism"] or guarantee["mark"] != words["mark"]:
+        raise UserError(f"{path}: states a mechanism or a mark that this program does not; {remedy}")
+    return words
+
+
+def _problem(batch: pa.RecordBatch, last: str) -> tuple[str | None, str]:
+    """(what is wrong with rows that follow the record id `last`, their last record id)."""
+    ids = batch.column("record_id")
+    if any(map(_has_null, batch.columns)):
+        return "holds a null", last
+    if not pc.all(pc.match_substring_regex(ids, "^[0-9a-f]{64}$"), min_count=0).as_py():
+        return "holds a record_id that is none", last
+    if not pc.all(pc.less_equal(ids[:-1], ids[1:]), min_count=0).as_py() or (len(ids) and ids[0].as_py() < last):
+        return "its rows are not in the order of their record ids", last
+    batch.validate(full=True)  # among others that texts are UTF-8
+    return None, ids[-1].as_py() if len(ids) else last
+
+
+def _has_null(column: pa.Array) -> bool:
+    nested = column.flatten() if pa.types.is_struct(column.type) else ()
+    nested = (column.flatten(),) if pa.types.is_list(column.type) else nested
+    return bool(column.null_count) or any(map(_has_null, nested))
 
 
 def _shards(folder: Path) -> list[Path]:

@@ -14,7 +14,8 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,9 @@ Row = dict[str, Any]
 Rows = Callable[[Sequence[str]], Iterator[tuple[int, Row]]]
 
 BATCH_ROWS = 1024
+MOST_LINE_BYTES = 16 << 20
+TWICE = object()
+"""In place of a value that a JSON object gives twice; no reader takes it for a text or a number."""
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet", ".csv")
 _EVAL_NAMES = ("eval", "validation", "valid", "dev", "test")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -95,14 +99,14 @@ def _open_file(path: Path) -> Part:
     name = path.name.lower()
     try:
         if name.endswith((".jsonl", ".jsonl.gz", ".json", ".json.gz")):
-            return Part(str(path), "line", None, lambda wanted: _jsonl_rows(path), (path,))
+            return Part(str(path), "line", None, lambda wanted: _jsonl_rows(path, wanted), (path,))
         if name.endswith(".parquet"):
             columns = tuple(parquet_file(path).schema_arrow.names)
             return Part(str(path), "row", columns, lambda wanted: _parquet_rows(path, wanted), (path,))
         if name.endswith(".csv"):
             with path.open("rb") as file:
                 header = tuple(next(csv.reader(_lines(path, file)), ()))
-            return Part(str(path), "row", header, lambda wanted: _csv_rows(path, header), (path,))
+            return Part(str(path), "row", header, lambda wanted: _csv_rows(path, header, wanted), (path,))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
     except csv.Error:
@@ -156,13 +160,20 @@ def _no_split(where: Path | str, split: str, found: Sequence[str]) -> UserError:
     )
 
 
-def _lines(name: str | Path, file: Iterable[bytes], before: int = 0) -> Iterator[str]:
+def _lines(name: str | Path, file: BinaryIO, before: int = 0) -> Iterator[str]:
     """Lines (split at \\n alone, which stays) decoded one by one, so that an error can name the line."""
-    for number, line in enumerate(file, before + 1):
+    for number, line in enumerate(iter(lambda: file.readline(MOST_LINE_BYTES + 1), b""), before + 1):
+        check_line(name, len(line), f", line {number}")
         try:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError:
             raise UserError(f"{name}, line {number}: is not UTF-8 text; convert the file to UTF-8") from None
+
+
+def check_line(name: str | Path, size: int, where: str = "") -> None:
+    """UserError for a line of more bytes than a row can need: it would have to be held in memory."""
+    if size > MOST_LINE_BYTES:
+        raise UserError(f"{name}{where}: has a line of over {MOST_LINE_BYTES >> 20} MiB; end rows with line breaks")
 
 
 def is_gzip(path: Path) -> bool:
@@ -182,23 +193,37 @@ def open_lines(path: Path) -> Iterator[BinaryIO]:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
 
 
-def _jsonl_rows(path: Path) -> Iterator[tuple[int, Row]]:
+def _jsonl_rows(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, Row]]:
     with open_lines(path) as file:
-        yield from jsonl_rows(path, file)
+        yield from jsonl_rows(path, file, wanted)
 
 
-def jsonl_rows(name: str | Path, lines: Iterable[bytes], before: int = 0) -> Iterator[tuple[int, Row]]:
-    """The rows of JSON lines. name: of the file, for messages. before: lines before the first one."""
+def jsonl_rows(
+    name: str | Path, lines: BinaryIO, wanted: Sequence[str], before: int = 0
+) -> Iterator[tuple[int, Row]]:
+    """The rows of JSON lines. name: of the file, for messages. wanted: columns that no row may give twice. before:
+    lines before the first one."""
     for number, line in enumerate(_lines(name, lines, before), before + 1):
         if not line.isspace():
-            yield number, _json_row(name, number, line)
+            row = _json_row(name, number, line)
+            if any(row.get(column) is TWICE for column in wanted):
+                raise UserError(f"{name}, line {number}: gives a column twice; keep one")
+            yield number, row
+
+
+def _no_later_one(pairs: list[tuple[str, Any]]) -> Row:
+    """A JSON object in which what is given twice has no value, where `json` would take the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        found |= {key: TWICE for key, times in Counter(key for key, _ in pairs).items() if times > 1}
+    return found
 
 
 def _json_row(path: str | Path, number: int, line: str) -> Row:
     try:
-        row = json.loads(line)
+        row = json.loads(line, object_pairs_hook=_no_later_one)
         if "\\u" in line:
-            json.dumps(row, ensure_ascii=False).encode()
+            json.dumps(row, ensure_ascii=False, default=repr).encode()
     except UnicodeEncodeError:
         raise UserError(
             f"{path}, line {number}: holds a lone surrogate, which is not valid Unicode; repair or remove the row"
@@ -210,7 +235,13 @@ def _json_row(path: str | Path, number: int, line: str) -> Row:
     return row
 
 
-def _csv_rows(path: Path, header: tuple[str, ...]) -> Iterator[tuple[int, Row]]:
+def _check_once(path: Path, columns: Sequence[str], wanted: Sequence[str]) -> None:
+    if any(columns.count(name) > 1 for name in wanted):
+        raise UserError(f"{path}: has a column twice; keep one")
+
+
+def _csv_rows(path: Path, header: tuple[str, ...], wanted: Sequence[str]) -> Iterator[tuple[int, Row]]:
+    _check_once(path, header, wanted)
     number = 0
     try:
         with path.open("rb") as file:
@@ -247,6 +278,7 @@ def _parquet_rows(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, Row]
     number = 0
     try:
         with parquet_file(path) as file:
+            _check_once(path, file.schema_arrow.names, wanted)
             columns = [name for name in file.schema_arrow.names if name in wanted or not wanted]
             for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=columns):
                 yield from batch_rows(batch, number)

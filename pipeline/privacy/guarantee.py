@@ -50,7 +50,11 @@ def key_mode(mechanism: Mechanism, key: PrivacyKey | None) -> str:
 
 def guarantee(mechanism: Mechanism, key: PrivacyKey | None) -> dict[str, Any]:
     """The mechanism's guarantee with the key mode, and the NOT PRIVATE mark (else null) with its reason."""
-    mode = key_mode(mechanism, key)
+    return stated(mechanism, key_mode(mechanism, key))
+
+
+def stated(mechanism: Mechanism, mode: str) -> dict[str, Any]:
+    """`guarantee` where the key mode is known and the key is not."""
     reasons = {
         "none": "epsilon is infinite: the labels were declared public and are released as they are",
         "insecure_seed": "the flips derive from a seed, so anyone who guesses the seed can undo them",

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from plain_release import PrivateRecord, manifest_of, privatize_records, write_release
 
 from pipeline.core.errors import UserError
 from pipeline.core.noise import PUBLIC
-from pipeline.data.release import ROWS_PER_GROUP, read_release
+from pipeline.data.release import MESSAGES_TYPE, ROWS_PER_GROUP, read_release
 from pipeline.privacy.keys import PrivacyKey
 from pipeline.privacy.mechanism import Mechanism, PublicLabels, RandomizedResponse
 from pipeline.privacy.records import RawPair, Text
@@ -135,7 +137,7 @@ def edit(folder: Path, change: dict[str, Any], guarantee_change: dict[str, Any])
         ({"rows": 4}, {}, "holds 5 rows where its manifest says 4"),
         ({"rows": ...}, {}, r"lacks rows; write it again with `private-rlhf privatize`"),
         ({"schema_version": 99}, {}, "has schema version 99, not 2"),
-        ({"format": "odd"}, {}, "`format` or `rows` has no valid value"),
+        ({"format": "odd"}, {}, "`format` has no valid value"),
         ({}, {"epsilon": ...}, r"lacks guarantee\.epsilon"),
         ({}, {"epsilon": None}, "does not belong to epsilon None"),
         ({}, PUBLIC.as_json(), "epsilon is None, which does not go with key_mode 'keyed'"),
@@ -143,6 +145,21 @@ def edit(folder: Path, change: dict[str, Any], guarantee_change: dict[str, Any])
         ({}, {"key_mode": "none"}, "does not go with key_mode 'none'"),
         ({}, {"key_mode": "insecure_seed"}, "the NOT PRIVATE mark does not go with key_mode 'insecure_seed'"),
         ({}, {"key_mode": "x"}, "key_mode is 'x', not one of"),
+        ({"mark": "NOT PRIVATE"}, {}, "its two marks differ"),
+        ({"extra_columns": 5}, {}, "`extra_columns` has no valid value"),
+        ({"extra_columns": ["record_id"]}, {}, "`extra_columns` has no valid value"),
+        ({"extra_columns": ["score"]}, {}, "its columns are not those of its manifest"),
+        ({"format": "conversational"}, {}, "its columns are not those of its manifest"),
+        ({"format": ["standard"]}, {}, "`format` has no valid value"),
+        ({"rows": True}, {}, "`rows` has no valid value"),
+        ({"rows": -1}, {}, "`rows` has no valid value"),
+        ({"rows_per_shard": 0}, {}, "`rows_per_shard` has no valid value"),
+        ({"rows_per_shard": 1}, {}, "its shards are not those of its manifest"),
+        ({"dropped": []}, {}, "`dropped` has no valid value"),
+        ({"dropped": {"empty": "<b>"}}, {}, "`dropped` has no valid value"),
+        ({"source": None}, {}, "`source` has no valid value"),
+        ({"canonicalisation": 99}, {}, "`canonicalisation` has no valid value"),
+        ({}, {"mechanism": "nothing at all"}, "states a mechanism or a mark that this program does not"),
         ({}, {"keep_prob": 0.99}, "keep_prob 0.99 does not belong to epsilon 1.0"),
         ({}, {"flip_prob": 0.2}, "do not sum to 1"),
         ({}, {"flip_prob": "0.2"}, "flip_prob must be a number"),
@@ -155,6 +172,47 @@ def test_a_manifest_that_does_not_hold_together_is_refused(
     edit(tmp_path / "out", change, guarantee_change)
     with pytest.raises(UserError, match=message):
         read_release(tmp_path / "out")
+
+
+def test_words_of_a_manifest_are_the_program_s(tmp_path: Path) -> None:
+    release(tmp_path / "out", pairs(5))
+    before = read_release(tmp_path / "out").manifest.guarantee
+    edit(tmp_path / "out", {}, {"statement": "100 % anonymous, certified", "unit": "nobody", "stamp": "<img>"})
+    assert read_release(tmp_path / "out").manifest.guarantee == before
+
+
+def _rewrite(folder: Path, change: Callable[[pa.Table], pa.Table]) -> None:
+    path = folder / "part-00000.parquet"
+    pq.write_table(change(pq.read_table(path)), path)
+
+
+ODD_SHARDS: dict[str, tuple[Callable[[pa.Table], pa.Table], str]] = {
+    "no ids": (lambda table: table.drop_columns("record_id"), "its columns are not those of its manifest"),
+    "other columns": (lambda table: table.append_column("y", [["1"] * len(table)]), "its columns are not"),
+    "numbers": (lambda table: table.set_column(3, "record_id", [list(range(len(table)))]), "its columns are not"),
+    "a bad id": (lambda table: table.set_column(3, "record_id", [["zz"] * len(table)]), "a record_id that is none"),
+    "upper case": (lambda table: table.set_column(3, "record_id", [["F" * 64] * len(table)]), "that is none"),
+    "a null": (lambda table: table.set_column(1, "chosen", pa.array([None] * len(table), pa.string())), "holds a null"),
+    "backwards": (lambda table: table.take(list(range(len(table)))[::-1]), "not in the order of their record ids"),
+}
+
+
+@pytest.mark.parametrize("kind", ODD_SHARDS)
+def test_odd_shards_are_refused(tmp_path: Path, kind: str) -> None:
+    change, message = ODD_SHARDS[kind]
+    release(tmp_path / "out", pairs(5))
+    _rewrite(tmp_path / "out", change)
+    with pytest.raises(UserError, match=message):
+        read_release(tmp_path / "out").check_rows()
+
+
+def test_nulls_inside_messages_are_refused(tmp_path: Path) -> None:
+    release(tmp_path / "out", pairs(5, conversational=True))
+    read_release(tmp_path / "out").check_rows()
+    odd = pa.array([[{"role": "user", "content": None}]] * 5, MESSAGES_TYPE)
+    _rewrite(tmp_path / "out", lambda table: table.set_column(0, "prompt", odd))
+    with pytest.raises(UserError, match="holds a null"):
+        list(read_release(tmp_path / "out"))
 
 
 def test_incomplete_folders_are_refused(tmp_path: Path) -> None:
