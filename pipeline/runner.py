@@ -273,6 +273,7 @@ def run_stage(stage: Stage, recipe: Recipe, run: RunDir, world: World) -> None:
                 "world_size": world.size,
                 "commit": rundir.commit(),
                 "override": recipe.override,
+                "declared_public": recipe.data.public_labels,
                 "report": report,
             },
         )

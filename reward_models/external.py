@@ -75,7 +75,7 @@ def load_external(folder: Path, public: bool, name: str, declaration: str) -> Re
 
 
 def card_facts(checkpoint: RewardCheckpoint, folder: Path, metadata: RewardMetadata) -> dict[str, Any]:
-    """What the card says about a reward model that was not fitted in this run (`pipeline.report.card`)."""
+    """What the card says about a reward model that was not fitted in this run (`pipeline.privacy.status`)."""
     return {
         "mode": "external",
         "source": folder.resolve().name,

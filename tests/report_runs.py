@@ -134,9 +134,9 @@ def recipe(epsilon: float, seed: int | None) -> dict[str, Any]:
     return {
         "name": "demo",
         "seed": 0,
-        "evaluation_labels": "public",
+        "evaluation_labels": "private",
         "model": {"source": "smollm2", "dtype": "bfloat16"},
-        "data": {"preferences": "embedded", "demonstrations": "embedded", "public_labels": True},
+        "data": {"preferences": "embedded", "demonstrations": "embedded", "public_labels": math.isinf(epsilon)},
         "privatize": {"epsilon": epsilon, "key_file": "keys/demo.key", "insecure_seed": seed},
         "ppo": {"kl_coef": 0.5},
     }

@@ -52,12 +52,13 @@ def write_beside(
         facts: what else the card says, by row.
     """
     lines = [f"# {recipe.name}, stage {stage}", ""]
-    if recipe.override:
-        lines += [f"**{NOT_PRIVATE}**: {recipe.override}.", ""]
     if manifest is None:
-        lines += ["## Privacy card", "", NO_LABEL, ""]
+        mark = [f"**{NOT_PRIVATE}**: {recipe.override}.", ""] if recipe.override else []
+        lines += ["## Privacy card", "", *mark, NO_LABEL, ""]
     else:
-        lines.append(render_markdown(privacy_card(manifest, stage=stage, recipe=recipe.name, **(facts or {}))))
+        more: dict[str, Any] = {"overrides": [recipe.override], "declared_public": recipe.data.public_labels}
+        more |= {"stage": stage, "recipe": recipe.name, **(facts or {})}
+        lines.append(render_markdown(privacy_card(manifest, **more)))
     atomic.write_text(folder / "README.md", "\n".join(lines))
     rendering = Rendering(renderer.system_prompt, renderer.max_response_tokens, dict(renderer.chat_template_kwargs))
     atomic.write_json(folder / RENDERING, asdict(rendering))

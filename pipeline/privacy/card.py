@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.core.errors import UserError
 from pipeline.privacy.person import person_epsilon
+from pipeline.privacy.status import status_of
 
 PROTECTED = (
     "The label of each event (which of the two responses its labeller preferred), against everyone who sees everything"
@@ -30,10 +31,11 @@ NAMED_COLUMNS = (
     " (a score, a comment, a time), the label is not protected."
 )
 WHO_MARKS = (
-    "NOT PRIVATE is set by the program alone, when epsilon is infinite or the randomness came from a seed, and by the"
-    " holder of the labels who overrides a refusal. Nobody can remove it from a release: make a new one with a key."
+    "NOT PRIVATE is set by the program, when epsilon is infinite or the randomness came from a seed, and by the holder"
+    " of the labels who overrides a refusal; LABELS DECLARED PUBLIC by the holder who declares them so. No option"
+    " removes it: make a new release with a key, and a new run of it."
 )
-NO_PERSON_LEVEL = "none: the release is NOT PRIVATE"
+NO_PERSON_LEVEL = "none: see the mark"
 
 
 def privacy_card(
@@ -41,46 +43,46 @@ def privacy_card(
     *,
     ledger: Mapping[str, Any] | None = None,
     delta: float = 1e-6,
+    overrides: Sequence[str | None] = (),
+    declared_public: bool = False,
     **facts: Any,
 ) -> dict[str, Any]:
     """The card as JSON types.
 
     manifest: of the release (`ReleaseManifest.as_dict()`). ledger: what the key's ledger states (`Ledger.card_facts`),
-    None if the release is in no ledger. delta: for the person-level (epsilon, delta). facts: anything else to print
-    (model, stage, evaluation labels, overrides); never a statistic of true labels. UserError if the manifest does not
-    state its guarantee.
+    None if the release is in no ledger. delta: for the person-level (epsilon, delta). overrides, declared_public: as in
+    `status_of`. facts: anything else to print (model, stage, evaluation labels); never a statistic of true labels.
+    UserError if the manifest does not state its guarantee.
     """
+    status = status_of(manifest, overrides=overrides, declared_public=declared_public)
+    guarantee, epsilon, private = manifest["guarantee"], status.epsilon, status.private
     try:
-        guarantee = manifest["guarantee"]
-        epsilon, keep_prob, key_mode = guarantee["epsilon"], guarantee["keep_prob"], guarantee["key_mode"]
-        mark, reason = guarantee["mark"], guarantee.get("mark_reason")
         unit, neighbouring, mechanism = guarantee["unit"], guarantee["neighbouring"], guarantee["mechanism"]
-    except (KeyError, TypeError):
+    except KeyError:
         raise UserError("the manifest does not state its guarantee; write the release again") from None
-    private = epsilon is not None and mark is None
     columns = manifest.get("extra_columns") or ()
     named = [NAMED_COLUMNS.format(", ".join(columns))] if columns else []
     known = ledger if private and ledger is not None else {}
     return {
-        "mark": mark,
-        "mark_reason": reason,
+        "mark": status.mark,
+        "mark_reason": status.mark_reason,
         "who_marks": WHO_MARKS,
         "unit": unit,
         "neighbouring": neighbouring,
         "mechanism": mechanism,
         "statement": guarantee.get("statement") if private else "none",
-        "key_mode": key_mode,
+        "key_mode": guarantee["key_mode"],
         "epsilon_per_event": epsilon,
-        "epsilon_total_per_event": max(epsilon, known.get("epsilon_total", 0.0)) if private else epsilon,
+        "epsilon_total_per_event": max(epsilon or 0.0, known.get("epsilon_total", 0.0)) if private else epsilon,
         "several_releases": guarantee.get("several_releases"),
         "releases": list(known.get("releases", [])),
         "budgets": dict(known.get("budgets", {})),
-        "keep_prob": keep_prob,
+        "keep_prob": status.keep_prob,
         "person_level": _person_level(known.get("labelers"), delta) if private else {"statement": NO_PERSON_LEVEL},
         "events": manifest.get("rows"),
         "dropped": dict(manifest.get("dropped", {})),
         "source": manifest.get("source"),
-        "protected": PROTECTED if private else "Nothing: see the mark.",
+        "protected": PROTECTED if private else "Nothing is claimed: see the mark.",
         "not_protected": [*named, *NOT_PROTECTED] if private else ["The labels.", *NOT_PROTECTED[:1]],
         "facts": facts,
     }

@@ -10,6 +10,10 @@ from pipeline.privacy.keys import PrivacyKey
 from pipeline.privacy.mechanism import Mechanism, PublicLabels
 
 NOT_PRIVATE = "NOT PRIVATE"
+REASONS = {  # by key mode
+    "none": "epsilon is infinite: the labels were declared public and are released as they are",
+    "insecure_seed": "the flips derive from a seed, so anyone who guesses the seed can undo them",
+}
 
 
 @dataclass
@@ -55,9 +59,5 @@ def guarantee(mechanism: Mechanism, key: PrivacyKey | None) -> dict[str, Any]:
 
 def stated(mechanism: Mechanism, mode: str) -> dict[str, Any]:
     """`guarantee` where the key mode is known and the key is not."""
-    reasons = {
-        "none": "epsilon is infinite: the labels were declared public and are released as they are",
-        "insecure_seed": "the flips derive from a seed, so anyone who guesses the seed can undo them",
-    }
     facts = mechanism.guarantee() | {"key_mode": mode}
-    return facts | {"mark": NOT_PRIVATE if mode in reasons else None, "mark_reason": reasons.get(mode)}
+    return facts | {"mark": NOT_PRIVATE if mode in REASONS else None, "mark_reason": REASONS.get(mode)}

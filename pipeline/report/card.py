@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.accounting.guarantee import Guarantee
 from pipeline.accounting.people import randomized_response
 from pipeline.privacy.card import ledger_rows, privacy_card
-from pipeline.privacy.guarantee import NOT_PRIVATE
+from pipeline.privacy.status import PrivacyStatus, external_reward, extra_rewards, outside_judge
 from pipeline.report.inputs import RunFacts
-from pipeline.report.status import PrivacyStatus
 from pipeline.report.text import epsilon_text, number, significant
 
 Row = tuple[str, list[str]]
@@ -30,8 +28,6 @@ def run_card(facts: RunFacts, status: PrivacyStatus) -> dict[str, Any]:
     model = (facts.recipe.get("model") or {}).get("source")
     if model:
         extra["model"] = str(model)
-    if status.public_labels:
-        extra["labels"] = "declared public or synthetic by their holder"
     external = external_reward(facts.reward_fit)
     if external:
         extra["external_reward_model"] = external
@@ -59,7 +55,8 @@ def run_card(facts: RunFacts, status: PrivacyStatus) -> dict[str, Any]:
     if accounts:
         extra["one_labeller"] = "; ".join(_loss(labels, each) for labels, each in accounts.items())
         extra["central_guarantee"] = CENTRAL
-    card = privacy_card(marked(facts.release, status), ledger=ledger, **extra)
+    extra |= {"overrides": status.reasons, "declared_public": status.declared_public}
+    card = privacy_card(facts.release, ledger=ledger, **extra)
     return card | {"accounts": [each.as_dict() for each in accounts.values()]}
 
 
@@ -77,44 +74,6 @@ def _loss(labels: int, account: Guarantee) -> str:
         f"{labels} label{'s' * (labels > 1)}: epsilon {account.epsilon:g} at delta 0,"
         f" {exact['epsilon']:.3g} at delta {exact['delta']:g}"
     )
-
-
-def external_reward(fit: dict[str, Any]) -> str | None:
-    """What the card says of a reward model that was not fitted in this run, from the fit's facts; else None."""
-    if fit.get("mode") != "external":
-        return None
-    if fit.get("fitted_by") == "others":
-        return f"{fit['source']}, from outside this pipeline; the holder of the run declares its labels public"
-    epsilon = fit.get("epsilon")
-    labels = "public labels" if epsilon is None else f"labels released at ε = {epsilon_text(epsilon)} in another ledger"
-    return f"{fit['source']}, fitted by this package to {labels}"
-
-
-def extra_rewards(rewards: Sequence[Mapping[str, Any]]) -> str | None:
-    """What the card says of the rewards that PPO added to the private one (the ppo stage's report); else None."""
-    said = []
-    for reward in rewards:
-        what = external_reward(dict(reward)) or f"the function {reward['source']}; what it reads is not checked"
-        said.append(f"weight {reward['weight']:g}: {what}")
-    return "; ".join(said) or None
-
-
-def outside_judge(judge: Mapping[str, Any]) -> str | None:
-    """What the card says of the judge that the recipe named (evaluation.json); None without one."""
-    if judge.get("kind") == "chat":
-        return (
-            f"the chat model {judge['model']} at {judge['url']}, to which prompts and answers were sent; the holder of"
-            " the run declares the labels it learned from public"
-        )
-    return external_reward({**judge, "mode": "external"}) if judge else None
-
-
-def marked(release: dict[str, Any], status: PrivacyStatus) -> dict[str, Any]:
-    """The release's manifest for the card of a run: a run may be NOT PRIVATE although its labels are."""
-    guarantee = release.get("guarantee") or {}
-    if status.private or guarantee.get("mark"):
-        return release
-    return release | {"guarantee": guarantee | {"mark": NOT_PRIVATE, "mark_reason": "; ".join(status.reasons)}}
 
 
 def card_rows(card: dict[str, Any]) -> list[Row]:

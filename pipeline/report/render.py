@@ -9,10 +9,10 @@ import jinja2
 from markupsafe import Markup, escape
 
 from pipeline.privacy.card import render_markdown as render_card
+from pipeline.privacy.status import PrivacyStatus
 from pipeline.report import plots, sections
 from pipeline.report.card import card_rows
 from pipeline.report.inputs import REFERENCE, RunFacts
-from pipeline.report.status import PrivacyStatus
 from pipeline.report.svg import GIBBS, INK, OTHER, POLICY
 from pipeline.report.text import UNKNOWN, number, usable
 
@@ -62,8 +62,8 @@ def render_html(facts: RunFacts, status: PrivacyStatus, card: dict[str, Any]) ->
 def render_markdown(facts: RunFacts, status: PrivacyStatus, card: dict[str, Any]) -> str:
     """The short text version: headline, table, privacy card."""
     lines = [f"# {facts.name}", ""]
-    if not status.private:
-        lines += [f"**NOT PRIVATE**: {'; '.join(status.reasons)}.", ""]
+    if status.mark:
+        lines += [f"**{status.mark}**: {status.mark_reason}.", ""]
     lines += [sections.headline(facts, status), "", sections.privacy_sentence(status), ""]
     columns, table = sections.methods_table(facts)
     if table:

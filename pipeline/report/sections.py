@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from pipeline.privacy.guarantee import NOT_PRIVATE
+from pipeline.privacy.status import PrivacyStatus
 from pipeline.report.inputs import GIBBS, REFERENCE, RunFacts
-from pipeline.report.status import PrivacyStatus
 from pipeline.report.text import (
     SPACE,
     duration,
@@ -57,7 +58,7 @@ def headline(facts: RunFacts, status: PrivacyStatus) -> str:
     """One or two sentences with the numbers that matter; says so where the data cannot tell."""
     method = facts.policy
     labels = (
-        f"labels privatised at ε = {epsilon_text(status.epsilon)}" if status.private else "labels that are not private"
+        "labels that are not private" if status.reasons else f"labels privatised at ε = {epsilon_text(status.epsilon)}"
     )
     if method is None:
         return f"A run on {labels}; its policy has not been evaluated."
@@ -109,19 +110,22 @@ def _objective_sentence(gain: Any, reward: str) -> str:
 
 def privacy_sentence(status: PrivacyStatus) -> str:
     """What is private, in two sentences."""
-    if not status.private or status.epsilon is None:
+    if status.reasons or status.epsilon is None:
         return "Nothing is private in this run: " + "; ".join(status.reasons) + "."
+    if status.declared_public:
+        return (
+            "No protection is claimed: the labels of this run are declared public or synthetic by their holder, and it"
+            " may have read them as they are. Those that were trained on were randomised all the same: each was kept"
+            f" with probability {percent(status.keep_prob, 1)}."
+        )
     factor = significant(math.exp(min(status.epsilon, 700.0)), 3)
     kept = percent(status.keep_prob, 1)
-    text = (
+    return (
         f"Private: each preference label. It was kept with probability {kept} and turned round otherwise, before"
         " anything was trained, so whatever is released is at most"
         f" e^ε = {factor} times as likely under one answer as under the other. "
         "Not private: prompts, responses, and which pairs were labelled."
     )
-    if status.public_labels:
-        text += " The labels of this run are declared public or synthetic; they were randomised all the same."
-    return text
 
 
 def tiles(facts: RunFacts, status: PrivacyStatus) -> list[dict[str, str]]:
@@ -144,7 +148,7 @@ def tiles(facts: RunFacts, status: PrivacyStatus) -> list[dict[str, str]]:
         )
     if known(result.get("kl")):
         shown.append({"label": "KL from π_ref", "value": number(result["kl"]), "note": "nats per response"})
-    note = f"kept with probability {number(status.keep_prob, 3)}" if status.private else "NOT PRIVATE"
+    note = NOT_PRIVATE if status.reasons else f"kept with probability {number(status.keep_prob, 3)}"
     shown.append({"label": "ε per label", "value": epsilon_text(status.epsilon), "note": note})
     return shown
 

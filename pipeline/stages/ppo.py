@@ -33,7 +33,7 @@ from pipeline.lm.logprobs import PolicyWithValue
 from pipeline.lm.models import add_lora, load_causal_lm, load_tokenizer
 from pipeline.lm.recompute import recompute_layers
 from pipeline.lm.released import write_beside
-from pipeline.report.card import extra_rewards as extra_rewards_on_card
+from pipeline.privacy.status import extra_rewards as extra_rewards_on_card
 from pipeline.rl import export, nonfinite, resume_state, samples
 from pipeline.rl.nonfinite import NonFiniteError
 from pipeline.rl.rollout import Rollout, evenly_spaced, summary_of

@@ -97,9 +97,9 @@ def test_card_of_anything_else_says_not_private(
     assert card["mark"] == "NOT PRIVATE"
     assert text.startswith("## Privacy card\n\n**NOT PRIVATE**: ")
     assert reason in text
-    assert "Nothing: see the mark." in text
+    assert "Nothing is claimed: see the mark." in text
     assert "| Guarantee | none |" in text
-    assert "| Person level | none: the release is NOT PRIVATE |" in text
+    assert "| Person level | none: see the mark |" in text
     assert "under this key" not in text
 
 

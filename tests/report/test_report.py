@@ -150,6 +150,30 @@ def test_a_mark_in_the_release_is_enough_for_the_banner(make_run: MakeRun, where
     assert banner(render(run, lean=True))
 
 
+@pytest.mark.parametrize("where", ["recipe", "manifest"])
+def test_labels_declared_public_are_given_no_claim_of_protection(make_run: MakeRun, where: str) -> None:
+    """Whatever was done to them: SFT may have read the chosen answers, and the evaluation the labels as they are."""
+    run = make_run()
+    if where == "recipe":
+        path = run.root / "recipe.yaml"
+        path.write_text(path.read_text().replace("public_labels: false", "public_labels: true"))
+    else:
+        path = run.root / "sft/manifest.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"declared_public": True}))
+    facts = read_run(run, STAGES)
+    status = privacy_status(facts)
+    card, lean = run_card(facts, status), replace(facts, evaluation={}, ppo_history=[], reward_fit={}, sft_loss=[])
+    page = render_html(lean, status, card)
+    assert (status.private, status.mark, card["mark"]) == (False, "LABELS DECLARED PUBLIC", "LABELS DECLARED PUBLIC")
+    assert (card["statement"], card["accounts"]) == ("none", [])
+    assert card["protected"].startswith("Nothing is claimed")
+    for text in (page, render_markdown(facts, status, card)):
+        assert "so no protection is claimed" in text
+        assert "Private: each preference label" not in text
+        assert "times as likely" not in text
+    assert not banner(page)
+
+
 @pytest.mark.parametrize("stage", ["privatize", "sft", "evaluate"])
 def test_an_override_of_any_stage_marks_page_card_and_text(make_run: MakeRun, stage: str) -> None:
     """The labels of the release are private; the run is not."""

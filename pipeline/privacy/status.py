@@ -1,0 +1,106 @@
+"""Whether a release or a run is private, and why not: decided here, from what its files state; printed elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.core.errors import UserError
+from pipeline.core.noise import LabelNoise
+from pipeline.privacy.guarantee import NOT_PRIVATE, REASONS
+
+DECLARED_PUBLIC = "LABELS DECLARED PUBLIC"
+NO_CLAIM = "the holder of the labels declares them public or synthetic, so no protection is claimed"
+
+
+@dataclass(frozen=True)
+class PrivacyStatus:
+    """What may be said about privacy.
+
+    epsilon: of one label; None for ∞. keep_prob: in [0.5, 1]. reasons: why nothing is private; empty otherwise.
+    declared_public: their holder declared the labels public or synthetic, whatever was done to them.
+    """
+
+    epsilon: float | None
+    keep_prob: float
+    reasons: tuple[str, ...] = ()
+    declared_public: bool = False
+
+    @property
+    def mark(self) -> str | None:
+        """What stands on top of every page; None where the labels are protected."""
+        return NOT_PRIVATE if self.reasons else DECLARED_PUBLIC if self.declared_public else None
+
+    @property
+    def mark_reason(self) -> str | None:
+        """Why."""
+        return "; ".join(self.reasons) or (NO_CLAIM if self.declared_public else None)
+
+    @property
+    def private(self) -> bool:
+        """Whether protection of the labels is claimed."""
+        return self.mark is None
+
+
+def status_of(
+    manifest: Mapping[str, Any],
+    *,
+    overrides: Sequence[str | None] = (),
+    declared_public: bool = False,
+    seeded: bool = False,
+) -> PrivacyStatus:
+    """The status of whatever was made from a release; any single sign against privacy is enough.
+
+    manifest: of the release. overrides: guards that were overruled. declared_public: `data.public_labels`. seeded: the
+    recipe asks for flips from a seed. UserError if the manifest states no guarantee, or one that cannot be.
+    """
+    try:
+        guarantee = manifest["guarantee"]
+        noise, mode, mark = LabelNoise.from_json(guarantee), guarantee["key_mode"], guarantee["mark"]
+    except (KeyError, TypeError):
+        raise UserError("the manifest does not state its guarantee; write the release again") from None
+    except ValueError as error:
+        raise UserError(f"the manifest states a guarantee that cannot be ({error}); write the release again") from None
+    reasons = []
+    if noise.public:
+        reasons.append(REASONS["none"])
+    elif seeded or mode == "insecure_seed":
+        reasons.append(REASONS["insecure_seed"])
+    elif mark or manifest.get("mark"):
+        reasons.append(str(guarantee.get("mark_reason") or mark or manifest["mark"]))
+    reasons += sorted({reason for reason in overrides if reason} - set(reasons))
+    return PrivacyStatus(None if noise.public else noise.epsilon, noise.keep_prob, tuple(reasons), declared_public)
+
+
+# --- who else had a hand in a run -------------------------------------------------------------------------------------
+
+
+def external_reward(fit: Mapping[str, Any]) -> str | None:
+    """What the card says of a reward model that was not fitted in this run, from the fit's facts; else None."""
+    if fit.get("mode") != "external":
+        return None
+    if fit.get("fitted_by") == "others":
+        return f"{fit['source']}, from outside this pipeline; the holder of the run declares its labels public"
+    epsilon = fit.get("epsilon")
+    labels = "public labels" if epsilon is None else f"labels released at ε = {epsilon:g} in another ledger"
+    return f"{fit['source']}, fitted by this package to {labels}"
+
+
+def extra_rewards(rewards: Sequence[Mapping[str, Any]]) -> str | None:
+    """What the card says of the rewards that PPO added to the private one (the ppo stage's report); else None."""
+    said = []
+    for reward in rewards:
+        what = external_reward(reward) or f"the function {reward['source']}; what it reads is not checked"
+        said.append(f"weight {reward['weight']:g}: {what}")
+    return "; ".join(said) or None
+
+
+def outside_judge(judge: Mapping[str, Any]) -> str | None:
+    """What the card says of the judge that the recipe named (evaluation.json); None without one."""
+    if judge.get("kind") == "chat":
+        return (
+            f"the chat model {judge['model']} at {judge['url']}, to which prompts and answers were sent; the holder of"
+            " the run declares the labels it learned from public"
+        )
+    return external_reward({**judge, "mode": "external"}) if judge else None
