@@ -1,12 +1,15 @@
 """The end-to-end guard: do demonstrations or prompts repeat one response of a protected pair and not the other?
 
 If they do, whoever picked them may have looked at the labels (fine-tuning on the chosen answers is the classic case),
-and then the policy carries raw labels past the randomiser. Texts are compared, not file names: every conversation gets
-two 64-bit keyed digests that ignore white space, and turn marks such as "\\n\\nHuman:":
+and then the policy carries raw labels past the randomiser. Texts are compared, not file names. Of every conversation
+the letters and digits alone (no case, white space, punctuation, special tokens, chat templates or turn marks) get
+three 64-bit keyed digests:
 
 - of all its text, wherever prompt and response are taken to meet;
 - of its last user turn and last assistant turn, whatever came before (another system prompt, a shorter history); but
-  an answer of under 32 characters ("You're welcome!") says little without what came before.
+  an answer of under 32 characters ("You're welcome!") says little without what came before;
+- of its last assistant turn alone, whatever it answers, if it has 40 characters: it counts where both responses of a
+  pair have them and no other pair holds them, so that a phrase that many answers share is no sign.
 
 A demonstration counts with its whole conversation and with every assistant turn in its history, a prompt with every
 assistant turn in it; but a prompt that is the prompt of a pair is public by the contract, and its history counts not.
@@ -14,11 +17,12 @@ A pair is *one-sided* when one of its responses is found oftener than the other,
 hold each response (files that write out both responses of every pair repeat those that several pairs share). One-sided
 is a symmetric notion, so the count that a refusal prints depends on no label.
 
-What it cannot see: edited, shortened or translated responses, other turn marks; a choice among prompts that depends on
-labels; an order of rows that does (`pipeline.data.inputs` reads rows in an order of its own for that reason).
+What it cannot see: edited, shortened or translated responses; both in one text, the preferred one first; a choice
+among prompts that depends on labels; an order of rows that does (`pipeline.data.inputs` reads rows in an order of its
+own for that reason).
 
 The key is drawn anew for each look and the digests are never written. Texts are streamed, the pairs once for all files,
-at some 14,000 pairs a second of one core. Memory: 32 bytes per assistant turn of the demonstrations or prompts and 32
+at some 14,000 pairs a second of one core. Memory: 48 bytes per assistant turn of the demonstrations or prompts and 32
 per pair that shares a text with them, a small multiple of that while counting: under 2 GB for 10^7 of each. Two texts
 that collide by chance (10^7 against 10^7: probability 1e-4) refuse a harmless recipe, which another look lets pass.
 """
@@ -28,6 +32,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
+import unicodedata
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
@@ -50,10 +55,18 @@ from pipeline.privacy.records import Text, encode_text
 
 PAIRS_PER_LOOK = 8192
 TELLING_CHARACTERS = 32
+ALONE_CHARACTERS = 40
 _MARK = re.compile(r"(?:^|\n\n)(Human|Assistant):")
+_TEMPLATE = re.compile(  # special tokens and what chat templates put around a turn
+    r"<\|(?:im_start|start_header_id)\|>\s*(?:system|user|assistant|tool)?|<\|[^<>|]{1,40}\|>"
+    r"|<start_of_turn>\s*(?:user|model)?|</?(?:s|bos|eos|pad|unk|end_of_turn)>|\[/?INST\]|<</?SYS>>"
+    r"|^#+ *(?:instruction|input|response|human|user|assistant|system|question|answer)\b:?",
+    re.IGNORECASE | re.MULTILINE,
+)
+_NO_WORD = re.compile(r"[\W_]+")
 
 Turns = list[tuple[bool, str]]
-"""(is it the assistant's, its text without white space) of every turn that has text."""
+"""(is it the assistant's, the letters and digits of its text) of every turn that has some."""
 
 
 class Pair(NamedTuple):
@@ -149,17 +162,27 @@ def turns(*texts: Text) -> Turns:
             found += head + tail
         else:
             found += [(message["role"] == "assistant", message["content"]) for message in text]
-    squeezed = [(assistant, "".join(content.split())) for assistant, content in found]
+    squeezed = [(assistant, plain(content)) for assistant, content in found]
     return [(assistant, content) for assistant, content in squeezed if content]
 
 
+def plain(text: str) -> str:
+    """The letters and digits of a text, in one case; a text without any (a smiley, a formula) as it is but for space.
+
+    Compatibility forms count as what they stand for; zero-width characters, special tokens and templates are gone.
+    """
+    words = _NO_WORD.sub("", unicodedata.normalize("NFKC", _TEMPLATE.sub(" ", text)).casefold())
+    return words or "".join(text.split())
+
+
 class Digests:
-    """The two digests of a conversation under a secret that is drawn here."""
+    """The three digests of a conversation under a secret that is drawn here."""
 
     def __init__(self) -> None:
         secret = secrets.token_bytes(32)
         self._whole = hashlib.blake2b(key=secret, digest_size=8, person=b"whole")
         self._last = hashlib.blake2b(key=secret, digest_size=8, person=b"last turns")
+        self._alone = hashlib.blake2b(key=secret, digest_size=8, person=b"alone")
 
     def whole(self, conversation: Turns) -> int:
         """Of all the text."""
@@ -181,13 +204,31 @@ class Digests:
             state.update(len(encoded).to_bytes(8, "big") + encoded)
         return int.from_bytes(state.digest(), "big")
 
+    def alone(self, conversation: Turns) -> int:
+        """Of the last assistant turn; 0 if there is none, or it is short."""
+        said = next((content for assistant, content in reversed(conversation) if assistant), "")
+        if len(said) < ALONE_CHARACTERS:
+            return 0
+        state = self._alone.copy()
+        state.update(said.encode())
+        return int.from_bytes(state.digest(), "big")
+
     def of_pairs(self, pairs: Iterable[Pair]) -> np.ndarray:
-        """(n, 5) uint64: whole and last of the first and of the second response, then the whole of the prompt."""
+        """(n, 7) uint64: whole, last and alone of the first and of the second response, then the whole of the prompt.
+
+        The two alone are 0 unless both are long.
+        """
         rows = []
         for prompt, first, second in pairs:
             one, other = turns(prompt, first), turns(prompt, second)
+            alone = self.alone(one), self.alone(other)
+            mine, theirs = alone if all(alone) else (0, 0)
             rows.append(
-                (self.whole(one), self.last(one), self.whole(other), self.last(other), self.whole(turns(prompt)))
+                (
+                    *(self.whole(one), self.last(one), mine),
+                    *(self.whole(other), self.last(other), theirs),
+                    self.whole(turns(prompt)),
+                )
             )
         return np.array(rows, dtype=np.uint64)
 
@@ -207,15 +248,17 @@ class Texts:
         self._prompts.append(self._digests.whole(history))
         for place, (assistant, _) in enumerate(history):
             if assistant:
-                self._enter_both(history[: place + 1], row)
+                self._enter_all(history[: place + 1], row)
         if response is not None:
-            self._enter_both(turns(prompt, response), -1)
+            self._enter_all(turns(prompt, response), -1)
         elif history and not history[-1][0]:
             self._enter(self._prompts[row], row)  # an answer may be pasted onto its question without a turn mark
 
-    def _enter_both(self, conversation: Turns, row: int) -> None:
+    def _enter_all(self, conversation: Turns, row: int) -> None:
         self._enter(self._digests.whole(conversation), row)
         self._enter(self._digests.last(conversation), row)
+        if alone := self._digests.alone(conversation):
+            self._enter(alone, row)
 
     def _enter(self, digest: int, row: int) -> None:
         self._found.append(digest)
@@ -267,20 +310,21 @@ class _Comparison:
     def __init__(self, texts: Texts) -> None:
         self._texts = texts
         self._known, self._known_prompts = np.unique(texts.found[0]), np.unique(texts.prompts)
-        self._shared = [np.empty((0, 4), dtype=np.int64)]  # places in `_known`: whole, last of the one; of the other
+        self._shared = [np.empty((0, 6), dtype=np.int64)]  # places in `_known`: three of the one; of the other
         self._prompts = [np.empty(0, dtype=np.uint64)]  # of pairs, those that are prompts of the file
         self._pairs = 0
 
     def look(self, looked: np.ndarray) -> None:
-        """looked: (n, 5) uint64 of `Digests.of_pairs`."""
-        prompts = np.unique(looked[:, 4])
+        """looked: (n, 7) uint64 of `Digests.of_pairs`."""
+        prompts = np.unique(looked[:, 6])
         self._prompts.append(prompts[places(self._known_prompts, prompts) >= 0])
-        found = places(self._known, looked[:, :4])
+        found = places(self._known, looked[:, :6])
         self._shared.append(found[(found >= 0).any(axis=1)])
         self._pairs += len(looked)
 
     def result(self) -> Overlap:
-        """One-sided: unequal counts, also in proportion to how many pairs hold each response."""
+        """One-sided: unequal counts, also in proportion to how many pairs hold each response; of the responses alone
+        only where one pair holds each."""
         shared = np.concatenate(self._shared)
         digests, history_of = self._texts.found
         public = np.isin(self._texts.prompts, np.concatenate(self._prompts))
@@ -288,8 +332,9 @@ class _Comparison:
         counts = np.bincount(np.searchsorted(self._known, counted), minlength=len(self._known))
         holders = np.bincount(shared[shared >= 0], minlength=len(self._known))
         counts, holders = np.append(counts, 0)[shared], np.append(holders, 1)[shared]  # place -1: not found
-        equal = (counts[:, :2] == counts[:, 2:]).all(axis=1)
-        proportional = (counts[:, :2] * holders[:, 2:] == counts[:, 2:] * holders[:, :2]).all(axis=1)
+        common = (np.maximum(holders[:, 2], holders[:, 5]) > 1)[:, None] & (np.arange(3) == 2)
+        equal = (common | (counts[:, :3] == counts[:, 3:])).all(axis=1)
+        proportional = (common | (counts[:, :3] * holders[:, 3:] == counts[:, 3:] * holders[:, :3])).all(axis=1)
         return Overlap(self._pairs, int((~equal & ~proportional).sum()))
 
 

@@ -195,7 +195,7 @@ def test_infinite_epsilon_on_labels_that_are_not_public(refused: Refused) -> Non
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"name: [\n", "mine.yaml is not valid YAML at line 2: mend the syntax"),
+        (b"name: [\n", "mine.yaml is not valid YAML at line 2; mend it"),
         (b"- a\n", "mine.yaml holds no mapping"),
         (b"name: \xff\n", "mine.yaml is not UTF-8 text"),
         (b"name: one\nevaluation_labels: public\nprivatize: {epsilon: 1}\n", "key 'model' is required"),

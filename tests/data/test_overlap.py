@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,63 @@ def test_both_answers_or_none_are_two_sided() -> None:
     assert look(PAIRS, [("another prompt", pair.first) for pair in PAIRS]) == (40, 0)
     assert look(PAIRS, []) == (40, 0)
     assert look([], both) == (0, 0)
+
+
+LONG = [
+    Pair(
+        f"Say {i}.",
+        f"The answer number {i} is, all in all, that you should go out more.",
+        f"{i}, I would rather stay at home, read, and think it over twice.",
+    )
+    for i in range(40)
+]
+DISGUISES: dict[str, Callable[[str, str], tuple[Text, Text]]] = {
+    "as it is": lambda prompt, answer: (prompt, answer),
+    "messages": lambda prompt, answer: (
+        [{"role": "user", "content": prompt}],
+        [{"role": "assistant", "content": answer}],
+    ),
+    "end of text": lambda prompt, answer: (prompt, answer + "<|endoftext|>"),
+    "end of sequence": lambda prompt, answer: (prompt, answer + "</s>"),
+    "ChatML": lambda prompt, answer: (f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n", answer),
+    "Llama 3": lambda prompt, answer: (
+        f"<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n{prompt}<|eot_id|>", answer + "<|eot_id|>"
+    ),
+    "Gemma": lambda prompt, answer: (f"<start_of_turn>user\n{prompt}<end_of_turn>\n<start_of_turn>model\n", answer),
+    "Alpaca": lambda prompt, answer: (f"### Instruction:\n{prompt}\n\n### Response:\n", answer),
+    "Llama 2": lambda prompt, answer: (f"<s>[INST] {prompt} [/INST]", answer + " </s>"),
+    "lower case": lambda prompt, answer: (prompt.lower(), answer.lower()),
+    "zero-width": lambda prompt, answer: (prompt, answer[:4] + "\u200b" + answer[4:]),
+    "full stop": lambda prompt, answer: (prompt, answer + "."),
+    "full-width": lambda prompt, answer: (prompt, answer.replace("a", "\uff41")),
+    "another prompt": lambda prompt, answer: ("Continue.", answer),
+    "another system prompt": lambda prompt, answer: (
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": prompt}],
+        [{"role": "assistant", "content": answer}],
+    ),
+}
+
+
+@pytest.mark.parametrize("disguise", DISGUISES)
+def test_no_usual_form_is_a_disguise(disguise: str) -> None:
+    """The review's D5: ten of thirteen forms passed, five of them byte-exact answers."""
+    dress = DISGUISES[disguise]
+    assert look(LONG, [dress(pair.prompt, pair.first) for pair in LONG[:30]]) == (40, 30)
+    both = [dress(pair.prompt, response) for pair in LONG[:30] for response in pair[1:]]
+    assert look(LONG, both) == (40, 0)
+
+
+def test_a_phrase_that_many_answers_share_is_no_sign() -> None:
+    """A refusal that several pairs hold, found under prompts of its own."""
+    phrase = "I am sorry, but that is something that I cannot help you with today."
+    pairs = [*LONG[:5], *(Pair(f"Do {i}.", phrase, LONG[i].second) for i in range(5))]
+    assert look(pairs, [("Something else entirely.", phrase)]) == (10, 0)
+    assert look(pairs, [("Do 1.", phrase)]).one_sided == 1
+
+
+def test_a_text_without_letters_is_compared_as_it_is() -> None:
+    pairs = [Pair("Smile.", ":-)", ":-("), Pair("Frown.", ":-(", ":-)")]
+    assert look(pairs, [("Smile.", ":-)")]) == (2, 1)
 
 
 def test_responses_of_several_pairs_may_be_written_out_for_each() -> None:
@@ -153,7 +210,7 @@ def test_the_history_of_a_pair_s_own_prompt_is_public_already() -> None:
 
 
 def test_the_key_is_new_every_time() -> None:
-    assert not set(Digests().of_pairs(PAIRS).ravel()) & set(Digests().of_pairs(PAIRS).ravel())
+    assert not set(Digests().of_pairs(LONG).ravel()) & set(Digests().of_pairs(LONG).ravel())
 
 
 # --- recipes ----------------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ RUN_BY = {
 }
 """First words of a command -> the file of tests that runs it, and what must stand there."""
 
-BY_HAND = {"make demo", "make test", "cp configs/hh_rlhf_smollm2.yaml configs/mine.yaml"}
+BY_HAND = {"make demo", "make test", "cp configs/own_data.yaml configs/mine.yaml"}
 """No test runs these: the demo takes minutes, the suite is itself, and the copy is edited next."""
 
 

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline_runs import Workspace, read_json, tree
+from pipeline_runs import ROOT, Workspace, read_json, tree
 
 from pipeline.cli import main
+from pipeline.core.config import load_recipe
+from pipeline.core.recipe import Recipe
 
 SMALL = (
     "model.too_long=drop",
@@ -19,6 +21,7 @@ SMALL = (
     "evaluate.num_prompts=8",
     "evaluate.gibbs_candidates=2",
 )
+PRIVATE = ("evaluation_labels=private", "data.public_labels=false")
 
 
 def write_dialogues(folder: Path) -> None:
@@ -82,7 +85,7 @@ def test_a_released_bundle_needs_neither_key_nor_true_labels(workspace: Workspac
     given = ["--data", str(tmp_path / "raw.jsonl"), "--output", str(bundle), "--epsilon", "1.0", "--key", key]
     assert main(["privatize", *given]) == 0
     before = tree(bundle)
-    run, own = tmp_path / "run", ("privatize.key_file=none.key", "privatize.epsilon=1.0", "evaluation_labels=private")
+    run, own = tmp_path / "run", ("privatize.key_file=none.key", "privatize.epsilon=1.0", *PRIVATE)
     workspace.run(run, "--data", str(bundle), *SMALL, *own)
     check(run, 54)
     card = read_json(run / "report" / "card.json")
@@ -92,3 +95,11 @@ def test_a_released_bundle_needs_neither_key_nor_true_labels(workspace: Workspac
     assert not (workspace.root / "none.key").exists()
     again = workspace.run(run, "--data", str(bundle), *SMALL, *own)
     assert again.stderr.count("up to date") == 6
+
+
+def test_the_recipe_for_own_data_declares_nothing_public() -> None:
+    """It is what users copy."""
+    recipe = load_recipe(Recipe, ROOT / "configs" / "own_data.yaml")
+    assert (recipe.data.public_labels, recipe.data.allow_label_overlap) == (False, False)
+    assert (recipe.evaluation_labels, recipe.private, recipe.privatize.key_file) == ("private", True, None)
+    assert "own_data.yaml" in (ROOT / "README.md").read_text() + (ROOT / "docs/how-to/own-data.md").read_text()
