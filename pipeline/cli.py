@@ -255,7 +255,7 @@ def validate(
 ) -> None:
     """Check the papers' claims by exact small experiments; a refuted claim is a verdict, not a failure."""
     check_installed("validate")
-    from pipeline.validation.registry import validate as run_modules
+    from pipeline.validation.lab import validate as run_modules
 
     run_modules(name, quick=quick, output=output)
 

@@ -1,8 +1,9 @@
-"""Intervals for what the evaluation reports: shares (Wilson) and paired or plain means (bootstrap)."""
+"""Intervals for what evaluation and validation report: shares (Wilson) and statistics of iid units (bootstrap)."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,6 +22,14 @@ class Estimate:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    def mapped(self, increasing: Callable[[float], float]) -> Estimate:
+        """The estimate of an increasing function of the value."""
+        return Estimate(increasing(self.value), increasing(self.ci_low), increasing(self.ci_high), self.n)
+
+    def __truediv__(self, unit: float) -> Estimate:
+        """In multiples of a positive unit."""
+        return self.mapped(lambda value: value / unit)
 
     def __str__(self) -> str:
         return f"{self.value:.3f} [{self.ci_low:.3f}, {self.ci_high:.3f}] (n={self.n})"
@@ -47,17 +56,38 @@ def wilson(wins: float, n: int, confidence: float = 0.95) -> Estimate:
     return Estimate(share, min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half)), n)
 
 
-def bootstrap_mean(values: np.ndarray, seed: int, resamples: int = 4000, confidence: float = 0.95) -> Estimate:
-    """Mean of `values` (n,) with a percentile-bootstrap interval; pass differences for a paired comparison."""
-    values = np.asarray(values, dtype=np.float64)
-    if values.size == 0:
-        raise ValueError("bootstrap_mean needs at least one value")
+def percentile_interval(value: float, draws: np.ndarray, n: int) -> Estimate:
+    """`value` of n units with the central 95 % of its bootstrap `draws`, widened to contain the value: a percentile
+    interval of a biased statistic may miss it.
+    """
+    low, high = np.percentile(draws, [2.5, 97.5])
+    return Estimate(float(value), min(float(low), float(value)), max(float(high), float(value)), n)
+
+
+def bootstrap(
+    statistic: Callable[[np.ndarray], float], samples: np.ndarray, seed: int, resamples: int = 400
+) -> Estimate:
+    """A statistic of samples (..., n) with its 95 % percentile-bootstrap interval.
+
+    The columns, iid over n, are resampled together: paired where rows are paired. Resamples on which the
+    statistic is undefined (NaN) are left out. ValueError without samples.
+    """
+    count = samples.shape[-1]
+    if count == 0:
+        raise ValueError("the bootstrap needs at least one value")
     generator = np.random.default_rng(seed)
-    picks = generator.integers(0, values.size, size=(resamples, values.size))
-    means = values[picks].mean(axis=1)
-    tail = 100 * (1 - confidence) / 2
-    low, high = np.percentile(means, [tail, 100 - tail])
-    return Estimate(float(values.mean()), float(low), float(high), int(values.size))
+    draws = np.array([statistic(samples[..., generator.integers(0, count, count)]) for _ in range(resamples)])
+    return percentile_interval(statistic(samples), draws[~np.isnan(draws)], count)
+
+
+def bootstrap_mean(values: np.ndarray, seed: int, resamples: int = 4000) -> Estimate:
+    """Mean of `values` (n,) with its interval; pass differences for a paired comparison."""
+    return bootstrap(lambda drawn: float(drawn.mean()), np.asarray(values, dtype=np.float64), seed, resamples)
+
+
+def ratio_of_means(samples: np.ndarray) -> float:
+    """For `bootstrap`: mean of the first row over mean of the second, (2, n), paired."""
+    return float(samples[0].mean() / samples[1].mean())
 
 
 def win_rate(scores: np.ndarray, baseline: np.ndarray) -> Estimate:
@@ -80,11 +110,7 @@ def length_controlled_win_rate(
     outcome = np.where(scores > baseline, 1.0, np.where(scores == baseline, 0.5, 0.0))
     scale = float(np.std(length_difference)) or 1.0
     length = np.asarray(length_difference, dtype=np.float64) / scale
-    generator = np.random.default_rng(seed)
-    n = outcome.size
-    draws = [_logistic_intercept(outcome[pick], length[pick]) for pick in generator.integers(0, n, size=(resamples, n))]
-    low, high = np.percentile(draws, [2.5, 97.5])
-    return Estimate(_logistic_intercept(outcome, length), float(low), float(high), int(n))
+    return bootstrap(lambda drawn: _logistic_intercept(*drawn), np.stack([outcome, length]), seed, resamples)
 
 
 def _logistic_intercept(outcome: np.ndarray, length: np.ndarray, ridge: float = 0.5, steps: int = 25) -> float:

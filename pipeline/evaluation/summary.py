@@ -7,7 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.core.stats import Estimate, bootstrap_mean, length_controlled_win_rate, win_rate
+from pipeline.core.stats import (
+    Estimate,
+    bootstrap,
+    bootstrap_mean,
+    length_controlled_win_rate,
+    ratio_of_means,
+    win_rate,
+)
 from pipeline.evaluation.calibration import coverage
 from pipeline.evaluation.gibbs import GibbsResult, gibbs_expectations
 from pipeline.evaluation.samples import Answer, PromptResult
@@ -136,9 +143,7 @@ class Summary:
             return None
         if bootstrap_mean(ideal, self.seed).ci_low <= 0:
             return None
-        picks = np.random.default_rng(self.seed).integers(0, len(policy), size=(resamples, len(policy)))
-        low, high = np.percentile(policy[picks].mean(axis=1) / ideal[picks].mean(axis=1), [2.5, 97.5])
-        return Estimate(float(policy.mean() / ideal.mean()), float(low), float(high), len(policy))
+        return bootstrap(ratio_of_means, np.stack([policy, ideal]), self.seed, resamples)
 
     def policy_gain(self) -> np.ndarray | None:
         """(n,) gain of the trained policy over π_ref in the true J, prompt by prompt; None without a truth."""

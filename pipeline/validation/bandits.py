@@ -266,26 +266,6 @@ class _Problem:
         return best
 
 
-class Measured(NamedTuple):
-    """A statistic of iid samples with its 95 % percentile-bootstrap interval."""
-
-    value: float
-    interval: tuple[float, float]
-
-
-def bootstrap(statistic: Callable[[Array], float], samples: Array, seed: int, resamples: int = 400) -> Measured:
-    """statistic: of samples (..., R). The columns, iid over R, are resampled together: paired where rows are paired.
-
-    The interval is widened to contain the value, which a percentile interval of a biased statistic may miss.
-    """
-    generator = np.random.default_rng(seed)
-    count = samples.shape[-1]
-    value = statistic(samples)
-    drawn = [statistic(samples[..., generator.integers(0, count, count)]) for _ in range(resamples)]
-    low, high = np.percentile(drawn, [2.5, 97.5])
-    return Measured(value, (min(float(low), value), max(float(high), value)))
-
-
 def log_slope(x: Array, y: Array) -> float:
     """Least-squares slope of log y against log x, (K,) each."""
     centred = np.log(x) - np.log(x).mean()
@@ -295,8 +275,3 @@ def log_slope(x: Array, y: Array) -> float:
 def slope_of_mean(x: Array) -> Callable[[Array], float]:
     """For `bootstrap`: the log-log slope of the mean over repetitions, (K, R), against x (K,)."""
     return lambda samples: log_slope(x, samples.mean(axis=1))
-
-
-def ratio_of_means(samples: Array) -> float:
-    """For `bootstrap`: mean of the first row over mean of the second, (2, R), paired."""
-    return float(samples[0].mean() / samples[1].mean())

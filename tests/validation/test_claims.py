@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli import main
-from pipeline.validation import registry
-from pipeline.validation.claims import within
-from pipeline.validation.figures import new_figure
-from pipeline.validation.results import Report
+from pipeline.core.stats import Estimate
+from pipeline.validation import lab
+from pipeline.validation.lab import Report, within
+from pipeline.validation.panels import new_figure
+
+
+def estimate(measured: float, interval: tuple[float, float] | None) -> float | Estimate:
+    return measured if interval is None else Estimate(measured, *interval, n=1)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +31,7 @@ from pipeline.validation.results import Report
     ],
 )
 def test_verdict_of_an_upper_bound(measured: float, interval: tuple[float, float] | None, verdict: str) -> None:
-    claim = within("c", "s", measured, high=1.0, what="x", interval=interval)
+    claim = within("c", "s", estimate(measured, interval), high=1.0, what="x")
     assert claim.verdict == verdict
     assert claim.criterion == ("x <= 1" if interval is None else "95 % interval of x <= 1")
 
@@ -35,7 +39,7 @@ def test_verdict_of_an_upper_bound(measured: float, interval: tuple[float, float
 def test_two_sided_criterion() -> None:
     made = [within("c", "s", value, low=-1.05, high=-0.95, what="slope").verdict for value in (-1.1, -1.0, -0.9)]
     assert made == ["refuted", "holds", "refuted"]
-    wide = within("c", "s", -1.0, low=-1.05, high=-0.95, what="slope", interval=(-1.2, -0.8))
+    wide = within("c", "s", estimate(-1.0, (-1.2, -0.8)), low=-1.05, high=-0.95, what="slope")
     assert wide.verdict == "undecided"
     assert wide.criterion == "95 % interval of slope >= -1.05 and <= -0.95"
 
@@ -43,13 +47,13 @@ def test_two_sided_criterion() -> None:
 @pytest.mark.parametrize(("measured", "interval"), [(float("nan"), None), (float("inf"), None), (2.0, (0.0, 1.0))])
 def test_nothing_is_claimed_about_broken_numbers(measured: float, interval: tuple[float, float] | None) -> None:
     with pytest.raises(ValueError):
-        within("c", "s", measured, high=1.0, what="x", interval=interval)
+        within("c", "s", estimate(measured, interval), high=1.0, what="x")
 
 
 def example() -> Report:
     figure, (axes,) = new_figure()
     axes.plot([0, 1], [0, 1])
-    claim = within("a [b] c", "source", 0.5, high=1.0, what="x", interval=(0.4, 0.6))
+    claim = within("a [b] c", "source", estimate(0.5, (0.4, 0.6)), high=1.0, what="x")
     return Report("toy", [claim], {"rows": [{"a": 1, "b": "x"}]}, {"line": figure})
 
 
@@ -91,8 +95,8 @@ def test_validate_runs_a_module_and_exits_0_though_a_claim_is_refuted(
             assert quick
             return Report("toy", [within("no", "s", 2.0, high=1.0, what="x")])
 
-    monkeypatch.setattr(registry, "MODULES", {"toy": "toy_module"})
-    monkeypatch.setattr(registry.importlib, "import_module", lambda name: {"toy_module": Module}[name])
+    monkeypatch.setattr(lab, "STUDIES", ("toy",))
+    monkeypatch.setattr(lab.importlib, "import_module", lambda name: {"pipeline.validation.toy.run": Module}[name])
     for name in ("toy", "all"):
         assert main(["validate", name, "--quick", "--output", str(tmp_path)]) == 0
         assert "refuted" in capsys.readouterr().out
@@ -107,5 +111,5 @@ def test_an_unknown_module_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_registered_module_offers_run() -> None:
     import importlib
 
-    for name in registry.MODULES.values():
-        assert callable(importlib.import_module(name).run)
+    for name in lab.STUDIES:
+        assert callable(importlib.import_module(f"pipeline.validation.{name}.run").run)

@@ -38,7 +38,7 @@ def found(private: float) -> dict[str, Outcome]:
 
 @pytest.mark.parametrize(("private", "verdict"), [(0.5, "holds"), (2.0, "refuted")])
 def test_verdicts_follow_the_runs(private: float, verdict: str) -> None:
-    made = outcomes.claims(problem(), found(private), start=3.0, epsilons=EPSILONS)
+    made = list(outcomes.claims(problem(), found(private), start=3.0, epsilons=EPSILONS))
     compared = [claim for claim in made if "L = 0 means" not in claim.claim]
     assert len(compared) == 7
     assert {claim.verdict for claim in compared} == {verdict}
@@ -54,9 +54,9 @@ def test_the_end_is_the_last_moments() -> None:
 
 def test_paired_interval() -> None:
     """Four values: t with three degrees of freedom, 3.182."""
-    mean, (low, high) = outcomes.paired(np.array([1.0, 2.0, 3.0, 4.0]))
+    made = outcomes.paired(np.array([1.0, 2.0, 3.0, 4.0]))
     half = 3.18244630 * np.sqrt(5.0 / 3.0) / 2.0
-    assert (mean, low, high) == pytest.approx((2.5, 2.5 - half, 2.5 + half))
+    assert (made.value, made.ci_low, made.ci_high) == pytest.approx((2.5, 2.5 - half, 2.5 + half))
 
 
 @pytest.mark.parametrize(("power", "verdict"), [(-0.5, "holds"), (-0.1, "refuted")])
@@ -65,7 +65,7 @@ def test_slope_of_a_power_law(power: float, verdict: str) -> None:
     for rows, epsilon in ((100, 1.0), (200, 2.0), (400, 4.0)):
         total = (rows * epsilon) ** power * (1.0 + 0.001 * np.arange(5))
         points.append(scaling.Point(rows, epsilon, 1, 1.0, Utility(total, 0.0 * total, 0.0 * total)))
-    assert scaling.slope(points)[0] == pytest.approx(power, abs=1e-9)
+    assert scaling.slope(points).value == pytest.approx(power, abs=1e-9)
     assert scaling.claim(points, "paper").verdict == verdict
 
 

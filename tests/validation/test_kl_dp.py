@@ -168,7 +168,7 @@ def test_equal_utility_is_reproducible_and_its_verdicts_follow_its_numbers() -> 
     places = [np.linspace(1.0, 0.0, len(equal_utility.KL_COEFS)), np.linspace(0.0, 1.0, len(equal_utility.EPSILONS))]
     bound = np.geomspace(1e-3, 1e-5, len(equal_utility.KL_COEFS))
     made = equal_utility.Curves(places[0][None], places[1][None], bound, bound[None] / 2)
-    claims = equal_utility.claims(made, resamples=5)
+    claims = list(equal_utility.claims(made, resamples=5))
     ratios = [claim.measured for claim in claims]
     assert ratios == sorted(ratios)
     assert [claim.verdict for claim in claims] == ["holds" if ratio <= 1 else "refuted" for ratio in ratios]

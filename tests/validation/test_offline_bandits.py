@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from pipeline.core.stats import bootstrap
 from pipeline.validation import bandits
 from pipeline.validation.bandits import Bandit, Counts, all_pairs
 from reward_models.linear import fit_linear
@@ -147,9 +148,9 @@ def test_bootstrap_and_slope() -> None:
     x = np.array([1.0, 10.0, 100.0])
     assert bandits.log_slope(x, 7.0 * x**-0.5) == pytest.approx(-0.5)
     samples = np.random.default_rng(8).normal(3.0, 1.0, (2, 400))
-    first = bandits.bootstrap(lambda values: float(values.mean()), samples, 1)
-    assert first == bandits.bootstrap(lambda values: float(values.mean()), samples, 1)
-    low, high = first.interval
+    first = bootstrap(lambda values: float(values.mean()), samples, 1)
+    assert first == bootstrap(lambda values: float(values.mean()), samples, 1)
+    low, high = first.ci_low, first.ci_high
     assert low < first.value < high
     # rows are independent here, so the standard error is 1/√800; 400 resamples tell it within a quarter
     assert (high - low) / (2 * 1.96) == pytest.approx(1.0 / math.sqrt(800), rel=0.25)

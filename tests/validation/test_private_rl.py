@@ -200,7 +200,7 @@ def test_non_private_plateau_reproduces() -> None:
     made = [plateaus.cell(world, "x", fixed(250, batch), math.inf, 200, 1) for batch in (1, 5)]
     assert 11 <= made[0].plateau <= 15
     assert 18 <= made[1].plateau <= 28
-    assert made[0].interval[0] <= made[0].plateau <= made[0].interval[1]
+    assert made[0].estimate.ci_low <= made[0].plateau <= made[0].estimate.ci_high
 
 
 def test_plateau_by_hand() -> None:

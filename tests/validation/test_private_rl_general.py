@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pipeline.accounting.conversions import zcdp_rho
-from pipeline.validation.claims import Claim
+from pipeline.validation.lab import Claim
 from pipeline.validation.private_rl import design, general, rates, run, worlds
 from pipeline.validation.private_rl.updates import DELTA, fixed, geometric
 
@@ -162,10 +162,10 @@ def test_a_small_exponent_is_uniform_choice(small: general.Instances) -> None:
 def test_slope_of_a_power() -> None:
     episodes = np.array([10, 100, 1000])
     grown = rates.Growth("x", episodes, np.outer(episodes**0.6, np.linspace(1.0, 2.0, 8)))
-    measured, (low, high) = grown.slope(slice(None))
-    assert measured == pytest.approx(0.6)
-    assert low <= 0.6 + 1e-9
-    assert high >= 0.6 - 1e-9
+    measured = grown.slope(slice(None))
+    assert measured.value == pytest.approx(0.6)
+    assert measured.ci_low <= 0.6 + 1e-9
+    assert measured.ci_high >= 0.6 - 1e-9
 
 
 @pytest.mark.parametrize("members", [2, 7])

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.core.stats import Estimate
 from pipeline.validation.dptd.algorithms import STEP, project
 from pipeline.validation.dptd.environments import Array
 from pipeline.validation.dptd.network import gradients, initial
@@ -33,15 +34,15 @@ class Attack:
     drawn: float
     losses: Array
 
-    def delta(self, epsilon: float) -> tuple[float, float, float]:
-        """δ at ε on this pair, at least: the estimate and its 95 % interval (Hoeffding, each side 2.5 %).
+    def delta(self, epsilon: float) -> Estimate:
+        """δ at ε on this pair, at least; its interval by Hoeffding, each side 2.5 %.
 
         Runs that do not use the transition are counted as 0, though they may add to δ.
         """
         spent = float(np.maximum(-np.expm1(epsilon - np.maximum(self.losses, epsilon)), 0.0).mean())
         margin = math.sqrt(math.log(40.0) / (2.0 * len(self.losses)))
         low, high = max(spent - margin, 0.0), min(spent + margin, 1.0)
-        return self.drawn * spent, self.drawn * low, self.drawn * high
+        return Estimate(self.drawn * spent, self.drawn * low, self.drawn * high, len(self.losses))
 
 
 def extreme_neighbour(data: Transitions) -> Transitions:

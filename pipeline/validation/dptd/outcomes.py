@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import stats
 
-from pipeline.validation.claims import Claim, within
+from pipeline.core.stats import Estimate
 from pipeline.validation.dptd.algorithms import Path
 from pipeline.validation.dptd.environments import Array
 from pipeline.validation.dptd.metrics import mspbe, objective, subset, value_error
@@ -18,7 +18,8 @@ from pipeline.validation.dptd.network import dimension
 from pipeline.validation.dptd.noise import Kind
 from pipeline.validation.dptd.scaling import Point, slope
 from pipeline.validation.dptd.study import EPSILON, FIGURE_1, Arm, Problem, baselines, family
-from pipeline.validation.figures import COLOURS, new_figure
+from pipeline.validation.lab import Claim, within
+from pipeline.validation.panels import COLOURS, new_figure
 
 LAST = 5  # recorded moments that count as the end of a run
 PUBLISHED = ("SGD", "DPGLD", "DPSRM")
@@ -77,84 +78,45 @@ def _outcome(path: Path, problem: Problem) -> Outcome:
     )
 
 
-def paired(values: Array) -> tuple[float, tuple[float, float]]:
+def paired(values: Array) -> Estimate:
     """Mean of (R,) paired differences with the 95 % t interval."""
     mean = float(values.mean())
     half = float(stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
-    return mean, (mean - half, mean + half)
+    return Estimate(mean, mean - half, mean + half, len(values))
 
 
-def claims(problem: Problem, found: Outcomes, start: float, epsilons: Sequence[float]) -> list[Claim]:
+def claims(problem: Problem, found: Outcomes, start: float, epsilons: Sequence[float]) -> Iterator[Claim]:
     """Figures 1 and 2 on one task, after `measure`; `start` is the MSPBE of the untrained networks."""
     title = problem.task.title
 
     def smaller(claim: str, source: str, values: Array, what: str) -> Claim:
-        mean, interval = paired(values)
-        return within(f"{title}: {claim}", source, mean, high=0.0, what=what, interval=interval)
+        return within(f"{title}: {claim}", source, paired(values), high=0.0, what=f"paired difference of {what}")
 
-    made = [
-        smaller(
-            f"DPTD ends with a smaller |L| than {other}",
-            "DPTD Figure 1",
-            found["DPTD"].end - found[other].end,
-            "paired difference of |L| at the end",
-        )
-        for other in PUBLISHED
-    ]
-    made.append(
-        smaller(
-            f"DPTD ends with a smaller |L| than SGD, at epsilon {epsilons[-1]:g}",
-            "DPTD Figure 1",
-            found[second_figure("accountant", epsilons[-1])].end - found["SGD"].end,
-            "paired difference of |L| at the end",
-        )
-    )
+    last = "|L| at the end"
+    for other in PUBLISHED:
+        yield smaller(f"DPTD ends with a smaller |L| than {other}", "DPTD Figure 1",
+                      found["DPTD"].end - found[other].end, last)
+    yield smaller(f"DPTD ends with a smaller |L| than SGD, at epsilon {epsilons[-1]:g}", "DPTD Figure 1",
+                  found[second_figure("accountant", epsilons[-1])].end - found["SGD"].end, last)
     for kind in ("accountant", "paper"):
         weak, strong = (found[second_figure(kind, each)].end for each in (epsilons[-1], epsilons[0]))
-        made.append(
-            smaller(
-                f"DPTD is better at epsilon {epsilons[-1]:g} than at {epsilons[0]:g}, calibration {kind}",
-                "DPTD Figure 2",
-                weak - strong,
-                "paired difference of |L| at the end",
-            )
-        )
-    made.append(
-        smaller(
-            "DPTD's value function is better than one made of noise alone",
-            "this project",
-            np.log(found["DPTD"].mspbe) - np.log(found["DPTD, reading no data"].mspbe),
-            "paired difference of log MSPBE",
-        )
-    )
-    made.append(
-        within(
-            f"{title}: L = 0 means a value function as good as TD's, whose L goes to 0 (start with omega = 0: L = 0)",
-            "DPTD Section 6.3",
-            start / float(found["TD"].mspbe.mean()),
-            high=1.0,
-            what="MSPBE of the untrained network / of TD's",
-        )
-    )
-    return made
+        yield smaller(f"DPTD is better at epsilon {epsilons[-1]:g} than at {epsilons[0]:g}, calibration {kind}",
+                      "DPTD Figure 2", weak - strong, last)
+    yield smaller("DPTD's value function is better than one made of noise alone", "this project",
+                  np.log(found["DPTD"].mspbe) - np.log(found["DPTD, reading no data"].mspbe), "log MSPBE")
+    yield within(
+        f"{title}: L = 0 means a value function as good as TD's, whose L goes to 0 (start with omega = 0: L = 0)",
+        "DPTD Section 6.3", start / float(found["TD"].mspbe.mean()), high=1.0,
+        what="MSPBE of the untrained network / of TD's")
 
 
 def summary(problem: Problem, found: Outcomes) -> list[dict[str, object]]:
     """Rows of outcomes.csv: means and standard deviations over runs."""
     return [
-        {
-            "task": problem.task.name,
-            "arm": name,
-            "runs": len(one.end),
-            "objective_end": one.objective[-1].mean(),
-            "objective_sd": one.objective[-1].std(ddof=1),
-            "absolute_objective_end": one.end.mean(),
-            "mspbe": one.mspbe.mean(),
-            "mspbe_sd": one.mspbe.std(ddof=1),
-            "value_error": one.value_error.mean(),
-            "clipped_primal": one.clipped[0],
-            "clipped_dual": one.clipped[1],
-        }
+        {"task": problem.task.name, "arm": name, "runs": len(one.end), "objective_end": one.objective[-1].mean(),
+         "objective_sd": one.objective[-1].std(ddof=1), "absolute_objective_end": one.end.mean(),
+         "mspbe": one.mspbe.mean(), "mspbe_sd": one.mspbe.std(ddof=1), "value_error": one.value_error.mean(),
+         "clipped_primal": one.clipped[0], "clipped_dual": one.clipped[1]}
         for name, one in found.items()
     ]
 
@@ -162,13 +124,8 @@ def summary(problem: Problem, found: Outcomes) -> list[dict[str, object]]:
 def curves(problem: Problem, found: Outcomes) -> list[dict[str, object]]:
     """Rows of curves.csv: the points of both figures."""
     return [
-        {
-            "task": problem.task.name,
-            "arm": name,
-            "epoch": epoch,
-            "objective": one.objective[place].mean(),
-            "objective_sd": one.objective[place].std(ddof=1),
-        }
+        {"task": problem.task.name, "arm": name, "epoch": epoch, "objective": one.objective[place].mean(),
+         "objective_sd": one.objective[place].std(ddof=1)}
         for name, one in found.items()
         for place, epoch in enumerate(one.epochs)
     ]
@@ -202,7 +159,7 @@ def draw_scaling(points: Mapping[Kind, Sequence[Point]]) -> Figure:
     for place, (kind, measured) in enumerate(points.items()):
         across = np.array([point.product for point in measured])
         total = np.array([point.utility.total for point in measured])
-        label = f"noise: {kind}, slope {slope(measured)[0]:.2f}"
+        label = f"noise: {kind}, slope {slope(measured).value:.2f}"
         axes.errorbar(across, total.mean(1), total.std(1, ddof=1), fmt="o-", ms=3, color=COLOURS[place], label=label)
     axes.plot(across, total.mean(1)[0] * (across / across[0]) ** -0.25, "--", color="#555555", label="slope −1/4")
     axes.set(xscale="log", yscale="log", xlabel="n ε", ylabel="Eq. 4, mean over iterates")

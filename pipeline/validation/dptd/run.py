@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from types import MappingProxyType
 
-from pipeline.validation.claims import Claim
 from pipeline.validation.dptd import outcomes, scaling, theory
 from pipeline.validation.dptd.environments import TASKS
 from pipeline.validation.dptd.noise import Kind
 from pipeline.validation.dptd.policies import FOLDER, load
 from pipeline.validation.dptd.study import CLIP, EPSILON, EPSILONS, FIGURE_1, QUICK_EPSILONS, Problem, prepare
 from pipeline.validation.dptd.trajectories import collect
-from pipeline.validation.results import Report
+from pipeline.validation.lab import Claim, Report
 
 EPOCHS = {"cartpole": 10.0, "acrobot": 10.0, "pong": 1.0}
 QUICK_EPOCHS = {"cartpole": 2.0, "acrobot": 2.0, "pong": 0.5}
@@ -27,7 +26,7 @@ def run(quick: bool) -> Report:
     problems = [prepare(task, epochs[name], runs, LIMIT[quick]) for name, task in TASKS.items()]
     _print_scores(problems)
     rows = [theory.calibrations(problem) for problem in (problems[:1] if quick else problems)]
-    claims = theory.privacy_claims(problems[0], rows[0], 10 if quick else 60)
+    claims = [*theory.privacy_claims(problems[0], rows[0], 10 if quick else 60)]
     claims += theory.assumption_claims(problems[0])
     found, epsilons = [], QUICK_EPSILONS if quick else EPSILONS
     for problem in problems:

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pipeline.validation.claims import Claim, within
+from pipeline.core.stats import Estimate, bootstrap
+from pipeline.validation.bandits import slope_of_mean
 from pipeline.validation.dptd.algorithms import momentum_runs, sampled_rows
-from pipeline.validation.dptd.environments import Array
 from pipeline.validation.dptd.metrics import Utility, subset, utility
 from pipeline.validation.dptd.network import dimension, initial
 from pipeline.validation.dptd.noise import Budget, Kind, deviations
 from pipeline.validation.dptd.trajectories import Transitions
+from pipeline.validation.lab import Claim, within
 
 CONSTANT = 4.0  # C of T = C·nε/√(d log 1/δ); the theorem leaves it open
 MOMENTS = 8
@@ -62,50 +63,25 @@ def measure(pool: Transitions, grid: Sequence[tuple[int, float]], kind: Kind, ru
     return points
 
 
-def slope(points: Sequence[Point]) -> tuple[float, tuple[float, float]]:
-    """Least-squares slope of log mean Eq. 4 in log nε, with the 95 % interval of a bootstrap over runs."""
-    across = np.log([point.product for point in points])
+def slope(points: Sequence[Point]) -> Estimate:
+    """Least-squares slope of log mean Eq. 4 in log nε; bootstrap over runs."""
     totals = np.array([point.utility.total for point in points])
-    generator = np.random.default_rng(12)
-
-    def fit(values: Array) -> float:
-        return float(np.polyfit(across, np.log(values.mean(axis=1)), 1)[0])
-
-    picks = generator.integers(0, totals.shape[1], (400, len(points), totals.shape[1]))
-    sampled = [fit(np.take_along_axis(totals, pick, axis=1)) for pick in picks]
-    whole = fit(totals)
-    low, high = np.percentile(sampled, [2.5, 97.5])
-    return whole, (min(float(low), whole), max(float(high), whole))
+    return bootstrap(slope_of_mean(np.array([point.product for point in points])), totals, 12)
 
 
 def claim(points: Sequence[Point], kind: Kind) -> Claim:
     """The exponent of Theorem 5.2 on this range."""
-    whole, interval = slope(points)
     low, high = points[0].product, points[-1].product
-    return within(
-        f"Eq. 4 falls at least like (n epsilon)^(-1/4), calibration {kind}",
-        "DPTD Theorem 5.2",
-        whole,
-        high=BOUND,
-        what=f"slope of log utility in log(n epsilon), {low:g} to {high:g}",
-        interval=interval,
-    )
+    return within(f"Eq. 4 falls at least like (n epsilon)^(-1/4), calibration {kind}", "DPTD Theorem 5.2",
+                  slope(points), high=BOUND, what=f"slope of log utility in log(n epsilon), {low:g} to {high:g}")
 
 
 def rows(points: Sequence[Point], kind: Kind) -> list[dict[str, object]]:
     """For scaling.csv."""
     return [
-        {
-            "calibration": kind,
-            "rows": point.rows,
-            "epsilon": point.epsilon,
-            "steps": point.steps,
-            "first_sigma": point.sigma,
-            "movement": point.utility.movement.mean(),
-            "estimate": point.utility.estimate.mean(),
-            "dual": point.utility.dual.mean(),
-            "utility": point.utility.total.mean(),
-            "utility_sd": point.utility.total.std(ddof=1),
-        }
+        {"calibration": kind, "rows": point.rows, "epsilon": point.epsilon, "steps": point.steps,
+         "first_sigma": point.sigma, "movement": point.utility.movement.mean(),
+         "estimate": point.utility.estimate.mean(), "dual": point.utility.dual.mean(),
+         "utility": point.utility.total.mean(), "utility_sd": point.utility.total.std(ddof=1)}
         for point in points
     ]

@@ -89,13 +89,9 @@ class Arm:
         return CLIP if self.reads else 0.0
 
 
-FIGURE_1: Mapping[str, Arm] = {
-    "TD": Arm(None),
-    "DPTD": Arm("accountant"),
-    "DPTD, noise of the paper": Arm("paper"),
-    "DPTD, reading no data": Arm("accountant", reads=False),
-    "DPTD, whole trajectories": Arm("accountant", neighbors="trajectory"),
-}
+FIGURE_1: Mapping[str, Arm] = {"TD": Arm(None), "DPTD": Arm("accountant"), "DPTD, noise of the paper": Arm("paper"),
+                               "DPTD, reading no data": Arm("accountant", reads=False),
+                               "DPTD, whole trajectories": Arm("accountant", neighbors="trajectory")}
 
 
 def family(problem: Problem, arms: Mapping[str, Arm]) -> dict[str, Path]:
@@ -138,8 +134,6 @@ def baselines(problem: Problem) -> dict[str, Path]:
     batch = least_noise_multiplier(EPSILON, len(data), steps, DELTA, RECURSION.batch, ORDERS)
     full_sigma = full * joint_sensitivity(CLIP) / len(data)
     batch_sigma = batch * RECURSION.sensitivity(CLIP)
-    return {
-        "SGD": sgd_runs(data, start, rows, SGD_RATE, moments(problem).tolist()),
-        "DPGLD": langevin_runs(data, start, epochs, LANGEVIN_RATE, full_sigma, CLIP, generator),
-        "DPSRM": recursive_runs(data, start, epochs, RECURSION, batch_sigma, CLIP, generator),
-    }
+    return {"SGD": sgd_runs(data, start, rows, SGD_RATE, moments(problem).tolist()),
+            "DPGLD": langevin_runs(data, start, epochs, LANGEVIN_RATE, full_sigma, CLIP, generator),
+            "DPSRM": recursive_runs(data, start, epochs, RECURSION, batch_sigma, CLIP, generator)}

@@ -17,9 +17,9 @@ from pipeline.accounting.composition import (
     repeated_draws,
 )
 from pipeline.core.noise import LabelNoise
-from pipeline.validation.claims import Claim, within
 from pipeline.validation.kl_dp.exact import Array, bradley_terry, hockey_stick, loss
 from pipeline.validation.kl_dp.search import OURS, ROUNDING, Search, joined
+from pipeline.validation.lab import Claim, within
 from reward_models.gibbs import gibbs_log_policy
 
 
@@ -191,25 +191,12 @@ def proposition_one(largest: int = 3) -> tuple[list[Claim], list[dict[str, float
     added = max(float(loss(gibbs(a), gibbs(b))) for a, b in adds)
     swapped = max(float(loss(gibbs(a), gibbs(b))) for a, b in swaps)
     source = "KL-DP paper Proposition 1"
-    first = within(
-        "An e-add-remove-DP mechanism is 2e-swap-DP (first half)",
-        source,
-        swapped / (2.0 * added),
-        high=1.0 + ROUNDING,
-        what="largest swap loss / (2 * largest add-remove loss) of a Gibbs policy over all data sets",
-    )
-    premise = within(
-        "The mechanism that outputs the number of records is 0-swap-DP",
-        "KL-DP paper Proposition 1, second half",
-        rows[0]["delta_swap"],
-        high=1e-12,
-        what="largest delta over swap neighbours at epsilon 0",
-    )
-    second = within(
-        "A swap-DP mechanism is add-remove DP (second half)",
-        source,
-        rows[-1]["delta_add_remove"],
-        high=1e-12,
-        what="largest delta at epsilon 20 over add-remove neighbours of that mechanism",
-    )
+    first = within("An e-add-remove-DP mechanism is 2e-swap-DP (first half)", source, swapped / (2.0 * added),
+                   high=1.0 + ROUNDING,
+                   what="largest swap loss / (2 * largest add-remove loss) of a Gibbs policy over all data sets")
+    premise = within("The mechanism that outputs the number of records is 0-swap-DP",
+                     "KL-DP paper Proposition 1, second half", rows[0]["delta_swap"], high=1e-12,
+                     what="largest delta over swap neighbours at epsilon 0")
+    second = within("A swap-DP mechanism is add-remove DP (second half)", source, rows[-1]["delta_add_remove"],
+                    high=1e-12, what="largest delta at epsilon 20 over add-remove neighbours of that mechanism")
     return [first, premise, second], rows

@@ -12,6 +12,7 @@ columns protect one label, under different trust:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,9 +20,10 @@ import numpy as np
 from pipeline.accounting.composition import repeated_draws
 from pipeline.accounting.draws import rlhf_label_instance_epsilon
 from pipeline.core.noise import LabelNoise
-from pipeline.validation.claims import Claim, within
+from pipeline.core.stats import bootstrap
 from pipeline.validation.kl_dp.exact import Array, bradley_terry, gram, loss, width
 from pipeline.validation.kl_dp.search import OURS, Search, joined
+from pipeline.validation.lab import Claim, within
 from reward_models.gibbs import gibbs_log_policy
 
 DRAWS = (1, 100, 10_000)
@@ -130,53 +132,34 @@ def cost_at(share: Array, epsilon: Array, target: float) -> float:
     return float(np.exp(logs[low] + weight * (logs[high] - logs[low])))
 
 
-def claims(curves: Curves, resamples: int = 400, seed: int = 8) -> list[Claim]:
+def claims(curves: Curves, resamples: int = 400, seed: int = 8) -> Iterator[Claim]:
     """KL's ε over randomised response's at TARGET, per number of draws, with a paired bootstrap over repetitions."""
-    generator = np.random.default_rng(seed)
-    picks = generator.integers(0, len(curves.kl_share), (resamples, len(curves.kl_share)))
-    made = []
+    shares = np.concatenate([curves.kl_share, curves.rr_share], axis=1).T
     for draws in DRAWS:
-        cost = kl_cost(curves, draws)
 
-        def ratio(rows: np.ndarray, cost: Array = cost) -> float:
-            kl = cost_at(curves.kl_share[rows].mean(axis=0), cost, TARGET)
-            return kl / cost_at(curves.rr_share[rows].mean(axis=0), EPSILONS, TARGET)
+        def ratio(drawn: Array, cost: Array = kl_cost(curves, draws)) -> float:  # noqa: B008
+            kl, rr = np.split(drawn.mean(axis=1), [len(KL_COEFS)])
+            return cost_at(kl, cost, TARGET) / cost_at(rr, EPSILONS, TARGET)
 
-        whole = ratio(np.arange(len(curves.kl_share)))
-        if not np.isfinite(whole):
+        found = bootstrap(ratio, shares, seed, resamples)
+        if not np.isfinite(found.value):
             raise RuntimeError(f"the grids do not reach {TARGET:.0%} of the gain: widen KL_COEFS or EPSILONS")
-        sampled = [value for value in map(ratio, picks) if np.isfinite(value)]
-        low, high = np.percentile(sampled, [2.5, 97.5])
-        made.append(
-            within(
-                f"At {TARGET:.0%} of the gain, {draws} KL draw{'s' * (draws > 1)} (trusted curator) cost less epsilon"
-                " than randomised response (no trust)",
-                "this project",
-                whole,
-                high=1.0,
-                what=f"epsilon of {draws} draws at delta {DELTA:g} / epsilon of randomised response",
-                interval=(min(float(low), whole), max(float(high), whole)),
-            )
-        )
-    return made
+        yield within(
+            f"At {TARGET:.0%} of the gain, {draws} KL draw{'s' * (draws > 1)} (trusted curator) cost less epsilon than"
+            " randomised response (no trust)", "this project", found, high=1.0,
+            what=f"epsilon of {draws} draws at delta {DELTA:g} / epsilon of randomised response")
 
 
 def table(curves: Curves) -> list[dict[str, object]]:
     """Rows for equal_utility.csv."""
-    rows: list[dict[str, object]] = []
-    for draws in DRAWS:
-        for eta, share, cost in zip(KL_COEFS, curves.kl_share.mean(axis=0), kl_cost(curves, draws), strict=True):
-            rows.append({"arm": "kl", "draws": draws, "kl_coef": eta, "share_of_gain": share, "epsilon": cost})
-    for eta, share, cost in zip(KL_COEFS, curves.kl_share.mean(axis=0), curves.kl_loss.max(axis=0), strict=True):
-        rows.append({"arm": "kl, exact loss", "draws": 1, "kl_coef": eta, "share_of_gain": share, "epsilon": cost})
-    for epsilon, share in zip(EPSILONS, curves.rr_share.mean(axis=0), strict=True):
-        rows.append(
-            {
-                "arm": "randomized_response",
-                "draws": "any",
-                "kl_coef": GREEDY,
-                "share_of_gain": share,
-                "epsilon": epsilon,
-            }
-        )
-    return rows
+    kl, greedy = curves.kl_share.mean(axis=0), np.full(len(EPSILONS), GREEDY)
+    arms: list[tuple[str, object, Array, Array, Array]] = [
+        *(("kl", draws, KL_COEFS, kl, kl_cost(curves, draws)) for draws in DRAWS),
+        ("kl, exact loss", 1, KL_COEFS, kl, curves.kl_loss.max(axis=0)),
+        ("randomized_response", "any", greedy, curves.rr_share.mean(axis=0), EPSILONS),
+    ]
+    return [
+        {"arm": arm, "draws": draws, "kl_coef": eta, "share_of_gain": share, "epsilon": epsilon}
+        for arm, draws, *columns in arms
+        for eta, share, epsilon in zip(*columns, strict=True)
+    ]

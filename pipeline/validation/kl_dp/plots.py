@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pipeline.accounting.draws import bandit_approximate, bandit_epsilon, rlhf_epsilon
-from pipeline.validation.figures import COLOURS, new_figure
 from pipeline.validation.kl_dp import bandit, equal_utility, rlhf
 from pipeline.validation.kl_dp.search import Search
+from pipeline.validation.panels import COLOURS, new_figure
 
 POINTS = (8, 30, 100, 300, 1000, 3000)
 RADIUS = 1.0

@@ -114,10 +114,8 @@ def threshold_searches(largest: int, radius: float = 0.5, ridge: float = 0.3) ->
     core = width(ACTIONS, small)
     before = bradley_terry(counts, SIGNED, kappa, radius) @ ACTIONS.T
     for kind, other in enumerate(FLIPPED):
-        moves = {
-            "add-remove": np.eye(len(SIGNED))[kind],
-            "label": np.eye(len(SIGNED))[other] - np.eye(len(SIGNED))[kind],
-        }
+        moves = {"add-remove": np.eye(len(SIGNED))[kind],
+                 "label": np.eye(len(SIGNED))[other] - np.eye(len(SIGNED))[kind]}
         for notion, move in moves.items():
             own = counts[:, kind] > 0 if notion == "label" else np.ones(len(counts), dtype=bool)
             after_counts = counts[own] + move

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pipeline.validation.claims import Claim, within
 from pipeline.validation.kl_dp import bandit, combined, equal_utility, linear, plots, rlhf
 from pipeline.validation.kl_dp.search import OURS, ROUNDING, Search
-from pipeline.validation.results import Report
+from pipeline.validation.lab import Claim, Report, within
 
 
 def run(quick: bool) -> Report:
@@ -54,18 +53,10 @@ def _statements(searches: list[Search]) -> list[Search]:
 def _published(pairs: int) -> list[Claim]:
     """Constants that the paper's text suggests and that single instances violate."""
     return [
-        within(
-            "RLHF: gamma = 1/(2 + e^B + e^-B) is enough when feature norms are at most 1",
-            "reading of the KL-DP paper, Theorem 3",
-            rlhf.halved_exponent_ratio(2.0, pairs),
-            high=1.0 + ROUNDING,
-            what="label-flip loss / bound of the extremal preference set at B = 2",
-        ),
-        within(
-            "RLHF: the bound with lambda in Sigma holds without a ridge in the likelihood",
-            "KL-DP paper eq. 26",
-            rlhf.unridged_ratio(100.0),
-            high=1.0 + ROUNDING,
-            what="label-flip loss / bound of one pair at lambda = 100, B = 1",
-        ),
+        within("RLHF: gamma = 1/(2 + e^B + e^-B) is enough when feature norms are at most 1",
+               "reading of the KL-DP paper, Theorem 3", rlhf.halved_exponent_ratio(2.0, pairs), high=1.0 + ROUNDING,
+               what="label-flip loss / bound of the extremal preference set at B = 2"),
+        within("RLHF: the bound with lambda in Sigma holds without a ridge in the likelihood", "KL-DP paper eq. 26",
+               rlhf.unridged_ratio(100.0), high=1.0 + ROUNDING,
+               what="label-flip loss / bound of one pair at lambda = 100, B = 1"),
     ]

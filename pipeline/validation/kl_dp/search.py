@@ -9,8 +9,8 @@ import numpy as np
 
 from pipeline.accounting.draws import Thresholds
 from pipeline.accounting.guarantee import Guarantee
-from pipeline.validation.claims import Claim, within
 from pipeline.validation.kl_dp.exact import Array, hockey_stick
+from pipeline.validation.lab import Claim, within
 
 ROUNDING = 1e-7
 OURS = "KL-DP paper, corrected:"
@@ -26,23 +26,13 @@ class Search:
 
     def verdict(self) -> Claim:
         """Holds if no pair exceeds its bound by more than rounding."""
-        return within(
-            self.claim,
-            self.source,
-            float(self.ratios.max()),
-            high=1.0 + ROUNDING,
-            what=f"largest measured / bound over {self.ratios.size} neighbouring pairs",
-        )
+        return within(self.claim, self.source, float(self.ratios.max()), high=1.0 + ROUNDING,
+                      what=f"largest measured / bound over {self.ratios.size} neighbouring pairs")
 
     def row(self) -> Mapping[str, object]:
         """For tightness.csv."""
-        return {
-            "claim": self.claim,
-            "source": self.source,
-            "pairs": self.ratios.size,
-            "largest": float(self.ratios.max()),
-            "median": float(np.median(self.ratios)),
-        }
+        return {"claim": self.claim, "source": self.source, "pairs": self.ratios.size,
+                "largest": float(self.ratios.max()), "median": float(np.median(self.ratios))}
 
 
 def joined(claim: str, source: str, parts: Sequence[Array]) -> Search:

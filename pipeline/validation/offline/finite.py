@@ -12,22 +12,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.core.stats import wilson
+from pipeline.core.stats import bootstrap, ratio_of_means, wilson
 from pipeline.validation.bandits import (
     Array,
     Bandit,
     Booleans,
     Counts,
     all_pairs,
-    bootstrap,
     expected_counts,
     factor,
     offline_counts,
-    ratio_of_means,
     slope_of_mean,
     total_loss,
 )
-from pipeline.validation.claims import Claim, within
+from pipeline.validation.lab import Claim, within
 
 CONTEXTS, ACTIONS = 4, 4
 MEMBERS = 128
@@ -207,42 +205,17 @@ def claims(whole: list[Whole], lemma: Array, found: Nets, seed: int) -> list[Cla
     share = wilson(missed, runs)
     ratios = np.concatenate([(one.subopt / one.promised)[one.covered] for one in whole])
     return [
-        within(
-            "Definition 3.2 as typeset is positive somewhere",
-            "PPKL Definition 3.2",
-            typeset_concentrability(members),
-            low=1e-12,
-            what="the largest numerator over all members, contexts and actions",
-        ),
-        within(
-            "Lemma B.2: a pessimistic g costs at most E_{pi*}(g - r*)^2 / kl_coef",
-            "PPKL Lemma B.2",
-            float(lemma.max()),
-            high=1.0,
-            what=f"largest gap / bound over {lemma.size} random problems",
-        ),
-        within(
-            "Lemma B.2 holds with half that constant",
-            "this project",
-            float(lemma.max()),
-            high=0.5 + 1e-6,
-            what="largest gap / bound",
-        ),
-        within(
-            "Algorithm 1, finite class, c = 1: the reward error stays below the bonus",
-            "PPKL proof of Theorem 4.2",
-            share.value,
-            high=CONFIDENCE,
-            interval=(share.ci_low, share.ci_high),
-            what=f"the share of {runs} runs in which it does not",
-        ),
-        within(
-            "Algorithm 1, finite class, c = 1: SubOpt is at most 4 E_{pi*} bonus^2 / kl_coef",
-            "PPKL Theorem 4.2",
-            float(ratios.max()),
-            high=1.0,
-            what="largest SubOpt / bound over the runs with that event",
-        ),
+        within("Definition 3.2 as typeset is positive somewhere", "PPKL Definition 3.2",
+               typeset_concentrability(members), low=1e-12,
+               what="the largest numerator over all members, contexts and actions"),
+        within("Lemma B.2: a pessimistic g costs at most E_{pi*}(g - r*)^2 / kl_coef", "PPKL Lemma B.2",
+               float(lemma.max()), high=1.0, what=f"largest gap / bound over {lemma.size} random problems"),
+        within("Lemma B.2 holds with half that constant", "this project", float(lemma.max()), high=0.5 + 1e-6,
+               what="largest gap / bound"),
+        within("Algorithm 1, finite class, c = 1: the reward error stays below the bonus", "PPKL proof of Theorem 4.2",
+               share, high=CONFIDENCE, what=f"the share of {runs} runs in which it does not"),
+        within("Algorithm 1, finite class, c = 1: SubOpt is at most 4 E_{pi*} bonus^2 / kl_coef", "PPKL Theorem 4.2",
+               float(ratios.max()), high=1.0, what="largest SubOpt / bound over the runs with that event"),
         *_net_claims(found, seed),
     ]
 
@@ -252,21 +225,9 @@ def _net_claims(found: Nets, seed: int) -> list[Claim]:
     growth = bootstrap(ratio_of_means, np.stack([found.growing[-1], found.exact[-1]]), seed)
     exponent = bootstrap(slope_of_mean(np.array(NETS)), found.limit, seed)
     return [
-        within(
-            "A net with tau = 1/sqrt((2 alpha - 1)^2 n) costs at most 10 %",
-            "this project",
-            growth.value,
-            high=1.1,
-            interval=growth.interval,
-            what="SubOpt on the net / on the whole one-parameter class",
-        ),
-        within(
-            "The tau of Eq. 11 is tight: SubOpt of a fixed net at n = infinity is proportional to tau",
-            "PPKL Theorem 4.2, read as tight",
-            exponent.value,
-            low=0.9,
-            high=1.1,
-            interval=exponent.interval,
-            what="the exponent of tau over tau = 0.025 to 0.2",
-        ),
+        within("A net with tau = 1/sqrt((2 alpha - 1)^2 n) costs at most 10 %", "this project", growth, high=1.1,
+               what="SubOpt on the net / on the whole one-parameter class"),
+        within("The tau of Eq. 11 is tight: SubOpt of a fixed net at n = infinity is proportional to tau",
+               "PPKL Theorem 4.2, read as tight", exponent, low=0.9, high=1.1,
+               what="the exponent of tau over tau = 0.025 to 0.2"),
     ]

@@ -12,24 +12,23 @@ reward, because J is linear in the reward. It is the floor that estimators are c
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from pipeline.core.stats import Estimate, bootstrap
 from pipeline.validation.bandits import (
     Array,
     Bandit,
     Counts,
-    Measured,
-    bootstrap,
     factor,
     fisher_weights,
     loss_values,
     offline_counts,
     slope_of_mean,
 )
-from pipeline.validation.claims import Claim, within
+from pipeline.validation.lab import Claim, within
 from pipeline.validation.offline.finite import CONFIDENCE
 
 CONTEXTS = 8
@@ -185,7 +184,7 @@ def _stack(risks: Sequence[Risks], policy: str) -> Array:
     return np.stack([one.mean(policy) for one in risks])
 
 
-def _growth(risks: Sequence[Risks], policy: str, unit: str, seed: int) -> Measured:
+def _growth(risks: Sequence[Risks], policy: str, unit: str, seed: int) -> Estimate:
     """Largest over smallest ε of SubOpt in a unit, each the geometric mean over everything else."""
     scale = np.array([one.setting.lower_bound if unit == "lower_bound" else one.setting.unit for one in risks])
     epsilons = np.array([one.setting.epsilon for one in risks])
@@ -210,37 +209,18 @@ def claims(bound: Sequence[Risks], rate: Sequence[Risks], coverage: Sequence[Ris
     )
     exponent = bootstrap(slope_of_mean(np.array(COVERAGES)), _stack(coverage, tabular), seed)
     return [
-        within(
-            "Eq. 12 with the proof's constant is a lower bound",
-            "PPKL Theorem 4.5",
-            lowest.value,
-            low=1.0,
-            interval=lowest.interval,
-            what="the best policy's SubOpt / the bound, at the setting where it is smallest",
-        ),
+        within("Eq. 12 with the proof's constant is a lower bound", "PPKL Theorem 4.5", lowest, low=1.0,
+               what="the best policy's SubOpt / the bound, at the setting where it is smallest"),
         *_dependence_claims(rate, seed),
-        within(
-            "At its hardest distance the private MLE is within 2.5 times the best possible, at every epsilon",
-            "this project",
-            over.value,
-            high=2.5,
-            interval=over.interval,
-            what="largest SubOpt / that of the posterior mean",
-        ),
-        within(
-            "SubOpt of the private MLE grows in proportion to C*",
-            "PPKL Theorem 4.5",
-            exponent.value,
-            low=0.8,
-            high=1.2,
-            interval=exponent.interval,
-            what="the exponent of C* over 8 to 64",
-        ),
+        within("At its hardest distance the private MLE is within 2.5 times the best possible, at every epsilon",
+               "this project", over, high=2.5, what="largest SubOpt / that of the posterior mean"),
+        within("SubOpt of the private MLE grows in proportion to C*", "PPKL Theorem 4.5", exponent, low=0.8, high=1.2,
+               what="the exponent of C* over 8 to 64"),
         *(_pessimism_claim(rate, plain, low, seed) for plain, low in ((2, 3), (1, 4))),
     ]
 
 
-def _dependence_claims(rate: Sequence[Risks], seed: int) -> list[Claim]:
+def _dependence_claims(rate: Sequence[Risks], seed: int) -> Iterator[Claim]:
     """Which function of ε the best possible SubOpt and the private MLE's follow."""
     small = [one for one in rate if one.setting.epsilon <= 1.0]
     best, _, tabular = POLICIES[:3]
@@ -254,12 +234,9 @@ def _dependence_claims(rate: Sequence[Risks], seed: int) -> list[Claim]:
         ("The private MLE's SubOpt is proportional to 1/((2 alpha - 1)^2 n) from epsilon = 0.1 to 4",
          "PPKL Theorem 4.2", rate, tabular, "unit", 1.5),
     )  # fmt: skip
-    made = []
     for claim, source, risks, policy, unit, high in cases:
-        found = _growth(risks, policy, unit, seed)
-        what = "largest / smallest over epsilon of SubOpt in that unit"
-        made.append(within(claim, source, found.value, high=high, interval=found.interval, what=what))
-    return made
+        yield within(claim, source, _growth(risks, policy, unit, seed), high=high,
+                     what="largest / smallest over epsilon of SubOpt in that unit")
 
 
 def _pessimism_claim(rate: Sequence[Risks], plain: int, low: int, seed: int) -> Claim:
@@ -272,30 +249,16 @@ def _pessimism_claim(rate: Sequence[Risks], plain: int, low: int, seed: int) -> 
         return math.exp(float((worst[0] - worst[1]).mean()))
 
     found = bootstrap(ratio, both, seed)
-    return within(
-        f"Hard instance: pessimism ({with_it}) lowers the worst-case SubOpt of the {without}",
-        "PPKL Algorithm 1",
-        found.value,
-        high=1.0,
-        interval=found.interval,
-        what="worst-case SubOpt with / without, mean over settings",
-    )
+    return within(f"Hard instance: pessimism ({with_it}) lowers the worst-case SubOpt of the {without}",
+                  "PPKL Algorithm 1", found, high=1.0, what="worst-case SubOpt with / without, mean over settings")
 
 
 def rows(risks: Sequence[Risks]) -> list[dict[str, object]]:
     """For hard.csv."""
     return [
-        {
-            "coverage": one.setting.coverage,
-            "kl_coef": one.setting.kl_coef,
-            "epsilon": one.setting.epsilon,
-            "n": one.setting.comparisons,
-            "distance": one.setting.distance,
-            "lower_bound": one.setting.lower_bound,
-            "policy": policy,
-            "subopt": float(one.mean(policy).mean()),
-            "worst": one.worst(policy),
-        }
+        {"coverage": one.setting.coverage, "kl_coef": one.setting.kl_coef, "epsilon": one.setting.epsilon,
+         "n": one.setting.comparisons, "distance": one.setting.distance, "lower_bound": one.setting.lower_bound,
+         "policy": policy, "subopt": float(one.mean(policy).mean()), "worst": one.worst(policy)}
         for one in risks
         for policy in POLICIES
     ]

@@ -7,22 +7,21 @@ the class of all rewards: the squared Mahalanobis norm of the centred indicator 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from pipeline.core.stats import bootstrap, ratio_of_means
 from pipeline.validation.bandits import (
     Array,
     Bandit,
     Counts,
     all_pairs,
-    bootstrap,
     fit_linear_counts,
     offline_counts,
-    ratio_of_means,
 )
-from pipeline.validation.claims import Claim, within
+from pipeline.validation.lab import Claim, within
 from pipeline.validation.offline.finite import BOUND, bonus, centred
 
 CONTEXTS, ACTIONS = 4, 4
@@ -134,47 +133,24 @@ def ratio(outcome: Outcome, arm: str, against: str) -> Array:
     return np.stack([outcome.subopt[arm], outcome.subopt[against]])
 
 
-def claims(outcomes: Sequence[Outcome], seed: int) -> list[Claim]:
+def claims(outcomes: Sequence[Outcome], seed: int) -> Iterator[Claim]:
     """κ = 1 against none per case, and Eq. 10 with c = 1 against κ = 1 on the good rare response."""
-    made = []
     for outcome in outcomes:
         found = bootstrap(ratio_of_means, ratio(outcome, "kappa 1", "kappa 0"), seed)
         high = 1.1 if outcome.case.mass is None else 1.0
-        made.append(
-            within(
-                f"Pessimism (Fisher form, kappa = 1) does not cost: {outcome.case.name}",
-                "PPKL Remark 4.1",
-                found.value,
-                high=high,
-                interval=found.interval,
-                what="mean SubOpt with / without pessimism",
-            )
-        )
+        yield within(f"Pessimism (Fisher form, kappa = 1) does not cost: {outcome.case.name}", "PPKL Remark 4.1", found,
+                     high=high, what="mean SubOpt with / without pessimism")
     good = max((one for one in outcomes if one.case.rare == GOOD), key=lambda one: one.case.comparisons)
     found = bootstrap(ratio_of_means, ratio(good, "Eq. 10, c = 1", "kappa 1"), seed)
-    made.append(
-        within(
-            f"Eq. 10 with c = 1 does as well as the Fisher form within a factor 2: {good.case.name}",
-            "PPKL Eq. 10",
-            found.value,
-            high=2.0,
-            interval=found.interval,
-            what="mean SubOpt of Eq. 10 / Fisher form",
-        )
-    )
-    return made
+    yield within(f"Eq. 10 with c = 1 does as well as the Fisher form within a factor 2: {good.case.name}",
+                 "PPKL Eq. 10", found, high=2.0, what="mean SubOpt of Eq. 10 / Fisher form")
 
 
 def rows(outcomes: Sequence[Outcome]) -> list[dict[str, object]]:
     """For pessimism.csv; spread is the 95th percentile over repetitions."""
     return [
-        {
-            "case": one.case.name,
-            "arm": arm,
-            "subopt": float(values.mean()),
-            "spread": float(np.percentile(values, 95.0)),
-            "reference": one.ref,
-        }
+        {"case": one.case.name, "arm": arm, "subopt": float(values.mean()),
+         "spread": float(np.percentile(values, 95.0)), "reference": one.ref}
         for one in outcomes
         for arm, values in one.subopt.items()
     ]

@@ -8,10 +8,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from pipeline.validation.bandits import Array, factor
-from pipeline.validation.figures import COLOURS, new_figure
 from pipeline.validation.offline import hard, rates
 from pipeline.validation.offline.finite import NETS, Nets, Whole
 from pipeline.validation.offline.pessimism import KAPPAS, Outcome
+from pipeline.validation.panels import COLOURS, new_figure
 
 
 def rate(narrow: Sequence[rates.Curve], wide: Sequence[rates.Curve]) -> Figure:

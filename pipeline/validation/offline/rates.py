@@ -7,18 +7,18 @@ inverse Fisher information of the n private labels. It is the prediction that ev
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
+from pipeline.core.stats import bootstrap
 from pipeline.validation.bandits import (
     Array,
     Bandit,
     Counts,
     all_pairs,
-    bootstrap,
     expected_counts,
     factor,
     fisher_weights,
@@ -29,7 +29,7 @@ from pipeline.validation.bandits import (
     slope_of_mean,
     weighted_gram,
 )
-from pipeline.validation.claims import Claim, within
+from pipeline.validation.lab import Claim, within
 
 EPSILONS = (0.1, 0.5, 1.0, 2.0, math.inf)
 CONTEXTS, ACTIONS, DIMENSION = 10, 5, 5
@@ -124,22 +124,13 @@ def spread(subopt: Array, scale: Array) -> float:
     return float(np.exp(level.max() - level.min()))
 
 
-def rate_claims(narrow: Sequence[Curve], wide: Sequence[Curve], seed: int) -> list[Claim]:
+def rate_claims(narrow: Sequence[Curve], wide: Sequence[Curve], seed: int) -> Iterator[Claim]:
     """Slope per ε, the collapse on the Fisher information and on (2α−1)² n. narrow, wide: reward ranges 1 and 4."""
-    made = []
     for curve in narrow:
         slope = bootstrap(slope_of_mean(curve.comparisons), curve.subopt, seed)
-        made.append(
-            within(
-                f"Private MLE, linear class, epsilon = {curve.epsilon:g}: SubOpt falls like 1/n",
-                "PPKL Theorem 4.2",
-                slope.value,
-                low=-1.05,
-                high=-0.95,
-                interval=slope.interval,
-                what="the slope of log mean SubOpt in log n over two decades from (2 alpha - 1)^2 n = 100 d",
-            )
-        )
+        yield within(f"Private MLE, linear class, epsilon = {curve.epsilon:g}: SubOpt falls like 1/n",
+                     "PPKL Theorem 4.2", slope, low=-1.05, high=-0.95,
+                     what="the slope of log mean SubOpt in log n over two decades from (2 alpha - 1)^2 n = 100 d")
     for reward_range, given in ((1, narrow), (4, wide)):
         subopt = np.stack([curve.subopt for curve in given])
         information = np.stack([curve.predicted.mean(axis=1) for curve in given])
@@ -149,17 +140,8 @@ def rate_claims(narrow: Sequence[Curve], wide: Sequence[Curve], seed: int) -> li
             ("the effective sample size (2 alpha - 1)^2 n", "PPKL Remark 4.1", effective),
         ):
             found = bootstrap(partial(spread, scale=scale), subopt, seed)
-            made.append(
-                within(
-                    f"SubOpt of all epsilon collapses on {name}, rewards in [0, {reward_range}]",
-                    source,
-                    found.value,
-                    high=1.1,
-                    interval=found.interval,
-                    what="largest / smallest over epsilon of SubOpt in that unit",
-                )
-            )
-    return made
+            yield within(f"SubOpt of all epsilon collapses on {name}, rewards in [0, {reward_range}]", source, found,
+                         high=1.1, what="largest / smallest over epsilon of SubOpt in that unit")
 
 
 def efficiency(repetitions: int, seed: int) -> dict[float, Array]:
@@ -183,23 +165,13 @@ def variance(whitened: Array) -> float:
     return float(whitened.var(axis=1, ddof=1).mean())
 
 
-def efficiency_claims(found: Mapping[float, Array], seed: int) -> list[Claim]:
+def efficiency_claims(found: Mapping[float, Array], seed: int) -> Iterator[Claim]:
     """The variance against the Cramér–Rao bound, per ε."""
-    made = []
     for epsilon, whitened in found.items():
         ratio = bootstrap(variance, whitened.T, seed)
-        made.append(
-            within(
-                f"Private MLE, epsilon = {epsilon:g}: variance at the Cramér-Rao bound of the private labels",
-                "this project",
-                ratio.value,
-                low=0.95,
-                high=1.05,
-                interval=ratio.interval,
-                what=f"variance / bound at (2 alpha - 1)^2 n = {EFFICIENT_SIZE:g}, {len(whitened)} repetitions",
-            )
-        )
-    return made
+        yield within(f"Private MLE, epsilon = {epsilon:g}: variance at the Cramér-Rao bound of the private labels",
+                     "this project", ratio, low=0.95, high=1.05,
+                     what=f"variance / bound at (2 alpha - 1)^2 n = {EFFICIENT_SIZE:g}, {len(whitened)} repetitions")
 
 
 def smoothed(counts: Counts, epsilon: float) -> Counts:
@@ -246,31 +218,14 @@ def arms(repetitions: int, sizes: Sequence[float], seed: int, epsilons: Sequence
     return Arms(np.array(sizes, dtype=np.float64), subopt, limit, ref)
 
 
-def arm_claims(found: Arms, seed: int) -> list[Claim]:
+def arm_claims(found: Arms, seed: int) -> Iterator[Claim]:
     """Which losses keep the rate at the last decade of n, ε = 1, and where the others stop."""
     last = slice(-3, None)
-    made = []
     for arm in ARMS:
         slope = bootstrap(slope_of_mean(found.comparisons[last]), found.subopt[arm, 1.0][last], seed)
-        made.append(
-            within(
-                f"Loss {arm!r} on private labels: SubOpt falls like 1/n (epsilon = 1)",
-                "this project",
-                slope.value,
-                low=-1.1,
-                high=-0.9,
-                interval=slope.interval,
-                what=f"the slope over n = {found.comparisons[-3]:g} to {found.comparisons[-1]:g}",
-            )
-        )
+        yield within(f"Loss {arm!r} on private labels: SubOpt falls like 1/n (epsilon = 1)", "this project", slope,
+                     low=-1.1, high=-0.9,
+                     what=f"the slope over n = {found.comparisons[-3]:g} to {found.comparisons[-1]:g}")
     uncorrected, smooth = (found.limit[arm, 1.0] for arm in ("uncorrected", "label smoothing"))
-    made.append(
-        within(
-            "Label smoothing of labels that are already flipped repairs the uncorrected loss (epsilon = 1)",
-            "this project",
-            smooth / uncorrected,
-            high=1.0,
-            what="SubOpt at n = infinity with smoothing / without",
-        )
-    )
-    return made
+    yield within("Label smoothing of labels that are already flipped repairs the uncorrected loss (epsilon = 1)",
+                 "this project", smooth / uncorrected, high=1.0, what="SubOpt at n = infinity with smoothing / without")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pipeline.validation.bandits import Array, factor
+from pipeline.validation.lab import Report, Row
 from pipeline.validation.offline import finite, hard, pessimism, plots, rates
-from pipeline.validation.results import Report, Row
 
 SEED = 20
 
@@ -58,15 +58,9 @@ def run(quick: bool) -> Report:
 
 def _rates(curves: Sequence[rates.Curve], reward_range: float) -> list[Row]:
     return [
-        {
-            "reward_range": reward_range,
-            "epsilon": curve.epsilon,
-            "n": number,
-            "effective_n": factor(curve.epsilon) ** 2 * number,
-            "subopt": subopt.mean(),
-            "standard_error": subopt.std(ddof=1) / len(subopt) ** 0.5,
-            "predicted": predicted.mean(),
-        }
+        {"reward_range": reward_range, "epsilon": curve.epsilon, "n": number,
+         "effective_n": factor(curve.epsilon) ** 2 * number, "subopt": subopt.mean(),
+         "standard_error": subopt.std(ddof=1) / len(subopt) ** 0.5, "predicted": predicted.mean()}
         for curve in curves
         for number, subopt, predicted in zip(curve.comparisons, curve.subopt, curve.predicted, strict=True)
     ]
@@ -82,14 +76,8 @@ def _efficiency(found: Mapping[float, Array]) -> list[Row]:
 
 def _losses(found: rates.Arms) -> list[Row]:
     return [
-        {
-            "loss": arm,
-            "epsilon": epsilon,
-            "n": number,
-            "subopt": values.mean(),
-            "limit": found.limit[arm, epsilon],
-            "reference": found.ref,
-        }
+        {"loss": arm, "epsilon": epsilon, "n": number, "subopt": values.mean(), "limit": found.limit[arm, epsilon],
+         "reference": found.ref}
         for (arm, epsilon), rows in found.subopt.items()
         for number, values in zip(found.comparisons, rows, strict=True)
     ]
@@ -97,14 +85,9 @@ def _losses(found: rates.Arms) -> list[Row]:
 
 def _whole(found: Sequence[finite.Whole]) -> list[Row]:
     return [
-        {
-            "epsilon": one.epsilon,
-            "n": number,
-            "subopt": one.subopt[row].mean(),
-            "subopt_without_bonus": one.plain[row].mean(),
-            "bound": one.promised[row].mean(),
-            "covered": one.covered[row].mean(),
-        }
+        {"epsilon": one.epsilon, "n": number, "subopt": one.subopt[row].mean(),
+         "subopt_without_bonus": one.plain[row].mean(), "bound": one.promised[row].mean(),
+         "covered": one.covered[row].mean()}
         for one in found
         for row, number in enumerate(one.comparisons)
     ]

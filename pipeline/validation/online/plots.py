@@ -7,10 +7,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pipeline.validation.bandits import factor
-from pipeline.validation.figures import COLOURS, new_figure
 from pipeline.validation.online import growth
 from pipeline.validation.online.simulate import Trace
 from pipeline.validation.online.study import ARMS, EPSILONS, LIKELIHOOD, MIXTURE, MLE, NONE, OPTIMISM, REFERENCE, Study
+from pipeline.validation.panels import COLOURS, new_figure
 
 
 def regret(found: Study) -> Figure:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from pipeline.validation.lab import Report, Row
 from pipeline.validation.online import growth, plots
 from pipeline.validation.online.simulate import Trace
 from pipeline.validation.online.study import Study, claims, study
-from pipeline.validation.results import Report, Row
 
 SEED = 40
 
@@ -42,36 +42,23 @@ def _curves(found: Study) -> list[Row]:
                 continue
             last = float(rounds)
             rows.append(
-                {
-                    "problem": problem,
-                    "arm": trace.arm.name,
-                    "epsilon": trace.epsilon,
-                    "rounds": int(rounds),
-                    "regret": trace.regret[place].mean(),
-                    "standard_error": trace.regret[place].std(ddof=1) / trace.regret.shape[1] ** 0.5,
-                    "regret_pi1": trace.regret_exploiting[place].mean(),
-                    "sum_min_1_u2": trace.eluder[place].mean(),
-                }
+                {"problem": problem, "arm": trace.arm.name, "epsilon": trace.epsilon, "rounds": int(rounds),
+                 "regret": trace.regret[place].mean(),
+                 "standard_error": trace.regret[place].std(ddof=1) / trace.regret.shape[1] ** 0.5,
+                 "regret_pi1": trace.regret_exploiting[place].mean(), "sum_min_1_u2": trace.eluder[place].mean()}
             )
     return rows
 
 
 def _summary(found: Study) -> list[Row]:
     return [
-        {
-            "problem": problem,
-            "arm": trace.arm.name,
-            "epsilon": trace.epsilon,
-            "worlds": trace.regret.shape[1],
-            "rounds": int(trace.rounds[-1]),
-            "regret_at_100000": trace.regret[np.searchsorted(trace.rounds, min(100_000, trace.rounds[-1]))].mean(),
-            "regret": trace.regret[-1].mean(),
-            "regret_pi1": trace.regret_exploiting[-1].mean(),
-            "per_log_t": growth.slope_per_log(trace.rounds, trace.regret),
-            "late_exponent": growth.late_exponent(trace.rounds, trace.regret),
-            "log_over_root": growth.log_over_root(trace.rounds, trace.regret),
-            "optimism_failed": trace.failed.mean(),
-            "bonus_saturated": trace.saturated.mean(),
-        }
+        {"problem": problem, "arm": trace.arm.name, "epsilon": trace.epsilon, "worlds": trace.regret.shape[1],
+         "rounds": int(trace.rounds[-1]),
+         "regret_at_100000": trace.regret[np.searchsorted(trace.rounds, min(100_000, trace.rounds[-1]))].mean(),
+         "regret": trace.regret[-1].mean(), "regret_pi1": trace.regret_exploiting[-1].mean(),
+         "per_log_t": growth.slope_per_log(trace.rounds, trace.regret),
+         "late_exponent": growth.late_exponent(trace.rounds, trace.regret),
+         "log_over_root": growth.log_over_root(trace.rounds, trace.regret), "optimism_failed": trace.failed.mean(),
+         "bonus_saturated": trace.saturated.mean()}
         for problem, trace in _traces(found)
     ]

@@ -8,7 +8,7 @@ import numpy as np
 
 from pipeline.accounting.conversions import advanced_composition, bounded_range_zcdp, zcdp_epsilon
 from pipeline.accounting.private_rl import private_rl
-from pipeline.validation.claims import Claim, within
+from pipeline.validation.lab import Claim, within
 from pipeline.validation.private_rl import outcome
 from pipeline.validation.private_rl.general import Instances, sensitivities
 from pipeline.validation.private_rl.updates import DELTA, PAPER, Array, appendix_step, section_step
@@ -80,15 +80,10 @@ def table() -> list[dict[str, object]]:
         steps |= {"appendix E": appendix_step(epsilon, updates), "section 3.3": section_step(epsilon, updates)}
         for name, step in steps.items():
             found.append(
-                {
-                    "epsilon_total": epsilon,
-                    "updates": updates,
-                    "accounting": name,
-                    "epsilon_per_update": step,
-                    "certified_by_zcdp": _zcdp(step, updates),
-                    "certified_by_lemma_E2": advanced_composition(step, updates, DELTA),
-                    "certified_by_basic": updates * step,
-                }
+                {"epsilon_total": epsilon, "updates": updates, "accounting": name, "epsilon_per_update": step,
+                 "certified_by_zcdp": _zcdp(step, updates),
+                 "certified_by_lemma_E2": advanced_composition(step, updates, DELTA),
+                 "certified_by_basic": updates * step}
             )
     return found
 
@@ -102,62 +97,27 @@ def claims(worlds: Instances) -> list[Claim]:
     horizon = outcome.HORIZON
     step = appendix_step(8.0, UPDATES)
     return [
-        within(
-            "Algorithm 2: replacing a trajectory changes the score by at most (H+1)^2 = 25 (Appendix D's class)",
-            f"{PAPER} Appendix E.2",
-            outcome_sensitivity(),
-            high=(horizon + 1) ** 2,
-            what="largest change over all hypotheses, trajectories and outcomes",
-        ),
-        within(
-            "In Appendix D one trajectory's loss telescopes to 0 or 1, so the sensitivity is 1",
-            "derived; enumeration",
-            outcome_sensitivity(),
-            low=1.0,
-            high=1.0,
-            what="largest change over all hypotheses, trajectories and outcomes",
-        ),
-        within(
-            "Algorithm 2: H^2 = 16 is enough for every class with values in [0, 1]",
-            "derived; enumeration of corners",
-            general_outcome_sensitivity(),
-            high=horizon**2,
-            what="largest change at H = 4",
-        ),
-        within(
-            "Algorithm 1: replacing a trajectory changes the score by at most 8H = 24 (the random MDPs)",
-            f"{PAPER} Appendix E.1",
-            float(sensitivities(worlds).max()),
-            high=8.0 * HORIZON,
-            what="largest supremum over transitions, rewards and members of F",
-        ),
-        within(
-            "One draw of the exponential mechanism loses at most 2 * exponent * sensitivity",
-            "McSherry and Talwar; enumeration of neighbours",
-            max(draw_tightness(x) for x in (0.1, 0.5, 2.0)),
-            high=1.0 + 1e-9,
-            what="largest exact loss / bound over every replaced trajectory",
-        ),
-        within(
-            "eps0 = eps / sqrt(2 M log(1/delta)) composes to eps by the paper's own Lemma E.2",
-            f"{PAPER} Appendix E.1, at eps = 8, M = {UPDATES}, delta = 1e-5",
-            advanced_composition(step, UPDATES, DELTA),
-            high=8.0,
-            what="total by Lemma E.2, both terms",
-        ),
-        within(
-            "The same eps0 composes to at most eps by zCDP, as draws have bounded range",
-            "Dong, Durfee and Rogers 2020; at eps = 8, M = 100, delta = 1e-5",
-            _zcdp(step, UPDATES),
-            high=8.0,
-            what="total by zCDP",
-        ),
-        within(
-            "Appendix E's eps0 and section 3.3's are the same formula",
-            f"{PAPER} section 3.3, Appendix E.1",
-            step / section_step(8.0, UPDATES),
-            low=1.0 - 1e-9,
-            high=1.0 + 1e-9,
-            what="ratio of the two eps0",
-        ),
+        within("Algorithm 2: replacing a trajectory changes the score by at most (H+1)^2 = 25 (Appendix D's class)",
+               f"{PAPER} Appendix E.2", outcome_sensitivity(), high=(horizon + 1) ** 2,
+               what="largest change over all hypotheses, trajectories and outcomes"),
+        within("In Appendix D one trajectory's loss telescopes to 0 or 1, so the sensitivity is 1",
+               "derived; enumeration", outcome_sensitivity(), low=1.0, high=1.0,
+               what="largest change over all hypotheses, trajectories and outcomes"),
+        within("Algorithm 2: H^2 = 16 is enough for every class with values in [0, 1]",
+               "derived; enumeration of corners", general_outcome_sensitivity(), high=horizon**2,
+               what="largest change at H = 4"),
+        within("Algorithm 1: replacing a trajectory changes the score by at most 8H = 24 (the random MDPs)",
+               f"{PAPER} Appendix E.1", float(sensitivities(worlds).max()), high=8.0 * HORIZON,
+               what="largest supremum over transitions, rewards and members of F"),
+        within("One draw of the exponential mechanism loses at most 2 * exponent * sensitivity",
+               "McSherry and Talwar; enumeration of neighbours", max(draw_tightness(x) for x in (0.1, 0.5, 2.0)),
+               high=1.0 + 1e-9, what="largest exact loss / bound over every replaced trajectory"),
+        within("eps0 = eps / sqrt(2 M log(1/delta)) composes to eps by the paper's own Lemma E.2",
+               f"{PAPER} Appendix E.1, at eps = 8, M = {UPDATES}, delta = 1e-5",
+               advanced_composition(step, UPDATES, DELTA), high=8.0, what="total by Lemma E.2, both terms"),
+        within("The same eps0 composes to at most eps by zCDP, as draws have bounded range",
+               "Dong, Durfee and Rogers 2020; at eps = 8, M = 100, delta = 1e-5", _zcdp(step, UPDATES), high=8.0,
+               what="total by zCDP"),
+        within("Appendix E's eps0 and section 3.3's are the same formula", f"{PAPER} section 3.3, Appendix E.1",
+               step / section_step(8.0, UPDATES), low=1.0 - 1e-9, high=1.0 + 1e-9, what="ratio of the two eps0"),
     ]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.accounting.conversions import zcdp_rho
-from pipeline.validation.claims import Claim, within
+from pipeline.validation.lab import Claim, within
 from pipeline.validation.private_rl.updates import DELTA, PAPER, Array
 
 STAGES, DIMENSION = 3, 4
@@ -104,56 +104,27 @@ def claims(found: dict[str, Switches], episodes: int) -> list[Claim]:
     bound = "while no determinant has doubled, every direction's norm stays within a factor 2"
     source = f"{PAPER} Appendix C"
     return [
-        within(
-            "Private design matrices grow monotonically",
-            f"{source}: assumed by the works it corrects",
-            private.shrinking,
-            high=0.0,
-            what="share of steps at which some direction shrinks",
-        ),
-        within(
-            f"Private: {bound}",
-            f"{source}: Eq. 20 of Ngo et al.",
-            float(private.ratios.max()),
-            high=2.0,
-            what="largest ratio of squared norms",
-        ),
-        within(
-            f"Without noise: {bound}",
-            "Abbasi-Yadkori et al. 2011, Lemma 12",
-            float(control.ratios.max()),
-            high=2.0,
-            what="largest ratio of squared norms",
-        ),
-        within(
-            "Private: every switch at least doubles the product of the determinants over stages",
-            f"{source}: Lemma 31 of Ngo et al.",
-            float(private.products.min()) if len(private.products) else 0.0,
-            low=2.0,
-            what="smallest ratio of products at a switch",
-        ),
-        within(
-            "Without noise: at most dH log2(1 + K/(d lambda)) switches",
-            "Abbasi-Yadkori et al. 2011",
-            float(control.counts.max()),
-            high=limit,
-            what="largest number of switches",
-        ),
+        within("Private design matrices grow monotonically", f"{source}: assumed by the works it corrects",
+               private.shrinking, high=0.0, what="share of steps at which some direction shrinks"),
+        within(f"Private: {bound}", f"{source}: Eq. 20 of Ngo et al.", float(private.ratios.max()), high=2.0,
+               what="largest ratio of squared norms"),
+        within(f"Without noise: {bound}", "Abbasi-Yadkori et al. 2011, Lemma 12", float(control.ratios.max()), high=2.0,
+               what="largest ratio of squared norms"),
+        within("Private: every switch at least doubles the product of the determinants over stages",
+               f"{source}: Lemma 31 of Ngo et al.", float(private.products.min()) if len(private.products) else 0.0,
+               low=2.0, what="smallest ratio of products at a switch"),
+        within("Without noise: at most dH log2(1 + K/(d lambda)) switches", "Abbasi-Yadkori et al. 2011",
+               float(control.counts.max()), high=limit, what="largest number of switches"),
     ]
 
 
 def rows(found: dict[str, Switches]) -> list[dict[str, object]]:
     """For a CSV."""
     return [
-        {
-            "arm": name,
-            "share_of_shrinking_steps": each.shrinking,
-            "runs": len(each.counts),
-            "mean_switches": float(each.counts.mean()),
-            "smallest_product_ratio": float(each.products.min()) if len(each.products) else None,
-            "switches_without_doubled_product": int((each.products < 2.0).sum()),
-            "largest_norm_ratio": float(each.ratios.max()),
-            "share_of_episodes_above_2": float((each.ratios > 2.0).mean()),
-        }
+        {"arm": name, "share_of_shrinking_steps": each.shrinking, "runs": len(each.counts),
+         "mean_switches": float(each.counts.mean()),
+         "smallest_product_ratio": float(each.products.min()) if len(each.products) else None,
+         "switches_without_doubled_product": int((each.products < 2.0).sum()),
+         "largest_norm_ratio": float(each.ratios.max()), "share_of_episodes_above_2": float((each.ratios > 2.0).mean())}
         for name, each in found.items()
     ]

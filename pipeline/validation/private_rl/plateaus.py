@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from pipeline.accounting.conversions import bounded_range_zcdp, zcdp_epsilon
-from pipeline.validation.claims import Claim, Interval, within
+from pipeline.core.stats import Estimate, percentile_interval
+from pipeline.validation.lab import Claim, within
 from pipeline.validation.private_rl import outcome
 from pipeline.validation.private_rl.updates import DELTA, PAPER, Array, Schedule, fixed, private_exponent
 
@@ -56,35 +57,22 @@ class Cell:
         return (rng.multinomial(runs, np.full(runs, 1.0 / runs), size=RESAMPLES) / runs).astype(np.float32)
 
     @property
-    def interval(self) -> Interval:
-        """95 % percentile bootstrap over runs."""
-        return interval(self.resampled, float(self.plateau))
+    def estimate(self) -> Estimate:
+        """The plateau with its 95 % percentile bootstrap over runs."""
+        return percentile_interval(self.plateau, self.resampled, len(self.cumulative))
 
     def row(self) -> dict[str, object]:
         """For a CSV."""
         final = self.cumulative[:, -1]
-        return {
-            "environment": self.world,
-            "method": self.method,
-            "runs": len(final),
-            "plateau": self.plateau,
-            "plateau_low": self.interval[0],
-            "plateau_high": self.interval[1],
-            "median_of_single_runs": float(np.median(plateaus(self.cumulative))),
-            "regret": float(final.mean()),
-            "regret_standard_error": float(final.std(ddof=1) / math.sqrt(len(final))),
-        }
+        return {"environment": self.world, "method": self.method, "runs": len(final), "plateau": self.plateau,
+                "plateau_low": self.estimate.ci_low, "plateau_high": self.estimate.ci_high,
+                "median_of_single_runs": float(np.median(plateaus(self.cumulative))), "regret": float(final.mean()),
+                "regret_standard_error": float(final.std(ddof=1) / math.sqrt(len(final)))}
 
 
 def plateaus(cumulative: Array) -> Array:
     """First episode (1 … K) by which 95 % of the final value is reached, along the last axis."""
     return np.asarray((cumulative >= 0.95 * cumulative[..., -1:]).argmax(axis=-1) + 1)
-
-
-def interval(resampled: Array, centre: float) -> Interval:
-    """2.5 % and 97.5 % of `resampled`, widened to hold `centre`."""
-    low, high = np.percentile(resampled, [2.5, 97.5])
-    return min(float(low), centre), max(float(high), centre)
 
 
 def cell(world: outcome.OutcomeProblem, method: str, schedule: Schedule, exponent: float, runs: int, seed: int) -> Cell:
@@ -108,6 +96,16 @@ class TableOne:
         drawn = np.stack([each.resampled for each in cells], axis=1).astype(float)
         return np.minimum.accumulate(plain), np.minimum.accumulate(drawn, axis=1)
 
+    @property
+    def runs(self) -> int:
+        """Of a private cell."""
+        return len(next(iter(self.swept.values())).cumulative)
+
+    def estimate(self, world: str, of_curve: Callable[[Array], Array]) -> Estimate:
+        """What a function (..., E) -> (...) reads off the curve, with its interval."""
+        plain, drawn = map(of_curve, self.curve(world))
+        return percentile_interval(float(plain), drawn, self.runs)
+
 
 def measure(worlds: Sequence[outcome.OutcomeProblem], runs: int, swept_runs: int) -> TableOne:
     """All runs behind Table 1: the two non-private columns, and the private ones at every exponent of the sweep."""
@@ -130,12 +128,11 @@ def rows(table: TableOne) -> list[dict[str, object]]:
     schedule = fixed(EPISODES, BATCH)
     for world, (epsilon, column) in itertools.product(outcome.PUBLISHED, PRIVATE.items()):
         for convention, exponent in _conventions(schedule, epsilon).items():
-            plain, drawn = (at_exponent(each, exponent) for each in table.curve(world))
-            low, high = interval(drawn, float(plain))
-            blank = dict.fromkeys(found[0])
-            row = {"column": column, "convention": convention, "published": outcome.PUBLISHED[world][column]}
-            row |= {"environment": world, "method": f"private, eps = {epsilon:g}", "plateau": float(plain)}
-            found.append(blank | row | {"plateau_low": low, "plateau_high": high})
+            made = table.estimate(world, functools.partial(at_exponent, exponent=exponent))
+            row = {"column": column, "convention": convention, "published": outcome.PUBLISHED[world][column],
+                   "environment": world, "method": f"private, eps = {epsilon:g}", "plateau": made.value,
+                   "plateau_low": made.ci_low, "plateau_high": made.ci_high}
+            found.append(dict.fromkeys(found[0]) | row)
     return found
 
 
@@ -145,78 +142,46 @@ def _conventions(schedule: Schedule, epsilon: float) -> dict[str, float]:
         "eps in total, Appendix E, sensitivity 25": private_exponent(schedule, epsilon, WORST, "appendix"),
         "eps in total, Appendix E, sensitivity 1": private_exponent(schedule, epsilon, TRUE, "appendix"),
         "eps in total, zCDP, sensitivity 1": private_exponent(schedule, epsilon, TRUE, "zcdp"),
-        "eps per update, sensitivity 25": epsilon / (2.0 * WORST),
-        "eps per update, sensitivity 16": epsilon / (2.0 * GENERAL),
-        "eps per update, sensitivity 1": epsilon / (2.0 * TRUE),
-    }
+    } | {f"eps per update, sensitivity {each:g}": epsilon / (2.0 * each) for each in (WORST, GENERAL, TRUE)}
 
 
-def claims(table: TableOne) -> list[Claim]:
+def claims(table: TableOne) -> Iterator[Claim]:
     """Non-private cells one by one; private cells at the stated accounting, and under any scale at all."""
-    found = []
     for (world, column), made in table.non_private.items():
         published = outcome.PUBLISHED[world][column]
-        found.append(
-            within(
-                f"{made.method}, {world}: the regret curve reaches its plateau at episode {published}",
-                f"{PAPER} Table 1",
-                made.plateau / published,
-                low=1.0 / CEILING,
-                high=CEILING,
-                what="plateau of the mean curve / published",
-                interval=(made.interval[0] / published, made.interval[1] / published),
-            )
-        )
-    return [*found, _theory(), *_stated(table), _any_scale(table), *_honest_totals(table)]
+        yield within(f"{made.method}, {world}: the regret curve reaches its plateau at episode {published}",
+                     f"{PAPER} Table 1", made.estimate / published, low=1.0 / CEILING, high=CEILING,
+                     what="plateau of the mean curve / published")
+    # The first batch is played on no data at a constant expected regret: no plateau before 95 % of it.
+    batch = outcome.theory_batch(EPISODES, 8.0, WORST, outcome.complexity(EPISODES))
+    yield within("The batch behind Table 1 is the theory's (K = 500, eps = 8, sensitivity 25, constants 1)",
+                 f"{PAPER} Appendix D, Appendix E.2", 0.95 * batch, high=outcome.PUBLISHED["easy"][1],
+                 what="earliest possible plateau with that batch, against the published 24 (easy, batched)")
+    yield from _stated(table)
+    yield _any_scale(table)
+    yield from _honest_totals(table)
 
 
 def theory_rows() -> list[dict[str, object]]:
     """The batch of PRL Appendix E.2 with all constants 1, at three sensitivities."""
     complexity = outcome.complexity(EPISODES)
     return [
-        {
-            "epsilon": epsilon,
-            "delta": DELTA,
-            "sensitivity": sensitivity,
-            "batch": outcome.theory_batch(EPISODES, epsilon, sensitivity, complexity),
-        }
+        {"epsilon": epsilon, "delta": DELTA, "sensitivity": sensitivity,
+         "batch": outcome.theory_batch(EPISODES, epsilon, sensitivity, complexity)}
         for epsilon in PRIVATE
         for sensitivity in (WORST, GENERAL, TRUE)
     ]
 
 
-def _theory() -> Claim:
-    """The first batch is played on no data at a constant expected regret: no plateau before 95 % of it."""
-    batch = outcome.theory_batch(EPISODES, 8.0, WORST, outcome.complexity(EPISODES))
-    return within(
-        "The batch behind Table 1 is the theory's (K = 500, eps = 8, sensitivity 25, constants 1)",
-        f"{PAPER} Appendix D, Appendix E.2",
-        0.95 * batch,
-        high=outcome.PUBLISHED["easy"][1],
-        what="earliest possible plateau with that batch, against the published 24 (easy, batched)",
-    )
-
-
-def _stated(table: TableOne) -> list[Claim]:
+def _stated(table: TableOne) -> Iterator[Claim]:
     schedule = fixed(EPISODES, BATCH)
-    found = []
     for world, epsilon in itertools.product(outcome.PUBLISHED, PRIVATE):
         published = outcome.PUBLISHED[world][PRIVATE[epsilon]]
         exponent = private_exponent(schedule, epsilon, WORST, "appendix")
-        plain, drawn = (at_exponent(each, exponent) for each in table.curve(world))
-        low, high = interval(drawn, float(plain))
-        found.append(
-            within(
-                f"private eps = {epsilon:g}, {world}: plateau at episode {published} when eps is the total",
-                f"{PAPER} Table 1 with Appendix E's accounting and sensitivity 25",
-                float(plain) / published,
-                low=1.0 / CEILING,
-                high=CEILING,
-                what="plateau of the mean curve / published",
-                interval=(low / published, high / published),
-            )
-        )
-    return found
+        made = table.estimate(world, functools.partial(at_exponent, exponent=exponent))
+        yield within(f"private eps = {epsilon:g}, {world}: plateau at episode {published} when eps is the total",
+                     f"{PAPER} Table 1 with Appendix E's accounting and sensitivity 25",
+                     made / published, low=1.0 / CEILING, high=CEILING, what="plateau of the mean curve / published")
 
 
 def at_exponent(curve: Array, exponent: float) -> Array:
@@ -230,11 +195,8 @@ def at_exponent(curve: Array, exponent: float) -> Array:
 
 def reaching(curve: Array, plateau: float) -> Array:
     """The smallest exponent of the interpolated curve whose plateau is at most `plateau`; (..., E) to (...)."""
-    rows = np.log(curve).reshape(-1, curve.shape[-1])
-    grid = np.log(EXPONENTS)
-    found = []
-    for row in rows:  # falling: np.interp wants rising
-        found.append(np.interp(-math.log(plateau), -row, grid))
+    rows, grid = np.log(curve).reshape(-1, curve.shape[-1]), np.log(EXPONENTS)
+    found = [np.interp(-math.log(plateau), -row, grid) for row in rows]  # falling: np.interp wants rising
     return np.exp(np.array(found)).reshape(curve.shape[:-1])
 
 
@@ -254,15 +216,10 @@ def _any_scale(table: TableOne) -> Claim:
             misfits.append(np.max(each, axis=0))
         return np.asarray(np.exp(np.min(misfits, axis=0)))
 
-    measured = float(worst(0))
     return within(
         "The four private cells of Table 1 follow from one softmax whose exponent is proportional to eps, B = 5",
-        f"{PAPER} Table 1",
-        measured,
-        high=CEILING,
-        what="largest ratio among the four cells at the best constant of proportion",
-        interval=interval(worst(1), measured),
-    )
+        f"{PAPER} Table 1", percentile_interval(float(worst(0)), worst(1), table.runs), high=CEILING,
+        what="largest ratio among the four cells at the best constant of proportion")
 
 
 def total_epsilon(exponent: float, schedule: Schedule, sensitivity: float = TRUE) -> float:
@@ -270,22 +227,12 @@ def total_epsilon(exponent: float, schedule: Schedule, sensitivity: float = TRUE
     return zcdp_epsilon(bounded_range_zcdp(2.0 * exponent * sensitivity, schedule.reads), DELTA)
 
 
-def _honest_totals(table: TableOne) -> list[Claim]:
-    found = []
+def _honest_totals(table: TableOne) -> Iterator[Claim]:
     for world, epsilon in itertools.product(outcome.PUBLISHED, PRIVATE):
         published = outcome.PUBLISHED[world][PRIVATE[epsilon]]
-        plain, drawn = (reaching(each, published) for each in table.curve(world))
-        schedule = fixed(EPISODES, BATCH)
-        totals = np.array([total_epsilon(float(x), schedule) for x in np.percentile(drawn, [2.5, 97.5])])
-        measured = total_epsilon(float(plain), schedule)
-        found.append(
-            within(
-                f"The published plateau {published} ({world}, eps = {epsilon:g}) costs a total of at most {epsilon:g}",
-                f"{PAPER} Table 1; zCDP at the true sensitivity 1, delta 1e-5",
-                measured,
-                high=epsilon,
-                what="total eps of the exponent that gives this plateau at B = 5",
-                interval=interval(totals, measured),
-            )
-        )
-    return found
+        exponent = table.estimate(world, functools.partial(reaching, plateau=published))
+        total = exponent.mapped(lambda x: total_epsilon(x, fixed(EPISODES, BATCH)))
+        yield within(
+            f"The published plateau {published} ({world}, eps = {epsilon:g}) costs a total of at most {epsilon:g}",
+            f"{PAPER} Table 1; zCDP at the true sensitivity 1, delta 1e-5", total, high=epsilon,
+            what="total eps of the exponent that gives this plateau at B = 5")

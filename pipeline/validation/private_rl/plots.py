@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pipeline.validation.figures import COLOURS, new_figure
+from pipeline.validation.panels import COLOURS, new_figure
 from pipeline.validation.private_rl import covers, design, honest, outcome, rates
 from pipeline.validation.private_rl.plateaus import EPISODES, EXPONENTS, PRIVATE, Cell, TableOne
 
@@ -45,7 +45,7 @@ def temperature(table: TableOne) -> Figure:
     for each, world in zip(axes, outcome.PUBLISHED, strict=True):
         cells = [table.swept[world, x] for x in EXPONENTS]
         middle = np.array([made.plateau for made in cells])
-        spread = np.array([made.interval for made in cells]).T
+        spread = np.array([(made.estimate.ci_low, made.estimate.ci_high) for made in cells]).T
         each.errorbar(
             EXPONENTS, middle, [middle - spread[0], spread[1] - middle], fmt="o-", markersize=3, linewidth=0.9
         )

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.validation.claims import Claim, Interval, within
+from pipeline.core.stats import Estimate, bootstrap
+from pipeline.validation.bandits import slope_of_mean
+from pipeline.validation.lab import Claim, within
 from pipeline.validation.private_rl.general import Instances, cumulative_regret, sensitivities
-from pipeline.validation.private_rl.plateaus import interval
 from pipeline.validation.private_rl.updates import PAPER, Array, fixed, private_exponent
 from pipeline.validation.private_rl.worlds import random_worlds
 
@@ -27,21 +28,15 @@ class Growth:
     episodes: Array
     regret: Array
 
-    def slope(self, part: slice) -> tuple[float, Interval]:
-        """Of log mean regret on log K over a part of the counts; 95 % bootstrap over instances."""
-        x = np.log(self.episodes[part])
-        x = x - x.mean()
-        picks = np.random.default_rng(21).integers(self.regret.shape[1], size=(2000, self.regret.shape[1]))
-        drawn = np.log(self.regret[part][:, picks].mean(axis=2))  # (counts, 2000)
-        plain = float(x @ np.log(self.regret[part].mean(axis=1)) / (x @ x))
-        return plain, interval(x @ drawn / (x @ x), plain)
+    def slope(self, part: slice) -> Estimate:
+        """Of log mean regret on log K over a part of the counts; bootstrap over instances."""
+        return bootstrap(slope_of_mean(self.episodes[part]), self.regret[part], 21, 2000)
 
     def exponent(self, text: str, source: str, high: float, part: slice) -> Claim:
         """The claim that regret grows no faster than K^high over a part of the counts."""
-        measured, spread = self.slope(part)
         ends = self.episodes[part]
         what = f"slope of log regret on log K, K = {ends[0]} to {ends[-1]}"
-        return within(text, f"{PAPER} {source}", measured, high=high, what=what, interval=spread)
+        return within(text, f"{PAPER} {source}", self.slope(part), high=high, what=what)
 
     def rows(self) -> list[dict[str, object]]:
         """For a CSV."""
@@ -96,12 +91,10 @@ def claims(grown: Sequence[Growth]) -> list[Claim]:
     late, early = slice(-3, None), slice(0, 4)
     published = "The paper's accounting (sensitivity 8H, Appendix E), eps = 8: regret grows no faster than K^(3/5)"
     return [
-        by_arm[BOUND].exponent(
-            "Algorithm 1, joint DP at eps = 8 by zCDP: regret grows no faster than K^(3/5)", "Theorem 3.1", 0.6, late
-        ),
+        by_arm[BOUND].exponent("Algorithm 1, joint DP at eps = 8 by zCDP: regret grows no faster than K^(3/5)",
+                               "Theorem 3.1", 0.6, late),
         by_arm[PUBLISHED].exponent(f"{published} from small K on", "reading of Theorem 3.1", 0.6, early),
         by_arm[PUBLISHED].exponent(f"{published} once K is large", "Theorem 3.1", 0.6, late),
-        by_arm[ROOT].exponent(
-            "Batches of sqrt(K) keep the exponent at 1/2 without privacy", "Remark 3.7", 0.55, slice(None)
-        ),
+        by_arm[ROOT].exponent("Batches of sqrt(K) keep the exponent at 1/2 without privacy", "Remark 3.7", 0.55,
+                              slice(None)),
     ]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from pipeline.validation.lab import Report
 from pipeline.validation.private_rl import accounts, covers, design, honest, outcome, plateaus, plots, rates
 from pipeline.validation.private_rl.worlds import random_worlds
-from pipeline.validation.results import Report
 
 
 def run(quick: bool) -> Report:
