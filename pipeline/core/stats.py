@@ -85,6 +85,11 @@ def bootstrap_mean(values: np.ndarray, seed: int, resamples: int = 4000) -> Esti
     return bootstrap(lambda drawn: float(drawn.mean()), np.asarray(values, dtype=np.float64), seed, resamples)
 
 
+def standard_error(samples: np.ndarray) -> np.ndarray:
+    """Of the mean over the last axis, (..., n) -> (...)."""
+    return np.asarray(samples.std(axis=-1, ddof=1) / math.sqrt(samples.shape[-1]))
+
+
 def ratio_of_means(samples: np.ndarray) -> float:
     """For `bootstrap`: mean of the first row over mean of the second, (2, n), paired."""
     return float(samples[0].mean() / samples[1].mean())

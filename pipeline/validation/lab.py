@@ -119,10 +119,13 @@ def validate(name: str, *, quick: bool, output: Path) -> list[Report]:
     """
     if name != "all" and name not in STUDIES:
         raise UserError(f"there is no validation module {name!r}: choose {', '.join(STUDIES)} or all")
+    from pipeline.validation.panels import style
+
     reports = []
     for chosen in STUDIES if name == "all" else (name,):
         started = time.monotonic()
-        report: Report = importlib.import_module(f"pipeline.validation.{chosen}.run").run(quick)
+        with style():
+            report: Report = importlib.import_module(f"pipeline.validation.{chosen}.run").run(quick)
         report.write(output / chosen, quick=quick, started=started)
         report.print_table()
         print(f"{chosen}: {time.monotonic() - started:.1f} s, {output / chosen}")

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import stats
 
@@ -19,7 +18,7 @@ from pipeline.validation.dptd.noise import Kind
 from pipeline.validation.dptd.scaling import Point, slope
 from pipeline.validation.dptd.study import EPSILON, FIGURE_1, Arm, Problem, baselines, family
 from pipeline.validation.lab import Claim, within
-from pipeline.validation.panels import COLOURS, new_figure
+from pipeline.validation.panels import COLOURS, band, new_figure
 
 LAST = 5  # recorded moments that count as the end of a run
 PUBLISHED = ("SGD", "DPGLD", "DPSRM")
@@ -136,21 +135,16 @@ def draw(problems: Sequence[Problem], outcomes: Sequence[Outcomes], arms: Mappin
     figure, axes = new_figure(len(problems))
     for each, problem, found in zip(axes, problems, outcomes, strict=True):
         for place, (name, label) in enumerate(arms.items()):
-            _curve(each, found[name], label, COLOURS[place % len(COLOURS)], "-" if place < len(COLOURS) else "--")
+            line, style = "-" if place < len(COLOURS) else "--", {"color": COLOURS[place % len(COLOURS)]}
+            mean, spread = found[name].objective.mean(axis=1), found[name].objective.std(axis=1, ddof=1)
+            band(each, found[name].epochs, mean, spread, line, label=label, linewidth=1.2, **style)
         shape = f"n = {len(problem.data)}, d = {dimension(problem.task.size)}"
         each.set(xlabel="epoch", title=f"{problem.task.title}: {shape}")
         each.set_yscale("symlog", linthresh=0.1)
-        each.title.set_fontsize(9)
     axes[0].set_ylabel("L(θ, ω)")
-    axes[-1].legend(fontsize=6, frameon=False)
+    axes[-1].legend(fontsize=6)
     figure.suptitle(f"{title}; {CAVEAT}", fontsize=8)
     return figure
-
-
-def _curve(axes: Axes, one: Outcome, label: str, colour: str, line: str) -> None:
-    mean, spread = one.objective.mean(axis=1), one.objective.std(axis=1, ddof=1)
-    axes.plot(one.epochs, mean, line, color=colour, label=label, linewidth=1.2)
-    axes.fill_between(one.epochs, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
 
 
 def draw_scaling(points: Mapping[Kind, Sequence[Point]]) -> Figure:
@@ -160,8 +154,8 @@ def draw_scaling(points: Mapping[Kind, Sequence[Point]]) -> Figure:
         across = np.array([point.product for point in measured])
         total = np.array([point.utility.total for point in measured])
         label = f"noise: {kind}, slope {slope(measured).value:.2f}"
-        axes.errorbar(across, total.mean(1), total.std(1, ddof=1), fmt="o-", ms=3, color=COLOURS[place], label=label)
+        axes.errorbar(across, total.mean(1), total.std(1, ddof=1), fmt="o-", color=COLOURS[place], label=label)
     axes.plot(across, total.mean(1)[0] * (across / across[0]) ** -0.25, "--", color="#555555", label="slope −1/4")
     axes.set(xscale="log", yscale="log", xlabel="n ε", ylabel="Eq. 4, mean over iterates")
-    axes.legend(fontsize=7, frameon=False)
+    axes.legend()
     return figure

@@ -30,7 +30,7 @@ def parameters() -> tuple[Figure, list[Row]]:
     _tail(axes[3], rows)
     for each in axes[:3]:
         each.set(xscale="log", yscale="log", ylabel="ε of one draw")
-        each.legend(fontsize=7, frameon=False)
+        each.legend()
     return figure, rows
 
 
@@ -93,14 +93,13 @@ def _tail(axes: Axes, rows: list[Row]) -> None:
         ]
     axes.set(yscale="log", ylabel="δ (1 = vacuous)", xlabel="pessimism β", title="pessimism: δ, any coverage")
     axes.set_ylim(1e-12, 2.0)
-    axes.legend(fontsize=7, frameon=False, title="η 0.3, R 1, N 400, p 0.1", title_fontsize=7)
+    axes.legend(title="η 0.3, R 1, N 400, p 0.1", title_fontsize=7)
 
 
 def tightness(searches: Sequence[Search]) -> Figure:
     """Largest and median measured/bound of every statement that no pair violates."""
     kept = [each for each in searches if each.verdict().verdict == "holds"]
-    figure, (axes,) = new_figure(1)
-    figure.set_size_inches(8.0, 0.6 + 0.27 * len(kept))
+    figure, (axes,) = new_figure(1, (8.0, 0.6 + 0.27 * len(kept)))
     places = np.arange(len(kept))
     axes.barh(places, [each.ratios.max() for each in kept], color=COLOURS[0], alpha=0.35, label="largest")
     axes.plot([np.median(each.ratios) for each in kept], places, "|", color=COLOURS[1], markersize=9, label="median")
@@ -108,7 +107,7 @@ def tightness(searches: Sequence[Search]) -> Figure:
     axes.set_yticks(places, [each.claim for each in kept], fontsize=7)
     axes.invert_yaxis()
     axes.set(xlabel="measured / bound (1 = attained)", xlim=(0.0, 1.08))
-    axes.legend(fontsize=7, frameon=False, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2)
+    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2)
     return figure
 
 
@@ -119,29 +118,21 @@ def proposition(rows: Sequence[Mapping[str, float]]) -> Figure:
     axes.plot(epsilon, [row["delta_swap"] for row in rows], color=COLOURS[0], label="swap neighbours")
     axes.plot(epsilon, [row["delta_add_remove"] for row in rows], color=COLOURS[1], label="add-remove neighbours")
     axes.set(xlabel="ε", ylabel="exact δ", ylim=(-0.05, 1.1), title="Output |D|: swap-DP, not add-remove DP")
-    axes.title.set_fontsize(9)
-    axes.legend(fontsize=7, frameon=False)
+    axes.legend()
     return figure
 
 
 def utility(curves: equal_utility.Curves) -> Figure:
     """ε against the share of the gain: KL draws (trusted curator) and randomised response (no trust)."""
-    figure, (axes,) = new_figure(1)
-    figure.set_size_inches(6.4, 3.6)
+    figure, (axes,) = new_figure(1, (6.4, 3.6))
     for place, draws in enumerate(equal_utility.DRAWS):
         cost = equal_utility.kl_cost(curves, draws)
-        axes.plot(
-            curves.kl_share.mean(axis=0),
-            cost,
-            "o-",
-            markersize=3,
-            color=COLOURS[place],
-            label=f"KL, {draws} draw{'s' * (draws > 1)}",
-        )
+        label = f"KL, {draws} draw{'s' * (draws > 1)}"
+        axes.plot(curves.kl_share.mean(axis=0), cost, "o-", color=COLOURS[place], label=label)
     exact = curves.kl_loss.max(axis=0)
     axes.plot(curves.kl_share.mean(axis=0), exact, ":", color=COLOURS[0], label="KL, 1 draw, largest exact loss")
     mean = curves.rr_share.mean(axis=0)
-    axes.plot(mean, equal_utility.EPSILONS, "s-", markersize=3, color="black", label="randomised response, any use")
+    axes.plot(mean, equal_utility.EPSILONS, "s-", color="black", label="randomised response, any use")
     axes.axvline(equal_utility.TARGET, color=COLOURS[5], linewidth=0.8, dashes=(4, 2))
     axes.set(
         yscale="log", xlabel="share of the gain over π0", ylabel=f"ε of one label (KL: δ = {equal_utility.DELTA:g})"
@@ -149,5 +140,5 @@ def utility(curves: equal_utility.Curves) -> Figure:
     axes.set_title(
         "KL: a trusted curator releases the draws alone. Randomised response: no trust, all released", fontsize=8
     )
-    axes.legend(fontsize=7, frameon=False)
+    axes.legend()
     return figure

@@ -19,20 +19,20 @@ def rate(narrow: Sequence[rates.Curve], wide: Sequence[rates.Curve]) -> Figure:
     figure, axes = new_figure(4)
     for place, curve in enumerate(narrow):
         label = f"ε = {curve.epsilon:g}"
-        axes[0].plot(curve.comparisons, curve.subopt.mean(axis=1), "o-", markersize=3, label=label)
+        axes[0].plot(curve.comparisons, curve.subopt.mean(axis=1), "o-", label=label)
         axes[0].plot(curve.comparisons, curve.predicted.mean(axis=1), "--", color=COLOURS[place], linewidth=0.7)
     for axis, curves, name in ((axes[1], narrow, "[0, 1]"), (axes[2], wide, "[0, 4]")):
         for curve in curves:
             size = factor(curve.epsilon) ** 2 * curve.comparisons
-            axis.plot(size, curve.subopt.mean(axis=1) * size, "o-", markersize=3)
+            axis.plot(size, curve.subopt.mean(axis=1) * size, "o-")
         axis.set(xscale="log", xlabel="(2α−1)² n", title=f"SubOpt · (2α−1)² n, r in {name}")
     for curve in (*narrow, *wide):
         size = factor(curve.epsilon) ** 2 * curve.comparisons
-        axes[3].plot(size, curve.subopt.mean(axis=1) / curve.predicted.mean(axis=1), "o-", markersize=3)
+        axes[3].plot(size, curve.subopt.mean(axis=1) / curve.predicted.mean(axis=1), "o-")
     axes[3].set(xscale="log", ylim=(0.7, 1.3), xlabel="(2α−1)² n", title="SubOpt / Fisher prediction")
     axes[0].set(xscale="log", yscale="log", xlabel="comparisons n", title="SubOpt (dashed: prediction)")
-    axes[0].legend(fontsize=7, frameon=False)
-    return _small_titles(figure)
+    axes[0].legend()
+    return figure
 
 
 def losses(found: rates.Arms) -> Figure:
@@ -42,13 +42,13 @@ def losses(found: rates.Arms) -> Figure:
     for axis, epsilon in zip(axes, epsilons, strict=True):
         for place, arm in enumerate(rates.ARMS):
             values = found.subopt[arm, epsilon].mean(axis=1)
-            axis.plot(found.comparisons, values, "o-", markersize=3, color=COLOURS[place], label=arm)
+            axis.plot(found.comparisons, values, "o-", color=COLOURS[place], label=arm)
             if found.limit[arm, epsilon] > 1e-6:
                 axis.axhline(found.limit[arm, epsilon], linestyle=":", linewidth=0.8, color=COLOURS[place])
         axis.axhline(found.ref, color=COLOURS[5], linewidth=0.8)
         axis.set(xscale="log", yscale="log", xlabel="comparisons n", title=f"SubOpt, ε = {epsilon:g}")
-    axes[0].legend(fontsize=7, frameon=False)
-    return _small_titles(figure)
+    axes[0].legend()
+    return figure
 
 
 def finite(whole: Sequence[Whole], found: Nets) -> Figure:
@@ -56,84 +56,64 @@ def finite(whole: Sequence[Whole], found: Nets) -> Figure:
     figure, axes = new_figure(2)
     for place, one in enumerate(whole):
         label = f"ε = {one.epsilon:g}"
-        axes[0].plot(one.comparisons, one.subopt.mean(axis=1), "o-", markersize=3, color=COLOURS[place], label=label)
+        axes[0].plot(one.comparisons, one.subopt.mean(axis=1), "o-", color=COLOURS[place], label=label)
         axes[0].plot(one.comparisons, one.plain.mean(axis=1), "--", linewidth=0.8, color=COLOURS[place])
         axes[0].plot(one.comparisons, one.promised.mean(axis=1), ":", linewidth=0.8, color=COLOURS[place])
     axes[0].set(xscale="log", yscale="log", xlabel="comparisons n", title="Algorithm 1 (dashed: Γ = 0; dotted: bound)")
     for place, (tau, members) in enumerate(zip(NETS, found.cover, strict=True)):
-        axes[1].plot(
-            found.sizes,
-            found.fixed[place].mean(axis=1),
-            "o-",
-            markersize=3,
-            color=COLOURS[place],
-            label=f"τ = {tau:g}: {members:g} members",
-        )
+        label = f"τ = {tau:g}: {members:g} members"
+        axes[1].plot(found.sizes, found.fixed[place].mean(axis=1), "o-", color=COLOURS[place], label=label)
         axes[1].axhline(found.limit[place].mean(), linestyle=":", linewidth=0.8, color=COLOURS[place])
-    axes[1].plot(found.sizes, found.growing.mean(axis=1), "s--", markersize=3, color=COLOURS[4], label="τ = 1/√n'")
+    axes[1].plot(found.sizes, found.growing.mean(axis=1), "s--", color=COLOURS[4], label="τ = 1/√n'")
     axes[1].plot(found.sizes, found.exact.mean(axis=1), color=COLOURS[5], label="whole class")
     axes[1].set(xscale="log", yscale="log", xlabel="n' = (2α−1)² n", title="SubOpt of the MLE on τ-nets")
     for axis in axes:
-        axis.legend(fontsize=7, frameon=False)
-    return _small_titles(figure)
+        axis.legend()
+    return figure
 
 
 def pessimism(outcomes: Sequence[Outcome]) -> Figure:
     """SubOpt relative to no pessimism against κ; Eq. 10 with c = 1 as a cross at the right."""
-    figure, (axes,) = new_figure(1)
-    figure.set_size_inches(7.0, 3.4)
+    figure, (axes,) = new_figure(1, (7.0, 3.4))
     for place, one in enumerate(outcomes):
         base = one.subopt["kappa 0"].mean()
         colour, style = COLOURS[place % len(COLOURS)], "-" if place < len(COLOURS) else "--"
         values = [one.subopt[f"kappa {kappa:g}"].mean() / base for kappa in KAPPAS]
-        axes.plot(KAPPAS, values, marker="o", markersize=3, color=colour, linestyle=style, label=one.case.name)
-        axes.plot(4.6, one.subopt["Eq. 10, c = 1"].mean() / base, "x", color=colour)
+        axes.plot(KAPPAS, values, marker="o", color=colour, linestyle=style, label=one.case.name)
+        axes.plot(4.6, one.subopt["Eq. 10, c = 1"].mean() / base, "x", markersize=6, color=colour)
     axes.axhline(1.0, color=COLOURS[5], linewidth=0.8)
     axes.set(yscale="log", xlabel="κ (cross: Eq. 10 with c = 1)", title="SubOpt with / without pessimism")
-    axes.legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return _small_titles(figure)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
 
 
 def lower_bound(bound: Sequence[hard.Risks], rate_risks: Sequence[hard.Risks], risks: Sequence[hard.Risks]) -> Figure:
     """Eq. 12 under the policies' SubOpt against n; what happens as ε grows; what C* costs. C = 4 in the first two."""
     figure, axes = new_figure(3)
-    chosen = [one for one in bound if one.setting.coverage == 4.0 and one.setting.epsilon in (0.5, 2.0)]
-    for place, epsilon in enumerate((0.5, 2.0)):
-        line = [one for one in chosen if one.setting.epsilon == epsilon]
-        n = [one.setting.comparisons for one in line]
-        axes[0].plot(
-            n, [one.setting.lower_bound for one in line], "--", color=COLOURS[place], label=f"Eq. 12, ε = {epsilon:g}"
-        )
+    for colour, epsilon in zip(COLOURS, (0.5, 2.0), strict=False):
+        line = [one for one in bound if one.setting.coverage == 4.0 and one.setting.epsilon == epsilon]
+        n, at = [one.setting.comparisons for one in line], f"ε = {epsilon:g}"
+        axes[0].plot(n, [one.setting.lower_bound for one in line], "--", color=colour, label=f"Eq. 12, {at}")
         for policy, marker in ((hard.POLICIES[0], "o"), (hard.POLICIES[2], "s")):
-            axes[0].plot(
-                n,
-                [one.mean(policy).mean() for one in line],
-                marker,
-                markersize=4,
-                color=COLOURS[place],
-                label=f"{policy}, ε = {epsilon:g}",
-            )
+            values = [one.mean(policy).mean() for one in line]
+            axes[0].plot(n, values, marker, markersize=4, color=colour, label=f"{policy}, {at}")
     axes[0].set(xscale="log", yscale="log", xlabel="comparisons n", title="SubOpt at the theorem's distance")
     for place, policy in enumerate(hard.POLICIES):
-        axes[1].plot(*_by_epsilon(rate_risks, policy), "o-", markersize=3, color=COLOURS[place], label=policy)
+        axes[1].plot(*_by_epsilon(rate_risks, policy), "o-", color=COLOURS[place], label=policy)
     size = [one for one in rate_risks if one.setting.coverage == 4.0]
-    axes[1].plot(
-        [one.setting.epsilon for one in size],
-        [one.setting.lower_bound / one.setting.unit for one in size],
-        "k--",
-        label="Eq. 12",
-    )
+    ratio = [one.setting.lower_bound / one.setting.unit for one in size]
+    axes[1].plot([one.setting.epsilon for one in size], ratio, "k--", label="Eq. 12")
     axes[1].set(xscale="log", yscale="log", xlabel="ε", title="SubOpt · (2α−1)² n / (βCS), hardest distance")
     coverage = [one.setting.coverage for one in risks]
     for place, policy in enumerate(hard.POLICIES[:3]):
-        axes[2].plot(coverage, [one.mean(policy).mean() for one in risks], "o-", markersize=3, color=COLOURS[place])
+        axes[2].plot(coverage, [one.mean(policy).mean() for one in risks], "o-", color=COLOURS[place])
     axes[2].set(xscale="log", yscale="log", xlabel="C*", title="SubOpt against C*")
     axes[2].minorticks_off()
     axes[2].set_xticks(coverage, [f"{each:g}" for each in coverage])
     axes[2].set_yticks([1e-4, 1e-3])
     for axis in axes[:2]:
-        axis.legend(fontsize=6, frameon=False)
-    return _small_titles(figure)
+        axis.legend(fontsize=6)
+    return figure
 
 
 def _by_epsilon(risks: Sequence[hard.Risks], policy: str) -> tuple[list[float], list[float]]:
@@ -152,14 +132,8 @@ def efficiency(found: Mapping[float, Array]) -> Figure:
     axes.axhspan(0.95, 1.05, color=COLOURS[5], alpha=0.15, linewidth=0)
     for place, (epsilon, whitened) in enumerate(found.items()):
         ratio = whitened.var(axis=0, ddof=1)
-        axes.plot(np.full(len(ratio), place), ratio, "o", markersize=3, alpha=0.6, color=COLOURS[0])
+        axes.plot(np.full(len(ratio), place), ratio, "o", alpha=0.6, color=COLOURS[0])
         axes.plot(place, ratio.mean(), "_", markersize=16, color=COLOURS[1])
         axes.annotate(f"{epsilon:g}", (place, 0.87), fontsize=8, ha="center")
     axes.set(ylim=(0.85, 1.15), xticks=[], xlabel="ε", title="variance / Cramér–Rao bound")
-    return _small_titles(figure)
-
-
-def _small_titles(figure: Figure) -> Figure:
-    for axis in figure.axes:
-        axis.title.set_fontsize(9)
     return figure

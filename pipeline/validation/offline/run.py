@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from pipeline.core.stats import standard_error
 from pipeline.validation.bandits import Array, factor
 from pipeline.validation.lab import Report, Row
 from pipeline.validation.offline import finite, hard, pessimism, plots, rates
@@ -60,7 +61,7 @@ def _rates(curves: Sequence[rates.Curve], reward_range: float) -> list[Row]:
     return [
         {"reward_range": reward_range, "epsilon": curve.epsilon, "n": number,
          "effective_n": factor(curve.epsilon) ** 2 * number, "subopt": subopt.mean(),
-         "standard_error": subopt.std(ddof=1) / len(subopt) ** 0.5, "predicted": predicted.mean()}
+         "standard_error": standard_error(subopt), "predicted": predicted.mean()}
         for curve in curves
         for number, subopt, predicted in zip(curve.comparisons, curve.subopt, curve.predicted, strict=True)
     ]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from pipeline.core.stats import standard_error
 from pipeline.validation.bandits import factor
 from pipeline.validation.online import growth
-from pipeline.validation.online.simulate import Trace
 from pipeline.validation.online.study import ARMS, EPSILONS, LIKELIHOOD, MIXTURE, MLE, NONE, OPTIMISM, REFERENCE, Study
-from pipeline.validation.panels import COLOURS, new_figure
+from pipeline.validation.panels import COLOURS, band, new_figure
 
 
 def regret(found: Study) -> Figure:
@@ -23,22 +22,15 @@ def regret(found: Study) -> Figure:
             if arm.estimator == LIKELIHOOD:
                 continue
             if arm.name != REFERENCE:
-                _band(axis, trace, COLOURS[place], arm.name)
+                half = 1.96 * standard_error(trace.regret)
+                band(axis, trace.rounds, trace.regret.mean(axis=1), half, color=COLOURS[place], label=arm.name)
             place += 1
         for name, colour in ((OPTIMISM, COLOURS[0]), (NONE, COLOURS[2]), (MIXTURE, COLOURS[4])):
             trace = found.traces[f"{name} (MLE)", epsilon]
             axis.plot(trace.rounds, trace.regret.mean(axis=1), "--", linewidth=0.8, color=colour)
         axis.set(xscale="log", xlabel="rounds T", title=f"regret of π², ε = {epsilon:g}", xlim=(100, None))
-        axis.title.set_fontsize(9)
-    axes[0].legend(fontsize=6, frameon=False)
+    axes[0].legend(fontsize=6)
     return figure
-
-
-def _band(axis: Axes, trace: Trace, colour: str, label: str) -> None:
-    mean = trace.regret.mean(axis=1)
-    half = 1.96 * trace.regret.std(axis=1, ddof=1) / np.sqrt(trace.regret.shape[1])
-    axis.plot(trace.rounds, mean, color=colour, label=label)
-    axis.fill_between(trace.rounds, mean - half, mean + half, color=colour, alpha=0.15, linewidth=0)
 
 
 def fits(found: Study) -> Figure:
@@ -55,15 +47,13 @@ def fits(found: Study) -> Figure:
     axes[0].set(xscale="log", xlabel="rounds T", title="regret of π² with a + b log T (dotted: a + b √T)")
     axes[1].set(xscale="log", xlabel="rounds T", title="realised Σ min(1, U²)")
     for axis in axes:
-        axis.legend(fontsize=7, frameon=False)
-        axis.title.set_fontsize(9)
+        axis.legend()
     return figure
 
 
 def final(found: Study) -> Figure:
     """Regret at the horizon times (2α−1)² against ε for every arm: π² filled, π¹ open."""
-    figure, (axes,) = new_figure(1)
-    figure.set_size_inches(7.0, 3.4)
+    figure, (axes,) = new_figure(1, (7.0, 3.4))
     places = np.arange(len(EPSILONS))
     scale = np.array([factor(epsilon) ** 2 for epsilon in EPSILONS])
     names = list(dict.fromkeys(arm.name.removesuffix(MLE) for arm in ARMS))
@@ -80,6 +70,5 @@ def final(found: Study) -> Figure:
             axes.plot(at, exploring, marker, markersize=4, color=colour, label=arm.name)
     axes.set(xticks=places, xlabel="ε", yscale="log", title="regret at the horizon · (2α−1)² (open: π¹)")
     axes.set_xticklabels([f"{epsilon:g}" for epsilon in EPSILONS])
-    axes.title.set_fontsize(9)
-    axes.legend(fontsize=6, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.legend(fontsize=6, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from pipeline.core.stats import standard_error
 from pipeline.validation.lab import Report, Row
 from pipeline.validation.online import growth, plots
 from pipeline.validation.online.simulate import Trace
@@ -44,7 +45,7 @@ def _curves(found: Study) -> list[Row]:
             rows.append(
                 {"problem": problem, "arm": trace.arm.name, "epsilon": trace.epsilon, "rounds": int(rounds),
                  "regret": trace.regret[place].mean(),
-                 "standard_error": trace.regret[place].std(ddof=1) / trace.regret.shape[1] ** 0.5,
+                 "standard_error": standard_error(trace.regret[place]),
                  "regret_pi1": trace.regret_exploiting[place].mean(), "sum_min_1_u2": trace.eluder[place].mean()}
             )
     return rows

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.accounting.conversions import bounded_range_zcdp, zcdp_epsilon
-from pipeline.core.stats import Estimate, percentile_interval
+from pipeline.core.stats import Estimate, percentile_interval, standard_error
 from pipeline.validation.lab import Claim, within
 from pipeline.validation.private_rl import outcome
 from pipeline.validation.private_rl.updates import DELTA, PAPER, Array, Schedule, fixed, private_exponent
@@ -67,7 +67,7 @@ class Cell:
         return {"environment": self.world, "method": self.method, "runs": len(final), "plateau": self.plateau,
                 "plateau_low": self.estimate.ci_low, "plateau_high": self.estimate.ci_high,
                 "median_of_single_runs": float(np.median(plateaus(self.cumulative))), "regret": float(final.mean()),
-                "regret_standard_error": float(final.std(ddof=1) / math.sqrt(len(final)))}
+                "regret_standard_error": float(standard_error(final))}
 
 
 def plateaus(cumulative: Array) -> Array:

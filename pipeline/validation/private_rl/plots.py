@@ -8,7 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pipeline.validation.panels import COLOURS, new_figure
+from pipeline.core.stats import standard_error
+from pipeline.validation.panels import COLOURS, band, new_figure
 from pipeline.validation.private_rl import covers, design, honest, outcome, rates
 from pipeline.validation.private_rl.plateaus import EPISODES, EXPONENTS, PRIVATE, Cell, TableOne
 
@@ -17,8 +18,7 @@ EPISODE_TICKS = (20, 50, 100, 200, 500)
 
 def figure_one(table: TableOne, cells: honest.Cells) -> Figure:
     """PRL Figure 1 with an honest total ε: mean cumulative expected regret, 95 % bands of the mean, two instances."""
-    figure, axes = new_figure(2)
-    figure.set_size_inches(9.6, 3.6)
+    figure, axes = new_figure(2, (9.6, 3.6))
     for each, world in zip(axes, outcome.PUBLISHED, strict=True):
         _curve(each, table.non_private[world, 0], "non-private, no batch", 5, "-")
         _curve(each, table.non_private[world, 1], "non-private, B = 5", 4, "-")
@@ -26,17 +26,14 @@ def figure_one(table: TableOne, cells: honest.Cells) -> Figure:
             for place, arm in enumerate(("B = 5, zCDP", honest.GROWING, honest.FORGETFUL)):
                 _curve(each, cells[world, arm, epsilon], f"{arm}, ε = {epsilon:g}", place, line)
         each.set(title=world, xlabel="episode", ylabel="cumulative regret (simulated)")
-        each.title.set_fontsize(9)
-    axes[1].legend(fontsize=6, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    axes[1].legend(fontsize=6, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
 
 
 def _curve(axes: Axes, made: Cell, label: str, place: int, line: str) -> None:
-    mean = made.cumulative.mean(axis=0)
-    error = 1.96 * made.cumulative.std(axis=0, ddof=1) / np.sqrt(len(made.cumulative))
-    episodes = np.arange(1, len(mean) + 1)
-    axes.plot(episodes, mean, line, color=COLOURS[place], linewidth=1.1, label=label)
-    axes.fill_between(episodes, mean - error, mean + error, color=COLOURS[place], alpha=0.2, linewidth=0)
+    runs = made.cumulative.T
+    style = {"color": COLOURS[place], "linewidth": 1.1, "label": label}
+    band(axes, np.arange(1, len(runs) + 1), runs.mean(axis=1), 1.96 * standard_error(runs), line, **style)
 
 
 def temperature(table: TableOne) -> Figure:
@@ -47,7 +44,7 @@ def temperature(table: TableOne) -> Figure:
         middle = np.array([made.plateau for made in cells])
         spread = np.array([(made.estimate.ci_low, made.estimate.ci_high) for made in cells]).T
         each.errorbar(
-            EXPONENTS, middle, [middle - spread[0], spread[1] - middle], fmt="o-", markersize=3, linewidth=0.9
+            EXPONENTS, middle, [middle - spread[0], spread[1] - middle], fmt="o-", linewidth=0.9
         )
         for place, (epsilon, column) in enumerate(PRIVATE.items(), start=1):
             published = outcome.PUBLISHED[world][column]
@@ -56,25 +53,23 @@ def temperature(table: TableOne) -> Figure:
         each.set(xscale="log", yscale="log", xlabel="exponent of the softmax", ylabel="plateau episode")
         each.set_yticks(EPISODE_TICKS, [str(tick) for tick in EPISODE_TICKS])
         each.minorticks_off()
-        each.set_title(f"{world}, B = 5, K = {EPISODES}", fontsize=9)
-        each.legend(fontsize=7, frameon=False)
+        each.set_title(f"{world}, B = 5, K = {EPISODES}")
+        each.legend()
     return figure
 
 
 def growth(grown: Sequence[rates.Growth]) -> Figure:
     """Regret of Algorithm 1 against K, four arms, with K^{1/2} and K^{3/5} as guides."""
-    figure, (axes,) = new_figure(1)
-    figure.set_size_inches(5.4, 3.6)
+    figure, (axes,) = new_figure(1, (5.4, 3.6))
     for each in grown:
-        mean = each.regret.mean(axis=1)
-        error = 1.96 * each.regret.std(axis=1, ddof=1) / np.sqrt(each.regret.shape[1])
-        axes.errorbar(each.episodes, mean, error, fmt="o-", markersize=3, linewidth=0.9, label=each.arm)
+        error = 1.96 * standard_error(each.regret)
+        axes.errorbar(each.episodes, each.regret.mean(axis=1), error, fmt="o-", linewidth=0.9, label=each.arm)
     ends = np.array([grown[-1].episodes[0], grown[-1].episodes[-1]], dtype=float)
     for power, label in ((0.5, "K^(1/2)"), (0.6, "K^(3/5)")):
         axes.plot(ends, 3.0 * (ends / ends[0]) ** power, ":", color="black", linewidth=0.8 + 4 * (power - 0.5))
         axes.annotate(label, (ends[1], 3.0 * (ends[1] / ends[0]) ** power), fontsize=7)
     axes.set(xscale="log", yscale="log", xlabel="episodes K", ylabel="regret")
-    axes.legend(fontsize=6, frameon=False)
+    axes.legend(fontsize=6)
     return figure
 
 
@@ -84,13 +79,13 @@ def cover(found: covers.Covers) -> Figure:
     for each, place in zip(axes, (0, -1), strict=True):
         for label, arms in (("joint DP, ε = 8", found.private), ("non-private", found.plain)):
             mean = [arm.regret[place].mean() for arm in arms.values()]
-            error = [1.96 * arm.regret[place].std(ddof=1) / np.sqrt(arm.regret.shape[1]) for arm in arms.values()]
-            each.errorbar(list(arms), mean, error, fmt="o-", markersize=3, linewidth=0.9, label=label)
+            error = [1.96 * standard_error(arm.regret[place]) for arm in arms.values()]
+            each.errorbar(list(arms), mean, error, fmt="o-", linewidth=0.9, label=label)
         each.set(xscale="log", yscale="log", xlabel="parameter values a stage, N = 1/(2β)", ylabel="regret")
         each.set_xticks(list(found.private), [str(members) for members in found.private])
         each.minorticks_off()
-        each.set_title(f"K = {found.matched.episodes[place]}", fontsize=9)
-        each.legend(fontsize=7, frameon=False)
+        each.set_title(f"K = {found.matched.episodes[place]}")
+        each.legend()
     return figure
 
 
@@ -102,6 +97,6 @@ def matrices(found: Mapping[str, design.Switches]) -> Figure:
         axes.plot(np.arange(1, len(shown) + 1), shown, linewidth=0.7, label=label)
     axes.axhline(2.0, color=COLOURS[5], linewidth=0.8, linestyle="--")
     axes.set(xlabel="episode", ylabel="largest ratio of squared norms")
-    axes.set_title("Since the last switch: claimed at most 2", fontsize=9)
-    axes.legend(fontsize=7, frameon=False)
+    axes.set_title("Since the last switch: claimed at most 2")
+    axes.legend()
     return figure

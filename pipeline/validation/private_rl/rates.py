@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.core.stats import Estimate, bootstrap
+from pipeline.core.stats import Estimate, bootstrap, standard_error
 from pipeline.validation.bandits import slope_of_mean
 from pipeline.validation.lab import Claim, within
 from pipeline.validation.private_rl.general import Instances, cumulative_regret, sensitivities
@@ -40,10 +40,9 @@ class Growth:
 
     def rows(self) -> list[dict[str, object]]:
         """For a CSV."""
-        spread = self.regret.std(axis=1, ddof=1) / math.sqrt(self.regret.shape[1])
         return [
             {"arm": self.arm, "episodes": int(k), "regret": float(mean), "standard_error": float(error)}
-            for k, mean, error in zip(self.episodes, self.regret.mean(axis=1), spread, strict=True)
+            for k, mean, error in zip(self.episodes, self.regret.mean(axis=1), standard_error(self.regret), strict=True)
         ]
 
 
