@@ -111,6 +111,7 @@ def keygen(
 
 @app.command()
 def privatize(
+    ctx: typer.Context,
     config: Annotated[Path | None, typer.Option("--config", help="Run as a stage of this recipe.")] = None,
     run_dir: RunDirectory = None,
     data: Annotated[str | None, typer.Option("--data", help="Preferences: file, folder or hub id.")] = None,
@@ -139,24 +140,7 @@ def privatize(
     overrides: Overrides = None,
 ) -> None:
     """Stage with --config; else privatise --data into --output at --epsilon with --key."""
-    alone = {
-        "--output": output,
-        "--epsilon": epsilon,
-        "--key": key,
-        "--split": split,
-        "--source": source,
-        "--budget": budget,
-        "--budget-per": budget_per,
-        "--labeler-column": labeler_column,
-        "--event-column": event_column,
-        "--corrects-column": corrects_column,
-        "--add-up-renamed": add_up,
-        "--columns": columns,
-        "--label-column": label_column,
-        "--labels": labels,
-        "--workers": workers,
-    }
-    _one_way("privatize", config, alone, run_dir, overrides)
+    _one_way(ctx, config, run_dir, overrides)
     if config is not None:
         _stage("privatize", config, run_dir, data, overrides, accept_code)
         return
@@ -177,6 +161,7 @@ def privatize(
 
 @app.command()
 def evaluate(
+    ctx: typer.Context,
     config: Annotated[Path | None, typer.Option("--config", help="Run as a stage of this recipe.")] = None,
     run_dir: RunDirectory = None,
     data: Data = None,
@@ -205,22 +190,7 @@ def evaluate(
     overrides: Overrides = None,
 ) -> None:
     """Stage with --config; else judge --policy against --reference on --prompts."""
-    alone = {
-        "--policy": policy,
-        "--reference": reference,
-        "--prompts": prompts,
-        "--judge": judge,
-        "--judge-public": judge_public,
-        "--judge-http": judge_http,
-        "--output": output,
-        "--max-prompt-tokens": max_prompt_tokens,
-        "--max-response-tokens": max_response_tokens,
-        "--temperature": temperature,
-        "--limit": limit,
-        "--seed": seed,
-        "--system-prompt": system_prompt,
-    }
-    _one_way("evaluate", config, alone, run_dir, overrides)
+    _one_way(ctx, config, run_dir, overrides)
     if config is not None:
         _stage("evaluate", config, run_dir, data, overrides, accept_code)
         return
@@ -337,14 +307,14 @@ def _recipe(config: Path, data: str | None, overrides: Sequence[str] | None) -> 
 
 
 def _one_way(
-    command: str, config: Path | None, alone: dict[str, Any], run_dir: Path | None, overrides: Sequence[str] | None
+    ctx: typer.Context, config: Path | None, run_dir: Path | None, overrides: Sequence[str] | None
 ) -> None:
-    """A command that is a stage or stands alone gets the options of one of the two: none is ignored.
-
-    `alone` holds the options that a recipe decides otherwise.
-    """
+    """A command that is a stage or stands alone gets the options of one of the two: none is ignored."""
+    command = str(ctx.info_name)
     if config is not None:
-        given = [name for name, value in alone.items() if value is not None]
+        shared = {"config", "run_dir", "data", "accept_code", "overrides"}
+        own = [part for part in ctx.command.params if part.name not in shared]
+        given = [part.opts[0] for part in own if ctx.params[str(part.name)] is not None]
         if given:
             raise UserError(f"{command} --config takes no {', '.join(given)}: the recipe says that (section.key=value)")
     elif run_dir is not None or overrides:

@@ -12,7 +12,7 @@ import difflib
 import importlib.metadata
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -77,13 +77,13 @@ def parse(schema: type[T], tree: Mapping[str, Any], where: str) -> T:
     Raises:
         UserError: names the first offending key, the nearest valid key, or what the value should be.
     """
-    unknown = _first_unknown_key(schema, tree, ())
-    if unknown is not None:
-        path, valid = unknown
-        raise UserError(f"{where}: unknown key '{'.'.join(path)}'{nearest(path[-1], valid)}")
-    misplaced = _first_misplaced_bool(schema, tree, ())
-    if misplaced is not None:
-        raise UserError(f"{where}: {'.'.join(misplaced)}: true and false are no numbers or texts here")
+    keys = list(_keys(schema, tree))
+    for path, _, hint, valid in keys:
+        if hint is None:
+            raise UserError(f"{where}: unknown key '{'.'.join(path)}'{nearest(path[-1], valid)}")
+    for path, value, hint, _ in keys:  # as a number true would be read as 1
+        if isinstance(value, bool) and bool not in (hint, *typing.get_args(hint)):
+            raise UserError(f"{where}: {'.'.join(path)}: true and false are no numbers or texts here")
     try:
         return TypeAdapter(schema).validate_python(dict(tree))
     except ValidationError as error:
@@ -163,42 +163,20 @@ def dump_yaml(config: Any) -> str:
     return text
 
 
-def _first_unknown_key(schema: Any, tree: Any, path: tuple[str, ...]) -> tuple[tuple[str, ...], list[str]] | None:
-    """The path of the first key of `tree` that `schema` lacks, with the keys it has; None when all are known."""
+def _keys(schema: Any, tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any, Any, list[str]]]:
+    """(path, value, type or None for a key that `schema` lacks, the keys that it has) of every key in `tree`."""
     schema = _dataclass_of(schema)
     if schema is not None and isinstance(tree, list):
-        found = (_first_unknown_key(schema, item, (*path, str(place))) for place, item in enumerate(tree))
-        return next((one for one in found if one is not None), None)
+        for place, item in enumerate(tree):
+            yield from _keys(schema, item, (*path, str(place)))
     if schema is None or not isinstance(tree, Mapping):
-        return None
+        return
     hints = typing.get_type_hints(schema)
     valid = [field.name for field in dataclasses.fields(schema)]
     for key, value in tree.items():
-        if key not in valid:
-            return (*path, str(key)), valid
-        inner = _first_unknown_key(hints[key], value, (*path, str(key)))
-        if inner is not None:
-            return inner
-    return None
-
-
-def _first_misplaced_bool(schema: Any, tree: Any, path: tuple[str, ...]) -> tuple[str, ...] | None:
-    """The path of the first true/false whose key takes none: as a number it would be read as 1 or 0."""
-    schema = _dataclass_of(schema)
-    if schema is not None and isinstance(tree, list):
-        found = (_first_misplaced_bool(schema, item, (*path, str(place))) for place, item in enumerate(tree))
-        return next((one for one in found if one is not None), None)
-    if schema is None or not isinstance(tree, Mapping):
-        return None
-    hints = typing.get_type_hints(schema)
-    for key, value in tree.items():
-        hint = hints[key]
-        if isinstance(value, bool) and bool not in (hint, *typing.get_args(hint)):
-            return (*path, str(key))
-        inner = _first_misplaced_bool(hint, value, (*path, str(key)))
-        if inner is not None:
-            return inner
-    return None
+        hint = hints[key] if key in valid else None
+        yield (*path, str(key)), value, hint, valid
+        yield from _keys(hint, value, (*path, str(key)))
 
 
 def _dataclass_of(annotation: Any) -> Any:
