@@ -20,6 +20,7 @@ import torch
 from pipeline.core.errors import UserError
 from pipeline.core.noise import LabelNoise
 from pipeline.core.recipe import Recipe, RewardConfig
+from pipeline.data.render import prompt_key
 from reward_models.basis import pair_basis
 from reward_models.linear import LinearFit, fit_linear
 from reward_models.ridge import RidgeSelection, assign_folds, select_ridge
@@ -67,7 +68,7 @@ def fit_head(
     Raises:
         UserError: all pairs have one prompt.
     """
-    groups = [repr(prompt) for prompt in prompts]
+    groups = [prompt_key(prompt) for prompt in prompts]
     count = len(set(groups))
     if count < 2:
         raise UserError("all pairs have one prompt, and folds are by prompt: give preferences on several prompts")

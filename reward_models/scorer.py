@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 from pipeline.data.inputs import make_renderer
-from pipeline.data.render import Prompt, Renderer
+from pipeline.data.render import Prompt, Renderer, prompt_key
 from pipeline.lm.features import extract_features
 from pipeline.lm.generate import sharded
 from pipeline.lm.models import load_tokenizer
@@ -108,7 +108,7 @@ class RewardScorer:
 
     def has_reference(self, prompt: Prompt) -> bool:
         """Whether reference completions of `prompt` are known, or not needed."""
-        return not (self.use_bonus or self.use_baseline) or repr(prompt) in self.references
+        return not (self.use_bonus or self.use_baseline) or prompt_key(prompt) in self.references
 
     def add_reference(self, prompt: Prompt, features: torch.Tensor) -> None:
         """Centres Γ and the baseline at `prompt` with the features (K, d) of K completions of π_ref."""
@@ -116,7 +116,7 @@ class RewardScorer:
         if self.use_bonus:
             assert self.checkpoint.bonus is not None
             reference = torch.cat([self.checkpoint.bonus.reference_gradient(features[None])[0], reference])
-        self.references[repr(prompt)] = reference
+        self.references[prompt_key(prompt)] = reference
 
     def score(self, prompts: Sequence[Prompt], responses: Sequence[str], progress: str | None = None) -> Scores:
         """r̄ and Γ of each response; `add_reference` comes first for each prompt without `has_reference`."""
@@ -128,7 +128,7 @@ class RewardScorer:
         if not prompts:  # a process may have none
             return Scores(bonus, bonus, baseline)
         if self.use_bonus or self.use_baseline:
-            references = torch.stack([self.references[repr(prompt)] for prompt in prompts])
+            references = torch.stack([self.references[prompt_key(prompt)] for prompt in prompts])
         if self.use_baseline:
             baseline = references[:, -1].float()
         if not self.use_bonus:

@@ -13,8 +13,9 @@ from pipeline.core.recipe_inputs import DataConfig
 from pipeline.core.rundir import RunDir
 from pipeline.data.formats import Demonstration, read_demonstrations, read_prompts
 from pipeline.data.release import Release, read_release
-from pipeline.data.render import Prompt, Renderer, keep_fitting, keep_fitting_pairs
+from pipeline.data.render import Prompt, Renderer, keep_fitting, keep_fitting_pairs, prompt_key
 from pipeline.embedded import task
+from pipeline.embedded.topics import Split
 
 T = TypeVar("T")
 
@@ -59,21 +60,19 @@ def keep_demonstrations(recipe: Recipe, run: RunDir, renderer: Renderer) -> tupl
 
 def training_prompts(recipe: Recipe, run: RunDir) -> list[Prompt]:
     """Distinct prompts for PPO rollouts, in a fixed order."""
-    source = recipe.data.prompts
-    if source == "embedded":
-        return list(task.load_prompts("train"))
-    if source == "release":
-        return distinct([row.prompt for row in release(run).rows])
-    return in_own_order(distinct(list(read_prompts(source))))
+    return _prompts(recipe.data.prompts, "train", lambda: release(run))
 
 
 def evaluation_prompts(recipe: Recipe, run: RunDir) -> list[Prompt]:
     """Distinct held-out prompts, in a fixed order."""
-    source = recipe.data.evaluation_prompts
+    return _prompts(recipe.data.evaluation_prompts, "eval", lambda: evaluation_release(run))
+
+
+def _prompts(source: str, split: Split, released: Callable[[], Release]) -> list[Prompt]:
     if source == "embedded":
-        return list(task.load_prompts("eval"))
-    if source == "evaluation":
-        return distinct([row.prompt for row in evaluation_release(run).rows])
+        return list(task.load_prompts(split))
+    if source in ("release", "evaluation"):
+        return distinct([row.prompt for row in released().rows])
     return in_own_order(distinct(list(read_prompts(source))))
 
 
@@ -123,7 +122,7 @@ def distinct(prompts: Sequence[Prompt]) -> list[Prompt]:
     """`prompts` without repetitions, first ones kept."""
     seen: dict[str, Prompt] = {}
     for prompt in prompts:
-        seen.setdefault(repr(prompt), prompt)
+        seen.setdefault(prompt_key(prompt), prompt)
     return list(seen.values())
 
 

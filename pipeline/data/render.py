@@ -160,6 +160,11 @@ def left_out(count: int) -> str:
     return f" ({count} more left out as too long)" if count else ""
 
 
+def prompt_key(prompt: Prompt) -> str:
+    """What tells prompts apart, and names the draws that belong to one; never stored where it must outlive the code."""
+    return repr(prompt)
+
+
 def plain_text(response: Response) -> str:
     """The text of a response; a conversational one is a list with a single assistant message."""
     return response if isinstance(response, str) else "".join(message["content"] for message in response)

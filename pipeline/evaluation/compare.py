@@ -13,7 +13,7 @@ import torch
 
 from pipeline.core import atomic
 from pipeline.core.errors import UserError
-from pipeline.core.recipe_parts import JudgeSettings
+from pipeline.core.recipe_parts import EvaluateConfig, JudgeSettings
 from pipeline.core.stats import Estimate
 from pipeline.core.world import device_type
 from pipeline.data.formats import read_prompts
@@ -199,7 +199,7 @@ def answer_all(
         Sampling(renderer.max_response_tokens, temperature),
         pad_token_id=renderer.tokenizer.pad_token_id,
         eos_token_id=end_ids(model, renderer.tokenizer),
-        batch_size=64,
+        batch_size=EvaluateConfig().batch_size,
         progress=f"answers of the {purpose}",
     )
     return [renderer.text(row) for row in rows]

@@ -39,7 +39,7 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from pipeline.core.recipe import Recipe
 from pipeline.core.recipe_aligners import GroupConfig
-from pipeline.data.render import Prompt, Renderer
+from pipeline.data.render import Prompt, Renderer, prompt_key
 from pipeline.embedded.truth import true_reward
 from pipeline.lm.generate import Sampling, sample_key, sample_responses
 from pipeline.lm.models import end_ids
@@ -124,7 +124,7 @@ class _OnPessimisticReward:
         mine = new[accelerator.process_index :: accelerator.num_processes]
         count = task.reference_samples
         repeated = [prompt for prompt in mine for _ in range(count)]
-        keys = [sample_key(task.seed, "reference", repr(prompt), k) for prompt in mine for k in range(count)]
+        keys = [sample_key(task.seed, "reference", prompt_key(prompt), k) for prompt in mine for k in range(count)]
         ids = [task.renderer.prompt_ids(prompt) for prompt in repeated]
         label = "reference completions" if accelerator.is_main_process else None
         rows = self._sample(ids, keys, task.sampling, label)

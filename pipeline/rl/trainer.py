@@ -17,7 +17,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from pipeline.core.recipe import PpoConfig
-from pipeline.data.render import Prompt, Renderer
+from pipeline.data.render import Prompt, Renderer, prompt_key
 from pipeline.lm.generate import Sampling, sample_key, sample_responses, sharded
 from pipeline.lm.logprobs import PolicyWithValue
 from pipeline.lm.models import end_ids
@@ -224,7 +224,7 @@ class PpoTrainer:
         count, known = self.config.reference_samples, set(self.scorer.references)
         mine = new[self.accelerator.process_index :: self.accelerator.num_processes]
         repeated = [prompt for prompt in mine for _ in range(count)]
-        keys = [sample_key(self.seed, "reference", repr(prompt), k) for prompt in mine for k in range(count)]
+        keys = [sample_key(self.seed, "reference", prompt_key(prompt), k) for prompt in mine for k in range(count)]
         ids = [self.renderer.prompt_ids(prompt) for prompt in repeated]
         label = "reference completions" if self.accelerator.is_main_process else None
         once = self.config.gather_once and self.reader.reference is not None  # else its weights are the policy's

@@ -15,6 +15,7 @@ from ppo_problem import Problem
 from pipeline.core.config import parse
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
+from pipeline.data.render import prompt_key
 from pipeline.evaluation import samples
 from pipeline.evaluation.samples import Sampler
 from pipeline.lm.generate import Sampling
@@ -155,6 +156,6 @@ def test_a_trainer_without_pessimism_learns_against_the_mean_of_its_references(p
     learner = problem.trainer(rollouts=8, minibatch_size=8)
     learner.scorer = made
     rollout, _ = learner.collect(0)
-    assert set(made.references) == {repr(prompt) for prompt in problem.prompts}
+    assert set(made.references) == {prompt_key(prompt) for prompt in problem.prompts}
     assert rollout.baseline.abs().min() > 0
     assert not rollout.bonus.any()
