@@ -9,24 +9,20 @@ are in nats. A comparison's label is +1 where the first response of its pair is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.core.noise import LabelNoise
+from pipeline.validation.newton import Array, Integers, minimise
 from reward_models.gibbs import gibbs_log_policy
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Array = NDArray[np.float64]
-Integers = NDArray[np.int64]
 Booleans = NDArray[np.bool_]
-
-_ARMIJO = 1e-4
-_MAX_HALVINGS = 30
 
 
 class Pairs(NamedTuple):
@@ -192,34 +188,22 @@ def fit_linear_counts(
     *,
     ridge: float,
     loss: str = "private_likelihood",
-    steps: int = 60,
     tolerance: float = 1e-8,
 ) -> Fit:
     """The minimiser of Σ loss + (ridge/2)‖θ‖² with margin = ψ·θ, all repetitions at once; ψ `difference` (P, d).
 
-    What `reward_models.fit_linear` minimises, on counts: Fisher scoring with backtracking, from θ = 0. A repetition
-    has converged when its Newton decrement gᵀH⁻¹g/2 is at most `tolerance` nats; below (2α−1)²n ≈ 20 d with a small
-    ridge the minimiser lies far away and `steps` may not reach it.
+    What `reward_models.fit_linear` minimises, on counts: Fisher scoring from θ = 0, to a decrement of `tolerance` nats.
+    Below (2α−1)²n ≈ 20 d with a small ridge the minimiser lies far away and may not be reached.
     """
-    problem = _Problem(counts, difference, epsilon, ridge, loss)
-    theta = np.zeros((len(counts.plus), difference.shape[1]))
-    converged = np.zeros(len(theta), dtype=bool)
-    active = np.arange(len(theta))
-    for _ in range(steps):
-        step, decrement = problem.rows(active).scoring_step(theta[active])
-        converged[active] = decrement <= tolerance
-        left = decrement > tolerance
-        active, step, decrement = active[left], step[left], decrement[left]
-        if not len(active):
-            break
-        theta[active] = problem.rows(active).backtrack(theta[active], step, decrement)
+    problem = _Fits(counts, difference, epsilon, ridge, loss)
+    theta, converged = minimise(problem, np.zeros((len(counts.plus), difference.shape[1])), tolerance=tolerance)
     weight = counts.total * fisher_weights(theta @ difference.T, epsilon)
     return Fit(theta, weighted_gram(weight, difference) + ridge * np.eye(theta.shape[1]), converged)
 
 
 @dataclass(frozen=True)
-class _Problem:
-    """The objectives of R repetitions; theta (R, d)."""
+class _Fits:
+    """The objectives of R repetitions."""
 
     counts: Counts
     difference: Array
@@ -227,46 +211,24 @@ class _Problem:
     ridge: float
     loss: str
 
-    def rows(self, chosen: Integers) -> _Problem:
-        """Some repetitions."""
-        counts = Counts(self.counts.plus[chosen], self.counts.minus[chosen])
-        return replace(self, counts=counts)
+    def _summed(self, parts: tuple[Array, Array], rows: Integers) -> Array:
+        return np.asarray(self.counts.plus[rows] * parts[0] + self.counts.minus[rows] * parts[1])
 
-    def value(self, theta: Array) -> Array:
-        """(R,)."""
-        plus, minus = loss_values(theta @ self.difference.T, self.epsilon, self.loss)
-        data = (self.counts.plus * plus + self.counts.minus * minus).sum(axis=1)
+    def value(self, theta: Array, rows: Integers) -> Array:
+        data = self._summed(loss_values(theta @ self.difference.T, self.epsilon, self.loss), rows).sum(axis=1)
         return np.asarray(data + 0.5 * self.ridge * (theta**2).sum(axis=1))
 
-    def scoring_step(self, theta: Array) -> tuple[Array, Array]:
-        """H⁻¹g (R, d) with the expected curvature H, and gᵀH⁻¹g/2 (R,)."""
+    def derivatives(self, theta: Array, rows: Integers) -> tuple[Array, Array]:
         from reward_models.losses import get_loss
 
         margin = theta @ self.difference.T
-        plus, minus = _of_both_labels(margin, self.epsilon, self.loss, "slope")
-        gradient = (self.counts.plus * plus + self.counts.minus * minus) @ self.difference + self.ridge * theta
-        weight = self.counts.total * get_loss(self.loss).curvature(_torch(margin), self.epsilon).numpy()
+        slope = self._summed(_of_both_labels(margin, self.epsilon, self.loss, "slope"), rows)
+        weight = self.counts.total[rows] * get_loss(self.loss).curvature(_torch(margin), self.epsilon).numpy()
         matrix = weighted_gram(weight, self.difference) + self.ridge * np.eye(theta.shape[1])
-        step = np.linalg.solve(matrix, gradient[..., None])[..., 0]
-        return np.asarray(step), np.asarray(0.5 * (gradient * step).sum(axis=1))
-
-    def backtrack(self, theta: Array, step: Array, decrement: Array) -> Array:
-        """θ − 2^−j step with the smallest j that satisfies Armijo's condition; θ itself where none does."""
-        best, value = theta.copy(), self.value(theta)
-        waiting, size = np.arange(len(theta)), 1.0
-        for _ in range(_MAX_HALVINGS):
-            candidate = theta[waiting] - size * step[waiting]
-            rounding = 1e-13 * np.abs(value[waiting])
-            enough = value[waiting] - 2.0 * _ARMIJO * size * decrement[waiting] + rounding
-            good = self.rows(waiting).value(candidate) <= enough
-            best[waiting[good]] = candidate[good]
-            waiting, size = waiting[~good], 0.5 * size
-            if not len(waiting):
-                break
-        return best
+        return slope @ self.difference + self.ridge * theta, matrix
 
 
-def log_slope(x: Array, y: Array) -> float:
+def log_slope(x: Array | Integers, y: Array) -> float:
     """Least-squares slope of log y against log x, (K,) each."""
     centred = np.log(x) - np.log(x).mean()
     return float(centred @ np.log(y) / (centred @ centred))

@@ -10,7 +10,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import optimize, special, stats
 
-from pipeline.core.stats import Estimate, bootstrap_mean, length_controlled_win_rate, wilson, win_rate
+from pipeline.core.stats import (
+    Estimate,
+    bootstrap,
+    bootstrap_mean,
+    length_controlled_win_rate,
+    standard_error,
+    wilson,
+    win_rate,
+)
 
 
 @pytest.mark.parametrize(
@@ -161,3 +169,23 @@ def test_the_fit_is_the_penalised_maximum(seed: int, n: int, longer_by: float, s
     with np.errstate(over="raise", invalid="raise"):
         estimate = length_controlled_win_rate(outcome, np.full(n, 0.5), length, seed=0, resamples=3)
     assert estimate.value == pytest.approx(reference_intercept(outcome, length / scale), abs=2e-4)
+
+
+def test_the_bootstrap_resamples_columns_together_and_leaves_out_undefined_draws() -> None:
+    pairs = np.stack([np.arange(1.0, 41.0), np.arange(1.0, 41.0) * 2.0])
+    ratio = bootstrap(lambda drawn: float(drawn[1].mean() / drawn[0].mean()), pairs, 1)
+    assert (ratio.value, ratio.ci_low, ratio.ci_high, ratio.n) == pytest.approx((2.0, 2.0, 2.0, 40))
+    shaky = bootstrap(lambda drawn: float("nan") if drawn.max() < 40.0 else 1.0, pairs[0], 1)
+    assert (shaky.ci_low, shaky.ci_high) == (1.0, 1.0)
+
+
+def test_an_estimate_in_other_units() -> None:
+    made = Estimate(2.0, 1.0, 4.0, 9)
+    assert made / 2.0 == Estimate(1.0, 0.5, 2.0, 9)
+    assert made.mapped(lambda value: value**2) == Estimate(4.0, 1.0, 16.0, 9)
+
+
+def test_the_standard_error_is_of_the_last_axis() -> None:
+    assert standard_error(np.array([[1.0, 2.0, 3.0, 4.0], [0.0, 0.0, 0.0, 0.0]])) == pytest.approx(
+        [math.sqrt(5.0 / 3.0) / 2.0, 0.0]
+    )

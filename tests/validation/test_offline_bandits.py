@@ -125,12 +125,12 @@ def test_a_fit_that_needs_halved_steps_still_falls() -> None:
     difference = generator.normal(size=(10, 4))
     counts = bandits.private_labels(generator, np.full((50, 10), 6), difference @ np.ones(4), 0.3)
     fit = bandits.fit_linear_counts(counts, difference, 0.3, ridge=0.01)
-    problem = bandits._Problem(counts, difference, 0.3, 0.01, "private_likelihood")
-    assert (problem.value(fit.theta) < problem.value(np.zeros((50, 4)))).all()
+    problem, rows = bandits._Fits(counts, difference, 0.3, 0.01, "private_likelihood"), np.arange(50)
+    assert (problem.value(fit.theta, rows) < problem.value(np.zeros((50, 4)), rows)).all()
     assert fit.converged.mean() > 0.5
     for move in np.eye(4):
         for sign in (1e-3, -1e-3):
-            worse = problem.value(fit.theta + sign * move) - problem.value(fit.theta)
+            worse = problem.value(fit.theta + sign * move, rows) - problem.value(fit.theta, rows)
             assert (worse[fit.converged] > -1e-6).all()
 
 

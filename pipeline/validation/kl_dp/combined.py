@@ -43,11 +43,8 @@ def lemma(instances: int, seed: int = 0) -> list[Search]:
     source = "KL-DP paper Lemma 1"
     return [
         joined("Lemma 1: the loss is at most range(d)", f"{OURS} Lemma 1", [loss(first, second) / spread]),
-        joined(
-            "Lemma 1, approximate: delta = larger mass of A2",
-            f"{OURS} Lemma 1, approximate",
-            [measured / outside.max(axis=0)],
-        ),
+        joined("Lemma 1, approximate: delta = larger mass of A2", f"{OURS} Lemma 1, approximate",
+               [measured / outside.max(axis=0)]),
         joined("Corrected ratio on A1: range - log(1 - mass of A2)", f"{OURS} Appendix A", [pointwise / corrected]),
         joined("Published proof step: ratio on A1 at most e^(2 Delta)", f"{source}, appendix A", [pointwise / twice]),
         joined("Lemma 1 read one-sidedly: delta = mass of A2 under D alone", source, [single / outside.min(axis=0)]),
@@ -76,16 +73,10 @@ def many_draws(largest: int) -> list[Search]:
                         split.append(_split_draws(epsilon, mass, tilted, draws))
     return [
         joined("m draws: (e_m, delta')-DP by the zCDP of a bounded range", f"{OURS} repeated sampling", pure),
-        joined(
-            "m draws with mass delta outside: (e_m, m delta + delta')-DP",
-            f"{OURS} repeated sampling, approximate",
-            split,
-        ),
-        joined(
-            "The zCDP route costs at most half of advanced composition",
-            f"{OURS} repeated sampling",
-            [2.0 * np.array(advanced)],
-        ),
+        joined("m draws with mass delta outside: (e_m, m delta + delta')-DP", f"{OURS} repeated sampling, approximate",
+               split),
+        joined("The zCDP route costs at most half of advanced composition", f"{OURS} repeated sampling",
+               [2.0 * np.array(advanced)]),
     ]
 
 
@@ -162,9 +153,8 @@ def randomised_labels() -> Search:
         first, second = np.array(flips).T
         draw = float(loss(np.log(given_z)[first], np.log(given_z)[second]).max())
         ratios.append(loss(given_y[first], given_y[second]) / draw_after_randomized_response(draw, epsilon))
-    return joined(
-        "One draw on randomised labels: 2 artanh(tanh(e_K/2) tanh(e/2))", "draw_after_randomized_response", ratios
-    )
+    return joined("One draw on randomised labels: 2 artanh(tanh(e_K/2) tanh(e/2))", "draw_after_randomized_response",
+                  ratios)
 
 
 def proposition_one(largest: int = 3) -> tuple[list[Claim], list[dict[str, float]]]:

@@ -6,12 +6,15 @@ one count more or less (or moved, for a flipped label).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import combinations_with_replacement
 
 import numpy as np
-from numpy.typing import NDArray
+from scipy.special import expit
 
-Array = NDArray[np.float64]
+from pipeline.validation.newton import Array, Integers, minimise
+
+TOLERANCE = 1e-26  # nats; only rounding keeps a decrement above it
 
 
 def loss(log_p: Array, log_q: Array) -> Array:
@@ -75,8 +78,9 @@ def bradley_terry(counts: Array, signed: Array, ridge: float, radius: float) -> 
     the constraint is a ridge). κ = 0 is allowed with radius < ∞. Residuals are at rounding level.
     """
     batch, dimension = len(counts), signed.shape[1]
-    extra = np.zeros(batch)
-    theta = _newton(counts, signed, np.maximum(ridge, 1e-9) + extra, np.zeros((batch, dimension)))
+    least = max(ridge, 1e-9)
+    start = np.zeros((batch, dimension))
+    theta, _ = minimise(_Logistic(counts, signed, np.full(batch, least)), start, tolerance=TOLERANCE)
     outside = np.flatnonzero(np.linalg.norm(theta, axis=1) > radius)
     if not len(outside):
         return theta
@@ -85,37 +89,27 @@ def bradley_terry(counts: Array, signed: Array, ridge: float, radius: float) -> 
     low, high = np.zeros(len(outside)), few @ np.linalg.norm(signed, axis=1) / radius + 1e-9
     for _ in range(60):
         middle = 0.5 * (low + high)
-        inner = _newton(few, signed, np.maximum(ridge, 1e-9) + middle, inner, iterations=6)
+        inner, _ = minimise(_Logistic(few, signed, least + middle), inner, steps=6, tolerance=TOLERANCE)
         large = np.linalg.norm(inner, axis=1) > radius
         low, high = np.where(large, middle, low), np.where(large, high, middle)
     theta[outside] = inner * (radius / np.linalg.norm(inner, axis=1, keepdims=True))
     return theta
 
 
-def _newton(counts: Array, signed: Array, ridge: Array, theta: Array, iterations: int = 60) -> Array:
-    """Damped Newton on the ridge-penalised logistic loss; ridge (b,), theta (b, d) the start."""
-    identity = np.eye(signed.shape[1])
+@dataclass(frozen=True)
+class _Logistic:
+    """Ridge-penalised logistic losses; counts (b, T), signed (T, d), ridge (b,)."""
 
-    def objective(at: Array) -> Array:
-        losses = (counts * np.logaddexp(0.0, -(at @ signed.T))).sum(axis=1)
-        return np.asarray(losses + 0.5 * ridge * (at**2).sum(axis=1))
+    counts: Array
+    signed: Array
+    ridge: Array
 
-    value = objective(theta)
-    for _ in range(iterations):
-        missing = 0.5 * (1.0 - np.tanh(0.5 * (theta @ signed.T)))  # σ(−margin)
-        gradient = -(counts * missing) @ signed + ridge[:, None] * theta
-        weight = counts * missing * (1.0 - missing)
-        hessian = np.einsum("bt,ti,tj->bij", weight, signed, signed) + ridge[:, None, None] * identity
-        step = np.linalg.solve(hessian, gradient[..., None])[..., 0]
-        size = np.ones(len(theta))
-        for _ in range(30):
-            candidate = theta - size[:, None] * step
-            new = objective(candidate)
-            worse = new > value + 1e-12 * np.abs(value)
-            if not worse.any():
-                break
-            size = np.where(worse, 0.5 * size, size)
-        theta, value = candidate, new
-        if np.abs(step).max() < 1e-13:
-            break
-    return theta
+    def value(self, theta: Array, rows: Integers) -> Array:
+        losses = (self.counts[rows] * np.logaddexp(0.0, -(theta @ self.signed.T))).sum(axis=1)
+        return np.asarray(losses + 0.5 * self.ridge[rows] * (theta**2).sum(axis=1))
+
+    def derivatives(self, theta: Array, rows: Integers) -> tuple[Array, Array]:
+        missing = expit(-(theta @ self.signed.T))
+        ridge, counts = self.ridge[rows, None], self.counts[rows]
+        hessian = gram(counts * missing * (1.0 - missing), self.signed, 0.0) + ridge[..., None] * np.eye(len(theta[0]))
+        return ridge * theta - (counts * missing) @ self.signed, hessian

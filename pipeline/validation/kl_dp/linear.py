@@ -63,9 +63,8 @@ def searches(largest: int) -> list[Search]:
     pure.append(np.array([extremal_ratio(n) for n in (10**2, 10**4, 10**6)]))
     return [
         joined("Linear bandit: one draw is e0(mu, N)-DP", f"{OURS} Theorem 2, pure", pure),
-        joined(
-            "Linear bandit, thresholds: one draw is (e(tau), delta)-DP", f"{OURS} Theorem 2, approximate", approximate
-        ),
+        joined("Linear bandit, thresholds: one draw is (e(tau), delta)-DP", f"{OURS} Theorem 2, approximate",
+               approximate),
     ]
 
 

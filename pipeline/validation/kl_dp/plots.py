@@ -34,16 +34,14 @@ def parameters() -> tuple[Figure, list[Row]]:
     return figure, rows
 
 
-def _curve(axes: Axes, rows: list[Row], label: str, place: int, x: str, bound: Curve) -> None:
-    axes.plot(list(bound), list(bound.values()), color=COLOURS[place], label=f"{label}, bound")
-    rows += [{"curve": label, "kind": "bound", "x": x, "value": each, "epsilon": bound[each]} for each in bound]
+def _curve(axes: Axes, rows: list[Row], label: str, place: int, x: str, found: Curve, kind: str = "bound") -> None:
+    line, name = ("-", f"{label}, bound") if kind == "bound" else ("o", kind)
+    axes.plot(list(found), list(found.values()), line, color=COLOURS[place], markersize=4, label=name)
+    rows += [{"curve": label, "kind": kind, "x": x, "value": each, "epsilon": found[each]} for each in found]
 
 
-def _points(axes: Axes, rows: list[Row], label: str, place: int, x: str, measured: Curve) -> None:
-    axes.plot(list(measured), list(measured.values()), "o", color=COLOURS[place], markersize=4, label="measured")
-    rows += [
-        {"curve": label, "kind": "measured", "x": x, "value": each, "epsilon": measured[each]} for each in measured
-    ]
+def _points(axes: Axes, rows: list[Row], label: str, place: int, x: str, found: Curve) -> None:
+    _curve(axes, rows, label, place, x, found, "measured")
 
 
 def _coverage(axes: Axes, rows: list[Row]) -> None:

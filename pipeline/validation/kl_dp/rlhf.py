@@ -129,9 +129,8 @@ def threshold_searches(largest: int, radius: float = 0.5, ridge: float = 0.3) ->
                 (label if notion == "label" else add).append(found)
     return [
         joined("RLHF, label DP, thresholds: one draw is (e(tau), delta)-DP", f"{OURS} Theorem 3, approximate", label),
-        joined(
-            "RLHF, add-remove DP, thresholds: one draw is (e(tau), delta)-DP", f"{OURS} Theorem 4, approximate", add
-        ),
+        joined("RLHF, add-remove DP, thresholds: one draw is (e(tau), delta)-DP", f"{OURS} Theorem 4, approximate",
+               add),
     ]
 
 

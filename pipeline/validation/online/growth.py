@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from pipeline.validation.bandits import Array, Integers
+from pipeline.validation.bandits import Array, Integers, log_slope
 
 WINDOW = 100  # the fits use the last two decades of rounds: the burn-in before them is neither law's
 
@@ -44,4 +44,4 @@ def slope_per_log(rounds: Integers, curves: Array) -> float:
 def late_exponent(rounds: Integers, curves: Array) -> float:
     """Slope of log mean curve in log T over the last decade: ½ for √T, towards 0 for log T, 1 for no learning."""
     chosen = late(rounds, 10)
-    return float(np.polyfit(np.log(rounds[chosen]), np.log(curves[chosen].mean(axis=1)), 1)[0])
+    return log_slope(rounds[chosen], curves[chosen].mean(axis=1))
