@@ -265,13 +265,6 @@ def load_reward_checkpoint(
     return RewardCheckpoint(RewardModel(model.eval(), reward_bound=reward_bound), metadata, bonus)
 
 
-def load_reward_model(
-    path: str | Path, *, dtype: torch.dtype | None = None, declared_public: bool = False
-) -> RewardModel:
-    """The model alone; arguments as in `load_reward_checkpoint`."""
-    return load_reward_checkpoint(path, dtype=dtype, declared_public=declared_public).model
-
-
 def _stored_score_weight(folder: Path) -> Tensor | None:
     """w (d,) as the file holds it, in float32: transformers casts every tensor to the backbone's dtype."""
     for file in sorted(folder.glob("model*.safetensors")):

@@ -5,9 +5,8 @@
 Rewards lie in an interval of width B. For the class u = w·φ the quantity D²_F of Definition 3.2, read with the reward
 centred per prompt, is φ̃ᵀΣ⁻¹φ̃ with φ̃ = φ(s, a) − E_{a'~μ} φ(s, a') and Σ = E_s Var_{a'~μ} φ(s, a'): a mean per
 sample, not the sum over the data (n stands in the other factor). A bounded reward is linearised at the fit, so that
-g = r'(u)φ takes the place of φ. Σ comes from pairs whose responses were both drawn from μ, where E[½ δφ δφᵀ] = Σ, or
-from K reference completions of each prompt. A ridge λ of a fit to n pairs is λ/n per sample, and Σ + (λ/n)I is what
-is inverted.
+g = r'(u)φ takes the place of φ. Σ comes from pairs whose responses were both drawn from μ, where E[½ δφ δφᵀ] = Σ.
+A ridge λ of a fit to n pairs is λ/n per sample, and Σ + (λ/n)I is what is inverted.
 
 The constants are those of a proof. N(τ) = (1/τ)^k for k coordinates (the paper's own choice for the linear class),
 τ = 1/n and c = 1 unless given: a Γ that is an upper bound and no estimate. Its e^{B/2} is 148 at B = 10 against the
@@ -26,8 +25,8 @@ from torch import Tensor
 from pipeline.core.noise import LabelNoise, Noise
 from reward_models.basis import FeatureBasis
 from reward_models.bound import check_reward_bound
-from reward_models.gram import BLOCK, StreamedGram, definite_factor
-from reward_models.uncertainty import LinearisedBonus, PairGradients, check_kappa, check_references
+from reward_models.gram import StreamedGram, definite_factor
+from reward_models.uncertainty import LinearisedBonus, PairGradients, check_kappa
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class EllipticalConstants:
 
 
 class EllipticalAccumulator:
-    """Streams Σ over pairs or reference completions, at a fixed weight w; used like `FisherAccumulator`."""
+    """Streams Σ over pairs at a fixed weight w; used like `FisherAccumulator`."""
 
     def __init__(
         self,
@@ -84,18 +83,6 @@ class EllipticalAccumulator:
         for margin, difference in self.pairs.blocks(phi_a, phi_b):
             self.gram.add(difference / math.sqrt(2.0), len(margin))
 
-    def update_references(self, reference_features: Tensor) -> None:
-        """Add prompts by K ≥ 2 completions that μ drew, (B, K, d): their unbiased within-prompt variance."""
-        check_references(reference_features)
-        draws = reference_features.shape[1]
-        if draws < 2:
-            raise ValueError("reference_features must hold at least two completions of each prompt for a variance")
-        linearised = _Linearised(self.pairs.weight, self.pairs.reward_bound)
-        for part in reference_features.split(max(1, BLOCK // draws)):
-            gradient = linearised.gradient(part.to(self.pairs.weight.device))
-            spread = (gradient - gradient.mean(1, keepdim=True)) / math.sqrt(draws - 1)
-            self.gram.add(self.pairs.basis.coordinates(spread.flatten(0, 1)), len(part))
-
     def all_reduce(self, reduce_sum: Callable[[Tensor], Tensor]) -> None:
         """Add up over processes, as in `FisherAccumulator`."""
         self.gram.all_reduce(reduce_sum)
@@ -106,7 +93,7 @@ class EllipticalAccumulator:
         """The finished statistics; `num_pairs` n is that of the fit (None: as many as were added)."""
         count = int(self.gram.count)
         if count == 0:
-            raise ValueError("nothing was added to the covariance; update with pairs or references first")
+            raise ValueError("nothing was added to the covariance; update with pairs first")
         pairs = count if num_pairs is None else num_pairs
         covariance = self.gram.total / count
         covariance.diagonal().add_(self.ridge / pairs)
@@ -120,14 +107,6 @@ class EllipticalAccumulator:
             constants=constants or EllipticalConstants(),
             kappa=kappa,
         )
-
-
-@dataclass(frozen=True)
-class _Linearised(LinearisedBonus):
-    """Gradients alone."""
-
-    weight: Tensor
-    reward_bound: float | None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ About subspaces. A fit in a `FeatureBasis` V writes w = Vθ and penalises (λ/2)
 Γ² = (Vᵀg̃)ᵀ H_sub⁻¹ (Vᵀg̃). With a square V this equals g̃ᵀH⁻¹g̃ for H = V⁻ᵀ H_sub V⁻¹, the penalty being λ‖V⁻¹w‖².
 With fewer components the fit holds w at exactly 0 across the dropped directions, so no variance is claimed there: the
 bonus is that of the penalised fit, neither more nor less. Whoever wants doubt in every direction fits with
-`num_components=None`; `outside_share` tells how much of a batch of features the fit cannot see.
+`num_components=None`.
 """
 
 from __future__ import annotations
@@ -238,13 +238,3 @@ class FisherBonus(LinearisedBonus):
         coordinates = self.basis.coordinates(g_centred)
         whitened = torch.linalg.solve_triangular(factor.to(coordinates.device), coordinates.T, upper=False)
         return self.kappa * torch.linalg.vector_norm(whitened, dim=0)
-
-    def outside_share(self, g_centred: Tensor) -> float:
-        """Share of ‖g̃‖² across the directions that the basis dropped, in [0, 1]: what the fit cannot see, (B, d)."""
-        if self.basis.num_components == self.basis.dim:
-            return 0.0
-        orthonormal, _ = torch.linalg.qr(self.basis.matrix)
-        gradient = g_centred.to(torch.float64)
-        total = float(gradient.square().sum())
-        inside = float((gradient @ orthonormal.to(gradient.device)).square().sum())
-        return max(0.0, 1.0 - inside / total) if total > 0 else 0.0

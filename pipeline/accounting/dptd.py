@@ -130,23 +130,6 @@ def dptd(
     )
 
 
-def dptd_sigma(
-    target_epsilon: float,
-    rows: int | None,
-    steps: int,
-    clip: float,
-    target_delta: float,
-    neighbors: str,
-    trajectories: int | None = None,
-) -> float:
-    """The least σ (to 0.1 %) for which `dptd` certifies (target_epsilon, target_delta); units and assumptions as there.
-
-    OutsideAssumptions if a noise multiplier of 10⁴ is not enough.
-    """
-    population = _population(neighbors, rows, trajectories)
-    return joint_sensitivity(clip) * least_noise_multiplier(target_epsilon, population, steps, target_delta)
-
-
 def least_noise_multiplier(
     target_epsilon: float,
     population: int,

@@ -30,8 +30,6 @@ from pipeline.core.recipe_parts import (
 )
 from pipeline.core.user import user_folder
 
-PositiveInt = Field(gt=0)
-
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class PrivatizeConfig:

@@ -38,14 +38,13 @@ vectors that differ in one event: P[A = 1] <= e^eps P'[A = 1] + (1 + e^eps) Adv_
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 from pipeline.core.errors import UserError
-from pipeline.core.noise import LEVELS, PUBLIC, LabelNoise, check_epsilon, is_public, keep_threshold
+from pipeline.core.noise import PUBLIC, LabelNoise, check_epsilon, is_public, keep_threshold
 from pipeline.privacy.prf import Prf
 
 OCTAVES = 128
@@ -129,11 +128,6 @@ def last_coin(label: int, threshold: int, coins: Coins, octaves: int = OCTAVES) 
     return label
 
 
-def _check_label(label: object) -> None:
-    if isinstance(label, bool) or label not in (-1, 1):
-        raise UserError("a label is neither -1 nor +1; map the labels to {-1, +1} first")
-
-
 @dataclass(frozen=True)
 class RandomizedResponse:
     """Keeps a label in {-1, +1} with probability `noise.keep_prob`, turns it round otherwise; carries its guarantee.
@@ -196,21 +190,3 @@ def make_mechanism(epsilon: float, public: bool = False) -> Mechanism:
             "epsilon: inf releases the true labels; declare the labels public if they are, or give a finite epsilon"
         )
     return RandomizedResponse(epsilon)
-
-
-def keyed_response(key: bytes, event: bytes, label: int, epsilon: float) -> int:
-    """z(key, event, label, epsilon) in one call, for callers with few labels. key: 32 bytes; label in {-1, +1}."""
-    _check_label(label)
-    return RandomizedResponse(epsilon).release(Prf(key), event, label)
-
-
-def privatize_label(label: int, epsilon: float) -> int:
-    """Local mode: one draw of randomised response with the operating system's randomness; needs no key and no file.
-
-    label in {-1, +1}; returns z in {-1, +1} with P(z = label) = (2^128 + T)/2^129 <= e^eps/(1+e^eps), drawn in
-    integers. Each call is a new draw and costs another epsilon: store the answer before it is sent and resend what
-    was stored.
-    """
-    _check_label(label)
-    kept = secrets.randbits(129) < LEVELS + RandomizedResponse(epsilon).threshold
-    return label if kept else -label

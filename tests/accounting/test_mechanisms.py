@@ -11,7 +11,7 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from pipeline.accounting.conversions import advanced_composition, zcdp_epsilon
-from pipeline.accounting.dptd import dptd, dptd_sigma, joint_sensitivity, subsampled_gaussian_epsilon
+from pipeline.accounting.dptd import dptd, joint_sensitivity, least_noise_multiplier, subsampled_gaussian_epsilon
 from pipeline.accounting.guarantee import OutsideAssumptions
 from pipeline.accounting.people import randomized_response
 from pipeline.accounting.private_rl import private_rl
@@ -77,7 +77,7 @@ def test_the_published_noise_of_dptd_is_not_private() -> None:
 
 
 def test_calibrated_noise_meets_the_target_and_is_not_wasteful() -> None:
-    sigma = dptd_sigma(1.0, 2500, 39, 1.0, 1e-5, "transition")
+    sigma = joint_sensitivity(1.0) * least_noise_multiplier(1.0, 2500, 39, 1e-5)
     assert dptd(2500, 39, 1.0, sigma, 1e-5, "transition").epsilon <= 1.0
     assert dptd(2500, 39, 1.0, 0.99 * sigma, 1e-5, "transition").epsilon > 1.0
 

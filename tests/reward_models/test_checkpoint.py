@@ -20,7 +20,6 @@ from reward_models.checkpoint import (
     METADATA_FILE,
     RewardMetadata,
     load_reward_checkpoint,
-    load_reward_model,
     read_metadata,
     save_reward_checkpoint,
 )
@@ -84,7 +83,7 @@ def test_both_ways_of_reloading_give_the_same_raw_score(
     torch.testing.assert_close(logits, expected, rtol=tolerance, atol=tolerance)
     # Widened to float32 by plain transformers and by us: the same again.
     wide = AutoModelForSequenceClassification.from_pretrained(tmp_path / "rm", dtype=torch.float32).eval()
-    ours_wide = load_reward_model(tmp_path / "rm", dtype=torch.float32)
+    ours_wide = load_reward_checkpoint(tmp_path / "rm", dtype=torch.float32).model
     wide_logits = wide(ids, attention_mask=mask).logits[:, 0]
     torch.testing.assert_close(ours_wide.raw_score(ids, mask), wide_logits, rtol=1e-5, atol=1e-5)
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaF
 
 from pipeline.core.noise import LabelNoise
 from pipeline.lm import quantised
-from reward_models.checkpoint import RewardMetadata, load_reward_model, save_reward_checkpoint
+from reward_models.checkpoint import RewardMetadata, load_reward_checkpoint, save_reward_checkpoint
 from reward_models.early_stopping import HeldOutStopping
 from reward_models.model import RewardModel, build_reward_backbone, merge_adapters, score_layer, set_score_weight
 
@@ -96,7 +96,7 @@ def test_qlora_trains_and_saves_an_ordinary_checkpoint(
     tolerance = 1e-4 if dtype == torch.float32 else 0.05  # bfloat16 rounds every product of the 4-bit layers
     with torch.no_grad():
         torch.testing.assert_close(
-            load_reward_model(tmp_path / "rm").raw_score(ids, mask), expected, rtol=tolerance, atol=tolerance
+            load_reward_checkpoint(tmp_path / "rm").model.raw_score(ids, mask), expected, rtol=tolerance, atol=tolerance
         )
         plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "rm", dtype=torch.float32).eval()
         torch.testing.assert_close(plain(ids).logits[:, 0], expected, rtol=tolerance, atol=tolerance)
