@@ -125,6 +125,9 @@ def privatize(
     labeler_column: Annotated[str | None, typer.Option("--labeler-column", help="Who gave the label.")] = None,
     event_column: Annotated[str | None, typer.Option("--event-column", help="Which of their answers it is.")] = None,
     corrects_column: Annotated[str | None, typer.Option("--corrects-column", help="Id of a corrected pair.")] = None,
+    max_events: Annotated[
+        int | None, typer.Option("--max-events-per-person", min=1, help="Leave out further ones, for good.")
+    ] = None,
     add_up: Annotated[bool | None, typer.Option("--add-up-renamed", help="Charge renamed pairs the sum.")] = None,
     columns: Annotated[str | None, typer.Option("--columns", help="Extra columns to release as they are: a,b.")] = None,
     label_column: Annotated[
@@ -155,7 +158,7 @@ def privatize(
     named = tuple(name.strip() for name in columns.split(",")) if columns else ()
     options = Options(labeler_column, event_column, named, label_column, parse_labels(labels), corrects_column)
     limit = Budget(budget, budget_per or "event") if budget is not None else None  # type: ignore[arg-type]
-    request = Request(rows, folder, level, key_file, split, source, options, limit, bool(add_up), workers)
+    request = Request(rows, folder, level, key_file, split, source, options, limit, bool(add_up), max_events, workers)
     print(privatize_source(request))
 
 

@@ -27,6 +27,8 @@ T = TypeVar("T")
 NO_EFFECT = "no effect on results"
 """Marks a key of a recipe, as Annotated[…, NO_EFFECT]: it changes what is shown or logged, and nothing that is learnt
 or measured. No stage runs again for it."""
+IF_SET = "no effect while it is null"
+"""Marks a key in the same way: runs of before it was added do not run again for its default."""
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -134,14 +136,16 @@ def to_tree(config: Any) -> dict[str, Any]:
 
 
 def effective(schema: Any, tree: Any) -> Any:
-    """`tree` of the dataclass `schema` without the keys that are marked `NO_EFFECT`, at any depth."""
+    """`tree` of the dataclass `schema` without the keys that have no effect (`NO_EFFECT`, `IF_SET`), at any depth."""
     schema = _dataclass_of(schema)
     if schema is not None and isinstance(tree, list):
         return [effective(schema, item) for item in tree]
     if schema is None or not isinstance(tree, Mapping):
         return tree
     hints = typing.get_type_hints(schema, include_extras=True)
-    kept = {key: value for key, value in tree.items() if NO_EFFECT not in getattr(hints.get(key), "__metadata__", ())}
+    marks = {key: getattr(hints.get(key), "__metadata__", ()) for key in tree}
+    idle = {key for key, found in marks.items() if NO_EFFECT in found or (IF_SET in found and tree[key] is None)}
+    kept = {key: value for key, value in tree.items() if key not in idle}
     return {key: effective(hints.get(key), value) for key, value in kept.items()}
 
 

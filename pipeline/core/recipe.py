@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
-from pipeline.core.config import NO_EFFECT
+from pipeline.core.config import IF_SET, NO_EFFECT
 from pipeline.core.noise import is_public
 from pipeline.core.recipe_aligners import ALIGNERS, DpoConfig, GroupConfig
 from pipeline.core.recipe_inputs import DataConfig, ModelConfig
@@ -55,6 +55,9 @@ class PrivatizeConfig:
     """Column that is empty but in rows whose label corrects an earlier one of the same pair: there it holds the
     pair's record id, as the release states it. Such a row is an event of its own; both draws are charged. Not
     released."""
+    max_events_per_person: Annotated[int | None, IF_SET] = Field(default=None, gt=0)
+    """Labels of one labeller that are ever released under the key; the others are left out for good, chosen by the key
+    and not by their labels. Needs labeler_column. null: the last one that was stated for this key holds."""
     add_up_renamed: Annotated[bool, NO_EFFECT] = False
     """Pairs that were released before under other names of events or labellers are drawn again, and charged the sum,
     instead of refused."""
@@ -70,6 +73,8 @@ class PrivatizeConfig:
     def __post_init__(self) -> None:
         if self.budget is not None and self.budget_per == "person" and self.labeler_column is None:
             raise ValueError("budget_per: person needs labeler_column, the column that names who gave the label")
+        if self.max_events_per_person is not None and self.labeler_column is None:
+            raise ValueError("max_events_per_person needs labeler_column, the column that names who gave the label")
         if math.isnan(self.epsilon) or self.epsilon <= 0:
             raise ValueError("epsilon must be a number > 0 (.inf for a non-private run on public labels)")
 

@@ -17,7 +17,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,7 @@ from pipeline.privacy.guarantee import DropCounts, guarantee, nothing_left
 from pipeline.privacy.keys import PrivacyKey, load_key, make_private_folder
 from pipeline.privacy.ledger import Budget, Ledger, ReleasePlan, Reservation
 from pipeline.privacy.mechanism import Mechanism, RandomizedResponse
+from pipeline.privacy.owner_files import replace_file
 from pipeline.privacy.prf import frame
 from pipeline.privacy.records import MESSAGES
 from pipeline.privacy.sorted_runs import KeptRows, Run
@@ -120,6 +121,7 @@ class Entry:
     budget: Budget | None = None
     unnamed: int = 0
     add_up: bool = False
+    max_events: int | None = None
     remedies: tuple[str, str] = (
         "a corrected label needs an event id of its own (--event-column) and names the record that it corrects"
         " (--corrects-column)",
@@ -144,6 +146,7 @@ class Request:
     options: Options = field(default_factory=Options)
     budget: Budget | None = None
     add_up: bool = False
+    max_events: int | None = None
     workers: int | None = None
     chunk_bytes: int = CHUNK_BYTES
 
@@ -183,9 +186,8 @@ def privatize_source(request: Request) -> str:
 def _release(
     request: Request, mechanism: RandomizedResponse, ledger: Ledger, intake: Intake, bench: Bench
 ) -> ReleaseManifest:
-    rows = KeptRows(read(bench, intake))
-    events = gather_events(bench.crew, [rows], bench.key, bench.work / "events")
-    counts = dropped(rows.runs, events.duplicates)
+    (rows,), events, cap = capped(bench, ledger, [KeptRows(read(bench, intake))], request.max_events)
+    counts = dropped(rows.runs, events.duplicates, events.left_out if cap else None)
     if not len(events):
         raise nothing_left(request.data, counts)
     columns = request.options.columns
@@ -199,7 +201,7 @@ def _release(
     else:
         check_publish(bench.work, bundle.target)
     names = unnamed(rows.runs)
-    entry = Entry(ledger, request.name, mechanism.epsilon, events, columns, request.budget, names, request.add_up)
+    entry = Entry(ledger, request.name, mechanism.epsilon, events, columns, request.budget, names, request.add_up, cap)
     with reserved(bench, entry) as reservation:
         if not taken:
             write(bench, bundle)
@@ -276,9 +278,26 @@ def spill_once(chunk: Chunk, number: int, layout: Layout, key_file: KeyFile | Ke
     return finished_runs(work, number) or spill(chunk, number, layout, key_file, work)
 
 
-def dropped(runs: Sequence[Run], duplicates: int) -> DropCounts:
+def capped(
+    bench: Bench, ledger: Ledger | None, rows: list[KeptRows], most: int | None
+) -> tuple[list[KeptRows], Events, int | None]:
+    """The rows and their events without those over the cap on a person's events, and the cap that holds, if any."""
+    folder, path = bench.work / "events", bench.work / "left_out"
+    events = gather_events(bench.crew, rows, bench.key, folder)
+    if ledger is None:
+        return rows, events, None
+    gone, cap = ledger.left_out(events.partitions(), most)
+    if not len(gone):
+        return rows, events, cap
+    replace_file(path, gone)
+    events = gather_events(bench.crew, rows, bench.key, folder, path)
+    return [replace(part, left_out=path) for part in rows], events, cap
+
+
+def dropped(runs: Sequence[Run], duplicates: int, over_cap: int | None = None) -> DropCounts:
     """What was left out of a source on the way."""
-    return DropCounts(sum(run.facts["identical"] for run in runs), sum(run.facts["empty"] for run in runs), duplicates)
+    empty, identical = (sum(run.facts[name] for run in runs) for name in ("empty", "identical"))
+    return DropCounts(identical, empty, duplicates, over_cap)
 
 
 def unnamed(runs: Iterable[Run]) -> int:
@@ -312,7 +331,7 @@ def reserved(bench: Bench, entry: Entry) -> Iterator[Reservation]:
     columns = b"".join(frame(name.encode()) for name in entry.columns)
     fields = (b"release", entry.events.content, repr(entry.epsilon).encode(), columns)
     identity = bench.key.keyed_digest(map(frame, fields))
-    plan = ReleasePlan(entry.source, entry.epsilon, len(entry.events), identity)
+    plan = ReleasePlan(entry.source, entry.epsilon, len(entry.events), identity, max_events=entry.max_events)
     with entry.ledger.reserve(plan, entry.budget) as reservation:
         _enter(bench, entry, reservation)
         yield reservation
@@ -361,7 +380,7 @@ def write(bench: Bench, bundle: Bundle) -> None:
     sync_folder(done)
 
 
-def replace(bench: Bench, bundle: Bundle) -> None:
+def put(bench: Bench, bundle: Bundle) -> None:
     """Give a finished bundle its name, in place of what an earlier run left there."""
     shutil.rmtree(bundle.target, ignore_errors=True)
     publish(bundle.made, bundle.target, _default_mode(bench.work))

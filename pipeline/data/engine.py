@@ -164,6 +164,13 @@ class Piece:
     rows: tuple[int, ...]
     duplicates: int
 
+    def partitions(self) -> Iterator[tuple[int, np.ndarray]]:
+        """(number, rows (ENTRY)) of every partition of the store that has events here."""
+        events, ends = np.fromfile(self.path, ENTRY), np.cumsum(self.counts)
+        for partition, count, end in zip(range(self.first, 256), self.counts, ends, strict=False):
+            if count:
+                yield partition, events[end - count : end]
+
 
 @dataclass(frozen=True)
 class Events:
@@ -181,9 +188,19 @@ class Events:
         return tuple(map(sum, zip(*(piece.rows for piece in self.pieces), strict=True)))
 
     @property
+    def left_out(self) -> int:
+        """Events that are marked as left out."""
+        return sum(sum(piece.counts) - sum(piece.rows) for piece in self.pieces)
+
+    @property
     def duplicates(self) -> int:
         """Rows that were left out because an earlier one holds the same event."""
         return sum(piece.duplicates for piece in self.pieces)
+
+    def partitions(self) -> Iterator[tuple[int, np.ndarray]]:
+        """(number, rows) of every partition of the store that has events."""
+        for piece in self.pieces:
+            yield from piece.partitions()
 
     @property
     def bounds(self) -> list[int]:
@@ -204,50 +221,53 @@ def merge_piece(
     piece: Piece, store: EventStore, epsilon: float, into: StagedGeneration, add_up: bool
 ) -> list[MergeResult]:
     """`Events.merge` for one piece."""
-    events = np.fromfile(piece.path, ENTRY)
-    ends = np.cumsum(piece.counts)
     return [
-        store.merge(partition, events[end - count : end], epsilon, into=into, add_up=add_up)
-        for partition, count, end in zip(range(piece.first, 256), piece.counts, ends, strict=False)
-        if count
+        store.merge(partition, rows, epsilon, into=into, add_up=add_up) for partition, rows in piece.partitions()
     ]
 
 
-def gather_events(crew: Workers, parts: Sequence[KeptRows], key: PrivacyKey, folder: Path) -> Events:
+def gather_events(
+    crew: Workers, parts: Sequence[KeptRows], key: PrivacyKey, folder: Path, left_out: Path | None = None
+) -> Events:
     """Write the kept events to files in an owner-only folder; content: keyed digest of events and labels, in an order
     of its own.
 
-    parts: no two of them hold the same record.
+    parts: no two of them hold the same record. left_out: as in `KeptRows`; those are in the files, marked, but do not
+    count.
     """
     make_private_folder(folder)
     bits = bucket_bits(sum(run.rows for part in parts for run in part.runs), ROWS_IN_MEMORY)
     groups = range(1 << min(bits, 8))
-    tasks = ((parts, bits, group, folder / f"{group:03d}.events") for group in groups)
+    tasks = ((parts, bits, group, folder / f"{group:03d}.events", left_out) for group in groups)
     pieces = tuple(crew.run(gather_piece, tasks))
     return Events(pieces, bytes.fromhex(key.keyed_digest(piece.path.read_bytes() for piece in pieces)))
 
 
-def gather_piece(parts: Sequence[KeptRows], bits: int, group: int, path: Path) -> Piece:
+def gather_piece(
+    parts: Sequence[KeptRows], bits: int, group: int, path: Path, left_out: Path | None = None
+) -> Piece:
     """The events of one group of partitions, see `runs.partitions`."""
     counts: list[int] = []
     rows, duplicates = np.zeros(len(parts), np.int64), 0
+    gone = np.fromfile(left_out, "S16") if left_out else np.empty(0, "S16")
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         for found in zip(*(partitions(part, bits, group) for part in parts), strict=True):
-            file.write(_events([keys for _, keys, _ in found]))
-            sizes = [len(keys) for _, keys, _ in found]
-            counts.append(sum(sizes))
-            rows += sizes
+            file.write(_events([keys for _, keys, _ in found], gone))
+            counts.append(sum(len(keys) for _, keys, _ in found))
+            rows += [np.count_nonzero(~np.isin(as_tags(event_tags(keys)), gone)) for _, keys, _ in found]
             duplicates += sum(copies for _, _, copies in found)
     return Piece(path, group * len(counts), tuple(counts), tuple(rows.tolist()), duplicates)
 
 
-def _events(found: Sequence[Keys]) -> bytes:
+def _events(found: Sequence[Keys], gone: np.ndarray) -> bytes:
     """`events.ENTRY` rows in the order of their tags."""
     keys = np.concatenate(found)
     words = event_tags(keys).view(">u8").astype(np.uint64)
     keys = keys[np.lexsort((words[:, 1], words[:, 0]))]
     own = {"record": as_tags(record_tags(keys)), "blind": blinds(keys), "corrects": keys["corrects"]}
-    return entries(event_tags(keys), keys["label"], keys["labeler"], **own).tobytes()
+    rows = entries(event_tags(keys), keys["label"], keys["labeler"], **own)
+    rows["left_out"] = np.isin(rows["tag"], gone)
+    return rows.tobytes()
 
 
 # --- count: how often rules are right ---------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -139,6 +139,15 @@ class Split:
     overlap: int
     train_counts: DropCounts
     test_counts: DropCounts
+
+    def capped(self, kept: Sequence[KeptRows], rows: Sequence[int]) -> Split:
+        """Without the events over the cap; kept, rows: of training and, unless its labels are public, evaluation."""
+        train = replace(self.train_counts, over_cap=self.train_rows - rows[0])
+        changed = replace(self, train=kept[0], train_rows=rows[0], train_counts=train)
+        if len(kept) == 1:
+            return changed
+        test = replace(self.test_counts, over_cap=self.test_rows - rows[1])
+        return replace(changed, test=kept[1], test_rows=rows[1], test_counts=test)
 
 
 def split_rows(bench: Bench, recipe: Recipe, intakes: list[Intake]) -> Split:

@@ -36,9 +36,13 @@ TAG = np.dtype(f"S{TAG_BYTES}")  # numpy pads with zero bytes and compares bytes
 NOBODY = b""  # the labeller's tag of an event that names none, as numpy gives it back
 
 # What a release enters. record: the tag that the record's event without names has. label: the true one, -1 or +1.
-# blind: the keyed sign, -1 or +1. corrects: says of itself that it corrects an earlier event of its record.
+# blind: the keyed sign, -1 or +1. corrects: says of itself that it corrects an earlier event of its record. left_out:
+# is not released, now or ever (`caps`).
 ENTRY = np.dtype(
-    [("tag", TAG), ("record", TAG), ("labeler", TAG), ("label", "i1"), ("blind", "i1"), ("corrects", "?")]
+    [
+        *(("tag", TAG), ("record", TAG), ("labeler", TAG)),
+        *(("label", "i1"), ("blind", "i1"), ("corrects", "?"), ("left_out", "?")),
+    ]
 )
 # What is kept. label: -2 or +2, blinded; -1 or +1, as it is (of a store of before); 0 for an event that was left out
 # for good (`caps`). shared: its label may be that of the record's other shared events, so that their totals add up.
@@ -67,6 +71,7 @@ def entries(
 class Generation:
     """One state of the store. `path`: its file, None while it is empty. `bounds`: 257 row numbers; partition p is rows
     bounds[p] to bounds[p + 1]. `epsilon`: the largest total of any event, 0 if there is none. `digest`: of the file.
+    `left_out`: rows of events that were left out for good.
     `legacy`: the file is one of before, which knew no records; its events are taken for their records' only ones."""
 
     path: Path | None = None
@@ -74,6 +79,12 @@ class Generation:
     epsilon: float = 0.0
     digest: str = ""
     legacy: bool = False
+    left_out: int = 0
+
+    @property
+    def events(self) -> int:
+        """Events that were released."""
+        return self.rows - self.left_out
 
     @property
     def dtype(self) -> np.dtype[np.void]:
@@ -82,7 +93,7 @@ class Generation:
 
     @property
     def rows(self) -> int:
-        """Events in the store."""
+        """Events in the store, with those that were left out for good."""
         return self.bounds[-1]
 
     def read(self, partition: int) -> np.ndarray:
@@ -149,13 +160,15 @@ class EventStore:
         """
         _check(partition, rows, epsilon)
         old = into.base.read(partition)
-        place, known = _places(old, rows["tag"])
+        place, known = places(old, rows["tag"])
+        fitting = ~(known & rows["left_out"])  # those stand there as such
+        rows, place, known = rows[fitting], place[fitting], known[fitting]
         hits, given = place[known], rows[known]
         stored = old["label"][hits]
         signs = np.where(abs(stored) == 2, given["blind"], 1)
         conflicts = int(np.count_nonzero(np.sign(stored) != given["label"] * signs))
         new = rows[~known]
-        same_label = _same_label(old, new)
+        same_label = _same_label(old, new) & ~new["left_out"]
         renamed = 0 if add_up else int(np.count_nonzero(same_label & ~new["corrects"]))
         if conflicts or renamed:
             self._stage(into, partition, "conflict", np.empty(0, EVENT))
@@ -167,7 +180,8 @@ class EventStore:
         for name in ("tag", "record", "labeler"):
             fresh[name] = new[name]
         fresh["label"], fresh["epsilon"], fresh["shared"] = 2 * new["label"] * new["blind"], epsilon, same_label
-        self._stage(into, partition, "tally", _changes(fresh, old[raised], epsilon))
+        fresh["label"][new["left_out"]], fresh["epsilon"][new["left_out"]] = 0, 0.0
+        self._stage(into, partition, "tally", _changes(fresh[~new["left_out"]], old[raised], epsilon))
         old["label"][hits] = 2 * given["label"] * given["blind"]
         if same_label.any():
             old["shared"] |= np.isin(old["record"], fresh["record"][same_label])
@@ -194,7 +208,7 @@ class EventStore:
         if not pieces:
             return staged.base
         path = self.folder / f"{serial:06d}.events"
-        bounds, top, digest = [0], 0.0, row_digest()
+        bounds, top, left_out, digest = [0], 0.0, 0, row_digest()
         with create_file(path) as file:
             for partition in range(PARTITIONS):
                 piece = pieces.get(f"{partition:02x}")
@@ -203,7 +217,8 @@ class EventStore:
                 digest.update(rows.data)
                 bounds.append(bounds[-1] + len(rows))
                 top = max(top, largest_total(rows))
-        return Generation(path, tuple(bounds), top, digest.hexdigest())
+                left_out += int(np.count_nonzero(rows["label"] == 0))
+        return Generation(path, tuple(bounds), top, digest.hexdigest(), left_out=left_out)
 
     def sweep(self, keep: set[Path]) -> None:
         """Remove every file and staging folder that is not in `keep`: left by runs that died, or superseded."""
@@ -241,7 +256,7 @@ def as_tags(tags: np.ndarray) -> np.ndarray:
     raise ValueError(f"tags are (n,) S16 or (n, 16) uint8, got {tags.shape} {tags.dtype}")
 
 
-def _places(old: np.ndarray, tags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def places(old: np.ndarray, tags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where each tag stands or would stand among the old rows, and whether it is there."""
     place = np.searchsorted(old["tag"], tags)
     known, inside = np.zeros(len(tags), bool), place < len(old)

@@ -21,23 +21,26 @@ class DropCounts:
     """How many rows were left out, and why; each a symmetric function of the two responses of every row.
 
     identical: the two responses are the same. empty: prompt or a response has no text. duplicates: an earlier row
-    holds the same unordered pair (the first is kept, whatever the labels say).
+    holds the same unordered pair (the first is kept, whatever the labels say). over_cap: one person has more events
+    than are released of anyone (a choice that depends on no label); None without such a cap.
     """
 
     identical: int = 0
     empty: int = 0
     duplicates: int = 0
+    over_cap: int | None = None
 
     def as_dict(self) -> dict[str, int]:
         """For the manifest."""
-        return asdict(self)
+        return {name: count for name, count in asdict(self).items() if count is not None}
 
 
 def nothing_left(source: str, counts: DropCounts) -> UserError:
     """The error of a source of which every row was dropped."""
+    over = f", {counts.over_cap} were over the cap per person" if counts.over_cap else ""
     return UserError(
         f"{source}: no rows are left; {counts.identical} had identical responses and {counts.empty} an empty prompt"
-        " or response; check that `chosen` and `rejected` are two different answers to the prompt"
+        f" or response{over}; check that `chosen` and `rejected` are two different answers to the prompt"
     )
 
 

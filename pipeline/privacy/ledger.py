@@ -26,23 +26,27 @@ them: one person under two labeller names is two.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from pipeline.core.atomic import sweep_temporaries, write_json
 from pipeline.core.errors import UserError
 from pipeline.core.noise import check_epsilon
-from pipeline.privacy import events, labelers
+from pipeline.privacy import caps, events, labelers
 from pipeline.privacy.events import EventStore, StagedGeneration
 from pipeline.privacy.keys import PrivacyKey, make_private_folder
-from pipeline.privacy.labelers import LabelerTotals, join_tallies
+from pipeline.privacy.labelers import join_tallies
 from pipeline.privacy.ledger_facts import (
     Budget,
     Kind,
     added_epsilon,
+    check_budgets,
     kind_of,
     labeler_facts,
     source_totals,
@@ -59,14 +63,15 @@ class ReleasePlan:
     """What is to be released. identity: keyed digest of (key, canonical content with labels in any order, ε, columns):
     equal for a re-run that gives the same bits. kind: `labels` go through the chain of `mechanism`, and an event's cost
     is the largest ε; `counts` (`privacy.counts`) come on top, for every event of the key (an upper bound: which events
-    a count looked at is not kept), and so does what the holder `stated`. UserError unless epsilon is finite and > 0 and
-    events >= 0."""
+    a count looked at is not kept), and so does what the holder `stated`. max_events: of one person, the cap that was
+    kept to. UserError unless epsilon is finite and > 0 and events >= 0."""
 
     source: str
     epsilon: float
     events: int
     identity: str
     kind: Kind = "labels"
+    max_events: int | None = None
 
     def __post_init__(self) -> None:
         check_epsilon(self.epsilon)
@@ -132,10 +137,19 @@ class Ledger:
         finally:
             lock.release()
 
-    @property
-    def legacy(self) -> bool:
-        """Whether the store was begun when it kept no records and an empty name was a name."""
-        return self._file.read().events.legacy
+    def left_out(self, partitions: Iterable[tuple[int, np.ndarray]], most: int | None) -> tuple[np.ndarray, int | None]:
+        """The tags (m,) S16 of the events among these (`caps.left_out`) that stay unreleased for good, and the cap that
+        holds: the least that was stated, `most` now or another one before. UserError for a larger one."""
+        book = self._file.read()
+        if most is not None and book.max_events is not None and most > book.max_events:
+            raise UserError(
+                f"--max-events-per-person {most}: this key's ledger states {book.max_events}, which a later release may"
+                " lower and not raise"
+            )
+        cap = book.max_events if most is None else most
+        if cap is None:
+            return np.empty(0, events.TAG), None
+        return caps.left_out(partitions, book.events, book.labelers, cap), cap
 
     def _recover(self) -> None:
         """Strike out dead reservations, unless a live run holds the lock or the folder cannot be written."""
@@ -180,15 +194,14 @@ class Ledger:
             entry = next((entry for entry in book.entries if entry["identity"] == plan.identity), None)
             if entry is None:
                 labels = max(book.events.epsilon, plan.epsilon) if plan.kind == "labels" else book.events.epsilon
-                _check_budgets(book, plan, budget, labels, None)
+                check_budgets(book, plan.source, _added(plan), budget, labels, None)
                 entry = _new_entry(plan)
                 book.entries.append(entry)
                 book.serial += 1
                 self._write(book, lock)
             elif budget is not None:
-                spent = replace(plan, kind="labels")  # whatever it is, its cost is in the totals
-                _check_budgets(book, spent, budget, book.events.epsilon, book.labelers)
-            return Reservation(self, lock, book, entry, budget)
+                check_budgets(book, plan.source, 0.0, budget, book.events.epsilon, book.labelers)
+            return Reservation(self, lock, book, entry, budget, plan.max_events)
         except BaseException:
             lock.release()
             raise
@@ -202,7 +215,9 @@ class Ledger:
             "epsilon_total": book.events.epsilon + added_epsilon(spent),
             "epsilon_of_counts": added_epsilon(spent, ("counts",)),
             "epsilon_stated": added_epsilon(spent, ("stated",)),
-            "events": book.events.rows,
+            "events": book.events.events,
+            "events_left_out": book.events.left_out,
+            "max_events_per_person": book.max_events,
             "releases": [{name: value for name, value in e.items() if name != "identity"} for e in book.entries],
             "sources": source_totals(spent),
             "labelers": labeler_facts(book.labelers, added_epsilon(spent)),
@@ -234,7 +249,7 @@ class Ledger:
             pass  # a copy that cannot be written has no release under way
         try:
             book = self._file.read()
-            found = [*events.problems(book.events), *labelers.problems(book.labelers, book.events.rows)]
+            found = [*events.problems(book.events), *labelers.problems(book.labelers, book.events.events)]
         except UserError as error:
             found = [str(error)]
         finally:
@@ -254,8 +269,17 @@ class Reservation:
     generation: what the engine merges its events into. already: these bits were released before.
     """
 
-    def __init__(self, ledger: Ledger, lock: Lock, book: Book, entry: dict[str, Any], budget: Budget | None) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        lock: Lock,
+        book: Book,
+        entry: dict[str, Any],
+        budget: Budget | None,
+        max_events: int | None,
+    ) -> None:
         self._ledger, self._lock, self._book, self._entry, self._budget = ledger, lock, book, entry, budget
+        self._max_events = book.max_events if max_events is None else max_events
         self.already: bool = entry["status"] == "released"
         self.generation = StagedGeneration(book.events, ledger.store.folder / f"{book.serial:06d}.staged")
 
@@ -275,8 +299,11 @@ class Reservation:
         totals = join_tallies(book.labelers, tallies, store.folder / f"{book.serial:06d}.labelers")
         entry = self._entry
         plan = ReleasePlan(entry["source"], entry["epsilon"], entry["events"], entry["identity"], kind_of(entry))
-        _check_budgets(book, plan, self._budget, joined.epsilon, totals)
-        self._advance({"status": "written"}, events=joined, labelers=totals, budgets=self._budgets())
+        check_budgets(book, plan.source, _added(plan), self._budget, joined.epsilon, totals)
+        cap = self._max_events
+        if cap is not None and totals.most > max(cap, book.labelers.most):
+            raise UserError(f"{plan.source}: another release under this key was made meanwhile; run again")
+        self._advance({"status": "written"}, events=joined, labelers=totals, budgets=self._budgets(), max_events=cap)
 
     def _budgets(self) -> list[dict[str, Any]]:
         """The budgets stated so far, with the one of this release if it is another."""
@@ -327,35 +354,9 @@ class Reservation:
             self.abandon()
 
 
-def _check_budgets(
-    book: Book, plan: ReleasePlan, budget: Budget | None, event_total: float, totals: LabelerTotals | None
-) -> None:
-    """UserError if totals after the release exceed a budget, given now or stated before. event_total: of labels.
-    totals: None = not known."""
-    before = added_epsilon([entry for entry in book.entries if entry["status"] != "reserved"])
-    added = before + (plan.epsilon if plan.kind == "counts" else 0.0)
-    limit = stated_budget(book, "event", budget)
-    if limit is not None and event_total + added > limit:
-        raise _over(plan, "event", "record", book.events.epsilon + before, event_total + added, limit)
-    limit = stated_budget(book, "person", budget)
-    if limit is None or totals is None:
-        return
-    if totals.unattributed:
-        raise UserError(
-            f"{plan.source}: a budget per person needs the labeller of every event, and {totals.unattributed} events"
-            " under this key would have none; name the column with --labeler-column, or use another key for this source"
-        )
-    if totals.with_counts(added) > limit:
-        raise _over(plan, "person", "labeller", book.labelers.with_counts(before), totals.with_counts(added), limit)
-
-
-def _over(plan: ReleasePlan, per: str, whose: str, before: float, after: float, limit: float) -> UserError:
-    remedy = "lower --epsilon" if before <= limit else "use another key for data that this key never released"
-    return UserError(
-        f"{plan.source}: refused, over the budget of {limit:g} per {per}: the largest total of any one {whose} under"
-        f" this key is {before:g} and this release would make it {after:g}; {remedy}, or state a larger --budget if"
-        " those who gave the labels agree"
-    )
+def _added(plan: ReleasePlan) -> float:
+    """What counts cost on top of the labels' total."""
+    return plan.epsilon if plan.kind == "counts" else 0.0
 
 
 def _busy(lock: Lock) -> UserError:

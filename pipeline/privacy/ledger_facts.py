@@ -74,3 +74,39 @@ def labeler_facts(totals: LabelerTotals, counts: float) -> dict[str, Any]:
         "epsilon_of_counts": counts * totals.most if known else None,
         "delta": DELTA,
     }
+
+
+def check_budgets(
+    book: Book,
+    source: str,
+    epsilon_of_counts: float,
+    budget: Budget | None,
+    event_total: float,
+    totals: LabelerTotals | None,
+) -> None:
+    """UserError if totals after the release exceed a budget, given now or stated before. event_total: of labels.
+    epsilon_of_counts: that the release adds. totals: None = not known."""
+    before = added_epsilon([entry for entry in book.entries if entry["status"] != "reserved"])
+    added = before + epsilon_of_counts
+    limit = stated_budget(book, "event", budget)
+    if limit is not None and event_total + added > limit:
+        raise _over(source, "event", "record", book.events.epsilon + before, event_total + added, limit)
+    limit = stated_budget(book, "person", budget)
+    if limit is None or totals is None:
+        return
+    if totals.unattributed:
+        raise UserError(
+            f"{source}: a budget per person needs the labeller of every event, and {totals.unattributed} events"
+            " under this key would have none; name the column with --labeler-column, or use another key for this source"
+        )
+    if totals.with_counts(added) > limit:
+        raise _over(source, "person", "labeller", book.labelers.with_counts(before), totals.with_counts(added), limit)
+
+
+def _over(source: str, per: str, whose: str, before: float, after: float, limit: float) -> UserError:
+    remedy = "lower --epsilon" if before <= limit else "use another key for data that this key never released"
+    return UserError(
+        f"{source}: refused, over the budget of {limit:g} per {per}: the largest total of any one {whose} under"
+        f" this key is {before:g} and this release would make it {after:g}; {remedy}, or state a larger --budget if"
+        " those who gave the labels agree"
+    )

@@ -39,7 +39,8 @@ _RESTORE = "restore the key's state folder from a backup"
 
 @dataclass
 class Book:
-    """The content of the file. `revision` rises with every write, `serial` with every reservation."""
+    """The content of the file. `revision` rises with every write, `serial` with every reservation. `max_events`: of one
+    person, over the ledger's life."""
 
     revision: int = 0
     serial: int = 0
@@ -47,6 +48,7 @@ class Book:
     budgets: list[dict[str, Any]] = field(default_factory=list)
     events: Generation = field(default_factory=Generation)
     labelers: LabelerTotals = field(default_factory=LabelerTotals)
+    max_events: int | None = None
 
 
 class LedgerFile:
@@ -198,12 +200,14 @@ class LedgerFile:
             "serial": book.serial,
             "entries": book.entries,
             "budgets": book.budgets,
+            "max_events": book.max_events,
             "events": {
                 "file": _name(events.path),
                 "bounds": list(events.bounds),
                 "epsilon": events.epsilon,
                 "digest": events.digest,
                 "legacy": events.legacy,
+                "left_out": events.left_out,
             },
             "labelers": {
                 "file": _name(labelers.path),
@@ -241,7 +245,9 @@ class LedgerFile:
                 events["epsilon"],
                 events["digest"],
                 events.get("legacy", version == 1),
+                events.get("left_out", 0),
             ),
+            max_events=body.get("max_events"),
             labelers=LabelerTotals(
                 self._data(labelers["file"]),
                 tuple(labelers["bounds"]),

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pipeline.core.atomic import new_file
-from pipeline.privacy.batches import KEYS, Canonical, Keys, event_order, first_of_each
+from pipeline.privacy.batches import KEYS, Canonical, Keys, event_order, event_tags, first_of_each
 from pipeline.privacy.records import HEADER_BYTES
 
 PREFIX_BITS = 12  # at most 4096 buckets
@@ -112,13 +112,14 @@ def open_run(path: Path) -> Run | None:
 class KeptRows:
     """The rows of some runs with low <= record id < high whose record is not one of `without`. Can be sent to others.
 
-    low, high: 32 bytes, or empty for no bound.
+    low, high: 32 bytes, or empty for no bound. left_out: file of the tags (S16, sorted) of events that are left out.
     """
 
     runs: tuple[Run, ...]
     low: bytes = b""
     high: bytes = b""
     without: KeptRows | None = None
+    left_out: Path | None = None
 
     def prefixes(self) -> tuple[int, int]:
         """The 12-bit prefixes [first, end) that the ids can have."""
@@ -168,6 +169,9 @@ def read_bucket(rows: KeptRows, bucket: int, bits: int, texts: bool) -> Bucket:
     kept = wanted & leading
     if rows.without is not None:
         kept &= ~np.isin(record_ids(ranked), record_ids(read_bucket(rows.without, bucket, bits, texts=False).keys))
+    if rows.left_out is not None:
+        tags = event_tags(ranked).view("S16").reshape(-1)
+        kept &= ~np.isin(tags, np.fromfile(rows.left_out, "S16"))
     flat = _strings(keys, [data for _, data in parts]) if texts else None
     return Bucket(ranked[kept], int((wanted & ~leading).sum()), order[kept], flat)
 

@@ -21,7 +21,7 @@ from pipeline.core.stage import StageContext
 from pipeline.data import curate, protected
 from pipeline.data.adopted import adopt, is_adopted
 from pipeline.data.curate import Bench, Bundle, Entry
-from pipeline.data.engine import gather_events
+from pipeline.data.engine import Events
 from pipeline.data.protected import Split, bench_for, declared_source, open_intakes, split_rows
 from pipeline.data.release import check_output, refusals
 from pipeline.privacy.guarantee import guarantee
@@ -45,6 +45,11 @@ def run(context: StageContext) -> dict[str, Any]:
     with refusals(context.folder), bench_for(context, key, intakes) as bench:
         # --- which rows are for training, which for evaluation --------------------------------------------------------
         split = split_rows(bench, recipe, intakes)
+        both = not isinstance(test_mechanism, PublicLabels)
+        parts = [split.train, split.test] if both else [split.train]
+        private, events, cap = curate.capped(bench, ledger, parts, recipe.privatize.max_events_per_person)
+        if cap is not None:
+            split = split.capped(private, events.rows)
         source = declared_source(recipe.data.preferences)
         bundles = [
             Bundle(
@@ -73,14 +78,13 @@ def run(context: StageContext) -> dict[str, Any]:
             check_output(bundle.target)
 
         # --- released, once everything is known to be sound and the ledger has it -------------------------------------
-        private = [bundle.rows for bundle in bundles if not isinstance(bundle.mechanism, PublicLabels)]
-        with entered(bench, recipe, ledger, private) as reservation:  # a refusal leaves an earlier release as it is
+        with entered(bench, recipe, ledger, private, events, cap) as reservation:  # if refused, what was there stays
             for bundle in bundles:
                 curate.write(bench, bundle)
             if reservation is not None:
                 reservation.written()
             for bundle in bundles:
-                curate.replace(bench, bundle)
+                curate.put(bench, bundle)
             if reservation is not None:
                 reservation.commit(context.folder.resolve())
     protected.remember_input(recipe, context.run)
@@ -107,7 +111,9 @@ def report(recipe: Recipe, facts: dict[str, Any], split: Split, ledger: Ledger |
 
 
 @contextmanager
-def entered(bench: Bench, recipe: Recipe, ledger: Ledger | None, rows: list[KeptRows]) -> Iterator[Any]:
+def entered(
+    bench: Bench, recipe: Recipe, ledger: Ledger | None, rows: list[KeptRows], events: Events, cap: int | None
+) -> Iterator[Any]:
     """The reservation of the release in the key's ledger; None where no key file protects the labels (public ones, or a
     seed's flips)."""
     if ledger is None:
@@ -118,8 +124,9 @@ def entered(bench: Bench, recipe: Recipe, ledger: Ledger | None, rows: list[Kept
         ledger,
         declared_source(recipe.data.preferences),
         recipe.privatize.epsilon,
-        gather_events(bench.crew, rows, bench.key, bench.work / "events"),
+        events,
         budget=protected.budget(recipe),
+        max_events=cap,
         unnamed=curate.unnamed({run.path: run for part in rows for run in part.runs}.values()),
         add_up=recipe.privatize.add_up_renamed,
         remedies=(

@@ -154,6 +154,21 @@ def test_labellers_are_told_apart_and_stay_on_one_side(
         privatize.run(context(write(tmp_path / "raw.jsonl", rows[:3]), labeler_column="who"))
 
 
+def test_a_cap_leaves_out_the_same_events_in_both_bundles(
+    tmp_path: Path, key: Path, context: Callable[..., StageContext]
+) -> None:
+    rows = [row | {"who": "ann" if i % 3 else "bob"} for i, row in enumerate(rows_of(0, 60))]
+    own = {"labeler_column": "who", "max_events_per_person": 12}
+    given = context(write(tmp_path / "raw.jsonl", rows), **own)
+    report = privatize.run(given)
+    train, test = bundles(given)
+    assert len(train) + len(test) == report["events"] + report["evaluation_events"] == 24
+    assert report["dropped"]["over_cap"] == 54 - report["events"]
+    assert report["ledger"]["labelers"]["max_epsilon"] == 12 * EPSILON
+    assert privatize.run(given)["events"] == report["events"]
+    assert bundles(given) == (train, test)
+
+
 def test_a_refused_budget_leaves_the_earlier_release(tmp_path: Path, context: Callable[..., StageContext]) -> None:
     data = write(tmp_path / "raw.jsonl", rows_of(0, 20))
     given = context(data)

@@ -1,0 +1,103 @@
+"""A cap on the events of one person over the ledger's life: chosen by the key, not by labels, and never revised."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from other_machines import copy_key, move_to
+
+from pipeline.core.errors import UserError
+from pipeline.data.curate import Request, privatize_source
+from pipeline.data.layout import Options
+from pipeline.data.release import read_release
+from pipeline.privacy.keys import keygen, load_key
+from pipeline.privacy.ledger import Ledger
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+Row = dict[str, Any]
+
+
+def rows_of(**people: range) -> list[Row]:
+    return [
+        {"prompt": f"{who} {i}.", "chosen": f"yes {i}", "rejected": f"no {i}", "who": who}
+        for who, numbers in people.items()
+        for i in numbers
+    ]
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    return keygen(tmp_path / "owner.key")
+
+
+def run(rows: list[Row], output: Path, key: Path, epsilon: float = 1.0, **more: Any) -> set[str]:
+    """The prompts that were released."""
+    data = output.with_suffix(".jsonl")
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    privatize_source(Request(str(data), output, epsilon, key, options=Options(labeler_column="who"), **more))
+    return {str(row.prompt) for row in read_release(output).rows}
+
+
+def shown(key: Path) -> dict[str, Any]:
+    return Ledger.open(load_key(key)).show()
+
+
+def test_a_person_s_events_stop_at_the_cap_for_good(tmp_path: Path, key: Path) -> None:
+    rows = rows_of(ann=range(40), bob=range(3))
+    first = run(rows, tmp_path / "v1", key, max_events=5)
+    mine = {prompt for prompt in first if prompt.startswith("ann")}
+    assert (len(mine), len(first)) == (5, 8)
+    manifest = read_release(tmp_path / "v1").manifest
+    assert (manifest.rows, manifest.dropped["over_cap"]) == (8, 35)
+    facts = shown(key)
+    assert (facts["events"], facts["events_left_out"], facts["max_events_per_person"]) == (8, 35, 5)
+    assert facts["labelers"]["max_epsilon"] == 5.0
+    # Another ε, an export without those that were released, new events: nothing of ann's is added.
+    assert run(rows, tmp_path / "v2", key, 0.5) == first
+    rest = [row for row in rows if row["prompt"] not in first]
+    with pytest.raises(UserError, match="no rows are left"):
+        run(rest, tmp_path / "v3", key)
+    more = run([*rest, *rows_of(ann=range(40, 60), bob=range(3, 9))], tmp_path / "v4", key)
+    assert (sum(prompt.startswith("ann") for prompt in more), len(more)) == (0, 2)
+    facts = shown(key)
+    assert (facts["labelers"]["count"], facts["labelers"]["max_epsilon"], facts["events"]) == (2, 5.0, 10)
+    assert Ledger.open(load_key(key)).verify() == []
+
+
+def test_a_rerun_gives_the_same_release_at_no_cost(tmp_path: Path, key: Path) -> None:
+    rows = rows_of(ann=range(20), bob=range(20))
+    first = run(rows, tmp_path / "v1", key, max_events=4)
+    assert run(rows, tmp_path / "v1", key, max_events=4) == first
+    assert run(rows, tmp_path / "again", key) == first
+    assert len(shown(key)["releases"]) == 1
+
+
+def test_the_choice_depends_on_the_key_and_on_no_label(tmp_path: Path, key: Path) -> None:
+    rows = rows_of(ann=range(60))
+    turned = [{**row, "chosen": row["rejected"], "rejected": row["chosen"]} for row in rows]
+    first = run(rows, tmp_path / "v1", key, max_events=10)
+    move_to(tmp_path)
+    assert run(turned, tmp_path / "v2", copy_key(key, tmp_path / "copy.key"), max_events=10) == first
+    assert run(rows, tmp_path / "v3", keygen(tmp_path / "other.key"), max_events=10) != first
+
+
+def test_a_cap_may_fall_and_not_rise(tmp_path: Path, key: Path) -> None:
+    run(rows_of(ann=range(3)), tmp_path / "v1", key, max_events=6)
+    with pytest.raises(UserError, match="--max-events-per-person 7: this key's ledger states 6"):
+        run(rows_of(ann=range(9)), tmp_path / "v2", key, max_events=7)
+    assert len(run(rows_of(ann=range(9), eve=range(9)), tmp_path / "v2", key, max_events=4)) == 4 + 4
+    assert shown(key)["max_events_per_person"] == 4
+
+
+def test_a_key_that_released_more_before_releases_no_more(tmp_path: Path, key: Path) -> None:
+    run(rows_of(ann=range(8)), tmp_path / "v1", key)
+    assert len(run(rows_of(ann=range(12), bob=range(5)), tmp_path / "v2", key, max_events=3)) == 8 + 3
+
+
+def test_a_cap_needs_labellers(tmp_path: Path, key: Path) -> None:
+    with pytest.raises(UserError, match="6 new events name no labeller, and this key releases at most 2"):
+        run(rows_of(**{"": range(6)}), tmp_path / "v1", key, max_events=2)
+    assert shown(key)["releases"] == []
