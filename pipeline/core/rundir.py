@@ -9,6 +9,7 @@ runs/NAME/checkpoints/STAGE/…    resume state, removed when the stage complete
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib.metadata
 import json
@@ -30,6 +31,9 @@ from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "numpy", "private-rlhf")
+
+
+OWN_FILES = ("preferences", "demonstrations", "prompts", "evaluation_prompts")  # of section data
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ class RunDir:
         self.check(recipe)
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            atomic.write_text(self.root / "recipe.yaml", dump_yaml(recipe))
+            atomic.write_text(self.root / "recipe.yaml", dump_yaml(shareable(recipe)))
             atomic.write_json(self.root / "environment.json", {**environment(), **(numerics or {})})
         except OSError as error:
             raise UserError(f"{self.root} cannot be written ({error.strerror}): choose another --run-dir") from None
@@ -123,6 +127,24 @@ class RunDir:
     def reopen(self, name: str) -> None:
         """Marks a stage incomplete, before it runs again."""
         (self.stage(name) / "manifest.json").unlink(missing_ok=True)
+
+
+def shareable(recipe: Recipe) -> Recipe:
+    """The recipe as a run directory keeps it: of the files of its holder the last part of the name alone.
+
+    The raw labels and the key are among them, and the folders above may tell what nobody else is to know.
+    """
+    data: dict[str, Any] = {name: bare_name(str(getattr(recipe.data, name))) for name in OWN_FILES}
+    key_file, own = recipe.privatize.key_file, recipe.privatize
+    own = dataclasses.replace(own, key_file=None if key_file is None else Path(key_file.name))
+    model = dataclasses.replace(recipe.model, cache_dir=Path(bare_name(str(recipe.model.cache_dir))))
+    return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, **data), privatize=own, model=model)
+
+
+def bare_name(source: str) -> str:
+    """The last part of a path; names of built-in sources and of the hub as they are."""
+    path = Path(source).expanduser()
+    return path.name if path.is_absolute() or path.exists() else source
 
 
 def _differences(before: Any, after: Any, path: str = "") -> list[str]:

@@ -193,11 +193,6 @@ def too_few() -> UserError:
     return UserError("one usable preference row is too few to hold one out: bring a folder with train and eval files")
 
 
-def declared_source(source: str) -> str:
-    """The name a release gives its source: the last part of a path, never the path itself."""
-    return Path(source).name if Path(source).expanduser().exists() else source
-
-
 def randomiser_key(recipe: Recipe) -> PrivacyKey:
     """The owner's key; a seed's where the recipe asks for one, and for public labels, whose events need names alone."""
     if recipe.privatize.insecure_seed is not None:

@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.core.atomic import write_json
+from pipeline.core.rundir import bare_name
 from pipeline.core.stage import StageContext
 from pipeline.data.engine import count_right, gather_events
 from pipeline.data.protected import (
     bench_for,
     budget,
     changed,
-    declared_source,
     input_unchanged,
     open_intakes,
     owner_key,
@@ -78,7 +78,7 @@ def noisy_counts(context: StageContext, decisions: Mapping[str, Sequence[int]]) 
             raise changed(recipe)
         counts, names = count_right(test, mechanism, key, decisions, (repr(epsilon).encode(), events.content))
         identity = key.keyed_digest(map(frame, (b"counts", *names.values())))
-        plan = ReleasePlan(declared_source(recipe.data.preferences), epsilon, len(events), identity, "counts")
+        plan = ReleasePlan(bare_name(recipe.data.preferences), epsilon, len(events), identity, "counts")
         with ledger.reserve(plan, budget(recipe)) as reservation:
             if not reservation.already and any(
                 events.merge(bench.crew, ledger.store, KNOWN_ALREADY, reservation.generation)

@@ -17,12 +17,13 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from pipeline.core.recipe import Recipe
+from pipeline.core.rundir import bare_name
 from pipeline.core.stage import StageContext
 from pipeline.data import curate, protected
 from pipeline.data.adopted import adopt, is_adopted
 from pipeline.data.curate import Bench, Bundle, Entry
 from pipeline.data.engine import Events
-from pipeline.data.protected import Split, bench_for, declared_source, open_intakes, split_rows
+from pipeline.data.protected import Split, bench_for, open_intakes, split_rows
 from pipeline.data.release import check_output, refusals
 from pipeline.privacy.guarantee import guarantee
 from pipeline.privacy.ledger import Ledger
@@ -50,7 +51,7 @@ def run(context: StageContext) -> dict[str, Any]:
         private, events, cap = curate.capped(bench, ledger, parts, recipe.privatize.max_events_per_person)
         if cap is not None:
             split = split.capped(private, events.rows)
-        source = declared_source(recipe.data.preferences)
+        source = bare_name(recipe.data.preferences)
         bundles = [
             Bundle(
                 rows,
@@ -122,7 +123,7 @@ def entered(
         return
     entry = Entry(
         ledger,
-        declared_source(recipe.data.preferences),
+        bare_name(recipe.data.preferences),
         recipe.privatize.epsilon,
         events,
         budget=protected.budget(recipe),

@@ -15,6 +15,7 @@ from peft import PeftModel
 from trl import SFTConfig
 
 from pipeline.core import atomic
+from pipeline.core.rundir import bare_name
 from pipeline.core.stage import StageContext
 from pipeline.core.world import check_rows
 from pipeline.data import inputs
@@ -69,18 +70,18 @@ def run(context: StageContext) -> dict[str, Any]:
 
     # --- results ----------------------------------------------------------------------------------------------------
     hf_trainer.save_trained(trainer, renderer.tokenizer, context.folder / "model", recipe.model.dtype)
-    history = hf_trainer.loss_history(trainer.state)
+    history, source = hf_trainer.loss_history(trainer.state), bare_name(recipe.data.demonstrations)
     if context.world.main:
         atomic.write_json(context.folder / "history.json", {"loss": history})
         write_beside(context.folder / "model", "sft", recipe, renderer, None)
     return {
         "demonstrations": len(dataset),
         "texts": [text_count("demonstrations", len(dataset) + dropped, len(dataset), renderer)],
-        "source": recipe.data.demonstrations,
+        "source": source,
         "steps": trainer.state.global_step,
         "loss": [value for _, value in history],
         "lora": isinstance(policy, PeftModel),
-        "summary": f"{len(dataset)} demonstrations ({recipe.data.demonstrations}){left_out(dropped)}, "
+        "summary": f"{len(dataset)} demonstrations ({source}){left_out(dropped)}, "
         f"{trainer.state.global_step} steps, loss {history[0][1]:.3f} → {history[-1][1]:.3f}",
     }
 

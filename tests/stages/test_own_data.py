@@ -60,8 +60,9 @@ def test_anthropic_dialogues(workspace: Workspace, tmp_path: Path) -> None:
     assert metrics["longer_answer_baseline"]["value"] == 1.0  # the longer answer is the chosen one in every row
     manifest = read_json(run / "privatize" / "release" / "manifest.json")
     assert "conversational" in json.dumps(manifest)
-    files = [path for path in (run / "privatize").rglob("*") if path.is_file()]
+    files = [path for path in run.rglob("*") if path.is_file()]
     assert not [path for path in files if str(tmp_path).encode() in path.read_bytes()]  # where the raw labels lie
+    assert not [path for path in files if str(workspace.root).encode() in path.read_bytes()]  # and the key
 
 
 def test_real_hh_rlhf_rows(workspace: Workspace, hh_helpful: Path, tmp_path: Path) -> None:
