@@ -82,6 +82,27 @@ def run(
         show_results(directory)
 
 
+@app.command("verify-run")
+def verify_run(
+    config: Config,
+    folder: Annotated[Path | None, typer.Option("--folder", help="Owner-only; default runs/NAME.twins.")] = None,
+    data: Data = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave both twins and their runs there.")] = False,
+    overrides: Overrides = None,
+) -> None:
+    """Run a recipe twice, on your pairs with other (random) labels: exit code 1 if a label reaches any file.
+
+    Neither run sees a true label, and no ledger is charged. It takes twice the time of a run.
+    """
+    from pipeline.twins import verify
+
+    recipe = _recipe(config, data, overrides)
+    verdict = verify(recipe, folder or Path("runs") / f"{recipe.name}.twins", keep)
+    if verdict is not None:
+        print(verdict)
+        raise typer.Exit(1 if verdict.comparison.leaks else 0)
+
+
 @app.command("print-config")
 def print_config(config: Config, data: Data = None, overrides: Overrides = None) -> None:
     """Print the resolved recipe, every key written out."""

@@ -33,6 +33,7 @@ RUN_BY = {
     "private-rlhf account": ("tests/accounting/test_account_command.py", "randomized-response"),
     "private-rlhf stages": ("tests/launch/test_scripts.py", '"stages"'),
     "private-rlhf plan": ("tests/cli/test_plan.py", '"plan"'),
+    "private-rlhf verify-run": ("tests/stages/test_twins.py", '"verify-run"'),
     "private-rlhf sample": ("tests/cli/test_commands.py", '"sample"'),
     "launch/run_pipeline.sh": ("tests/launch/test_scripts.py", "run_pipeline.sh"),
     "accelerate launch": ("tests/launch/test_accelerate_files.py", '"ddp"'),  # as far as accelerate goes without a GPU

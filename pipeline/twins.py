@@ -1,0 +1,210 @@
+"""Twin runs: does anything that a run writes depend on a label, but through the bit that is released of it?
+
+Two copies of the preferences, A and B, carry labels of fair coins. Where the mechanism, under a throw-away key,
+releases a coin of its own without a look at the label, A and B carry opposite labels; elsewhere the same one. So both
+twins have the same released bits everywhere, and other labels wherever that is possible. The recipe runs on each, from
+the same state, under the same paths. A sound run writes the same bytes twice, times and memory apart (`twin_files`):
+any path from a label to a file shows, whoever took it, and no statistics are needed.
+
+The order of chosen and rejected in the owner's files is forgotten before anything else is looked at: no true label is
+in either twin. The throw-away key has a state and a user's folder of its own, so no ledger of the owner's is touched.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline import runner
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import Recipe
+from pipeline.core.rundir import RunDir
+from pipeline.core.world import barrier, join_world
+from pipeline.data import protected
+from pipeline.data.adopted import is_adopted
+from pipeline.data.formats import PAIR
+from pipeline.data.layout import Layout
+from pipeline.data.sources import Row
+from pipeline.privacy.batches import canonicalise, event_tags, release_labels
+from pipeline.privacy.keys import PrivacyKey, keygen, load_key, make_private_folder
+from pipeline.privacy.mechanism import RandomizedResponse
+from pipeline.privacy.prf import Prf
+from pipeline.twin_files import Comparison, compare_folders
+
+TWINS = ("A", "B")
+BATCH_ROWS = 1024
+_COIN = b"twin coin"
+
+Execute = Callable[[Recipe, RunDir], None]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """turned: labels that differ between the twins, of all `labels`."""
+
+    labels: int
+    turned: int
+    comparison: Comparison
+
+    def __str__(self) -> str:
+        """One line."""
+        found = self.comparison
+        told = f"{self.turned} of {self.labels} labels turned: {found.compared} files compared, "
+        if found.leaks:
+            return f"{told}a label reaches {len(found.leaks)} of them: {'; '.join(found.leaks[:3])}"
+        same, fields = found.compared - len(found.differing), ", ".join(found.fields) or "none"
+        return f"{told}{same} identical, {len(found.differing)} differ in declared fields alone ({fields})"
+
+
+def run_all(recipe: Recipe, run: RunDir) -> None:
+    """All stages."""
+    runner.execute(recipe, run, runner.Selection())
+
+
+def check_twins(recipe: Recipe, folder: Path) -> None:
+    """What twins can show nothing of is refused. Raises: UserError."""
+    if not recipe.private:
+        raise UserError("verify-run needs labels under a key: a finite privatize.epsilon and no insecure_seed")
+    if recipe.data.public_labels or recipe.evaluation_labels != "private":
+        raise UserError(
+            "verify-run is for data.public_labels=false and evaluation_labels=private: labels that are read raw, and"
+            " noisy counts of them, may differ between twins"
+        )
+    if is_adopted(recipe.data.preferences):
+        raise UserError(f"{recipe.data.preferences}: is a released bundle and holds no labels to turn; give raw ones")
+    if folder.exists() or folder.is_symlink():
+        raise UserError(f"{folder}: is left from an earlier verify-run; look at it if you need to, then remove it")
+
+
+def verify(recipe: Recipe, folder: Path, keep: bool = False, execute: Execute = run_all) -> Verdict | None:
+    """Makes the twins in `folder` (0700, new, removed at the end unless `keep`), runs both and compares them; None on
+    processes other than the main one.
+
+    Raises:
+        UserError: a recipe that twins can show nothing of, an unreadable source, or no label that could be turned.
+    """
+    world = join_world()
+    barrier(world)
+    check_twins(recipe, folder)
+    barrier(world)
+    try:
+        labels, turned = make_twins(recipe, folder) if world.main else (0, 0)
+        here = folder / "twin"
+        recipe = twin_recipe(recipe, here)
+        barrier(world)
+        for name in TWINS:
+            if world.main:
+                (folder / name).rename(here)
+            barrier(world)
+            with _a_user_of_its_own(here):
+                execute(recipe, RunDir(here / "run"))
+            barrier(world)
+            if world.main:
+                here.rename(folder / name)
+        if not world.main:
+            return None
+        return Verdict(labels, turned, compare_folders(*(folder / name / "run" for name in TWINS)))
+    finally:
+        if world.main and not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def twin_recipe(recipe: Recipe, here: Path) -> Recipe:
+    """The recipe on the data and under the key of the twin that lies in `here`."""
+    data = replace(recipe.data, preferences=str(here / Path(_file_names(recipe)[0]).parts[0]))
+    own = replace(recipe.privatize, key_file=here / "owner.key", corrects_column=None, budget=None, budget_per="event")
+    return replace(recipe, data=data, privatize=replace(own, add_up_renamed=False))
+
+
+@contextmanager
+def _a_user_of_its_own(here: Path) -> Iterator[None]:
+    """What is remembered of keys outside their folders is remembered in `here`."""
+    before = os.environ.get("XDG_STATE_HOME")
+    os.environ["XDG_STATE_HOME"] = str((here / "user").absolute())
+    try:
+        yield
+    finally:
+        os.environ.pop("XDG_STATE_HOME") if before is None else os.environ.update(XDG_STATE_HOME=before)
+
+
+# --- the data ---------------------------------------------------------------------------------------------------------
+
+
+def make_twins(recipe: Recipe, folder: Path) -> tuple[int, int]:
+    """Writes A and B: the preferences that the recipe names, with coins for labels, a key, and the state of a new
+    ledger. Returns (labels, of those turned).
+
+    Raises:
+        UserError: an unreadable source, or no label that can be turned.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_private_folder(folder)
+    homes = [folder / name for name in TWINS]
+    make_private_folder(homes[0])
+    key = load_key(keygen(homes[0] / "owner.key"))
+    shutil.copytree(homes[0], homes[1])  # the same key, and no ledger yet
+    coins, mechanism = Prf(secrets.token_bytes(32)), RandomizedResponse(recipe.privatize.epsilon)
+    labels = turned = 0
+    intakes = protected.open_intakes(replace(recipe, privatize=replace(recipe.privatize, corrects_column=None)))
+    for name, intake in zip(_file_names(recipe), intakes, strict=True):
+        wanted = intake.layout.options.wanted
+        with ExitStack() as stack:
+            files = [stack.enter_context(_new_file(home / name)) for home in homes]
+            for part in intake.parts:
+                rows = part.rows(wanted)
+                while some := list(islice(rows, BATCH_ROWS)):
+                    signs = _labels(some, intake.layout, f"{part.name}, {part.unit}", key, mechanism, coins)
+                    for (_, row), pair in zip(some, signs, strict=True):
+                        kept = {column: row[column] for column in wanted if column in row}  # no other column may tell
+                        labels, turned = labels + (pair[0] != 0), turned + (pair[0] != pair[1])
+                        for file, sign in zip(files, pair, strict=True):
+                            file.write(json.dumps(_ordered(kept, sign), ensure_ascii=False) + "\n")
+    if not turned:
+        raise UserError("verify-run: at this epsilon no label could be turned, so twins show nothing; lower it")
+    return labels, turned
+
+
+def _file_names(recipe: Recipe) -> tuple[str, ...]:
+    """Of the twins' preferences, below their homes."""
+    if protected.single_file(recipe.data.preferences):
+        return ("preferences.jsonl",)
+    return ("preferences/train.jsonl", "preferences/eval.jsonl")
+
+
+def _new_file(path: Path) -> TextIO:
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    return path.open("x", encoding="utf-8")
+
+
+def _labels(
+    rows: list[tuple[int, Row]], layout: Layout, where: str, key: PrivacyKey, mechanism: RandomizedResponse, coins: Prf
+) -> npt.NDArray[np.int8]:
+    """The signs (n, 2) with which `_ordered` writes each row in A and in B; 0 for rows that the engine drops. Copies of
+    one event get one label."""
+    forgotten = [(number, _ordered(row, 1)) for number, row in rows]
+    keys = canonicalise(layout.row_columns(forgotten, where), 0, key.prf).keys
+    now = keys["label"].copy()  # that a row has when it is written with sign 1
+    blocks = coins.blocks(_COIN, map(bytes, event_tags(keys)))
+    first = np.where(np.frombuffer(blocks, np.uint8).reshape(len(keys), -1)[:, 0] & 1, 1, -1)
+    keys["label"] = 0  # no label at all: what comes out all the same does not depend on it
+    free = release_labels(mechanism, key.prf, keys) != 0
+    signs = np.zeros((len(rows), 2), np.int8)
+    signs[keys["position"].astype(np.int64)] = np.stack([now * first, now * np.where(free, -first, first)], axis=1)
+    return signs
+
+
+def _ordered(row: Row, sign: int) -> Row:
+    """The row with its responses in an order of their own (which was chosen is forgotten), or in the opposite one."""
+    low, high = sorted((row.get(name) for name in PAIR), key=lambda text: json.dumps(text, default=str))
+    return row | dict(zip(PAIR, (high, low) if sign < 0 else (low, high), strict=True))

