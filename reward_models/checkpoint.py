@@ -35,8 +35,8 @@ from reward_models.classifiers import load_classifier
 from reward_models.dropout import DropoutBonus, DropoutRewardModel
 from reward_models.losses import get_loss
 from reward_models.model import (
+    PaddedTexts,
     RewardModel,
-    TokenBatch,
     check_pad_token,
     probe_scores,
     score_layer,
@@ -146,7 +146,7 @@ class RewardCheckpoint:
     bonus: Bonus | None
 
     @torch.no_grad()
-    def score(self, batch: TokenBatch, reference: TokenBatch) -> RewardScore:
+    def score(self, batch: PaddedTexts, reference: PaddedTexts) -> RewardScore:
         """Reward (B,) and bonus (B,) float32 of B texts; use `pessimistic()` offline and `optimistic()` online.
 
         `reference` holds K completions of each text's prompt by the reference policy, B·K rows, those of the first

@@ -26,7 +26,7 @@ from pipeline.core.noise import LabelNoise, Noise
 from reward_models.basis import FeatureBasis
 from reward_models.bound import check_reward_bound
 from reward_models.gram import StreamedGram, definite_factor
-from reward_models.uncertainty import LinearisedBonus, PairGradients, check_kappa
+from reward_models.uncertainty import LinearizedBonus, PairGradients, check_kappa
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class EllipticalAccumulator:
 
 
 @dataclass(frozen=True)
-class EllipticalBonus(LinearisedBonus):
+class EllipticalBonus(LinearizedBonus):
     """PPKL Eq. 10. weight (d,), basis V (d, k), covariance Σ + (λ/n)I (k, k): float64. ValueError for a covariance that
     cannot be inverted, or an unbounded reward (the bound has no e^{B/2} then).
     """

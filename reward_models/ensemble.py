@@ -17,7 +17,7 @@ from torch import Tensor
 from pipeline.core.noise import LabelNoise, Noise
 from reward_models.basis import FeatureArray, FeatureBasis, as_double, count_pairs, identity_basis
 from reward_models.bound import bounded_reward, check_reward_bound
-from reward_models.linear import PairProblem, check_labels, minimise
+from reward_models.linear import PairProblem, check_labels, minimize
 from reward_models.losses import get_loss
 from reward_models.spread import ALONE, Spread
 from reward_models.uncertainty import RewardScore, check_kappa, check_references
@@ -113,6 +113,6 @@ def fit_ensemble(
         rows = torch.arange(len(label)).repeat_interleave(drawn if numbers is None else drawn[numbers])
         anchor = torch.randn(len(origin), dtype=torch.float64, generator=generator) / ridge**0.5
         problem = PairProblem(x_a[rows], x_b[rows], label[rows], noise, bound, chosen, spread)
-        theta, _ = minimise(problem, ridge, origin, anchor=anchor, tolerance=tolerance)
+        theta, _ = minimize(problem, ridge, origin, anchor=anchor, tolerance=tolerance)
         heads.append(basis.weight(theta))
     return EnsembleBonus(weight.detach().to(device="cpu", dtype=torch.float64), torch.stack(heads), bound, kappa)

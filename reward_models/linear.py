@@ -162,7 +162,7 @@ class _Penalty:
         return self.ridge * self._offset(theta)
 
 
-def minimise(
+def minimize(
     problem: PairProblem,
     ridge: float,
     start: Tensor,
@@ -293,7 +293,7 @@ def fit_linear(
         spread,
     )
     origin = torch.zeros(basis.num_components, dtype=torch.float64) if start is None else start.to(torch.float64)
-    theta, report = minimise(problem, ridge, origin, max_iterations=max_iterations, tolerance=tolerance)
+    theta, report = minimize(problem, ridge, origin, max_iterations=max_iterations, tolerance=tolerance)
     information = problem.information(theta) + ridge * torch.eye(len(theta), dtype=torch.float64)
     return LinearFit(
         weight=basis.weight(theta),

@@ -140,7 +140,7 @@ def last_token_index(attention_mask: Tensor) -> Tensor:
     return (positions * attention_mask.bool()).argmax(-1)
 
 
-class TokenBatch(NamedTuple):
+class PaddedTexts(NamedTuple):
     """Token ids (B, T) int64 and a 0/1 mask (B, T), padded left or right."""
 
     input_ids: Tensor

@@ -18,7 +18,7 @@ from torch import Tensor
 from pipeline.core.noise import LabelNoise, Noise
 from reward_models.basis import FeatureArray, FeatureBasis, as_double, identity_basis
 from reward_models.bound import check_reward_bound
-from reward_models.linear import PairProblem, check_labels, minimise
+from reward_models.linear import PairProblem, check_labels, minimize
 from reward_models.losses import get_loss
 from reward_models.spread import ALONE, Spread
 
@@ -118,7 +118,7 @@ def select_ridge(
         training, testing = problem(folds != fold), problem(folds == fold)
         theta = torch.zeros(basis.num_components, dtype=torch.float64)
         for row, ridge in enumerate(grid):
-            theta, _ = minimise(training, ridge, theta, tolerance=tolerance)
+            theta, _ = minimize(training, ridge, theta, tolerance=tolerance)
             held_out[row, folds == fold] = score.value(testing.margin(theta), testing.private_label, noise)
     return _table(grid, spread.all(held_out[:, folds >= 0].T.contiguous()).T, num_folds, spread)
 

@@ -82,7 +82,7 @@ class Uncertainty(Protocol):
         ...
 
 
-class LinearisedBonus:
+class LinearizedBonus:
     """What bonuses share that are a norm of the centred gradient g̃ of the reward in w."""
 
     weight: Tensor
@@ -212,7 +212,7 @@ class FisherAccumulator:
 
 
 @dataclass(frozen=True)
-class FisherBonus(LinearisedBonus):
+class FisherBonus(LinearizedBonus):
     """Γ = κ √(g̃ᵀ H⁻¹ g̃). weight (d,), basis V (d, k), information H (k, k): all float64. ValueError if H is
     unusable.
     """

@@ -61,7 +61,7 @@ from pipeline.privacy.sorted_runs import KeptRows, Run
 
 
 @dataclass(frozen=True)
-class Intake:
+class OpenedSource:
     """A source that was opened. name: as its holder knows it, for messages."""
 
     name: str
@@ -69,7 +69,7 @@ class Intake:
     layout: Layout
 
     @classmethod
-    def open(cls, name: str, parts: Sequence[Part], options: Options) -> Intake:
+    def open(cls, name: str, parts: Sequence[Part], options: Options) -> OpenedSource:
         """Looks at the columns and the first row; UserError if they do not fit."""
         return cls(name, tuple(parts), find_layout(name, parts, options))
 
@@ -80,13 +80,13 @@ class Intake:
 
 
 @dataclass(frozen=True)
-class Bench:
+class Workspace:
     """Where releases are made. work: owner-only; it takes what holds true labels. chunk_bytes: of JSONL that one worker
     reads at a time."""
 
     key: PrivacyKey
     work: Path
-    crew: Workers
+    pool: Workers
     chunk_bytes: int = CHUNK_BYTES
 
     @property
@@ -108,7 +108,7 @@ class Bundle:
 
 
 @dataclass(frozen=True)
-class Entry:
+class LedgerEntry:
     """What goes into the ledger. remedies: for labels that contradict an earlier release, and for records of one that
     come under other names. unnamed: empty names in the columns of labellers and events. add_up: charge such records
     the sum."""
@@ -135,7 +135,7 @@ class Entry:
 @dataclass(frozen=True)
 class Request:
     """What is to be released. source: the name it is released under, default the data's own. workers: processes,
-    default by cores and size. chunk_bytes: as in `Bench`."""
+    default by cores and size. chunk_bytes: as in `Workspace`."""
 
     data: str
     output: Path
@@ -170,12 +170,12 @@ def privatize_source(request: Request) -> str:
         if state in (place, *place.parents):
             raise UserError(f"{target}: is in the key's state folder; choose another output folder")
         ledger = Ledger.open(key)
-        intake = Intake.open(request.data, open_source(request.data, request.split), request.options)
-        workers = request.workers or default_workers(intake.size)
-        plan = work_plan([intake], mechanism.epsilon, key, request.chunk_bytes)
+        opened = OpenedSource.open(request.data, open_source(request.data, request.split), request.options)
+        workers = request.workers or default_workers(opened.size)
+        plan = work_plan([opened], mechanism.epsilon, key, request.chunk_bytes)
         folder = target.with_name(f".{target.name}.work")
-        with work_folder(folder, plan, target) as work, start_workers(workers) as crew:
-            manifest = _release(request, mechanism, ledger, intake, Bench(key, work, crew, request.chunk_bytes))
+        with work_folder(folder, plan, target) as work, start_workers(workers) as pool:
+            manifest = _release(request, mechanism, ledger, opened, Workspace(key, work, pool, request.chunk_bytes))
     dropped = ", ".join(f"{count} {name}" for name, count in manifest.dropped.items())
     return (
         f"{manifest.rows} labels released at ε = {mechanism.epsilon:g} to {request.output} (each kept with probability "
@@ -184,30 +184,32 @@ def privatize_source(request: Request) -> str:
 
 
 def _release(
-    request: Request, mechanism: RandomizedResponse, ledger: Ledger, intake: Intake, bench: Bench
+    request: Request, mechanism: RandomizedResponse, ledger: Ledger, opened: OpenedSource, workspace: Workspace
 ) -> ReleaseManifest:
-    (rows,), events, cap = capped(bench, ledger, [KeptRows(read(bench, intake))], request.max_events)
+    (rows,), events, cap = capped(workspace, ledger, [KeptRows(read(workspace, opened))], request.max_events)
     counts = dropped(rows.runs, events.duplicates, events.left_out if cap else None)
     if not len(events):
         raise nothing_left(request.data, counts)
     columns = request.options.columns
-    rows_kept, facts = len(events), guarantee(mechanism, bench.key)
-    manifest = describe(intake.layout, rows_kept, rows_kept, request.name, facts, counts)
-    bundle = Bundle(rows, intake.layout, mechanism, manifest, bench.work / "release", Path(request.output))
+    rows_kept, facts = len(events), guarantee(mechanism, workspace.key)
+    manifest = describe(opened.layout, rows_kept, rows_kept, request.name, facts, counts)
+    bundle = Bundle(rows, opened.layout, mechanism, manifest, workspace.work / "release", Path(request.output))
     taken = occupied(bundle.target)
     if taken:  # compared before anything is spent
-        write(bench, bundle)
+        write(workspace, bundle)
         same_release(bundle.made, bundle.target)
     else:
-        check_publish(bench.work, bundle.target)
+        check_publish(workspace.work, bundle.target)
     names = unnamed(rows.runs)
-    entry = Entry(ledger, request.name, mechanism.epsilon, events, columns, request.budget, names, request.add_up, cap)
-    with reserved(bench, entry) as reservation:
+    entry = LedgerEntry(
+        ledger, request.name, mechanism.epsilon, events, columns, request.budget, names, request.add_up, cap
+    )
+    with reserved(workspace, entry) as reservation:
         if not taken:
-            write(bench, bundle)
+            write(workspace, bundle)
             reservation.written()
             try:
-                publish(bundle.made, bundle.target, _default_mode(bench.work))
+                publish(bundle.made, bundle.target, _default_mode(workspace.work))
             except OSError as error:
                 raise UserError(
                     f"{bundle.target}: the release cannot be given its name ({error.strerror}); the ledger counts it as"
@@ -220,44 +222,44 @@ def _release(
 # --- the steps --------------------------------------------------------------------------------------------------------
 
 
-def work_plan(intakes: Sequence[Intake], epsilon: float, key: PrivacyKey, chunk_bytes: int) -> dict[str, Any]:
+def work_plan(sources: Sequence[OpenedSource], epsilon: float, key: PrivacyKey, chunk_bytes: int) -> dict[str, Any]:
     """What the contents of a work folder depend on."""
     return {
         "code": code_version(),
         "boot": boot_id(),
-        "source": source_identity([part for intake in intakes for part in intake.parts], key),
+        "source": source_identity([part for opened in sources for part in opened.parts], key),
         "epsilon": repr(epsilon),
-        "options": [repr(asdict(intake.layout.options)) for intake in intakes],
-        "forms": [intake.layout.convert.__name__ for intake in intakes],
+        "options": [repr(asdict(opened.layout.options)) for opened in sources],
+        "forms": [opened.layout.convert.__name__ for opened in sources],
         "chunk_bytes": chunk_bytes,
     }
 
 
-def read(bench: Bench, intake: Intake, folder: str = "") -> tuple[Run, ...]:
+def read(workspace: Workspace, opened: OpenedSource, folder: str = "") -> tuple[Run, ...]:
     """All runs of a source, in a folder of their own; those of an interrupted run are taken as they are.
 
     UserError: the first bad row, or a file that changed meanwhile.
     """
-    before = source_identity(intake.parts, bench.key)
-    home = bench.work / folder
+    before = source_identity(opened.parts, workspace.key)
+    home = workspace.work / folder
     make_private_folder(home)
     runs: list[Run] = []
-    options = intake.layout.options
+    options = opened.layout.options
 
     def chunks() -> Iterator[tuple[int, Chunk]]:
         number = 0
-        for part in intake.parts:
-            for chunk in cut(part, options.wanted, bench.chunk_bytes):
+        for part in opened.parts:
+            for chunk in cut(part, options.wanted, workspace.chunk_bytes):
                 yield number, chunk
                 number += 1
 
-    tasks = ((chunk, number, intake.layout, bench.key_file, home) for number, chunk in chunks())
-    with progress("reading", intake.size or None, "B") as advance:
-        for some in bench.crew.run(spill_once, tasks):
+    tasks = ((chunk, number, opened.layout, workspace.key_file, home) for number, chunk in chunks())
+    with progress("reading", opened.size or None, "B") as advance:
+        for some in workspace.pool.run(spill_once, tasks):
             runs += some
             advance(sum(run.facts["bytes"] for run in some[:1]))
-    if all(part.files for part in intake.parts) and source_identity(intake.parts, bench.key) != before:
-        raise UserError(f"{intake.name}: changed while it was read; run again")
+    if all(part.files for part in opened.parts) and source_identity(opened.parts, workspace.key) != before:
+        raise UserError(f"{opened.name}: changed while it was read; run again")
     return tuple(runs)
 
 
@@ -279,18 +281,18 @@ def spill_once(chunk: Chunk, number: int, layout: Layout, key_file: KeyFile | Ke
 
 
 def capped(
-    bench: Bench, ledger: Ledger | None, rows: list[KeptRows], most: int | None
+    workspace: Workspace, ledger: Ledger | None, rows: list[KeptRows], most: int | None
 ) -> tuple[list[KeptRows], Events, int | None]:
     """The rows and their events without those over the cap on a person's events, and the cap that holds, if any."""
-    folder, path = bench.work / "events", bench.work / "left_out"
-    events = gather_events(bench.crew, rows, bench.key, folder)
+    folder, path = workspace.work / "events", workspace.work / "left_out"
+    events = gather_events(workspace.pool, rows, workspace.key, folder)
     if ledger is None:
         return rows, events, None
     gone, cap = ledger.left_out(events.partitions(), most)
     if not len(gone):
         return rows, events, cap
     replace_file(path, gone)
-    events = gather_events(bench.crew, rows, bench.key, folder, path)
+    events = gather_events(workspace.pool, rows, workspace.key, folder, path)
     return [replace(part, left_out=path) for part in rows], events, cap
 
 
@@ -323,21 +325,21 @@ def describe(
 
 
 @contextmanager
-def reserved(bench: Bench, entry: Entry) -> Iterator[Reservation]:
+def reserved(workspace: Workspace, entry: LedgerEntry) -> Iterator[Reservation]:
     """The ledger's reservation for the events, with all of them in the store's next generation.
 
     UserError: labels that contradict earlier releases, or a budget that would be exceeded; nothing is spent then.
     """
     columns = b"".join(frame(name.encode()) for name in entry.columns)
     fields = (b"release", entry.events.content, repr(entry.epsilon).encode(), columns)
-    identity = bench.key.keyed_digest(map(frame, fields))
+    identity = workspace.key.keyed_digest(map(frame, fields))
     plan = ReleasePlan(entry.source, entry.epsilon, len(entry.events), identity, max_events=entry.max_events)
     with entry.ledger.reserve(plan, entry.budget) as reservation:
-        _enter(bench, entry, reservation)
+        _enter(workspace, entry, reservation)
         yield reservation
 
 
-def _enter(bench: Bench, entry: Entry, reservation: Reservation) -> None:
+def _enter(workspace: Workspace, entry: LedgerEntry, reservation: Reservation) -> None:
     """Events into the store's next generation."""
     if reservation.already:
         return
@@ -347,7 +349,7 @@ def _enter(bench: Bench, entry: Entry, reservation: Reservation) -> None:
             " when an empty name was a name: give every row one, or leave the column out"
         )
     store, into = entry.ledger.store, reservation.generation
-    conflicts, renamed = entry.events.merge(bench.crew, store, entry.epsilon, into, entry.add_up)
+    conflicts, renamed = entry.events.merge(workspace.pool, store, entry.epsilon, into, entry.add_up)
     if conflicts:
         raise UserError(
             f"{entry.source}: {conflicts} events carry another label than the one released before under this key,"
@@ -361,29 +363,29 @@ def _enter(bench: Bench, entry: Entry, reservation: Reservation) -> None:
         )
 
 
-def write(bench: Bench, bundle: Bundle) -> None:
+def write(workspace: Workspace, bundle: Bundle) -> None:
     """All shards that are not there yet, then the manifest; on the disk when it returns."""
     done, manifest = bundle.made, bundle.manifest
     make_private_folder(done)
     fields = extra_fields(bundle.layout.options.columns, bundle.rows.runs)
     kind, bits = bundle.layout.kind, manifest.shard_bits
-    shards = ShardJob(bundle.mechanism, bench.key_file, kind, fields, bits, done)
+    shards = ShardJob(bundle.mechanism, workspace.key_file, kind, fields, bits, done)
     tasks = ((shards, bundle.rows, shard) for shard in range(1 << bits))
     wanted = {MANIFEST, *(shard_name(shard) for shard in range(1 << bits))}
     for path in done.iterdir():
         if path.name not in wanted:
             path.unlink()
     with progress("writing", manifest.rows, "row") as advance:
-        for rows in bench.crew.run(write_bucket, tasks):
+        for rows in workspace.pool.run(write_bucket, tasks):
             advance(rows)
     write_json(done / MANIFEST, manifest.as_dict())
     sync_folder(done)
 
 
-def put(bench: Bench, bundle: Bundle) -> None:
+def put(workspace: Workspace, bundle: Bundle) -> None:
     """Give a finished bundle its name, in place of what an earlier run left there."""
     shutil.rmtree(bundle.target, ignore_errors=True)
-    publish(bundle.made, bundle.target, _default_mode(bench.work))
+    publish(bundle.made, bundle.target, _default_mode(workspace.work))
 
 
 def _default_mode(work: Path) -> int:

@@ -30,7 +30,7 @@ from pipeline.privacy.batches import (
     a_is_lower,
     arrow_places,
     blinds,
-    canonicalise,
+    canonicalize,
     event_tags,
     record_tags,
     release_labels,
@@ -115,7 +115,7 @@ def spill(chunk: Chunk, number: int, layout: Layout, key_file: KeyFile | KeyInHa
     while some is not None:
         following = next(columns, None)
         kinds = _kinds(some.extra, len(layout.options.columns))
-        rows = canonicalise(some, position, prf)
+        rows = canonicalize(some, position, prf)
         path, last = _run_path(folder, number, len(runs)), following is None
         facts = {"last": last, "extra": kinds, "bytes": chunk.size(), "unnamed": some.unnamed}
         runs.append(write_run(path, rows, **facts))
@@ -208,12 +208,12 @@ class Events:
         return [0, *accumulate(count for piece in self.pieces for count in piece.counts)]
 
     def merge(
-        self, crew: Workers, store: EventStore, epsilon: float, into: StagedGeneration, add_up: bool = False
+        self, pool: Workers, store: EventStore, epsilon: float, into: StagedGeneration, add_up: bool = False
     ) -> tuple[int, int]:
         """Enter all events into the store; returns how many contradict their stored label, and how many rename a known
         record (see `EventStore.merge`)."""
         tasks = ((piece, store, epsilon, into, add_up) for piece in self.pieces)
-        results = [result for some in crew.run(merge_piece, tasks) for result in some]
+        results = [result for some in pool.run(merge_piece, tasks) for result in some]
         return sum(result.conflicts for result in results), sum(result.renamed for result in results)
 
 
@@ -227,7 +227,7 @@ def merge_piece(
 
 
 def gather_events(
-    crew: Workers, parts: Sequence[KeptRows], key: PrivacyKey, folder: Path, left_out: Path | None = None
+    pool: Workers, parts: Sequence[KeptRows], key: PrivacyKey, folder: Path, left_out: Path | None = None
 ) -> Events:
     """Write the kept events to files in an owner-only folder; content: keyed digest of events and labels, in an order
     of its own.
@@ -239,7 +239,7 @@ def gather_events(
     bits = bucket_bits(sum(run.rows for part in parts for run in part.runs), ROWS_IN_MEMORY)
     groups = range(1 << min(bits, 8))
     tasks = ((parts, bits, group, folder / f"{group:03d}.events", left_out) for group in groups)
-    pieces = tuple(crew.run(gather_piece, tasks))
+    pieces = tuple(pool.run(gather_piece, tasks))
     return Events(pieces, bytes.fromhex(key.keyed_digest(piece.path.read_bytes() for piece in pieces)))
 
 

@@ -23,7 +23,7 @@ from pipeline.core.stage import StageContext, say
 from pipeline.data import curate
 from pipeline.data.adopted import held_out, is_adopted, open_adopted
 from pipeline.data.chunks import CHUNK_BYTES
-from pipeline.data.curate import Bench, Intake
+from pipeline.data.curate import OpenedSource, Workspace
 from pipeline.data.engine import gather_events
 from pipeline.data.formats import PAIR
 from pipeline.data.layout import Options
@@ -39,14 +39,14 @@ from pipeline.privacy.sorted_runs import KeptRows, id_at
 FIRST_ROWS = 100
 
 
-def open_intakes(recipe: Recipe) -> list[Intake]:
-    """The training and the evaluation split of the preferences; one intake where a file serves for both."""
+def open_sources(recipe: Recipe) -> list[OpenedSource]:
+    """The training and the evaluation split of the preferences; one opened where a file serves for both."""
     source, own = recipe.data.preferences, recipe.privatize
     options = Options(own.labeler_column, own.event_column, corrects_column=own.corrects_column)
     splits = ("train",) if single_file(source) else ("train", "eval")
     if source == "embedded":
-        return [Intake.open(source, [embedded_part(recipe, split)], options) for split in splits]
-    return [Intake.open(source, open_source(source, split), options) for split in splits]
+        return [OpenedSource.open(source, [embedded_part(recipe, split)], options) for split in splits]
+    return [OpenedSource.open(source, open_source(source, split), options) for split in splits]
 
 
 def embedded_part(recipe: Recipe, split: str) -> Part:
@@ -81,10 +81,10 @@ def check_input(recipe: Recipe, run: RunDir) -> None:
             Ledger.open(owner_key(recipe))
     if source == "embedded" or is_hub_id(source):
         return
-    for intake in open_intakes(recipe):
-        part = intake.parts[0]
-        rows = islice(part.rows(intake.layout.options.wanted), FIRST_ROWS)
-        intake.layout.row_columns(rows, f"{part.name}, {part.unit}")
+    for opened in open_sources(recipe):
+        part = opened.parts[0]
+        rows = islice(part.rows(opened.layout.options.wanted), FIRST_ROWS)
+        opened.layout.row_columns(rows, f"{part.name}, {part.unit}")
 
 
 def _places(path: Path) -> set[Path]:
@@ -102,7 +102,7 @@ def single_file(source: str) -> bool:
 
 
 @contextmanager
-def bench_for(context: StageContext, key: PrivacyKey, intakes: list[Intake]) -> Iterator[Bench]:
+def workspace_for(context: StageContext, key: PrivacyKey, sources: list[OpenedSource]) -> Iterator[Workspace]:
     """Raw labels on the way lie beside the key; those of the built-in task, which anyone can draw, in the run."""
     recipe = context.recipe
     home = context.checkpoints
@@ -112,12 +112,12 @@ def bench_for(context: StageContext, key: PrivacyKey, intakes: list[Intake]) -> 
         home /= "work"
         make_private_folder(home)
     folder = home / hashlib.sha256(str(context.run.root.resolve()).encode()).hexdigest()[:16]
-    plan = curate.work_plan(intakes, recipe.privatize.epsilon, key, CHUNK_BYTES)
-    workers = 1 if key.path is None else default_workers(sum(intake.size for intake in intakes))
+    plan = curate.work_plan(sources, recipe.privatize.epsilon, key, CHUNK_BYTES)
+    workers = 1 if key.path is None else default_workers(sum(opened.size for opened in sources))
     context.folder.mkdir(parents=True, exist_ok=True)
     try:
-        with work_folder(folder, plan, context.folder) as work, start_workers(workers) as crew:
-            yield Bench(key, work, crew)
+        with work_folder(folder, plan, context.folder) as work, start_workers(workers) as pool:
+            yield Workspace(key, work, pool)
     finally:
         for name in ("release", "evaluation"):
             shutil.rmtree(context.folder / f".{name}.new.tmp", ignore_errors=True)
@@ -150,18 +150,18 @@ class Split:
         return replace(changed, test=kept[1], test_rows=rows[1], test_counts=test)
 
 
-def split_rows(bench: Bench, recipe: Recipe, intakes: list[Intake]) -> Split:
+def split_rows(workspace: Workspace, recipe: Recipe, sources: list[OpenedSource]) -> Split:
     """Ranges of record ids, which are hashes of the pairs: a choice that depends on no label. A pair is on one side
     whole, with all that was said about it. UserError: too few rows."""
-    source, scratch = recipe.data.preferences, bench.work / "survey"
-    everything = KeptRows(curate.read(bench, intakes[0], "train"))
-    survey = gather_events(bench.crew, [everything], bench.key, scratch)
+    source, scratch = recipe.data.preferences, workspace.work / "survey"
+    everything = KeptRows(curate.read(workspace, sources[0], "train"))
+    survey = gather_events(workspace.pool, [everything], workspace.key, scratch)
     counts, test_counts = curate.dropped(everything.runs, survey.duplicates), DropCounts()
     total = len(survey)
     if not total:
         raise nothing_left(source, counts)
     train, count = everything, total
-    if len(intakes) == 1:
+    if len(sources) == 1:
         if total < 2:
             raise too_few()
         count = total - held_out(total)
@@ -170,15 +170,15 @@ def split_rows(bench: Bench, recipe: Recipe, intakes: list[Intake]) -> Split:
     if recipe.data.limit is not None and recipe.data.limit < count:
         train = replace(train, high=id_at(everything, survey.bounds, recipe.data.limit))
     before, of = 0, total
-    if len(intakes) > 1:
-        test = KeptRows(curate.read(bench, intakes[1], "eval"))
-        survey = gather_events(bench.crew, [test], bench.key, scratch)
+    if len(sources) > 1:
+        test = KeptRows(curate.read(workspace, sources[1], "eval"))
+        survey = gather_events(workspace.pool, [test], workspace.key, scratch)
         before = of = len(survey)
         test_counts = curate.dropped(test.runs, survey.duplicates)
         if not before:
             raise nothing_left(source, test_counts)
         test = replace(test, without=train)
-    train_rows, test_rows = gather_events(bench.crew, [train, test], bench.key, scratch).rows
+    train_rows, test_rows = gather_events(workspace.pool, [train, test], workspace.key, scratch).rows
     if not train_rows:
         raise too_few()
     if not test_rows:

@@ -71,7 +71,7 @@ def dense_copy(inner: nn.Module) -> PreTrainedModel:
         adapted = isinstance(module, LoraLayer)
         layer: Any = cast(Any, module).base_layer if adapted else module
         if (adapted or isinstance(layer, Linear4bit)) and not any(name.startswith(f"{done}.") for done in merged):
-            weight = _dequantised(layer) if isinstance(layer, Linear4bit) else layer.weight.float().cpu()
+            weight = _dequantized(layer) if isinstance(layer, Linear4bit) else layer.weight.float().cpu()
             state[f"{name}.weight"] = weight + _adapter(module)
             if getattr(layer, "bias", None) is not None:
                 state[f"{name}.bias"] = layer.bias.float().cpu()
@@ -93,7 +93,7 @@ def dense_copy(inner: nn.Module) -> PreTrainedModel:
     return cast(PreTrainedModel, dense.float().eval())
 
 
-def _dequantised(layer: Any) -> Tensor:
+def _dequantized(layer: Any) -> Tensor:
     """The weight a 4-bit layer computes with, (out, in) float32."""
     from bitsandbytes.functional import dequantize_4bit
 

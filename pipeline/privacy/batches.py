@@ -130,7 +130,7 @@ def arrow_places(places: npt.NDArray[np.int64]) -> pa.Array:
     return pa.Array.from_buffers(pa.int64(), len(places), [None, pa.py_buffer(np.ascontiguousarray(places))])
 
 
-def canonicalise(columns: Columns, position: int, prf: Prf) -> Canonical:
+def canonicalize(columns: Columns, position: int, prf: Prf) -> Canonical:
     """Drop, order, name and sort. position: the first row's place in the input; rows are numbered from there."""
     same = _bools(pc.equal(columns.first, columns.second))
     keep = np.flatnonzero(~same & ~columns.blank)

@@ -18,13 +18,13 @@ from pipeline.core.rundir import bare_name
 from pipeline.core.stage import StageContext
 from pipeline.data.engine import count_right, gather_events
 from pipeline.data.protected import (
-    bench_for,
     budget,
     changed,
     input_unchanged,
-    open_intakes,
+    open_sources,
     owner_key,
     split_rows,
+    workspace_for,
 )
 from pipeline.data.release import refusals
 from pipeline.evaluation.counted import LONGER, counted_rates, read_decisions, spread
@@ -70,10 +70,10 @@ def noisy_counts(context: StageContext, decisions: Mapping[str, Sequence[int]]) 
     ledger = Ledger.open(key)
     if not input_unchanged(recipe, run):
         raise changed(recipe)
-    intakes = open_intakes(recipe)
-    with refusals(context.folder), bench_for(context, key, intakes) as bench:
-        test = split_rows(bench, recipe, intakes).test
-        events = gather_events(bench.crew, [test], key, bench.work / "events")
+    sources = open_sources(recipe)
+    with refusals(context.folder), workspace_for(context, key, sources) as workspace:
+        test = split_rows(workspace, recipe, sources).test
+        events = gather_events(workspace.pool, [test], key, workspace.work / "events")
         if any(len(rule) != len(events) for rule in decisions.values()):
             raise changed(recipe)
         counts, names = count_right(test, mechanism, key, decisions, (repr(epsilon).encode(), events.content))
@@ -81,7 +81,7 @@ def noisy_counts(context: StageContext, decisions: Mapping[str, Sequence[int]]) 
         plan = ReleasePlan(bare_name(recipe.data.preferences), epsilon, len(events), identity, "counts")
         with ledger.reserve(plan, budget(recipe)) as reservation:
             if not reservation.already and any(
-                events.merge(bench.crew, ledger.store, KNOWN_ALREADY, reservation.generation)
+                events.merge(workspace.pool, ledger.store, KNOWN_ALREADY, reservation.generation)
             ):
                 raise changed(recipe)
             reservation.written()

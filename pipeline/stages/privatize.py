@@ -21,9 +21,9 @@ from pipeline.core.rundir import bare_name
 from pipeline.core.stage import StageContext
 from pipeline.data import curate, protected
 from pipeline.data.adopted import adopt, is_adopted
-from pipeline.data.curate import Bench, Bundle, Entry
+from pipeline.data.curate import Bundle, LedgerEntry, Workspace
 from pipeline.data.engine import Events
-from pipeline.data.protected import Split, bench_for, open_intakes, split_rows
+from pipeline.data.protected import Split, open_sources, split_rows, workspace_for
 from pipeline.data.release import check_output, refusals
 from pipeline.privacy.guarantee import guarantee
 from pipeline.privacy.ledger import Ledger
@@ -42,31 +42,31 @@ def run(context: StageContext) -> dict[str, Any]:
     test_mechanism: Mechanism = PublicLabels() if recipe.evaluation_labels == "public" else mechanism
     key = protected.randomiser_key(recipe)
     ledger = Ledger.open(key) if key.mode == "keyed" and not isinstance(mechanism, PublicLabels) else None
-    intakes = open_intakes(recipe)
-    with refusals(context.folder), bench_for(context, key, intakes) as bench:
+    sources = open_sources(recipe)
+    with refusals(context.folder), workspace_for(context, key, sources) as workspace:
         # --- which rows are for training, which for evaluation --------------------------------------------------------
-        split = split_rows(bench, recipe, intakes)
+        split = split_rows(workspace, recipe, sources)
         both = not isinstance(test_mechanism, PublicLabels)
         parts = [split.train, split.test] if both else [split.train]
-        private, events, cap = curate.capped(bench, ledger, parts, recipe.privatize.max_events_per_person)
+        private, events, cap = curate.capped(workspace, ledger, parts, recipe.privatize.max_events_per_person)
         if cap is not None:
             split = split.capped(private, events.rows)
         source = bare_name(recipe.data.preferences)
         bundles = [
             Bundle(
                 rows,
-                intake.layout,
+                opened.layout,
                 by,
-                curate.describe(intake.layout, count, of, source, guarantee(by, key), counts),
+                curate.describe(opened.layout, count, of, source, guarantee(by, key), counts),
                 context.folder / f".{name}.new.tmp",
                 context.folder / name,
             )
-            for name, rows, intake, by, count, of, counts in (
-                ("release", split.train, intakes[0], mechanism, split.train_rows, split.train_of, split.train_counts),
+            for name, rows, opened, by, count, of, counts in (
+                ("release", split.train, sources[0], mechanism, split.train_rows, split.train_of, split.train_counts),
                 (
                     "evaluation",
                     split.test,
-                    intakes[-1],
+                    sources[-1],
                     test_mechanism,
                     split.test_rows,
                     split.test_of,
@@ -79,13 +79,13 @@ def run(context: StageContext) -> dict[str, Any]:
             check_output(bundle.target)
 
         # --- released, once everything is known to be sound and the ledger has it -------------------------------------
-        with entered(bench, recipe, ledger, private, events, cap) as reservation:  # if refused, what was there stays
+        with entered(workspace, recipe, ledger, private, events, cap) as reservation:  # or refused: all stays
             for bundle in bundles:
-                curate.write(bench, bundle)
+                curate.write(workspace, bundle)
             if reservation is not None:
                 reservation.written()
             for bundle in bundles:
-                curate.put(bench, bundle)
+                curate.put(workspace, bundle)
             if reservation is not None:
                 reservation.commit(context.folder.resolve())
     protected.remember_input(recipe, context.run)
@@ -113,7 +113,7 @@ def report(recipe: Recipe, facts: dict[str, Any], split: Split, ledger: Ledger |
 
 @contextmanager
 def entered(
-    bench: Bench, recipe: Recipe, ledger: Ledger | None, rows: list[KeptRows], events: Events, cap: int | None
+    workspace: Workspace, recipe: Recipe, ledger: Ledger | None, rows: list[KeptRows], events: Events, cap: int | None
 ) -> Iterator[Any]:
     """The reservation of the release in the key's ledger; None where no key file protects the labels (public ones, or a
     seed's flips)."""
@@ -121,7 +121,7 @@ def entered(
         with nullcontext() as nothing:
             yield nothing
         return
-    entry = Entry(
+    entry = LedgerEntry(
         ledger,
         bare_name(recipe.data.preferences),
         recipe.privatize.epsilon,
@@ -136,7 +136,7 @@ def entered(
             "keep the names of the first release, leave the rows out, or charge both draws (privatize.add_up_renamed)",
         ),
     )
-    with curate.reserved(bench, entry) as reservation:
+    with curate.reserved(workspace, entry) as reservation:
         yield reservation
 
 

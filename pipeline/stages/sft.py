@@ -51,7 +51,7 @@ def run(context: StageContext) -> dict[str, Any]:
     inputs.check_lengths(recipe, context.run, renderer)
     demonstrations, dropped = inputs.keep_demonstrations(recipe, context.run, renderer)
     check_rows(len(demonstrations), "sft", settings.batch_size)
-    dataset = tokenised(demonstrations, renderer)
+    dataset = tokenized(demonstrations, renderer)
 
     # --- model ------------------------------------------------------------------------------------------------------
     dtype = recipe.model.dtype if settings.lora else "float32"
@@ -86,7 +86,7 @@ def run(context: StageContext) -> dict[str, Any]:
     }
 
 
-def tokenised(demonstrations: list[Demonstration], renderer: Renderer) -> Dataset:
+def tokenized(demonstrations: list[Demonstration], renderer: Renderer) -> Dataset:
     """Token ids and labels; prompt tokens carry label −100, so that only responses are learnt."""
     rows = []
     for row in demonstrations:

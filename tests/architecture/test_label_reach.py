@@ -80,7 +80,7 @@ def test_only_noisy_counts_come_back_to_the_evaluation(sources: dict[str, ast.Mo
     tree = sources["pipeline/stages/count.py"]
     door, start = (next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
                    for name in ("noisy_counts", "run"))
-    labels = {"open_intakes", "split_rows", "gather_events", "count_right", "bench_for"}
+    labels = {"open_sources", "split_rows", "gather_events", "count_right", "workspace_for"}
     assert not {node.id for node in ast.walk(start) if isinstance(node, ast.Name)} & labels
     returned = [ast.unparse(node.value) for node in ast.walk(door) if isinstance(node, ast.Return) and node.value]
     assert returned == ["answer | {'ledger': ledger.card_facts()}"]

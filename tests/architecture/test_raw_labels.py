@@ -37,7 +37,7 @@ ALLOWED = {
         "pipeline/data/protected.py",  # a range of record ids for training, the others for evaluation
         "pipeline/stages/privatize.py",  # hands them to the ledger
     },
-    "Intake": {
+    "OpenedSource": {
         "pipeline/data/curate.py",  # defines it: a source that was opened
         "pipeline/data/protected.py",
     },

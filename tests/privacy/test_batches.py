@@ -16,7 +16,7 @@ from pipeline.privacy.batches import (
     a_is_lower,
     blank_texts,
     blinds,
-    canonicalise,
+    canonicalize,
     event_order,
     event_tags,
     first_of_each,
@@ -90,7 +90,7 @@ def check_against_plain(table: list[tuple[Text, Text, Text, bool]], made: Canoni
 
 @given(rows)
 def test_strings_as_the_plain_records(table: list[tuple[str, str, str, bool]]) -> None:
-    check_against_plain(table, canonicalise(columns_of(table), 7, PRF))
+    check_against_plain(table, canonicalize(columns_of(table), 7, PRF))
 
 
 @given(rows)
@@ -98,7 +98,7 @@ def test_messages_as_the_plain_records(table: list[tuple[str, str, str, bool]]) 
     turns = [
         (*([{"role": "user", "content": text}] if text else [] for text in row[:3]), row[3]) for row in table
     ]
-    check_against_plain(turns, canonicalise(columns_of(turns, MESSAGES), 7, PRF))
+    check_against_plain(turns, canonicalize(columns_of(turns, MESSAGES), 7, PRF))
 
 
 @given(st.lists(words))
@@ -118,7 +118,7 @@ def test_releases_as_the_plain_mechanism(epsilon: float, named: bool) -> None:
     who, which = [f"w{i % 7}" for i in range(2000)], [f"{i % 2}" for i in range(2000)]
     if named:
         columns.labelers, columns.events = who, which
-    keys = canonicalise(columns, 0, PRF).keys
+    keys = canonicalize(columns, 0, PRF).keys
     mechanism = RandomizedResponse(epsilon)
     released = release_labels(mechanism, PRF, keys)
     for key, z in zip(keys, released, strict=True):
@@ -129,7 +129,7 @@ def test_releases_as_the_plain_mechanism(epsilon: float, named: bool) -> None:
 
 def test_a_walk_over_several_blocks_as_the_plain_mechanism() -> None:
     """epsilon 1e-36 puts the threshold into octave 7: walks of many short steps, of which some need a second block."""
-    keys = canonicalise(columns_of([(f"p{i}", "yes", "no", True) for i in range(3000)]), 0, PRF).keys
+    keys = canonicalize(columns_of([(f"p{i}", "yes", "no", True) for i in range(3000)]), 0, PRF).keys
     for threshold in (1 << 7, (1 << 7) + 1, (1 << 8) - 1, 1, 2, 3):
         mechanism = RandomizedResponse(1.0)
         object.__setattr__(mechanism, "threshold", threshold)
@@ -141,7 +141,7 @@ def test_a_walk_over_several_blocks_as_the_plain_mechanism() -> None:
 def test_tags_name_events_and_begin_with_the_record() -> None:
     columns = columns_of([("p", "a", "b", True)] * 5)
     columns.labelers, columns.events = ["ann", "ann", "bob", "", "ann"], ["1", "2", "1", "1", "1"]
-    keys = canonicalise(columns, 0, PRF).keys
+    keys = canonicalize(columns, 0, PRF).keys
     tags = event_tags(keys)
     assert tags[:, 0].tolist() == [int(hexadecimal(keys[0])[:2], 16)] * 5
     assert len({bytes(tag) for tag in tags}) == 4
@@ -151,10 +151,10 @@ def test_tags_name_events_and_begin_with_the_record() -> None:
     assert who[0] == who[1] == who[4] != who[2]
     assert who[3] == bytes(16) != who[2]  # an empty name is none: the record's event without a labeller
     records = {bytes(tag) for tag in record_tags(keys)}
-    plain = canonicalise(columns_of([("p", "a", "b", True)]), 0, PRF).keys
+    plain = canonicalize(columns_of([("p", "a", "b", True)]), 0, PRF).keys
     assert records == {bytes(event_tags(plain)[0])} == {bytes(record_tags(plain)[0])}
     assert np.all(np.abs(blinds(keys)) == 1)
-    assert not canonicalise(columns_of([("p", "a", "b", True)]), 0, PRF).keys["labeler"].any()
+    assert not canonicalize(columns_of([("p", "a", "b", True)]), 0, PRF).keys["labeler"].any()
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)), max_size=20, unique=True))

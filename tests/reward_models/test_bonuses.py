@@ -18,7 +18,7 @@ from reward_models.dropout import DropoutBonus, DropoutRewardModel, has_dropout
 from reward_models.elliptical import EllipticalAccumulator, EllipticalBonus, EllipticalConstants
 from reward_models.ensemble import EnsembleBonus, fit_ensemble
 from reward_models.linear import LinearFit, fit_linear
-from reward_models.model import RewardModel, TokenBatch, set_score_weight
+from reward_models.model import PaddedTexts, RewardModel, set_score_weight
 from reward_models.uncertainty import FisherAccumulator, FisherBonus
 
 
@@ -312,13 +312,13 @@ def test_a_checkpoint_scores_texts_with_its_own_kind(kind: str, tmp_path: Path) 
     assert bonus_kind(loaded.bonus) == kind
     ids = torch.randint(1, 16, (2, 5), generator=torch.Generator().manual_seed(1))
     others = torch.randint(1, 16, (8, 5), generator=torch.Generator().manual_seed(2))
-    score = loaded.score(TokenBatch(ids, torch.ones_like(ids)), TokenBatch(others, torch.ones_like(others)))
+    score = loaded.score(PaddedTexts(ids, torch.ones_like(ids)), PaddedTexts(others, torch.ones_like(others)))
     with torch.no_grad():
         expected = RewardModel(model, reward_bound=4.0).score(ids, torch.ones_like(ids))
     torch.testing.assert_close(score.reward, expected, rtol=1e-5, atol=1e-6)
     assert float(score.bonus.min()) > 0
     with pytest.raises(ValueError, match="3 reference texts are not K for each of 2 texts"):
-        loaded.score(TokenBatch(ids, torch.ones_like(ids)), TokenBatch(others[:3], torch.ones_like(others[:3])))
+        loaded.score(PaddedTexts(ids, torch.ones_like(ids)), PaddedTexts(others[:3], torch.ones_like(others[:3])))
     if kind != "fisher":
         with pytest.raises(ValueError, match=f"the bonus is {kind}, but the metadata say fisher"):
             save_reward_checkpoint(tmp_path / "b", model, _as_fisher(metadata), bonus=bonus)
