@@ -36,7 +36,7 @@ from pipeline.data.adopted import is_adopted
 from pipeline.data.formats import PAIR
 from pipeline.data.layout import Layout
 from pipeline.data.sources import Row
-from pipeline.privacy.batches import canonicalise, event_tags, release_labels
+from pipeline.privacy.batches import canonicalize, event_tags, release_labels
 from pipeline.privacy.keys import PrivacyKey, keygen, load_key, make_private_folder
 from pipeline.privacy.mechanism import RandomizedResponse
 from pipeline.privacy.prf import Prf
@@ -156,7 +156,7 @@ def make_twins(recipe: Recipe, folder: Path) -> tuple[int, int]:
     shutil.copytree(homes[0], homes[1])  # the same key, and no ledger yet
     coins, mechanism = Prf(secrets.token_bytes(32)), RandomizedResponse(recipe.privatize.epsilon)
     labels = turned = 0
-    intakes = protected.open_intakes(replace(recipe, privatize=replace(recipe.privatize, corrects_column=None)))
+    intakes = protected.open_sources(replace(recipe, privatize=replace(recipe.privatize, corrects_column=None)))
     for name, intake in zip(_file_names(recipe), intakes, strict=True):
         wanted = intake.layout.options.wanted
         with ExitStack() as stack:
@@ -193,7 +193,7 @@ def _labels(
     """The signs (n, 2) with which `_ordered` writes each row in A and in B; 0 for rows that the engine drops. Copies of
     one event get one label."""
     forgotten = [(number, _ordered(row, 1)) for number, row in rows]
-    keys = canonicalise(layout.row_columns(forgotten, where), 0, key.prf).keys
+    keys = canonicalize(layout.row_columns(forgotten, where), 0, key.prf).keys
     now = keys["label"].copy()  # that a row has when it is written with sign 1
     blocks = coins.blocks(_COIN, map(bytes, event_tags(keys)))
     first = np.where(np.frombuffer(blocks, np.uint8).reshape(len(keys), -1)[:, 0] & 1, 1, -1)

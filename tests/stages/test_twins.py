@@ -20,7 +20,7 @@ from pipeline.core.config import load_recipe
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
 from pipeline.data import curate, engine
-from pipeline.data.curate import Bench, Bundle
+from pipeline.data.curate import Bundle
 from pipeline.privacy.mechanism import PublicLabels
 from pipeline.twins import TWINS, Verdict, make_twins, verify
 
@@ -137,9 +137,9 @@ def write_the_count(patch: pytest.MonkeyPatch) -> None:
         kept.append(int((z == keys["label"]).sum()))
         return z
 
-    def write(bench: Bench, bundle: Bundle) -> None:
+    def write(place: curate.Workspace, bundle: Bundle) -> None:
         kept.clear()
-        sound(bench, bundle)
+        sound(place, bundle)
         (bundle.made / "quality.json").write_text(json.dumps({"kept": sum(kept)}), encoding="utf-8")
 
     patch.setattr(engine, "release_labels", counted)
@@ -150,9 +150,9 @@ def raw_evaluation_labels(patch: pytest.MonkeyPatch) -> None:
     """Mutation G: they are raw, and the manifest says ε."""
     sound = curate.write
 
-    def write(bench: Bench, bundle: Bundle) -> None:
+    def write(place: curate.Workspace, bundle: Bundle) -> None:
         raw = bundle.target.name == "evaluation"
-        sound(bench, replace(bundle, mechanism=PublicLabels()) if raw else bundle)
+        sound(place, replace(bundle, mechanism=PublicLabels()) if raw else bundle)
 
     patch.setattr(curate, "write", write)
 
