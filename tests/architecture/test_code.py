@@ -138,7 +138,7 @@ def test_top_level_is_what_the_design_says(root: Path) -> None:
     top = {path.relative_to(root).parts[0] for path in tracked(root)}
     plain = {name for name in top if not name.startswith(".")}
     assert plain <= {"pyproject.toml", "pipeline", "configs", "reward_models", "launch", "tests", "README.md",
-                     "Makefile", "LICENSE", "CHANGELOG.md", "docs", "mkdocs.yml"}
+                     "Makefile", "LICENSE", "CHANGELOG.md", "SECURITY.md", "docs", "mkdocs.yml"}
 
 
 def test_test_names_do_not_clash(root: Path) -> None:
