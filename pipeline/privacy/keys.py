@@ -23,6 +23,7 @@ from pipeline.core.errors import UserError
 from pipeline.privacy.prf import KEY_BYTES, Prf, frame
 
 HEADER = "private-rlhf key v1"
+DISTINCT_BYTES = 16  # of 32; of random keys 3 in 10^17 have fewer
 _DIGEST_DOMAIN = b"private-rlhf/input-digest/v1"
 _LOST = (
     "restore it from a backup; a new key (choose another file) draws new flips, and what it releases of the same labels"
@@ -205,6 +206,8 @@ def _parse(text: str, source: Path) -> bytes:
         raise UserError(f"{source}: the key is damaged (not hexadecimal); {remedy}") from error
     if len(secret) != KEY_BYTES:
         raise UserError(f"{source}: the key has {8 * len(secret)} bits, not {8 * KEY_BYTES}; {remedy}")
+    if len(set(secret)) < DISTINCT_BYTES:
+        raise UserError(f"{source}: the key was not drawn at random (few different bytes); {remedy}")
     return secret
 
 

@@ -98,6 +98,8 @@ def test_a_key_that_others_can_reach_is_refused(tmp_path: Path, bits: int) -> No
         (f"private-rlhf key v9\n{'0' * 64}\n".encode(), "this version reads"),
         (f"{HEADER}\n{'z' * 64}\n".encode(), "not hexadecimal"),
         (f"{HEADER}\n{'0' * 32}\n".encode(), "the key has 128 bits, not 256"),
+        (f"{HEADER}\n{'0' * 64}\n".encode(), "was not drawn at random"),
+        (f"{HEADER}\n{'0123456789abcdef' * 4}\n".encode(), "was not drawn at random"),
     ],
 )
 def test_a_malformed_key_is_refused_without_being_shown(tmp_path: Path, content: bytes, message: str) -> None:
