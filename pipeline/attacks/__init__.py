@@ -10,7 +10,13 @@ model trained on private ones. It is a ceiling on *canary events*, whose labels 
 Whatever was released, the odds of such a label given everything else are at most e^eps, so that a guess is right with
 probability at most alpha, also among the events that the adversary picks by looking at the release. The number of
 right guesses is then at most Binomial(guesses, alpha); every attack is judged by the exact upper tail of that law, and
-by Holm's procedure over all attacks, so that a sound release is accused with probability 0.1 % in all (`judge`).
+by Holm's procedure over all attacks, so that a sound release is accused with probability 0.1 % in all (`judge`). The
+same count gives a lower bound on epsilon (`suite.epsilon_bound`); beside it stands an audit of the outcomes.
+
+**Coordinates.** The attacks name a pair's responses by their text; a program may leak its label in other names. Fitted
+attacks on places, columns and z therefore guess relative to each public sign of a row too: bits of ids, length, parity
+of place and file (`coordinates`). Boosted trees on all of these are the catch-all (`distinguisher`). Not crossed:
+recomputation from seeds, digests in ids, rows sorted by the answer, texts in files, checkpoints.
 
 **Several releases** of the same events count as one with the largest epsilon, because that is what the project claims
 (a chain of releases, see `pipeline.privacy.mechanism`).
@@ -25,5 +31,6 @@ loses more than one event does; a reader with prior p from the text is right max
 that changes what is released (a poisoned response, a planted event) is outside this adversary model, and so are timings
 of the machine that privatises.
 
-Imports `pipeline.core`, `pipeline.privacy`, `pipeline.data`; torch only inside `trained_models`, when there is one.
+Imports `pipeline.core`, `pipeline.privacy`, `pipeline.data`; torch only inside `trained_models`, when there is one, and
+scikit-learn, where it is installed, inside `distinguisher`.
 """

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 
+from pipeline.attacks.coordinates import HEX, fitted
 from pipeline.attacks.judge import Guesses
-from pipeline.attacks.learn import bins, categories, cell_guesses, crossed
+from pipeline.attacks.learn import bins, categories
 from pipeline.attacks.view import Table, View, plain_text
 
 MOST_NUMBERS = 8
-HEX = re.compile(r"[0-9a-fA-F-]{8,128}")
-
-
-def _guess(view: View, table: Table, attack: str, variant: str, cells: np.ndarray) -> Guesses:
-    """Cells (m,) of a table's rows, crossed with the row's side and z, fitted on the known half."""
-    full = np.full(view.size, -1, dtype=np.int64)
-    full[table.event] = crossed(cells, table.side, table.z)
-    events, labels = cell_guesses(full, view.known, view.alpha)
-    return Guesses(attack, f"{table.name}: {variant}", events, labels, learned=True)
 
 
 def extra_columns(view: View) -> Iterator[Guesses]:
@@ -34,15 +25,15 @@ def extra_columns(view: View) -> Iterator[Guesses]:
             numeric = _numbers(values)
             if numeric is not None:
                 numbers[name] = numeric
-                yield _guess(view, table, "extra columns", name, bins(numeric))
+                yield from fitted(view, table, "extra columns", name, bins(numeric))
             else:
-                yield _guess(view, table, "extra columns", name, categories(values))
+                yield from fitted(view, table, "extra columns", name, categories(values))
                 yield from _text_column(view, table, name, values)
         for one, two in combinations(list(numbers)[:MOST_NUMBERS], 2):
             difference = numbers[one] - numbers[two]
-            yield _guess(view, table, "extra columns", f"{one} - {two}", bins(difference))
+            yield from fitted(view, table, "extra columns", f"{one} - {two}", bins(difference))
             signs = np.where(np.isnan(difference), -1, np.sign(difference) + 1).astype(np.int64)
-            yield _guess(view, table, "extra columns", f"sign of {one} - {two}", signs)
+            yield from fitted(view, table, "extra columns", f"sign of {one} - {two}", signs)
 
 
 def _numbers(values: Sequence[Any]) -> np.ndarray | None:
@@ -67,26 +58,36 @@ def _text_column(view: View, table: Table, name: str, values: Sequence[Any]) -> 
         if HEX.fullmatch(text):
             bits[place] = int(text.replace("-", "")[:2] or "0", 16)
     if len(np.unique(holds)) > 1:
-        yield _guess(view, table, "extra columns", f"{name} holds a response", holds)
+        yield from fitted(view, table, "extra columns", f"{name} holds a response", holds)
     if len(np.unique(sizes)) > 1:
-        yield _guess(view, table, "extra columns", f"length of {name}", bins(sizes))
+        yield from fitted(view, table, "extra columns", f"length of {name}", bins(sizes))
     if (bits >= 0).any():
-        yield _guess(view, table, "ids", f"first bits of {name}", bits)
+        yield from fitted(view, table, "ids", f"first bits of {name}", bits)
 
 
 def file_of_row(view: View) -> Iterator[Guesses]:
     """The file (and so its name, size and time) that a row stands in. Leak 7: one file per label, say."""
     for table in view.tables:
         if len(np.unique(table.part)) > 1:
-            yield _guess(view, table, "files and sizes", "file of the row", table.part)
+            yield from fitted(view, table, "files and sizes", "file of the row", table.part)
 
 
 def row_order(view: View) -> Iterator[Guesses]:
-    """Does a row's place tell its label? Labels in blocks, alternating, or rows sorted by the chosen answer. Leak 7."""
+    """Does a row's place, in the table or in its file, tell its label? Labels in blocks, or alternating. Leak 7."""
     for table in view.tables:
-        yield _guess(view, table, "row order", "place", bins(table.row.astype(np.float64)))
+        yield from fitted(view, table, "row order", "place", bins(table.row.astype(np.float64)))
         for period in (2, 4, 8):
-            yield _guess(view, table, "row order", f"place modulo {period}", table.row % period)
+            yield from fitted(view, table, "row order", f"place modulo {period}", table.row % period)
+        if len(np.unique(table.part)) > 1:
+            starts = np.array([table.row[table.part == part].min() for part in range(table.part.max() + 1)
+                               if (table.part == part).any()])  # fmt: skip
+            inside = table.row - starts[np.unique(table.part, return_inverse=True)[1]]
+            yield from fitted(view, table, "row order", "place in the file", bins(inside.astype(np.float64)))
+
+
+def sorted_rows(view: View) -> Iterator[Guesses]:
+    """The same for rows sorted by the chosen answer: texts, lengths or digests of it in rising or falling order."""
+    for table in view.tables:
         yield from _sorted_by_answer(view, table)
 
 

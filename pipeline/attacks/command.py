@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,7 +165,16 @@ def render(outcome: Outcome) -> str:
     ]
     lines[-1] += f" is accused with probability {FAMILY_WISE:.1%} at most)"
     lines.append(f"power: a rate of {outcome.alpha + outcome.power_excess:.4f} on all events is found 9 times in 10")
-    if outcome.audit is not None:
-        claim, proved = outcome.audit.claim, outcome.audit.epsilon_low
-        lines.append(f"audit: the released labels prove ε ≥ {proved:.3f} (99.9 % confidence); the claim is {claim:.3f}")
+    for name, events, excess in outcome.parts:
+        seen = outcome.alpha + excess
+        found = f"a rate of {seen:.4f} is found 9 times in 10" if seen < 1 else "too few for any leak to be sure"
+        lines.append(f"    {name}: {events} events, {found}")
+    if outcome.epsilon_low is not None:
+        claim = math.log(outcome.alpha / (1 - outcome.alpha))
+        lines.append(
+            f"audit: everything together proves ε ≥ {outcome.epsilon_low:.3f} (99.9 % confidence);"
+            f" the claim is {claim:.3f}"
+        )
+    if outcome.untried is not None:
+        lines.append(outcome.untried)
     return "\n".join(lines)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from pipeline.attacks.coordinates import fitted, frames, relative
 from pipeline.attacks.judge import Guesses
 from pipeline.attacks.learn import cell_guesses, crossed
 from pipeline.attacks.view import Table, View
@@ -15,16 +16,32 @@ MOST_TABLES = 6  # joint outcomes are 2^tables
 
 
 def private_label(view: View) -> Iterator[Guesses]:
-    """Believe z. Right with probability alpha, if the mechanism keeps labels as often as it says and no oftener."""
+    """Believe z. Right with probability alpha, if the mechanism keeps labels as often as it says and no oftener.
+
+    Then for each z alone, in every frame: a mechanism that looks at the label keeps one of the two oftener.
+    """
     for table in view.tables:
         stated = table.z != 0
         yield Guesses("private label", table.name, table.event[stated], table.z[stated])
+        yield from fitted(view, table, "private label", "each z", np.where(stated, 0, -1))
 
 
 def column_order(view: View) -> Iterator[Guesses]:
     """The left-hand response is the preferred one. Leak 1: the chosen answer always comes first."""
     for table in view.tables:
-        yield Guesses("column order", table.name, table.event, table.side)
+        yield from relative(view, Guesses("column order", table.name, table.event, table.side), table)
+
+
+def public_signs(view: View) -> Iterator[Guesses]:
+    """A public sign of a row (a bit of its id, the parity of its place) is the label, or says that z is."""
+    for table in view.tables:
+        for name, sign in frames(view, table).items():
+            for what, guess in (("", sign), (" times z", sign * table.z)):
+                kept = guess != 0
+                for way, direction in (("", 1), (" turned", -1)):
+                    variant = f"{table.name}: {name}{what}{way}"
+                    labels = (direction * guess[kept]).astype(np.int8)
+                    yield Guesses("public signs", variant, table.event[kept], labels)
 
 
 def several_releases(view: View) -> Iterator[Guesses]:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,13 @@ from pipeline.attacks.view import Answers, Table, View, plain_text
 from pipeline.core.documents import DocumentError, parse_json, parse_yaml
 
 NAMED = re.compile(
-    r"flip(?!.?prob)|agree|\braw|_raw|true_?label|non_?private|accuracy|chosen_(first|is)|win_?rate|longer|length_base"
-    r"|label_(mean|sum|count|balance)|n_pos",
+    r"flip(?!.?prob)|\bkept|unchanged|agree|\braw|_raw|true_?label|non_?private|accuracy|chosen_(first|is)|win_?rate"
+    r"|longer|length_base|label_(mean|sum|count|balance)|n_pos",
     re.IGNORECASE,
 )
-NAMED_COUNT = re.compile(r"flip(?!.?prob)|agree|true.?label|label_(sum|count|balance)|n_pos", re.IGNORECASE)
+NAMED_COUNT = re.compile(
+    r"flip(?!.?prob)|\bkept|unchanged|agree|true.?label|label_(sum|count|balance)|n_pos", re.IGNORECASE
+)
 VOCABULARIES = frozenset({"tokenizer.json", "vocab.json", "added_tokens.json", "merges.txt"})
 PLAIN_KEYS = frozenset({"value", "count", "rate", "mean", "share", "total"})  # these say what their parent is
 RAW_TIME = re.compile(r"mtime|modified|(raw|source|input).*time", re.IGNORECASE)
@@ -37,6 +40,7 @@ LARGEST = 1 << 24
 HEX = re.compile(r"\b[0-9a-fA-F]{16,128}\b")
 NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?![\w.])")
 LEAST_EVENTS = 100
+MOST_PARTS = 4
 LEAST_SIZE = 10_000
 
 
@@ -67,7 +71,8 @@ def statistics(view: View, answers: Answers) -> tuple[list[Finding], Matches]:
     """Findings, and the matches under names that say nothing."""
     findings, tried, matched, chance, where = [], 0, 0, 0.0, []
     seen: set[tuple[float, str]] = set()  # a number that is said again is no new evidence
-    known = [(table, true_statistics(view, table, answers)) for table in view.tables if _complete(table, answers)]
+    complete = [table for table in view.tables if _complete(table, answers)]
+    known = [(table, true_statistics(view, table, answers)) for table in unions(complete)]
     for path in view.files:
         if path.name in VOCABULARIES or not _is_document(path, view):
             continue
@@ -87,6 +92,19 @@ def statistics(view: View, answers: Answers) -> tuple[list[Finding], Matches]:
     return findings, Matches(tried, matched, chance, tuple(where))
 
 
+def unions(tables: Sequence[Table]) -> list[Table]:
+    """The tables, and the unions of those that share no event (train with evaluation, the whole raw file)."""
+    found = list(tables)
+    for size in range(2, min(len(tables), MOST_PARTS) + 1):
+        for parts in combinations(tables[:MOST_PARTS], size):
+            event = np.concatenate([part.event for part in parts])
+            if len(np.unique(event)) == len(event):
+                side, z = (np.concatenate([getattr(part, name) for part in parts]) for name in ("side", "z"))
+                name, total = " with ".join(part.name for part in parts), sum(part.total for part in parts)
+                found.append(replace(parts[0], name=name, total=total, event=event, side=side, z=z))
+    return [table for table in found if len(table.event) >= LEAST_EVENTS]
+
+
 def _is_document(path: Path, view: View) -> bool:
     """A file that says things about the data in words and numbers."""
     readable = path.suffix.lower() in DOCUMENTS and path.stat().st_size <= LARGEST
@@ -102,7 +120,7 @@ def _says(name: str) -> str:
 def _complete(table: Table, answers: Answers) -> bool:
     """All rows of the table have known true labels: what the adversary of the last label has."""
     n = len(table.event)
-    return n == table.total and n >= LEAST_EVENTS and bool((answers.labels[table.event] != 0).all())
+    return n == table.total and bool((answers.labels[table.event] != 0).all())
 
 
 def _shaped(value: float, n: int) -> bool:

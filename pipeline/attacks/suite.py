@@ -10,7 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.attacks import columns, files, ids, released, seeds, statistics, trained_models
+from pipeline.attacks import (
+    columns,
+    coordinates,
+    distinguisher,
+    files,
+    ids,
+    released,
+    seeds,
+    statistics,
+    trained_models,
+)
 from pipeline.attacks.audit import Audit, audit_outcomes
 from pipeline.attacks.canaries import Truth
 from pipeline.attacks.judge import (
@@ -27,6 +37,7 @@ from pipeline.attacks.judge import (
 from pipeline.attacks.statistics import Finding, Matches
 from pipeline.attacks.view import Answers, View, build_view, plain_text
 
+HALF = FAMILY_WISE / 2
 Attack = Callable[[View], Iterator[Guesses]]
 
 
@@ -42,15 +53,18 @@ class Spec:
 ATTACKS: tuple[Attack, ...] = (
     released.private_label,
     released.column_order,
+    released.public_signs,
     released.several_releases,
     released.copies,
     seeds.recomputation,
     ids.ids,
     columns.row_order,
+    columns.sorted_rows,
     columns.extra_columns,
     columns.file_of_row,
     files.texts_in_files,
     trained_models.checkpoints,
+    distinguisher.distinguisher,
 )
 SPECS = {
     spec.name: spec
@@ -59,6 +73,8 @@ SPECS = {
             "private label", (4,), "the mechanism keeps labels oftener than it says: do not release, mend the mechanism"
         ),
         Spec("column order", (1,), "put the two responses in an order that does not depend on the label"),
+        Spec("public signs", (1, 5, 7), "let no id, place or order depend on the label"),
+        Spec("distinguisher", (4, 5, 7), "something readable predicts labels: look at what the other attacks accuse"),
         Spec("several releases", (4,), "make all releases of an event with one key, so that they form a chain"),
         Spec("copies", (6,), "give each labelling event its own flip (labeller and event columns), or keep one copy"),
         Spec("recomputation", (2,), "draw flips from a secret key, not from a seed: make a new release with a new key"),
@@ -80,7 +96,10 @@ class Outcome:
 
     findings: evidence that is no matter of chance. matches: unnamed numbers that equal a statistic of true labels.
     without: rate of the text-only guess on the same events, by "attack/variant", on real labels alone. audit: what the
-    released labels prove about epsilon (canaries alone; a report, no part of the verdict).
+    released labels prove about epsilon (canaries alone). epsilon_low: the largest bound of all, see `epsilon_bound`.
+    parts: (table, judged events in it, excess over alpha found with power 0.9). untried: what was not tried, and why.
+
+    The error of 0.1 % is shared: one half for Holm's procedure, one for the audit.
     """
 
     alpha: float
@@ -91,16 +110,20 @@ class Outcome:
     matches: Matches
     without: dict[str, float] = field(default_factory=dict)
     audit: Audit | None = None
+    epsilon_low: float | None = None
+    parts: tuple[tuple[str, int, float], ...] = ()
+    untried: str | None = None
 
     @property
     def leak(self) -> bool:
-        """Whether any attack beat its ceiling, or found evidence of another kind."""
-        return bool(self.findings) or any(verdict.leak for verdict in self.attacks)
+        """Whether a bound on epsilon is above the claim (an attack beat its ceiling), or evidence of another kind."""
+        caught = self.audit is not None and self.audit.caught
+        return caught or bool(self.findings) or any(verdict.leak for verdict in self.attacks)
 
     @property
     def power_excess(self) -> float:
         """The smallest rate over alpha that all events together find with power 0.9."""
-        return detectable_excess(self.events, self.alpha, max(1, len(self.attacks)))
+        return detectable_excess(self.events, self.alpha, max(1, len(self.attacks)), HALF)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON types."""
@@ -117,8 +140,12 @@ class Outcome:
             "alpha": self.alpha,
             "events": self.events,
             "family_wise_level": FAMILY_WISE,
-            "epsilon_lower_bound": None if self.audit is None else self.audit.epsilon_low,
+            "epsilon_lower_bound": self.epsilon_low,
             "power": {"excess_over_alpha": self.power_excess, "power": POWER},
+            "parts": [
+                {"table": name, "events": events, "excess_over_alpha": excess} for name, events, excess in self.parts
+            ],
+            "untried": self.untried,
             "attacks": rows,
             "findings": [
                 row.as_dict() | {"what_to_do": SPECS[row.attack].remedy, "leaks": list(SPECS[row.attack].leaks)}
@@ -155,22 +182,62 @@ def run_attacks(
     events = int((answers.labels != 0).sum())
     findings = list(dict.fromkeys(findings))
     audit = released_epsilon(view, answers) if truth.coins else None
-    return Outcome(view.alpha, events, truth.coins, adjust(verdicts), findings, matches, without, audit)
+    judged = adjust(verdicts, HALF)
+    bound = None if not truth.coins else max(epsilon_bound(judged, view.alpha), audit.epsilon_low if audit else 0.0)
+    parts = []
+    for table in view.tables:
+        held = int((answers.labels[table.event] != 0).sum())
+        if held:
+            parts.append((table.name, held, detectable_excess(held, view.alpha, max(1, len(judged)), HALF)))
+    missed = distinguisher.untried() if distinguisher.distinguisher in attacks else None
+    return Outcome(
+        view.alpha, events, truth.coins, judged, findings, matches, without, audit, bound, tuple(parts), missed
+    )
+
+
+def epsilon_bound(verdicts: Sequence[Verdict], alpha: float) -> float:
+    """The largest lower bound on epsilon that guesses of labels prove, all of them simultaneously (Bonferroni).
+
+    The one-run audit of Steinke, Nasr and Jagielski (2023), theorem 5.2 with delta = 0: of r guesses of independent
+    fair coins, the rest abstained from, at most Binomial(r, e^eps/(1+e^eps)) are right, whatever the attacker saw. So
+    the logit of a Clopper-Pearson bound on the rate is a bound on epsilon. It is above the claim where the p-value is
+    below the level over the number of attacks, which Holm's procedure accuses too.
+    """
+    best = 0.5
+    for row in verdicts:
+        if row.n and row.ceiling == alpha:
+            best = max(best, clopper_pearson(row.correct, row.n, 1 - 2 * HALF / len(verdicts))[0])
+    return math.log(best / (1 - best))
 
 
 def released_epsilon(view: View, answers: Answers) -> Audit | None:
-    """The audit of the released labels: of the joint outcomes of the tables that hold the events of the largest one."""
+    """The audit of the released labels: of the joint outcomes of the tables that hold the events of the largest one,
+    relative to the lower text and to the id; the best bound, simultaneous over both."""
     stated = [view.own_z(table) for table in released.private_tables(view)]
     stated.sort(key=lambda z: -int((z != 0).sum()))
     if not stated:
         return None
     held = (stated[0] != 0) & (answers.labels != 0)
-    joint = np.stack([z for z in stated if (z[held] != 0).all()])[:, held].T.tolist()
-    outcomes = list(zip(map(tuple, joint), answers.labels[held].tolist(), strict=True))
-    plus, minus = [z for z, label in outcomes if label > 0], [z for z, label in outcomes if label < 0]
-    if not plus or not minus:
-        return None
-    return audit_outcomes(plus, minus, math.log(view.alpha / (1 - view.alpha)))
+    joint = np.stack([z for z in stated if (z[held] != 0).all()])[:, held]
+    audits, signs = [], list(_id_signs(view))
+    for sign in signs:
+        outcomes = list(zip(map(tuple, (joint * sign[held]).T.tolist()), (answers.labels * sign)[held], strict=True))
+        plus, minus = [z for z, label in outcomes if label > 0], [z for z, label in outcomes if label < 0]
+        if plus and minus:
+            claim = math.log(view.alpha / (1 - view.alpha))
+            audits.append(audit_outcomes(plus, minus, claim, HALF / len(signs)))
+    return max(audits, key=lambda audit: audit.epsilon_low, default=None)
+
+
+def _id_signs(view: View) -> Iterator[np.ndarray]:
+    """(n,) int8: ones, then for the largest table the sign of each id's lowest bit (+1 for events outside it)."""
+    yield np.ones(view.size, dtype=np.int8)
+    largest = max(released.private_tables(view), key=lambda table: len(table.event))
+    for name, sign in coordinates.frames(view, largest).items():
+        if name.startswith("bit 0 of the last"):
+            spread = np.ones(view.size, dtype=np.int8)
+            spread[largest.event] = sign
+            yield spread
 
 
 def _unseen(guess: Guesses, view: View) -> Guesses:
@@ -185,9 +252,10 @@ def real_ceiling(guess: Guesses, alpha: float, prior: float) -> float:
     """What a guess of real labels may reach without a leak. prior: of a reader of the text, in [0.5, 1].
 
     max(alpha, p) for a guess that does not look at the text. A fitted guess may use the text and z together: the odds
-    p/(1-p) times e^epsilon. A checkpoint's guess is utility and is not judged (1).
+    p/(1-p) times e^epsilon. A checkpoint's guess is utility and is not judged (1), nor is that of a
+    distinguisher, which reads of the text more than `prior` does.
     """
-    if guess.attack == "checkpoints":
+    if guess.attack in ("checkpoints", "distinguisher"):
         return 1.0
     if guess.learned:
         return alpha * prior / (alpha * prior + (1 - alpha) * (1 - prior))

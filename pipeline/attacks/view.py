@@ -60,7 +60,8 @@ class View:
     """Everything an attack may use. known: (n,) int8, the labels that the adversary knows, 0 elsewhere.
 
     copies: (c, 2) int8, the released labels of the two events of each pair that has two. texts of event i: prompts[i],
-    first[i], second[i]. files: every file of the roots. facts: candidate raw files' digests and sizes.
+    first[i], second[i]. files: every file of the roots. facts: candidate raw files' digests and sizes. signs: of the
+    tables, by identity, as `coordinates.frames` found them.
     """
 
     roots: list[Path]
@@ -74,6 +75,7 @@ class View:
     files: list[Path] = field(default_factory=list)
     table_files: set[Path] = field(default_factory=set)
     facts: tuple[RawFacts, ...] = ()
+    signs: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
 
     def own_z(self, table: Table) -> np.ndarray:
         """(n,) int8 released labels of a table by event; 0 for events that it does not hold."""

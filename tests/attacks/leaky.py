@@ -19,6 +19,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from leaky_coordinates import (
+    column_of_own_label,
+    id_bit_is_the_label,
+    kept_in_a_side_file,
+    rate_of_train_with_evaluation,
+    raw_evaluation,
+    sorted_by_own_label,
+)
 from plain_release import release_pairs
 from worlds import COINS, World, bundle, flip, flips, keep_prob, sound, trl_rows, write_jsonl
 
@@ -331,5 +339,9 @@ LEAKS: dict[str, tuple[int, str, tuple[Generator, ...]]] = {
     "leftovers": (7, "texts in files", (raw_cache, samples_in_a_log)),
     "raw copy": (7, "private label", (raw_copy,)),
     "digests": (7, "digests", (digest_of_the_raw_file, digests_of_raw_rows)),
-    "exact statistics": (8, "statistics", (exact_win_rate,)),
+    "exact statistics": (8, "statistics", (exact_win_rate, kept_in_a_side_file, rate_of_train_with_evaluation)),
+    "own order": (7, "row order", (sorted_by_own_label,)),
+    "own column": (7, "extra columns", (column_of_own_label,)),
+    "signs": (5, "public signs", (id_bit_is_the_label,)),
+    "raw evaluation": (4, "private label", (raw_evaluation,)),
 }

@@ -8,10 +8,10 @@ import pytest
 from leaky import LEAKS, Generator, the_reference_way
 from worlds import facts_of, make_world, sound
 
-from pipeline.attacks.columns import extra_columns, file_of_row, row_order
+from pipeline.attacks.columns import extra_columns, file_of_row, row_order, sorted_rows
 from pipeline.attacks.files import texts_in_files
 from pipeline.attacks.ids import ids
-from pipeline.attacks.released import column_order, copies, private_label, several_releases
+from pipeline.attacks.released import column_order, copies, private_label, public_signs, several_releases
 from pipeline.attacks.seeds import recomputation
 from pipeline.attacks.suite import ATTACKS, SPECS, Attack, run_attacks
 
@@ -25,10 +25,11 @@ NEEDED: dict[str, tuple[Attack, ...]] = {
     "statistics": (),
     "copies": (copies,),
     "extra columns": (extra_columns,),
-    "row order": (row_order,),
+    "row order": (row_order, sorted_rows),
     "files and sizes": (file_of_row,),
     "digests": (),
     "private label": (private_label,),
+    "public signs": (public_signs,),
 }
 
 
@@ -65,6 +66,6 @@ def test_a_sound_bundle_passes_every_attack(tmp_path: Path) -> None:
 
 
 def test_every_attack_says_what_to_do() -> None:
-    assert len(ATTACKS) == 11
+    assert len(ATTACKS) == 14
     assert all(spec.remedy and spec.leaks for spec in SPECS.values())
     assert set().union(*(spec.leaks for spec in SPECS.values())) == set(range(1, 9))
