@@ -17,6 +17,7 @@ from pipeline.commands import account, ledger
 from pipeline.commands.label_filter import label_filter
 from pipeline.commands.plan import plan
 from pipeline.commands.sample import sample
+from pipeline.commands.verify_release import verify_release
 from pipeline.core.errors import RunStopped, UserError, one_line
 from pipeline.core.extras import check_installed, extra_of, remedy
 from pipeline.core.threads import wait_briefly
@@ -41,6 +42,7 @@ app.add_typer(ledger.app, name="ledger")
 app.command("label-filter")(label_filter)
 app.command()(plan)
 app.command()(sample)
+app.command("verify-release")(verify_release)
 
 Config = Annotated[Path, typer.Option("--config", help="The recipe: a YAML file, see configs/.")]
 RunDirectory = Annotated[Path | None, typer.Option("--run-dir", help="Default: runs/NAME of the recipe.")]

@@ -9,11 +9,14 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from pipeline.data.release import MANIFEST, ROWS_PER_GROUP, ReleaseManifest, release_schema, shard_name, write_shard
+from pipeline.core.atomic import write_json
+from pipeline.data.publish import write_shard
+from pipeline.data.release import MANIFEST, ROWS_PER_GROUP, SIGNATURE, ReleaseManifest, release_schema, shard_name
 from pipeline.privacy.guarantee import DropCounts, guarantee, nothing_left
 from pipeline.privacy.keys import PrivacyKey
 from pipeline.privacy.mechanism import Mechanism, PublicLabels
 from pipeline.privacy.records import RawPair, Text, canonical_record, event_bytes, is_blank
+from pipeline.privacy.signature import file_digest, sign
 
 
 class PrivateRecord(NamedTuple):
@@ -64,8 +67,10 @@ def manifest_of(
     return ReleaseManifest(form, len(records), source, facts, counts.as_dict(), rows_per_shard)
 
 
-def write_release(records: Sequence[PrivateRecord], folder: Path, manifest: ReleaseManifest) -> Path:
-    """A new folder with the bundle of records in `record_id` order."""
+def write_release(
+    records: Sequence[PrivateRecord], folder: Path, manifest: ReleaseManifest, key: PrivacyKey | None = None
+) -> Path:
+    """A new folder with the bundle of records in `record_id` order; signed where there is a key that can."""
     folder.mkdir(parents=True)
     schema, bits = release_schema(manifest.format), manifest.shard_bits
     for shard in range(1 << bits):
@@ -73,6 +78,8 @@ def write_release(records: Sequence[PrivateRecord], folder: Path, manifest: Rele
         groups = (mine[start : start + ROWS_PER_GROUP] for start in range(0, len(mine), ROWS_PER_GROUP))
         write_shard(folder / shard_name(shard), schema, (_table(group, schema) for group in groups))
     (folder / MANIFEST).write_text(json.dumps(manifest.as_dict(), indent=2, ensure_ascii=False) + "\n", "utf-8")
+    if key is not None and manifest.guarantee["key_mode"] == "keyed":
+        write_json(folder / SIGNATURE, sign(key, {path.name: file_digest(path) for path in sorted(folder.iterdir())}))
     return folder
 
 
@@ -88,5 +95,5 @@ def release_pairs(
 ) -> list[PrivateRecord]:
     """All of it: the records that were written to `folder`. UserError: no row is left."""
     records, counts = privatize_records(pairs, mechanism, key, source)
-    write_release(records, folder, manifest_of(records, counts, mechanism, key, source))
+    write_release(records, folder, manifest_of(records, counts, mechanism, key, source), key)
     return records

@@ -23,7 +23,10 @@ Key = Annotated[Path, typer.Option("--key", help="Key file from `keygen`; its le
 @app.command()
 def show(key: Key, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Print the releases, the totals and the budgets."""
-    facts = _open(key).show()
+    from pipeline.privacy.keys import load_key
+    from pipeline.privacy.signature import public_key
+
+    facts = _open(key).show() | {"public_key": public_key(load_key(key.expanduser()))}
     print(json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False) if as_json else as_text(facts))
 
 
@@ -94,6 +97,8 @@ def as_text(facts: Mapping[str, Any]) -> str:
         )
     if labelers["unattributed_events"]:
         lines.append(f"events that name no labeller: {labelers['unattributed_events']}")
+    if facts.get("public_key"):
+        lines.append(f"signs releases as: {facts['public_key']}")
     rows = [
         (
             entry["time"],

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from pipeline.core.config import IF_SET
 from pipeline.core.recipe_parts import STRICT
 
 OF_RELEASE = ("release", "release_both", "release_preferred")
@@ -74,6 +75,9 @@ class DataConfig:
     evaluation_prompts: str = "auto"
     """Held-out prompts: `embedded`, a file or folder, or `evaluation`: the prompts of the evaluation pairs. `auto`:
     `embedded` or `evaluation`."""
+    signer: Annotated[str | None, IF_SET] = Field(default=None, pattern="^[0-9a-f]{64}$")
+    """Public key (`private-rlhf ledger show`) of who must have signed the bundle that `preferences` names; null takes
+    any bundle, also an unsigned one, and says whose it is."""
     public_labels: bool = False
     """The labels are declared public or synthetic. Needed for epsilon: .inf and evaluation_labels: public."""
     allow_label_overlap: bool = False

@@ -18,6 +18,7 @@ import pyarrow as pa
 from pipeline.core.atomic import write_json
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
+from pipeline.data.publish import publish, refusals, write_shard
 from pipeline.data.release import (
     MANIFEST,
     ROWS_PER_GROUP,
@@ -26,12 +27,9 @@ from pipeline.data.release import (
     ReleasedPair,
     ReleaseManifest,
     is_release,
-    publish,
     read_release,
-    refusals,
     release_schema,
     shard_name,
-    write_shard,
 )
 
 HELD_OUT_SHARE = 0.1
@@ -52,11 +50,13 @@ def open_adopted(recipe: Recipe) -> Release:
     """The bundle that data.preferences names, if it is what the recipe says.
 
     Raises:
-        UserError: a damaged bundle, another ε than the recipe's, or evaluation labels that no bundle holds.
+        UserError: a damaged bundle, another ε or signer than the recipe's, or evaluation labels that no bundle holds.
     """
     source = recipe.data.preferences
     bundle = read_release(Path(source).expanduser())
-    noise = bundle.manifest.noise
+    noise, wanted = bundle.manifest.noise, recipe.data.signer
+    if wanted is not None and bundle.signer != wanted:
+        raise UserError(f"{source}: is signed by {bundle.signer or 'nobody'}, and data.signer is {wanted}")
     if recipe.privatize.epsilon != noise.epsilon:
         raise UserError(
             f"{source}: was released at ε = {noise.epsilon:g} and the recipe says {recipe.privatize.epsilon:g}: "
@@ -99,8 +99,10 @@ def adopt(recipe: Recipe, folder: Path) -> dict[str, Any]:
         "keep_prob": stated["keep_prob"],
         "mark": bundle.manifest.guarantee["mark"],
         "ledger": None,
-        "summary": f"{rows} labels taken over as they were released, at ε = {'∞' if epsilon is None else epsilon}; "
-        f"{test_rows} evaluation pairs (released labels); the ledger is with the holder of the labels",
+        "signer": bundle.signer,
+        "summary": f"{rows} labels taken over as they were released, at ε = {'∞' if epsilon is None else epsilon}, "
+        f"signed by {bundle.signer or 'NOBODY (data.signer refuses such bundles)'}; {test_rows} evaluation pairs "
+        "(released labels); the ledger is with the holder of the labels",
     }
 
 

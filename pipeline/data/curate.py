@@ -36,17 +36,8 @@ from pipeline.data.engine import (
     write_bucket,
 )
 from pipeline.data.layout import Layout, Options, find_layout
-from pipeline.data.release import (
-    MANIFEST,
-    ROWS_PER_SHARD,
-    ReleaseManifest,
-    check_publish,
-    occupied,
-    publish,
-    refusals,
-    same_release,
-    shard_name,
-)
+from pipeline.data.publish import check_publish, occupied, publish, refusals, same_release
+from pipeline.data.release import MANIFEST, ROWS_PER_SHARD, SIGNATURE, ReleaseManifest, shard_name
 from pipeline.data.sources import Part, open_source
 from pipeline.data.workers import Workers, default_workers, start_workers
 from pipeline.data.workfolder import boot_id, code_version, source_identity, work_folder
@@ -57,6 +48,7 @@ from pipeline.privacy.mechanism import Mechanism, RandomizedResponse
 from pipeline.privacy.owner_files import replace_file
 from pipeline.privacy.prf import frame
 from pipeline.privacy.records import MESSAGES
+from pipeline.privacy.signature import file_digest, public_key, sign
 from pipeline.privacy.sorted_runs import KeptRows, Run
 
 
@@ -179,7 +171,7 @@ def privatize_source(request: Request) -> str:
     dropped = ", ".join(f"{count} {name}" for name, count in manifest.dropped.items())
     return (
         f"{manifest.rows} labels released at ε = {mechanism.epsilon:g} to {request.output} (each kept with probability "
-        f"{mechanism.noise.keep_prob:.4f}); dropped: {dropped}"
+        f"{mechanism.noise.keep_prob:.4f}), signed by {public_key(key)}; dropped: {dropped}"
     )
 
 
@@ -364,7 +356,7 @@ def _enter(workspace: Workspace, entry: LedgerEntry, reservation: Reservation) -
 
 
 def write(workspace: Workspace, bundle: Bundle) -> None:
-    """All shards that are not there yet, then the manifest; on the disk when it returns."""
+    """All shards that are not there yet, then the manifest and the signature; on the disk when it returns."""
     done, manifest = bundle.made, bundle.manifest
     make_private_folder(done)
     fields = extra_fields(bundle.layout.options.columns, bundle.rows.runs)
@@ -379,6 +371,10 @@ def write(workspace: Workspace, bundle: Bundle) -> None:
         for rows in workspace.pool.run(write_bucket, tasks):
             advance(rows)
     write_json(done / MANIFEST, manifest.as_dict())
+    if manifest.guarantee["key_mode"] == "keyed":
+        names = sorted(wanted)
+        digests = workspace.pool.run(file_digest, ((done / name,) for name in names))
+        write_json(done / SIGNATURE, sign(workspace.key, dict(zip(names, digests, strict=True))))
     sync_folder(done)
 
 

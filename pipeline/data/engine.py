@@ -22,7 +22,8 @@ from pipeline.core.atomic import new_file
 from pipeline.core.errors import UserError
 from pipeline.data.chunks import Chunk, read_chunk
 from pipeline.data.layout import Layout
-from pipeline.data.release import MESSAGES_TYPE, ROWS_PER_GROUP, release_schema, shard_name, write_shard
+from pipeline.data.publish import write_shard
+from pipeline.data.release import MESSAGES_TYPE, ROWS_PER_GROUP, release_schema, shard_name
 from pipeline.data.workers import Workers
 from pipeline.privacy.batches import (
     Keys,

@@ -4,17 +4,13 @@ Columns `prompt`, `chosen`, `rejected`, `record_id`, where `chosen` is the respo
 Rows stand in `record_id` order and a shard holds a range of record ids, one of a power of two that the number of rows
 gives: the layout does not depend on labels, and shards can be written side by side. With the fixed writer settings the
 bytes are a pure function of the content and the library version. The manifest says nothing about the raw input but its
-declared name: no size, time, digest, flip count or agreement rate.
+declared name: no size, time, digest, flip count or agreement rate. `signature.json` is the key holder's signature of
+all other files; a bundle without one opens, and nobody vouches for it.
 """
 
 from __future__ import annotations
 
-import errno
-import filecmp
-import os
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,21 +19,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.core.atomic import sync
 from pipeline.core.documents import DocumentError, read_json
 from pipeline.core.errors import UserError
 from pipeline.core.noise import LabelNoise
 from pipeline.privacy.guarantee import stated
 from pipeline.privacy.mechanism import PublicLabels, RandomizedResponse
 from pipeline.privacy.records import CANONICALISATION, Text
+from pipeline.privacy.signature import file_digest, verify
 from pipeline.privacy.sorted_runs import bucket_bits
 
 SCHEMA_VERSION = 2
 ROWS_PER_SHARD = 65_536
 ROWS_PER_GROUP = 8192
-LONGEST_NAME = 200
-"""Bytes of a folder's name: file systems take 255, and what is not finished has a longer one."""
 MANIFEST = "manifest.json"
+SIGNATURE = "signature.json"
 REMEDY = "write it again with `private-rlhf privatize`"
 KEY_MODES = ("keyed", "insecure_seed", "none")
 MESSAGES_TYPE = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
@@ -97,10 +92,14 @@ class ReleaseManifest:
 
 @dataclass(frozen=True)
 class Release:
-    """A bundle whose manifest and row count were verified; rows are read from the shards when asked for."""
+    """A bundle whose manifest, row count and signature were verified; rows are read from the shards when asked for.
+
+    signer: the public key (hex) under which it is signed; None for an unsigned one.
+    """
 
     directory: Path
     manifest: ReleaseManifest
+    signer: str | None = None
 
     def __len__(self) -> int:
         return self.manifest.rows
@@ -134,89 +133,21 @@ class Release:
         return list(self)
 
 
-@contextmanager
-def refusals(target: Path) -> Iterator[None]:
-    """UserError for a target that no folder can be given the name of, and in place of an OSError (a full disk apart:
-    that one can be mended)."""
-    try:
-        check_output(target)
-        yield
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise
-        elsewhere = error.filename and target.parent.resolve() not in Path(error.filename).resolve().parents
-        place = f"{error.strerror}: {error.filename}" if elsewhere else error.strerror
-        raise UserError(f"{target}: cannot write the release ({place}); nothing was written") from None
-
-
-def check_output(target: Path) -> None:
-    """UserError for an output that is a file, a link, a mount point, or has no name of its own."""
-    if target.name in ("", ".."):
-        raise UserError(f"{target}: names no new folder; give a name for one inside it")
-    if len(os.fsencode(target.name)) > LONGEST_NAME:
-        raise UserError(f"{target}: is a name of over {LONGEST_NAME} bytes; choose a shorter one")
-    if target.is_symlink():
-        raise UserError(f"{target}: is a link, which is not followed; give the folder itself")
-    if target.exists() and not target.is_dir():
-        raise UserError(f"{target}: is a file; choose another output folder")
-    if os.path.ismount(target):
-        raise UserError(f"{target}: is a mount point, which no folder can replace; choose a folder inside it")
-
-
-def occupied(target: Path) -> bool:
-    """Whether the target is a folder with anything in it."""
-    return target.is_dir() and any(target.iterdir())
-
-
-def same_release(partial: Path, target: Path) -> bool:
-    """False if the target is free; True if it holds the same files already; UserError if it holds anything else."""
-    if not occupied(target):
-        return False
-    if not _same_files(partial, target):
-        raise UserError(f"{target}: holds something else and is not overwritten; choose another output folder")
-    return True
-
-
-def check_publish(work: Path, target: Path) -> None:
-    """Does with an empty folder what `publish` will do with the release, and undoes it; OSError where that fails.
-
-    work: lies beside the target. An empty folder at the target is replaced by another one.
-    """
-    there, probe = target.is_dir(), work / "probe"
-    probe.mkdir(exist_ok=True)
-    if there:
-        shutil.copymode(target, probe)
-    os.replace(probe, target)
-    if not there:
-        target.rmdir()
-
-
-def publish(partial: Path, target: Path, mode: int) -> None:
-    """Give a finished folder its name, durably; its files must be on the disk."""
-    partial.chmod(mode)
-    os.replace(partial, target)
-    sync(target.parent)
-
-
 def is_release(folder: Path) -> bool:
     """Whether a folder holds a bundle, sound or not: a manifest and shards. Raw data may have a manifest too."""
     return (folder / MANIFEST).is_file() and bool(_shards(folder))
 
 
 def read_release(directory: str | Path) -> Release:
-    """Open a bundle. UserError if it is missing, incomplete, of another version, or does not say what it guarantees."""
+    """Open a bundle. UserError if it is missing, incomplete, of another version, does not say what it guarantees, or is
+    not what was signed."""
     folder = Path(directory)
     remedy = REMEDY
     if not folder.is_dir():
         raise UserError(f"{folder}: no such release folder; {remedy}")
-    try:
-        facts = read_json(folder / MANIFEST)
-    except FileNotFoundError:
-        raise UserError(f"{folder}: has no {MANIFEST}, so it is no complete release; {remedy}") from None
-    except OSError as error:
-        raise UserError(f"{folder / MANIFEST}: cannot be read ({error.strerror}); {remedy}") from None
-    except DocumentError as error:
-        raise UserError(f"{folder / MANIFEST}: {error}; {remedy}") from None
+    facts = _document(folder / MANIFEST)
+    if facts is None:
+        raise UserError(f"{folder}: has no {MANIFEST}, so it is no complete release; {remedy}")
     manifest = _parse_manifest(facts, folder / MANIFEST, remedy)
     try:
         shards = {path: pq.read_metadata(path) for path in _shards(folder)}
@@ -232,7 +163,31 @@ def read_release(directory: str | Path) -> Release:
     for path, schema in schemas.items():
         if schema.names != names or any(schema.field(own.name).type != own.type for own in ours):
             raise UserError(f"{path}: its columns are not those of its manifest; {remedy}")
-    return Release(folder, manifest)
+    return Release(folder, manifest, _signer(folder))
+
+
+def _signer(folder: Path) -> str | None:
+    """Who signed the bundle. UserError for a signature that does not hold."""
+    path = folder / SIGNATURE
+    stated = _document(path)
+    if stated is None:
+        return None
+    try:
+        return verify(stated, {each.name: file_digest(each) for each in (folder / MANIFEST, *_shards(folder))})
+    except ValueError as error:
+        raise UserError(f"{path}: {error}; {REMEDY}") from None
+
+
+def _document(path: Path) -> Any:
+    """What a JSON file says, None if there is no such file. UserError if it cannot be read."""
+    try:
+        return read_json(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); {REMEDY}") from None
+    except DocumentError as error:
+        raise UserError(f"{path}: {error}; {REMEDY}") from None
 
 
 def _parse_manifest(facts: Any, path: Path, remedy: str) -> ReleaseManifest:
@@ -328,22 +283,3 @@ def release_schema(format: str, extra: Sequence[pa.Field] = ()) -> pa.Schema:
 def shard_name(shard: int) -> str:
     """The file of the shard's number."""
     return f"part-{shard:05d}.parquet"
-
-
-def write_shard(path: Path, schema: pa.Schema, groups: Iterable[pa.Table]) -> int:
-    """Write one shard; the groups become row groups and have at most ROWS_PER_GROUP rows. Returns the rows."""
-    rows = 0
-    with pq.ParquetWriter(
-        path, schema, compression="zstd", compression_level=1, use_dictionary=False, write_statistics=False
-    ) as writer:
-        for group in groups:
-            writer.write_table(group, row_group_size=ROWS_PER_GROUP)
-            rows += len(group)
-    return rows
-
-
-def _same_files(first: Path, second: Path) -> bool:
-    names = sorted(path.name for path in first.iterdir())
-    if names != sorted(path.name for path in second.iterdir()):
-        return False
-    return not any(filecmp.cmpfiles(first, second, names, shallow=False)[1:])

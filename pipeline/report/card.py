@@ -49,6 +49,8 @@ def run_card(facts: RunFacts, status: PrivacyStatus) -> dict[str, Any]:
     released = facts.manifests.get("privatize", {}).get("report", {})
     if released.get("adopted"):
         extra["labels_from"] = "a bundle released elsewhere; its ledger is with the holder of the labels"
+    if released.get("signer") or released.get("adopted"):
+        extra["labels_signed_by"] = released.get("signer") or "nobody: who wrote this bundle is not known"
     ledger = released.get("ledger")
     ledger = (facts.evaluation.get("label_counts") or {}).get("ledger") or ledger  # the later one
     accounts = labeller_accounts(status.epsilon) if status.private and status.epsilon is not None else {}

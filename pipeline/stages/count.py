@@ -26,7 +26,7 @@ from pipeline.data.protected import (
     split_rows,
     workspace_for,
 )
-from pipeline.data.release import refusals
+from pipeline.data.publish import refusals
 from pipeline.evaluation.counted import LONGER, counted_rates, read_decisions, spread
 from pipeline.privacy import counts as privacy_counts
 from pipeline.privacy.ledger import Ledger, ReleasePlan

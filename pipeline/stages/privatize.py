@@ -24,10 +24,11 @@ from pipeline.data.adopted import adopt, is_adopted
 from pipeline.data.curate import Bundle, LedgerEntry, Workspace
 from pipeline.data.engine import Events
 from pipeline.data.protected import Split, open_sources, split_rows, workspace_for
-from pipeline.data.release import check_output, refusals
+from pipeline.data.publish import check_output, refusals
 from pipeline.privacy.guarantee import guarantee
 from pipeline.privacy.ledger import Ledger
 from pipeline.privacy.mechanism import Mechanism, PublicLabels, make_mechanism
+from pipeline.privacy.signature import public_key
 from pipeline.privacy.sorted_runs import KeptRows
 
 
@@ -89,7 +90,8 @@ def run(context: StageContext) -> dict[str, Any]:
             if reservation is not None:
                 reservation.commit(context.folder.resolve())
     protected.remember_input(recipe, context.run)
-    return report(recipe, guarantee(mechanism, key), split, ledger)
+    signer = public_key(key) if ledger is not None else None
+    return report(recipe, guarantee(mechanism, key), split, ledger) | {"signer": signer}
 
 
 def report(recipe: Recipe, facts: dict[str, Any], split: Split, ledger: Ledger | None) -> dict[str, Any]:

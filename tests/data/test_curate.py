@@ -64,7 +64,7 @@ def run(data: Path, output: Path, key: Path, epsilon: float = 1.0, **more: Any) 
 def plain(data: Path, output: Path, key_file: Path, epsilon: float) -> None:
     key, mechanism = load_key(key_file), RandomizedResponse(epsilon)
     records, counts = privatize_records(read_preferences(data), mechanism, key, str(data))
-    write_release(records, output, manifest_of(records, counts, mechanism, key, data.name))
+    write_release(records, output, manifest_of(records, counts, mechanism, key, data.name), key)
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -24,6 +24,7 @@ WRITTEN = [page for page in PAGES if page.name != "cli.md"]
 
 
 RUN_BY = {
+    "private-rlhf verify-release": ("tests/data/test_signature.py", "\"verify-release\", str(bundle)"),
     "private-rlhf keygen": ("tests/cli/test_commands.py", '"keygen"'),
     "private-rlhf privatize": ("tests/cli/test_commands.py", '"privatize"'),
     "private-rlhf run": ("tests/pipeline_runs.py", '"run"'),

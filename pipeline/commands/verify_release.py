@@ -1,0 +1,31 @@
+"""`private-rlhf verify-release`: whether a bundle is whole, says what it must, and is signed by whom it should be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline.core.errors import UserError
+
+
+def verify_release(
+    bundle: Annotated[Path, typer.Argument(help="Folder written by `private-rlhf privatize`.")],
+    signer: Annotated[str | None, typer.Option("--signer", help="Public key that its holder published.")] = None,
+) -> None:
+    """Read every row of a bundle, and check its manifest, digests and signature."""
+    from pipeline.data.release import read_release
+    from pipeline.privacy.signature import is_public_key
+
+    if signer is not None and not is_public_key(signer):
+        raise UserError("--signer takes a public key of 64 hexadecimal digits, as `private-rlhf ledger show` prints it")
+    release = read_release(bundle.expanduser())
+    release.check_rows()
+    if signer is not None and release.signer != signer:
+        raise UserError(f"{bundle}: is signed by {release.signer or 'nobody'}, not by {signer}")
+    facts = release.manifest.guarantee
+    epsilon = "∞" if facts["epsilon"] is None else f"{facts['epsilon']:g}"
+    mark = f", {facts['mark']}" if facts["mark"] else ""
+    who = f"signed by {release.signer}" if release.signer else "unsigned: nobody vouches for it"
+    print(f"{bundle}: {len(release)} labels at ε = {epsilon}{mark}, {who}")

@@ -1,0 +1,111 @@
+"""Bundles on their way to their place: where one may lie, its shards, and the rename that publishes it."""
+
+from __future__ import annotations
+
+import errno
+import filecmp
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.core.atomic import sync, write_text
+from pipeline.core.errors import UserError
+from pipeline.data.release import ROWS_PER_GROUP, SIGNATURE
+
+LONGEST_NAME = 200
+"""Bytes of a folder's name: file systems take 255, and what is not finished has a longer one."""
+
+
+@contextmanager
+def refusals(target: Path) -> Iterator[None]:
+    """UserError for a target that no folder can be given the name of, and in place of an OSError (a full disk apart:
+    that one can be mended)."""
+    try:
+        check_output(target)
+        yield
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise
+        elsewhere = error.filename and target.parent.resolve() not in Path(error.filename).resolve().parents
+        place = f"{error.strerror}: {error.filename}" if elsewhere else error.strerror
+        raise UserError(f"{target}: cannot write the release ({place}); nothing was written") from None
+
+
+def check_output(target: Path) -> None:
+    """UserError for an output that is a file, a link, a mount point, or has no name of its own."""
+    if target.name in ("", ".."):
+        raise UserError(f"{target}: names no new folder; give a name for one inside it")
+    if len(os.fsencode(target.name)) > LONGEST_NAME:
+        raise UserError(f"{target}: is a name of over {LONGEST_NAME} bytes; choose a shorter one")
+    if target.is_symlink():
+        raise UserError(f"{target}: is a link, which is not followed; give the folder itself")
+    if target.exists() and not target.is_dir():
+        raise UserError(f"{target}: is a file; choose another output folder")
+    if os.path.ismount(target):
+        raise UserError(f"{target}: is a mount point, which no folder can replace; choose a folder inside it")
+
+
+def occupied(target: Path) -> bool:
+    """Whether the target is a folder with anything in it."""
+    return target.is_dir() and any(target.iterdir())
+
+
+def same_release(partial: Path, target: Path) -> bool:
+    """False if the target is free; True if it holds the same files already; UserError if it holds anything else.
+
+    The signature is added to a release of before signatures.
+    """
+    if not occupied(target):
+        return False
+    signature = partial / SIGNATURE
+    unsigned = signature.exists() and not (target / SIGNATURE).exists()
+    if not _same_files(partial, target, {SIGNATURE} if unsigned else set()):
+        raise UserError(f"{target}: holds something else and is not overwritten; choose another output folder")
+    if unsigned:
+        write_text(target / SIGNATURE, signature.read_text())
+    return True
+
+
+def check_publish(work: Path, target: Path) -> None:
+    """Does with an empty folder what `publish` will do with the release, and undoes it; OSError where that fails.
+
+    work: lies beside the target. An empty folder at the target is replaced by another one.
+    """
+    there, probe = target.is_dir(), work / "probe"
+    probe.mkdir(exist_ok=True)
+    if there:
+        shutil.copymode(target, probe)
+    os.replace(probe, target)
+    if not there:
+        target.rmdir()
+
+
+def publish(partial: Path, target: Path, mode: int) -> None:
+    """Give a finished folder its name, durably; its files must be on the disk."""
+    partial.chmod(mode)
+    os.replace(partial, target)
+    sync(target.parent)
+
+
+def write_shard(path: Path, schema: pa.Schema, groups: Iterable[pa.Table]) -> int:
+    """Write one shard; the groups become row groups and have at most ROWS_PER_GROUP rows. Returns the rows."""
+    rows = 0
+    with pq.ParquetWriter(
+        path, schema, compression="zstd", compression_level=1, use_dictionary=False, write_statistics=False
+    ) as writer:
+        for group in groups:
+            writer.write_table(group, row_group_size=ROWS_PER_GROUP)
+            rows += len(group)
+    return rows
+
+
+def _same_files(first: Path, second: Path, but: set[str]) -> bool:
+    names = sorted({path.name for path in first.iterdir()} - but)
+    if names != sorted(path.name for path in second.iterdir()):
+        return False
+    return not any(filecmp.cmpfiles(first, second, names, shallow=False)[1:])

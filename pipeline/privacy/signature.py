@@ -1,0 +1,88 @@
+"""Who vouches for a release: Ed25519 signatures (RFC 8032) by the holder of the key.
+
+The signing key is a keyed digest of the owner's key in a domain of its own: no second secret has to be kept, and by the
+PRF assumption the public half and all signatures are independent of every flip. What is signed are digests of released
+files. Signatures are deterministic, so that a repeated release has the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.privacy.keys import PrivacyKey
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+VERSION = 1
+_SEED_DOMAIN = b"private-rlhf/signing-key/v1"
+_MESSAGE = b"private-rlhf/release-signature/v1\n"
+_PUBLIC, _SIGNATURE = re.compile("[0-9a-f]{64}"), re.compile("[0-9a-f]{128}")
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 (hex) of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_public_key(text: str) -> bool:
+    """Whether this is written as public keys are: 64 digits, hexadecimal."""
+    return _PUBLIC.fullmatch(text) is not None
+
+
+def public_key(key: PrivacyKey) -> str | None:
+    """What a reader checks signatures with (hex). None for a seed's key: anyone could sign with it."""
+    return None if key.mode != "keyed" else _signing_key(key).public_key().public_bytes_raw().hex()
+
+
+def sign(key: PrivacyKey, files: Mapping[str, str]) -> dict[str, Any]:
+    """The content of a bundle's signature file. files: name -> `file_digest`, of all other files."""
+    signature = _signing_key(key).sign(_message(files)).hex()
+    return {
+        "schema_version": VERSION,
+        "algorithm": "Ed25519",
+        "public_key": public_key(key),
+        "files": dict(files),
+        "signature": signature,
+    }
+
+
+def verify(stated: Any, files: Mapping[str, str]) -> str:
+    """The public key (hex) under which `stated`, from `sign`, is a signature of these files.
+
+    Raises ValueError, in words that follow the file's name: another version, a malformed document, files that are not
+    those that were signed, or a signature that is none.
+    """
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    if not isinstance(stated, dict) or stated.get("schema_version") != VERSION or stated.get("algorithm") != "Ed25519":
+        raise ValueError(f"is no Ed25519 signature of version {VERSION}")
+    public, signature, signed = (stated.get(name) for name in ("public_key", "signature", "files"))
+    if not isinstance(public, str) or not is_public_key(public):
+        raise ValueError("states no public key")
+    if not isinstance(signature, str) or not _SIGNATURE.fullmatch(signature) or not isinstance(signed, dict):
+        raise ValueError("is not a whole signature")
+    if other := sorted(name for name in {*signed, *files} if signed.get(name) != files.get(name)):
+        raise ValueError(f"{other[0]!r} is not what was signed: the bundle was edited or damaged")
+    try:
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(public)).verify(bytes.fromhex(signature), _message(files))
+    except (InvalidSignature, ValueError):
+        raise ValueError("does not verify: the bundle was edited, or signed by nobody who holds that key") from None
+    return public
+
+
+def _message(files: Mapping[str, str]) -> bytes:
+    return _MESSAGE + json.dumps(dict(files), sort_keys=True, separators=(",", ":")).encode()
+
+
+def _signing_key(key: PrivacyKey) -> Ed25519PrivateKey:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(key.keyed_digest((), _SEED_DOMAIN)))

@@ -1,0 +1,159 @@
+"""Signed bundles: whatever is edited is noticed, and whoever asks for a signer gets no other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from pipeline.cli import main
+from pipeline.core.config import parse
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import Recipe
+from pipeline.data.adopted import adopt
+from pipeline.data.curate import Request, privatize_source
+from pipeline.data.release import read_release
+from pipeline.privacy.keys import insecure_seed_key, keygen, load_key
+from pipeline.privacy.signature import public_key, sign, verify
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    return keygen(tmp_path / "owner.key")
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, key: Path) -> Path:
+    lines = [json.dumps({"prompt": f"Say {i}.", "chosen": f"yes {i}", "rejected": f"no {i}"}) for i in range(20)]
+    (tmp_path / "raw.jsonl").write_text("\n".join(lines) + "\n")
+    privatize_source(Request(str(tmp_path / "raw.jsonl"), tmp_path / "bundle", 1.0, key))
+    return tmp_path / "bundle"
+
+
+def edited(bundle: Path, **changes: Any) -> None:
+    path = bundle / "signature.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def recipe(source: Path, signer: str | None = None) -> Recipe:
+    data = {"preferences": str(source)} | ({"signer": signer} if signer else {})
+    tree = {"name": "x", "evaluation_labels": "private", "model": {"source": "tiny"}, "data": data}
+    return parse(Recipe, tree | {"privatize": {"epsilon": 1.0, "key_file": "none.key"}}, "r")
+
+
+def test_a_release_is_signed_and_anyone_can_check_it_by_the_documented_message(bundle: Path, key: Path) -> None:
+    """Without our `verify`: docs/how-to/keys.md says what is signed."""
+    stated = json.loads((bundle / "signature.json").read_text())
+    assert read_release(bundle).signer == stated["public_key"] == public_key(load_key(key))
+    text = json.dumps(stated["files"], sort_keys=True, separators=(",", ":"))
+    message = b"private-rlhf/release-signature/v1\n" + text.encode()
+    reader = Ed25519PublicKey.from_public_bytes(bytes.fromhex(stated["public_key"]))
+    reader.verify(bytes.fromhex(stated["signature"]), message)
+    with pytest.raises(InvalidSignature):
+        reader.verify(bytes.fromhex(stated["signature"]), message + b" ")
+
+
+def test_the_manifest_s_words_and_numbers_are_signed(bundle: Path) -> None:
+    path = bundle / "manifest.json"
+    path.write_text(path.read_text().replace('"raw.jsonl"', '"census"'))
+    with pytest.raises(UserError, match=r"'manifest\.json' is not what was signed: the bundle was edited or damaged"):
+        read_release(bundle)
+
+
+def test_rows_are_signed(bundle: Path, tmp_path: Path, key: Path) -> None:
+    """Sound rows of another release of the same pairs, put in place of these."""
+    privatize_source(Request(str(tmp_path / "raw.jsonl"), tmp_path / "other", 0.5, key))
+    (bundle / "part-00000.parquet").write_bytes((tmp_path / "other" / "part-00000.parquet").read_bytes())
+    with pytest.raises(UserError, match=r"part-00000\.parquet' is not what was signed"):
+        read_release(bundle)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"schema_version": 2},
+        {"algorithm": "none"},
+        {"public_key": None},
+        {"public_key": "00" * 32},
+        {"public_key": "ff" * 32},
+        {"signature": "0" * 128},
+        {"signature": ""},
+        {"files": {}},
+        {"files": None},
+    ],
+    ids=str,
+)
+def test_a_signature_that_does_not_hold_is_refused(bundle: Path, changes: dict[str, Any]) -> None:
+    edited(bundle, **changes)
+    with pytest.raises(UserError, match=r"signature\.json: .*; write it again"):
+        read_release(bundle)
+
+
+@pytest.mark.parametrize("text", ["[]", "{", "1"])
+def test_a_signature_file_that_is_none_is_refused(bundle: Path, text: str) -> None:
+    (bundle / "signature.json").write_text(text)
+    with pytest.raises(UserError, match=r"signature\.json: "):
+        read_release(bundle)
+
+
+def test_whoever_edits_can_sign_but_not_as_the_holder(bundle: Path, tmp_path: Path, key: Path) -> None:
+    """An edited bundle under a signature of its editor's: sound in itself, and not the one that was asked for."""
+    stranger, holder = load_key(keygen(tmp_path / "stranger.key")), public_key(load_key(key))
+    files = json.loads((bundle / "signature.json").read_text())["files"]
+    (bundle / "signature.json").write_text(json.dumps(sign(stranger, files)))
+    assert read_release(bundle).signer == public_key(stranger) != holder
+    with pytest.raises(UserError, match=r"data\.signer is"):
+        adopt(recipe(bundle, holder), tmp_path / "stage")
+
+
+def test_an_unsigned_bundle_opens_and_says_so(bundle: Path, tmp_path: Path, key: Path) -> None:
+    holder = public_key(load_key(key))
+    assert adopt(recipe(bundle, holder), tmp_path / "stage")["signer"] == holder
+    (bundle / "signature.json").unlink()
+    report = adopt(recipe(bundle), tmp_path / "stage")
+    assert report["signer"] is None
+    assert "signed by NOBODY" in report["summary"]
+    with pytest.raises(UserError, match=r"is signed by nobody, and data\.signer is"):
+        adopt(recipe(bundle, holder), tmp_path / "stage")
+
+
+def test_a_release_of_before_gets_its_signature_by_the_same_command(bundle: Path, tmp_path: Path, key: Path) -> None:
+    signature = bundle / "signature.json"
+    before = signature.read_text()
+    signature.unlink()
+    privatize_source(Request(str(tmp_path / "raw.jsonl"), bundle, 1.0, key))
+    assert signature.read_text() == before  # deterministic
+    assert read_release(bundle).signer
+
+
+def test_the_command(bundle: Path, tmp_path: Path, key: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ledger", "show", "--key", str(key)]) == 0
+    signer = next(line.split()[-1] for line in capsys.readouterr().out.splitlines() if line.startswith("signs"))
+    assert main(["verify-release", str(bundle), "--signer", signer]) == 0
+    assert capsys.readouterr().out == f"{bundle}: 20 labels at ε = 1, signed by {signer}\n"
+    assert main(["verify-release", str(bundle), "--signer", "0" * 64]) == 2
+    assert "is signed by" in capsys.readouterr().err
+    assert main(["verify-release", str(bundle), "--signer", "me"]) == 2
+    assert "64 hexadecimal digits" in capsys.readouterr().err
+    (bundle / "signature.json").unlink()
+    assert main(["verify-release", str(bundle)]) == 0
+    assert "unsigned: nobody vouches for it" in capsys.readouterr().out
+
+
+def test_a_seed_s_key_signs_nothing() -> None:
+    assert public_key(insecure_seed_key(1)) is None
+
+
+def test_keys_sign_differently_and_a_signature_is_of_its_files(tmp_path: Path, key: Path) -> None:
+    one, two = load_key(key), load_key(keygen(tmp_path / "two.key"))
+    files = {"manifest.json": "0" * 64}
+    assert verify(sign(one, files), files) == public_key(one) != public_key(two)
+    assert one.keyed_digest(()) != public_key(one)
+    with pytest.raises(ValueError, match="does not verify"):
+        verify(sign(one, files) | {"public_key": public_key(two)}, files)
