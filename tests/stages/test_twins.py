@@ -75,7 +75,7 @@ def test_a_whole_run_writes_the_same_under_other_labels(workspace: Workspace, tm
     assert 60 <= found.turned <= 110  # three quarters
     assert found.comparison.compared > 40
     assert len(found.comparison.differing) < 15
-    assert {"seconds", "time", "time and memory"} <= set(found.comparison.fields)  # memory's peak may be older than both
+    assert {"seconds", "time", "time and memory"} <= set(found.comparison.fields)  # the peak of memory may be older
     assert not any(path.suffix in (".parquet", ".safetensors") for path in map(Path, found.comparison.differing))
 
 
