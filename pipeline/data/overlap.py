@@ -15,16 +15,16 @@ A demonstration counts with its whole conversation and with every assistant turn
 assistant turn in it; but a prompt that is the prompt of a pair is public by the contract, and its history counts not.
 A pair is *one-sided* when one of its responses is found oftener than the other, also after division by how many pairs
 hold each response (files that write out both responses of every pair repeat those that several pairs share). One-sided
-is a symmetric notion, so the count that a refusal prints depends on no label.
+is a symmetric notion, so the count that a refusal prints depends on no label. Long responses are compared by shingles
+too (`near_copies`): edited, cut, or both in one text.
 
-What it cannot see: edited, shortened or translated responses; both in one text, the preferred one first; a choice
-among prompts that depends on labels; an order of rows that does (`pipeline.data.inputs` reads rows in an order of its
-own for that reason).
+What it cannot see: short responses that were edited, rewritten or translated ones; a choice among prompts that depends
+on labels; an order of rows that does (`pipeline.data.inputs` reads rows in an order of its own for that reason).
 
-The key is drawn anew for each look and the digests are never written. Texts are streamed, the pairs once for all files,
-at some 14,000 pairs a second of one core. Memory: 48 bytes per assistant turn of the demonstrations or prompts and 32
-per pair that shares a text with them, a small multiple of that while counting: under 2 GB for 10^7 of each. Two texts
-that collide by chance (10^7 against 10^7: probability 1e-4) refuse a harmless recipe, which another look lets pass.
+The key is drawn anew for each look and the digests are never written. Texts are streamed, the pairs once for all files.
+Memory: 48 bytes per assistant turn of the demonstrations or prompts and 32 per pair that shares a text with them, and
+some 500 per hundred words for shingles; a small multiple of that while counting. Two texts that collide by chance (10^7
+against 10^7: probability 1e-4) refuse a harmless recipe, which another look lets pass.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from pipeline.core.rundir import RunDir
 from pipeline.data.adopted import is_adopted
 from pipeline.data.formats import read_demonstrations, read_preferences, read_prompts
 from pipeline.data.inputs import evaluation_release, release
+from pipeline.data.near_copies import NearCopies, ShingledRows, Shingler
 from pipeline.data.release import read_release
 from pipeline.embedded import task
 from pipeline.embedded.topics import Split
@@ -78,7 +79,8 @@ class Pair(NamedTuple):
 
 
 class Overlap(NamedTuple):
-    """pairs: how many were looked at. one_sided: those of which one response is found oftener than the other."""
+    """pairs: how many were looked at. one_sided: those of which one response is found oftener than the other, or (near
+    copies) more of it, or before the other."""
 
     pairs: int
     one_sided: int
@@ -176,10 +178,11 @@ def plain(text: str) -> str:
 
 
 class Digests:
-    """The three digests of a conversation under a secret that is drawn here."""
+    """The three digests of a conversation, and its shingles, under secrets that are drawn here."""
 
     def __init__(self) -> None:
         secret = secrets.token_bytes(32)
+        self.shingler = Shingler()
         self._whole = hashlib.blake2b(key=secret, digest_size=8, person=b"whole")
         self._last = hashlib.blake2b(key=secret, digest_size=8, person=b"last turns")
         self._alone = hashlib.blake2b(key=secret, digest_size=8, person=b"alone")
@@ -213,31 +216,42 @@ class Digests:
         state.update(said.encode())
         return int.from_bytes(state.digest(), "big")
 
-    def of_pairs(self, pairs: Iterable[Pair]) -> np.ndarray:
-        """(n, 7) uint64: whole, last and alone of the first and of the second response, then the whole of the prompt.
+    def of_pairs(self, pairs: Iterable[Pair]) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
+        """(n, 7) uint64: whole, last and alone of the first and of the second response, then the whole of the prompt;
+        and of each pair the shingles that its first and its second response alone have.
 
         The two alone are 0 unless both are long.
         """
-        rows = []
+        rows, sides = [], []
         for prompt, first, second in pairs:
-            one, other = turns(prompt, first), turns(prompt, second)
+            history, one, other = turns(prompt), turns(prompt, first), turns(prompt, second)
+            parts = [
+                np.unique(self.shingler.of(content for _, content in part))
+                for part in (history, one[len(history) :], other[len(history) :])
+            ]
+            sides.append((_without(parts[1], parts[2], parts[0]), _without(parts[2], parts[1], parts[0])))
             alone = self.alone(one), self.alone(other)
             mine, theirs = alone if all(alone) else (0, 0)
             rows.append(
                 (
                     *(self.whole(one), self.last(one), mine),
                     *(self.whole(other), self.last(other), theirs),
-                    self.whole(turns(prompt)),
+                    self.whole(history),
                 )
             )
-        return np.array(rows, dtype=np.uint64)
+        return np.array(rows, dtype=np.uint64), sides
+
+
+def _without(shingles: np.ndarray, *others: np.ndarray) -> np.ndarray:
+    return shingles[~np.isin(shingles, np.concatenate(others))] if len(shingles) else shingles
 
 
 class Texts:
-    """The conversations of demonstrations or prompts, as digests."""
+    """The conversations of demonstrations or prompts, as digests and shingles."""
 
     def __init__(self, digests: Digests) -> None:
         self._digests = digests
+        self.shingled = ShingledRows()
         self._prompts = array("Q")  # one per row
         self._found = array("Q")  # digests; beside each the row whose *history* holds it, or -1
         self._history_of = array("q")
@@ -246,11 +260,15 @@ class Texts:
         """A demonstration, or (without a response) a prompt."""
         history, row = turns(prompt), len(self._prompts)
         self._prompts.append(self._digests.whole(history))
+        shingles = self._digests.shingler.of
+        self.shingled.add(row, shingles(content for _, content in history), prompt=True)
         for place, (assistant, _) in enumerate(history):
             if assistant:
                 self._enter_all(history[: place + 1], row)
         if response is not None:
-            self._enter_all(turns(prompt, response), -1)
+            conversation = turns(prompt, response)
+            self.shingled.add(row, shingles(content for _, content in conversation[len(history) :]), prompt=False)
+            self._enter_all(conversation, -1)
         elif history and not history[-1][0]:
             self._enter(self._prompts[row], row)  # an answer may be pasted onto its question without a turn mark
 
@@ -296,9 +314,9 @@ def overlaps(files: Sequence[Texts], pairs: Iterable[Pair], digests: Digests) ->
     bar = tqdm(desc="comparing with the pairs", unit="pair", disable=None, leave=False)
     stream = iter(pairs)
     while block := list(islice(stream, PAIRS_PER_LOOK)):
-        looked = digests.of_pairs(block)
+        looked, sides = digests.of_pairs(block)
         for comparison in comparisons:
-            comparison.look(looked)
+            comparison.look(looked, sides)
         bar.update(len(block))
     bar.close()
     return [comparison.result() for comparison in comparisons]
@@ -311,15 +329,20 @@ class _Comparison:
         self._texts = texts
         self._known, self._known_prompts = np.unique(texts.found[0]), np.unique(texts.prompts)
         self._shared = [np.empty((0, 6), dtype=np.int64)]  # places in `_known`: three of the one; of the other
+        self._which = [np.empty(0, dtype=np.int64)]  # pair of each row of these
         self._prompts = [np.empty(0, dtype=np.uint64)]  # of pairs, those that are prompts of the file
+        self._near = NearCopies(texts.shingled)
         self._pairs = 0
 
-    def look(self, looked: np.ndarray) -> None:
-        """looked: (n, 7) uint64 of `Digests.of_pairs`."""
+    def look(self, looked: np.ndarray, sides: list[tuple[np.ndarray, np.ndarray]]) -> None:
+        """What `Digests.of_pairs` gives."""
+        self._near.look(sides)
         prompts = np.unique(looked[:, 6])
         self._prompts.append(prompts[places(self._known_prompts, prompts) >= 0])
         found = places(self._known, looked[:, :6])
-        self._shared.append(found[(found >= 0).any(axis=1)])
+        shared = np.flatnonzero((found >= 0).any(axis=1))
+        self._shared.append(found[shared])
+        self._which.append(shared + self._pairs)
         self._pairs += len(looked)
 
     def result(self) -> Overlap:
@@ -335,7 +358,9 @@ class _Comparison:
         common = (np.maximum(holders[:, 2], holders[:, 5]) > 1)[:, None] & (np.arange(3) == 2)
         equal = (common | (counts[:, :3] == counts[:, 3:])).all(axis=1)
         proportional = (common | (counts[:, :3] * holders[:, 3:] == counts[:, 3:] * holders[:, :3])).all(axis=1)
-        return Overlap(self._pairs, int((~equal & ~proportional).sum()))
+        one_sided = self._near.one_sided(public) if self._pairs else np.zeros(0, dtype=bool)
+        one_sided[np.concatenate(self._which)[~equal & ~proportional]] = True
+        return Overlap(self._pairs, int(one_sided.sum()))
 
 
 def places(known: np.ndarray, wanted: np.ndarray) -> np.ndarray:
