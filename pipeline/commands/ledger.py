@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.core.errors import MOST_NAME, one_line
+
 if TYPE_CHECKING:
     from pipeline.privacy.ledger import Ledger
 
@@ -27,7 +29,7 @@ def show(key: Key, as_json: Annotated[bool, typer.Option("--json", help="Print J
     from pipeline.privacy.signature import public_key
 
     facts = _open(key).show() | {"public_key": public_key(load_key(key.expanduser()))}
-    print(json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False) if as_json else as_text(facts))
+    print(json.dumps(facts, indent=2, allow_nan=False) if as_json else as_text(facts))
 
 
 @app.command()
@@ -102,7 +104,7 @@ def as_text(facts: Mapping[str, Any]) -> str:
     rows = [
         (
             entry["time"],
-            entry["source"] + KINDS.get(entry.get("kind"), ""),
+            one_line(entry["source"], MOST_NAME) + KINDS.get(entry.get("kind"), ""),
             str(entry["events"]),
             f"{entry['epsilon']:g}",
             entry["status"],

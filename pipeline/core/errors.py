@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 MOST_CHARACTERS = 1000
+MOST_NAME = 200
+"""Characters of a name that ledgers, manifests and cards repeat."""
 
 
 def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
@@ -13,6 +15,11 @@ def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
     """
     shown = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in " ".join(text.split()))
     return shown if len(shown) <= most else f"{shown[: most // 2 - 2]} ... {shown[-(most // 2 - 3) :]}"
+
+
+def is_name(text: str) -> bool:
+    """Whether a text can be printed as a name: one line of printable characters, not empty, not long."""
+    return text.isprintable() and 0 < len(text.strip()) <= len(text) <= MOST_NAME
 
 
 class UserError(Exception):

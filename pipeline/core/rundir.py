@@ -27,7 +27,7 @@ from typing import Any
 from pipeline.core import atomic, code
 from pipeline.core.config import dump_yaml, effective, read_yaml, to_tree
 from pipeline.core.documents import DocumentError, read_json
-from pipeline.core.errors import UserError
+from pipeline.core.errors import MOST_NAME, UserError, one_line
 from pipeline.core.recipe import Recipe
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "numpy", "private-rlhf")
@@ -142,9 +142,9 @@ def shareable(recipe: Recipe) -> Recipe:
 
 
 def bare_name(source: str) -> str:
-    """The last part of a path; names of built-in sources and of the hub as they are."""
+    """The last part of a path; names of built-in sources and of the hub as they are; printable (`one_line`)."""
     path = Path(source).expanduser()
-    return path.name if path.is_absolute() or path.exists() else source
+    return one_line(path.name if path.is_absolute() or path.exists() else source, MOST_NAME)
 
 
 def _differences(before: Any, after: Any, path: str = "") -> list[str]:

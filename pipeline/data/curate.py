@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.atomic import sync_folder, write_json
-from pipeline.core.errors import UserError
+from pipeline.core.errors import MOST_NAME, UserError, is_name, one_line
 from pipeline.data.chunks import CHUNK_BYTES, Chunk, cut
 from pipeline.data.engine import (
     Events,
@@ -145,7 +145,11 @@ class Request:
     @property
     def name(self) -> str:
         """The declared name of the source."""
-        return self.source or Path(self.data).name
+        return one_line(Path(self.data).name, MOST_NAME) if self.source is None else self.source
+
+    def __post_init__(self) -> None:
+        if self.source is not None and not is_name(self.source):
+            raise UserError(f"--source is no name: give one line of at most {MOST_NAME} printable characters")
 
 
 def privatize_source(request: Request) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.core.errors import UserError
+from pipeline.core.errors import UserError, one_line
 from pipeline.privacy.person import person_epsilon
 from pipeline.privacy.status import status_of
 
@@ -35,6 +37,7 @@ WHO_MARKS = (
     " of the labels who overrides a refusal; LABELS DECLARED PUBLIC by the holder who declares them so. No option"
     " removes it: make a new release with a key, and a new run of it."
 )
+MOST_CELL = 20_000
 NO_PERSON_LEVEL = "none: see the mark"
 
 
@@ -112,7 +115,7 @@ def render_markdown(card: Mapping[str, Any]) -> str:
     epsilon = card["epsilon_per_event"]
     lines = ["## Privacy card", ""]
     if card["mark"]:
-        lines += [f"**{card['mark']}**: {card['mark_reason']}.", ""]
+        lines += [f"**{card['mark']}**: {markdown(card['mark_reason'])}.", ""]
     rows = {
         "Unit": card["unit"],
         "Neighbouring data": card["neighbouring"],
@@ -129,9 +132,9 @@ def render_markdown(card: Mapping[str, Any]) -> str:
     }
     rows |= {name.replace("_", " ").capitalize(): value for name, value in card["facts"].items()}
     lines += ["| | |", "|---|---|"]
-    lines += [f"| {name} | {_cell(value)} |" for name, value in rows.items()]
+    lines += [f"| {name} | {markdown(value)} |" for name, value in rows.items()]
     lines += ["", f"**Protected.** {card['protected']}", "", "**Not protected.**", ""]
-    lines += [f"- {item}" for item in card["not_protected"]]
+    lines += [f"- {markdown(item)}" for item in card["not_protected"]]
     lines += ["", f"**The mark.** {card['who_marks']}", ""]
     return "\n".join(lines)
 
@@ -152,5 +155,8 @@ def ledger_rows(card: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _cell(value: Any) -> str:
-    return str(value).replace("|", "\\|").replace("\n", " ")
+def markdown(value: Any) -> str:
+    """A value as one line of Markdown that shows it as it is: names of sources, columns and runs are others' texts, and
+    may hold HTML, links, or the end of a table's cell."""
+    escaped = html.escape(one_line(str(value), MOST_CELL), quote=False)
+    return re.sub(r"([\\*|\[\]])", r"\\\1", escaped)

@@ -8,6 +8,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
+from pipeline.privacy.card import markdown
 from pipeline.privacy.card import render_markdown as render_card
 from pipeline.privacy.status import PrivacyStatus
 from pipeline.report import plots, sections
@@ -61,9 +62,9 @@ def render_html(facts: RunFacts, status: PrivacyStatus, card: dict[str, Any]) ->
 
 def render_markdown(facts: RunFacts, status: PrivacyStatus, card: dict[str, Any]) -> str:
     """The short text version: headline, table, privacy card."""
-    lines = [f"# {facts.name}", ""]
+    lines = [f"# {markdown(facts.name)}", ""]
     if status.mark:
-        lines += [f"**{status.mark}**: {status.mark_reason}.", ""]
+        lines += [f"**{status.mark}**: {markdown(status.mark_reason)}.", ""]
     lines += [sections.headline(facts, status), "", sections.privacy_sentence(status), ""]
     columns, table = sections.methods_table(facts)
     if table:

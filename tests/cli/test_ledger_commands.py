@@ -45,6 +45,20 @@ def test_show_for_reading(key: Path, tmp_path: Path, capsys: Capture) -> None:
     assert capsys.readouterr().out.endswith("no releases yet\n")
 
 
+def test_names_that_an_older_program_took_are_printed_escaped(key: Path, capsys: Capture) -> None:
+    ledger = Ledger.open(load_key(key))
+    release(ledger, events_of("bob", 2), 0.5, source="\x1b]0;owned\x07\nhh\x9b2J\u202e" + "x" * 100_000)
+    assert main(["ledger", "show", "--key", str(key)]) == 0
+    shown = capsys.readouterr().out
+    assert r"\x1b]0;owned\x07 hh\x9b2J\u202exxx" in shown
+    assert shown.replace("\n", "").isprintable()
+    assert len(shown) < 2000
+    assert main(["ledger", "show", "--key", str(key), "--json"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.replace("\n", "").isprintable()
+    assert json.loads(shown)["releases"][1]["source"].startswith("\x1b]0;owned\x07\nhh\x9b2J\u202e")
+
+
 def test_verify_gives_one_line_per_problem_and_exit_code_1(key: Path, capsys: Capture) -> None:
     assert main(["ledger", "verify", "--key", str(key)]) == 0
     assert capsys.readouterr().out == "the ledger and its data are intact\n"

@@ -199,6 +199,20 @@ def test_nothing_is_overwritten(refused: Refused, folder: Path, output: str) -> 
     assert output.split("/")[0] in refused(*command(output=output))
 
 
+@pytest.mark.parametrize(
+    "source", ["", " ", "x" * 201, "x" * 100_000, "a\nb", "\x1b[31mred", "a\u202eb", "\x9b2J", "a\tb", "half \ud800"]
+)
+def test_the_name_of_a_source_is_one_printable_line(refused: Refused, source: str) -> None:
+    """Ledger, manifest and card repeat it."""
+    assert "--source is no name: give one line of at most 200" in refused(*command(), "--source", source)
+
+
+def test_a_file_s_own_name_is_repeated_printably(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "good.jsonl").rename(folder / "a\x1b[2J\nb.jsonl")
+    assert main(command(data="a\x1b[2J\nb.jsonl")) == 0
+    assert json.loads((folder / "release" / "manifest.json").read_text())["source"] == r"a\x1b[2J b.jsonl"
+
+
 ODD_ROWS: dict[str, Any] = {
     "a number": {"prompt": "p", "chosen": 1, "rejected": 2},
     "null": {"prompt": "p", "chosen": None, "rejected": SECRET},

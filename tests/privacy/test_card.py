@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -39,6 +40,19 @@ def test_card_of_a_private_release_states_the_contract() -> None:
     ):
         assert phrase in text
     assert "**NOT PRIVATE**" not in text
+
+
+def test_names_of_others_end_no_cell_and_start_no_markup() -> None:
+    """Sources, columns and runs are named by people; a card is shown by whoever it was sent to."""
+    bad = "<img src=x onerror=alert(1)> ![x](http://spy/) | 9 |\n## Not **mine** \\| \x1b[2J"
+    facts = manifest(RandomizedResponse(2.0), KEY) | {"source": bad, "extra_columns": [bad]}
+    entry = {"source": bad, "events": 1, "epsilon": 2.0, "status": "released"}
+    text = render_markdown(privacy_card(facts, ledger=ledger() | {"releases": [entry]}, run=bad))
+    shown = r"&lt;img src=x onerror=alert(1)&gt; !\[x\](http://spy/) \| 9 \| ## Not \*\*mine\*\* \\\| \\x1b\[2J"
+    assert text.count(shown) == 4
+    assert "<" not in text
+    assert not [line for line in text.splitlines() if line.startswith("## ") and line != "## Privacy card"]
+    assert all(len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) == 3 for line in text.splitlines() if line[:1] == "|")
 
 
 def ledger(**labelers: Any) -> dict[str, Any]:
