@@ -15,12 +15,12 @@ from pipeline.core.recipe import Recipe
 from pipeline.core.recipe_inputs import ModelConfig
 from pipeline.core.recipe_parts import ExtraRewardSettings
 from pipeline.data.render import Prompt, Renderer, preview
+from pipeline.lm.model_folders import check_function
 from pipeline.lm.models import load_tokenizer
 from reward_models.external import card_facts, described, key_names, load_external
 from reward_models.scorer import RewardScorer
 
 Function = Callable[[Sequence[Prompt], Sequence[str]], Sequence[float]]
-OWN_PACKAGES = frozenset({"pipeline", "reward_models"})
 ROOM = 4  # another tokenizer may need this many times the tokens of the policy's
 
 
@@ -64,16 +64,15 @@ def import_function(name: str, key: str) -> Function:
     """The function that `package.module:function` names; `key` of the recipe that says so is for messages.
 
     Raises:
-        UserError: there is no such module, nothing to call of that name in it, or it is a part of this package: those
-            that read labels are reached by the privatize stage alone.
+        UserError: see `check_function`; it cannot be imported, or is nothing to call.
     """
     module_name, _, attribute = name.partition(":")
-    if module_name.split(".")[0] in OWN_PACKAGES:
-        raise UserError(f"{key}.callable {name} is a part of this package, not a reward: name a function of your own")
+    check_function(name, key)
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UserError(f"{key}.callable {name}: {error}: install it, or put its folder on PYTHONPATH") from None
+    except Exception as error:  # whatever it does when it is imported
+        cause = f"{type(error).__name__}: {error}"
+        raise UserError(f"{key}.callable {name}: cannot be imported ({cause}): mend it") from None
     function = getattr(module, attribute, None)
     if not callable(function):
         raise UserError(f"{key}.callable {name}: {module_name} has no function {attribute}: name one that it has")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import importlib.machinery
 import importlib.util
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline.core.code import PACKAGES
 from pipeline.core.errors import UserError
 from pipeline.core.recipe_inputs import ModelConfig
 from pipeline.core.recipe_parts import ExtraRewardSettings, JudgeSettings
@@ -97,9 +100,60 @@ def judge_digests(judge: JudgeSettings | None) -> dict[str, str]:
 
 def source_digest(name: str) -> str:
     """SHA-256 of the file of the module in `package.module:function`; "absent" where there is none."""
-    try:
-        spec = importlib.util.find_spec(name.partition(":")[0])
-    except (ImportError, ValueError):
-        spec = None
-    path = Path(spec.origin) if spec is not None and spec.origin else None
+    path = module_file(name.partition(":")[0])
     return hashlib.sha256(path.read_bytes()).hexdigest() if path is not None and path.is_file() else "absent"
+
+
+def module_file(name: str) -> Path | None:
+    """The file of a module, found without running a line of it or of the packages around it; None if there is none."""
+    top, *inner = name.split(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except ValueError:  # it is loaded and says nothing of its file
+        spec = None
+    for part in inner:
+        top = f"{top}.{part}"
+        places = None if spec is None else spec.submodule_search_locations
+        spec = None if places is None else importlib.machinery.PathFinder.find_spec(top, places)
+    return None if spec is None or spec.origin is None else Path(spec.origin)
+
+
+def check_function(name: str, key: str) -> None:
+    """`package.module:function` is there, as far as its source tells: nothing of it runs before its stage does.
+
+    Raises:
+        UserError: there is no such module, its source is no Python, or it binds nothing but a constant to that name; or
+            it is a part of this package: those that read labels are reached by the privatize stage alone.
+    """
+    module, _, function = name.partition(":")
+    if module.split(".")[0] in PACKAGES:
+        raise UserError(f"{key}.callable {name} is a part of this package, not a reward: name a function of your own")
+    path = module_file(module)
+    if path is None:
+        remedy = "install it, or put its folder on PYTHONPATH"
+        raise UserError(f"{key}.callable {name}: No module named '{module}': {remedy}")
+    if path.suffix != ".py":
+        return
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise UserError(f"{key}.callable {name}: {path} is not valid Python: mend it") from None
+    bound = _bound(tree)
+    if not bound & {function, "*", "__getattr__"}:
+        raise UserError(f"{key}.callable {name}: {module} has no function {function}: name one that it has")
+
+
+def _bound(tree: ast.AST) -> set[str]:
+    """Names that a module or a block in it binds to something that may be a function; "*" for all of another's."""
+    found: set[str] = set()
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and not isinstance(node.value, ast.Constant):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+        elif isinstance(node, ast.stmt | ast.ExceptHandler):
+            found |= _bound(node)
+    return found

@@ -15,7 +15,7 @@ from pipeline.core.recipe_aligners import ON_PROMPTS
 from pipeline.core.recipe_inputs import DataConfig
 from pipeline.core.world import World, on_cpu
 from pipeline.data.formats import read_demonstrations, read_prompts
-from pipeline.lm.model_folders import check_checkpoint, check_context, check_positions
+from pipeline.lm.model_folders import check_checkpoint, check_context, check_function, check_positions
 
 FIRST_ROWS = 100
 POSITIONS = {"smollm2": 8192, "tiny": 512}
@@ -57,15 +57,13 @@ def check_bits(section: str, settings: PpoConfig | RewardConfig) -> None:
 
 
 def check_extra_rewards(settings: PpoConfig) -> None:
-    """Extra reward models are there and may be used; extra functions can be imported."""
+    """Extra reward models are there and may be used; extra functions are there."""
     for place, reward in enumerate(settings.extra_rewards):
         key = f"ppo.extra_rewards.{place}"
         if reward.path is not None:
             check_model_folder(key, reward.path, reward.public)
         elif reward.callable is not None:
-            from reward_models.extra_rewards import import_function
-
-            import_function(reward.callable, key)
+            check_function(reward.callable, key)
 
 
 def check_model_folder(key: str, path: Path, public: bool) -> None:

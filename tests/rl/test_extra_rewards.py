@@ -161,11 +161,40 @@ def test_arrays_and_infinities(module: str) -> None:
         ("reward_models.model:score_layer", "is a part of this package, not a reward"),
         ("my_rewards:absent", "my_rewards has no function absent"),
         ("my_rewards:value", "my_rewards has no function value"),
+        ("my_rewards.inner:f", r"No module named 'my_rewards\.inner'"),
+        ("xml..dom:f", r"No module named 'xml\.\.dom'"),
     ],
 )
 def test_a_function_that_is_not_there_is_refused_before_anything_runs(module: str, name: str, message: str) -> None:
     with pytest.raises(UserError, match=rf"ppo\.extra_rewards\.0\.callable {name}:? {message}"):
         preflight(recipe({"callable": name}), ["ppo"], World(0, 1))
+
+
+def test_before_its_stage_no_line_of_it_runs(module: str, tmp_path: Path) -> None:
+    """Nor of the packages around it: a dry run of somebody's recipe must do nothing."""
+    folder = tmp_path / "my_package"
+    folder.mkdir()
+    trap = f"open({str(tmp_path / 'sprung')!r}, 'w')\n"
+    (folder / "__init__.py").write_text(trap)
+    (folder / "wide.py").write_text(trap + "from my_rewards import *\n")
+    (folder / "deep.py").write_text(trap + "try:\n  import nowhere\nexcept ImportError:\n  def f(p, r): return []\n")
+    (folder / "broken.py").write_text("def f(p, r:\n")
+    for name in ("deep:f", "wide:lengths"):
+        preflight(recipe({"callable": f"my_package.{name}"}), ["ppo"], World(0, 1))
+        assert len(stage_of("ppo").inputs(recipe({"callable": f"my_package.{name}"}))[f"my_package.{name}"]) == 64
+    for name, said in (("deep:g", "has no function g"), ("broken:f", "is not valid Python"), ("deeper:f", "No module")):
+        with pytest.raises(UserError, match=said):
+            preflight(recipe({"callable": f"my_package.{name}"}), ["ppo"], World(0, 1))
+    assert not (tmp_path / "sprung").exists()
+    assert "my_package" not in sys.modules
+    load_extra_rewards(recipe({"callable": "my_package.deep:f"}), CPU)
+    assert (tmp_path / "sprung").exists()
+
+
+def test_a_module_that_fails_when_it_is_imported(module: str, tmp_path: Path) -> None:
+    (tmp_path / "my_rewards.py").write_text("def f(p, r): return []\n1 / 0\n")
+    with pytest.raises(UserError, match=r"my_rewards:f: cannot be imported \(ZeroDivisionError: division by zero\)"):
+        load_extra_rewards(recipe({"callable": "my_rewards:f"}), CPU)
 
 
 def test_a_changed_source_runs_ppo_again(module: str, tmp_path: Path) -> None:
