@@ -51,13 +51,15 @@ OWNED = frozenset(
         "remove_unused_columns",
     }
 )
+LOCAL_TRACKERS = ("none", "tensorboard")
 
 
 def check_trainer_args(section: str, given: dict[str, Any], schema: type) -> None:
     """Checks a recipe's `trainer_args` against TRL's own dataclass.
 
     Raises:
-        UserError: a key that TRL lacks, that the recipe sets under its own name, or that is the launcher's business.
+        UserError: a key that TRL lacks, that the recipe sets under its own name, that is the launcher's business, or
+            that would publish weights, texts or metrics: nothing leaves the run directory by itself.
     """
     names = [item.name for item in dataclasses.fields(schema)]
     for key in given:
@@ -69,6 +71,13 @@ def check_trainer_args(section: str, given: dict[str, Any], schema: type) -> Non
             raise UserError(
                 f"{section}.trainer_args.{key} is the launcher's: remove it, and take launch/ddp.yaml or "
                 "launch/fsdp2.yaml (mixed_precision bf16 or no)"
+            )
+        trackers = given[key] if isinstance(given[key], list) else [given[key]]
+        elsewhere = key == "report_to" and set(map(str, trackers)) - set(LOCAL_TRACKERS)
+        if elsewhere or "hub" in key or key.startswith("trackio"):
+            raise UserError(
+                f"{section}.trainer_args.{key} would publish what the run holds: remove it (report_to takes"
+                f" {' or '.join(LOCAL_TRACKERS)}), and upload by hand what you mean to"
             )
         if key not in names:
             raise UserError(f"{section}.trainer_args: trl.{schema.__name__} has no '{key}'{nearest(key, names)}")

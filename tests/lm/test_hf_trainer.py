@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from transformers import TrainingArguments
+from trl import DPOConfig, GRPOConfig, RewardConfig, SFTConfig
 
 from pipeline.core.errors import UserError
-from pipeline.core.recipe import SftConfig
+from pipeline.core.recipe import SftConfig as SftSection
 from pipeline.core.recipe_parts import LoraSettings
 from pipeline.core.world import World
 from pipeline.lm import hf_trainer
@@ -31,6 +32,25 @@ def test_unknown_and_owned_trainer_arguments_are_refused() -> None:
     with pytest.raises(UserError, match=r"sft\.trainer_args\.learning_rate is set by the stage itself: use the key"):
         check_trainer_args("sft", {"learning_rate": 0.1}, TrainingArguments)
     check_trainer_args("sft", {"weight_decay": 0.1, "gradient_checkpointing": True}, TrainingArguments)
+
+
+@pytest.mark.parametrize(
+    "given_one",
+    [
+        {"push_to_hub": True}, {"push_to_hub_model_id": "a/b"}, {"hub_model_id": "a/b"}, {"hub_token": "t"},
+        {"hub_strategy": "all_checkpoints"}, {"hub_always_push": True}, {"trackio_space_id": "a/b"},
+        {"trackio_bucket_id": "a/b"}, {"report_to": "wandb"}, {"report_to": ["tensorboard", "trackio"]},
+        {"report_to": "all"}, {"report_to": None}, {"log_completions_hub_repo": "a/b"},
+    ],
+)
+def test_nothing_is_published_by_itself(given_one: dict[str, Any]) -> None:
+    """Weights, texts and metrics of a run leave its folder by its holder's hand alone."""
+    (key,) = given_one
+    for section, schema in (("sft", SFTConfig), ("reward", RewardConfig), ("dpo", DPOConfig), ("grpo", GRPOConfig)):
+        with pytest.raises(UserError, match=rf"{section}\.trainer_args\.{key} would publish what the run holds"):
+            check_trainer_args(section, given_one, schema)
+    for local in ("none", "tensorboard", ["tensorboard"], []):
+        check_trainer_args("sft", {"report_to": local}, SFTConfig)
 
 
 @given(size=st.integers(1, 8), micro=st.none() | st.integers(1, 40), steps=st.integers(1, 8), rest=st.integers(0, 3))
@@ -54,12 +74,12 @@ def test_the_global_batch_is_the_same_for_any_number_of_processes() -> None:
 
 
 def test_trl_s_defaults_for_dtype_and_memory_are_undone_and_the_passthrough_wins(tmp_path: Path) -> None:
-    settings = SftConfig(batch_size=8, micro_batch_size=4, trainer_args={"bf16": True, "weight_decay": 0.5})
+    settings = SftSection(batch_size=8, micro_batch_size=4, trainer_args={"bf16": True, "weight_decay": 0.5})
     arguments = hf_trainer.trainer_arguments("sft", settings, tmp_path, 7, World(0, 1))
     assert (arguments["bf16"], arguments["weight_decay"]) == (True, 0.5)
     assert (arguments["per_device_train_batch_size"], arguments["gradient_accumulation_steps"]) == (4, 2)
     assert (arguments["seed"], arguments["data_seed"], arguments["report_to"]) == (7, 7, "none")
-    plain = hf_trainer.trainer_arguments("sft", SftConfig(), tmp_path, 7, World(0, 1))
+    plain = hf_trainer.trainer_arguments("sft", SftSection(), tmp_path, 7, World(0, 1))
     assert (plain["bf16"], plain["gradient_checkpointing"]) == (False, False)
 
 
