@@ -196,7 +196,7 @@ def _create(path: Path, labels: tuple[Label, Label]) -> bool:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise UserError(f"{path}: cannot make a store here ({reason}); choose another --store") from None
     finally:
-        for leftover in (partial, partial.with_name(partial.name + "-journal")):
+        for leftover in filter(os.path.lexists, (partial, partial.with_name(partial.name + "-journal"))):
             leftover.unlink(missing_ok=True)
     return True
 
@@ -316,6 +316,8 @@ class LabelFilter:
             row = None
         if not isinstance(row, dict):
             raise _LineError("is not one JSON object in UTF-8")
+        if len(json.loads(line.decode(), object_pairs_hook=list)) > len(row):  # of two `json` takes the last
+            raise _LineError("gives a field twice")
         event, label = row.get(self.id_field), row.get(self.label_field)
         if isinstance(event, bool) or not isinstance(event, str | int) or event == "":
             raise _LineError(f"field {self.id_field!r} is not a string or whole number")

@@ -191,6 +191,13 @@ def test_a_missing_folder(tmp_path: Path) -> None:
         DrawStore(tmp_path / "nowhere" / "draws.db", SIGNS)
 
 
+def test_a_name_that_is_too_long_is_named_as_it_was_given(tmp_path: Path) -> None:
+    for name in ("s" * 250, "s" * 300):
+        with pytest.raises(UserError, match=f"/{name}: cannot make a store here \\(File name too long\\)"):
+            DrawStore(tmp_path / name, SIGNS)
+    assert list(tmp_path.iterdir()) == []
+
+
 # --- the lines --------------------------------------------------------------------------------------------------------
 
 
@@ -233,6 +240,8 @@ def test_only_named_fields_pass(store: DrawStore) -> None:
         (b"[" * 100_000, "is not one JSON object in UTF-8"),
         (b'{"id": "a", "label": "SECRET"}', "field 'label' is none of the two labels [-1, 1]"),
         (b'{"id": "a", "label": "1"}', "field 'label' is none of the two labels [-1, 1]"),
+        (b'{"id": "a", "label": 1, "label": -1}', "gives a field twice"),
+        (b'{"id": "a", "id": "b", "label": 1}', "gives a field twice"),
         (b'{"id": "a", "label": true}', "field 'label' is none of the two labels [-1, 1]"),
         (b'{"id": "a", "label": 1.0}', "field 'label' is none of the two labels [-1, 1]"),
         (b'{"id": "a", "lable": "SECRET"}', "field 'label' is none of the two labels [-1, 1]"),
