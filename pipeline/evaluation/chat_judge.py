@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import requests
 from requests.adapters import HTTPAdapter
@@ -18,12 +19,14 @@ from urllib3.util import Retry
 
 from pipeline.core.errors import RunStopped, UserError
 from pipeline.core.recipe_parts import JudgeSettings
+from pipeline.core.stage import say
 from pipeline.data.render import Prompt
 from pipeline.evaluation.verdicts import messages, parse_verdict
 
 DEFAULTS = {"temperature": 0.0, "max_tokens": 1024}
 LONGEST_WAIT = 60.0
 API_KEY = "OPENAI_API_KEY"
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 TRANSIENT = (408, 409, 425, 429, 500, 502, 503, 504)
 REFUSED = (400, 413, 422)
 """Of one request, for what stands in it: too long, or against the endpoint's content rules."""
@@ -47,6 +50,12 @@ class ChatJudge:
         self.workers = max(1, settings.concurrency // share)
         self.endpoint = f"{settings.url.rstrip('/')}/chat/completions"
         self.backoff = backoff
+        host = urlsplit(settings.url)
+        if host.scheme == "http" and host.hostname not in LOCAL_HOSTS and os.environ.get(API_KEY):
+            say(
+                f"the judge at {host.hostname} is asked without encryption: {API_KEY}, prompts and answers can be read"
+                " on the way"
+            )
         self.fields = {name: value for name, value in {**DEFAULTS, **settings.request}.items() if value is not None}
 
     @property

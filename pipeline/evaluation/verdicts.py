@@ -16,6 +16,7 @@ INSTRUCTION = (
 )
 _SAID = r"(?:answer\s*)?(a|b|tie)"
 _STATED = re.compile(rf"^\W*(?:final\s+)?verdict\W+{_SAID}\W*$", re.IGNORECASE | re.MULTILINE)
+_BEGUN = re.compile(r"^\W*(?:final\s+)?verdict\s*:", re.IGNORECASE | re.MULTILINE)
 _WHOLE = tuple(  # of a reply that states no verdict line; one that says more than this is unclear
     re.compile(rf"\W*{form}\W*", re.IGNORECASE)
     for form in (
@@ -42,14 +43,16 @@ def messages(prompt: Prompt, first: str, second: str) -> list[dict[str, str]]:
 def parse_verdict(reply: str) -> float | None:
     """1 for A, 0 for B, ½ for a tie, None where the reply does not clearly say one of them.
 
-    The verdict lines of a reply decide when they agree; without one, the reply as a whole has to be a verdict. Thoughts
-    between <think> and </think> are not part of it.
+    The verdict lines of a reply decide when they agree and each names one of the three; without one, the reply as a
+    whole has to be a verdict. Thoughts between <think> and </think> are not part of it.
     """
     said = reply.rpartition("</think>")[2]
     if "<think>" in said:
         return None
     said = re.sub(r"[*_`#]", "", said).strip()
     found = {_value(match.group(1)) for match in _STATED.finditer(said)}
+    if _BEGUN.search(_STATED.sub("", said)):
+        return None
     if not found:
         found = {_value(match.group(1)) for form in _WHOLE if (match := form.fullmatch(said))}
     return found.pop() if len(found) == 1 else None

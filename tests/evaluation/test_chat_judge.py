@@ -196,6 +196,23 @@ def test_the_key_of_the_environment_is_sent_and_kept_nowhere(
     assert endpoint.seen[-1]["authorization"] is None
 
 
+@pytest.mark.parametrize(
+    ("url", "key", "warned"),
+    [
+        ("http://judge.example/v1", "s3cret", True), ("http://judge.example/v1", "", False),
+        ("https://judge.example/v1", "s3cret", False), ("http://localhost:8000/v1", "s3cret", False),
+        ("http://127.0.0.1/v1", "s3cret", False), ("http://[::1]:8000/v1", "s3cret", False),
+        ("http://localhost.example/v1", "s3cret", True),
+    ],
+)
+def test_a_key_on_its_way_without_encryption_is_said(
+    url: str, key: str, warned: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    judge(Endpoint(url=url))
+    assert ("is asked without encryption: OPENAI_API_KEY" in capsys.readouterr().err) == warned
+
+
 def test_an_endpoint_that_is_not_there_is_named() -> None:
     nobody = Endpoint(url="http://127.0.0.1:9/v1")
     with pytest.raises(RunStopped, match=r"the judge at http://127\.0\.0\.1:9/v1 did not answer \(ConnectionError\)"):
