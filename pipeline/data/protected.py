@@ -18,7 +18,7 @@ from typing import Any
 from pipeline.core.errors import UserError
 from pipeline.core.noise import is_public
 from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import RunDir
+from pipeline.core.rundir import RunDir, bare_name
 from pipeline.core.stage import StageContext, say
 from pipeline.data import curate
 from pipeline.data.adopted import held_out, is_adopted, open_adopted
@@ -67,7 +67,8 @@ def check_input(recipe: Recipe, run: RunDir) -> None:
     A data set of the hub is not looked at: a plan must not wait for a download.
 
     Raises:
-        UserError: the key is readable by others or inside the run directory, or the preferences cannot be read.
+        UserError: the key is readable by others or inside the run directory, its ledger is damaged or would be over a
+            budget, or the preferences cannot be read.
     """
     source = recipe.data.preferences
     if is_adopted(source):
@@ -78,7 +79,9 @@ def check_input(recipe: Recipe, run: RunDir) -> None:
         if any(run.root.resolve() in {place, *place.parents} for place in _places(path)):
             raise UserError(f"privatize.key_file {path} is inside the run directory: keep the key elsewhere")
         if path.exists():
-            Ledger.open(owner_key(recipe))
+            key = load_key(path)
+            if recipe.private:
+                Ledger(key).check(bare_name(source), recipe.privatize.epsilon, budget(recipe))
     if source == "embedded" or is_hub_id(source):
         return
     for opened in open_sources(recipe):

@@ -175,6 +175,12 @@ class Ledger:
         self._file.write(book)
         lock.write_number(book.revision)
 
+    def check(self, source: str, epsilon: float, budget: Budget | None = None) -> None:
+        """The budget per event would let a release of labels pass; takes no lock and changes nothing, so that another
+        release may still come first. UserError where it would not, and as `open`."""
+        book = self._file.read()
+        check_budgets(book, source, 0.0, budget, max(book.events.epsilon, epsilon), None)
+
     def reserve(self, plan: ReleasePlan, budget: Budget | None = None, wait: float = WAIT_SECONDS) -> Reservation:
         """Take the lock and enter the plan, durably.
 

@@ -302,6 +302,24 @@ def test_a_missing_key_file(refused: Refused, tmp_path: Path) -> None:
     assert "nowhere.key: no such key file; make one with `private-rlhf keygen --output nowhere.key`" in line
 
 
+def test_a_budget_that_would_be_exceeded_is_found_by_a_plan(
+    refused: Refused, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And a plan changes nothing: not the ledger, not its lock."""
+    data, key = write_rows(tmp_path / "data.jsonl", ROWS), str(tmp_path / "owner.key")
+    spend = ["privatize", "--data", data, "--output", str(tmp_path / "release"), "--key", key, "--epsilon", "0.5"]
+    assert main([*spend, "--budget", "0.75"]) == 0
+    over = "over the budget of 0.75 per event: the largest total of any one record under this key is 0.5"
+    for plan in ((), ("--dry-run",)):
+        assert over in refused.run("privatize.epsilon=1", *plan)
+    lower = refused.run("privatize.epsilon=0.3", "privatize.budget=0.4", "--dry-run")
+    assert "over the budget of 0.4 per event" in lower
+    before = tree(tmp_path)
+    own = [f"privatize.key_file={key}", f"model.cache_dir={tmp_path / 'cache'}", "privatize.epsilon=0.75"]
+    assert main(["run", "--config", str(TINY), "--run-dir", str(tmp_path / "run"), "--dry-run", *own]) == 0
+    assert tree(tmp_path) == before
+
+
 # --- 4 and 8 bits -----------------------------------------------------------------------------------------------------
 
 
