@@ -33,6 +33,9 @@ Rows = Callable[[Sequence[str]], Iterator[tuple[int, Row]]]
 
 BATCH_ROWS = 1024
 MOST_LINE_BYTES = 16 << 20
+MOST_GROUP_BYTES = 1 << 30
+"""Of a Parquet row group when it is unpacked, unless `MOST_ROW_BYTES` for each of its rows are more."""
+MOST_ROW_BYTES = 64 << 10
 TWICE = object()
 """In place of a value that a JSON object gives twice; no reader takes it for a text or a number."""
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet", ".csv")
@@ -101,7 +104,9 @@ def _open_file(path: Path) -> Part:
         if name.endswith((".jsonl", ".jsonl.gz", ".json", ".json.gz")):
             return Part(str(path), "line", None, lambda wanted: _jsonl_rows(path, wanted), (path,))
         if name.endswith(".parquet"):
-            columns = tuple(parquet_file(path).schema_arrow.names)
+            with parquet_file(path) as table:
+                columns = tuple(table.schema_arrow.names)
+                _check_groups(path, table.metadata)
             return Part(str(path), "row", columns, lambda wanted: _parquet_rows(path, wanted), (path,))
         if name.endswith(".csv"):
             with path.open("rb") as file:
@@ -272,6 +277,14 @@ def parquet_file(path: Path) -> pq.ParquetFile:
         return pq.ParquetFile(path)
     except pa.ArrowException:
         raise UserError(f"{path}: is not a whole Parquet file (truncated or damaged); copy it again") from None
+
+
+def _check_groups(path: Path, metadata: Any) -> None:
+    """UserError for row groups that say of themselves that they take more memory than that many texts do. A page that
+    says something else is Parquet's own limit, 2 GiB."""
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    if any(group.total_byte_size > max(MOST_GROUP_BYTES, group.num_rows * MOST_ROW_BYTES) for group in groups):
+        raise UserError(f"{path}: has a row group of over {MOST_GROUP_BYTES >> 20} MiB in few rows; write smaller ones")
 
 
 def _parquet_rows(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, Row]]:

@@ -92,7 +92,14 @@ def work_folder(folder: Path, plan: dict[str, Any], target: Path) -> Iterator[Pa
 
 
 def _claim(folder: Path) -> None:
-    """The folder is this user's own, 0700: whatever lies there is neither followed, emptied nor written to else."""
+    """The folder is this user's own, 0700: whatever lies there is neither followed, emptied nor written to else. Nor
+    can any other user put a folder of their own in its place meanwhile."""
+    around = folder.parent.stat().st_mode
+    if around & stat.S_IWOTH and not around & stat.S_ISVTX:
+        raise UserError(
+            f"{folder.parent}: every user can exchange what lies there, and true labels would on their way; run"
+            f" `chmod o-w {folder.parent}`, or choose another output folder"
+        )
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     info = folder.lstat()

@@ -99,6 +99,17 @@ def test_a_linked_work_folder_is_not_followed(release: Callable[..., str], tmp_p
     assert (victim / "thesis.txt").exists()
 
 
+def test_a_folder_where_every_user_can_exchange_the_work_folder(release: Callable[..., str], tmp_path: Path) -> None:
+    """True labels would be written into whatever was put in its place; the sticky bit keeps it there."""
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    assert "every user can exchange what lies there" in release("open/out", 2)
+    assert list((tmp_path / "open").iterdir()) == []
+    assert spent() == []
+    (tmp_path / "open").chmod(0o1777)
+    release("open/out", 0)
+
+
 def test_another_user_s_work_folder_is_left_alone(
     release: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,20 @@ def test_a_line_without_end_is_refused_in_little_memory(tmp_path: Path, name: st
     assert peak < 60 << 20
 
 
+def test_a_row_group_that_unpacks_to_far_more_than_its_rows_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gigabyte of one letter is a Parquet file of kilobytes; many rows of ordinary size are none."""
+    monkeypatch.setattr(sources, "MOST_GROUP_BYTES", 1 << 20)
+    table = pa.Table.from_pylist([ROW | {"prompt": "x" * (2 << 20)}] * 2)
+    pq.write_table(table, tmp_path / "x.parquet", compression="zstd", use_dictionary=False)
+    assert (tmp_path / "x.parquet").stat().st_size < 10_000
+    with pytest.raises(UserError, match="has a row group of over 1 MiB in few rows; write smaller ones"):
+        open_source(tmp_path / "x.parquet")
+    pq.write_table(pa.Table.from_pylist([ROW | {"prompt": "x" * 2000}] * 2000), tmp_path / "y.parquet")
+    assert read(tmp_path / "y.parquet") == 2000
+
+
 @pytest.mark.parametrize("space", ["", " "])
 def test_every_reader_has_the_same_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, space: str) -> None:
     """A line that begins with a space is read row by row, the others by Arrow."""
