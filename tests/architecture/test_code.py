@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -152,6 +153,17 @@ def test_test_names_do_not_clash(root: Path) -> None:
     assert not {name for name, count in names.items() if count > 1}
 
 
+def pinned(root: Path, name: str) -> dict[str, str]:
+    """Version by canonical name of a file in launch/; a local part (torch's +cpu) is left out, hashes are skipped."""
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+    from packaging.version import Version
+
+    lines = (root / "launch" / name).read_text(encoding="utf-8").splitlines()
+    pins = [Requirement(line.rstrip(" \\")) for line in lines if line and not line.startswith(("#", " "))]
+    return {canonicalize_name(pin.name): Version(str(pin.specifier).removeprefix("==")).public for pin in pins}
+
+
 def test_constraints_pin_every_dependency(root: Path) -> None:
     """What pyproject.toml asks for directly stands in the constraints with an exact version inside its range."""
     import tomllib
@@ -160,10 +172,16 @@ def test_constraints_pin_every_dependency(root: Path) -> None:
     from packaging.utils import canonicalize_name
 
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    lines = (root / "launch" / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    pins = {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==")
-            for pin in (Requirement(line) for line in lines if line and not line.startswith("#"))}
+    pins = pinned(root, "constraints.txt")
     wanted = [*project["dependencies"], *(row for extra in project["optional-dependencies"].values() for row in extra)]
     others = [requirement for requirement in map(Requirement, wanted) if requirement.name != project["name"]]
     for requirement in others:
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement.name
+
+
+def test_the_lock_has_the_versions_of_the_constraints(root: Path) -> None:
+    """`make lock` writes it; each version has a SHA-256, and no place it came from is named."""
+    assert pinned(root, "lock.txt") == pinned(root, "constraints.txt")
+    text = (root / "launch" / "lock.txt").read_text(encoding="utf-8")
+    assert all(re.search(r" --hash=sha256:[0-9a-f]{64}$", block) for block in re.split(r"\n(?=\w)", text.rstrip())[1:])
+    assert not re.search(r"://|index-url|find-links", text)
