@@ -143,7 +143,7 @@ def _a_user_of_its_own(here: Path) -> Iterator[None]:
 
 def make_twins(recipe: Recipe, folder: Path) -> tuple[int, int]:
     """Writes A and B: the preferences that the recipe names, with coins for labels, a key, and the state of a new
-    ledger. Returns (labels, of those turned).
+    ledger. Returns (labels, of those turned). Memory: 100 bytes a row.
 
     Raises:
         UserError: an unreadable source, or no label that can be turned.
@@ -158,16 +158,17 @@ def make_twins(recipe: Recipe, folder: Path) -> tuple[int, int]:
     labels = turned = 0
     intakes = protected.open_sources(replace(recipe, privatize=replace(recipe.privatize, corrects_column=None)))
     for name, intake in zip(_file_names(recipe), intakes, strict=True):
-        wanted = intake.layout.options.wanted
+        wanted, seen = intake.layout.options.wanted, set[bytes]()
         with ExitStack() as stack:
             files = [stack.enter_context(_new_file(home / name)) for home in homes]
             for part in intake.parts:
                 rows = part.rows(wanted)
                 while some := list(islice(rows, BATCH_ROWS)):
-                    signs = _labels(some, intake.layout, f"{part.name}, {part.unit}", key, mechanism, coins)
+                    where = f"{part.name}, {part.unit}"
+                    signs, first = _labels(some, intake.layout, where, key, mechanism, coins, seen)
+                    labels, turned = labels + int(first.sum()), turned + int((signs[:, 0] != signs[:, 1])[first].sum())
                     for (_, row), pair in zip(some, signs, strict=True):
                         kept = {column: row[column] for column in wanted if column in row}  # no other column may tell
-                        labels, turned = labels + (pair[0] != 0), turned + (pair[0] != pair[1])
                         for file, sign in zip(files, pair, strict=True):
                             file.write(json.dumps(_ordered(kept, sign), ensure_ascii=False) + "\n")
     if not turned:
@@ -188,20 +189,31 @@ def _new_file(path: Path) -> TextIO:
 
 
 def _labels(
-    rows: list[tuple[int, Row]], layout: Layout, where: str, key: PrivacyKey, mechanism: RandomizedResponse, coins: Prf
-) -> npt.NDArray[np.int8]:
-    """The signs (n, 2) with which `_ordered` writes each row in A and in B; 0 for rows that the engine drops. Copies of
-    one event get one label."""
+    rows: list[tuple[int, Row]],
+    layout: Layout,
+    where: str,
+    key: PrivacyKey,
+    mechanism: RandomizedResponse,
+    coins: Prf,
+    seen: set[bytes],
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.bool_]]:
+    """The signs (n, 2) with which `_ordered` writes each row in A and in B, and which rows (n,) are the first of their
+    event. The engine drops the others, so they are turned one and all. seen: the events of the source so far."""
     forgotten = [(number, _ordered(row, 1)) for number, row in rows]
     keys = canonicalize(layout.row_columns(forgotten, where), 0, key.prf).keys
     now = keys["label"].copy()  # that a row has when it is written with sign 1
     blocks = coins.blocks(_COIN, map(bytes, event_tags(keys)))
-    first = np.where(np.frombuffer(blocks, np.uint8).reshape(len(keys), -1)[:, 0] & 1, 1, -1)
+    one = np.where(np.frombuffer(blocks, np.uint8).reshape(len(keys), -1)[:, 0] & 1, 1, -1)
     keys["label"] = 0  # no label at all: what comes out all the same does not depend on it
     free = release_labels(mechanism, key.prf, keys) != 0
-    signs = np.zeros((len(rows), 2), np.int8)
-    signs[keys["position"].astype(np.int64)] = np.stack([now * first, now * np.where(free, -first, first)], axis=1)
-    return signs
+    places = keys["position"].astype(np.int64)
+    signs, first = np.tile(np.array([1, -1], np.int8), (len(rows), 1)), np.zeros(len(rows), bool)
+    for place, tag in sorted(zip(places.tolist(), map(bytes, event_tags(keys)), strict=True)):
+        first[place] = tag not in seen
+        seen.add(tag)
+    free |= ~first[places]
+    signs[places] = np.stack([now * one, now * np.where(free, -one, one)], axis=1)
+    return signs, first
 
 
 def _ordered(row: Row, sign: int) -> Row:

@@ -225,6 +225,20 @@ def test_no_true_label_is_in_a_twin(workspace: Workspace, tmp_path: Path, monkey
     assert all((tmp_path / "mine" / name).stat().st_mode & 0o777 == 0o700 for name in ("", *TWINS))
 
 
+def test_labels_of_rows_that_are_dropped_are_turned(workspace: Workspace, tmp_path: Path) -> None:
+    """Rows with an empty response, and all copies of an event but the first: nothing may depend on them."""
+    rows = [json.loads(line) for line in write_pairs(tmp_path / "mine.jsonl", 40).read_text().splitlines()]
+    blank = [{"prompt": f"p{number}", "chosen": "a", "rejected": " "} for number in range(10)]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, *blank, *rows, *rows[:5]]))
+    labels, turned = make_twins(own_recipe(tmp_path / "mine.jsonl", workspace), tmp_path / "twins")
+    assert labels == 40  # each label once
+    files = [tmp_path / "twins" / name / "preferences.jsonl" for name in TWINS]
+    one, two = ([json.loads(line) for line in path.read_text().splitlines()] for path in files)
+    differs = [a != b for a, b in zip(one, two, strict=True)]
+    assert sum(differs[:40]) == turned < 40
+    assert all(differs[40:])
+
+
 def test_the_owner_s_key_and_ledger_are_not_touched(
     workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
