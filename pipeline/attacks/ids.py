@@ -14,7 +14,7 @@ import numpy as np
 from pipeline.attacks.judge import Guesses
 from pipeline.attacks.view import Table, View
 from pipeline.privacy.prf import frame
-from pipeline.privacy.records import Text, encode_text
+from pipeline.privacy.records import ID_DOMAIN, Text, encode_text, text_kind
 
 SAMPLE = 24  # rows on which every recipe is tried; one hit in them is enough for all rows to be tried
 LEAST_DIGITS = 8
@@ -53,6 +53,12 @@ def _as_json(build: Callable[[Text, Text, Text], Any], sort: bool, ascii_only: b
     return recipe
 
 
+def _record(prompt: Text, one: Text, two: Text) -> bytes:
+    """What `record_id` digests, but for the order of the responses."""
+    texts = [encode_text(text) for text in (prompt, one, two)]
+    return ID_DOMAIN + text_kind(prompt) + b"".join(len(text).to_bytes(8, "big") for text in texts) + b"".join(texts)
+
+
 def recipes() -> dict[str, Recipe]:
     """Every serialisation that is tried, by name. Each depends on which response comes first."""
     made: dict[str, Recipe] = {}
@@ -66,6 +72,7 @@ def recipes() -> dict[str, Recipe]:
     made["repr of a list"] = lambda *texts: repr(list(texts)).encode()
     made["framed texts"] = lambda *texts: b"".join(frame(_raw(text).encode()) for text in texts)
     made["framed encodings"] = lambda *texts: b"".join(frame(encode_text(text)) for text in texts)
+    made["this program's records, their responses unsorted"] = _record
     made["prompt and preferred response"] = lambda prompt, one, _: (_raw(prompt) + _raw(one)).encode()
     made["prompt, line break, preferred response"] = lambda prompt, one, _: f"{_raw(prompt)}\n{_raw(one)}".encode()
     made["preferred response"] = lambda _, one, __: _raw(one).encode()
