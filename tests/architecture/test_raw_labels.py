@@ -77,6 +77,22 @@ ALLOWED = {
 }
 
 
+# Who may ask a recipe where the raw preferences lie (`recipe.data.preferences`): whoever knows could open the file,
+# past every reader above.
+ASKS_WHERE = {
+    "pipeline/core/recipe_inputs.py",  # the recipe itself: which other inputs follow from it
+    "pipeline/data/adopted.py",  # a bundle that was released elsewhere
+    "pipeline/data/enough.py",  # how many pairs there are
+    "pipeline/data/overlap.py",  # the guard
+    "pipeline/data/protected.py",  # the one that opens them
+    "pipeline/planning/tokens.py",  # lengths of texts, before a run
+    "pipeline/stages/count.py",  # the name, for the ledger
+    "pipeline/stages/privatize.py",  # the name, for the ledger and the manifest
+    "pipeline/stages/table.py",  # checks before a run
+    "pipeline/twins.py",  # makes twins
+}
+
+
 def names_in(tree: ast.Module) -> set[str]:
     """Every identifier a module imports, defines, reads, or takes as an attribute."""
     found: set[str] = set()
@@ -96,6 +112,12 @@ def names_in(tree: ast.Module) -> set[str]:
 def test_only_the_allowed_modules_name_it(name: str, sources: dict[str, ast.Module]) -> None:
     users = {path for path, tree in sources.items() if name in names_in(tree)}
     assert not {path for path in users if not path.startswith(tuple(ALLOWED[name]))}
+
+
+def test_only_the_allowed_modules_know_where_the_raw_file_is(sources: dict[str, ast.Module]) -> None:
+    users = {path for path, tree in sources.items() for node in ast.walk(tree)
+             if isinstance(node, ast.Attribute) and node.attr == "preferences"}
+    assert users == ASKS_WHERE
 
 
 def test_the_reader_still_has_the_name_that_is_guarded(sources: dict[str, ast.Module]) -> None:

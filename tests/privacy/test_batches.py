@@ -118,6 +118,7 @@ def test_releases_as_the_plain_mechanism(epsilon: float, named: bool) -> None:
     who, which = [f"w{i % 7}" for i in range(2000)], [f"{i % 2}" for i in range(2000)]
     if named:
         columns.labelers, columns.events = who, which
+        columns.corrects = np.arange(2000) % 3 == 0  # a corrected label draws coins of its own
     keys = canonicalize(columns, 0, PRF).keys
     mechanism = RandomizedResponse(epsilon)
     released = release_labels(mechanism, PRF, keys)

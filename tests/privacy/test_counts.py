@@ -89,6 +89,15 @@ def test_a_question_has_one_answer_and_several_share_the_budget() -> None:
     assert len(answers) > 10
 
 
+def test_every_count_gets_the_noise_that_is_stated() -> None:
+    """The share of ε that the answer states, drawn by the law above, and nothing done to it afterwards."""
+    names = {f"rule {number}": name(number) for number in range(4)}
+    answer = noisy_counts(PRF, names, dict.fromkeys(names, 100), 0.2)
+    assert answer["epsilon"] == 0.2 == 4 * answer["epsilon_per_count"]
+    noise = DiscreteLaplace(Fraction(0.2) / 4)
+    assert answer["counts"] == {rule: 100 + noise.draw(Bits(PRF, own)) for rule, own in names.items()}
+
+
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan, math.inf])
 def test_bad_epsilon(epsilon: float) -> None:
     with pytest.raises(UserError, match="epsilon must be a finite number above 0"):

@@ -142,6 +142,13 @@ def test_realised_alpha_is_never_above_and_never_far_below(epsilon: float) -> No
     assert mechanism.noise.keep_prob == pytest.approx(1 / (1 + math.exp(-epsilon)), rel=1e-15)
 
 
+@given(st.floats(1e-6, 89))
+def test_labels_are_kept_as_often_as_stated(epsilon: float) -> None:
+    """To the last of 129 bits: `last_coin` keeps with (2^128 + T)/2^129 (the exact law above)."""
+    mechanism = RandomizedResponse(epsilon)
+    assert Fraction(LEVELS + mechanism.threshold, 2 * LEVELS) == mechanism.noise.exact_keep
+
+
 def test_flip_prob_is_accurate_where_floats_of_alpha_are_one() -> None:
     assert RandomizedResponse(37.0).noise.flip_prob == pytest.approx(math.exp(-37.0), rel=1e-12)
 
