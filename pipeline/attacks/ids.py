@@ -130,14 +130,21 @@ def _digits(value: Any) -> str | None:
 
 
 def _fitting(view: View, table: Table, values: Sequence[str], available: Mapping[str, Recipe]) -> dict[str, Recipe]:
-    """The recipes that explain at least one id of the first rows, in either order of the responses."""
+    """The recipes that explain at least one id of the first rows, in either order of the responses; not those that
+    explain all of them in one order, which is then that of the texts and tells nothing."""
     found: dict[str, Recipe] = {}
-    for event, value in list(zip(table.event, values, strict=True))[:SAMPLE]:
-        prompt, one, two = view.prompts[event], view.first[event], view.second[event]
+    sample = list(zip(table.event, values, strict=True))[:SAMPLE]
+    rows = [(value, view.prompts[event], view.first[event], view.second[event]) for event, value in sample]
+    for value, prompt, one, two in rows:
         for name, recipe in available.items():
             if name not in found and any(_tries(recipe, value, prompt, *pair) for pair in ((one, two), (two, one))):
                 found[name] = recipe
-    return found
+    return {
+        name: recipe
+        for name, recipe in found.items()
+        if not all(_tries(recipe, value, prompt, one, two) for value, prompt, one, two in rows)
+        and not all(_tries(recipe, value, prompt, two, one) for value, prompt, one, two in rows)
+    }
 
 
 def _tries(recipe: Recipe, value: str, prompt: Text, one: Text, two: Text) -> bool:
