@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator
 from decimal import Decimal, localcontext
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +24,8 @@ from scipy.stats import binomtest, chi2, chisquare
 
 from pipeline.core.errors import UserError
 from pipeline.core.noise import LEVELS
+from pipeline.privacy.batches import KEYS, LABELER_DOMAIN, blinds, event_tags
+from pipeline.privacy.counts import COUNT_DOMAIN
 from pipeline.privacy.local import privatize_label
 from pipeline.privacy.mechanism import (
     DOMAIN,
@@ -32,7 +36,7 @@ from pipeline.privacy.mechanism import (
     last_coin,
     make_mechanism,
 )
-from pipeline.privacy.prf import Prf, frame
+from pipeline.privacy.prf import DIGEST_DOMAIN, Prf, frame
 
 ALARM = 1e-4
 OCTAVES_OF_TEST = 3
@@ -112,6 +116,27 @@ def test_all_releases_together_cost_the_largest_epsilon_exactly(thresholds: tupl
         assert plus[cell] / first_plus == minus[cell] / first_minus
 
 
+def test_an_epsilon_chosen_after_an_earlier_release_costs_the_largest_asked_for() -> None:
+    """The second threshold depends on the first z, the third on both: every transcript keeps to its own largest."""
+    levels = 1 << OCTAVES_OF_TEST
+
+    def transcripts(label: int) -> dict[tuple[tuple[int, int], ...], Fraction]:
+        law: dict[tuple[tuple[int, int], ...], Fraction] = Counter()
+        for second, third in itertools.product((6, 1), (7, 4)):
+            for (z1, z2, z3), weight in exact_joint_law((3, second, third), label).items():
+                if second == (6 if z1 == 1 else 1) and third == (7 if z1 == z2 else 4):
+                    law[(3, z1), (second, z2), (third, z3)] += weight
+        assert sum(law.values()) == 1
+        return law
+
+    plus, minus = transcripts(1), transcripts(-1)
+    assert {max(threshold for threshold, _ in transcript) for transcript in plus} == {4, 6, 7}
+    for transcript in plus.keys() | minus.keys():
+        top = max(threshold for threshold, _ in transcript)
+        allowed = Fraction(levels + top, levels - top)
+        assert plus[transcript] / minus[transcript] in (allowed, 1 / allowed)
+
+
 def test_one_uniform_with_several_thresholds_would_fail_the_exact_test() -> None:
     """The tempting construction: flip where one uniform exceeds the keep probability of each epsilon."""
     keep = (Fraction(3, 4), Fraction(5, 8))
@@ -147,6 +172,17 @@ def test_labels_are_kept_as_often_as_stated(epsilon: float) -> None:
     """To the last of 129 bits: `last_coin` keeps with (2^128 + T)/2^129 (the exact law above)."""
     mechanism = RandomizedResponse(epsilon)
     assert Fraction(LEVELS + mechanism.threshold, 2 * LEVELS) == mechanism.noise.exact_keep
+
+
+@given(st.floats(min_value=0.0, exclude_min=True, allow_infinity=False))
+def test_the_threshold_is_the_floor(epsilon: float) -> None:
+    """T <= tanh(epsilon/2) 2^128 < T + 1, by arithmetic with 700 digits in place of 120."""
+    with localcontext() as context:
+        context.prec = 700
+        growth = Decimal(min(max(epsilon, 1e-300), 1000.0)).exp()
+        exact = (growth - 1) / (growth + 1) * LEVELS
+        threshold = RandomizedResponse(epsilon).threshold
+        assert threshold <= exact < threshold + 1
 
 
 def test_flip_prob_is_accurate_where_floats_of_alpha_are_one() -> None:
@@ -251,6 +287,47 @@ def test_blocks_are_keyed_blake2b_in_their_domain() -> None:
     assert PRF.blocks(b"domain", [b"message", b"other"]) == expected + PRF.block(b"domain", b"other")
     assert PRF.block(b"domain2", b"message") != expected
     assert len({PRF.block(DOMAIN, b""), PRF.block(WALK_DOMAIN, b""), Prf(b"k" * 32).block(DOMAIN, b"")}) == 3
+
+
+def test_tags_and_blinds_share_no_bit_with_the_coins() -> None:
+    """What names an event in its owner's store, chooses it under a cap and blinds its label is independent of z."""
+
+    class Rooted(Prf):
+        __slots__ = ("root",)
+
+        def block(self, domain: bytes, message: bytes) -> bytes:
+            return self.root
+
+    def coins(root: bytes) -> list[object]:
+        prf = Rooted(KEY)
+        prf.root = root
+        found = Coins(prf, b"")
+        return [(found.visited(octave), found.lowest(octave)) for octave in range(128)] + [found.lowest(-1)]
+
+    root = PRF.block(DOMAIN, event(0))
+    for bit in range(8 * len(root)):
+        other = bytearray(root)
+        other[bit // 8] ^= 1 << bit % 8
+        row = np.zeros(2, KEYS)
+        row["root"] = [list(root), list(other)]
+        (tag, turned), (blind, against) = row["root"][:, 32:47].tolist(), blinds(row).tolist()
+        assert np.array_equal(event_tags(row)[:, 1:], row["root"][:, 32:47])
+        named = tag != turned or blind != against
+        assert not (named and coins(root) != coins(bytes(other))), bit
+
+
+def test_uses_of_the_key_are_told_apart_by_their_domain() -> None:
+    """No two uses ever give the key the same input. (`pipeline.twins` has a key of its own.)"""
+    domains = {"DOMAIN": DOMAIN, "WALK_DOMAIN": WALK_DOMAIN, "COUNT_DOMAIN": COUNT_DOMAIN,
+               "LABELER_DOMAIN": LABELER_DOMAIN, "DIGEST_DOMAIN": DIGEST_DOMAIN}  # fmt: skip
+    padded = {domain.ljust(16, b"\0") for domain in domains.values()}  # as BLAKE2b pads it
+    assert len(padded) == len(domains)
+    assert {len(domain) for domain in padded} == {16}
+    package = Path(__file__).parents[2] / "pipeline"
+    sources = [path.read_text(encoding="utf-8") for path in package.rglob("*.py") if path.name != "twins.py"]
+    asked = [name for text in sources for name in re.findall(r"\.blocks?\(([\w\"']+)[,)]", text)]
+    assert set(asked) <= set(domains)
+    assert len(asked) >= 5
 
 
 def test_the_walk_visits_each_level_by_itself_with_the_right_probability() -> None:

@@ -53,6 +53,21 @@ def test_several_levels_against_brute_force(levels: tuple[tuple[float, int], ...
     assert exact - 1e-9 <= found <= min(most, exact + len(levels) * most / 2**16 + 1e-9)
 
 
+@pytest.mark.parametrize("levels", [((0.5, 100),), ((2.0, 7),), ((0.5, 30), (1.0, 20))])
+def test_as_dp_accounting_has_it(levels: tuple[tuple[float, int], ...]) -> None:
+    """Its privacy loss distributions round each loss up to a grid: never below ours, and above by that at most."""
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    grid = 1e-4
+    whole = pld.identity(value_discretization_interval=grid)
+    for epsilon, events in levels:
+        one = pld.from_randomized_response(2 / (1 + math.exp(epsilon)), 2, value_discretization_interval=grid)
+        whole = whole.compose(one.self_compose(events))
+    ours, theirs = person_epsilon(levels, 1e-6), whole.get_epsilon_for_delta(1e-6)
+    ours_above = len(levels) * sum(epsilon * events for epsilon, events in levels) / 2**16 if len(levels) > 1 else 0.0
+    assert ours - ours_above - 1e-6 <= theirs <= ours + grid * sum(events for _, events in levels) + 1e-6
+
+
 def test_equal_levels_are_one_level() -> None:
     assert person_epsilon([(0.5, 40), (0.5, 60)], 1e-6) == pytest.approx(person_epsilon([(0.5, 100)], 1e-6), rel=1e-3)
 
