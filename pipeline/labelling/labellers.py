@@ -1,0 +1,366 @@
+"""Who answers questions: one interface, whatever stands behind it. Each answer is randomised before it is stored.
+
+A labeller keeps what it was asked and answered in a folder of its own: one that is killed and made again there has the
+same answers, asks nothing twice and draws nothing twice. Answers are private labels z: 1 for response_a, -1 for
+response_b, None for a skip (which is public).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from hashlib import sha256
+from pathlib import Path
+from typing import IO, Protocol
+
+from pipeline.core.atomic import write_json
+from pipeline.core.documents import DocumentError, read_json
+from pipeline.core.errors import UserError
+from pipeline.core.noise import LEVELS, check_epsilon, keep_threshold
+from pipeline.labelling.questions import (
+    Question,
+    add_answer,
+    line,
+    parse_row,
+    read_answers,
+    read_questions,
+    read_rows,
+    unasked,
+    write_answers,
+    write_questions,
+)
+from pipeline.privacy.keys import make_private_folder
+from pipeline.privacy.local import DrawStore
+
+Margin = Callable[[Question], float]
+"""r*(response_a) - r*(response_b) of a known truth, finite."""
+
+
+class Labeller(Protocol):
+    """Answers questions, sooner or later. epsilon: of each answer. waits: answers may be missing for hours, so that the
+    asker should save its state and stop, or look again later; otherwise they are there when `ask` returns."""
+
+    epsilon: float
+    waits: bool
+
+    def ask(self, questions: Sequence[Question]) -> None:
+        """Puts the questions, durably; those with known ids are not put again. UserError: a known id with other texts,
+        or nobody can answer."""
+
+    def answers(self) -> dict[str, int | None]:
+        """The private labels by question id, so far."""
+
+    def people(self) -> dict[str, int]:
+        """How many private answers each person gave, by name; empty where persons are not known."""
+
+
+class _Kept:
+    """Questions and answers in an owner-only folder. What a kill left unanswered is answered at the next `ask`."""
+
+    waits = False
+
+    def __init__(self, folder: Path, epsilon: float) -> None:
+        self.folder, self.epsilon = folder, check_epsilon(epsilon)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
+        _same_terms(folder / "labeller.json", {"kind": type(self).__name__, "epsilon": self.epsilon} | self.terms())
+        path = folder / "questions.jsonl"
+        self._asked = {each.id: each for each in (read_questions(path) if path.exists() else ())}
+        path = folder / "answers.jsonl"
+        self._answers: dict[str, int | None] = {}
+        for number, row in read_rows(path, whole=True) if path.exists() else ():
+            add_answer(self._answers, row, self._asked, f"{path}, line {number}")
+        write_answers(path, self._answers)  # without half a line that a kill left
+
+    def terms(self) -> dict[str, object]:
+        """What else must not change between two starts in one folder."""
+        return {}
+
+    def ask(self, questions: Sequence[Question]) -> None:
+        """`Labeller.ask`."""
+        if new := unasked(questions, self._asked):
+            asked = self._asked | {each.id: each for each in new}
+            self.check(asked)
+            write_questions(self.folder / "questions.jsonl", asked.values(), 0o600)
+            self._asked = asked
+        if waiting := [each for each in self._asked.values() if each.id not in self._answers]:
+            with (self.folder / "answers.jsonl").open("a", encoding="utf-8") as file:
+                for id, label in self.answer(waiting):
+                    file.write(line({"id": id, "label": label}))
+                    file.flush()
+                    self._answers[id] = label
+                os.fsync(file.fileno())
+
+    def check(self, asked: Mapping[str, Question]) -> None:
+        """UserError where not all of these can be answered."""
+
+    def answer(self, waiting: Sequence[Question]) -> Iterator[tuple[str, int | None]]:
+        """(id, private label) of each."""
+        raise NotImplementedError
+
+    def answers(self) -> dict[str, int | None]:
+        """`Labeller.answers`."""
+        return dict(self._answers)
+
+    def people(self) -> dict[str, int]:
+        """`Labeller.people`."""
+        return {}
+
+
+def _same_terms(path: Path, terms: dict[str, object]) -> None:
+    """UserError where a folder was begun on other terms."""
+    try:
+        before = read_json(path)
+    except FileNotFoundError:
+        write_json(path, terms, 0o600)
+        return
+    except (OSError, DocumentError):
+        before = None
+    if before != terms:
+        raise UserError(f"{path.parent}: was begun on other terms than {terms}; keep those, or choose another folder")
+
+
+# --- a known truth ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Coin:
+    """Uniform numbers that a seed and a question's id fix: a killed run finds the same ones. For synthetic truths."""
+
+    seed: int
+    id: str
+
+    def bits(self, count: int, what: str) -> int:
+        """A whole number below 2^count, count <= 256."""
+        digest = sha256(f"{self.seed}\0{what}\0{self.id}".encode()).digest()
+        return int.from_bytes(digest, "big") >> (256 - count)
+
+    def below(self, share: float, what: str) -> bool:
+        """True with this probability."""
+        return self.bits(53, what) < share * 2**53
+
+    def label(self, share: float) -> int:
+        """1 with this probability, else -1."""
+        return 1 if self.below(share, "label") else -1
+
+    def randomised(self, label: int, epsilon: float) -> int:
+        """Randomised response with the mechanism's integers."""
+        return label if self.bits(129, "flip") < LEVELS + keep_threshold(epsilon) else -label
+
+
+def _logistic(margin: float) -> float:
+    """Bradley–Terry: the probability that response_a is preferred."""
+    return 1 / (1 + math.exp(-margin)) if margin > 0 else 1 - 1 / (1 + math.exp(margin))
+
+
+class Simulated(_Kept):
+    """The truth of a synthetic task: y ~ Bradley–Terry of the margin, then randomised response. NOT PRIVATE: the seed
+    undoes the flips."""
+
+    def __init__(self, folder: Path, epsilon: float, margin: Margin, seed: int = 0) -> None:
+        self.margin, self.seed = margin, seed
+        super().__init__(folder, epsilon)
+
+    def terms(self) -> dict[str, object]:
+        """The seed."""
+        return {"seed": self.seed}
+
+    def answer(self, waiting: Sequence[Question]) -> Iterator[tuple[str, int | None]]:
+        """At once."""
+        for each in waiting:
+            coin = _Coin(self.seed, each.id)
+            yield each.id, coin.randomised(coin.label(_logistic(self.margin(each))), self.epsilon)
+
+
+class Crowd(Simulated):
+    """Simulated persons, of whom each answers at most `most` questions.
+
+    The i-th question goes to person i mod persons. temperature: noise of each person, > 0; the margin is divided by it
+    (one number for all, or one a person). laziness: share of answers in [0, 1] that are fair coins. UserError when more
+    is asked than the persons may answer.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        epsilon: float,
+        margin: Margin,
+        persons: int,
+        most: int,
+        seed: int = 0,
+        temperature: float | Sequence[float] = 1.0,
+        laziness: float = 0.0,
+    ) -> None:
+        noise = tuple(temperature) if isinstance(temperature, Sequence) else (float(temperature),) * persons
+        if persons < 1 or most < 1 or len(noise) != persons or min(noise) <= 0 or not 0 <= laziness <= 1:
+            raise UserError("a crowd has persons >= 1, most >= 1, temperature > 0 for each, and laziness in [0, 1]")
+        self.persons, self.most, self.noise, self.laziness = persons, most, noise, laziness
+        super().__init__(folder, epsilon, margin, seed)
+
+    def terms(self) -> dict[str, object]:
+        """Everything but the truth."""
+        crowd = {"persons": self.persons, "most": self.most, "noise": list(self.noise), "laziness": self.laziness}
+        return super().terms() | crowd
+
+    @property
+    def left(self) -> int:
+        """How many more questions the crowd answers."""
+        return self.persons * self.most - len(self._asked)
+
+    def check(self, asked: Mapping[str, Question]) -> None:
+        """The budgets."""
+        if len(asked) > self.persons * self.most:
+            raise UserError(
+                f"{len(asked)} questions are too many for {self.persons} persons who answer {self.most} each:"
+                " ask fewer, or more persons"
+            )
+
+    def answer(self, waiting: Sequence[Question]) -> Iterator[tuple[str, int | None]]:
+        """At once."""
+        person = dict(self._persons())
+        for each in waiting:
+            coin = _Coin(self.seed, each.id)
+            lazy = coin.below(self.laziness, "lazy")
+            share = 0.5 if lazy else _logistic(self.margin(each) / self.noise[person[each.id]])
+            yield each.id, coin.randomised(coin.label(share), self.epsilon)
+
+    def people(self) -> dict[str, int]:
+        """`Labeller.people`."""
+        return dict(Counter(f"person {person}" for id, person in self._persons() if id in self._answers))
+
+    def _persons(self) -> Iterator[tuple[str, int]]:
+        return ((id, place % self.persons) for place, id in enumerate(self._asked))
+
+
+# --- files, programs, terminals ---------------------------------------------------------------------------------------
+
+
+class FileDrop:
+    """A folder: `questions.jsonl` goes out, `answers.jsonl` comes in, with labels that were randomised at ε where they
+    were given (by `private-rlhf label-filter`, say). Nothing is drawn here."""
+
+    waits = True
+
+    def __init__(self, folder: Path, epsilon: float) -> None:
+        self.folder, self.epsilon = folder, check_epsilon(epsilon)
+        folder.mkdir(parents=True, exist_ok=True)
+        _same_terms(folder / "labeller.json", {"kind": "FileDrop", "epsilon": self.epsilon})
+        path = folder / "questions.jsonl"
+        self._asked = {each.id: each for each in (read_questions(path) if path.exists() else ())}
+
+    def ask(self, questions: Sequence[Question]) -> None:
+        """`Labeller.ask`."""
+        if new := unasked(questions, self._asked):
+            self._asked |= {each.id: each for each in new}
+            write_questions(self.folder / "questions.jsonl", self._asked.values())
+
+    def answers(self) -> dict[str, int | None]:
+        """`Labeller.answers`; UserError for a file that is none."""
+        path = self.folder / "answers.jsonl"
+        return read_answers(path, self._asked) if path.exists() else {}
+
+    def people(self) -> dict[str, int]:
+        """`Labeller.people`."""
+        return {}
+
+
+class _Drawn(_Kept):
+    """True labels that come here are randomised by `DrawStore` before anything is stored: an event that is answered
+    twice, because a kill came between, keeps its draw."""
+
+    def __init__(self, folder: Path, epsilon: float) -> None:
+        super().__init__(folder, epsilon)
+        self._draws = DrawStore(folder / "draws.db", (1, -1))
+
+    def draw(self, labels: Mapping[str, int | None]) -> Iterator[tuple[str, int | None]]:
+        """(id, private label): all draws are on the disk before the first is given."""
+        given = [(id, (1 - label) // 2) for id, label in labels.items() if label is not None]
+        places = dict(zip((id for id, _ in given), self._draws.answer(given, self.epsilon), strict=True))
+        for id, label in labels.items():
+            place = places.get(id)
+            yield id, None if label is None or place is None else (1, -1)[place]
+
+
+class Command(_Drawn):
+    """A program: questions on its stdin, answers on its stdout, as lines of this room's two files.
+
+    It gives *true* labels: the answer is raw between the program and us (both on this machine), and the program sees
+    it. It is randomised here before anything is stored. A question that it leaves out is put again next time.
+    """
+
+    def __init__(self, folder: Path, epsilon: float, command: str | Sequence[str], seconds: float = 3600.0) -> None:
+        self.command = shlex.split(command) if isinstance(command, str) else list(command)
+        self.seconds = seconds
+        super().__init__(folder, epsilon)
+
+    def answer(self, waiting: Sequence[Question]) -> Iterator[tuple[str, int | None]]:
+        """Runs the program once for all of them."""
+        text = "".join(line(each.as_json()) for each in waiting).encode()
+        name = self.command[0] if self.command else "the command"
+        try:
+            done = subprocess.run(self.command, input=text, stdout=subprocess.PIPE, timeout=self.seconds, check=True)
+        except subprocess.CalledProcessError as error:
+            raise UserError(f"{name}: ended with code {error.returncode}; nothing was stored: run it again") from None
+        except subprocess.TimeoutExpired:
+            raise UserError(f"{name}: took over {self.seconds:g} seconds; nothing was stored: run it again") from None
+        except (OSError, IndexError) as error:
+            raise UserError(f"{name}: cannot be started ({error}); give a program and its options") from None
+        found: dict[str, int | None] = {}
+        asked = {each.id for each in waiting}
+        for number, data in enumerate(filter(bytes.strip, done.stdout.split(b"\n")), 1):
+            where = f"{name}, answer {number}"
+            add_answer(found, parse_row(data, where), asked, where)
+        yield from self.draw(found)
+
+
+class Terminal(_Drawn):
+    """A person at this terminal. The answers are shown in random order; what is typed is randomised before it is
+    stored, and stays in the terminal's own scrollback."""
+
+    def __init__(self, folder: Path, epsilon: float, source: IO[str] | None = None, out: IO[str] | None = None) -> None:
+        super().__init__(folder, epsilon)
+        self.source, self.out = source or sys.stdin, out or sys.stderr
+
+    def answer(self, waiting: Sequence[Question]) -> Iterator[tuple[str, int | None]]:
+        """One after another; stops at the end of the input."""
+        for number, each in enumerate(waiting, 1):
+            turned = secrets.randbits(1)
+            shown = (each.response_a, each.response_b)[:: -1 if turned else 1]
+            print(f"\n--- {number} of {len(waiting)}\n{plain(each.prompt)}", file=self.out)
+            for name, text in zip("12", shown, strict=True):
+                print(f"\n[{name}] {plain(text)}", file=self.out)
+            typed = self._typed()
+            if typed is None:
+                return
+            choice = {"1": 1, "2": -1, "t": 1 - 2 * secrets.randbits(1), "s": None}[typed]
+            label = choice if choice is None or not turned else -choice
+            yield from self.draw({each.id: label})
+
+    def _typed(self) -> str | None:
+        while True:
+            print("\nBetter: 1, 2, t (tie) or s (skip)? ", end="", file=self.out, flush=True)
+            text = self.source.readline()
+            if not text:
+                return None
+            if text.strip().lower() in ("1", "2", "t", "s"):
+                return text.strip().lower()
+
+
+def plain(text: object) -> str:
+    """A text or its messages as text that a terminal shows and does not obey."""
+    turns = [text] if isinstance(text, str) else [f"{turn['role']}: {turn['content']}" for turn in text]  # type: ignore[attr-defined]
+    lines = (line for turn in turns for line in turn.splitlines())
+    return "\n".join("".join(each if each.isprintable() else ascii(each)[1:-1] for each in line) for line in lines)
+
+
+def answers_within(budget: float, epsilon: float) -> int:
+    """How many answers at ε a person's budget holds, both as they were written: .3 holds three answers at .1."""
+    return int(Fraction(repr(check_epsilon(budget, "budget"))) / Fraction(repr(check_epsilon(epsilon))))

@@ -1,0 +1,186 @@
+"""What a labeller is asked, and the two files of it: questions out, answers in, one JSON object a line.
+
+    questions: {"id": "17", "prompt": "…", "response_a": "…", "response_b": "…"}
+    answers:   {"id": "17", "label": 1}     1: prefers response_a, -1: response_b, null: skipped, which is public
+
+An answer has the form of `private-rlhf label-filter`. Each question is a labelling event of its own, named by its id;
+whoever asks chooses the ids, and a pair that is asked twice has two. Which response is response_a must carry no
+information: `make_question` decides it by the texts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.atomic import write_text
+from pipeline.core.documents import DocumentError, parse_json
+from pipeline.core.errors import MOST_NAME, UserError, is_name
+from pipeline.privacy.records import Text, encode_text, is_blank
+
+MOST_LINE = 1 << 20
+"""Bytes of a line of either file."""
+MOST_FILE = 1 << 30
+LABELS = (1, -1, None)
+_FIELDS = ("id", "prompt", "response_a", "response_b")
+
+
+@dataclass(frozen=True)
+class Question:
+    """One labelling event: which of two different responses to a prompt is better? Texts are all strings, or all lists
+    of {"role", "content"} messages. id: at most 200 printable characters.
+
+    Raises: ValueError, in words that follow the question's place.
+    """
+
+    id: str
+    prompt: Text
+    response_a: Text
+    response_b: Text
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.id, str) or not is_name(self.id):
+            raise ValueError(f"has an id that is not one line of at most {MOST_NAME} printable characters")
+        texts = (self.prompt, self.response_a, self.response_b)
+        kinds = {_kind(text) for text in texts}
+        if len(kinds) > 1:
+            raise ValueError("has prompt and responses that are not all text, or all lists of messages")
+        if any(map(is_blank, texts)):
+            raise ValueError("has an empty prompt or response")
+        if self.response_a == self.response_b:
+            raise ValueError("has two responses that are the same")
+
+    def as_json(self) -> dict[str, Any]:
+        """The object of its line."""
+        return {name: getattr(self, name) for name in _FIELDS}
+
+
+def make_question(id: str, prompt: Text, one: Text, other: Text) -> Question:
+    """The question about an unordered pair: response_a is the one whose SHA-256 is smaller. Raises: as `Question`."""
+    first, second = sorted((one, other), key=lambda text: sha256(encode_text(text)).digest())
+    return Question(id, prompt, first, second)
+
+
+def read_questions(path: Path) -> list[Question]:
+    """The questions of a file, in its order. UserError: the first line that is none, or an id that comes twice."""
+    found: dict[str, Question] = {}
+    for number, row in read_rows(path):
+        if set(row) != set(_FIELDS):
+            raise UserError(f"{path}, line {number}: has not the fields {', '.join(_FIELDS)} and no others; mend it")
+        try:
+            question = Question(**row)
+        except ValueError as error:
+            raise UserError(f"{path}, line {number}: {error}; mend or remove it") from None
+        if question.id in found:
+            raise UserError(f"{path}, line {number}: its id was there before; each question is an event of its own")
+        found[question.id] = question
+    return list(found.values())
+
+
+def read_answers(path: Path, asked: Collection[str]) -> dict[str, int | None]:
+    """Labels by question id. UserError: a line that is no answer, an id that was not asked or comes twice with
+    different labels. The message repeats no label."""
+    found: dict[str, int | None] = {}
+    for number, row in read_rows(path):
+        add_answer(found, row, asked, f"{path}, line {number}")
+    return found
+
+
+def add_answer(found: dict[str, int | None], row: Mapping[str, Any], asked: Collection[str], where: str) -> None:
+    """Enters one answer. UserError as `read_answers`."""
+    id, label = row.get("id"), row.get("label")
+    if set(row) != {"id", "label"} or not isinstance(id, str):
+        raise UserError(f'{where}: is no answer of the form {{"id": "…", "label": 1}}; mend it')
+    if isinstance(label, bool) or not isinstance(label, int | None) or label not in LABELS:
+        raise UserError(f"{where}: its label is none of 1, -1 and null; mend it")
+    if id not in asked:
+        raise UserError(f"{where}: answers a question that was not asked; remove it")
+    if found.setdefault(id, label) != label:
+        raise UserError(f"{where}: answers its question a second time, and differently; keep the first answer")
+
+
+def write_questions(path: Path, questions: Iterable[Question], mode: int = 0o644) -> None:
+    """Writes the file whole."""
+    write_text(path, "".join(line(question.as_json()) for question in questions), mode)
+
+
+def write_answers(path: Path, answers: Mapping[str, int | None], mode: int = 0o600) -> None:
+    """Writes the file whole."""
+    write_text(path, "".join(line({"id": id, "label": label}) for id, label in answers.items()), mode)
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """One line of JSON."""
+    return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def read_rows(path: Path, whole: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(number, object) of each line. whole: a last line without its end is still being written, and is left out.
+
+    UserError for a line that is no JSON object in UTF-8, or is too long.
+    """
+    try:
+        with path.open("rb") as file:
+            total = 0
+            for number, data in enumerate(iter(lambda: file.readline(MOST_LINE + 1), b""), 1):
+                total += len(data)
+                if len(data) > MOST_LINE or total > MOST_FILE:
+                    raise UserError(f"{path}, line {number}: is over {MOST_LINE >> 20} MiB; split or remove it")
+                if whole and not data.endswith(b"\n"):
+                    return
+                if data.strip():
+                    yield number, parse_row(data, f"{path}, line {number}")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); give a file of JSON lines") from None
+
+
+def parse_row(data: bytes, where: str) -> dict[str, Any]:
+    """The JSON object of a line. UserError, which names no value of it."""
+    try:
+        row = parse_json(data.decode())
+    except UnicodeDecodeError:
+        raise UserError(f"{where}: is not UTF-8 text; mend it") from None
+    except DocumentError as error:
+        raise UserError(f"{where}: {error}; mend it") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: is no JSON object; mend it")
+    return row
+
+
+def unasked(questions: Sequence[Question], known: Mapping[str, Question]) -> list[Question]:
+    """Those with new ids. UserError for a known id with other texts: it is another event and needs another id."""
+    new: dict[str, Question] = {}
+    for question in questions:
+        before = known.get(question.id) or new.get(question.id)
+        if before is None:
+            new[question.id] = question
+        elif before != question:
+            raise UserError(f"question {question.id!r} was asked with other texts: a new question needs a new id")
+    return list(new.values())
+
+
+def _kind(text: object) -> str:
+    if isinstance(text, str):
+        _encodes(text)
+        return "text"
+    turns = text if isinstance(text, list) else [None]
+    for turn in turns:
+        if not isinstance(turn, dict) or set(turn) != {"role", "content"} or not _all_text(turn):
+            raise ValueError("has a prompt or response that is neither text nor a list of role and content")
+    return "messages"
+
+
+def _all_text(turn: Mapping[str, Any]) -> bool:
+    return all(isinstance(value, str) and _encodes(value) for value in turn.values())
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("holds half a character") from None
+    return True

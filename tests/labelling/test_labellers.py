@@ -1,0 +1,181 @@
+"""Questions, answers and who gives them: strict files, answers that a kill does not change, flips at the due rate."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from scipy.stats import binom
+
+from pipeline.core.errors import UserError
+from pipeline.core.noise import LabelNoise
+from pipeline.labelling.labellers import Command, Crowd, FileDrop, Labeller, Simulated, Terminal, answers_within
+from pipeline.labelling.questions import Question, make_question, read_answers, read_questions, write_questions
+
+QUESTIONS = [make_question(f"q{i}", f"prompt {i}", f"yes {i}", f"no {i}") for i in range(40)]
+
+
+def inside(found: int, of: int, share: float) -> bool:
+    """Whether a count lies in its exact two-sided binomial interval of 1 - 10^-6."""
+    low, high = binom.ppf([5e-7, 1 - 5e-7], of, share)
+    return bool(low <= found <= high)
+
+
+def test_the_order_of_a_pair_depends_on_its_texts_alone() -> None:
+    assert make_question("q", "p", "x", "y") == make_question("q", "p", "y", "x")
+    first = [make_question("q", "p", f"a{i}", f"b{i}").response_a.startswith("a") for i in range(400)]
+    assert inside(sum(first), 400, 0.5)
+
+
+def test_questions_come_back_as_they_were_written(tmp_path: Path) -> None:
+    turns = make_question("m", [{"role": "user", "content": "hi\n"}], [{"role": "assistant", "content": "é"}],
+                          [{"role": "assistant", "content": "b"}])
+    write_questions(tmp_path / "q.jsonl", [*QUESTIONS, turns])
+    assert read_questions(tmp_path / "q.jsonl") == [*QUESTIONS, turns]
+
+
+GOOD = {"id": "a", "prompt": "p", "response_a": "x", "response_b": "y"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (json.dumps(GOOD) + "\n" + json.dumps(GOOD), "line 2: its id was there before"),
+        (json.dumps(GOOD | {"label": 1}), "has not the fields"),
+        (json.dumps(GOOD | {"response_b": "x"}), "the same"),
+        (json.dumps(GOOD | {"prompt": " "}), "empty"),
+        (json.dumps(GOOD | {"prompt": [{"role": "user", "content": "p"}]}), "not all text"),
+        (json.dumps(GOOD | {"prompt": 3}), "neither text nor"),
+        (json.dumps(GOOD | {"id": 3}), "has an id"),
+        (json.dumps(GOOD | {"id": "\x1b[2J"}), "has an id"),
+        (json.dumps(GOOD)[:-1] + ', "id": "b"}', "twice"),
+        (json.dumps(GOOD | {"prompt": "\ud800"}), "half a character"),
+        ("[1]", "no JSON object"),
+        ("x" * ((1 << 20) + 1), "over 1 MiB"),
+    ],
+)
+def test_a_file_of_questions_is_read_strictly(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "q").write_text(text)
+    with pytest.raises(UserError, match=said) as error:
+        read_questions(tmp_path / "q")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"id": "q0", "label": 2}', "none of 1, -1 and null"),
+        ('{"id": "q0", "label": true}', "none of 1, -1 and null"),
+        ('{"id": "q0", "label": 1.0}', "none of 1, -1 and null"),
+        ('{"id": "zz", "label": 1}', "not asked"),
+        ('{"id": "q0", "label": 1}\n{"id": "q0", "label": -1}', "a second time"),
+        ('{"id": "q0", "label": 1, "at": 3}', "no answer"),
+    ],
+)
+def test_a_file_of_answers_is_read_strictly(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "a").write_text(text)
+    with pytest.raises(UserError, match=said):
+        read_answers(tmp_path / "a", {"q0"})
+
+
+def margin(question: Question) -> float:
+    """`yes` is better by 1."""
+    return 1.0 if str(question.response_a).startswith("yes") else -1.0
+
+
+def test_a_simulated_labeller_that_was_killed_has_the_same_answers(tmp_path: Path) -> None:
+    whole: Labeller = Simulated(tmp_path / "whole", 1.0, margin, seed=3)
+    whole.ask(QUESTIONS)
+    half = Simulated(tmp_path / "half", 1.0, margin, seed=3)
+    half.ask(QUESTIONS[:25])
+    with (tmp_path / "half" / "answers.jsonl").open("rb+") as file:
+        file.truncate(len(file.read()) - 9)  # in the middle of a line
+    again = Simulated(tmp_path / "half", 1.0, margin, seed=3)
+    assert len(again.answers()) == 24
+    again.ask(QUESTIONS)
+    again.ask(QUESTIONS)
+    assert again.answers() == whole.answers() != {}
+    assert not whole.waits
+    with pytest.raises(UserError, match="other terms"):
+        Simulated(tmp_path / "half", 2.0, margin, seed=3)
+
+
+def test_simulated_answers_have_the_due_rates(tmp_path: Path) -> None:
+    many = [make_question(f"q{i}", "p", f"yes {i}", f"no {i}") for i in range(4000)]
+    labeller = Simulated(tmp_path / "s", 1.0, lambda q: 100 * margin(q))
+    labeller.ask(many)
+    kept = sum(labeller.answers()[each.id] == margin(each) for each in many)
+    assert inside(kept, 4000, LabelNoise.of(1.0).keep_prob)
+
+
+def test_a_crowd_has_budgets_noise_and_laziness(tmp_path: Path) -> None:
+    crowd = Crowd(tmp_path / "c", 30.0, lambda q: 50 * margin(q), persons=4, most=10, laziness=0.5, temperature=0.1)
+    crowd.ask(QUESTIONS[:38])
+    assert (crowd.left, sorted(crowd.people().values())) == (2, [9, 9, 10, 10])
+    right = sum(label == margin(each) for each, label in zip(QUESTIONS, crowd.answers().values(), strict=False))
+    assert inside(right, 38, 0.75)
+    with pytest.raises(UserError, match="too many"):
+        crowd.ask([*QUESTIONS[38:], make_question("more", "p", "x", "y")])
+    assert len(crowd.answers()) == 38
+
+
+def test_a_file_drop_gives_and_takes(tmp_path: Path) -> None:
+    drop = FileDrop(tmp_path / "d", 1.0)
+    drop.ask(QUESTIONS[:2])
+    drop.ask(QUESTIONS[1:3])
+    assert drop.waits
+    assert drop.answers() == {}
+    assert read_questions(tmp_path / "d" / "questions.jsonl") == QUESTIONS[:3]
+    (tmp_path / "d" / "answers.jsonl").write_text('{"id": "q1", "label": -1}\n{"id": "q0", "label": null}\n')
+    assert FileDrop(tmp_path / "d", 1.0).answers() == {"q1": -1, "q0": None}
+    with pytest.raises(UserError, match="other texts"):
+        drop.ask([make_question("q1", "p", "another", "text")])
+
+
+PROGRAM = """
+import json, sys
+for number, line in enumerate(sys.stdin):
+    print(json.dumps({"id": json.loads(line)["id"], "label": None if number == 3 else 1}))
+"""
+
+
+def test_a_command_s_answers_are_randomised_before_they_are_stored(tmp_path: Path) -> None:
+    many = [make_question(f"q{i}", "p", f"yes {i}", f"no {i}") for i in range(600)]
+    labeller = Command(tmp_path / "c", 1.0, [sys.executable, "-c", PROGRAM])
+    labeller.ask(many)
+    answers = labeller.answers()
+    assert answers["q3"] is None
+    assert inside(sum(label == 1 for label in answers.values()), 599, LabelNoise.of(1.0).keep_prob)
+    (tmp_path / "c" / "answers.jsonl").unlink()  # a kill after the draws: the same draws again
+    again = Command(tmp_path / "c", 1.0, [sys.executable, "-c", PROGRAM])
+    again.ask(many)
+    assert again.answers() == answers
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [("raise SystemExit(3)", "code 3"), ("print('{}')", "answer 1: is no answer"), ("print('x')", "not valid JSON")],
+)
+def test_a_command_that_fails_stores_nothing(tmp_path: Path, program: str, said: str) -> None:
+    labeller = Command(tmp_path / "c", 1.0, [sys.executable, "-c", program])
+    with pytest.raises(UserError, match=said):
+        labeller.ask(QUESTIONS[:2])
+    assert labeller.answers() == {}
+
+
+def test_a_terminal_shows_what_it_is_given_and_obeys_none_of_it(tmp_path: Path) -> None:
+    asked = [make_question("q", "evil \x1b[2J", "x", "y"), *QUESTIONS[:2]]
+    out = io.StringIO()
+    labeller = Terminal(tmp_path / "t", 40.0, io.StringIO("what\n1\ns\n"), out)
+    labeller.ask(asked)
+    assert "\x1b" not in out.getvalue()
+    assert "\\x1b[2J" in out.getvalue()
+    shown = out.getvalue().split("[1] ")[1].splitlines()[0]
+    assert labeller.answers() == {"q": 1 if shown == asked[0].response_a else -1, "q0": None}
+
+
+def test_a_budget_holds_as_many_answers_as_it_says() -> None:
+    assert [answers_within(*pair) for pair in ((0.3, 0.1), (2.0, 2.18), (1.0, 0.1), (5, 1.5))] == [3, 0, 10, 3]
