@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import re
@@ -133,6 +134,17 @@ def test_named_files_and_links_exist(page: Path) -> None:
         assert any((ROOT / "/".join(parts[:end])).with_suffix(".py").is_file() for end in range(1, len(parts) + 1)) or (
             ROOT / "/".join(parts)
         ).is_dir(), module
+
+
+def test_the_page_about_nist_names_keys_of_the_card() -> None:
+    page = (ROOT / "docs" / "explanation" / "nist-800-226.md").read_text(encoding="utf-8")
+    cells = [line.split(" | ")[1] for line in page.splitlines() if line.startswith("| ")]
+    named = set(re.findall(r"`([a-z_]+)`", " ".join(cells)))
+    sources = [(ROOT / "pipeline" / room / "card.py").read_text(encoding="utf-8") for room in ("privacy", "report")]
+    trees = [ast.walk(ast.parse(source)) for source in sources]
+    known = {node.value for tree in trees for node in tree if isinstance(node, ast.Constant)}
+    assert len(named) > 20
+    assert not named - known
 
 
 def test_the_readme_takes_two_minutes() -> None:
