@@ -1,0 +1,83 @@
+"""`private-rlhf label serve | invite | remove`: people label at a web page that randomises before it sends."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline.core.errors import UserError
+
+app = typer.Typer(no_args_is_help=True, help="A labelling page that randomises every answer before it leaves it.")
+
+Store = Annotated[Path, typer.Option("--store", help="Owner-only folder of questions and private answers.")]
+LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+@app.command()
+def serve(
+    store: Store,
+    epsilon: Annotated[float | None, typer.Option("--epsilon", help="ε of each answer, > 0; of a new store.")] = None,
+    budget: Annotated[
+        float | None, typer.Option("--budget-per-person", help="ε of all of a person's answers; of a new store.")
+    ] = None,
+    pairs: Annotated[
+        Path | None, typer.Option("--pairs", help="Questions to add: JSON lines of id, prompt, response_a, response_b.")
+    ] = None,
+    host: Annotated[str, typer.Option("--host", help="Where to listen; behind a proxy that ends TLS.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535)] = 8765,
+) -> None:
+    """Serve the page, and take private answers in, until stopped."""
+    from pipeline.labelling.questions import read_questions
+    from pipeline.labelling.server import LabelServer
+    from pipeline.labelling.store import AnswerStore
+
+    if epsilon is None:
+        if budget is not None:
+            raise UserError("--budget-per-person needs --epsilon: the two are the terms of a new store")
+        answers = AnswerStore.open(store)
+    else:
+        answers = AnswerStore(store, epsilon, budget)
+    if pairs is not None:
+        answers.ask(read_questions(pairs))
+    with LabelServer(answers, host, port) as server:
+        terms = f"ε = {answers.epsilon:g} an answer, " + (
+            "no limit" if answers.budget is None else f"{answers.budget:g} (so {answers.most} answers)"
+        )
+        print(f"{len(answers.questions())} questions, {len(answers.persons())} people; {terms} a person")
+        print(f"page SHA-256 {server.page.sha256}")
+        print(f"listening on http://{host}:{server.port}/", flush=True)
+        if host not in LOCAL:
+            print("label serve: this is plain HTTP: put a proxy that ends TLS in front of it", file=sys.stderr)
+        try:
+            server.serve_forever()
+        finally:
+            answers.close()
+
+
+@app.command()
+def invite(
+    store: Store,
+    names: Annotated[list[str], typer.Argument(help="People; a name that is known gets a new link.")],
+    url: Annotated[str, typer.Option("--url", help="Where people reach the server.")] = "http://127.0.0.1:8765/",
+) -> None:
+    """Print a link for each person: it opens in one browser, once. Only its hash is kept."""
+    from pipeline.labelling.store import AnswerStore
+
+    answers = AnswerStore.open(store)
+    for name in names:
+        print(f"{name}: {url.rstrip('/')}/#{answers.add_person(name)}")
+
+
+@app.command()
+def remove(
+    store: Store, names: Annotated[list[str], typer.Argument(help="People whose answers stay and who give no more.")]
+) -> None:
+    """End people's links, and give what they left unanswered to others."""
+    from pipeline.labelling.store import AnswerStore
+
+    answers = AnswerStore.open(store)
+    for name in names:
+        answers.remove_person(name)

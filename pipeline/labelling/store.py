@@ -1,0 +1,241 @@
+"""The labelling page's store: what is asked, by whom it is answered, and the private labels z that came in.
+
+One SQLite file in an owner-only folder, with a write-ahead log and `synchronous=FULL`: what the server has confirmed is
+on the disk, whatever is killed. Several processes may use it at once (the server, an online run, `label export`).
+
+It never sees a label: z was drawn in the page. Links and the browsers' secrets are kept as SHA-256. It keeps no times,
+and its rows stand in the order of random names, not of arrival (which the write-ahead log tells, for a while).
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from pipeline.core.errors import UserError, is_name, one_line
+from pipeline.core.noise import check_epsilon
+from pipeline.labelling.labellers import answers_within
+from pipeline.labelling.questions import Question, unasked
+from pipeline.privacy.keys import make_private_folder
+
+FILE = "answers.db"
+AHEAD = 5
+"""Questions that a person holds unanswered: they are nobody else's until the person is removed."""
+EVENT_BYTES, TOKEN_BYTES = 16, 32
+SKIPPED = 0  # as an answer in the file; 1 and -1 are z
+_FORMAT = 1
+_SCHEMA = """
+CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE people (name TEXT PRIMARY KEY, link BLOB UNIQUE, secret BLOB UNIQUE) WITHOUT ROWID;
+CREATE TABLE events (
+    event TEXT PRIMARY KEY, place INTEGER NOT NULL UNIQUE, id TEXT NOT NULL UNIQUE, question TEXT NOT NULL,
+    person TEXT REFERENCES people,
+    answer INTEGER CHECK (answer IS NULL OR answer IN (1, -1, 0) AND person IS NOT NULL)
+) WITHOUT ROWID;
+CREATE INDEX of_person ON events (person, place);
+"""
+
+
+@dataclass(frozen=True)
+class Person:
+    """Who labels. given, skipped: how many questions they answered, or passed over in public."""
+
+    name: str
+    given: int
+    skipped: int
+
+
+class AnswerConflict(Exception):
+    """The event has another answer already, which stays."""
+
+
+class NotAsked(Exception):
+    """The event is none of this person's."""
+
+
+class AnswerStore:
+    """A `Labeller` whose answers come from people at web pages, each drawn at ε there.
+
+    budget: ε of each person in total; a person is asked as many questions as it holds. None: no limit. UserError for a
+    folder that was begun on other terms, or whose file is none of ours.
+    """
+
+    waits = True
+
+    def __init__(self, folder: Path, epsilon: float, budget: float | None = None) -> None:
+        self.epsilon, self.budget = check_epsilon(epsilon), budget
+        self.most = None if budget is None else answers_within(budget, epsilon)
+        if self.most == 0:
+            raise UserError(f"a budget of {budget:g} holds no answer at epsilon {epsilon:g}; raise it or lower epsilon")
+        self._folder = folder
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
+        self._lock = threading.Lock()
+        with self._named_errors():
+            self._base = sqlite3.connect(folder / FILE, timeout=60, isolation_level=None, check_same_thread=False)
+            (folder / FILE).chmod(0o600)
+            self._base.execute("PRAGMA journal_mode = WAL")
+            self._base.execute("PRAGMA synchronous = FULL")
+        terms = json.dumps({"format": _FORMAT, "epsilon": self.epsilon, "budget_per_person": budget})
+        with self._transaction() as base:
+            if not base.execute("SELECT 1 FROM sqlite_master").fetchone():
+                for statement in _SCHEMA.split(";"):
+                    base.execute(statement)
+                base.execute("INSERT INTO facts VALUES ('terms', ?)", (terms,))
+            (before,) = base.execute("SELECT value FROM facts WHERE name = 'terms'").fetchone()
+        if before != terms:
+            raise UserError(f"{folder}: was begun on the terms {before}; keep those, or choose another --store")
+
+    @classmethod
+    def open(cls, folder: Path) -> AnswerStore:
+        """A store on the terms that it was begun on. UserError where there is none."""
+        if not (folder / FILE).is_file():
+            raise UserError(f"{folder}: is no store of a labelling page; `private-rlhf label serve` begins one")
+        try:
+            base = sqlite3.connect(folder / FILE, timeout=60)
+            terms = json.loads(base.execute("SELECT value FROM facts WHERE name = 'terms'").fetchone()[0])
+            base.close()
+        except (sqlite3.Error, ValueError, TypeError):
+            raise UserError(f"{folder / FILE}: is no store of a labelling page; choose another --store") from None
+        return cls(folder, terms["epsilon"], terms["budget_per_person"])
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._base.close()
+
+    # --- the asker's side: `Labeller` ---
+
+    def ask(self, questions: Sequence[Question]) -> None:
+        """`Labeller.ask`; each question becomes an event with a random name of constant size."""
+        with self._transaction() as base:
+            known = {id: Question(**json.loads(text)) for id, text in base.execute("SELECT id, question FROM events")}
+            rows = [
+                (secrets.token_bytes(EVENT_BYTES).hex(), place, each.id, json.dumps(each.as_json()))
+                for place, each in enumerate(unasked(questions, known), len(known))
+            ]
+            base.executemany("INSERT INTO events (event, place, id, question) VALUES (?, ?, ?, ?)", rows)
+
+    def answers(self) -> dict[str, int | None]:
+        """`Labeller.answers`."""
+        with self._transaction() as base:
+            rows = base.execute("SELECT id, answer FROM events WHERE answer IS NOT NULL ORDER BY event")
+            return {id: None if answer == SKIPPED else answer for id, answer in rows}
+
+    def people(self) -> dict[str, int]:
+        """`Labeller.people`."""
+        return {person.name: person.given for person in self.persons()}
+
+    def questions(self) -> list[Question]:
+        """All that was asked, in the order of asking."""
+        with self._transaction() as base:
+            rows = base.execute("SELECT question FROM events ORDER BY place")
+            return [Question(**json.loads(text)) for (text,) in rows]
+
+    # --- the operator's side ---
+
+    def add_person(self, name: str) -> str:
+        """The token of a person's new link, known here as its SHA-256 alone; what the name had before ends. UserError
+        for what is no name."""
+        if not is_name(name):
+            raise UserError(f"{one_line(name)!r} is no name: give one line of printable characters")
+        token = secrets.token_bytes(TOKEN_BYTES).hex()
+        with self._transaction() as base:
+            base.execute("INSERT INTO people (name) VALUES (?) ON CONFLICT DO NOTHING", (name,))
+            base.execute("UPDATE people SET link = ?, secret = NULL WHERE name = ?", (_digest(token), name))
+        return token
+
+    def remove_person(self, name: str) -> None:
+        """Ends a person's link; the answers stay, what they left unanswered goes to others. UserError if unknown."""
+        with self._transaction() as base:
+            if not base.execute("UPDATE people SET link = NULL, secret = NULL WHERE name = ?", (name,)).rowcount:
+                raise UserError(f"{one_line(name)!r}: nobody here has that name")
+            base.execute("UPDATE events SET person = NULL WHERE person = ? AND answer IS NULL", (name,))
+
+    def persons(self) -> list[Person]:
+        """Everybody by name."""
+        counts = (
+            "SELECT people.name, COUNT(answer) - COALESCE(SUM(answer = 0), 0), COALESCE(SUM(answer = 0), 0) FROM people"
+            " LEFT JOIN events ON events.person = people.name GROUP BY people.name ORDER BY people.name"
+        )
+        with self._transaction() as base:
+            return [Person(*row) for row in base.execute(counts)]
+
+    # --- the page's side ---
+
+    def claim(self, link: str, secret: str) -> bool:
+        """A link opens once: from then on the secret that a browser chose stands for the person. Whether that is so
+        now, also when the same browser asks again. So one browser draws a person's answers, and each of them once."""
+        with self._transaction() as base:
+            change = "UPDATE people SET secret = ? WHERE link = ? AND (secret IS NULL OR secret = ?)"
+            return bool(base.execute(change, (_digest(secret), _digest(link), _digest(secret))).rowcount)
+
+    def person_of(self, secret: str) -> str | None:
+        """Whose secret it is; None for nobody's."""
+        with self._lock, self._named_errors():
+            row = self._base.execute("SELECT name FROM people WHERE secret = ?", (_digest(secret),)).fetchone()
+        return row[0] if row else None
+
+    def open_questions(self, person: str) -> list[tuple[str, Question]]:
+        """(event, question) of what the person has to answer: at most `AHEAD`, and no more than the budget holds."""
+        with self._transaction() as base:
+            held = "SELECT COUNT(*), COALESCE(SUM(answer IS NULL), 0) FROM events WHERE person = ? AND answer IS NOT 0"
+            taken, waiting = base.execute(held, (person,)).fetchone()
+            more = AHEAD - waiting if self.most is None else min(AHEAD - waiting, self.most - taken)
+            if more > 0:
+                free = "SELECT event FROM events WHERE person IS NULL ORDER BY place LIMIT ?"
+                base.execute(f"UPDATE events SET person = ? WHERE event IN ({free})", (person, more))
+            rows = base.execute(
+                "SELECT event, question FROM events WHERE person = ? AND answer IS NULL ORDER BY place", (person,)
+            )
+            return [(event, Question(**json.loads(text))) for event, text in rows]
+
+    def give(self, person: str, event: str, answer: int) -> None:
+        """Keeps z = 1 or -1, or `SKIPPED`; on the disk when this returns. The same one again changes nothing.
+
+        Raises: NotAsked, AnswerConflict.
+        """
+        with self._transaction() as base:
+            row = base.execute("SELECT answer FROM events WHERE event = ? AND person = ?", (event, person)).fetchone()
+            if row is None:
+                raise NotAsked
+            if row[0] is None:
+                base.execute("UPDATE events SET answer = ? WHERE event = ?", (answer, event))
+            elif row[0] != answer:
+                raise AnswerConflict
+
+    # --- the file ---
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock, self._named_errors():
+            self._base.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._base
+                self._base.execute("COMMIT")
+            finally:
+                if self._base.in_transaction:
+                    self._base.execute("ROLLBACK")
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        file = self._folder / FILE
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            raise UserError(f"{file}: cannot be used ({error}): mend that, nothing was changed") from None
+        except sqlite3.IntegrityError:
+            raise
+        except sqlite3.DatabaseError:
+            raise UserError(f"{file}: is damaged or no store of ours; restore it from a backup") from None
+
+
+def _digest(token: str) -> bytes:
+    """A token is 256 random bits: one plain hash hides it."""
+    return sha256(token.encode()).digest()

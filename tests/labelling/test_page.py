@@ -1,0 +1,85 @@
+"""The labelling page in a browser."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from chromium import Chromium, Tab
+
+import pipeline.labelling
+from pipeline.core.noise import keep_threshold
+from pipeline.labelling.labellers import answers_within
+from pipeline.labelling.questions import make_question
+from pipeline.labelling.server import ANSWER_BYTES, LabelServer, Page
+from pipeline.labelling.store import AnswerStore
+
+PAGE = Path(pipeline.labelling.__file__).with_name("page.html")
+QUESTIONS = [make_question(f"q{i}", f"prompt {i}", f"yes {i}", f"no {i}") for i in range(40)]
+
+
+@contextmanager
+def serving(store: AnswerStore, port: int = 0) -> Iterator[LabelServer]:
+    """A server in a thread."""
+    with LabelServer(store, port=port) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def answer(tab: Tab, *keys: str) -> None:
+    """Presses keys at the next question, gives the answer, and waits until it is kept."""
+    before = tab.run("kept().then((all) => all.length)")
+    tab.wait("!byId('question').hidden && state.chosen === null && !state.giving")
+    tab.press(*keys, "Enter")
+    tab.wait(f"kept().then((all) => all.length > {before})")
+    tab.wait("!state.giving")
+
+
+def test_the_page_names_its_own_script_and_style() -> None:
+    """By the SHA-256 in its policy: after a change, what stands on the left belongs there."""
+    page = Page.load()
+    assert {each for each in page.inline_hashes() if each not in page.policy} == set()
+
+
+def test_the_threshold_is_the_mechanism_s(tmp_path: Path) -> None:
+    """Every bit of it, and how many answers a budget holds."""
+    epsilons = [2.0**-128, 2.0**-127, 1e-30, 1e-9, 0.1, 0.25, 1 / 3, 0.5, 1.0, 1.1, 2.18, 10.0, 37.5, 90.0, 99.9, 100.0]
+    budgets = [(0.3, 0.1), (2.0, 2.18), (1.0, 0.1), (5.0, 1.5), (8.0, 1.0), (0.7, 0.1)]
+    with Chromium(tmp_path / "profile") as browser:
+        tab = browser.tab()
+        tab.open(PAGE.as_uri())
+        thresholds = tab.run(f"{epsilons}.map((epsilon) => keepThreshold(epsilon).toString())")
+        assert [int(each) for each in thresholds] == [keep_threshold(epsilon) for epsilon in epsilons]
+        assert tab.run(f"{[list(each) for each in budgets]}.map((each) => answersWithin(...each))") == [
+            answers_within(*each) for each in budgets
+        ]
+
+
+def test_one_answer_in_a_browser(tmp_path: Path) -> None:
+    """At ε = 100 no draw turns a label: what is reported is what was chosen, and nothing else left the page."""
+    store = AnswerStore(tmp_path / "store", 100.0)
+    store.ask(QUESTIONS[:3])
+    link = store.add_person("anna")
+    with serving(store) as server, Chromium(tmp_path / "profile") as browser:
+        tab = browser.tab()
+        tab.open(f"http://127.0.0.1:{server.port}/#{link}")
+        for id in ("q0", "q1"):
+            tab.wait(f"byId('prompt').textContent === 'prompt {id[1]}'")
+            first = tab.run("byId('first').lastElementChild.textContent")
+            answer(tab, "ArrowRight", "ArrowLeft")
+            tab.wait("kept().then((all) => all.every((each) => each.sent))")
+            (question,) = (each for each in QUESTIONS if each.id == id)
+            assert store.answers()[id] == (1 if first == question.response_a else -1)
+        answer(tab, "s")
+        tab.wait("kept().then((all) => all.every((each) => each.sent))")
+        assert store.answers()["q2"] is None
+        assert store.people() == {"anna": 2}
+        sent = [(each["method"], each["url"].rpartition("/")[2].partition("#")[0]) for each in tab.requests()]
+        assert set(sent) == {("GET", ""), ("POST", "claim"), ("GET", "questions"), ("POST", "answer")}
+        bodies = [each["postData"] for each in tab.requests() if each["url"].endswith("/answer")]
+        assert {len(body) for body in bodies} == {ANSWER_BYTES}
+        assert len(bodies) == 3
+        assert not [each for each in tab.events if each["method"] in ("Log.entryAdded", "Runtime.exceptionThrown")]

@@ -1,0 +1,226 @@
+"""The labelling page's server and store: who may do what, how often, and what survives a kill."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.core.errors import UserError
+from pipeline.labelling.questions import make_question, write_questions
+from pipeline.labelling.server import ANSWER_BYTES, CLAIM_BYTES, HEADERS, LabelServer, Page, Rate
+from pipeline.labelling.store import AHEAD, FILE, AnswerStore
+
+QUESTIONS = [make_question(f"q{i}", f"prompt {i}", f"yes {i}", f"no {i}") for i in range(40)]
+SECRETS = ["a" * 64, "b" * 64]
+
+
+class Client:
+    """A browser in small. secret: what it says it is."""
+
+    def __init__(self, port: int, secret: str = "") -> None:
+        self.port, self.secret = port, secret
+
+    def __call__(self, method: str, path: str, body: bytes | str | None = None, **headers: str) -> tuple[int, Any]:
+        """(status, body as JSON)."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection.request(method, path, body, {"Authorization": f"Bearer {self.secret}"} | headers)
+        answer = connection.getresponse()
+        text = answer.read()
+        connection.close()
+        assert {name: answer.headers[name] for name in HEADERS} == HEADERS
+        assert answer.headers["Server"] == "private-rlhf"
+        return answer.status, text.decode() if answer.headers["Content-Type"].startswith("text") else json.loads(text)
+
+    def give(self, event: str, sign: str) -> tuple[int, Any]:
+        """Sends z."""
+        body = f'{{"event":"{event}","answer":"{sign}"}}'
+        assert len(body) == ANSWER_BYTES
+        return self("POST", "/answer", body)
+
+
+def claim(link: str, secret: str) -> str:
+    body = f'{{"link":"{link}","secret":"{secret}"}}'
+    assert len(body) == CLAIM_BYTES
+    return body
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> AnswerStore:
+    """Forty questions, and a budget of six answers."""
+    store = AnswerStore(tmp_path / "store", 1.0, 6.0)
+    store.ask(QUESTIONS)
+    return store
+
+
+@pytest.fixture
+def server(store: AnswerStore) -> Iterator[LabelServer]:
+    with LabelServer(store) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture
+def anna(server: LabelServer) -> Client:
+    """A person whose browser has opened her link."""
+    client = Client(server.port, SECRETS[0])
+    assert client("POST", "/claim", claim(server.store.add_person("anna"), client.secret))[0] == 200
+    return client
+
+
+def test_an_answer_is_kept_once(anna: Client, store: AnswerStore) -> None:
+    status, asked = anna("GET", "/questions")
+    assert status == 200
+    assert [each["prompt"] for each in asked["questions"]] == [f"prompt {i}" for i in range(AHEAD)]
+    event = asked["questions"][0]["event"]
+    assert anna.give(event, "-") == (200, {})
+    assert anna.give(event, "-") == (200, {}), "the same again, as after a lost confirmation"
+    assert anna.give(event, "+")[0] == 409
+    assert anna.give(event, "0")[0] == 409
+    assert anna.give(asked["questions"][1]["event"], "0") == (200, {})
+    assert store.answers() == {"q0": -1, "q1": None}
+    assert store.people() == {"anna": 1}
+
+
+def test_a_person_is_asked_what_the_budget_holds(anna: Client, store: AnswerStore) -> None:
+    signs = iter("0+0+++" + "+" * 99)
+    while waiting := anna("GET", "/questions")[1]["questions"]:
+        assert anna.give(waiting[0]["event"], next(signs))[0] == 200
+    assert store.persons()[0].given == 6
+    assert store.persons()[0].skipped == 2
+
+
+def test_a_link_opens_in_one_browser(server: LabelServer) -> None:
+    link = server.store.add_person("anna")
+    one, other = Client(server.port, SECRETS[0]), Client(server.port, SECRETS[1])
+    assert one("POST", "/claim", claim(link, one.secret))[0] == 200
+    assert one("POST", "/claim", claim(link, one.secret))[0] == 200, "a reload"
+    assert other("POST", "/claim", claim(link, other.secret))[0] == 401
+    assert other("GET", "/questions")[0] == 401
+    assert Client(server.port, link)("GET", "/questions")[0] == 401
+    renewed = server.store.add_person("anna")
+    assert one("GET", "/questions")[0] == 401, "the older link has ended"
+    assert other("POST", "/claim", claim(renewed, other.secret))[0] == 200
+    server.store.remove_person("anna")
+    assert other("GET", "/questions")[0] == 401
+
+
+def test_a_question_is_one_person_s(anna: Client, server: LabelServer) -> None:
+    ben = Client(server.port, SECRETS[1])
+    ben("POST", "/claim", claim(server.store.add_person("ben"), ben.secret))
+    hers, his = ({each["event"] for each in who("GET", "/questions")[1]["questions"]} for who in (anna, ben))
+    assert not hers & his
+    assert ben.give(next(iter(hers)), "+")[0] == 404
+    server.store.remove_person("anna")
+    for event in his:
+        ben.give(event, "0")
+    assert {each["event"] for each in ben("GET", "/questions")[1]["questions"]} == hers
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ("x" * (ANSWER_BYTES + 1), 413),
+        ("x" * ANSWER_BYTES, 400),
+        ("", 400),
+        ('{"event":"' + "A" * 32 + '","answer":"+"}', 400),
+        ('{"event":"' + "0" * 32 + '","answer":"1"}', 400),
+        ('{"event":"' + "0" * 32 + '","answer":"+"}', 404),
+    ],
+)
+def test_other_bodies_are_refused(anna: Client, store: AnswerStore, body: str, status: int) -> None:
+    anna("GET", "/questions")
+    assert anna("POST", "/answer", body)[0] == status
+    assert store.answers() == {}
+
+
+def test_other_requests_are_refused(anna: Client) -> None:
+    assert anna("POST", "/answer", None, **{"Content-Length": "x"})[0] == 411
+    assert anna("POST", "/answer", None, **{"Transfer-Encoding": "chunked"})[0] == 411
+    assert anna("GET", "/answers.db")[0] == 404
+    assert anna("GET", "/../answers.db")[0] == 404
+    assert anna("DELETE", "/answer")[0] == 501
+    assert anna("GET", "/questions", None, Authorization="")[0] == 401
+    assert anna("GET", "/questions", None, Authorization=f"Basic {anna.secret}")[0] == 401
+
+
+def test_wrong_tokens_wait_and_right_ones_do_not(anna: Client, server: LabelServer) -> None:
+    server.of_strangers = Rate(per_second=0, burst=3)
+    stranger = Client(server.port, "c" * 64)
+    assert [stranger("GET", "/questions")[0] for _ in range(5)] == [401] * 3 + [429] * 2
+    assert anna("GET", "/questions")[0] == 200
+    server.of_person = Rate(per_second=0, burst=2)
+    assert [anna("GET", "/questions")[0] for _ in range(4)] == [200] * 2 + [429] * 2
+
+
+def test_the_page_is_the_same_for_all_and_reaches_nobody_else(server: LabelServer) -> None:
+    page = Page.load()
+    status, text = Client(server.port)("GET", "/")
+    assert (status, text.encode()) == (200, page.data)
+    assert "default-src 'none'" in page.policy
+    assert "connect-src 'self'" in page.policy
+    assert "unsafe" not in page.policy
+    assert page.policy.endswith("frame-ancestors 'none'")
+    assert not re.search(rb"(?:src|href)=.(?!data:,|#)|https?://", page.data.split(b"<script>")[0])
+    assert not re.search(rb"innerHTML|eval\(|https?://", page.data)
+
+
+def test_no_token_and_no_time_is_in_the_file(anna: Client, store: AnswerStore) -> None:
+    link = store.add_person("ben")
+    folder = store._folder
+    assert all(secret.encode() not in (folder / FILE).read_bytes() for secret in (link, anna.secret))
+    assert all(secret.encode() not in (folder / f"{FILE}-wal").read_bytes() for secret in (link, anna.secret))
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / FILE).stat().st_mode) == 0o600
+
+
+def test_a_store_keeps_its_terms(store: AnswerStore) -> None:
+    assert AnswerStore(store._folder, 1.0, 6.0).most == AnswerStore.open(store._folder).most == 6
+    for terms in ((2.0, 6.0), (1.0, None)):
+        with pytest.raises(UserError, match="other --store"):
+            AnswerStore(store._folder, *terms)
+    with pytest.raises(UserError, match="new id"):
+        store.ask([make_question("q1", "another prompt", "x", "y")])
+    with pytest.raises(UserError, match="no store"):
+        AnswerStore.open(store._folder / "none")
+    with pytest.raises(UserError, match="no answer"):
+        AnswerStore(store._folder / "none", 1.0, 0.5)
+    assert AnswerStore(store._folder / "tenths", 0.1, 0.3).most == 3
+
+
+def test_answers_survive_a_kill(tmp_path: Path) -> None:
+    """The command line, killed without warning after its confirmations, and begun again on what lies there."""
+    write_questions(tmp_path / "q.jsonl", QUESTIONS)
+    program = [sys.executable, "-m", "pipeline.cli", "label"]
+    begin = [*program, "serve", "--store", str(tmp_path / "s"), "--port", "0"]
+    given: dict[str, str] = {}
+    for terms in (["--epsilon", "1", "--pairs", str(tmp_path / "q.jsonl")], []):
+        with subprocess.Popen([*begin, *terms], stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                said = "".join(process.stdout.readline() for _ in range(3))
+                assert Page.load().sha256 in said
+                client = Client(int(said.rpartition(":")[2].strip("/\n")), SECRETS[0])
+                if not given:
+                    invited = subprocess.run([*program, "invite", "--store", str(tmp_path / "s"), "anna"], check=True,
+                                             capture_output=True, text=True)  # fmt: skip
+                    assert client("POST", "/claim", claim(invited.stdout.strip()[-64:], client.secret))[0] == 200
+                for each in client("GET", "/questions")[1]["questions"]:
+                    assert each["event"] not in given
+                    given[each["event"]] = each["prompt"]
+                    assert client.give(each["event"], "+")[0] == 200
+            finally:
+                os.kill(process.pid, signal.SIGKILL)
+    assert AnswerStore.open(tmp_path / "s").answers() == {f"q{i}": 1 for i in range(2 * AHEAD)}
