@@ -81,6 +81,8 @@ def check_twins(recipe: Recipe, folder: Path) -> None:
             "verify-run is for data.public_labels=false and evaluation_labels=private: labels that are read raw, and"
             " noisy counts of them, may differ between twins"
         )
+    if recipe.online is not None:
+        raise UserError("verify-run is for labels that are brought; online stores none but private answers")
     if is_adopted(recipe.data.preferences):
         raise UserError(f"{recipe.data.preferences}: is a released bundle and holds no labels to turn; give raw ones")
     if folder.exists() or folder.is_symlink():

@@ -15,7 +15,8 @@ from pydantic.dataclasses import dataclass
 from pipeline.core.config import IF_SET, NO_EFFECT
 from pipeline.core.noise import is_public
 from pipeline.core.recipe_aligners import ALIGNERS, DpoConfig, GroupConfig
-from pipeline.core.recipe_inputs import DataConfig, ModelConfig
+from pipeline.core.recipe_inputs import BUILT_IN, DataConfig, ModelConfig
+from pipeline.core.recipe_online import OnlineConfig
 from pipeline.core.recipe_parts import (
     SMOOTHING,
     STRICT,
@@ -298,6 +299,8 @@ class Recipe:
     model: ModelConfig
     data: DataConfig = Field(default_factory=DataConfig)
     privatize: PrivatizeConfig
+    online: Annotated[OnlineConfig | None, IF_SET] = None
+    """Ask about answers of π_ref round by round, instead of reading data.preferences."""
     sft: SftConfig = Field(default_factory=SftConfig)
     reward: RewardConfig = Field(default_factory=RewardConfig)
     aligner: Literal["ppo", "dpo", "rloo", "grpo"] = "ppo"
@@ -316,6 +319,8 @@ class Recipe:
             raise ValueError("evaluation_labels: public needs data.public_labels: true; else use private")
         if self.evaluation_labels == "laplace":
             self._check_counts()
+        if self.online is not None:
+            self._check_online(self.online)
         if self.aligner in ("rloo", "grpo") and (self.ppo.extra_rewards or self.ppo.quantize):
             raise ValueError(f"ppo.extra_rewards and ppo.quantize are for aligner ppo: remove them for {self.aligner}")
         if self.ppo.reference_rollouts and not self.draws_references:
@@ -327,6 +332,20 @@ class Recipe:
             )
         if self.ppo.temperature != 1 and self.aligner == "dpo":
             raise ValueError("aligner dpo learns at temperature 1, and is evaluated so: set ppo.temperature: 1")
+
+    def _check_online(self, online: OnlineConfig) -> None:
+        if self.evaluation_labels != "private":
+            raise ValueError("online asks for private answers alone: set evaluation_labels: private")
+        if is_public(self.privatize.epsilon):
+            raise ValueError("online needs a finite privatize.epsilon, that of each answer")
+        if online.simulated and not self.data.public_labels:
+            raise ValueError(f"online.labeller: {online.labeller} is this program's own: set data.public_labels: true")
+        if not self.data.without_pairs:
+            raise ValueError("data.preferences are not read by online: leave them out")
+        if from_pairs := [key for key in BUILT_IN if self.data.from_release(key)]:
+            raise ValueError(f"data.{from_pairs[0]}: there are no pairs before online asks; name a file or `embedded`")
+        if self.data.limit is not None:
+            raise ValueError("data.limit is of brought preferences: set online.rounds and online.questions")
 
     def _check_counts(self) -> None:
         own = self.privatize
@@ -346,6 +365,10 @@ class Recipe:
         absent = {name: f"set aligner={name}, or run {self.aligner}" for name in ALIGNERS if name != self.aligner}
         if self.evaluation_labels != "laplace":
             absent["count"] = "it is for evaluation_labels=laplace"
+        if self.online is None:
+            absent["online"] = "it is for recipes with a section online"
+        else:
+            absent["privatize"] = "section online asks for labels instead: run online"
         return absent
 
     @property

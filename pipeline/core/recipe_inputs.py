@@ -101,6 +101,11 @@ class DataConfig:
         """Whether `key` (of `BUILT_IN`) names no file."""
         return getattr(self, key) in BUILT_IN[key]
 
+    @property
+    def without_pairs(self) -> bool:
+        """Whether no preferences are brought."""
+        return self.preferences == "embedded"
+
     def from_release(self, key: str) -> bool:
         """Whether what `key` (of `BUILT_IN`) names is read from what the privatize stage released."""
         return self.built_in(key) and getattr(self, key) != "embedded"

@@ -46,6 +46,12 @@ class RunDir:
         """Folder of what stage `name` releases."""
         return self.root / name
 
+    @property
+    def released(self) -> Path:
+        """Folder of the stage that released the labels: of questions that this run asked, else of what was brought."""
+        return next((self.stage(name) for name in ("online", "privatize") if (self.stage(name) / "release").is_dir()),
+                    self.stage("privatize"))  # fmt: skip
+
     def checkpoints(self, name: str) -> Path:
         """Folder of the resume state of stage `name`."""
         return self.root / "checkpoints" / name

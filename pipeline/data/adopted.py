@@ -7,33 +7,19 @@ and no ledger is kept here: both are with the holder of the labels. A tenth of t
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
-from itertools import groupby, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
-from pipeline.core.atomic import write_json
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
-from pipeline.data.publish import publish, refusals, write_shard
-from pipeline.data.release import (
-    MANIFEST,
-    ROWS_PER_GROUP,
-    ROWS_PER_SHARD,
-    Release,
-    ReleasedPair,
-    ReleaseManifest,
-    is_release,
-    read_release,
-    release_schema,
-    shard_name,
-)
+from pipeline.data.answered import write_pairs
+from pipeline.data.publish import publish, refusals
+from pipeline.data.release import ROWS_PER_SHARD, Release, ReleasedPair, ReleaseManifest, is_release, read_release
 
 HELD_OUT_SHARE = 0.1
-ID_BITS = 256
 
 
 def is_adopted(source: str) -> bool:
@@ -126,14 +112,4 @@ def divide(bundle: Release, limit: int | None, train: Path, test: Path) -> tuple
 
 def _write(folder: Path, manifest: ReleaseManifest, rows: int, pairs: Iterable[ReleasedPair]) -> None:
     """A part of a bundle, in a bundle's layout; the columns that were released beside the four are left behind."""
-    folder.mkdir()
-    part = replace(manifest, rows=rows, rows_per_shard=ROWS_PER_SHARD, extra_columns=())
-    schema, bits = release_schema(part.format), part.shard_bits
-    for shard, inside in groupby(pairs, key=lambda row: int(row.record_id, 16) >> ID_BITS - bits):
-        write_shard(folder / shard_name(shard), schema, _tables(inside, schema))
-    write_json(folder / MANIFEST, part.as_dict())
-
-
-def _tables(pairs: Iterator[ReleasedPair], schema: pa.Schema) -> Iterator[pa.Table]:
-    while group := list(islice(pairs, ROWS_PER_GROUP)):
-        yield pa.Table.from_pylist([row._asdict() for row in group], schema=schema)
+    write_pairs(folder, replace(manifest, rows=rows, rows_per_shard=ROWS_PER_SHARD, extra_columns=()), pairs)

@@ -98,7 +98,7 @@ def check_lengths(recipe: Recipe, run: RunDir, renderer: Renderer) -> None:
         ("evaluation_prompts", "", of_prompts(evaluation_prompts)),
         ("preferences", " (evaluation)", of_pairs(evaluation_release)),
     ]
-    released = run.manifest("privatize") is not None  # `--only sft` on other demonstrations does without
+    released = (run.released / "release").is_dir()  # `--only sft` on other demonstrations does without
     for key, part, read in sources:
         if not released and (key == "preferences" or data.from_release(key)):
             continue
@@ -110,12 +110,12 @@ def check_lengths(recipe: Recipe, run: RunDir, renderer: Renderer) -> None:
 
 def release(run: RunDir) -> Release:
     """The released training preferences of a run."""
-    return read_release(run.stage("privatize") / "release")
+    return read_release(run.released / "release")
 
 
 def evaluation_release(run: RunDir) -> Release:
     """The released evaluation preferences of a run (raw labels only where they are declared public)."""
-    return read_release(run.stage("privatize") / "evaluation")
+    return read_release(run.released / "evaluation")
 
 
 def distinct(prompts: Sequence[Prompt]) -> list[Prompt]:

@@ -34,7 +34,7 @@ ROWS_PER_GROUP = 8192
 MANIFEST = "manifest.json"
 SIGNATURE = "signature.json"
 REMEDY = "write it again with `private-rlhf privatize`"
-KEY_MODES = ("keyed", "insecure_seed", "none")
+KEY_MODES = ("keyed", "local", "insecure_seed", "none")
 MESSAGES_TYPE = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 _NEEDED = ("mechanism", "epsilon", "keep_prob", "flip_prob", "unit", "neighbouring", "key_mode", "mark")
 
@@ -243,7 +243,7 @@ def _check_guarantee(guarantee: Mapping[str, Any], path: Path, remedy: str) -> d
         raise UserError(f"{path}: {error}; {remedy}") from None
     if noise.public != (mode == "none"):
         raise UserError(f"{path}: epsilon is {epsilon!r}, which does not go with key_mode {mode!r}; {remedy}")
-    if (guarantee["mark"] is None) != (mode == "keyed"):
+    if (guarantee["mark"] is None) != (mode in ("keyed", "local")):
         raise UserError(f"{path}: the NOT PRIVATE mark does not go with key_mode {mode!r}; {remedy}")
     words = stated(PublicLabels() if noise.public else RandomizedResponse(noise.epsilon), mode) | noise.as_json()
     if guarantee["mechanism"] != words["mechanism"] or guarantee["mark"] != words["mark"]:

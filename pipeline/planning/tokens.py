@@ -86,7 +86,7 @@ def texts_of(recipe: Recipe, run: RunDir, renderer: Renderer | None) -> Texts:
     Of preferences, the embedded ones without labels and released ones are read, raw ones never.
     """
     data, model = recipe.data, recipe.model
-    released = run.manifest("privatize") is not None
+    released = (run.released / "release").is_dir()
     prompt, cap = Lengths.at_most(model.max_prompt_tokens), Lengths.at_most(model.max_response_tokens)
     given = Lengths.at_most(max(1, model.max_text_tokens - model.max_prompt_tokens))
 

@@ -44,6 +44,12 @@ def nothing_left(source: str, counts: DropCounts) -> UserError:
     )
 
 
+LOCAL = {  # what differs where each answer was randomised before anyone had it, by the operating system's coins
+    "statement": "for each event, P[z | label] <= e^epsilon P[z | other label]; there is no key to lose",
+    "several_releases": "each event is drawn once; a second draw of the same event would add its epsilon",
+}
+
+
 def key_mode(mechanism: Mechanism, key: PrivacyKey | None) -> str:
     """Where the randomness came from: "keyed", "insecure_seed" or "none" (public labels). UserError without a key."""
     if isinstance(mechanism, PublicLabels):
@@ -62,5 +68,5 @@ def guarantee(mechanism: Mechanism, key: PrivacyKey | None) -> dict[str, Any]:
 
 def stated(mechanism: Mechanism, mode: str) -> dict[str, Any]:
     """`guarantee` where the key mode is known and the key is not."""
-    facts = mechanism.guarantee() | {"key_mode": mode}
+    facts = mechanism.guarantee() | {"key_mode": mode} | (LOCAL if mode == "local" else {})
     return facts | {"mark": NOT_PRIVATE if mode in REASONS else None, "mark_reason": REASONS.get(mode)}

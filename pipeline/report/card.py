@@ -46,9 +46,14 @@ def run_card(facts: RunFacts, status: PrivacyStatus) -> dict[str, Any]:
     labels = facts.evaluation.get("evaluation_labels") or facts.recipe.get("evaluation_labels")
     if labels:
         extra["evaluation_labels"] = str(labels)
-    released = facts.manifests.get("privatize", {}).get("report", {})
+    released = (facts.manifests.get("privatize") or facts.manifests.get("online") or {}).get("report", {})
     if released.get("adopted"):
         extra["labels_from"] = "a bundle released elsewhere; its ledger is with the holder of the labels"
+    if "labeller" in released:
+        extra["labels_from"] = (
+            f"{released['labeller']}: questions of this run, each answer drawn once, before it was stored; no"
+            " key, and no ledger beyond this run"
+        )
     if released.get("signer") or released.get("adopted"):
         extra["labels_signed_by"] = released.get("signer") or "nobody: who wrote this bundle is not known"
     ledger = released.get("ledger")

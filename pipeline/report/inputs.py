@@ -76,7 +76,7 @@ def read_run(run: RunDir, stages: Sequence[str]) -> RunFacts:
         UserError: there is no manifest of the released labels (a report without a privacy statement is refused), or a
             file is damaged.
     """
-    release = _json(run.stage("privatize") / "release" / "manifest.json")
+    release = _json(run.released / "release" / "manifest.json")
     if not release:
         raise UserError(f"{run.root} holds no privatize/release/manifest.json: run it first (--only privatize)")
     recipe_path = run.root / "recipe.yaml"

@@ -85,9 +85,11 @@ def win_rates(name: str, rows: Sequence[tuple[str, str, Any]], baseline: dict[st
     return draw(name, f"Win rates: {said}", 0.55 + 0.34 * len(rows) + (0.16 if usable(baseline) else 0), paint)
 
 
-def curves(name: str, history: History, series: Sequence[Series], unit: str) -> Markup | None:
-    """Lines over PPO iterations: the raw values pale, a centred moving average on top when there are many."""
-    drawn = [(_column(history, key), label, colour) for key, label, colour in series]
+def curves(
+    name: str, history: History, series: Sequence[Series], unit: str, across: str = "iteration"
+) -> Markup | None:
+    """Lines over iterations, or what `across` names: raw values pale, a centred moving average on top when many."""
+    drawn = [(_column(history, key, across), label, colour) for key, label, colour in series]
     drawn = [(points, label, colour) for points, label, colour in drawn if len(points)]
     if not drawn:
         return None
@@ -95,12 +97,12 @@ def curves(name: str, history: History, series: Sequence[Series], unit: str) -> 
     def paint(axes: Axes) -> None:
         for points, label, colour in drawn:
             _smooth_line(axes, points, label, colour)
-        _iterations(axes, unit)
+        _iterations(axes, unit, across)
         if len(drawn) > 1:
             axes.legend(loc="best", handlelength=1.4)
 
     said = "; ".join(f"{label} from {number(points[0, 1])} to {number(points[-1, 1])}" for points, label, _ in drawn)
-    return draw(name, f"Over iterations: {said}", PANEL_HEIGHT, paint)
+    return draw(name, f"By {across}: {said}", PANEL_HEIGHT, paint)
 
 
 def kl_curve(name: str, history: History) -> Markup | None:
@@ -282,9 +284,9 @@ def stage_times(name: str, seconds: dict[str, float], ppo_parts: dict[str, float
     return draw(name, f"Wall time: {said}", 0.3 + 0.32 * len(seconds), paint)
 
 
-def _column(history: History, key: str) -> np.ndarray:
-    """(n, 2): iteration and value, where the value is known."""
-    rows = [(row.get("iteration", place), row[key]) for place, row in enumerate(history) if known(row.get(key))]
+def _column(history: History, key: str, across: str = "iteration") -> np.ndarray:
+    """(n, 2): iteration (or what `across` names) and value, where the value is known."""
+    rows = [(row.get(across, place), row[key]) for place, row in enumerate(history) if known(row.get(key))]
     return np.array(rows, dtype=np.float64).reshape(-1, 2)
 
 

@@ -145,7 +145,21 @@ def ppo_figures(facts: RunFacts) -> list[Figure]:
 def reward_figures(facts: RunFacts) -> list[Figure]:
     """Calibration, coverage and ridge path, where the run gives them."""
     fit = facts.reward_fit
+    rounds = [
+        {**row, "accuracy": row["held_out_accuracy_debiased"]["value"]}
+        for row in facts.manifests.get("online", {}).get("report", {}).get("history", [])
+    ]
     figures = [
+        _figure(
+            "Accuracy by answers",
+            plots.curves("online-accuracy", rounds, [("accuracy", "r̄", POLICY)], "debiased accuracy", "labels"),
+            "Of r̄ after each round of questions, on private answers about held-out prompts.",
+        ),
+        _figure(
+            "J by answers",
+            plots.curves("online-j", rounds, [("gibbs_objective_gain", "Gibbs policy", GIBBS)], "J gain", "labels"),
+            "Of the policy π_ref·exp(r̄/kl_coef) among the candidates, by the known truth, which no choice saw.",
+        ),
         _figure(
             "Calibration", plots.calibration("calibration", fit.get("calibration") or []), "On held-out private labels."
         ),

@@ -14,12 +14,10 @@ Run alone: accelerate launch -m pipeline.stages.reward --config RECIPE [--run-di
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from safetensors import SafetensorError
 
 from pipeline.core import atomic
 from pipeline.core.errors import UserError
@@ -33,15 +31,16 @@ from pipeline.data.render import Renderer, keep_fitting_pairs, left_out, text_co
 from pipeline.evaluation.calibration import preference_calibration
 from pipeline.lm.distributed import make_accelerator
 from pipeline.lm.features import extract_features
-from pipeline.lm.models import DTYPES, load_tokenizer
+from pipeline.lm.models import load_tokenizer
 from pipeline.lm.released import write_beside
+from reward_models.backbone import load_backbone
 from reward_models.bound import bounded_reward
 from reward_models.checkpoint import RewardMetadata, save_reward_checkpoint
 from reward_models.external import use_external
 from reward_models.fitted_bonus import check_uncertainty, head_bonus
 from reward_models.head import PairFeatures, fit_head, refit_head
 from reward_models.losses import get_loss
-from reward_models.model import RewardModel, build_reward_backbone, set_score_weight
+from reward_models.model import RewardModel, set_score_weight
 from reward_models.ridge import RidgeSelection
 from reward_models.spread import OverProcesses
 from reward_models.training import TrainedBackbone, train_backbone
@@ -159,26 +158,6 @@ def split(record_ids: list[str], fraction: float, seed: int) -> tuple[torch.Tens
     order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed))
     validation = torch.isin(record, order[:held])
     return (~validation).nonzero()[:, 0], validation.nonzero()[:, 0]
-
-
-def load_backbone(path: Path, recipe: Recipe, renderer: Renderer) -> Any:
-    """The SFT model's first layers as a reward backbone with a zero head.
-
-    Raises:
-        UserError: the checkpoint is not whole, has fewer layers than reward.num_layers, or cannot be quantised.
-    """
-    settings, pad = recipe.reward, renderer.tokenizer.pad_token_id
-    try:
-        return build_reward_backbone(
-            path,
-            settings.num_layers,
-            DTYPES[recipe.model.dtype],
-            pad_token_id=pad,
-            four_bit=settings.quantize is not None,
-        )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        cause = " ".join(str(error).split())[:200]
-        raise UserError(f"{path} does not serve as reward backbone ({cause}): run again with --from sft") from None
 
 
 def pair_features(

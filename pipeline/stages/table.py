@@ -82,10 +82,18 @@ class Sft(Stage):
         check_rows(count, self.name, recipe.sft.batch_size)
 
 
+class Online(Stage):
+    name = "online"
+    said = "rounds of questions about answers of the reference policy, for recipes with `online`."
+    reads = ("sft",)
+    sections = ("name", "model", "data", "privatize", "online", "reward", "ppo", "seed")
+    texts = ("prompts", "evaluation_prompts")
+
+
 class Reward(Stage):
     name = "reward"
     said = "reward model from privatised labels, with its uncertainty."
-    reads = ("privatize", "sft")
+    reads = ("privatize", "sft", "online")
     sections = ("model", "reward", "seed")
     any_world = True
 
@@ -151,7 +159,7 @@ class Ppo(Stage):
 class Dpo(Stage):
     name = "dpo"
     said = "the DPO baseline, for recipes with `aligner: dpo`."
-    reads = ("privatize", "sft")
+    reads = ("privatize", "sft", "online")
     sections = ("model", "ppo", "dpo", "seed")
     any_world = True
 
@@ -196,7 +204,7 @@ class Grpo(Rloo):
 class Evaluate(Stage):
     name = "evaluate"
     said = "the policy against the reference, with intervals."
-    reads = ("privatize", "sft", "reward", *ALIGNERS)
+    reads = ("privatize", "sft", "online", "reward", *ALIGNERS)
     sections = ("model", "data", "privatize", "reward", "aligner", *ALIGNERS, "evaluate", "evaluation_labels", "seed")
     texts = ("evaluation_prompts",)
     measures = True
@@ -225,7 +233,7 @@ class Count(Stage):
 class Report(Stage):
     name = "report"
     said = "the one-page HTML report with the privacy card."
-    reads = ("privatize", "sft", "reward", *ALIGNERS, "evaluate", "count")
+    reads = ("privatize", "sft", "online", "reward", *ALIGNERS, "evaluate", "count")
     sections = ("name",)
     launched = False
     prints = True
@@ -235,6 +243,7 @@ class Report(Stage):
 STAGES: tuple[Stage, ...] = (
     Privatize(),
     Sft(),
+    Online(),
     Reward(),
     Ppo(),
     Dpo(),

@@ -37,7 +37,7 @@ FLOORS = (
     ("pipeline.stages",),
     ("pipeline.commands",),
     ("pipeline.planning", "pipeline.validation"),
-    ("pipeline.rl", "pipeline.evaluation"),
+    ("pipeline.rl", "pipeline.evaluation", "pipeline.online"),
     ("reward_models",),
     ("pipeline.lm", "pipeline.attacks", "pipeline.report"),
     ("pipeline.labelling",),

@@ -44,7 +44,7 @@ from pipeline.lm.generate import Sampling, sample_key, sample_responses
 from pipeline.lm.models import end_ids, load_causal_lm, load_tokenizer
 from pipeline.privacy.keys import insecure_seed_key
 from pipeline.privacy.mechanism import RandomizedResponse
-from pipeline.stages.reward import load_backbone
+from reward_models.backbone import load_backbone
 from reward_models.gibbs import gibbs_weights, kl_from_uniform
 from reward_models.head import PairFeatures, fit_head
 from reward_models.model import RewardModel

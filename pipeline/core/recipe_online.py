@@ -1,0 +1,70 @@
+"""Section `online` of the recipe: pairs are asked about round by round, instead of read from a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from pipeline.core.recipe_parts import STRICT
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class CrowdSettings:
+    """Simulated persons; see `pipeline.labelling.labellers.Crowd`."""
+
+    persons: int = Field(gt=0)
+    most: int = Field(gt=0)
+    """Questions that a person answers."""
+    temperature: float = Field(default=1.0, gt=0)
+    """The margin is divided by it."""
+    laziness: float = Field(default=0.0, ge=0, le=1)
+    """Share of answers that are fair coins."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class OnlineConfig:
+    """Rounds of questions (POKL Algorithm 2): candidates of π_ref, a choice of pairs, private answers, a new r̄."""
+
+    rounds: int = Field(default=10, gt=0)
+    questions: int = Field(default=100, gt=0)
+    """Of each round; each is a labelling event of its own, also where a pair is asked about again."""
+    evaluation_questions: int = Field(default=100, gt=1)
+    """At most, one on each held-out prompt, about two answers of π_ref: what r̄ is checked by, never learnt from."""
+    strategy: Literal["passive", "pokl", "mixture", "duel", "fisher", "policy"] = "pokl"
+    """Which pairs to ask, see `pipeline.online.strategies`; the choice sees released answers alone. `pokl` needed the
+    fewest labels where they were compared (docs/results/online.md)."""
+    candidates: int = Field(default=8, gt=1)
+    """Answers of π_ref to each prompt, among which the policy ∝ π_ref·exp(r̄/kl_coef) and the questions choose."""
+    max_prompts: int | None = Field(default=128, gt=0)
+    """Prompts that questions are about, evenly from data.prompts; null: all."""
+    kappa: float = Field(default=1.0, ge=0)
+    """Of the bonus b of `pokl` and `duel`."""
+    mixture: float = Field(default=100.0, ge=0)
+    """m of `mixture`."""
+    labeller: Literal["truth", "crowd", "files", "command", "terminal"] = "truth"
+    """Who answers. `truth`, `crowd`: the embedded task's known reward, through persons or not, by Bradley–Terry and a
+    seed (nobody's secret: the run is NOT PRIVATE). `files`: questions.jsonl goes out and answers.jsonl comes in, with
+    labels that were randomised at privatize.epsilon where they were given. `command`: a program, `terminal`: a person
+    here; their answers are randomised before they are stored."""
+    folder: Path | None = None
+    """Of `files`, `command` and `terminal`: what was asked and drawn. Keep it: nothing in it is drawn twice."""
+    command: str | None = None
+    """Of `command`: program and options."""
+    crowd: CrowdSettings | None = None
+    """Of `crowd`."""
+
+    def __post_init__(self) -> None:
+        if self.simulated == (self.folder is not None):
+            raise ValueError(f"labeller: {self.labeller} {'needs no' if self.simulated else 'needs a'} folder")
+        if (self.labeller == "command") != (self.command is not None):
+            raise ValueError("labeller: command goes with command, a program and its options")
+        if (self.labeller == "crowd") != (self.crowd is not None):
+            raise ValueError("labeller: crowd goes with a section crowd")
+
+    @property
+    def simulated(self) -> bool:
+        """Whether answers are made by a seed from a known truth, so that nothing is private."""
+        return self.labeller in ("truth", "crowd")

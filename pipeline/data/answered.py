@@ -1,0 +1,67 @@
+"""A bundle of answers that were private when they arrived: questions and z in the layout that every stage reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby, islice
+from pathlib import Path
+
+import pyarrow as pa
+
+from pipeline.core.atomic import sync_folder, write_json
+from pipeline.core.errors import UserError
+from pipeline.data.publish import write_shard
+from pipeline.data.release import (
+    MANIFEST,
+    ROWS_PER_GROUP,
+    ReleasedPair,
+    ReleaseManifest,
+    release_schema,
+    shard_name,
+)
+from pipeline.privacy.guarantee import DropCounts, stated
+from pipeline.privacy.mechanism import RandomizedResponse
+from pipeline.privacy.records import Text, record_id
+
+ID_BITS = 256
+
+
+def write_answers(
+    folder: Path, answers: Iterable[tuple[Text, Text, Text, int]], epsilon: float, key_mode: str, source: str
+) -> int:
+    """Writes rows (prompt, response, other response, z), z = +1 where it prefers the first, as a bundle into a new
+    folder; returns how many.
+
+    Rows stand in the order of their record ids and, of one pair, of z: nothing tells when each was given. UserError if
+    there is no row, ValueError for two equal responses.
+    """
+    pairs = []
+    for prompt, response, other, z in answers:
+        chosen, rejected = (response, other)[::z]
+        pairs.append(ReleasedPair(prompt, chosen, rejected, record_id(prompt, (response, other))))
+    if not pairs:
+        raise UserError(f"{source}: holds no answer; at least one is needed")
+    pairs.sort(key=lambda row: (row.record_id, repr(row.chosen)))
+    form = "standard" if isinstance(pairs[0].prompt, str) else "conversational"
+    facts = stated(RandomizedResponse(epsilon), key_mode)
+    manifest = ReleaseManifest(form, len(pairs), source, facts, DropCounts().as_dict())
+    write_pairs(folder, manifest, pairs)
+    sync_folder(folder)
+    return len(pairs)
+
+
+def write_pairs(folder: Path, manifest: ReleaseManifest, pairs: Iterable[ReleasedPair]) -> None:
+    """A new folder with the bundle of `manifest.rows` pairs in the order of their record ids; no further columns."""
+    folder.mkdir()
+    schema, bits = release_schema(manifest.format), manifest.shard_bits
+    for shard, inside in groupby(pairs, key=lambda row: int(row.record_id, 16) >> ID_BITS - bits):
+        write_shard(folder / shard_name(shard), schema, _tables(inside, schema))
+    for shard in range(1 << bits):
+        if not (folder / shard_name(shard)).exists():
+            write_shard(folder / shard_name(shard), schema, ())
+    write_json(folder / MANIFEST, manifest.as_dict())
+
+
+def _tables(pairs: Iterator[ReleasedPair], schema: pa.Schema) -> Iterator[pa.Table]:
+    while group := list(islice(pairs, ROWS_PER_GROUP)):
+        yield pa.Table.from_pylist([row._asdict() for row in group], schema=schema)

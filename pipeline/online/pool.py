@@ -1,0 +1,138 @@
+"""The pool of candidates that rounds ask about: drawn in blocks by all processes, kept as resume state."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from pipeline.core import atomic
+from pipeline.core.recipe import Recipe
+from pipeline.core.stage import StageContext
+from pipeline.data.render import Prompt, Renderer
+from pipeline.embedded.truth import true_reward
+from pipeline.labelling.questions import Question, make_question
+from pipeline.online.candidates import Candidates, candidate_key, draw_candidates
+from pipeline.privacy.records import Text
+from reward_models.basis import pair_basis
+from reward_models.model import RewardModel
+
+BLOCK = 16  # prompts whose candidates are drawn and kept together
+COMPONENTS = 128
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Candidates, their coordinates x (M, N, k) float64 in the basis of the fit, and r* (M, N) where it is known."""
+
+    drawn: Candidates
+    x: torch.Tensor
+    truth: torch.Tensor | None
+
+    def questions(self, picked: torch.Tensor, name: str) -> list[Question]:
+        """picked: (n, 3) prompt, one answer, another."""
+        found = []
+        for number, (prompt, *sides) in enumerate(picked.tolist()):
+            text: Any = self.drawn.prompts[prompt]
+            one, other = (_like(text, self.drawn.texts[prompt][side]) for side in sides)
+            found.append(make_question(f"{name}-{number:05d}", text, one, other))
+        return found
+
+    def first_two(self) -> torch.Tensor:
+        """(M, 3): the first two candidates of every prompt."""
+        rows = torch.arange(len(self.x))
+        return torch.stack([rows, torch.zeros_like(rows), torch.ones_like(rows)], dim=1)
+
+    def different(self, picked: torch.Tensor) -> torch.Tensor:
+        """Those of the picked pairs that can be asked about: two different answers, none of them empty."""
+        texts = self.drawn.texts
+        pairs = [(texts[prompt][one], texts[prompt][other]) for prompt, one, other in picked.tolist()]
+        return picked[[one != other and bool(one.strip() and other.strip()) for one, other in pairs]]
+
+    def signs(self, picked: torch.Tensor, questions: Sequence[Question]) -> torch.Tensor:
+        """(n,) float64: +1 where the first picked answer is response_a."""
+        texts = self.drawn.texts
+        firsts = [_like(question.prompt, texts[prompt][one]) == question.response_a
+                  for (prompt, one, _), question in zip(picked.tolist(), questions, strict=True)]  # fmt: skip
+        return torch.tensor(firsts).double() * 2 - 1
+
+
+def _like(prompt: Text, response: str) -> Text:
+    """The response in the prompt's form: text, or a list of messages."""
+    return response if isinstance(prompt, str) else [{"role": "assistant", "content": response}]
+
+
+def draw_blocks(
+    context: StageContext,
+    policy: Any,
+    backbone: RewardModel,
+    renderer: Renderer,
+    name: str,
+    prompts: list[Prompt],
+    count: int,
+) -> None:
+    """Candidates of this process's blocks of prompts, kept as resume state; those that are there stay."""
+    key, size = candidate_key(context.recipe.seed, name), context.recipe.evaluate.batch_size
+    for start in range(0, len(prompts), BLOCK):
+        path = block_path(context, name, start)
+        if start // BLOCK % context.world.size != context.world.rank or path.is_file():
+            continue
+        block = prompts[start : start + BLOCK]
+        drawn = draw_candidates(
+            policy,
+            backbone,
+            renderer,
+            block,
+            count,
+            lambda i, k, start=start: key(start + i, k),  # type: ignore[misc]
+            size,
+            show=context.world.main,
+        )
+        with atomic.new_file(path) as temporary:
+            save_file({"features": drawn.features}, temporary, {"texts": json.dumps(drawn.texts)})
+
+
+def block_path(context: StageContext, name: str, start: int) -> Path:
+    """Where a block of candidates is kept."""
+    return context.checkpoints / f"{name}-{start // BLOCK:04d}.safetensors"
+
+
+def pools(
+    context: StageContext, asked: list[Prompt], held_out: list[Prompt], recipe: Recipe
+) -> tuple[Pool, Pool]:
+    """The candidates of both kinds of prompts, in the leading directions in which the training ones differ."""
+    train, test = (
+        load_blocks(context, name, prompts) for name, prompts in (("train", asked), ("evaluation", held_out))
+    )
+    even = train.features.shape[1] // 2 * 2
+    sides = (train.features[:, place:even:2].flatten(0, 1) for place in (0, 1))
+    components = recipe.reward.num_components or COMPONENTS
+    basis = pair_basis(*sides, num_components=min(components, train.features.shape[-1]), whiten=False)
+    return Pool(train, basis.coordinates(train.features), truth_of(train, recipe)), Pool(
+        test, basis.coordinates(test.features), truth_of(test, recipe)
+    )
+
+
+def load_blocks(context: StageContext, name: str, prompts: list[Prompt]) -> Candidates:
+    """What all processes drew."""
+    texts, features = [], []
+    for start in range(0, len(prompts), BLOCK):
+        path = block_path(context, name, start)
+        with safe_open(path, "pt") as file:
+            texts += json.loads(file.metadata()["texts"])
+            features.append(file.get_tensor("features"))
+    return Candidates(prompts, texts, torch.cat(features))
+
+
+def truth_of(drawn: Candidates, recipe: Recipe) -> torch.Tensor | None:
+    """r* of the candidates, for what is measured beside; where answers come from it."""
+    if recipe.online is None or not recipe.online.simulated:
+        return None
+    rows = [[true_reward(str(p), text) for text in texts] for p, texts in zip(drawn.prompts, drawn.texts, strict=True)]
+    return torch.tensor(rows, dtype=torch.float64)

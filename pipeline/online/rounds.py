@@ -1,0 +1,80 @@
+"""A round: its questions are put once, its answers are kept, and what is known after it is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.core import atomic
+from pipeline.core.documents import read_json
+from pipeline.core.errors import RunStopped
+from pipeline.core.stats import wilson
+from pipeline.labelling.labellers import Labeller
+from pipeline.labelling.questions import Question
+from pipeline.online.belief import Belief
+from pipeline.online.pool import Pool
+from reward_models.gibbs import kl_from_uniform
+
+
+def ask_round(path: Path, questions: Sequence[Question], labeller: Labeller) -> dict[str, int | None]:
+    """The private answers of a round by question id, None for a skip; from `path` if the round is done, else put there.
+
+    Raises:
+        RunStopped: the labeller has not answered all of them yet. Nothing is lost: the same command looks again.
+    """
+    asked = [question.as_json() for question in questions]
+    if path.is_file():
+        stored = read_json(path)
+        if stored["questions"] == asked:
+            answers: dict[str, int | None] = stored["answers"]
+            return answers
+    labeller.ask(questions)
+    given = labeller.answers()
+    if missing := sum(question.id not in given for question in questions):
+        raise RunStopped(
+            f"online: {missing} of {len(questions)} questions of round {path.stem} wait for an answer; run the same"
+            " command again when they are there"
+        )
+    answers = {question.id: given[question.id] for question in questions}
+    atomic.write_json(path, {"questions": asked, "answers": answers})
+    return answers
+
+
+def labels_of(questions: Sequence[Question], answers: Mapping[str, int | None]) -> torch.Tensor:
+    """z of each question, (n,) float64: +1 for response_a, -1 for response_b, 0 for a skip."""
+    return torch.tensor([answers[question.id] or 0 for question in questions], dtype=torch.float64)
+
+
+def measure(
+    belief: Belief, labels: int, pool: Pool, tests: Pool, pairs: torch.Tensor, z: torch.Tensor
+) -> dict[str, Any]:
+    """What is known after a round: r̄ on the held-out answers (debiased), and J where the truth is known.
+
+    pairs: (n, 3) of the pool `tests`; z: (n,) answers, +1 where the first of the pair is preferred, 0 for a skip.
+    """
+    prompt, one, other = pairs[z != 0].T
+    right = (belief.reward(tests.x[prompt, one]) - belief.reward(tests.x[prompt, other])) * z[z != 0]
+    share = wilson(float((right > 0).sum() + 0.5 * (right == 0).sum()), len(right))
+    found: dict[str, Any] = {
+        "labels": labels,
+        "ridge": belief.ridge,
+        "held_out_accuracy_debiased": belief.noise.debias(share).as_dict(),
+    }
+    if pool.truth is not None:
+        weights = belief.policy(pool.x)
+        gain = ((weights - 1 / weights.shape[1]) * pool.truth).sum(dim=1).mean()
+        found["gibbs_objective_gain"] = float(gain) - belief.kl_coef * float(kl_from_uniform(weights.numpy()).mean())
+    return found
+
+
+def said(row: Mapping[str, Any]) -> str:
+    """One line of a round."""
+    accuracy = row["held_out_accuracy_debiased"]
+    gain = f", J of the Gibbs policy {row['gibbs_objective_gain']:+.3f}" if "gibbs_objective_gain" in row else ""
+    return (
+        f"{row['labels']} labels: held-out debiased accuracy {accuracy['value']:.3f} "
+        f"[{accuracy['ci_low']:.3f}, {accuracy['ci_high']:.3f}]{gain}"
+    )

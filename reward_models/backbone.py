@@ -1,0 +1,34 @@
+"""The SFT model's first layers as what the reward reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import Recipe
+from pipeline.data.render import Renderer
+from pipeline.lm.models import DTYPES
+from reward_models.model import build_reward_backbone
+
+
+def load_backbone(path: Path, recipe: Recipe, renderer: Renderer) -> Any:
+    """The SFT model's first layers as a reward backbone with a zero head.
+
+    Raises:
+        UserError: the checkpoint is not whole, has fewer layers than reward.num_layers, or cannot be quantised.
+    """
+    settings, pad = recipe.reward, renderer.tokenizer.pad_token_id
+    try:
+        return build_reward_backbone(
+            path,
+            settings.num_layers,
+            DTYPES[recipe.model.dtype],
+            pad_token_id=pad,
+            four_bit=settings.quantize is not None,
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        cause = " ".join(str(error).split())[:200]
+        raise UserError(f"{path} does not serve as reward backbone ({cause}): run again with --from sft") from None

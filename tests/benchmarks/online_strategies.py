@@ -1,0 +1,273 @@
+"""How many labels each way of asking needs: rounds of questions on one pool of answers of π_ref, with the known truth.
+
+Of every training prompt N answers are drawn from π_ref once, and M of every held-out prompt. An arm asks in batches
+(`pipeline.online.strategies`), gets Bradley–Terry answers of r* through randomised response at ε, and fits r̄ again;
+after each batch the Gibbs policy π_ref·exp(r̄/kl_coef) is evaluated on the held-out prompts: J = E[r*] − kl_coef·KL,
+less π_ref's. Stated: J by labels; the labels at which the mean curve of an arm reaches what passive asking reaches with
+all labels, and the share saved [95 % bootstrap over paired seeds]; cumulative regret of the Gibbs policy on the
+training prompts against the best one within the feature class, its exponent over the last half of the labels (log-log
+slope, 95 % over seeds, Student's t), and what the class itself misses.
+
+Needs a run whose stage `sft` is done:  private-rlhf run --config configs/demo.yaml --only sft --run-dir runs/online
+Run:  python tests/benchmarks/online_strategies.py --run runs/online [--seeds 20] [--labels 4000]
+      (resumable: finished arms are kept; 8 minutes for the pool, then an hour on one core)
+Writes RUN/online_strategies/: pool.safetensors, arms.jsonl, table.md, curves.png (docs/results/online.md)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import torch
+from epsilon_tables import interval
+from safetensors.torch import load_file, save_file
+from tqdm import tqdm
+
+from pipeline.core import atomic
+from pipeline.core.config import load_recipe
+from pipeline.core.noise import LabelNoise
+from pipeline.core.recipe import Recipe
+from pipeline.core.rundir import RunDir
+from pipeline.data import inputs
+from pipeline.embedded import task
+from pipeline.embedded.topics import Split
+from pipeline.embedded.truth import true_reward
+from pipeline.lm.models import load_causal_lm, load_tokenizer
+from pipeline.online.belief import Belief, Learner
+from pipeline.online.candidates import candidate_key, draw_candidates
+from pipeline.online.strategies import STRATEGIES, Strategy, choose
+from reward_models.backbone import load_backbone
+from reward_models.basis import pair_basis
+from reward_models.model import RewardModel
+
+EPSILONS = (0.5, 1.0, 2.0)
+SPLITS: dict[Split, tuple[int, int]] = {"train": (400, 16), "eval": (100, 32)}  # prompts, answers to each
+COMPONENTS = 128
+BATCH = 200
+RESAMPLES = 10_000
+
+
+class Bed:
+    """The pool in the coordinates of a label-free basis: x (M, N, k) and truth (M, N) of both splits."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor], kl_coef: float, reward_bound: float | None) -> None:
+        drawn = tensors["train_features"]
+        sides = (drawn[:, place::2].reshape(-1, drawn.shape[-1]) for place in (0, 1))
+        basis = pair_basis(*sides, num_components=COMPONENTS, whiten=False)
+        self.x, self.truth = basis.coordinates(drawn), tensors["train_truth"].double()
+        self.held_out = basis.coordinates(tensors["eval_features"]), tensors["eval_truth"].double()
+        self.kl_coef, self.reward_bound = kl_coef, reward_bound
+
+    def objective(self, policy: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+        """J less that of π_ref, mean over prompts; policy (M, N) over draws of π_ref."""
+        count = policy.shape[1]
+        kl = (policy * torch.log(policy.clamp_min(1e-300) * count)).sum(dim=1)
+        return (((policy - 1 / count) * truth).sum(dim=1) - self.kl_coef * kl).mean()
+
+    def best_in_class(self, restarts: int = 3) -> tuple[float, float]:
+        """J on the training prompts of the best Gibbs policy of a reward of the class, and of the truth's own."""
+        best = -math.inf
+        for seed in range(restarts):
+            theta = 0.3 * torch.randn(COMPONENTS, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+            theta.requires_grad_()
+            solver = torch.optim.LBFGS([theta], max_iter=500, line_search_fn="strong_wolfe")
+
+            def loss(theta: torch.Tensor = theta, solver: Any = solver) -> torch.Tensor:
+                solver.zero_grad()
+                value = -self.objective(self._belief(theta).policy(self.x), self.truth)
+                value.backward()
+                return value
+
+            solver.step(loss)
+            best = max(best, float(self.objective(self._belief(theta.detach()).policy(self.x), self.truth)))
+        own = torch.softmax(self.truth / self.kl_coef, dim=1)
+        return best, float(self.objective(own, self.truth))
+
+    def _belief(self, theta: torch.Tensor) -> Belief:
+        nothing = torch.eye(COMPONENTS, dtype=torch.float64)
+        return Belief(theta, nothing, 1.0, LabelNoise.of(1.0), self.reward_bound, self.kl_coef)
+
+
+# --- the pool ---------------------------------------------------------------------------------------------------------
+
+
+def load_pool(run: RunDir, recipe: Recipe) -> dict[str, torch.Tensor]:
+    """Features and truth of the answers, drawn if they are not there yet."""
+    path = run.root / "online_strategies" / "pool.safetensors"
+    if path.is_file():
+        return load_file(path)
+    home = run.stage("sft") / "model"
+    run.require("sft")
+    renderer = inputs.make_renderer(recipe, load_tokenizer(home))
+    policy = load_causal_lm(home, recipe.model.dtype)
+    backbone = RewardModel(load_backbone(home, recipe, renderer), reward_bound=recipe.reward.reward_bound)
+    tensors = {}
+    for split, (count, answers) in SPLITS.items():
+        prompts = task.load_prompts(split)
+        prompts = prompts[:: max(1, len(prompts) // count)][:count]
+        key, size = candidate_key(recipe.seed, split), recipe.evaluate.batch_size
+        drawn = draw_candidates(policy, backbone, renderer, prompts, answers, key, size, show=True)
+        tensors[f"{split}_features"] = drawn.features
+        rows = [[true_reward(str(p), text) for text in texts] for p, texts in zip(prompts, drawn.texts, strict=True)]
+        tensors[f"{split}_truth"] = torch.tensor(rows)
+    path.parent.mkdir(exist_ok=True)
+    with atomic.new_file(path) as temporary:
+        save_file(tensors, temporary)
+    return tensors
+
+
+# --- arms -------------------------------------------------------------------------------------------------------------
+
+
+def ask(bed: Bed, strategy: Strategy, epsilon: float, seed: int, labels: int) -> dict[str, Any]:
+    """One arm: J on held-out prompts after each batch, and J on the training prompts while it was asked."""
+    noise, generator = LabelNoise.of(epsilon), torch.Generator().manual_seed(seed)
+    learner = Learner(COMPONENTS, noise, bed.reward_bound, bed.kl_coef, seed=seed)
+    held_out, training = [], []
+    while len(learner) < labels:
+        training.append(float(bed.objective(learner.belief.policy(bed.x), bed.truth)))
+        picked = choose(strategy, learner.belief, bed.x, BATCH, generator, asked=len(learner))
+        prompt, one, other = picked.T
+        preferred = torch.sigmoid(bed.truth[prompt, one] - bed.truth[prompt, other])
+        plus = noise.keep_prob * preferred + noise.flip_prob * (1 - preferred)
+        z = torch.where(torch.rand(BATCH, generator=generator, dtype=torch.float64) < plus, 1.0, -1.0)
+        learner.add(bed.x[prompt, one], bed.x[prompt, other], z, prompt.tolist())
+        held_out.append(float(bed.objective(learner.belief.policy(bed.held_out[0]), bed.held_out[1])))
+    return {"strategy": strategy, "epsilon": epsilon, "seed": seed, "j": held_out, "training_j": training}
+
+
+def arms(bed: Bed, path: Path, seeds: int, labels: int) -> list[dict[str, Any]]:
+    """All arms, those of an earlier call as they are."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    rows = [json.loads(line) for line in lines]
+    done = {(row["strategy"], row["epsilon"], row["seed"]) for row in rows if len(row["j"]) * BATCH == labels}
+    wanted = [(s, e, seed) for seed in range(seeds) for e in EPSILONS for s in STRATEGIES]
+    with path.open("a", encoding="utf-8") as file:
+        for each in tqdm([each for each in wanted if each not in done], desc="arms", unit="arm"):
+            rows.append(ask(bed, *each, labels))
+            file.write(json.dumps(rows[-1]) + "\n")
+            file.flush()
+    return [row for row in rows if row["seed"] < seeds and len(row["j"]) * BATCH == labels]
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def curves(rows: Sequence[dict[str, Any]], strategy: str, epsilon: float, what: str = "j") -> np.ndarray:
+    """(seeds, batches) of an arm."""
+    own = [row for row in rows if (row["strategy"], row["epsilon"]) == (strategy, epsilon)]
+    return np.array([row[what] for row in sorted(own, key=lambda row: row["seed"])])
+
+
+def needed(curve: np.ndarray, target: float) -> float:
+    """Labels at which a curve (batches,) first reaches the target, between batches by a straight line; inf if never."""
+    reached = np.flatnonzero(curve >= target)
+    if not len(reached):
+        return math.inf
+    last = int(reached[0])
+    before = 0.0 if last == 0 else curve[last - 1]  # no labels: π_ref, J gain 0
+    return BATCH * (last + (target - before) / (curve[last] - before))
+
+
+def saved(passive: np.ndarray, own: np.ndarray) -> tuple[float, float, float, float]:
+    """(labels needed, share saved in %, its 95 % interval): curves (seeds, batches), resampled by seed together."""
+
+    def share(picked: np.ndarray) -> float:
+        target = float(passive[picked].mean(axis=0)[-1])
+        return 100 * (1 - needed(own[picked].mean(axis=0), target) / (BATCH * own.shape[1]))
+
+    everything = np.arange(len(own))
+    generator = np.random.default_rng(0)
+    drawn = [share(generator.integers(0, len(own), len(own))) for _ in range(RESAMPLES)]
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    target = float(passive.mean(axis=0)[-1])
+    return needed(own.mean(axis=0), target), share(everything), float(low), float(high)
+
+
+def exponent(regret: np.ndarray) -> tuple[float, float]:
+    """Mean ± half 95 % interval over seeds of the slope of log regret by log labels, over the last half of them."""
+    labels = np.log(BATCH * np.arange(1, regret.shape[1] + 1))
+    half = regret.shape[1] // 2
+    return interval([float(np.polyfit(labels[half:], np.log(row[half:]), 1)[0]) for row in regret])
+
+
+def lines_of(bed: Bed, rows: Sequence[dict[str, Any]], labels: int) -> Iterator[str]:
+    """The tables in Markdown."""
+    in_class, own = bed.best_in_class()
+    seeds = 1 + max(row["seed"] for row in rows)
+    (prompts, answers), (others, more) = bed.truth.shape, bed.held_out[1].shape
+    yield f"Questions about {prompts} prompts, {answers} answers each; J, its gain over π_ref, on {others} more"
+    yield f"with {more}; {seeds} paired seeds, batches of {BATCH}, kl_coef {bed.kl_coef:g}, {COMPONENTS} directions."
+    for epsilon in EPSILONS:
+        passive = curves(rows, "passive", epsilon)
+        yield ""
+        yield f"| ε = {epsilon:g} | J at {labels // 4} labels | at {labels} | labels for passive's J | saved |"
+        yield "|---|---|---|---|---|"
+        for strategy in STRATEGIES:
+            j = curves(rows, strategy, epsilon)
+            early, late = (interval(j[:, place].tolist()) for place in (labels // 4 // BATCH - 1, -1))
+            count, share, low, high = saved(passive, j)
+            found = "the same" if strategy == "passive" else f"{share:.0f} % [{low:.0f}, {high:.0f}]"
+            shown = "never" if math.isinf(count) else f"{count:.0f}"
+            cells = f"{early[0]:.3f} ± {early[1]:.3f} | {late[0]:.3f} ± {late[1]:.3f}"
+            yield f"| {strategy} | {cells} | {shown} | {found if math.isfinite(count) else '–'} |"
+    yield ""
+    yield f"Regret of the Gibbs policy on the training prompts against the best of the class, J = {in_class:.3f}; the"
+    yield f"truth's own has J = {own:.3f}, so {own - in_class:.3f} a question is misspecification and not counted."
+    yield ""
+    yield f"| cumulative regret at {labels} labels | " + " | ".join(f"ε = {epsilon:g}" for epsilon in EPSILONS) + " |"
+    yield "|---" * (len(EPSILONS) + 1) + "|"
+    for strategy in STRATEGIES:
+        cells = []
+        for epsilon in EPSILONS:
+            regret = BATCH * np.cumsum(in_class - curves(rows, strategy, epsilon, "training_j"), axis=1)
+            (mean, half), (slope, spread) = interval(regret[:, -1].tolist()), exponent(regret)
+            cells.append(f"{mean:.0f} ± {half:.0f}, T^({slope:.2f} ± {spread:.2f})")
+        yield f"| {strategy} | {' | '.join(cells)} |"
+
+
+def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """J by labels, a panel per ε; bands are 95 % over seeds."""
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, len(EPSILONS), figsize=(4 * len(EPSILONS), 3.4), sharey=True, layout="constrained")
+    for place, epsilon in zip(axes, EPSILONS, strict=True):
+        for strategy in STRATEGIES:
+            j = curves(rows, strategy, epsilon)
+            labels = BATCH * np.arange(1, j.shape[1] + 1)
+            mean, half = np.array([interval(column.tolist()) for column in j.T]).T
+            (line,) = place.plot(labels, mean, label=strategy)
+            place.fill_between(labels, mean - half, mean + half, color=line.get_color(), alpha=0.15, linewidth=0)
+        place.set(title=f"ε = {epsilon:g}", xlabel="labels")
+    axes[0].set(ylabel="J of the Gibbs policy, gain over π_ref")
+    axes[0].legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--labels", type=int, default=4000)
+    options = parser.parse_args()
+    run = RunDir(options.run)
+    recipe = load_recipe(Recipe, run.root / "recipe.yaml")
+    bed = Bed(load_pool(run, recipe), recipe.ppo.kl_coef, recipe.reward.reward_bound)
+    home = run.root / "online_strategies"
+    rows = arms(bed, home / "arms.jsonl", options.seeds, options.labels)
+    text = "\n".join(lines_of(bed, rows, options.labels)) + "\n"
+    atomic.write_text(home / "table.md", text)
+    draw(rows, home / "curves.png")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""Which pairs are asked: against brute force, and by released answers alone."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from pipeline.core.noise import LabelNoise
+from pipeline.online.belief import Belief, Learner
+from pipeline.online.strategies import STRATEGIES, Strategy, choose
+from reward_models.losses import fisher_weight
+
+NOISE, KL = LabelNoise.of(1.0), 0.5
+
+
+def candidates(prompts: int = 5, answers: int = 4, components: int = 3, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(prompts, answers, components, generator=generator, dtype=torch.float64)
+
+
+def belief(components: int = 3, seed: int = 1, bound: float | None = 8.0) -> Belief:
+    generator = torch.Generator().manual_seed(seed)
+    theta = torch.randn(components, generator=generator, dtype=torch.float64)
+    root = torch.randn(components, components, generator=generator, dtype=torch.float64)
+    return Belief(theta, root @ root.T + torch.eye(components, dtype=torch.float64), 1.0, NOISE, bound, KL)
+
+
+def fresh(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def every_pair(x: torch.Tensor) -> list[tuple[int, int, int]]:
+    return [(s, i, j) for s in range(x.shape[0]) for i, j in itertools.combinations(range(x.shape[1]), 2)]
+
+
+def information_of(held: Belief, x: torch.Tensor, pair: tuple[int, int, int]) -> torch.Tensor:
+    s, i, j = pair
+    difference = held.gradient(x[s, i]) - held.gradient(x[s, j])
+    weight = fisher_weight((held.reward(x[s, i]) - held.reward(x[s, j]))[None], NOISE)
+    return weight * torch.outer(difference, difference)
+
+
+def policy_variance(held: Belief, x: torch.Tensor, information: torch.Tensor) -> float:
+    """E_s Σ_a π(a)·(centred g)ᵀ H⁻¹ (centred g), one answer at a time."""
+    total, inverse = 0.0, torch.linalg.inv(information)
+    for s in range(len(x)):
+        weights = torch.softmax(held.reward(x[s]) / KL, dim=0)
+        gradients = held.gradient(x[s])
+        mean = (weights[:, None] * gradients).sum(dim=0)
+        total += sum(float(w * ((g - mean) @ inverse @ (g - mean))) for w, g in zip(weights, gradients, strict=True))
+    return total / len(x)
+
+
+@pytest.mark.parametrize("strategy", ["fisher", "policy"])
+@pytest.mark.parametrize("bound", [8.0, None])
+def test_designs_are_the_greedy_choice_by_brute_force(strategy: Strategy, bound: float | None) -> None:
+    x, held = candidates(), belief(bound=bound)
+    picked = [tuple(row) for row in choose(strategy, held, x, 6, fresh()).tolist()]
+    information, left = held.information.clone(), every_pair(x)
+    for found in picked:
+        def value(pair: tuple[int, int, int], before: torch.Tensor = information) -> float:
+            after = before + information_of(held, x, pair)
+            return float(torch.logdet(after)) if strategy == "fisher" else -policy_variance(held, x, after)
+
+        assert value(found) == pytest.approx(max(map(value, left)), rel=1e-9)  # type: ignore[arg-type]
+        information += information_of(held, x, found)  # type: ignore[arg-type]
+        left.remove(found)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_pairs_are_of_one_prompt_and_two_answers(strategy: Strategy) -> None:
+    x = candidates(prompts=7)
+    picked = choose(strategy, belief(), x, 20, fresh(), asked=10)
+    assert picked.shape == (20, 3)
+    assert (picked[:, 1] != picked[:, 2]).all()
+    assert int(picked[:, 0].max()) < 7
+    assert int(picked[:, 1:].max()) < 4
+    assert torch.equal(picked, choose(strategy, belief(), x, 20, fresh(), asked=10))
+    if strategy not in ("fisher", "policy"):
+        assert set(picked[:, 0].bincount(minlength=7).tolist()) <= {2, 3}  # prompts evenly
+
+
+def test_a_design_asks_no_pair_twice_in_a_round_and_needs_enough_of_them() -> None:
+    x = candidates(prompts=2, answers=3)
+    assert len({tuple(row) for row in choose("policy", belief(), x, 6, fresh()).tolist()}) == 6
+    with pytest.raises(ValueError, match="6 pairs for 7 questions"):
+        choose("fisher", belief(), x, 7, fresh())
+    with pytest.raises(ValueError, match="two answers"):
+        choose("passive", belief(), x[:, :1], 1, fresh())
+
+
+def shares(strategy: Strategy, held: Belief, x: torch.Tensor, **how: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """How often each answer of the one prompt is the first and the second, of 20,000 questions."""
+    picked = choose(strategy, held, x.expand(20_000, -1, -1), 20_000, fresh(), **how)  # type: ignore[arg-type]
+    count = x.shape[1]
+    return picked[:, 1].bincount(minlength=count) / 20_000, picked[:, 2].bincount(minlength=count) / 20_000
+
+
+def second_without_first(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Distribution of a second draw that differs from the first."""
+    found = torch.zeros_like(second)
+    for i, weight in enumerate(first):
+        rest = second.clone()
+        rest[i] = 0
+        found += weight * rest / rest.sum()
+    return found
+
+
+def test_the_sampled_strategies_have_the_distributions_that_they_state() -> None:
+    """20,000 questions each, within five standard errors (0.018)."""
+    x, held = candidates(prompts=1), belief()
+    policy = torch.softmax(held.reward(x[0]) / KL, dim=0)
+    flat = torch.full((4,), 0.25, dtype=torch.float64)
+    optimistic = policy * torch.exp(held.bonus(x, 0.7)[0] / KL)
+    share = min(1.0, 30.0 / (NOISE.factor**2 * 1000))
+    wanted = {
+        "passive": (flat, flat),
+        "pokl": (policy, optimistic / optimistic.sum()),
+        "mixture": (policy, (1 - share) * policy + share * flat),
+    }
+    for strategy, (first, second) in wanted.items():
+        one, other = shares(strategy, held, x, kappa=0.7, asked=1000, mixture=30.0)  # type: ignore[arg-type]
+        assert torch.allclose(one.double(), first, atol=0.018), strategy
+        assert torch.allclose(other.double(), second_without_first(first, second), atol=0.018), strategy
+    one, other = shares("duel", held, x, kappa=0.7)
+    best = (held.reward(x[0]) + held.bonus(x, 0.7)[0]).argsort(descending=True)
+    assert one[best[0]] == 1
+    assert other[best[1]] == 1
+
+
+def test_the_bonus_is_centred_by_the_policy_and_shrinks_with_information() -> None:
+    """Against the definition, one answer at a time; and a shift of all features of a prompt changes nothing."""
+    x, held = candidates(), belief(bound=None)
+    weights, inverse = held.policy(x), torch.linalg.inv(held.information)
+    for s, i in itertools.product(range(5), range(4)):
+        centred = x[s, i] - (weights[s, :, None] * x[s]).sum(dim=0)
+        assert float(held.bonus(x, 2.0)[s, i]) == pytest.approx(2.0 * math.sqrt(float(centred @ inverse @ centred)))
+    assert torch.allclose(held.bonus(x + x[:1, :1], 1.0), held.bonus(x, 1.0))
+    more = Belief(held.theta, 4 * held.information, 1.0, NOISE, None, KL)
+    assert torch.allclose(more.bonus(x, 1.0), held.bonus(x, 1.0) / 2)
+
+
+def test_the_second_order_loss_is_what_the_policy_design_lowers() -> None:
+    """J(π*) − J(π̄) ≈ Σ_s Var_π(r̄ − r*)/(2·kl_coef) for small errors: within a tenth at 2,000 draws of the error."""
+    x = candidates(prompts=6, answers=5)
+    truth = belief(bound=None)
+    scale = 0.05
+    root = torch.linalg.cholesky(torch.linalg.inv(truth.information))
+    draws = torch.randn(2000, 3, generator=fresh(), dtype=torch.float64) @ root.T * scale
+    reward = truth.reward(x)
+
+    def objective(policy: torch.Tensor) -> torch.Tensor:
+        return ((policy * reward).sum(-1) - KL * (policy * torch.log(policy * 5)).sum(-1)).mean(-1)
+
+    best = objective(torch.softmax(reward / KL, dim=-1))
+    lost = torch.stack([best - objective(torch.softmax((x @ (truth.theta + e)) / KL, dim=-1)) for e in draws]).mean()
+    assert float(lost) == pytest.approx(scale**2 * policy_variance(truth, x, truth.information) / (2 * KL), rel=0.1)
+
+
+# --- the belief -------------------------------------------------------------------------------------------------------
+
+
+def answers(x: torch.Tensor, picked: torch.Tensor, theta: torch.Tensor, seed: int) -> torch.Tensor:
+    prompt, one, other = picked.T
+    plus = torch.sigmoid((x[prompt, one] - x[prompt, other]) @ theta)
+    plus = NOISE.keep_prob * plus + NOISE.flip_prob * (1 - plus)
+    return torch.where(torch.rand(len(plus), generator=fresh(seed), dtype=torch.float64) < plus, 1.0, -1.0)
+
+
+def test_rounds_give_the_fit_to_all_answers_at_once() -> None:
+    """Warm starts and rounds change nothing but the time: one fit of everything ends at the same weights."""
+    x, theta = candidates(prompts=40), torch.tensor([2.0, -1.0, 0.5], dtype=torch.float64)
+    rounds, once = (Learner(3, NOISE, 8.0, KL, ridge=0.5) for _ in range(2))
+    parts = []
+    for number in range(5):
+        picked = choose("passive", rounds.belief, x, 100, fresh(number))
+        prompt, one, other = picked.T
+        parts.append((x[prompt, one], x[prompt, other], answers(x, picked, theta, number), prompt.tolist()))
+        rounds.add(*parts[-1])
+    once.add(*(torch.cat([part[i] for part in parts]) for i in range(3)), [g for part in parts for g in part[3]])
+    assert len(rounds) == len(once) == 500
+    assert torch.allclose(rounds.belief.theta, once.belief.theta, atol=1e-3)
+    assert torch.allclose(rounds.belief.information, once.belief.information, rtol=1e-2)
+
+
+def test_coins_are_given_a_strong_ridge() -> None:
+    x = candidates(prompts=100)
+    learner = Learner(3, NOISE, 8.0, KL)
+    before = learner.belief.ridge
+    picked = choose("passive", learner.belief, x, 400, fresh())
+    prompt, one, other = picked.T
+    coins = answers(x, picked, torch.zeros(3, dtype=torch.float64), 5)
+    learner.add(x[prompt, one], x[prompt, other], coins, prompt.tolist())
+    assert learner.belief.ridge > before
+
+
+def test_the_truth_is_found() -> None:
+    x, theta = candidates(prompts=200), torch.tensor([1.0, -0.5, 0.25], dtype=torch.float64)
+    learner = Learner(3, NOISE, 8.0, KL)
+    picked = choose("passive", learner.belief, x, 12_000, fresh())
+    prompt, one, other = picked.T
+    learner.add(x[prompt, one], x[prompt, other], answers(x, picked, theta, 5), prompt.tolist())
+    margin = learner.belief.reward(x[:, 0]) - learner.belief.reward(x[:, 1])
+    wanted = (x[:, 0] - x[:, 1]) @ theta
+    assert float(torch.corrcoef(torch.stack([margin, wanted]))[0, 1]) > 0.98
+
+
+def test_no_answers_no_change() -> None:
+    learner = Learner(3, NOISE, 8.0, KL)
+    before = learner.belief
+    assert learner.add(torch.empty(0, 3), torch.empty(0, 3), torch.empty(0), []) is before

@@ -1,0 +1,129 @@
+"""The online stage on the tiny recipe: a whole run, killed and resumed, on two processes, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pipeline_runs import Workspace, read_json
+
+from pipeline.core.config import parse
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import Recipe
+from pipeline.data.release import read_release
+
+ONLINE = (
+    "data.limit=null",
+    "evaluation_labels=private",
+    "online.rounds=3",
+    "online.questions=20",
+    "online.evaluation_questions=20",
+    "online.candidates=4",
+    "online.max_prompts=20",
+    "sft.max_steps=4",
+    "ppo.iterations=2",
+    "evaluate.num_prompts=8",
+    "evaluate.max_pairs=8",
+)
+
+
+@pytest.fixture(scope="module")
+def online_run(workspace: Workspace) -> Path:
+    run = workspace.root / "online"
+    workspace.run(run, *ONLINE)
+    return run
+
+
+def rounds(run: Path) -> dict[str, Any]:
+    return {path.name: read_json(path) for path in sorted((run / "online" / "rounds").iterdir())}
+
+
+def answered(row: dict[str, Any], question: dict[str, str]) -> tuple[str, str, str]:
+    """(prompt, preferred by z, other) of a question of a round's file."""
+    label = row["answers"][question["id"]]
+    assert label in (1, -1)
+    sides = (question["response_a"], question["response_b"])
+    return question["prompt"], *sides[::label]
+
+
+def test_a_whole_run_from_questions_to_the_report(online_run: Path) -> None:
+    found = rounds(online_run)
+    assert sorted(found) == ["000.json", "001.json", "002.json", "evaluation.json"]
+    learnt = [row for name, row in found.items() if name != "evaluation.json"]
+    asked = [answered(row, each) for row in learnt for each in row["questions"]]
+    ids = [each["id"] for row in found.values() for each in row["questions"]]
+    assert len(set(ids)) == len(ids)
+    release = read_release(online_run / "online" / "release")
+    assert sorted((row.prompt, row.chosen, row.rejected) for row in release) == sorted(asked)
+    assert release.manifest.noise.epsilon == 2.0
+    assert release.manifest.guarantee["mark"] == "NOT PRIVATE"  # a seed's answers
+    held_out = read_release(online_run / "online" / "evaluation")
+    assert len(held_out) == len(found["evaluation.json"]["questions"])
+    history = read_json(online_run / "online" / "history.json")
+    assert [row["labels"] for row in history] == [20, 40, 60]
+    assert set(read_json(online_run / "metrics.json")["seconds"]) >= {"sft", "online", "reward", "ppo", "evaluate"}
+    assert not (online_run / "privatize" / "release").exists()
+    assert "NOT PRIVATE" in (online_run / "report" / "report.html").read_text(encoding="utf-8")
+
+
+def test_killed_after_a_round_asks_nothing_twice_and_ends_the_same(
+    workspace: Workspace, online_run: Path, tmp_path: Path
+) -> None:
+    """Candidates and one round are there; what follows is as if nothing had happened, and the round's file is not
+    written anew."""
+    run = tmp_path / "run"
+    shutil.copytree(online_run, run)
+    expected = rounds(run)
+    for path in (run / "online").iterdir():
+        if path.name != "rounds":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for name in ("001.json", "002.json"):
+        (run / "online" / "rounds" / name).unlink()
+    kept = (run / "online" / "rounds" / "000.json").stat().st_mtime_ns
+    workspace.run(run, "--only", "online", *ONLINE)
+    assert rounds(run) == expected
+    assert (run / "online" / "rounds" / "000.json").stat().st_mtime_ns == kept
+    assert read_json(run / "online" / "history.json") == read_json(online_run / "online" / "history.json")
+
+
+def test_two_processes_ask_what_one_asks(workspace: Workspace, online_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(online_run, run)
+    shutil.rmtree(run / "online")
+    workspace.launch("online", run, *ONLINE)
+    assert read_json(run / "online" / "manifest.json")["world_size"] == 2
+    assert rounds(run)["000.json"] == rounds(online_run)["000.json"]
+
+
+# --- recipes ----------------------------------------------------------------------------------------------------------
+
+
+def recipe(**changes: Any) -> Recipe:
+    tree: dict[str, Any] = {"name": "x", "evaluation_labels": "private", "model": {"source": "tiny"}}
+    tree |= {"privatize": {"epsilon": 1.0}, "data": {"public_labels": True}, "online": {}}
+    return parse(Recipe, tree | changes, "r")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"evaluation_labels": "public"}, "evaluation_labels: private"),
+        ({"privatize": {"epsilon": float("inf")}}, "finite privatize.epsilon"),
+        ({"data": {"public_labels": False}}, "set data.public_labels: true"),
+        ({"data": {"public_labels": True, "demonstrations": "release"}}, "before online asks"),
+        ({"data": {"public_labels": True, "limit": 5}}, "online.rounds"),
+        ({"online": {"candidates": 1}}, "candidates"),
+        ({"online": {"strategy": "clever"}}, "strategy"),
+    ],
+)
+def test_what_a_recipe_cannot_say(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        recipe(**changes)
+
+
+def test_the_stages_of_an_online_recipe() -> None:
+    assert "privatize" in recipe().absent_stages
+    assert "online" not in recipe().absent_stages
+    assert "online" in recipe(online=None).absent_stages
