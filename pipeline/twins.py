@@ -6,6 +6,8 @@ twins have the same released bits everywhere, and other labels wherever that is 
 the same state, under the same paths. A sound run writes the same bytes twice, times and memory apart (`twin_files`):
 any path from a label to a file shows, whoever took it, and no statistics are needed.
 
+A recipe that asks (`online`) has no preferences: see `twin_answers`.
+
 The order of chosen and rejected in the owner's files is forgotten before anything else is looked at: no true label is
 in either twin. The throw-away key has a state and a user's folder of its own, so no ledger of the owner's is touched.
 """
@@ -40,6 +42,7 @@ from pipeline.privacy.batches import canonicalize, event_tags, release_labels
 from pipeline.privacy.keys import PrivacyKey, keygen, load_key, make_private_folder
 from pipeline.privacy.mechanism import RandomizedResponse
 from pipeline.privacy.prf import Prf
+from pipeline.twin_answers import answered_twin, carry_draws, make_answerers
 from pipeline.twin_files import Comparison, compare_folders
 
 TWINS = ("A", "B")
@@ -76,13 +79,11 @@ def check_twins(recipe: Recipe, folder: Path) -> None:
     """What twins can show nothing of is refused. Raises: UserError."""
     if not recipe.private:
         raise UserError("verify-run needs labels under a key: a finite privatize.epsilon and no insecure_seed")
-    if recipe.data.public_labels or recipe.evaluation_labels != "private":
+    if (recipe.data.public_labels and recipe.online is None) or recipe.evaluation_labels != "private":
         raise UserError(
             "verify-run is for data.public_labels=false and evaluation_labels=private: labels that are read raw, and"
             " noisy counts of them, may differ between twins"
         )
-    if recipe.online is not None:
-        raise UserError("verify-run is for labels that are brought; online stores none but private answers")
     if is_adopted(recipe.data.preferences):
         raise UserError(f"{recipe.data.preferences}: is a released bundle and holds no labels to turn; give raw ones")
     if folder.exists() or folder.is_symlink():
@@ -101,9 +102,14 @@ def verify(recipe: Recipe, folder: Path, keep: bool = False, execute: Execute = 
     check_twins(recipe, folder)
     barrier(world)
     try:
-        labels, turned = make_twins(recipe, folder) if world.main else (0, 0)
-        here = folder / "twin"
-        recipe = twin_recipe(recipe, here)
+        here, labels, turned = folder / "twin", 0, 0
+        asks = recipe.online is not None
+        homes = (folder / TWINS[0], folder / TWINS[1])
+        if world.main and asks:
+            make_answerers(homes)
+        elif world.main:
+            labels, turned = make_twins(recipe, folder)
+        recipe = answered_twin(recipe, here) if asks else twin_recipe(recipe, here)
         barrier(world)
         for name in TWINS:
             if world.main:
@@ -114,6 +120,8 @@ def verify(recipe: Recipe, folder: Path, keep: bool = False, execute: Execute = 
             barrier(world)
             if world.main:
                 here.rename(folder / name)
+                if asks and name == TWINS[0]:
+                    labels = turned = carry_draws(*homes)
         if not world.main:
             return None
         return Verdict(labels, turned, compare_folders(*(folder / name / "run" for name in TWINS)))

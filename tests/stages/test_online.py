@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline_runs import Workspace, read_json
+from pipeline_runs import TINY, Workspace, read_json
 
-from pipeline.core.config import parse
+from pipeline import runner
+from pipeline.core.config import load_recipe, parse
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
+from pipeline.core.rundir import RunDir
 from pipeline.data.release import read_release
+from pipeline.labelling import labellers
+from pipeline.online import rounds as rounds_of_stage
+from pipeline.stages import online as stage
+from pipeline.twins import verify
 
 ONLINE = (
     "data.limit=null",
@@ -95,6 +102,49 @@ def test_two_processes_ask_what_one_asks(workspace: Workspace, online_run: Path,
     workspace.launch("online", run, *ONLINE)
     assert read_json(run / "online" / "manifest.json")["world_size"] == 2
     assert rounds(run)["000.json"] == rounds(online_run)["000.json"]
+
+
+# --- twins ------------------------------------------------------------------------------------------------------------
+
+SMALL = (*ONLINE, "online.rounds=2", "online.questions=12", "ppo.iterations=1", "ppo.rollouts=4", "sft.max_steps=2")
+
+
+def online_recipe(workspace: Workspace, *overrides: str) -> Recipe:
+    own = (f"model.cache_dir={workspace.root / 'cache'}", "model.dtype=float32", "privatize.epsilon=0.5")
+    return load_recipe(Recipe, TINY, [*own, *SMALL, *overrides])
+
+
+def test_no_true_answer_reaches_a_file(workspace: Workspace, tmp_path: Path) -> None:
+    verdict = verify(online_recipe(workspace), tmp_path / "twins")
+    assert verdict is not None
+    assert verdict.comparison.leaks == ()
+    assert verdict.turned == verdict.labels > 30
+    assert verdict.comparison.compared > 30
+
+
+def test_a_true_answer_that_reaches_a_file_shows(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: the labeller counts true answers, and the stage's history tells."""
+    seen: list[int | None] = []
+    drawn = labellers.Command.draw
+
+    def counting(self: labellers.Command, labels: Mapping[str, int | None]) -> Iterator[tuple[str, int | None]]:
+        seen.extend(labels.values())
+        return drawn(self, labels)
+
+    monkeypatch.setattr(labellers.Command, "draw", counting)
+    known = rounds_of_stage.measure
+    monkeypatch.setattr(stage, "measure", lambda *given: known(*given) | {"up": seen.count(1)})
+
+    def execute(recipe: Recipe, run: RunDir) -> None:
+        seen.clear()
+        for name in ("sft", "online"):
+            runner.execute(recipe, run, runner.Selection(only=name))
+
+    verdict = verify(online_recipe(workspace), tmp_path / "twins", execute=execute)
+    assert verdict is not None
+    assert any(leak.startswith("online/history.json") for leak in verdict.comparison.leaks)
 
 
 # --- recipes ----------------------------------------------------------------------------------------------------------
