@@ -142,6 +142,7 @@ class _Refused(Exception):
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = IDLE_SECONDS
+    wbufsize = 1 << 16  # head and body leave together
     server: LabelServer
 
     def do_GET(self) -> None:

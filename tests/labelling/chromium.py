@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import time
 from base64 import b64decode
@@ -91,6 +92,7 @@ class Chromium:
         self._process = subprocess.Popen(
             ["bash", "-c", shell, find_chromium(), *options],
             pass_fds=(to_browser, from_browser), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )  # fmt: skip
         os.close(to_browser)
         os.close(from_browser)
@@ -107,6 +109,11 @@ class Chromium:
         self._process.wait(SECONDS)
         os.close(self._read)
         os.close(self._write)
+
+    def kill(self) -> None:
+        """Ends it without warning, and all its processes."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(SECONDS)
 
     def tab(self) -> Tab:
         """A new tab."""

@@ -31,8 +31,8 @@ def serving(store: AnswerStore, port: int = 0) -> Iterator[LabelServer]:
 
 def answer(tab: Tab, *keys: str) -> None:
     """Presses keys at the next question, gives the answer, and waits until it is kept."""
-    before = tab.run("kept().then((all) => all.length)")
     tab.wait("!byId('question').hidden && state.chosen === null && !state.giving")
+    before = tab.run("kept().then((all) => all.length)")
     tab.press(*keys, "Enter")
     tab.wait(f"kept().then((all) => all.length > {before})")
     tab.wait("!state.giving")

@@ -1,0 +1,252 @@
+"""The labelling page where things go wrong: never a second draw, never a lost answer; and at its due rates."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from chromium import Chromium, Tab, wait_for
+from scipy.stats import binom
+from test_page import PAGE, QUESTIONS, answer, serving
+
+from pipeline.core.noise import LabelNoise
+from pipeline.labelling.labellers import FileDrop
+from pipeline.labelling.questions import write_questions
+from pipeline.labelling.server import ANSWER_BYTES, LabelServer
+from pipeline.labelling.store import AnswerStore
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> AnswerStore:
+    """Forty questions at a small ε: a second draw would be another one half of the time."""
+    store = AnswerStore(tmp_path / "store", 0.1)
+    store.ask(QUESTIONS)
+    return store
+
+
+@contextmanager
+def opened(server: LabelServer, folder: Path, link: str) -> Iterator[Tab]:
+    """A tab at a person's link."""
+    with Chromium(folder) as browser:
+        tab = browser.tab()
+        tab.open(f"http://127.0.0.1:{server.port}/#{link}")
+        tab.wait("!byId('question').hidden")
+        yield tab
+
+
+def kept(tab: Tab) -> dict[str, int]:
+    """z by event, of the page's memory."""
+    return dict(tab.run("kept().then((all) => all.map((each) => [each.event, each.z]))"))
+
+
+def delivered(tab: Tab) -> None:
+    """Waits until nothing is left to be sent."""
+    tab.wait("kept().then((all) => all.length > 0 && all.every((each) => each.sent))")
+
+
+def bodies(tab: Tab) -> list[str]:
+    """What was sent about answers."""
+    found = [each["postData"] for each in tab.requests() if each["url"].endswith("/answer")]
+    assert all(len(body) == ANSWER_BYTES for body in found)
+    return found
+
+
+def same_z(tab: Tab, store: AnswerStore) -> None:
+    """The store has what the memory has, and every body ever sent about an event was the same."""
+    with store._transaction() as base:
+        stored = dict(base.execute("SELECT event, answer FROM events WHERE answer IS NOT NULL"))
+    assert stored == kept(tab)
+    sent = {(row["event"], row["answer"]) for row in map(json.loads, bodies(tab))}
+    assert len({event for event, _ in sent}) == len(sent)
+
+
+def test_a_hundred_thousand_draws_have_the_due_rate(tmp_path: Path) -> None:
+    """Both labels and ties, through the function that answers go through; 1 - 10^-6 exact intervals."""
+    with Chromium(tmp_path / "profile") as browser:
+        tab = browser.tab()
+        tab.open(PAGE.as_uri())
+        count = "Array.from({{length: {}}}, () => draw({}, {})).filter((z) => z > 0).length"
+        for epsilon, label, keep in ((1.0, "1", 1.0), (1.0, "-1", -1.0), (3.0, "1", 1.0), (1.0, "fairCoin()", 0.0)):
+            factor = LabelNoise.of(epsilon).factor
+            low, high = binom.ppf([5e-7, 1 - 5e-7], 100_000, (1 + keep * factor) / 2)
+            found = tab.run(count.format(100_000, label, epsilon))
+            print(f"ε = {epsilon:g}, label {label}: {found} of 100,000 reports are +; interval [{low:.0f}, {high:.0f}]")
+            assert low <= found <= high
+
+
+def test_the_whole_way_has_the_due_rate(tmp_path: Path) -> None:
+    """From the choice to the file, with both orders on the screen: 400 answers for response_a by its text."""
+    store = AnswerStore(tmp_path / "store", 1.0)
+    questions = [each for i in range(11) for each in (q.__class__(f"{i} {q.id}", q.prompt, q.response_a, q.response_b)
+                                                      for q in QUESTIONS)][:400]  # fmt: skip
+    store.ask(questions)
+    with serving(store) as server:
+        server.of_person.per_second = 1e9
+        with opened(server, tmp_path / "profile", store.add_person("anna")) as tab:
+            turned = tab.run("""(async () => {
+                let turned = 0;
+                for (let number = 0; number < 400; number += 1) {
+                    while (byId("question").hidden || state.giving) await new Promise((go) => setTimeout(go, 1));
+                    turned += state.turned;
+                    const first = byId("first").lastElementChild.textContent;
+                    choose(first === state.questions[0].response_a ? "first" : "second");
+                    await give();
+                }
+                return turned;
+            })()""")
+            delivered(tab)
+            same_z(tab, store)
+    low, high = binom.ppf([5e-7, 1 - 5e-7], 400, LabelNoise.of(1.0).keep_prob)
+    assert low <= sum(z == 1 for z in store.answers().values()) <= high
+    low, high = binom.ppf([5e-7, 1 - 5e-7], 400, 0.5)
+    assert low <= turned <= high
+    assert len(store.answers()) == 400
+
+
+def test_reload_and_back_draw_nothing_again(tmp_path: Path, store: AnswerStore) -> None:
+    with serving(store) as server, opened(server, tmp_path / "profile", store.add_person("anna")) as tab:
+        tab.press("ArrowLeft")
+        assert kept(tab) == {}, "a choice is no draw"
+        tab.press("u")
+        tab.press("Enter")
+        assert kept(tab) == {}
+        seen: dict[str, int] = {}
+        for step in ("reload", "back", "reload", "back"):
+            answer(tab, "ArrowLeft")
+            assert seen.items() <= kept(tab).items()
+            seen = kept(tab)
+            if step == "reload":
+                tab.run("globalThis.old = true; setTimeout(() => location.reload(), 0); 1")
+                tab.wait("!globalThis.old && document.readyState === 'complete'")
+            else:
+                tab.run("setTimeout(() => history.back(), 0); 1")
+                tab.wait("location.href === 'about:blank'")
+                tab.run("setTimeout(() => history.forward(), 0); 1")
+                tab.wait("location.href !== 'about:blank' && document.readyState === 'complete'")
+            tab.wait("!byId('question').hidden && !state.giving")
+        delivered(tab)
+        assert len(seen) == 4
+        same_z(tab, store)
+
+
+def test_two_tabs_draw_once(tmp_path: Path, store: AnswerStore) -> None:
+    link = store.add_person("anna")
+    with serving(store) as server, opened(server, tmp_path / "profile", link) as one:
+        other = one.browser.tab()
+        other.open(f"http://127.0.0.1:{server.port}/#{link}")
+        other.wait("!byId('question').hidden")
+        answer(one, "ArrowLeft")
+        delivered(one)
+        before = kept(one)
+        assert other.run("state.questions[0].event") in before
+        other.press("ArrowRight", "Enter")
+        other.wait("byId('said').textContent.includes('another tab')")
+        assert kept(other) == before
+        event = other.run("state.questions[1].event")
+        for tab in (one, other):  # both at work at the same time
+            tab.call("Runtime.evaluate", expression=f"""
+                globalThis.found = Promise.all(
+                    Array.from({{length: 50}}, (_, i) => drawOnce('{event}', i % 2 ? 1 : -1, 0.1, 99)),
+                ).then((all) => (found = all))""")
+        drawn = [each for tab in (one, other) for each in tab.wait("Array.isArray(found) && found")]
+        assert sorted(drawn) == ["before"] * 99 + ["drawn"]
+
+
+def test_offline_and_again(tmp_path: Path, store: AnswerStore) -> None:
+    with serving(store) as server, opened(server, tmp_path / "profile", store.add_person("anna")) as tab:
+        tab.offline(True)
+        for _ in range(3):
+            answer(tab, "ArrowRight")
+        assert store.answers() == {}
+        tab.wait("byId('count').textContent.includes('3 waiting to be sent')")
+        tab.offline(False)
+        delivered(tab)
+        assert len(store.answers()) == 3
+        same_z(tab, store)
+
+
+def test_the_browser_is_killed(tmp_path: Path, store: AnswerStore) -> None:
+    """Right after a draw that could not be sent; the same person's next browser sends that one."""
+    link = store.add_person("anna")
+    with serving(store) as server:
+        with opened(server, tmp_path / "profile", link) as tab:
+            tab.offline(True)
+            answer(tab, "ArrowRight")
+            before = kept(tab)
+            tab.browser.kill()
+        with opened(server, tmp_path / "profile", link) as tab:
+            delivered(tab)
+            assert kept(tab) == before
+            same_z(tab, store)
+
+
+def test_the_server_is_killed_in_the_middle_of_answers(tmp_path: Path) -> None:
+    """Again and again, while the page answers on: it goes on with its five questions, and sends what it has."""
+    write_questions(tmp_path / "q.jsonl", QUESTIONS)
+    folder = tmp_path / "s"
+    AnswerStore(folder, 0.1).close()
+    link = AnswerStore.open(folder).add_person("anna")
+
+    def begin(port: str) -> tuple[subprocess.Popen[str], str]:
+        process = subprocess.Popen([sys.executable, "-m", "pipeline.cli", "label", "serve", "--store", str(folder),
+                                    "--pairs", str(tmp_path / "q.jsonl"), "--port", port],
+                                   stdout=subprocess.PIPE, text=True)  # fmt: skip
+        assert process.stdout is not None
+        return process, [process.stdout.readline() for _ in range(3)][-1].rpartition(":")[2].strip("/\n")
+
+    process, port = begin("0")
+    try:
+        with Chromium(tmp_path / "profile") as browser:
+            tab = browser.tab()
+            tab.open(f"http://127.0.0.1:{port}/#{link}")
+            for number in range(12):
+                answer(tab, "ArrowLeft" if number % 2 else "ArrowRight")
+                if number % 3 == 1:
+                    tab.wait("state.questions.length > 1")
+                    process.send_signal(signal.SIGKILL)
+                    process.wait()
+                if number % 3 == 2:
+                    process, _ = begin(port)
+            delivered(tab)
+            same_z(tab, AnswerStore.open(folder))
+            assert len(AnswerStore.open(folder).answers()) == 12
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_from_disk_with_a_file_of_questions(tmp_path: Path) -> None:
+    """Nothing is sent at all, and what comes out is what a file drop takes."""
+    drop = FileDrop(tmp_path / "drop", 100.0)
+    drop.ask(QUESTIONS[:3])
+    with Chromium(tmp_path / "profile") as browser:
+        tab = browser.tab()
+        for _ in range(2):  # the second time all are answered already
+            tab.open(PAGE.as_uri())
+            tab.wait("memory && !byId('file').hidden")
+            document = tab.call("DOM.getDocument")["root"]["nodeId"]
+            node = tab.call("DOM.querySelector", nodeId=document, selector="#questions")["nodeId"]
+            tab.call("DOM.setFileInputFiles", files=[str(tmp_path / "drop" / "questions.jsonl")], nodeId=node)
+            tab.run("byId('epsilon').value = 100; byId('budget').value = 200; byId('file').requestSubmit()")
+            if not tab.run("kept().then((all) => all.length)"):
+                tab.wait("!byId('question').hidden")
+                first = tab.run("byId('first').lastElementChild.textContent")
+                answer(tab, "ArrowLeft")
+                answer(tab, "s")
+                answer(tab, "t")
+            tab.wait("byId('question').hidden && byId('said').textContent.includes('used up')")
+        tab.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path / "drop"))
+        tab.run("byId('save').click()")
+        wait_for(lambda: (tmp_path / "drop" / "answers.jsonl").is_file(), "the file of answers")
+        assert tab.requests() == []
+    answers = drop.answers()
+    assert (answers["q0"], answers["q1"]) == (1 if first == QUESTIONS[0].response_a else -1, None)
+    assert answers["q2"] in (1, -1)
