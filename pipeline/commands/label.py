@@ -1,4 +1,5 @@
-"""`private-rlhf label serve | invite | remove`: people label at a web page that randomises before it sends."""
+"""`private-rlhf label serve | invite | remove | tasks | export`: people label at a web page that randomises before it
+sends."""
 
 from __future__ import annotations
 
@@ -81,3 +82,43 @@ def remove(
     answers = AnswerStore.open(store)
     for name in names:
         answers.remove_person(name)
+
+
+@app.command()
+def tasks(
+    source: Annotated[Path, typer.Argument(help="JSON list of Label Studio tasks, without annotations.")],
+    output: Annotated[Path, typer.Option("--output", help="Write the questions here (JSON lines), for --pairs.")],
+    fields: Annotated[
+        str, typer.Option("--fields", help="Prompt and the two responses in a task's data.")
+    ] = "prompt,answer1,answer2",
+) -> None:
+    """Turn Label Studio tasks into questions."""
+    from pipeline.labelling.questions import write_questions
+    from pipeline.labelling.tasks import read_tasks
+
+    names = fields.split(",")
+    if len(set(names)) != 3:
+        raise UserError(f"--fields {fields!r} does not name three different fields; for example prompt,answer1,answer2")
+    questions = read_tasks(source, names)
+    write_questions(output, questions)
+    print(f"{len(questions)} questions in {output}")
+
+
+@app.command()
+def export(
+    store: Annotated[Path, typer.Option("--store", help="Store of `label serve`, or folder of files.")],
+    out: Annotated[Path | None, typer.Option("--out", help="New folder: a bundle for --data.")] = None,
+    answers: Annotated[Path | None, typer.Option("--answers", help="Write z here: JSON lines of id and label.")] = None,
+) -> None:
+    """Write the private answers so far as a release bundle, as JSON lines, or both."""
+    from pipeline.labelling.questions import write_answers
+    from pipeline.labelling.tasks import export_bundle, open_answers
+
+    if out is None and answers is None:
+        raise UserError("label export writes nothing: give --out, --answers or both")
+    if answers is not None:
+        _, found, _ = open_answers(store)
+        write_answers(answers, dict(sorted(found.items())))
+        print(f"{len(found)} answers in {answers}")
+    if out is not None:
+        print(f"{export_bundle(store, out)} private labels in {out}")

@@ -44,13 +44,14 @@ class OnlineConfig:
     """Of the bonus b of `pokl` and `duel`."""
     mixture: float = Field(default=100.0, ge=0)
     """m of `mixture`."""
-    labeller: Literal["truth", "crowd", "files", "command", "terminal"] = "truth"
+    labeller: Literal["truth", "crowd", "files", "command", "terminal", "page"] = "truth"
     """Who answers. `truth`, `crowd`: the embedded task's known reward, through persons or not, by Bradley–Terry and a
     seed (nobody's secret: the run is NOT PRIVATE). `files`: questions.jsonl goes out and answers.jsonl comes in, with
     labels that were randomised at privatize.epsilon where they were given. `command`: a program, `terminal`: a person
-    here; their answers are randomised before they are stored."""
+    here; their answers are randomised before they are stored. `page`: people at web pages, which randomise; begin the
+    store with `private-rlhf label serve`."""
     folder: Path | None = None
-    """Of `files`, `command` and `terminal`: what was asked and drawn. Keep it: nothing in it is drawn twice."""
+    """Of `files`, `command`, `terminal` and `page`: what was asked and drawn. Keep it: nothing in it is drawn twice."""
     command: str | None = None
     """Of `command`: program and options."""
     crowd: CrowdSettings | None = None

@@ -94,8 +94,8 @@ class AnswerStore:
             raise UserError(f"{folder}: was begun on the terms {before}; keep those, or choose another --store")
 
     @classmethod
-    def open(cls, folder: Path) -> AnswerStore:
-        """A store on the terms that it was begun on. UserError where there is none."""
+    def open(cls, folder: Path, epsilon: float | None = None) -> AnswerStore:
+        """A store on the terms that it was begun on. UserError where there is none, or none at this ε."""
         if not (folder / FILE).is_file():
             raise UserError(f"{folder}: is no store of a labelling page; `private-rlhf label serve` begins one")
         try:
@@ -104,7 +104,7 @@ class AnswerStore:
             base.close()
         except (sqlite3.Error, ValueError, TypeError):
             raise UserError(f"{folder / FILE}: is no store of a labelling page; choose another --store") from None
-        return cls(folder, terms["epsilon"], terms["budget_per_person"])
+        return cls(folder, terms["epsilon"] if epsilon is None else epsilon, terms["budget_per_person"])
 
     def close(self) -> None:
         """Closes the file."""

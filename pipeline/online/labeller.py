@@ -9,6 +9,7 @@ from pipeline.core.recipe_online import OnlineConfig
 from pipeline.embedded.truth import true_reward
 from pipeline.labelling.labellers import Command, Crowd, FileDrop, Labeller, Simulated, Terminal
 from pipeline.labelling.questions import Question
+from pipeline.labelling.store import AnswerStore
 
 
 def make_labeller(recipe: Recipe, settings: OnlineConfig, own: Path) -> Labeller:
@@ -22,6 +23,8 @@ def make_labeller(recipe: Recipe, settings: OnlineConfig, own: Path) -> Labeller
             own, epsilon, margin, crowd.persons, crowd.most, recipe.seed, crowd.temperature, crowd.laziness
         )
     folder = folder.expanduser()
+    if settings.labeller == "page":
+        return AnswerStore.open(folder, epsilon)
     if settings.labeller == "command":
         assert settings.command is not None
         return Command(folder, epsilon, settings.command)

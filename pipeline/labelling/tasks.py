@@ -1,0 +1,77 @@
+"""Questions from Label Studio's tasks, and what a store or a file drop holds as a bundle or as lines of z."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.core.atomic import new_folder
+from pipeline.core.documents import DocumentError, read_json
+from pipeline.core.errors import UserError
+from pipeline.data.answered import write_answers as write_bundle
+from pipeline.labelling.labellers import FileDrop
+from pipeline.labelling.questions import MOST_FILE, Question, make_question, read_questions
+from pipeline.labelling.store import FILE, AnswerStore
+
+LABELS = ("annotations", "completions", "predictions", "drafts", "total_annotations", "total_predictions", "result")
+"""Keys of a task under which Label Studio keeps what somebody, or a model, has answered."""
+
+
+def read_tasks(path: Path, fields: Sequence[str]) -> list[Question]:
+    """The questions of a JSON list of tasks {"id", "data": {…}}; fields: prompt and the two responses in `data`.
+
+    UserError for what is no list of tasks, and for one that holds annotations.
+    """
+    try:
+        tasks = read_json(path, MOST_FILE)
+    except (OSError, DocumentError) as error:
+        raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}; give a JSON list of tasks") from None
+    if not isinstance(tasks, list) or not tasks:
+        raise UserError(f"{path}: is no JSON list of Label Studio tasks; export the tasks as JSON")
+    return [_question(task, fields, f"{path}, task {number}") for number, task in enumerate(tasks, 1)]
+
+
+def _question(task: Any, fields: Sequence[str], where: str) -> Question:
+    data = task.get("data") if isinstance(task, dict) else None
+    if not isinstance(data, dict) or not isinstance(task.get("id"), int | str):
+        raise UserError(f'{where}: is not of the form {{"id": 1, "data": {{…}}}}; export the tasks as JSON')
+    if any(task.get(name) for name in LABELS):
+        raise UserError(
+            f"{where}: holds annotations, which are labels as they are: they belong to `private-rlhf privatize`; here,"
+            " give tasks without them"
+        )
+    if missing := [name for name in fields if name not in data]:
+        raise UserError(f"{where}: its data have no field {missing[0]}; name prompt and responses with --fields")
+    try:
+        return make_question(str(task["id"]), *(data[name] for name in fields))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"{where}: {error}; mend or remove it") from None
+
+
+def open_answers(folder: Path) -> tuple[list[Question], dict[str, int | None], float]:
+    """(questions, private labels by id, ε) of a page's store or of a file drop. UserError for neither."""
+    if (folder / FILE).exists() or not (folder / "labeller.json").is_file():
+        store = AnswerStore.open(folder)
+        return store.questions(), store.answers(), store.epsilon
+    try:
+        epsilon = read_json(folder / "labeller.json")["epsilon"]
+    except (OSError, DocumentError, KeyError, TypeError):
+        raise UserError(f"{folder / 'labeller.json'}: does not say at which ε was answered; restore it") from None
+    return read_questions(folder / "questions.jsonl"), FileDrop(folder, epsilon).answers(), epsilon
+
+
+def export_bundle(folder: Path, output: Path) -> int:
+    """Writes the answers of `folder`, less the skips, as a bundle that every stage takes; returns how many. UserError
+    where `output` is there already, or nothing was answered."""
+    questions, answers, epsilon = open_answers(folder)
+    if output.exists():
+        raise UserError(f"{output}: is there already; choose another --out")
+    rows = [
+        (each.prompt, each.response_a, each.response_b, z)
+        for each in questions
+        if (z := answers.get(each.id)) is not None
+    ]
+    with new_folder(output) as partial:
+        partial.rmdir()  # it is made there
+        return write_bundle(partial, rows, epsilon, "local", f"labelling {folder.name}")

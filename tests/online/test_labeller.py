@@ -1,0 +1,32 @@
+"""The labeller that a recipe names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.core.config import load_recipe
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import Recipe
+from pipeline.labelling.labellers import Labeller
+from pipeline.labelling.store import AnswerStore
+from pipeline.online.labeller import make_labeller
+
+CONFIG = Path(__file__).resolve().parents[2] / "configs" / "online_demo.yaml"
+
+
+def made(folder: Path, epsilon: float) -> Labeller:
+    options = ["online.labeller=page", f"online.folder={folder}", f"privatize.epsilon={epsilon}"]
+    recipe = load_recipe(Recipe, CONFIG, options)
+    assert recipe.online is not None
+    return make_labeller(recipe, recipe.online, folder / "own")
+
+
+def test_a_page_s_store_is_begun_by_its_server_and_has_the_recipe_s_epsilon(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="label serve"):
+        made(tmp_path / "s", 1.0)
+    AnswerStore(tmp_path / "s", 1.0, 8.0)
+    assert (made(tmp_path / "s", 1.0).epsilon, made(tmp_path / "s", 1.0).waits) == (1.0, True)
+    with pytest.raises(UserError, match="other --store"):
+        made(tmp_path / "s", 2.0)
