@@ -47,8 +47,9 @@ def serve(
         terms = f"ε = {answers.epsilon:g} an answer, " + (
             "no limit" if answers.budget is None else f"{answers.budget:g} (so {answers.most} answers)"
         )
-        print(f"{len(answers.questions())} questions, {len(answers.persons())} people; {terms} a person")
+        print(f"{answers.asked()} questions, {len(answers.persons())} people; {terms} a person")
         print(f"page SHA-256 {server.page.sha256}")
+        print(f"progress: http://{host}:{server.port}/operator#{server.operator}")
         print(f"listening on http://{host}:{server.port}/", flush=True)
         if host not in LOCAL:
             print("label serve: this is plain HTTP: put a proxy that ends TLS in front of it", file=sys.stderr)

@@ -4,23 +4,27 @@
     POST /claim      {"link":"<64 hex digits>","secret":"<64 hex digits>"}: a link opens in one browser, once
     GET  /questions  what the person has to answer
     POST /answer     {"event":"<32 hex digits>","answer":"+"}: + prefers response_a, - response_b, 0 skips
+    GET  /operator   a page for the operator, and GET /progress what it shows: counts, never an answer
 
-The last three are of constant size. The two others carry the browser's secret in `Authorization: Bearer`; nothing else
-that a browser sends by itself (a cookie, say) counts, so no other site can act for a person. No request is logged.
-Plain HTTP: a proxy that ends TLS belongs in front of it (docs/how-to/labelling.md).
+What a page sends is of constant size. Questions and answers go with the browser's secret in `Authorization: Bearer`,
+the progress with the operator's; nothing that a browser sends by itself (a cookie, say) counts, so no other site can
+act for a person. No request is logged. Plain HTTP: a proxy that ends TLS belongs in front of it
+(docs/how-to/labelling.md).
 """
 
 from __future__ import annotations
 
+import hmac
 import json
 import re
+import secrets
 import socket
 import sys
 import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
@@ -96,7 +100,8 @@ class LabelServer(ThreadingHTTPServer):
     request_queue_size = 128
 
     def __init__(self, store: AnswerStore, host: str = "127.0.0.1", port: int = 0) -> None:
-        self.store, self.page = store, Page.load()
+        self.store, self.page, self.operator_page = store, Page.load(), Page.load("operator.html")
+        self.operator = secrets.token_bytes(TOKEN_BYTES).hex()
         self.of_person = Rate(per_second=20, burst=60)
         self.of_strangers = Rate(per_second=5, burst=50)  # all together: a right secret never waits for a wrong one
         self._slots = threading.BoundedSemaphore(MOST_CONNECTIONS)
@@ -146,11 +151,11 @@ class _Handler(BaseHTTPRequestHandler):
     server: LabelServer
 
     def do_GET(self) -> None:
-        if self.path == "/":
-            page = self.server.page
+        page = {"/": self.server.page, "/operator": self.server.operator_page}.get(self.path)
+        if page is not None:
             self._send(200, page.data, "text/html; charset=utf-8", {"Content-Security-Policy": page.policy})
         else:
-            self._route({"/questions": self._questions})
+            self._route({"/questions": self._questions, "/progress": self._progress})
 
     def do_POST(self) -> None:
         self._route({"/claim": self._claim, "/answer": self._answer})
@@ -199,9 +204,27 @@ class _Handler(BaseHTTPRequestHandler):
             raise _Refused(409, "this question has another answer already, which stays") from None
         return {}
 
-    def _person(self) -> str:
+    def _progress(self) -> dict[str, Any]:
+        if not hmac.compare_digest(self._secret().encode(), self.server.operator.encode()):
+            self._strange("this link is unknown: the server prints a new one at each start")
+        store = self.server.store
+        people = store.persons()
+        return {
+            "epsilon": store.epsilon,
+            "budget": store.budget,
+            "questions": store.asked(),
+            "answered": sum(each.given for each in people),
+            "skipped": sum(each.skipped for each in people),
+            "held": sum(each.held for each in people),
+            "people": [asdict(each) for each in people],
+        }
+
+    def _secret(self) -> str:
         scheme, _, secret = self.headers.get("Authorization", "").partition(" ")
-        person = self.server.store.person_of(secret) if scheme == "Bearer" else None
+        return secret if scheme == "Bearer" else ""
+
+    def _person(self) -> str:
+        person = self.server.store.person_of(self._secret())
         if person is None:
             self._strange("this browser has no right to that: ask for a new link")
         assert person is not None

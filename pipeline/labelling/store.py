@@ -45,11 +45,12 @@ CREATE INDEX of_person ON events (person, place);
 
 @dataclass(frozen=True)
 class Person:
-    """Who labels. given, skipped: how many questions they answered, or passed over in public."""
+    """Who labels. given, skipped: how many questions they answered, or passed over in public; held: have to answer."""
 
     name: str
     given: int
     skipped: int
+    held: int
 
 
 class AnswerConflict(Exception):
@@ -138,6 +139,11 @@ class AnswerStore:
             rows = base.execute("SELECT question FROM events ORDER BY place")
             return [Question(**json.loads(text)) for (text,) in rows]
 
+    def asked(self) -> int:
+        """How many questions were asked."""
+        with self._transaction() as base:
+            return int(base.execute("SELECT COUNT(*) FROM events").fetchone()[0])
+
     # --- the operator's side ---
 
     def add_person(self, name: str) -> str:
@@ -161,8 +167,9 @@ class AnswerStore:
     def persons(self) -> list[Person]:
         """Everybody by name."""
         counts = (
-            "SELECT people.name, COUNT(answer) - COALESCE(SUM(answer = 0), 0), COALESCE(SUM(answer = 0), 0) FROM people"
-            " LEFT JOIN events ON events.person = people.name GROUP BY people.name ORDER BY people.name"
+            "SELECT people.name, COUNT(answer) - COUNT(CASE answer WHEN 0 THEN 1 END), COUNT(CASE answer WHEN 0 THEN 1"
+            " END), COUNT(event) - COUNT(answer) FROM people LEFT JOIN events ON events.person = people.name"
+            " GROUP BY people.name ORDER BY people.name"
         )
         with self._transaction() as base:
             return [Person(*row) for row in base.execute(counts)]

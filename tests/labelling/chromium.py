@@ -10,6 +10,7 @@ import subprocess
 import time
 from base64 import b64decode
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 SECONDS = 30.0
+CODES = {"Tab": 9, "Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowRight": 39}
 
 
 def find_chromium() -> str:
@@ -26,6 +28,10 @@ def find_chromium() -> str:
     if found is None:
         pytest.skip(f"none of {', '.join(NAMES)} is installed: the page is not tried in a browser")
     return found
+
+
+class Navigated(Exception):
+    """The page went away while it was asked."""
 
 
 class Tab:
@@ -46,8 +52,13 @@ class Tab:
         return found["result"].get("value")
 
     def wait(self, script: str) -> Any:
-        """The first value of an expression that is true."""
-        return wait_for(lambda: self.run(script), script)
+        """The first value of an expression that is true; the tab may be on its way to another page meanwhile."""
+
+        def look() -> Any:
+            with suppress(Navigated):
+                return self.run(script)
+
+        return wait_for(look, script)
 
     def open(self, url: str) -> None:
         """Goes there; a page that differs in its fragment alone is loaded again too."""
@@ -59,7 +70,7 @@ class Tab:
         """Keys as from a keyboard."""
         for key in keys:
             text = {"Enter": "\r"}.get(key, key if len(key) == 1 else "")
-            code = {"Enter": 13, "ArrowLeft": 37, "ArrowRight": 39}.get(key, ord(key[0].upper()))
+            code = CODES.get(key, ord(key[0].upper()))
             self.call("Input.dispatchKeyEvent", type="keyDown", key=key, text=text, windowsVirtualKeyCode=code)
             self.call("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
 
@@ -134,6 +145,8 @@ class Chromium:
         while True:
             answer = self._next()
             if answer.get("id") == self._number:
+                if "navigated" in answer.get("error", {}).get("message", ""):
+                    raise Navigated
                 assert "error" not in answer, (method, answer["error"])
                 result: dict[str, Any] = answer["result"]
                 return result

@@ -17,7 +17,7 @@ from test_page import PAGE, QUESTIONS, answer, serving
 
 from pipeline.core.noise import LabelNoise
 from pipeline.labelling.labellers import FileDrop
-from pipeline.labelling.questions import write_questions
+from pipeline.labelling.questions import make_question, write_questions
 from pipeline.labelling.server import ANSWER_BYTES, LabelServer
 from pipeline.labelling.store import AnswerStore
 
@@ -124,12 +124,12 @@ def test_reload_and_back_draw_nothing_again(tmp_path: Path, store: AnswerStore) 
             assert seen.items() <= kept(tab).items()
             seen = kept(tab)
             if step == "reload":
-                tab.run("globalThis.old = true; setTimeout(() => location.reload(), 0); 1")
+                tab.run("globalThis.old = true; setTimeout(() => location.reload(), 20); 1")
                 tab.wait("!globalThis.old && document.readyState === 'complete'")
             else:
-                tab.run("setTimeout(() => history.back(), 0); 1")
+                tab.run("setTimeout(() => history.back(), 20); 1")
                 tab.wait("location.href === 'about:blank'")
-                tab.run("setTimeout(() => history.forward(), 0); 1")
+                tab.run("setTimeout(() => history.forward(), 20); 1")
                 tab.wait("location.href !== 'about:blank' && document.readyState === 'complete'")
             tab.wait("!byId('question').hidden && !state.giving")
         delivered(tab)
@@ -173,6 +173,49 @@ def test_offline_and_again(tmp_path: Path, store: AnswerStore) -> None:
         same_z(tab, store)
 
 
+def test_answers_that_are_given_while_one_is_on_its_way(tmp_path: Path, store: AnswerStore) -> None:
+    """On a slow network the next ones do not wait for a reason to be sent."""
+    with serving(store) as server, opened(server, tmp_path / "profile", store.add_person("anna")) as tab:
+        tab.call("Network.emulateNetworkConditions", offline=False, latency=800, downloadThroughput=-1,
+                 uploadThroughput=-1)  # fmt: skip
+        for _ in range(3):
+            answer(tab, "ArrowRight")
+        delivered(tab)
+        assert len(store.answers()) == 3
+        same_z(tab, store)
+
+
+def test_a_store_that_was_put_back_gets_the_answers_again(tmp_path: Path, store: AnswerStore) -> None:
+    with serving(store) as server, opened(server, tmp_path / "profile", store.add_person("anna")) as tab:
+        for _ in range(2):
+            answer(tab, "ArrowRight")
+        delivered(tab)
+        with store._transaction() as base:
+            base.execute("UPDATE events SET answer = NULL")
+        tab.open(tab.run("location.href"))
+        tab.wait("!byId('question').hidden")
+        wait_for(lambda: len(store.answers()) == 2, "both answers again")
+        same_z(tab, store)
+
+
+def test_a_text_that_is_markup_stays_text(tmp_path: Path) -> None:
+    """Whoever writes prompts or answers (a model does) gets no script into the page."""
+    texts = ["<img src=x onerror='globalThis.hit = 1'>", "</div><script>globalThis.hit = 1</script>",
+             "<a href='javascript:globalThis.hit = 1' autofocus onfocus='globalThis.hit = 1'>x</a>"]  # fmt: skip
+    store = AnswerStore(tmp_path / "store", 1.0)
+    store.ask([make_question("q", *texts)])
+    with serving(store) as server, opened(server, tmp_path / "profile", store.add_person("<b>anna</b>")) as tab:
+        shown = [tab.run(f"byId('{id}').textContent") for id in ("prompt", "first", "second")]
+        assert sorted(each.removeprefix("Answer 1").removeprefix("Answer 2") for each in shown) == sorted(texts)
+        assert tab.run("[...document.images, ...document.links].length") == 0
+        assert tab.run("globalThis.hit") is None
+        assert "<b>anna</b>" in tab.run("byId('count').textContent")
+        sent = {each["url"].rpartition("/")[2].partition("#")[0] for each in tab.requests()}
+        assert sent == {"", "claim", "questions"}
+        with pytest.raises(AssertionError, match="TrustedHTML"):
+            tab.run("document.body.innerHTML = '<p>x</p>'")
+
+
 def test_the_browser_is_killed(tmp_path: Path, store: AnswerStore) -> None:
     """Right after a draw that could not be sent; the same person's next browser sends that one."""
     link = store.add_person("anna")
@@ -200,7 +243,7 @@ def test_the_server_is_killed_in_the_middle_of_answers(tmp_path: Path) -> None:
                                     "--pairs", str(tmp_path / "q.jsonl"), "--port", port],
                                    stdout=subprocess.PIPE, text=True)  # fmt: skip
         assert process.stdout is not None
-        return process, [process.stdout.readline() for _ in range(3)][-1].rpartition(":")[2].strip("/\n")
+        return process, [process.stdout.readline() for _ in range(4)][-1].rpartition(":")[2].strip("/\n")
 
     process, port = begin("0")
     try:
@@ -250,3 +293,63 @@ def test_from_disk_with_a_file_of_questions(tmp_path: Path) -> None:
     answers = drop.answers()
     assert (answers["q0"], answers["q1"]) == (1 if first == QUESTIONS[0].response_a else -1, None)
     assert answers["q2"] in (1, -1)
+
+
+def test_axe_finds_no_barrier(tmp_path: Path, store: AnswerStore) -> None:
+    """axe-core's rules, WCAG 2.1 AA and best practices: while one answers, with everything unfolded, and at the end; in
+    light and dark, on a phone and a desk; the operator's page, and the page from disk."""
+    axe = Path(pytest.importorskip("axe_core_python").__file__).with_name("axe.min.js").read_text(encoding="utf-8")
+
+    def check(tab: Tab) -> None:
+        for width in (360, 1200):
+            tab.call("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=False)
+            for scheme in ("light", "dark"):
+                tab.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+                tab.run(f"{axe}; 1")
+                found = tab.run("axe.run().then((all) => all.violations.map((each) => [each.id, each.nodes[0].html]))")
+                assert not found, (width, scheme, found)
+                assert tab.run("document.documentElement.scrollWidth") <= width, "nothing is cut off on a phone"
+
+    with serving(store) as server, opened(server, tmp_path / "profile", store.add_person("anna")) as tab:
+        tab.call("Page.setBypassCSP", enabled=True)
+        tab.open(f"{tab.run('location.href')}")
+        tab.wait("!byId('question').hidden")
+        check(tab)
+        tab.press("ArrowRight")
+        tab.run("document.querySelector('details').open = true")
+        check(tab)
+        tab.press("Enter")
+        delivered(tab)
+        tab.run("stop('Nothing to answer now. Thank you.')")
+        check(tab)
+        tab.open(f"http://127.0.0.1:{server.port}/operator#{server.operator}")
+        tab.wait("document.getElementById('people').rows.length === 1")
+        check(tab)
+        tab.open(PAGE.as_uri())
+        tab.wait("memory && !byId('file').hidden")
+        check(tab)
+
+
+def test_all_of_it_by_keyboard(tmp_path: Path) -> None:
+    """Tab reaches every control, Enter and Space press them, and what happens is said in the live region."""
+    store = AnswerStore(tmp_path / "store", 100.0)
+    store.ask(QUESTIONS)
+    with serving(store) as server, opened(server, tmp_path / "profile", store.add_person("anna")) as tab:
+        reached = []
+        for _ in range(9):
+            tab.press("Tab")
+            reached.append(tab.run("document.activeElement.dataset.choice ?? document.activeElement.tagName"))
+        assert reached[:4] == ["first", "second", "tie", "skip"]
+        assert {"INPUT", "SUMMARY"} <= set(reached)
+        tab.run("byId('keys').click()")
+        tab.press("t")
+        assert tab.run("state.chosen") is None, "single keys can be switched off"
+        tab.run("byId('keys').click(); document.querySelector('[data-choice=tie]').focus()")
+        tab.press("Enter")
+        assert tab.run("state.chosen") == "tie"
+        assert "Nothing is drawn yet" in tab.run("document.querySelector('[role=status]').textContent")
+        tab.press("Escape")
+        assert tab.run("state.chosen") is None
+        tab.press("ArrowLeft", "ArrowRight", "s", "Enter")
+        delivered(tab)
+        assert store.answers() == {"q0": None}

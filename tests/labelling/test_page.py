@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from chromium import Chromium, Tab
 
 import pipeline.labelling
@@ -38,9 +39,10 @@ def answer(tab: Tab, *keys: str) -> None:
     tab.wait("!state.giving")
 
 
-def test_the_page_names_its_own_script_and_style() -> None:
+@pytest.mark.parametrize("name", ["page.html", "operator.html"])
+def test_a_page_names_its_own_script_and_style(name: str) -> None:
     """By the SHA-256 in its policy: after a change, what stands on the left belongs there."""
-    page = Page.load()
+    page = Page.load(name)
     assert {each for each in page.inline_hashes() if each not in page.policy} == set()
 
 

@@ -177,6 +177,17 @@ def test_the_page_is_the_same_for_all_and_reaches_nobody_else(server: LabelServe
     assert not re.search(rb"innerHTML|eval\(|https?://", page.data)
 
 
+def test_the_operator_sees_counts_alone(anna: Client, server: LabelServer) -> None:
+    events = [each["event"] for each in anna("GET", "/questions")[1]["questions"]]
+    for event, sign in zip(events, "+-0", strict=False):
+        anna.give(event, sign)
+    status, found = Client(server.port, server.operator)("GET", "/progress")
+    assert (status, found["people"]) == (200, [{"name": "anna", "given": 2, "skipped": 1, "held": 2}])
+    assert (found["questions"], found["answered"], found["skipped"], found["held"]) == (40, 2, 1, 2)
+    assert anna("GET", "/progress")[0] == Client(server.port)("GET", "/progress")[0] == 401
+    assert Client(server.port)("GET", "/operator")[1].encode() == server.operator_page.data
+
+
 def test_no_token_and_no_time_is_in_the_file(anna: Client, store: AnswerStore) -> None:
     link = store.add_person("ben")
     folder = store._folder
@@ -210,7 +221,7 @@ def test_answers_survive_a_kill(tmp_path: Path) -> None:
         with subprocess.Popen([*begin, *terms], stdout=subprocess.PIPE, text=True) as process:
             try:
                 assert process.stdout is not None
-                said = "".join(process.stdout.readline() for _ in range(3))
+                said = "".join(process.stdout.readline() for _ in range(4))
                 assert Page.load().sha256 in said
                 client = Client(int(said.rpartition(":")[2].strip("/\n")), SECRETS[0])
                 if not given:
