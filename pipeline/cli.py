@@ -15,6 +15,7 @@ import typer
 
 from pipeline.commands import account, label, ledger
 from pipeline.commands.label_filter import label_filter
+from pipeline.commands.options import all_given, one_way
 from pipeline.commands.plan import plan
 from pipeline.commands.sample import sample
 from pipeline.commands.verify_release import verify_release
@@ -83,6 +84,28 @@ def run(
         from pipeline.report.terminal import show_results
 
         show_results(directory)
+
+
+@app.command()
+def online(
+    config: Config,
+    run_dir: RunDirectory = None,
+    policies: Annotated[
+        int, typer.Option("--policies", min=1, max=99, help="How often: each run asks the policy of the one before.")
+    ] = 1,
+    accept_code: AcceptCode = False,
+    overrides: Overrides = None,
+) -> None:
+    """Run a recipe that asks for labels (section online), with all its stages; resumes like `run`."""
+    from pipeline.policies import run_policies
+    from pipeline.runner import join_world
+
+    recipe = _recipe(config, None, overrides)
+    last = run_policies(recipe, run_dir or Path("runs") / recipe.name, policies, accept_code)
+    if join_world().main:
+        from pipeline.report.terminal import show_results
+
+        show_results(last)
 
 
 @app.command("verify-run")
@@ -167,7 +190,7 @@ def privatize(
     overrides: Overrides = None,
 ) -> None:
     """Stage with --config; else privatise --data into --output at --epsilon with --key."""
-    _one_way(ctx, config, run_dir, overrides)
+    one_way(ctx, config, run_dir, overrides)
     if config is not None:
         _stage("privatize", config, run_dir, data, overrides, accept_code)
         return
@@ -178,7 +201,7 @@ def privatize(
     from pipeline.privacy.ledger import Budget
 
     needed = {"--data": data, "--output": output, "--epsilon": epsilon, "--key": key}
-    rows, folder, level, key_file = _all_given("privatize", needed)
+    rows, folder, level, key_file = all_given("privatize", needed)
     named = tuple(name.strip() for name in columns.split(",")) if columns else ()
     options = Options(labeler_column, event_column, named, label_column, parse_labels(labels), corrects_column)
     limit = Budget(budget, budget_per or "event") if budget is not None else None  # type: ignore[arg-type]
@@ -217,12 +240,12 @@ def evaluate(
     overrides: Overrides = None,
 ) -> None:
     """Stage with --config; else judge --policy against --reference on --prompts."""
-    _one_way(ctx, config, run_dir, overrides)
+    one_way(ctx, config, run_dir, overrides)
     if config is not None:
         _stage("evaluate", config, run_dir, data, overrides, accept_code)
         return
     needed = {"--policy": policy, "--reference": reference, "--prompts": prompts, "--judge": judge}
-    ours, theirs, file, named = _all_given("evaluate", needed)
+    ours, theirs, file, named = all_given("evaluate", needed)
     if temperature is not None and not 0 < temperature < float("inf"):
         raise UserError(f"--temperature {temperature:g} is no finite number > 0: give one, or leave it out for 1")
     from pipeline.evaluation.compare import MAX_PROMPT_TOKENS, compare
@@ -331,30 +354,6 @@ def _recipe(config: Path, data: str | None, overrides: Sequence[str] | None) -> 
 
     extra = [f"data.preferences={data}"] if data is not None else []
     return load_recipe(Recipe, config, [*extra, *(overrides or [])])
-
-
-def _one_way(
-    ctx: typer.Context, config: Path | None, run_dir: Path | None, overrides: Sequence[str] | None
-) -> None:
-    """A command that is a stage or stands alone gets the options of one of the two: none is ignored."""
-    command = str(ctx.info_name)
-    if config is not None:
-        shared = {"config", "run_dir", "data", "accept_code", "overrides"}
-        own = [part for part in ctx.command.params if part.name not in shared]
-        given = [part.opts[0] for part in own if ctx.params[str(part.name)] is not None]
-        if given:
-            raise UserError(f"{command} --config takes no {', '.join(given)}: the recipe says that (section.key=value)")
-    elif run_dir is not None or overrides:
-        surplus = "--run-dir" if run_dir is not None else f"'{(overrides or [''])[0]}'"
-        raise UserError(f"{command} without --config takes no {surplus}: give --config, or leave it out")
-
-
-def _all_given(command: str, options: dict[str, Any]) -> list[Any]:
-    """The values of options that are needed where no recipe is given."""
-    missing = [name for name, value in options.items() if value is None]
-    if missing:
-        raise UserError(f"{command} without --config needs {', '.join(missing)}")
-    return list(options.values())
 
 
 def _stage(

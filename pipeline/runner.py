@@ -68,7 +68,7 @@ def stage_fingerprint(stage: Stage, recipe: Recipe, run: RunDir) -> str:
     return rundir.fingerprint(
         {
             "stage": stage.name,
-            "config": {section: tree[section] for section in stage.sections},
+            "config": {section: tree[section] for section in stage.sections if section in tree},
             "upstream": upstream,
             "inputs": stage.inputs(recipe),
         }
@@ -78,7 +78,7 @@ def stage_fingerprint(stage: Stage, recipe: Recipe, run: RunDir) -> str:
 def settings_fingerprint(stage: Stage, recipe: Recipe) -> str:
     """Identity of what the recipe alone says about the stage."""
     tree = effective(Recipe, to_tree(recipe))
-    return rundir.fingerprint({section: tree[section] for section in stage.sections})
+    return rundir.fingerprint({section: tree[section] for section in stage.sections if section in tree})
 
 
 def plan(recipe: Recipe, run: RunDir, selection: Selection) -> list[PlannedStage]:

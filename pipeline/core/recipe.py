@@ -344,6 +344,8 @@ class Recipe:
             raise ValueError("data.preferences are not read by online: leave them out")
         if from_pairs := [key for key in BUILT_IN if self.data.from_release(key)]:
             raise ValueError(f"data.{from_pairs[0]}: there are no pairs before online asks; name a file or `embedded`")
+        if online.after is not None and (self.aligner != "ppo" or self.ppo.quantize):
+            raise ValueError("online.after goes on from PPO's policy: set aligner: ppo, and no ppo.quantize")
         if self.data.limit is not None:
             raise ValueError("data.limit is of brought preferences: set online.rounds and online.questions")
 

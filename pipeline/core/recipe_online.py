@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from pipeline.core.config import IF_SET
 from pipeline.core.recipe_parts import STRICT
 
 
@@ -40,6 +41,9 @@ class OnlineConfig:
     """Answers of π_ref to each prompt, among which the policy ∝ π_ref·exp(r̄/kl_coef) and the questions choose."""
     max_prompts: int | None = Field(default=128, gt=0)
     """Prompts that questions are about, evenly from data.prompts; null: all."""
+    after: Annotated[Path | None, IF_SET] = None
+    """A finished run of the same recipe (`private-rlhf online --policies N` makes them): its answers count, its PPO
+    policy gives the candidates, and PPO starts from it. The reference of KL and J stays π_ref."""
     kappa: float = Field(default=1.0, ge=0)
     """Of the bonus b of `pokl` and `duel`."""
     mixture: float = Field(default=100.0, ge=0)

@@ -105,7 +105,8 @@ class RunDir:
         saved = self.root / "recipe.yaml"
         if not saved.is_file():
             return []
-        return sorted(_differences(*(effective(Recipe, tree) for tree in (read_yaml(saved), to_tree(recipe)))))
+        trees = (read_yaml(saved), to_tree(shareable(recipe)))
+        return sorted(_differences(*(effective(Recipe, tree) for tree in trees)))
 
     def saved(self, section: str, key: str) -> Any:
         """A value of the recipe of the last start; None where there is none."""
@@ -144,7 +145,12 @@ def shareable(recipe: Recipe) -> Recipe:
     key_file, own = recipe.privatize.key_file, recipe.privatize
     own = dataclasses.replace(own, key_file=None if key_file is None else Path(key_file.name))
     model = dataclasses.replace(recipe.model, cache_dir=Path(bare_name(str(recipe.model.cache_dir))))
-    return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, **data), privatize=own, model=model)
+    asks = recipe.online
+    if asks is not None:
+        folder, after = (None if path is None else Path(path.name) for path in (asks.folder, asks.after))
+        asks = dataclasses.replace(asks, folder=folder, after=after)
+    data_of = dataclasses.replace(recipe.data, **data)
+    return dataclasses.replace(recipe, data=data_of, privatize=own, model=model, online=asks)
 
 
 def bare_name(source: str) -> str:

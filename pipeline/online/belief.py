@@ -44,14 +44,14 @@ class Belief:
         """∂r̄/∂θ (…, k)."""
         return bound_slope(x @ self.theta, self.reward_bound)[..., None] * x
 
-    def policy(self, x: Tensor) -> Tensor:
-        """π¹ ∝ π_ref·exp(r̄/kl_coef) among draws of π_ref: (M, N, k) -> (M, N)."""
-        return torch.softmax(self.reward(x) / self.kl_coef, dim=-1)
+    def policy(self, x: Tensor, log_ratio: Tensor | float = 0.0) -> Tensor:
+        """π¹ ∝ π_ref·exp(r̄/kl_coef) among draws of a policy π, log_ratio = log π_ref/π (M, N): (M, N, k) -> (M, N)."""
+        return torch.softmax(self.reward(x) / self.kl_coef + log_ratio, dim=-1)
 
-    def bonus(self, x: Tensor, kappa: float) -> Tensor:
+    def bonus(self, x: Tensor, kappa: float, log_ratio: Tensor | float = 0.0) -> Tensor:
         """b = κ·√(g̃ᵀH⁻¹g̃), centred by π¹ (POKL Algorithm 2, step 9): (M, N, k) -> (M, N)."""
         gradient = self.gradient(x)
-        centred = gradient - (self.policy(x)[..., None] * gradient).sum(dim=1, keepdim=True)
+        centred = gradient - (self.policy(x, log_ratio)[..., None] * gradient).sum(dim=1, keepdim=True)
         factor = torch.linalg.cholesky(self.information)
         flat = torch.linalg.solve_triangular(factor, centred.reshape(-1, centred.shape[-1]).T, upper=False)
         return kappa * torch.linalg.vector_norm(flat, dim=0).reshape(x.shape[:2])

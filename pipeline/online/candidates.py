@@ -11,17 +11,20 @@ import torch
 from pipeline.data.render import Prompt, Renderer
 from pipeline.lm.features import extract_features
 from pipeline.lm.generate import Sampling, sample_key, sample_responses
+from pipeline.lm.likelihood import mean_logprobs
 from pipeline.lm.models import end_ids
 from reward_models.model import RewardModel
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Of M prompts N answers each: `texts` M lists of N, `features` (M, N, d) float32 last-token features."""
+    """Of M prompts N answers each: `texts` M lists of N, `features` (M, N, d) float32 last-token features, and
+    log_ratio (M, N) float32, log π_ref/π of the policy π that gave them, nats; 0 where that is π_ref."""
 
     prompts: list[Prompt]
     texts: list[list[str]]
     features: torch.Tensor
+    log_ratio: torch.Tensor
 
 
 def draw_candidates(
@@ -32,12 +35,14 @@ def draw_candidates(
     count: int,
     key: Callable[[int, int], int],
     batch_size: int,
+    reference: Any | None = None,
     show: bool = False,
 ) -> Candidates:
     """`count` answers of the policy to each prompt.
 
     policy: causal LM in evaluation mode. key: noise key of answer k to prompt i, e.g. `candidate_key(seed, …)`; equal
     keys give equal answers, however prompts are spread over processes. batch_size: of sampling and of features.
+    reference: π_ref; None where the policy is.
     """
     ids = [renderer.prompt_ids(prompt) for prompt in prompts]
     rows = sample_responses(
@@ -52,15 +57,26 @@ def draw_candidates(
     )
     flat = [renderer.text(row) for row in rows]
     texts = [flat[start : start + count] for start in range(0, len(flat), count)]
+    rows_of = [(own, renderer.response_ids(text)) for own, answers in zip(ids, texts, strict=True) for text in answers]
     features = extract_features(
         backbone,
-        [own + renderer.response_ids(text) for own, answers in zip(ids, texts, strict=True) for text in answers],
+        [own + response for own, response in rows_of],
         pad_token_id=renderer.tokenizer.pad_token_id,
         batch_size=batch_size,
         device=backbone.weight.device,
         progress="their features" if show else None,
     )
-    return Candidates(list(prompts), texts, features.reshape(len(texts), count, -1))
+    log_ratio = torch.zeros(len(rows_of))
+    if reference is not None:
+        device, pad = backbone.weight.device, renderer.tokenizer.pad_token_id
+        ours, theirs = (
+            mean_logprobs(model, rows_of, pad_token_id=pad, batch_size=batch_size, device=device)
+            for model in (policy, reference)
+        )
+        log_ratio = torch.tensor([len(response) for _, response in rows_of]) * torch.from_numpy(theirs - ours).float()
+    return Candidates(
+        list(prompts), texts, features.reshape(len(texts), count, -1), log_ratio.reshape(len(texts), count)
+    )
 
 
 def candidate_key(seed: int, purpose: str) -> Callable[[int, int], int]:

@@ -20,7 +20,7 @@ from pipeline.embedded.truth import true_reward
 from pipeline.labelling.questions import Question, make_question
 from pipeline.online.candidates import Candidates, candidate_key, draw_candidates
 from pipeline.privacy.records import Text
-from reward_models.basis import pair_basis
+from reward_models.basis import FeatureBasis, pair_basis
 from reward_models.model import RewardModel
 
 BLOCK = 16  # prompts whose candidates are drawn and kept together
@@ -34,6 +34,11 @@ class Pool:
     drawn: Candidates
     x: torch.Tensor
     truth: torch.Tensor | None
+
+    @property
+    def log_ratio(self) -> torch.Tensor:
+        """log π_ref/π (M, N) float64 of the policy that gave them."""
+        return self.drawn.log_ratio.double()
 
     def questions(self, picked: torch.Tensor, name: str) -> list[Question]:
         """picked: (n, 3) prompt, one answer, another."""
@@ -71,6 +76,7 @@ def _like(prompt: Text, response: str) -> Text:
 def draw_blocks(
     context: StageContext,
     policy: Any,
+    reference: Any | None,
     backbone: RewardModel,
     renderer: Renderer,
     name: str,
@@ -92,10 +98,12 @@ def draw_blocks(
             count,
             lambda i, k, start=start: key(start + i, k),  # type: ignore[misc]
             size,
+            reference,
             show=context.world.main,
         )
         with atomic.new_file(path) as temporary:
-            save_file({"features": drawn.features}, temporary, {"texts": json.dumps(drawn.texts)})
+            tensors = {"features": drawn.features, "log_ratio": drawn.log_ratio}
+            save_file(tensors, temporary, {"texts": json.dumps(drawn.texts)})
 
 
 def block_path(context: StageContext, name: str, start: int) -> Path:
@@ -103,31 +111,30 @@ def block_path(context: StageContext, name: str, start: int) -> Path:
     return context.checkpoints / f"{name}-{start // BLOCK:04d}.safetensors"
 
 
-def pools(
-    context: StageContext, asked: list[Prompt], held_out: list[Prompt], recipe: Recipe
-) -> tuple[Pool, Pool]:
-    """The candidates of both kinds of prompts, in the leading directions in which the training ones differ."""
-    train, test = (
-        load_blocks(context, name, prompts) for name, prompts in (("train", asked), ("evaluation", held_out))
-    )
-    even = train.features.shape[1] // 2 * 2
-    sides = (train.features[:, place:even:2].flatten(0, 1) for place in (0, 1))
-    components = recipe.reward.num_components or COMPONENTS
-    basis = pair_basis(*sides, num_components=min(components, train.features.shape[-1]), whiten=False)
-    return Pool(train, basis.coordinates(train.features), truth_of(train, recipe)), Pool(
-        test, basis.coordinates(test.features), truth_of(test, recipe)
-    )
+def load_pool(
+    context: StageContext, name: str, prompts: list[Prompt], basis: FeatureBasis | None = None
+) -> tuple[Pool, FeatureBasis]:
+    """The candidates that all processes drew, in the leading directions in which they differ, or in a given basis."""
+    drawn = load_blocks(context, name, prompts)
+    if basis is None:
+        even = drawn.features.shape[1] // 2 * 2
+        sides = (drawn.features[:, place:even:2].flatten(0, 1) for place in (0, 1))
+        components = context.recipe.reward.num_components or COMPONENTS
+        basis = pair_basis(*sides, num_components=min(components, drawn.features.shape[-1]), whiten=False)
+    return Pool(drawn, basis.coordinates(drawn.features), truth_of(drawn, context.recipe)), basis
 
 
 def load_blocks(context: StageContext, name: str, prompts: list[Prompt]) -> Candidates:
     """What all processes drew."""
-    texts, features = [], []
+    texts: list[list[str]] = []
+    features, log_ratio = [], []
     for start in range(0, len(prompts), BLOCK):
         path = block_path(context, name, start)
         with safe_open(path, "pt") as file:
             texts += json.loads(file.metadata()["texts"])
             features.append(file.get_tensor("features"))
-    return Candidates(prompts, texts, torch.cat(features))
+            log_ratio.append(file.get_tensor("log_ratio"))
+    return Candidates(prompts, texts, torch.cat(features), torch.cat(log_ratio))
 
 
 def truth_of(drawn: Candidates, recipe: Recipe) -> torch.Tensor | None:

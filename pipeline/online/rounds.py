@@ -15,8 +15,8 @@ from pipeline.core.stats import wilson
 from pipeline.labelling.labellers import Labeller
 from pipeline.labelling.questions import Question
 from pipeline.online.belief import Belief
+from pipeline.online.earlier import Known
 from pipeline.online.pool import Pool
-from reward_models.gibbs import kl_from_uniform
 
 
 def ask_round(path: Path, questions: Sequence[Question], labeller: Labeller) -> dict[str, int | None]:
@@ -48,15 +48,9 @@ def labels_of(questions: Sequence[Question], answers: Mapping[str, int | None]) 
     return torch.tensor([answers[question.id] or 0 for question in questions], dtype=torch.float64)
 
 
-def measure(
-    belief: Belief, labels: int, pool: Pool, tests: Pool, pairs: torch.Tensor, z: torch.Tensor
-) -> dict[str, Any]:
-    """What is known after a round: r̄ on the held-out answers (debiased), and J where the truth is known.
-
-    pairs: (n, 3) of the pool `tests`; z: (n,) answers, +1 where the first of the pair is preferred, 0 for a skip.
-    """
-    prompt, one, other = pairs[z != 0].T
-    right = (belief.reward(tests.x[prompt, one]) - belief.reward(tests.x[prompt, other])) * z[z != 0]
+def measure(belief: Belief, labels: int, pool: Pool, checked: Known) -> dict[str, Any]:
+    """What is known after a round: r̄ on the held-out answers (debiased), and J where the truth is known."""
+    right = (belief.reward(checked.one) - belief.reward(checked.other)) * checked.z
     share = wilson(float((right > 0).sum() + 0.5 * (right == 0).sum()), len(right))
     found: dict[str, Any] = {
         "labels": labels,
@@ -64,9 +58,10 @@ def measure(
         "held_out_accuracy_debiased": belief.noise.debias(share).as_dict(),
     }
     if pool.truth is not None:
-        weights = belief.policy(pool.x)
-        gain = ((weights - 1 / weights.shape[1]) * pool.truth).sum(dim=1).mean()
-        found["gibbs_objective_gain"] = float(gain) - belief.kl_coef * float(kl_from_uniform(weights.numpy()).mean())
+        weights, reference = belief.policy(pool.x, pool.log_ratio), torch.softmax(pool.log_ratio, dim=-1)
+        gain = ((weights - reference) * pool.truth).sum(dim=1).mean()
+        kl = (torch.xlogy(weights, weights) - torch.xlogy(weights, reference)).sum(dim=1).mean()
+        found["gibbs_objective_gain"] = float(gain) - belief.kl_coef * float(kl)
     return found
 
 

@@ -43,25 +43,28 @@ def choose(
     asked: int = 0,
     kappa: float = 1.0,
     mixture: float = 100.0,
+    log_ratio: Tensor | float = 0.0,
 ) -> Tensor:
     """Pairs to ask, (questions, 3) int64: prompt, one answer, another. asked: questions so far. mixture: m.
+    log_ratio: as in `Belief.policy`, where the candidates are another policy's.
 
     ValueError for fewer than two answers per prompt, or for a design that is to find more pairs than there are.
     """
     if x.shape[1] < 2:
         raise ValueError("a question needs two answers to a prompt")
     if strategy in DESIGNS:
-        return _design(belief, x, questions, generator, strategy == "policy")
+        looks_at = log_ratio if strategy == "policy" else None
+        return _design(belief, x, questions, generator, looks_at)
     prompts = _evenly(len(x), questions, generator)
     if strategy == "duel":
-        best = (belief.reward(x) + belief.bonus(x, kappa)).topk(2, dim=-1).indices[prompts]
+        best = (belief.reward(x) + belief.bonus(x, kappa, log_ratio)).topk(2, dim=-1).indices[prompts]
         return torch.cat([prompts[:, None], best], dim=1)
     flat = torch.full(x.shape[:2], 1.0 / x.shape[1], dtype=torch.float64)
     first = second = flat
     if strategy != "passive":
-        first = belief.policy(x)
+        first = belief.policy(x, log_ratio)
     if strategy == "pokl":
-        second = torch.softmax(first.log() + belief.bonus(x, kappa) / belief.kl_coef, dim=-1)
+        second = torch.softmax(first.log() + belief.bonus(x, kappa, log_ratio) / belief.kl_coef, dim=-1)
     elif strategy == "mixture":
         share = min(1.0, mixture / (belief.noise.factor**2 * max(1, asked)))
         second = (1.0 - share) * first + share * flat
@@ -76,8 +79,10 @@ def _evenly(prompts: int, questions: int, generator: torch.Generator) -> Tensor:
     return torch.cat([torch.randperm(prompts, generator=generator) for _ in range(rounds)])[:questions]
 
 
-def _design(belief: Belief, x: Tensor, questions: int, generator: torch.Generator, for_policy: bool) -> Tensor:
-    """Greedy, with the rank-one update of H⁻¹ by each pair that was taken."""
+def _design(
+    belief: Belief, x: Tensor, questions: int, generator: torch.Generator, log_ratio: Tensor | float | None
+) -> Tensor:
+    """log_ratio: None for `fisher`. Greedy, with the rank-one update of H⁻¹ by each pair that was taken."""
     pairs = _some_pairs(x, generator)
     if questions > len(pairs):
         raise ValueError(f"there are {len(pairs)} pairs for {questions} questions")
@@ -88,7 +93,7 @@ def _design(belief: Belief, x: Tensor, questions: int, generator: torch.Generato
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(belief.information))
     solved = difference @ inverse  # (n, k): H⁻¹ δg of every pair
     leverage = (solved * difference).sum(dim=1)
-    root = _policy_root(belief, x, gradient) if for_policy else None
+    root = None if log_ratio is None else _policy_root(belief, x, gradient, log_ratio)
     seen = solved @ root if root is not None else None
     free = torch.ones(len(pairs), dtype=torch.bool)
     taken = []
@@ -121,9 +126,9 @@ def _some_pairs(x: Tensor, generator: torch.Generator) -> Tensor:
     return torch.stack([picked // upper.shape[1], *upper[:, picked % upper.shape[1]]], dim=1)
 
 
-def _policy_root(belief: Belief, x: Tensor, gradient: Tensor) -> Tensor:
+def _policy_root(belief: Belief, x: Tensor, gradient: Tensor, log_ratio: Tensor | float) -> Tensor:
     """Σ^½ (k, k), Σ = E_s Cov_{π¹}(g)."""
-    policy = belief.policy(x)[..., None]
+    policy = belief.policy(x, log_ratio)[..., None]
     centred = (gradient - (policy * gradient).sum(dim=1, keepdim=True)) * policy.sqrt()
     flat = centred.reshape(-1, centred.shape[-1])
     values, vectors = torch.linalg.eigh(flat.T @ flat / len(x))

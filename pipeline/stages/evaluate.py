@@ -33,7 +33,6 @@ from pipeline.evaluation.likelihood import (
     likelihood_win_rate,
     longer_answer_baseline,
     longer_answers,
-    mean_logprobs,
     pair_rows,
     preferences,
 )
@@ -41,6 +40,7 @@ from pipeline.evaluation.samples import Answer, PromptResult, Sampler, once
 from pipeline.evaluation.summary import Summary
 from pipeline.lm.distributed import make_accelerator
 from pipeline.lm.generate import Sampling
+from pipeline.lm.likelihood import mean_logprobs
 from pipeline.lm.model_folders import weights_digest
 from pipeline.lm.models import load_causal_lm, load_tokenizer
 from pipeline.lm.numerics import precision

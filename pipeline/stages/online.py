@@ -1,7 +1,8 @@
 """Stage online: rounds of questions about answers of π_ref, in the place of privatize where the recipe has `online`.
 
-POKL Algorithm 2 on a language model, with resampling where it sums over all responses: of each prompt N answers are
-drawn from π_ref once, and π¹ ∝ π_ref·exp(r̄/kl_coef) is a choice among them. Each round chooses pairs by what is known
+POKL Algorithm 2 on a language model, with resampling where it sums over all responses: to each prompt N answers are
+drawn once, from π_ref or from the policy of the run before (`online.after`), and π¹ ∝ π_ref·exp(r̄/kl_coef) is a choice
+among them. Each round chooses pairs by what is known
 so far, gets private answers, and fits r̄ to all rounds again. What follows is as in every run: the reward stage fits r̂
 to the bundle of all answers, PPO follows it, the evaluation compares.
 
@@ -35,11 +36,11 @@ from pipeline.data.render import Prompt, Renderer, keep_fitting
 from pipeline.lm.distributed import make_accelerator
 from pipeline.lm.models import load_causal_lm, load_tokenizer
 from pipeline.online.belief import Learner
+from pipeline.online.earlier import Known, earlier_run, known_pairs
 from pipeline.online.labeller import make_labeller
-from pipeline.online.pool import Pool, draw_blocks, pools
+from pipeline.online.pool import Pool, draw_blocks, load_pool
 from pipeline.online.rounds import ask_round, labels_of, measure, said
 from pipeline.online.strategies import DESIGNS, choose, pairs_looked_at
-from pipeline.privacy.records import Text
 from pipeline.rl.rollout import evenly_spaced
 from reward_models.backbone import load_backbone
 from reward_models.model import RewardModel
@@ -51,59 +52,70 @@ def run(context: StageContext) -> dict[str, Any]:
     assert settings is not None
     accelerator = make_accelerator(context.world)
 
-    # --- candidates of π_ref, in coordinates that depend on no answer -------------------------------------------------
-    home = context.run.stage("sft") / "model"
+    # --- candidates, in coordinates that depend on no answer ----------------------------------------------------------
+    home, earlier = context.run.stage("sft") / "model", earlier_run(recipe)
     renderer = inputs.make_renderer(recipe, load_tokenizer(home))
-    policy = load_causal_lm(home, recipe.model.dtype).to(accelerator.device)
+    policy = load_causal_lm(home if earlier is None else earlier.policy, recipe.model.dtype).to(accelerator.device)
+    reference = None if earlier is None else load_causal_lm(home, recipe.model.dtype).to(accelerator.device)
     first_layers = load_backbone(home, recipe, renderer).to(accelerator.device)
     backbone = RewardModel(first_layers, reward_bound=recipe.reward.reward_bound)
     asked = fitting(inputs.training_prompts(recipe, context.run), renderer, recipe, settings.max_prompts)
     held_out = fitting(inputs.evaluation_prompts(recipe, context.run), renderer, recipe, settings.evaluation_questions)
-    for name, prompts, count in (("train", asked, settings.candidates), ("evaluation", held_out, 2)):
-        draw_blocks(context, policy, backbone, renderer, name, prompts, count)
+    draw_blocks(context, policy, reference, backbone, renderer, "train", asked, settings.candidates)
+    if earlier is None:
+        draw_blocks(context, policy, reference, backbone, renderer, "evaluation", held_out, 2)
     accelerator.wait_for_everyone()
     if not accelerator.is_main_process:
         return {}
-    pool, tests = pools(context, asked, held_out, recipe)
+    pool, basis = load_pool(context, "train", asked)
     check_questions(settings, len(asked))
 
-    # --- rounds -------------------------------------------------------------------------------------------------------
-    noise = LabelNoise.of(recipe.privatize.epsilon)
+    # --- what is known before -----------------------------------------------------------------------------------------
+    noise, runs = LabelNoise.of(recipe.privatize.epsilon), 1 if earlier is None else 1 + earlier.count
     labeller = make_labeller(recipe, settings, context.checkpoints / "labeller")
-    answered: dict[str, list[tuple[Text, Text, Text, int]]] = {"evaluation": [], "release": []}
+    learner = Learner(
+        pool.x.shape[-1], noise, recipe.reward.reward_bound, recipe.ppo.kl_coef, recipe.reward.loss, seed=recipe.seed
+    )
 
-    def ask(part: str, name: str, pool: Pool, picked: torch.Tensor) -> torch.Tensor:
-        """z of the picked pairs (n,): +1 for the first of each, 0 for a skip."""
-        questions = pool.questions(picked, f"{recipe.name}-{recipe.seed}-{name}")
+    def ask(name: str, pool: Pool, picked: torch.Tensor) -> Known:
+        """The answers to the picked pairs, without skips."""
+        questions = pool.questions(picked, f"{recipe.name}-{recipe.seed}-{runs}-{name}")
         z = labels_of(questions, ask_round(context.folder / "rounds" / f"{name}.json", questions, labeller))
-        answered[part] += [
+        rows = [
             (each.prompt, each.response_a, each.response_b, int(label))
             for each, label in zip(questions, z.tolist(), strict=True)
             if label
         ]
-        return z * pool.signs(picked, questions)
+        prompt, one, other = picked[z != 0].T
+        return Known(rows, pool.x[prompt, one], pool.x[prompt, other], (z * pool.signs(picked, questions))[z != 0])
 
-    test_pairs = tests.different(tests.first_two())
-    test_labels = ask("evaluation", "evaluation", tests, test_pairs)
-    if not answered["evaluation"]:
+    if earlier is None:
+        tests, _ = load_pool(context, "evaluation", held_out, basis)
+        checked, answered = ask("evaluation", tests, tests.different(tests.first_two())), []
+    else:
+        how_known = (renderer, backbone, basis, recipe.evaluate.batch_size)
+        checked, before = (known_pairs(earlier.pairs(part), *how_known) for part in ("evaluation", "release"))
+        learner.add(before.one, before.other, before.z, before.groups)
+        answered = before.rows
+    if not checked.rows:
         raise UserError("online: every question on held-out prompts was skipped; nothing would check the reward")
-    learner = Learner(
-        pool.x.shape[-1], noise, recipe.reward.reward_bound, recipe.ppo.kl_coef, recipe.reward.loss, seed=recipe.seed
-    )
+
+    # --- rounds -------------------------------------------------------------------------------------------------------
     history = []
     for number in range(settings.rounds):
-        generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + number)
+        generator = torch.Generator().manual_seed((recipe.seed * 1_000 + runs) * 1_000_000 + number)
         how: dict[str, Any] = {"asked": len(learner), "kappa": settings.kappa, "mixture": settings.mixture}
+        how["log_ratio"] = pool.log_ratio
         picked = pool.different(choose(settings.strategy, learner.belief, pool.x, settings.questions, generator, **how))
-        z = ask("release", f"{number:03d}", pool, picked)
-        prompt, one, other = picked[z != 0].T
-        belief = learner.add(pool.x[prompt, one], pool.x[prompt, other], z[z != 0], prompt.tolist())
-        history.append(measure(belief, len(learner), pool, tests, test_pairs, test_labels))
+        found = ask(f"{number:03d}", pool, picked)
+        belief = learner.add(found.one, found.other, found.z, found.groups)
+        answered = answered + found.rows
+        history.append(measure(belief, len(learner), pool, checked))
         say(f"online: round {number + 1} of {settings.rounds}, {said(history[-1])}")
 
     # --- bundles, as every later stage reads them ---------------------------------------------------------------------
     mode = "insecure_seed" if settings.simulated else "local"
-    for name, rows in answered.items():
+    for name, rows in {"evaluation": checked.rows, "release": answered}.items():
         made = context.folder / f".{name}.new.tmp"
         shutil.rmtree(made, ignore_errors=True)
         write_answers(made, rows, recipe.privatize.epsilon, mode, "online rounds")
@@ -112,15 +124,16 @@ def run(context: StageContext) -> dict[str, Any]:
     atomic.write_json(context.folder / "history.json", history)
     manifest = inputs.release(context.run).manifest
     return {
-        "events": len(answered["release"]),
-        "evaluation_events": len(answered["evaluation"]),
+        "events": len(answered),
+        "evaluation_events": len(checked.rows),
+        "runs": runs,
         "rounds": settings.rounds,
         "strategy": settings.strategy,
         "epsilon": recipe.privatize.epsilon,
         "keep_prob": noise.keep_prob,
         "mark": manifest.guarantee["mark"],
         "labeller": settings.labeller,
-        "ledger": person_facts(labeller.people(), recipe.privatize.epsilon, sum(map(len, answered.values()))),
+        "ledger": person_facts(labeller.people(), recipe.privatize.epsilon, len(answered) + len(checked.rows)),
         "history": history,
         "summary": f"{len(learner)} answers in {settings.rounds} rounds by {settings.strategy}, "
         f"ε = {recipe.privatize.epsilon:g} each; {said(history[-1])}",

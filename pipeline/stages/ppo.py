@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from pipeline.lm.logprobs import PolicyWithValue
 from pipeline.lm.models import add_lora, load_causal_lm, load_tokenizer
 from pipeline.lm.recompute import recompute_layers
 from pipeline.lm.released import write_beside
+from pipeline.online.earlier import earlier_run
 from pipeline.privacy.status import extra_rewards as extra_rewards_on_card
 from pipeline.rl import export, nonfinite, resume_state, samples
 from pipeline.rl.nonfinite import NonFiniteError
@@ -45,14 +47,16 @@ from reward_models.scorer import load_scorer
 
 def run(context: StageContext) -> dict[str, Any]:
     """Trains on every process; saves from the main one."""
-    recipe, settings = context.recipe, context.recipe.ppo
+    recipe, settings, start = context.recipe, context.recipe.ppo, earlier_run(context.recipe)
+    if start is not None:  # π is not π_ref before the first iteration, so the draws of π_ref are not its own
+        settings = replace(settings, reference_rollouts=False)
     logs = context.folder / "tracking" if settings.report_to else None
     accelerator = make_accelerator(context.world, settings.report_to, logs)
 
     # --- π_ref, r̂, prompts --------------------------------------------------------------------------------------------
     reference_path = context.run.stage("sft") / "model"
     renderer = inputs.make_renderer(recipe, load_tokenizer(reference_path))
-    model, reference = policy_and_reference(reference_path, recipe)
+    model, reference = policy_and_reference(reference_path, recipe, None if start is None else start.policy)
     how = {"use_bonus": recipe.reward.kappa > 0, "use_baseline": settings.baseline}
     scorer = load_scorer(context.run.stage("reward") / "model", recipe, **how)
     scorer.place(accelerator)
@@ -101,18 +105,21 @@ def run(context: StageContext) -> dict[str, Any]:
     }
 
 
-def policy_and_reference(path: Path, recipe: Recipe) -> tuple[PolicyWithValue, Any | None]:
+def policy_and_reference(
+    path: Path, recipe: Recipe, start: Path | None = None
+) -> tuple[PolicyWithValue, Any | None]:
     """The policy with its value head, dropout off as everywhere in PPO, and π_ref.
 
-    Under LoRA π_ref is the policy with its adapter off (None here), in 4 bits if the policy's base is; without LoRA,
-    a frozen copy.
+    Under LoRA π_ref is the policy with its adapter off (None here), in 4 bits if the policy's base is; without LoRA, or
+    where the policy starts from another checkpoint than π_ref's `path`, a frozen copy.
     """
     lora = recipe.ppo.lora
-    base = load_causal_lm(path, recipe.model.dtype if lora else "float32", four_bit=recipe.ppo.quantize is not None)
+    dtype = recipe.model.dtype if lora else "float32"
+    base = load_causal_lm(start or path, dtype, four_bit=recipe.ppo.quantize is not None)
     policy = add_lora(base, lora, recipe.seed) if lora else base
     if recipe.ppo.gradient_checkpointing:
         recompute_layers(base)
-    reference = None if lora else load_causal_lm(path, "float32")  # the same weights as the policy's: KL 0 at first
+    reference = None if lora and start is None else load_causal_lm(path, dtype)  # KL 0 at first without `start`
     return PolicyWithValue(policy, base.config.hidden_size).eval(), reference
 
 

@@ -129,7 +129,7 @@ class Ppo(Stage):
     name = "ppo"
     said = "KL-regularised PPO against the pessimistic reward."
     reads = ("sft", "reward")
-    sections = ("model", "data", "reward", "ppo", "seed")
+    sections = ("model", "data", "reward", "ppo", "online", "seed")
     texts = ("prompts",)
     any_world = True
 

@@ -35,6 +35,7 @@ RUN_BY = {
     "private-rlhf label-filter": ("tests/cli/test_label_filter.py", "label-filter"),
     "private-rlhf account": ("tests/accounting/test_account_command.py", "randomized-response"),
     "private-rlhf stages": ("tests/launch/test_scripts.py", '"stages"'),
+    "private-rlhf online": ("tests/stages/test_online.py", '"online"'),
     "private-rlhf plan": ("tests/cli/test_plan.py", '"plan"'),
     "private-rlhf verify-run": ("tests/stages/test_twins.py", '"verify-run"'),
     "private-rlhf sample": ("tests/cli/test_commands.py", '"sample"'),

@@ -20,10 +20,10 @@ from pipeline.evaluation.likelihood import (
     likelihood_win_rate,
     longer_answer_baseline,
     longer_answers,
-    mean_logprobs,
     pair_rows,
     preferences,
 )
+from pipeline.lm.likelihood import mean_logprobs
 from pipeline.lm.tiny import tiny_config, tiny_tokenizer
 
 NOISE, QUARTER = LabelNoise.of(0.5), LabelNoise(math.log(3), Fraction(3, 4))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from pipeline.core.rundir import RunDir
 from pipeline.data.release import read_release
 from pipeline.labelling import labellers
 from pipeline.online import rounds as rounds_of_stage
+from pipeline.online.earlier import earlier_run
 from pipeline.stages import online as stage
 from pipeline.twins import verify
 
@@ -177,3 +179,35 @@ def test_the_stages_of_an_online_recipe() -> None:
     assert "privatize" in recipe().absent_stages
     assert "online" not in recipe().absent_stages
     assert "online" in recipe(online=None).absent_stages
+
+
+# --- one policy after another -----------------------------------------------------------------------------------------
+
+
+def test_a_second_policy_goes_on_from_the_first(workspace: Workspace, tmp_path: Path) -> None:
+    """Two runs: the second has the first one's answers and its own, π_ref is the same file, PPO starts elsewhere."""
+    root = tmp_path / "chain"
+    done = workspace.finish(workspace.command("online", *workspace.options(root, *SMALL), "--policies", "2"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, second = (RunDir(root / name) for name in "12")
+    one, other = (run.stage("sft") / "model" / "model.safetensors" for run in (first, second))
+    assert one.samefile(other)
+    before, after = (read_release(run.stage("online") / "release") for run in (first, second))
+    texts = [sorted((row.prompt, row.chosen, row.rejected) for row in release) for release in (before, after)]
+    assert len(texts[1]) == 2 * len(texts[0])
+    assert not set(texts[0]) - set(texts[1])
+    held_out = [read_release(run.stage("online") / "evaluation").manifest.rows for run in (first, second)]
+    assert held_out[0] == held_out[1]
+    facts = [run.require("online")["report"] for run in (first, second)]
+    assert [each["runs"] for each in facts] == [1, 2]
+    assert facts[1]["history"][-1]["labels"] == 2 * facts[0]["history"][-1]["labels"]
+    kl = [json.loads((run.stage("ppo") / "history.jsonl").read_text().splitlines()[0])["kl"] for run in (first, second)]
+    assert kl[0] == 0.0 != kl[1]  # π of the second starts where π of the first ended
+    again = workspace.finish(workspace.command("online", *workspace.options(root, *SMALL), "--policies", "2"))
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert again.stderr.count("up to date, skipped") >= 10
+
+
+def test_a_run_that_did_not_end_is_nothing_to_go_on_from(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no completed stage 'ppo'"):
+        earlier_run(recipe(online={"after": str(tmp_path)}))

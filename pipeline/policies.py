@@ -1,0 +1,61 @@
+"""`private-rlhf online`: a recipe that asks, run whole; several times over, each run goes on from the one before."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from pipeline import runner
+from pipeline.core import atomic
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import Recipe
+from pipeline.core.rundir import RunDir
+from pipeline.core.world import barrier
+
+
+def run_policies(recipe: Recipe, root: Path, policies: int, accept_code: bool = False) -> RunDir:
+    """Runs the recipe in `root`, or `policies` > 1 times in root/1, root/2, …: a run asks about answers of the policy
+    of the one before, learns from the answers to both, and starts PPO from that policy. π_ref is the same in all. What
+    is up to date stays; what was interrupted resumes. Returns the last run.
+
+    Raises:
+        UserError: the recipe does not ask.
+    """
+    if recipe.online is None:
+        raise UserError("online is for recipes with a section online: `run` takes this one")
+    if policies == 1:
+        runner.execute(recipe, RunDir(root), runner.Selection(), accept_code)
+        return RunDir(root)
+    world, before = runner.join_world(), None
+    for number in range(1, policies + 1):
+        run, own = RunDir(root / str(number)), recipe
+        if before is not None:
+            own = replace(recipe, online=replace(recipe.online, after=before.root))
+            if world.main:
+                _share_sft(own, before, run)
+            barrier(world)
+        runner.execute(own, run, runner.Selection(), accept_code)
+        before = run
+    return run
+
+
+def _share_sft(recipe: Recipe, before: RunDir, run: RunDir) -> None:
+    """The reference policy is the one of the run before: the same files under other names, where the disk allows it."""
+    if run.manifest("sft") is not None:
+        return
+    run.claim(recipe)
+    made = run.stage(f".sft.{os.getpid()}.tmp")
+    shutil.rmtree(made, ignore_errors=True)
+    shutil.copytree(before.stage("sft"), made, copy_function=_link)
+    shutil.rmtree(run.stage("sft"), ignore_errors=True)
+    made.rename(run.stage("sft"))
+    atomic.sync_folder(run.root)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
