@@ -28,7 +28,10 @@ def serve(
         Path | None, typer.Option("--pairs", help="Questions to add: JSON lines of id, prompt, response_a, response_b.")
     ] = None,
     host: Annotated[str, typer.Option("--host", help="Where to listen; behind a proxy that ends TLS.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535)] = 8765,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Where to listen; 0: any free one.")] = 8765,
+    run: Annotated[
+        Path | None, typer.Option("--run", help="Run directory of the online run that asks, for the operator's page.")
+    ] = None,
 ) -> None:
     """Serve the page, and take private answers in, until stopped."""
     from pipeline.labelling.questions import read_questions
@@ -43,7 +46,8 @@ def serve(
         answers = AnswerStore(store, epsilon, budget)
     if pairs is not None:
         answers.ask(read_questions(pairs))
-    with LabelServer(answers, host, port) as server:
+    history = None if run is None else run / "online" / "history.json"
+    with LabelServer(answers, host, port, history) as server:
         terms = f"ε = {answers.epsilon:g} an answer, " + (
             "no limit" if answers.budget is None else f"{answers.budget:g} (so {answers.most} answers)"
         )

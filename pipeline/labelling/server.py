@@ -28,8 +28,10 @@ from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
+from pipeline.core.documents import DocumentError, read_json
 from pipeline.core.errors import UserError
 from pipeline.labelling.store import EVENT_BYTES, SKIPPED, TOKEN_BYTES, AnswerConflict, AnswerStore, NotAsked
 
@@ -94,12 +96,16 @@ class Rate:
 
 
 class LabelServer(ThreadingHTTPServer):
-    """Serves a store until `shutdown`. host, port: where it listens; 0 is any free port. UserError if it cannot."""
+    """Serves a store until `shutdown`. host, port: where it listens; 0 is any free port. history: what an online run
+    says of its rounds, for the operator's page. UserError if it cannot listen."""
 
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, store: AnswerStore, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(
+        self, store: AnswerStore, host: str = "127.0.0.1", port: int = 0, history: Path | None = None
+    ) -> None:
+        self.history = history
         self.store, self.page, self.operator_page = store, Page.load(), Page.load("operator.html")
         self.operator = secrets.token_bytes(TOKEN_BYTES).hex()
         self.of_person = Rate(per_second=20, burst=60)
@@ -217,7 +223,19 @@ class _Handler(BaseHTTPRequestHandler):
             "skipped": sum(each.skipped for each in people),
             "held": sum(each.held for each in people),
             "people": [asdict(each) for each in people],
+            "rounds": self._rounds(),
         }
+
+    def _rounds(self) -> list[dict[str, Any]] | None:
+        """The accuracy of r̄ on held-out private answers after each round, with its interval; None without a run."""
+        if self.server.history is None:
+            return None
+        try:
+            return [row["held_out_accuracy_debiased"] for row in read_json(self.server.history)]
+        except FileNotFoundError:
+            return []
+        except (OSError, DocumentError, KeyError, TypeError):
+            raise _Refused(503, "the history of the run's rounds cannot be read") from None
 
     def _secret(self) -> str:
         scheme, _, secret = self.headers.get("Authorization", "").partition(" ")

@@ -111,6 +111,7 @@ def run(context: StageContext) -> dict[str, Any]:
         belief = learner.add(found.one, found.other, found.z, found.groups)
         answered = answered + found.rows
         history.append(measure(belief, len(learner), pool, checked))
+        atomic.write_json(context.folder / "history.json", history)
         say(f"online: round {number + 1} of {settings.rounds}, {said(history[-1])}")
 
     # --- bundles, as every later stage reads them ---------------------------------------------------------------------
@@ -121,7 +122,6 @@ def run(context: StageContext) -> dict[str, Any]:
         write_answers(made, rows, recipe.privatize.epsilon, mode, "online rounds")
         shutil.rmtree(context.folder / name, ignore_errors=True)
         publish(made, context.folder / name, 0o755)
-    atomic.write_json(context.folder / "history.json", history)
     manifest = inputs.release(context.run).manifest
     return {
         "events": len(answered),

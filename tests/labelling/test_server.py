@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -165,6 +166,19 @@ def test_wrong_tokens_wait_and_right_ones_do_not(anna: Client, server: LabelServ
     assert [anna("GET", "/questions")[0] for _ in range(4)] == [200] * 2 + [429] * 2
 
 
+def test_connections_over_the_limit_are_closed_and_places_given_free(store: AnswerStore) -> None:
+    with LabelServer(store) as server:
+        server._slots = threading.BoundedSemaphore(2)
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        idle = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(3)]
+        assert idle[2].recv(1) == b""
+        for connection in idle:
+            connection.close()
+        assert server._slots.acquire(timeout=10)
+        assert server._slots.acquire(timeout=10)
+        server.shutdown()
+
+
 def test_the_page_is_the_same_for_all_and_reaches_nobody_else(server: LabelServer) -> None:
     page = Page.load()
     status, text = Client(server.port)("GET", "/")
@@ -177,13 +191,21 @@ def test_the_page_is_the_same_for_all_and_reaches_nobody_else(server: LabelServe
     assert not re.search(rb"innerHTML|eval\(|https?://", page.data)
 
 
-def test_the_operator_sees_counts_alone(anna: Client, server: LabelServer) -> None:
+def test_the_operator_sees_counts_alone(anna: Client, server: LabelServer, tmp_path: Path) -> None:
     events = [each["event"] for each in anna("GET", "/questions")[1]["questions"]]
     for event, sign in zip(events, "+-0", strict=False):
         anna.give(event, sign)
     status, found = Client(server.port, server.operator)("GET", "/progress")
     assert (status, found["people"]) == (200, [{"name": "anna", "given": 2, "skipped": 1, "held": 2}])
     assert (found["questions"], found["answered"], found["skipped"], found["held"]) == (40, 2, 1, 2)
+    assert found["rounds"] is None
+    accuracy = {"value": 0.6, "ci_low": 0.5, "ci_high": 0.7, "n": 100}
+    operator, server.history = Client(server.port, server.operator), tmp_path / "history.json"
+    assert operator("GET", "/progress")[1]["rounds"] == []
+    server.history.write_text(json.dumps([{"labels": 40, "held_out_accuracy_debiased": accuracy}]))
+    assert operator("GET", "/progress")[1]["rounds"] == [accuracy]
+    server.history.write_text("[{}]")
+    assert operator("GET", "/progress")[0] == 503
     assert anna("GET", "/progress")[0] == Client(server.port)("GET", "/progress")[0] == 401
     assert Client(server.port)("GET", "/operator")[1].encode() == server.operator_page.data
 
