@@ -204,7 +204,7 @@ def privatize(
     rows, folder, level, key_file = all_given("privatize", needed)
     named = tuple(name.strip() for name in columns.split(",")) if columns else ()
     options = Options(labeler_column, event_column, named, label_column, parse_labels(labels), corrects_column)
-    limit = Budget(budget, budget_per or "event") if budget is not None else None  # type: ignore[arg-type]
+    limit = Budget(budget, "event" if budget_per is None else budget_per) if budget is not None else None  # type: ignore[arg-type]
     request = Request(rows, folder, level, key_file, split, source, options, limit, bool(add_up), max_events, workers)
     print(privatize_source(request))
 

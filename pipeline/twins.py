@@ -15,11 +15,10 @@ in either twin. The throw-away key has a state and a user's folder of its own, s
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -32,6 +31,7 @@ from pipeline import runner
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
+from pipeline.core.user import another_user
 from pipeline.core.world import barrier, join_world
 from pipeline.data import protected
 from pipeline.data.adopted import is_adopted
@@ -115,7 +115,7 @@ def verify(recipe: Recipe, folder: Path, keep: bool = False, execute: Execute = 
             if world.main:
                 (folder / name).rename(here)
             barrier(world)
-            with _a_user_of_its_own(here):
+            with another_user(here / "user"):
                 execute(recipe, RunDir(here / "run"))
             barrier(world)
             if world.main:
@@ -135,17 +135,6 @@ def twin_recipe(recipe: Recipe, here: Path) -> Recipe:
     data = replace(recipe.data, preferences=str(here / Path(_file_names(recipe)[0]).parts[0]))
     own = replace(recipe.privatize, key_file=here / "owner.key", corrects_column=None, budget=None, budget_per="event")
     return replace(recipe, data=data, privatize=replace(own, add_up_renamed=False))
-
-
-@contextmanager
-def _a_user_of_its_own(here: Path) -> Iterator[None]:
-    """What is remembered of keys outside their folders is remembered in `here`."""
-    before = os.environ.get("XDG_STATE_HOME")
-    os.environ["XDG_STATE_HOME"] = str((here / "user").absolute())
-    try:
-        yield
-    finally:
-        os.environ.pop("XDG_STATE_HOME") if before is None else os.environ.update(XDG_STATE_HOME=before)
 
 
 # --- the data ---------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from pipeline.attacks.replay import Privatize, replay
 from pipeline.attacks.suite import SPECS, Outcome, run_attacks
 from pipeline.core.atomic import write_json
 from pipeline.core.errors import UserError
+from pipeline.core.noise import check_epsilon
 
 DEFAULT_CANARIES = 2000
 
@@ -43,6 +44,8 @@ def attack(request: Request) -> int:
     """
     if request.canaries is not None and request.canaries < 1:
         raise UserError(f"--canaries {request.canaries}: give at least 1")
+    if request.epsilon is not None:
+        check_epsilon(request.epsilon, "--epsilon")
     if request.plant is not None:
         return _plant(request, request.plant)
     facts, text, leak = _judged(request)

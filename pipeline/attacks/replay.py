@@ -22,6 +22,7 @@ from pipeline.attacks.suite import Outcome, run_attacks
 from pipeline.attacks.view import View, unlabelled_view
 from pipeline.core.errors import UserError
 from pipeline.core.noise import is_public
+from pipeline.core.user import another_user
 from pipeline.privacy.keys import keygen
 from pipeline.privacy.records import is_blank
 
@@ -66,11 +67,12 @@ def replay(roots: Sequence[Path], count: int, privatize: Privatize, epsilon: flo
                 ordered = (first, second) if label > 0 else (second, first)
                 row = {"prompt": prompt, "chosen": ordered[0], "rejected": ordered[1]}
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
-        key = keygen(home / "throwaway.key")
         secrets.SystemRandom().shuffle(epsilons)
         released = [home / f"release-{place}" for place in range(len(epsilons))]
-        for folder, value in zip(released, epsilons, strict=True):
-            privatize(str(home / "raw.jsonl"), folder, value, key)
+        with another_user(home / "user"):
+            key = keygen(home / "throwaway.key")
+            for folder, value in zip(released, epsilons, strict=True):
+                privatize(str(home / "raw.jsonl"), folder, value, key)
         outcome = run_attacks(released, Truth(labels, coins=True), epsilon)
     return Replay(outcome, layout_findings(view))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -20,9 +21,15 @@ def new_file(path: Path, mode: int = 0o644, *, beside: Path | None = None, durab
     beside: the temporary file lies next to this path, where `path` is in a folder that must hold nothing else.
     durable: its content is on the disk before it takes the name.
     """
+    if not path.name or path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = (beside or path).with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode))
+    try:
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode))
+    except OSError as error:  # FileNotFoundError in a file system that takes no new files, such as /proc
+        kind = errno.EROFS if error.errno == errno.ENOENT else error.errno
+        raise OSError(kind, os.strerror(kind or 0), str(path)) from None
     try:
         yield temporary
         if durable:

@@ -31,6 +31,8 @@ class DocumentError(ValueError):
 
 def read_json(path: Path, most: int = MOST_JSON) -> Any:
     """The value in a JSON file of at most `most` bytes. DocumentError; OSError if it cannot be read."""
+    if path.is_fifo():
+        raise DocumentError("is a pipe, which may never end")
     return parse_json(_text(path, most))
 
 

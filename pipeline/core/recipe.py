@@ -36,14 +36,14 @@ from pipeline.core.user import user_folder
 class PrivatizeConfig:
     """Randomised response on the labels (PPKL Eq. 7)."""
 
-    epsilon: float
+    epsilon: float = Field(allow_inf_nan=True)
     """Label-LDP parameter of one released label; > 0. `.inf` needs data.public_labels and marks the run NOT PRIVATE."""
     key_file: Path | None = None
     """Owner-only 256-bit key, made on first use; keep it outside every run directory. null: the user's own, in
     `~/.local/state/private-rlhf/owner.key`, whatever folder a run starts from."""
     insecure_seed: int | None = None
     """Replaces the key by a public seed, for experiments; marks the run NOT PRIVATE."""
-    budget: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    budget: float | None = Field(default=None, gt=0)
     """Refuse a release after which any event (or person) has lost more than this under the key. null: the last one
     that was stated for this key holds."""
     budget_per: Literal["event", "person"] = "event"
@@ -62,7 +62,7 @@ class PrivatizeConfig:
     add_up_renamed: Annotated[bool, NO_EFFECT] = False
     """Pairs that were released before under other names of events or labellers are drawn again, and charged the sum,
     instead of refused."""
-    count_epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    count_epsilon: float | None = Field(default=None, gt=0)
     """With evaluation_labels: laplace, what the noisy counts of one evaluation cost each evaluation label, all counts
     together and on top of epsilon."""
 
@@ -74,6 +74,8 @@ class PrivatizeConfig:
     def __post_init__(self) -> None:
         if self.budget is not None and self.budget_per == "person" and self.labeler_column is None:
             raise ValueError("budget_per: person needs labeler_column, the column that names who gave the label")
+        if self.budget is None and self.budget_per == "person":
+            raise ValueError("budget_per: person needs budget: without one nobody is held to anything")
         if self.max_events_per_person is not None and self.labeler_column is None:
             raise ValueError("max_events_per_person needs labeler_column, the column that names who gave the label")
         if math.isnan(self.epsilon) or self.epsilon <= 0:
@@ -204,19 +206,19 @@ class PpoConfig:
     """Nats per response; switches the adaptive controller on. It changes the penalty that PPO learns from, never J."""
     kl_horizon: int = Field(default=1000, gt=0)
     """Responses over which the adaptive controller reacts."""
-    kl_coef_min: float = Field(default=1e-4, gt=0, allow_inf_nan=False)
+    kl_coef_min: float = Field(default=1e-4, gt=0)
     """With kl_target: the adaptive controller goes no lower."""
-    kl_coef_max: float = Field(default=1e3, gt=0, allow_inf_nan=False)
+    kl_coef_max: float = Field(default=1e3, gt=0)
     """With kl_target: the adaptive controller goes no higher."""
     kl_estimator: Literal["k1", "k3"] = "k1"
     """In the per-token reward. k1 is unbiased in reward; k3 is a low-variance alternative with its own bias."""
     gamma: float = Field(default=1.0, gt=0, le=1)
     lam: float = Field(default=0.95, ge=0, le=1)
-    clip_range: float = Field(default=0.2, gt=0)
-    value_clip_range: float = Field(default=0.2, gt=0)
+    clip_range: float = Field(default=0.2, gt=0, allow_inf_nan=True)
+    value_clip_range: float = Field(default=0.2, gt=0, allow_inf_nan=True)
     value_coef: float = Field(default=0.5, ge=0)
     entropy_coef: float = Field(default=0.01, ge=0)
-    max_grad_norm: float = Field(default=1.0, gt=0)
+    max_grad_norm: float = Field(default=1.0, gt=0, allow_inf_nan=True)
     whiten_advantages: bool = True
     temperature: float = Field(default=1.0, gt=0)
     """π is softmax(logits / temperature), in rollouts, reference completions and evaluation, drawn and measured."""
@@ -228,7 +230,7 @@ class PpoConfig:
     extra_rewards: list[ExtraRewardSettings] = Field(default_factory=list)
     """Their weighted sum is added to r̂ for PPO alone: r̄ of the evaluation and the Gibbs yardstick stay those of the
     private reward model."""
-    max_kl: float = Field(default=100.0, gt=0)
+    max_kl: float = Field(default=100.0, gt=0, allow_inf_nan=True)
     """Stop the run when the mean KL per response of an iteration (nats) exceeds this, before it learns from it."""
     max_prompts: int | None = Field(default=None, gt=0)
     """Use this many of the training prompts, evenly spaced; null: all."""
@@ -291,7 +293,7 @@ class PpoConfig:
 class Recipe:
     """One experiment."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
+    name: str = Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$", max_length=100)
     seed: int = Field(default=0, ge=0)
     evaluation_labels: Literal["public", "private", "laplace"]
     """`public`: test labels are declared public and read raw; `private`: only privatised test labels are used;

@@ -11,7 +11,8 @@ from pydantic.dataclasses import dataclass
 
 from pipeline.core.config import NO_EFFECT
 
-STRICT = ConfigDict(extra="forbid", use_enum_values=True)
+STRICT = ConfigDict(extra="forbid", use_enum_values=True, allow_inf_nan=False)
+"""A number is finite unless its own field says that .inf switches something off."""
 OptimizerName = Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor", "sgd"]
 SMOOTHING = "smoothing labels that randomised response has already flipped shrinks every margin a second time"
 
@@ -85,7 +86,7 @@ class ExtraRewardSettings:
     callable: str | None = Field(default=None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
     """`package.module:function`: function(prompts, responses) gives one number per response; prompts as in the data
     (texts or messages), responses as texts."""
-    weight: float = Field(default=1.0, allow_inf_nan=False)
+    weight: float = Field(default=1.0)
     """What it is multiplied by before it is added; any sign, not 0."""
     public: bool = False
     """`path`: declares that its training labels are public; needed where the folder has no reward_metadata.json."""
@@ -123,7 +124,7 @@ class JudgeSettings:
     retries: Annotated[int, NO_EFFECT] = Field(default=5, ge=0)
     """`url`: of a request after a broken connection, no answer in time, or status 408, 409, 425, 429, 500, 502, 503 or
     504; waits of 2, 4, 8, … seconds between them, or what the endpoint asks for, at most 60."""
-    timeout: Annotated[float, NO_EFFECT] = Field(default=120.0, gt=0, allow_inf_nan=False)
+    timeout: Annotated[float, NO_EFFECT] = Field(default=120.0, gt=0)
     """`url`: seconds without a word from the endpoint that count as no answer."""
 
     def __post_init__(self) -> None:

@@ -65,7 +65,9 @@ class RunDir:
             content = read_json(path)
         except DocumentError:
             raise UserError(f"{path} is damaged: delete the folder {path.parent} and run the stage again") from None
-        return content if isinstance(content, dict) else None
+        if not isinstance(content, dict):
+            raise UserError(f"{path} is damaged: delete the folder {path.parent} and run the stage again")
+        return content
 
     def require(self, name: str) -> dict[str, Any]:
         """The manifest of stage `name`; `UserError` when it has not completed."""

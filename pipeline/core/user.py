@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -10,3 +12,14 @@ def user_folder() -> Path:
     """~/.local/state/private-rlhf, or below $XDG_STATE_HOME where that is set."""
     home = os.environ.get("XDG_STATE_HOME", "")
     return (Path(home) if Path(home).is_absolute() else Path("~/.local/state").expanduser()) / "private-rlhf"
+
+
+@contextmanager
+def another_user(folder: Path) -> Iterator[None]:
+    """In the block `user_folder` is in `folder`: what throw-away keys leave behind is nobody's."""
+    before = os.environ.get("XDG_STATE_HOME")
+    os.environ["XDG_STATE_HOME"] = str(folder.absolute())
+    try:
+        yield
+    finally:
+        os.environ.pop("XDG_STATE_HOME") if before is None else os.environ.update(XDG_STATE_HOME=before)

@@ -27,6 +27,8 @@ from pipeline.privacy.records import Message, RawPair, Text, encode_text, is_bla
 
 T = TypeVar("T")
 PAIR = ("chosen", "rejected")
+MOST_COMPARED = 100
+"""Columns among which the nearest to a missing one is looked for."""
 _TURN = re.compile(r"\n\n(Human|Assistant):")
 _ASSISTANT = "\n\nAssistant:"
 _ROLES = {"Human": "user", "Assistant": "assistant"}
@@ -123,7 +125,7 @@ def _stream(
 
 def _nearest(missing: Iterable[str], present: Iterable[str], known: Iterable[str]) -> str:
     """The words "; the nearest is ..." for columns that resemble a missing one, the same whichever is missing."""
-    others = sorted(set(present) - set(known))
+    others = sorted(set(present) - set(known))[:MOST_COMPARED]
     near = sorted({match for name in missing for match in difflib.get_close_matches(name, others, n=1)})
     return f"; the nearest is {', '.join(map(repr, near))}" if near else ""
 

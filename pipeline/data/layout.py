@@ -67,6 +67,8 @@ class Options:
             raise UserError("--corrects-column needs --event-column: a correction is an event of its own, with a name")
         if len(set(self.columns)) < len(self.columns):
             raise UserError("--columns: names a column twice; name each once")
+        if self.label_column in _RESERVED:
+            raise UserError(f"--label-column: {self.label_column!r} is a part of the pair; name another column")
         for option, names in (
             ("--columns", self.columns),
             ("--labeler-column", (self.labeler_column,)),

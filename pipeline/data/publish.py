@@ -37,7 +37,9 @@ def refusals(target: Path) -> Iterator[None]:
 
 
 def check_output(target: Path) -> None:
-    """UserError for an output that is a file, a link, a mount point, or has no name of its own."""
+    """UserError for an output that is a file, a link, a mount point, has no name of its own, or one that is no text."""
+    if not str(target).isprintable() and any("\ud800" <= each <= "\udfff" for each in str(target)):
+        raise UserError(f"{target}: is no UTF-8 text; choose another name")
     if target.name in ("", ".."):
         raise UserError(f"{target}: names no new folder; give a name for one inside it")
     if len(os.fsencode(target.name)) > LONGEST_NAME:

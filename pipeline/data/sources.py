@@ -36,6 +36,8 @@ MOST_LINE_BYTES = 16 << 20
 MOST_GROUP_BYTES = 1 << 30
 """Of a Parquet row group when it is unpacked, unless `MOST_ROW_BYTES` for each of its rows are more."""
 MOST_ROW_BYTES = 64 << 10
+MOST_BLANK_LINES = 100_000
+"""In a row."""
 TWICE = object()
 """In place of a value that a JSON object gives twice; no reader takes it for a text or a number."""
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet", ".csv")
@@ -208,8 +210,12 @@ def jsonl_rows(
 ) -> Iterator[tuple[int, Row]]:
     """The rows of JSON lines. name: of the file, for messages. wanted: columns that no row may give twice. before:
     lines before the first one."""
+    last = before
     for number, line in enumerate(_lines(name, lines, before), before + 1):
+        if number - last > MOST_BLANK_LINES:
+            raise UserError(f"{name}, line {number}: {MOST_BLANK_LINES} empty lines came before it; remove them")
         if not line.isspace():
+            last = number
             row = _json_row(name, number, line)
             if any(row.get(column) is TWICE for column in wanted):
                 raise UserError(f"{name}, line {number}: gives a column twice; keep one")

@@ -14,6 +14,7 @@ import os
 import secrets
 import stat
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,6 +24,7 @@ from pipeline.core.errors import UserError
 from pipeline.privacy.prf import KEY_BYTES, Prf, frame
 
 HEADER = "private-rlhf key v1"
+MOST_BYTES = 4096
 DISTINCT_BYTES = 16  # of 32; of random keys 3 in 10^17 have fewer
 _DIGEST_DOMAIN = b"private-rlhf/input-digest/v1"
 _LOST = (
@@ -108,7 +110,10 @@ class KeyState:
 
 def state_folder(path: Path) -> Path:
     """The folder that holds the state of the key in `path`; beside the file itself where `path` is a link."""
-    real = path.resolve()
+    try:
+        real = path.resolve()
+    except RuntimeError:
+        raise UserError(f"{path}: is a link that leads back to itself; give the key file") from None
     return real.with_name(real.name + ".state")
 
 
@@ -125,6 +130,7 @@ def keygen(path: str | Path) -> Path:
     target = Path(path)
     if not target.exists() and state_folder(target).exists():
         raise UserError(f"{target}: cannot make a key here, {state_folder(target)} is the state of a lost one; {_LOST}")
+    missing = [folder for folder in target.parents if not folder.exists()]
     text = f"{HEADER}\n{secrets.token_bytes(KEY_BYTES).hex()}\n"
     try:
         if not target.parent.exists():
@@ -136,6 +142,9 @@ def keygen(path: str | Path) -> Path:
             f"{target}: exists and is not overwritten, since a lost key cannot be replaced; choose another --output"
         ) from error
     except OSError as error:
+        for folder in missing:
+            with suppress(OSError):
+                folder.rmdir()
         raise UserError(f"{target}: cannot write a key here ({error.strerror}); choose another --output") from error
     try:
         with os.fdopen(handle, "w", encoding="ascii") as file:
@@ -179,7 +188,8 @@ def load_key(path: str | Path) -> PrivacyKey:
     if info.st_mode & 0o077:
         raise UserError(f"{source}: the key can be read by others; run `chmod 600 {source}`")
     try:
-        text = source.read_bytes()[:4096].decode("ascii")
+        with source.open("rb") as file:
+            text = file.read(MOST_BYTES).decode("ascii")
     except UnicodeDecodeError:
         text = ""
     except OSError as error:

@@ -104,6 +104,7 @@ class Ledger:
 
         UserError if there is a ledger, here or where the anchor knows it.
         """
+        _check_stated(stated)
         ledger = cls(key)
         ledger._file.begin()
         ledger._state(Book(), stated)
@@ -116,6 +117,7 @@ class Ledger:
         stated: the sum of what was released after the copy was made, 0 for nothing. UserError if the copy is no whole
         ledger of this key.
         """
+        _check_stated(stated)
         ledger = cls(key)
         ledger._file.replace(source)
         ledger._state(ledger._file.read(newest=False), stated)
@@ -123,8 +125,6 @@ class Ledger:
 
     def _state(self, book: Book, epsilon: float) -> None:
         """Write a book one revision after all that is known, with an entry for what its holder says was released."""
-        if epsilon != 0.0:
-            check_epsilon(epsilon, "--i-know")
         book.revision = max(book.revision, self._file.known())
         if epsilon:
             entry = _new_entry(ReleasePlan("stated by the holder", epsilon, 0, "", "stated"))
@@ -363,6 +363,12 @@ class Reservation:
 def _added(plan: ReleasePlan) -> float:
     """What counts cost on top of the labels' total."""
     return plan.epsilon if plan.kind == "counts" else 0.0
+
+
+def _check_stated(epsilon: float) -> None:
+    """Before anything is begun: a state without what was released before it would count as a new key's."""
+    if epsilon != 0.0:
+        check_epsilon(epsilon, "--i-know")
 
 
 def _busy(lock: Lock) -> UserError:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.atomic import sync, write_json
-from pipeline.core.documents import parse_json
+from pipeline.core.documents import parse_json, read_json
 from pipeline.core.errors import UserError
 from pipeline.core.user import user_folder
 from pipeline.privacy.events import Generation
@@ -87,6 +87,8 @@ class LedgerFile:
         except FileNotFoundError:
             raise UserError(self._without_state()) from None
         known = max(known, self._anchored()) if newest else 0
+        if self.path.is_fifo():
+            raise UserError(f"{self.path}: is a pipe and no ledger; {_RESTORE}")
         try:
             text = self.path.read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -151,7 +153,7 @@ class LedgerFile:
         A folder that was moved takes its anchor along; of two copies the one that the anchor names is the ledger.
         """
         try:
-            anchor = json.loads(self._anchor.read_text(encoding="utf-8"))
+            anchor = read_json(self._anchor)
             folder, revision = Path(str(anchor["folder"])), int(anchor["revision"])
         except OSError:
             return 0  # none, or a home that cannot be read
@@ -231,7 +233,7 @@ class LedgerFile:
             raise UserError(f"{self.path}: has format {version}, not {FORMAT}; use the version that wrote it")
         if key_id != self.key_id:
             raise UserError(f"{self.path}: belongs to another key; put each key back beside its own state folder")
-        if not hmac.compare_digest(mac.encode(), self._mac(body).encode()):
+        if not hmac.compare_digest(mac.encode(errors="replace"), self._mac(body).encode()):
             raise UserError(f"{self.path}: the ledger was changed or damaged (its MAC is wrong); {_RESTORE}")
         events, labelers = body["events"], body["labelers"]
         return Book(

@@ -13,6 +13,7 @@ from worlds import World, make_world, sound
 
 from pipeline.attacks.canaries import write_truth
 from pipeline.cli import main
+from pipeline.core.user import user_folder
 
 Capture = pytest.CaptureFixture[str]
 
@@ -94,8 +95,9 @@ def test_a_sound_release_of_real_labels_is_not_accused(tmp_path: Path, capsys: C
 
 def test_without_truth_canaries_are_replayed(tmp_path: Path, world: World, capsys: Capture) -> None:
     """The replay is of this program, which is sound (1 in 1,000 fails); the ids of the given release are not."""
-    folder = sound(world, tmp_path / "bundle")
+    folder, remembered = sound(world, tmp_path / "bundle"), set(user_folder().rglob("*"))
     assert main(["attack", str(folder), "--canaries", "200", "--json"]) == 0
+    assert set(user_folder().rglob("*")) == remembered  # nothing stays of the throw-away key
     result = json.loads(capsys.readouterr().out)
     assert (result["canaries"], result["events"], result["verdict"]) == ("replayed", 200, "no leak found")
     leaky = id_of_joined_texts(world, tmp_path / "leaky")

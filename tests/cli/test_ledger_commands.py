@@ -105,3 +105,18 @@ def test_a_lost_ledger_begins_again_or_comes_back(key: Path, tmp_path: Path, cap
     assert "stated by the holder" in capsys.readouterr().out
     assert main(["ledger", "init", "--key", str(key), "--i-know", "0"]) == 2
     assert "holds a ledger" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stated", ["nan", "inf", "-1"])
+def test_a_refused_statement_begins_no_ledger(key: Path, tmp_path: Path, capsys: Capture, stated: str) -> None:
+    """An empty state would let the key pass for one that never released anything."""
+    state, backup = key.with_name("label.key.state"), tmp_path / "backup"
+    shutil.copytree(state, backup)
+    restore = ["ledger", "restore", "--key", str(key), "--from", str(backup)]
+    assert main([*restore, f"--i-know={stated}"]) == 2
+    assert not key.with_name("label.key.state.replaced-1").exists()
+    shutil.rmtree(state)
+    assert main(["ledger", "init", "--key", str(key), f"--i-know={stated}"]) == 2
+    assert not state.exists()
+    assert "--i-know" in capsys.readouterr().err
+    assert main(["ledger", "show", "--key", str(key)]) == 2

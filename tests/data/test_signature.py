@@ -95,7 +95,7 @@ def test_a_signature_that_does_not_hold_is_refused(bundle: Path, changes: dict[s
         read_release(bundle)
 
 
-@pytest.mark.parametrize("text", ["[]", "{", "1"])
+@pytest.mark.parametrize("text", ["[]", "{", "1", "null"])
 def test_a_signature_file_that_is_none_is_refused(bundle: Path, text: str) -> None:
     (bundle / "signature.json").write_text(text)
     with pytest.raises(UserError, match=r"signature\.json: "):
