@@ -72,6 +72,8 @@ def export_bundle(folder: Path, output: Path) -> int:
         for each in questions
         if (z := answers.get(each.id)) is not None
     ]
+    if len({isinstance(prompt, str) for prompt, *_ in rows}) > 1:
+        raise UserError(f"{folder}: has questions of plain text and of messages; use two stores: a bundle has one kind")
     with new_folder(output) as partial:
         partial.rmdir()  # it is made there
         return write_bundle(partial, rows, epsilon, "local", f"labelling {folder.name}")

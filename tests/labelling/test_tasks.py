@@ -80,6 +80,16 @@ def test_a_store_is_exported_as_a_bundle_and_as_lines(tmp_path: Path) -> None:
     assert list(read_release(tmp_path / "same")) == list(release)
 
 
+def test_a_pair_that_was_asked_twice_is_there_twice(tmp_path: Path) -> None:
+    drop = FileDrop(tmp_path / "drop", 1.0)
+    drop.ask([make_question(id, "p", "x", "y") for id in ("1", "2", "3")])
+    write_answers(tmp_path / "drop" / "answers.jsonl", {"1": 1, "2": -1, "3": 1})
+    assert export_bundle(tmp_path / "drop", tmp_path / "out") == 3
+    release = read_release(tmp_path / "out")
+    release.check_rows()
+    assert sorted(row.chosen for row in release) in (["x", "x", "y"], ["x", "y", "y"])
+
+
 def test_what_cannot_be_exported_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no store"):
         export_bundle(tmp_path / "none", tmp_path / "out")
@@ -88,4 +98,11 @@ def test_what_cannot_be_exported_is_named(tmp_path: Path) -> None:
     write_answers(tmp_path / "drop" / "answers.jsonl", {"q0": None})
     with pytest.raises(UserError, match="no answer"):
         export_bundle(tmp_path / "drop", tmp_path / "out")
+    turns = [[{"role": "user", "content": text}] for text in "pxy"]
+    drop.ask([make_question("m", *turns)])
+    write_answers(tmp_path / "drop" / "answers.jsonl", {"q0": 1, "m": 1})
+    with pytest.raises(UserError, match="two stores"):
+        export_bundle(tmp_path / "drop", tmp_path / "out")
+    write_answers(tmp_path / "drop" / "answers.jsonl", {"m": 1})
     assert not (tmp_path / "out").exists()
+    assert export_bundle(tmp_path / "drop", tmp_path / "out") == 1
