@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.cli import main
 from pipeline.core.errors import UserError
 from pipeline.labelling.questions import make_question, write_questions
 from pipeline.labelling.server import ANSWER_BYTES, CLAIM_BYTES, HEADERS, LabelServer, Page, Rate
@@ -257,3 +258,32 @@ def test_answers_survive_a_kill(tmp_path: Path) -> None:
             finally:
                 os.kill(process.pid, signal.SIGKILL)
     assert AnswerStore.open(tmp_path / "s").answers() == {f"q{i}": 1 for i in range(2 * AHEAD)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["serve", "--store", "none"], "no store of a labelling page"),
+        (["serve", "--store", "none", "--budget-per-person", "3"], "needs --epsilon"),
+        (["serve", "--store", "new", "--epsilon", "0"], "above 0"),
+        (["serve", "--store", "new", "--epsilon", "1", "--budget-per-person", "0.5"], "holds no answer"),
+        (["serve", "--store", "store", "--epsilon", "2"], "was begun on the terms"),
+        (["serve", "--store", "store", "--pairs", "none"], "cannot be read"),
+        (["serve", "--store", "store", "--port", "PORT"], "cannot listen"),
+        (["invite", "--store", "none", "anna"], "no store"),
+        (["invite", "--store", "store", "an\x1bna"], "no name"),
+        (["remove", "--store", "store", "anna"], "nobody here"),
+        (["tasks", "none", "--output", "q"], "none: "),
+        (["tasks", "none", "--output", "q", "--fields", "a,a,b"], "three different"),
+    ],
+)
+def test_wrong_use_is_one_line(
+    server: LabelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    arguments: list[str], said: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    given = [str(server.port) if each == "PORT" else each for each in arguments]
+    assert main(["label", *given]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.splitlines()) == 1

@@ -18,6 +18,7 @@ from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
 from pipeline.data.release import read_release
 from pipeline.labelling import labellers
+from pipeline.labelling.store import AnswerStore
 from pipeline.online import rounds as rounds_of_stage
 from pipeline.online.earlier import earlier_run
 from pipeline.stages import online as stage
@@ -211,3 +212,26 @@ def test_a_second_policy_goes_on_from_the_first(workspace: Workspace, tmp_path: 
 def test_a_run_that_did_not_end_is_nothing_to_go_on_from(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no completed stage 'ppo'"):
         earlier_run(recipe(online={"after": str(tmp_path)}))
+
+
+@pytest.mark.slow
+def test_people_at_pages_answer_a_run(workspace: Workspace, tmp_path: Path) -> None:
+    """The run stops where it waits, shows the operator its rounds, asks nothing twice, and ends with their z."""
+    store = AnswerStore(tmp_path / "store", 2.0)
+    store.add_person("anna")
+    run, page = tmp_path / "run", (f"online.folder={tmp_path / 'store'}", "online.labeller=page")
+    options = workspace.options(run, "--only", "online", *ONLINE, *page)
+    workspace.run(run, "--only", "sft", *ONLINE, *page)
+    for part in range(4):
+        done = workspace.finish(workspace.command("run", *options))
+        assert done.returncode == 1, done.stderr[-3000:]
+        assert "wait for an answer" in done.stderr
+        history = run / "online" / "history.json"
+        assert (len(read_json(history)) if history.exists() else 0) == max(0, part - 1)
+        while waiting := store.open_questions("anna"):
+            for number, (event, _) in enumerate(waiting):
+                store.give("anna", event, 1 if number % 3 else -1)
+    workspace.run(run, "--only", "online", *ONLINE, *page)
+    bundles = [read_release(run / "online" / name) for name in ("release", "evaluation")]
+    assert sum(map(len, bundles)) == len(store.answers())
+    assert {bundle.manifest.guarantee["key_mode"] for bundle in bundles} == {"local"}
