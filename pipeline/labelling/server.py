@@ -22,14 +22,13 @@ import socket
 import sys
 import threading
 import time
-from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pipeline.core.documents import DocumentError, read_json
 from pipeline.core.errors import UserError
@@ -69,11 +68,6 @@ class Page:
         stated = re.search(rb'http-equiv="Content-Security-Policy"\s+content="([^"]+)"', data)
         assert stated
         return cls(data, sha256(data).hexdigest(), f"{stated[1].decode()}; frame-ancestors 'none'")
-
-    def inline_hashes(self) -> set[str]:
-        """What its policy must name: the SHA-256 of the inline script and style."""
-        inline = re.findall(rb"<(script|style)>(.*?)</\1>", self.data, flags=re.DOTALL)
-        return {f"{kind.decode()}-src 'sha256-{b64encode(sha256(text).digest()).decode()}'" for kind, text in inline}
 
 
 @dataclass
@@ -245,12 +239,11 @@ class _Handler(BaseHTTPRequestHandler):
         person = self.server.store.person_of(self._secret())
         if person is None:
             self._strange("this browser has no right to that: ask for a new link")
-        assert person is not None
         if not self.server.of_person.allows(person):
             raise _Refused(429, "too fast: wait a moment")
         return person
 
-    def _strange(self, said: str) -> None:
+    def _strange(self, said: str) -> NoReturn:
         if not self.server.of_strangers.allows(""):
             raise _Refused(429, "too fast: wait a moment")
         raise _Refused(401, said)
