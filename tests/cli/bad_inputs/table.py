@@ -1,4 +1,4 @@
-"""The catalogue of bad inputs as a table: `python tests/cli/bad_inputs/table.py [--all] [--show]`.
+"""The catalogue of bad inputs as a table: `python tests/cli/bad_inputs/table.py [--all] [--show] [--write PAGE]`.
 
 Counts by class: refused, accepted legally, tracebacks, hangs, silent damage, and so on; what is no sound outcome is
 listed. The default suite asks the same (`tests/cli/test_catalogue.py`).
@@ -18,7 +18,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from cli.bad_inputs import bundles, commands, ledgers, plans, raw_data, recipes
-from cli.bad_inputs.sandbox import KINDS, SOUND, Outcome, Row, Sandbox
+from cli.bad_inputs.sandbox import KINDS, MEMORY_MIB, SECONDS, SOUND, Outcome, Row, Sandbox
 
 GROUPS: dict[str, Callable[[], Iterator[Row]]] = {
     "commands": commands.rows,
@@ -35,12 +35,38 @@ def outcomes(sandbox: Sandbox, group: str, slow: bool = False) -> list[Outcome]:
     return [sandbox.run(row) for row in GROUPS[group]() if slow or not row.slow]
 
 
+PAGE = """\
+# Bad inputs
+
+Commands that read options, files and folders that are odd, damaged or hostile
+(`.venv/bin/python tests/cli/bad_inputs/table.py --all --write docs/results/bad_inputs.md`). Each runs in a folder with
+a key, its ledger, a release and a recipe. It must end within {seconds:.0f} seconds and {memory} MiB, with exit code 2,
+one line, and every byte, mode and link around it as before. Accepted are the odd inputs that are legal; a verdict is
+exit code 1 with its reason. The recipes are mostly one key each with a value of another type or out of its range, made
+from the schema.
+
+| inputs | number | refused | accepted | verdict | traceback | hang | memory | silent damage | wrong answer |
+|---|---|---|---|---|---|---|---|---|---|
+"""
+
+
+def page(found: dict[str, list[Outcome]]) -> str:
+    """Counts by class, in Markdown."""
+    every = {**found, "**all**": [each for some in found.values() for each in some]}
+    shown = PAGE.format(seconds=SECONDS, memory=MEMORY_MIB)
+    for group, some in every.items():
+        counts = Counter(each.kind for each in some)
+        shown += f"| {group} | {len(some):,} | " + " | ".join(f"{counts[kind]:,}" for kind in KINDS) + " |\n"
+    return shown
+
+
 def main() -> int:
     """Prints the table; exit code 1 if there is a defect."""
     parser = argparse.ArgumentParser(description="The table of bad inputs.")
     parser.add_argument("--all", action="store_true", help="slow rows too")
     parser.add_argument("--show", action="store_true", help="every row with what was said")
     parser.add_argument("--group", choices=GROUPS, action="append")
+    parser.add_argument("--write", type=Path, help="the page of the documentation")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         sandbox = Sandbox(Path(folder) / "box")
@@ -54,6 +80,8 @@ def main() -> int:
     for each in every:
         if given.show or each.kind not in SOUND:
             print(f"  {each.kind}: {each.row.name!r}: {each.said!r}")
+    if given.write:
+        given.write.write_text(page(found), encoding="utf-8")
     counts = Counter(each.kind for each in every)
     print(f"\n{len(every)} inputs, at most {max(each.seconds for each in every):.1f} s each")
     for kind in KINDS:
