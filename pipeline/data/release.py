@@ -125,7 +125,7 @@ class Release:
                         if problem:
                             raise UserError(f"{path}: {problem}; {REMEDY}")
                         yield batch
-            except (pa.ArrowException, OSError):
+            except (pa.ArrowException, OSError, UnicodeDecodeError):
                 raise UserError(f"{path}: is damaged; {REMEDY}") from None
 
     @property
@@ -153,7 +153,7 @@ def read_release(directory: str | Path) -> Release:
     try:
         shards = {path: pq.read_metadata(path) for path in _shards(folder)}
         schemas = {path: each.schema.to_arrow_schema() for path, each in shards.items()}
-    except (pa.ArrowException, OSError):
+    except (pa.ArrowException, OSError, UnicodeDecodeError):
         raise UserError(f"{folder}: a shard is damaged; {remedy}") from None
     found = sum(each.num_rows for each in shards.values())
     if found != manifest.rows:

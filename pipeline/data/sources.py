@@ -281,7 +281,7 @@ def parquet_file(path: Path) -> pq.ParquetFile:
     """Open for reading. UserError if it is no Parquet file."""
     try:
         return pq.ParquetFile(path)
-    except pa.ArrowException:
+    except (pa.ArrowException, UnicodeDecodeError):  # the latter for names of columns
         raise UserError(f"{path}: is not a whole Parquet file (truncated or damaged); copy it again") from None
 
 

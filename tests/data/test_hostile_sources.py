@@ -155,3 +155,11 @@ def test_any_bytes_are_rows_or_one_error(
         read(path)
     except UserError:
         return
+
+
+def test_names_of_parquet_columns_that_are_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"prompt": ["p"], "chosen": ["c"], "rejected": ["r"]}), path)
+    path.write_bytes(path.read_bytes().replace(b"chosen", b"ch\xffsen"))
+    with pytest.raises(UserError, match="is not a whole Parquet file"):
+        read(path)
