@@ -42,6 +42,29 @@ def randomized_response(
 
 
 @app.command()
+def person(
+    budget: Annotated[float, typer.Option("--budget", help="E: the most that one person may lose, > 0.")],
+    questions: Annotated[int, typer.Option("--questions", help="n: the most that anyone is asked, ≥ 1.")],
+    target_delta: Annotated[float, typer.Option("--target-delta", help="δ of the exact (ε, δ) beside E.")] = 1e-6,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not a table.")] = False,
+) -> None:
+    """How many answers of a person should count within a budget, and at which ε: a table, the best marked."""
+    from pipeline.accounting.people import person as accountant
+
+    if as_json:
+        _print(accountant, budget, questions, target_delta)
+        return
+    found = _asked(accountant, budget, questions, target_delta)
+    best = found.details["answers"]
+    print(f"answers  ε of each  information  ε at δ = {target_delta:g}")
+    for row in found.details["table"]:
+        exact = "-" if row["epsilon_at_delta"] is None else f"{row['epsilon_at_delta']:.4g}"
+        line = f"{row['answers']:>7}  {row['epsilon']:>9.4g}  {row['information']:>11.4f}  {exact:>8}"
+        print(line + ("  <- best" if row["answers"] == best else ""))
+    print(f"{found.statement}; information: of all answers together, relative to the best, at margin 0")
+
+
+@app.command()
 def bandit(
     kl_coef: KlCoef,
     pessimism: Pessimism,
@@ -159,12 +182,16 @@ def private_rl(
     _print(accountant, updates, epsilon_total, delta, sensitivity)
 
 
-def _print(accountant: Callable[..., Guarantee], *given: Any, **named: Any) -> None:
-    """The guarantee as JSON; a refusal names the flag."""
+def _asked(accountant: Callable[..., Guarantee], *given: Any, **named: Any) -> Guarantee:
+    """The guarantee; a refusal names the flag."""
     from pipeline.accounting.guarantee import OutsideAssumptions
 
     try:
-        result = accountant(*given, **named)
+        return accountant(*given, **named)
     except OutsideAssumptions as refusal:
         raise UserError(f"--{refusal.name.replace('_', '-')} {refusal.problem}") from None
-    print(json.dumps(result.as_dict(), indent=2, allow_nan=False))
+
+
+def _print(accountant: Callable[..., Guarantee], *given: Any, **named: Any) -> None:
+    """The guarantee as JSON."""
+    print(json.dumps(_asked(accountant, *given, **named).as_dict(), indent=2, allow_nan=False))

@@ -9,6 +9,8 @@ import pytest
 
 from pipeline.accounting.draws import rlhf_epsilon
 from pipeline.cli import main
+from pipeline.core.person_budget import epsilon_each
+from pipeline.privacy.person import person_epsilon
 
 Capture = pytest.CaptureFixture[str]
 
@@ -29,6 +31,7 @@ COMMANDS = {
         0.0,
     ),
     "repeated --epsilon 0.1 --delta 0 --draws 3 --target-delta 1e-6": (0.3, 0.0),
+    "person --budget 2 --questions 20": (2.0, 0.0),
     "private-rl --updates 99 --epsilon-total 8 --delta 1e-5 --sensitivity 1": (8.0, 1e-5),
 }
 
@@ -70,6 +73,9 @@ def test_dptd(neighbors: str, capsys: Capture) -> None:
         ),
         ("private-rl --updates 3 --epsilon-total 8 --delta 2 --sensitivity 1", "--delta must lie in (0, 1)"),
         ("linear --kl-coef 1 --pessimism 0 --reward-abs-max 1 --rows 1", "--lambda-min"),
+        ("person --budget 0 --questions 3", "--budget must be a finite number above 0"),
+        ("person --budget 1 --questions 0 --json", "--questions must be a whole number of at least 1"),
+        ("person --budget 1 --questions 2 --target-delta 1", "--target-delta must lie in (0, 1)"),
         ("nonsense", "nonsense"),
     ],
 )
@@ -79,3 +85,26 @@ def test_refusals_take_one_line_and_exit_code_2(command: str, said: str, capsys:
     assert captured.out == ""
     assert len(captured.err.splitlines()) == 1
     assert said in captured.err
+
+
+def test_person_marks_the_best_number_of_answers(capsys: Capture) -> None:
+    assert main(shlex.split("account person --budget 2 --questions 20")) == 0
+    head, *rows, last = capsys.readouterr().out.splitlines()
+    assert head == "answers  ε of each  information  ε at δ = 1e-06"
+    assert [row.split()[0] for row in rows] == [str(k) for k in range(1, 21)]
+    assert [row for row in rows if "best" in row] == rows[:1]
+    assert rows[19].split()[:3] == ["20", "0.1", "0.0861"]  # 1/11.62
+    assert "1 of at most 20 answers" in last
+
+
+def test_person_as_json(capsys: Capture) -> None:
+    assert main(shlex.split("account person --budget 20 --questions 100000 --target-delta 1e-5 --json")) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["answers"], printed["epsilon_each"], printed["target_delta"]) == (9, epsilon_each(20, 9), 1e-5)
+    table = {row["answers"]: row for row in printed["table"]}
+    assert {1, 8, 9, 10, 100, 5000, 100_000} <= set(table)
+    assert max(table.values(), key=lambda row: float(row["information"])) is table[9]
+    assert table[9]["epsilon_at_delta"] == person_epsilon([(epsilon_each(20, 9), 9)], 1e-5) < 20
+    assert table[100_000]["epsilon_at_delta"] is None
+    for row in table.values():
+        assert row["answers"] * row["epsilon"] == pytest.approx(20)
