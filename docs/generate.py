@@ -17,10 +17,17 @@ from typing import Any
 import typer
 import yaml
 
-from pipeline.core import recipe, recipe_aligners, recipe_inputs, recipe_parts
+from pipeline.core import (
+    recipe,
+    recipe_aligners,
+    recipe_inputs,
+    recipe_online,
+    recipe_parts,
+    recipe_privatize,
+)
 
 DOCS = Path(__file__).resolve().parent
-MODULES = (recipe, recipe_aligners, recipe_inputs, recipe_parts)
+MODULES = (recipe, recipe_aligners, recipe_inputs, recipe_online, recipe_parts, recipe_privatize)
 
 
 def said_in(module: ModuleType) -> dict[str, dict[str, str]]:

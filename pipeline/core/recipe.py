@@ -5,8 +5,6 @@ Required keys have no default. Cross-section rules are checked in `Recipe.__post
 
 from __future__ import annotations
 
-import math
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -14,6 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from pipeline.core.config import IF_SET, NO_EFFECT
 from pipeline.core.noise import is_public
+from pipeline.core.person_budget import split_budget
 from pipeline.core.recipe_aligners import ALIGNERS, DpoConfig, GroupConfig
 from pipeline.core.recipe_inputs import BUILT_IN, DataConfig, ModelConfig
 from pipeline.core.recipe_online import OnlineConfig
@@ -29,57 +28,7 @@ from pipeline.core.recipe_parts import (
     UncertaintySettings,
     refuse_smoothing,
 )
-from pipeline.core.user import user_folder
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class PrivatizeConfig:
-    """Randomised response on the labels (PPKL Eq. 7)."""
-
-    epsilon: float = Field(allow_inf_nan=True)
-    """Label-LDP parameter of one released label; > 0. `.inf` needs data.public_labels and marks the run NOT PRIVATE."""
-    key_file: Path | None = None
-    """Owner-only 256-bit key, made on first use; keep it outside every run directory. null: the user's own, in
-    `~/.local/state/private-rlhf/owner.key`, whatever folder a run starts from."""
-    insecure_seed: int | None = None
-    """Replaces the key by a public seed, for experiments; marks the run NOT PRIVATE."""
-    budget: float | None = Field(default=None, gt=0)
-    """Refuse a release after which any event (or person) has lost more than this under the key. null: the last one
-    that was stated for this key holds."""
-    budget_per: Literal["event", "person"] = "event"
-    """What the budget is for; `person` needs labeler_column."""
-    labeler_column: str | None = None
-    """Column that names who gave the label: two labellers of one pair are two events. Not released."""
-    event_column: str | None = None
-    """Column that tells several labels of one labeller on one pair apart; empty for none. Not released."""
-    corrects_column: Annotated[str | None, NO_EFFECT] = None
-    """Column that is empty but in rows whose label corrects an earlier one of the same pair: there it holds the
-    pair's record id, as the release states it. Such a row is an event of its own; both draws are charged. Not
-    released."""
-    max_events_per_person: Annotated[int | None, IF_SET] = Field(default=None, gt=0)
-    """Labels of one labeller that are ever released under the key; the others are left out for good, chosen by the key
-    and not by their labels. Needs labeler_column. null: the last one that was stated for this key holds."""
-    add_up_renamed: Annotated[bool, NO_EFFECT] = False
-    """Pairs that were released before under other names of events or labellers are drawn again, and charged the sum,
-    instead of refused."""
-    count_epsilon: float | None = Field(default=None, gt=0)
-    """With evaluation_labels: laplace, what the noisy counts of one evaluation cost each evaluation label, all counts
-    together and on top of epsilon."""
-
-    @property
-    def key_path(self) -> Path:
-        """Where the key is."""
-        return user_folder() / "owner.key" if self.key_file is None else self.key_file.expanduser()
-
-    def __post_init__(self) -> None:
-        if self.budget is not None and self.budget_per == "person" and self.labeler_column is None:
-            raise ValueError("budget_per: person needs labeler_column, the column that names who gave the label")
-        if self.budget is None and self.budget_per == "person":
-            raise ValueError("budget_per: person needs budget: without one nobody is held to anything")
-        if self.max_events_per_person is not None and self.labeler_column is None:
-            raise ValueError("max_events_per_person needs labeler_column, the column that names who gave the label")
-        if math.isnan(self.epsilon) or self.epsilon <= 0:
-            raise ValueError("epsilon must be a number > 0 (.inf for a non-private run on public labels)")
+from pipeline.core.recipe_privatize import PrivatizeConfig
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -321,6 +270,9 @@ class Recipe:
             raise ValueError("evaluation_labels: public needs data.public_labels: true; else use private")
         if self.evaluation_labels == "laplace":
             self._check_counts()
+        own = self.privatize
+        if own.person_budget is not None and self.online is None and own.labeler_column is None:
+            raise ValueError("privatize.person_budget needs labeler_column, the column that names who gave the label")
         if self.online is not None:
             self._check_online(self.online)
         if self.aligner in ("rloo", "grpo") and (self.ppo.extra_rewards or self.ppo.quantize):
@@ -346,6 +298,12 @@ class Recipe:
             raise ValueError("data.preferences are not read by online: leave them out")
         if from_pairs := [key for key in BUILT_IN if self.data.from_release(key)]:
             raise ValueError(f"data.{from_pairs[0]}: there are no pairs before online asks; name a file or `embedded`")
+        if self.privatize.person_budget is not None:
+            labels, _ = split_budget(self.privatize.person_budget, self.privatize.person_questions)
+            if online.labeller not in ("crowd", "page"):
+                raise ValueError(f"person_budget: {online.labeller} knows no persons: set labeller crowd or page")
+            if online.crowd is not None and online.crowd.most > labels:
+                raise ValueError(f"privatize.person_budget: a person answers {labels}: lower online.crowd.most")
         if online.after is not None and (self.aligner != "ppo" or self.ppo.quantize):
             raise ValueError("online.after goes on from PPO's policy: set aligner: ppo, and no ppo.quantize")
         if self.data.limit is not None:

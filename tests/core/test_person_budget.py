@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pipeline import runner
+from pipeline.core.config import parse, to_tree
 from pipeline.core.errors import UserError
 from pipeline.core.person_budget import best_epsilon, epsilon_each, information, split_budget
+from pipeline.core.recipe import Recipe
+from pipeline.core.rundir import RunDir
+from pipeline.data.release import read_release
 
 
 def fisher(epsilon: float, margin: float) -> float:
@@ -70,3 +78,65 @@ def test_what_all_answers_cost_is_never_above_the_budget(answers: int) -> None:
 def test_nonsense_is_refused(total: float, questions: int) -> None:
     with pytest.raises(UserError, match="a person"):
         split_budget(total, questions)
+
+
+# --- in a recipe ------------------------------------------------------------------------------------------------------
+
+
+def recipe(own: dict[str, Any], **more: Any) -> Recipe:
+    tree: dict[str, Any] = {"name": "x", "evaluation_labels": "private", "model": {"source": "tiny"}, "privatize": own}
+    return parse(Recipe, tree | more, "r")
+
+
+def test_a_recipe_shares_out_what_a_person_may_lose() -> None:
+    own = recipe({"person_budget": 5.0, "labeler_column": "who"}).privatize
+    assert (own.epsilon, own.max_events_per_person, own.budget, own.budget_per) == (2.5, 2, 5.0, "person")
+    again = parse(Recipe, to_tree(recipe({"person_budget": 5.0, "labeler_column": "who"})), "r")
+    assert again.privatize == own  # what a run saves is the same recipe
+    few = recipe({"person_budget": 20.0, "person_questions": 3, "labeler_column": "who"}).privatize
+    assert few.max_events_per_person == 3
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ({"person_budget": 2.0}, "needs labeler_column"),
+        ({"person_budget": 2.0, "labeler_column": "who", "epsilon": 1.0}, "makes epsilon 2.0, not 1.0"),
+        ({"person_budget": 2.0, "labeler_column": "who", "max_events_per_person": 3}, "max_events_per_person 1, not 3"),
+        ({"person_budget": 2.0, "labeler_column": "who", "budget": 3.0}, "makes budget 2.0, not 3.0"),
+        ({"person_questions": 2, "epsilon": 1.0}, "goes with person_budget"),
+        ({}, "key 'privatize.epsilon' is required"),
+    ],
+)
+def test_what_does_not_go_with_a_person_s_budget(own: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        recipe(own)
+
+
+def test_online_asks_a_person_that_often_and_no_more() -> None:
+    crowd = {"labeller": "crowd", "crowd": {"persons": 500, "most": 1}}
+    public = {"public_labels": True}
+    assert recipe({"person_budget": 2.0}, online=crowd, data=public).privatize.epsilon == 2.0
+    with pytest.raises(UserError, match="a person answers 1: lower"):
+        recipe({"person_budget": 2.0}, online=crowd | {"crowd": {"persons": 9, "most": 2}}, data=public)
+    with pytest.raises(UserError, match="truth knows no persons"):
+        recipe({"person_budget": 2.0}, online={}, data=public)
+
+
+def test_a_release_holds_everyone_to_it(tmp_path: Path) -> None:
+    """60 labels of 3 persons, E = 5: two of each are released, at 2.5; the card states the person's epsilon."""
+    rows = [{"prompt": f"p{i}", "chosen": f"a{i}", "rejected": f"b{i}", "who": f"w{i % 3}"} for i in range(60)]
+    data = tmp_path / "x.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = recipe(
+        {"person_budget": 5.0, "labeler_column": "who", "key_file": str(tmp_path / "own.key")},
+        data={"preferences": str(data), "demonstrations": "release", "prompts": "release"},
+    )
+    run = RunDir(tmp_path / "run")
+    runner.execute(settings, run, runner.Selection(only="privatize"))
+    released = [read_release(run.stage("privatize") / part).manifest for part in ("release", "evaluation")]
+    assert sum(manifest.rows for manifest in released) == 6
+    assert {manifest.guarantee["epsilon"] for manifest in released} == {2.5}
+    ledger = run.require("privatize")["report"]["ledger"]
+    assert ledger["budgets"]["person"] == 5.0
+    assert ledger["labelers"]["max_epsilon"] == 5.0

@@ -1,0 +1,90 @@
+"""Section `privatize` of the recipe."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from pipeline.core.config import IF_SET, NO_EFFECT
+from pipeline.core.person_budget import split_budget
+from pipeline.core.recipe_parts import STRICT
+from pipeline.core.user import user_folder
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class PrivatizeConfig:
+    """Randomised response on the labels (PPKL Eq. 7)."""
+
+    epsilon: float = Field(default=None, allow_inf_nan=True)  # type: ignore[assignment]
+    """Label-LDP parameter of one released label; > 0. `.inf` needs data.public_labels and marks the run NOT PRIVATE.
+    Required, but with person_budget."""
+    person_budget: Annotated[float | None, IF_SET] = Field(default=None, gt=0)
+    """E: what one person may lose by all their labels under the key. It sets epsilon, max_events_per_person, and budget
+    per person: k labels at E/k each, with the whole number k that carries most information (`account person` prints the
+    table). Needs labeler_column; with `online`, a labeller that knows persons."""
+    person_questions: Annotated[int | None, IF_SET] = Field(default=None, gt=0)
+    """With person_budget, the most labels that anyone gave, where that is known: k is not above it."""
+    key_file: Path | None = None
+    """Owner-only 256-bit key, made on first use; keep it outside every run directory. null: the user's own, in
+    `~/.local/state/private-rlhf/owner.key`, whatever folder a run starts from."""
+    insecure_seed: int | None = None
+    """Replaces the key by a public seed, for experiments; marks the run NOT PRIVATE."""
+    budget: float | None = Field(default=None, gt=0)
+    """Refuse a release after which any event (or person) has lost more than this under the key. null: the last one
+    that was stated for this key holds."""
+    budget_per: Literal["event", "person"] = "event"
+    """What the budget is for; `person` needs labeler_column."""
+    labeler_column: str | None = None
+    """Column that names who gave the label: two labellers of one pair are two events. Not released."""
+    event_column: str | None = None
+    """Column that tells several labels of one labeller on one pair apart; empty for none. Not released."""
+    corrects_column: Annotated[str | None, NO_EFFECT] = None
+    """Column that is empty but in rows whose label corrects an earlier one of the same pair: there it holds the
+    pair's record id, as the release states it. Such a row is an event of its own; both draws are charged. Not
+    released."""
+    max_events_per_person: Annotated[int | None, IF_SET] = Field(default=None, gt=0)
+    """Labels of one labeller that are ever released under the key; the others are left out for good, chosen by the key
+    and not by their labels. Needs labeler_column. null: the last one that was stated for this key holds."""
+    add_up_renamed: Annotated[bool, NO_EFFECT] = False
+    """Pairs that were released before under other names of events or labellers are drawn again, and charged the sum,
+    instead of refused."""
+    count_epsilon: float | None = Field(default=None, gt=0)
+    """With evaluation_labels: laplace, what the noisy counts of one evaluation cost each evaluation label, all counts
+    together and on top of epsilon."""
+
+    @property
+    def key_path(self) -> Path:
+        """Where the key is."""
+        return user_folder() / "owner.key" if self.key_file is None else self.key_file.expanduser()
+
+    def __post_init__(self) -> None:
+        if self.person_budget is not None:
+            self._share_out(self.person_budget)
+        elif self.person_questions is not None:
+            raise ValueError("person_questions goes with person_budget")
+        if getattr(self, "epsilon", None) is None:
+            raise ValueError("key 'privatize.epsilon' is required")
+        if self.budget is not None and self.budget_per == "person" and self.labeler_column is None:
+            raise ValueError("budget_per: person needs labeler_column, the column that names who gave the label")
+        if self.budget is None and self.budget_per == "person":
+            raise ValueError("budget_per: person needs budget: without one nobody is held to anything")
+        if self.max_events_per_person is not None and self.labeler_column is None:
+            raise ValueError("max_events_per_person needs labeler_column, the column that names who gave the label")
+        if math.isnan(self.epsilon) or self.epsilon <= 0:
+            raise ValueError("epsilon must be a number > 0 (.inf for a non-private run on public labels)")
+
+    def _share_out(self, total: float) -> None:
+        """Sets what person_budget leaves open, and refuses what it does not go with."""
+        labels, epsilon = split_budget(total, self.person_questions)
+        chosen: dict[str, Any] = {"epsilon": epsilon}
+        if self.labeler_column is not None:
+            chosen |= {"max_events_per_person": labels, "budget": total, "budget_per": "person"}
+        for name, value in chosen.items():
+            given = getattr(self, name)
+            if given is not None and (name, given) != ("budget_per", "event") and given != value:
+                raise ValueError(f"person_budget {total:g} makes {name} {value}, not {given}: leave it out")
+            object.__setattr__(self, name, value)
