@@ -1,0 +1,200 @@
+"""Every mutant against every detector, and the page that says what caught what.
+
+python tests/mutations/matrix.py [NAME …] [--results FILE]    resumes: a mutant whose edits, tests and scenarios are in
+                                                              the results as they are now is not run again
+python tests/mutations/matrix.py --write                      the page alone, from the results
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from mutations.in_bundles import BESIDE, ORDER
+from mutations.in_labels import LAW
+from mutations.in_runs import RUNS
+from mutations.mutant import ROOT, Mutant, plant
+
+MUTANTS: tuple[Mutant, ...] = (*ORDER, *LAW, *BESIDE, *RUNS)
+RESULTS = ROOT / "tests" / "mutations" / "results.jsonl"
+PAGE = ROOT / "docs" / "results" / "mutations.md"
+ARCHITECTURE = ("tests/architecture/test_label_reach.py", "tests/architecture/test_raw_labels.py")
+DETECTORS = ("attack", "twins", "tests", "architecture")
+DEFAULT = ("tests", "architecture")  # checks of the default suite
+ONCE = frozenset({"J", "flip without the labeller", "flip without the event", "renamed records", "local draws"})
+"""Mutants that the tests of the default suite see, and no second detector: a gap of the attacks and of the twins."""
+SOUND = "the program as it is"
+
+
+@dataclass(frozen=True)
+class Result:
+    """By detector: True for caught, False for missed, None where it does not apply; and what it said."""
+
+    caught: dict[str, bool | None]
+    said: dict[str, str]
+
+
+def enough(caught: dict[str, bool | None]) -> bool:
+    """What is asked of every mutant: two detectors, one of them a check of the default suite."""
+    return sum(map(bool, caught.values())) >= 2 and any(caught[name] for name in DEFAULT)
+
+
+def run_mutant(mutant: Mutant | None, sound: Sequence[Mutant] = MUTANTS) -> Result:
+    """All detectors that apply, each in processes of its own, on a copy of the checkout. None: the program as it is, on
+    everything that the mutants `sound` are shown."""
+    shown = [mutant] if mutant else sound
+    caught: dict[str, bool | None] = dict.fromkeys(DETECTORS)
+    said: dict[str, str] = {}
+    with tempfile.TemporaryDirectory(prefix="mutant-") as name:
+        copy = plant(mutant, Path(name) / "checkout")
+        scenarios = {
+            "attack": dict.fromkeys(scenario for one in shown for scenario in one.attacks),
+            "twins": dict.fromkeys(one.twins for one in shown if one.twins is not None),
+        }
+        for kind, tried in scenarios.items():
+            for scenario in tried:
+                answer = detect(copy, kind, scenario)
+                caught[kind] = bool(caught[kind]) or answer["caught"]
+                said[kind] = answer["said"]
+        for kind, tests in (("tests", [test for one in shown for test in one.tests]), ("architecture", ARCHITECTURE)):
+            if tests:
+                caught[kind], said[kind] = failing(copy, list(dict.fromkeys(tests)))
+    return Result(caught, said)
+
+
+def detect(copy: Path, kind: str, scenario: str) -> dict[str, Any]:
+    """What `detect` says in the copy."""
+    done = _run(copy, str(copy / "tests" / "mutations" / "detect.py"), kind, scenario)
+    if done.returncode:
+        raise RuntimeError(f"{kind} {scenario}: {done.stderr[-2000:]}")
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def failing(copy: Path, tests: Sequence[str]) -> tuple[bool, str]:
+    """Whether some of these tests fail in the copy, and which did first. RuntimeError if pytest could not run them."""
+    options = ("-p", "no:cacheprovider", "-p", "no:randomly", "-n", "0", "-x", "-q")
+    done = _run(copy, "-m", "pytest", *options, *tests)
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"{tests}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    return done.returncode == 1, failed[0] if failed else ""
+
+
+def _run(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join(filter(None, [str(copy), os.environ.get("PYTHONPATH_MORE")]))
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment.pop("PYTEST_ADDOPTS", None)
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=copy, env=environment, capture_output=True, text=True, timeout=600
+    )
+
+
+# --- results, and the page --------------------------------------------------------------------------------------------
+
+
+def version(mutant: Mutant | None) -> str:
+    """Of what is run, so that a result of before is not taken for one of now."""
+    return hashlib.sha256(repr(mutant or MUTANTS).encode()).hexdigest()[:16]
+
+
+def read_results(path: Path = RESULTS) -> dict[str, dict[str, Any]]:
+    """By name, the last line of each."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    rows = [json.loads(line) for line in lines]
+    return {row["name"]: row for row in rows}
+
+
+def write_page(results: dict[str, dict[str, Any]]) -> None:
+    """The matrix as Markdown."""
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(page(results), encoding="utf-8")
+
+
+def page(results: dict[str, dict[str, Any]]) -> str:
+    """The text of the page."""
+    lines = [
+        "# Planted leaks and what finds them",
+        "",
+        f"{len(MUTANTS)} leaks, each planted into a copy of the program (`tests/mutations/`) and shown to four",
+        "detectors.",
+        "Made by `python tests/mutations/matrix.py`; `pytest -m slow tests/mutations` runs it all again.",
+        "",
+        "- **attack**: `private-rlhf attack` on planted canaries, or the audit of what a mechanism answers, at the",
+        "  numbers and ε that `tests/mutations/detect.py` states;",
+        "- **twins**: `private-rlhf verify-run`, two runs on coin labels that differ wherever the released bits allow;",
+        "- **tests**: the named tests of the default suite fail;",
+        "- **architecture**: the tests that read from the sources who can reach a label fail.",
+        "",
+        f"{len(MUTANTS) - len(ONCE)} leaks are caught by two detectors or more, one of them (tests or architecture) a",
+        f"part of `make test`. The tests alone see the other {len(ONCE)}: {', '.join(sorted(ONCE))}.",
+        "A dash: the detector does not apply. Twins say nothing of a mechanism that is wrong in both of them in the",
+        "same way, nor of noisy counts, local mode, and releases of labels that were corrected or renamed.",
+        "",
+        "| leak | what is planted | attack | twins | tests | architecture |",
+        "|---|---|---|---|---|---|",
+    ]
+    words = {True: "caught", False: "missed", None: "–"}
+    for mutant in MUTANTS:
+        caught = results[mutant.name]["caught"]
+        lines.append(" | ".join([f"| {mutant.name}", mutant.said, *(words[caught[name]] for name in DETECTORS)]) + " |")
+    caught = results[SOUND]["caught"]
+    lines.append(" | ".join([f"| {SOUND}", "nothing", *(words[caught[name]] for name in DETECTORS)]) + " |")
+    totals = [_share([results[mutant.name]["caught"][name] for mutant in MUTANTS]) for name in DETECTORS]
+    lines += [" | ".join(["| caught, of those where it applies", "", *totals]) + " |", "", "## What was said", ""]
+    lines += ["| leak | attack | twins | test that failed first |", "|---|---|---|---|"]
+    for mutant in MUTANTS:
+        said = results[mutant.name]["said"]
+        cells = [_cell(said.get(name, "–")) for name in ("attack", "twins")]
+        first = said.get("tests") or said.get("architecture") or "–"
+        lines.append(" | ".join([f"| {mutant.name}", *cells, f"`{first.split('[')[0]}`"]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _share(found: Sequence[bool | None]) -> str:
+    return f"{sum(map(bool, found))} of {sum(one is not None for one in found)}"
+
+
+def _cell(text: str) -> str:
+    short = text if len(text) <= 160 else text[:157] + "…"
+    return short.replace("|", "\\|").replace("<", "&lt;")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs what is not there yet, one line of JSON each, and writes the page when all is."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--write", action="store_true")
+    given = parser.parse_args(arguments)
+    results = read_results(given.results)
+    known: dict[str, Mutant | None] = {mutant.name: mutant for mutant in MUTANTS} | {SOUND: None}
+    for name in [] if given.write else given.names or known:
+        mutant = known[name]
+        if not given.names and results.get(name, {}).get("version") == version(mutant):
+            continue
+        result = run_mutant(mutant)
+        row = {"name": name, "version": version(mutant), "caught": result.caught, "said": result.said}
+        print(name, result.caught, "" if mutant is None or enough(result.caught) else "NOT ENOUGH", flush=True)
+        results[name] = row
+        ordered = [results[one] for one in known if one in results]
+        given.results.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ordered), "utf-8")
+    if known.keys() <= results.keys():
+        write_page({name: results[name] for name in known})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""What a planted leak is, and a copy of the checkout that has it."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TOPS = ("pipeline", "reward_models", "tests", "configs", "pyproject.toml")
+"""Of the checkout, what the detectors need."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One place of the program, as somebody might have written it wrong. old: occurs once in the file."""
+
+    file: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A leak.
+
+    name: of the row in the matrix; those of the review keep their letters. said: what the edits do. edge: the beginning
+    of the pitfall of SHARP_EDGES.md that it is. tests: node ids of the default suite that fail under it. attacks: the
+    scenarios of `detect` that an auditor would try for it, none where no attack applies. twins: the scenario of a twin
+    run: "release", "run", or None where twins show nothing by their nature.
+    """
+
+    name: str
+    said: str
+    edge: str
+    edits: tuple[Edit, ...]
+    tests: tuple[str, ...] = ()
+    attacks: tuple[str, ...] = ("release",)
+    twins: str | None = "release"
+
+
+def plant(mutant: Mutant | None, folder: Path) -> Path:
+    """A copy of the checkout in a new folder, with the mutant's edits. ValueError for an edit that does not fit."""
+    folder.mkdir(parents=True)
+    for top in TOPS:
+        source, target = ROOT / top, folder / top
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns(".hypothesis"))
+        else:
+            shutil.copy2(source, target)
+    for edit in mutant.edits if mutant else ():
+        path = folder / edit.file
+        path.write_text(edited(path.read_text(encoding="utf-8"), edit), encoding="utf-8")
+    return folder
+
+
+def edited(text: str, edit: Edit) -> str:
+    """ValueError unless the place is there, once."""
+    if (times := text.count(edit.old)) != 1:
+        raise ValueError(f"{edit.file}: {edit.old!r} stands there {times} times; bring the mutant up to date")
+    return text.replace(edit.old, edit.new)
