@@ -315,6 +315,8 @@ class Recipe:
             raise ValueError("evaluation_labels: laplace needs privatize.count_epsilon, the cost of its counts")
         if not self.private:
             raise ValueError("evaluation_labels: laplace needs a finite epsilon and no insecure_seed; else use public")
+        if own.person_budget is not None:
+            raise ValueError("privatize.person_budget is spent on labels alone: set evaluation_labels: private")
         if own.budget is not None and own.budget_per == "event" and own.epsilon + own.count_epsilon > own.budget:
             raise ValueError(
                 f"privatize.epsilon {own.epsilon:g} and count_epsilon {own.count_epsilon:g} add up to more than "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pipeline.core.errors import UserError
+from pipeline.core.person_budget import split_budget
 from pipeline.core.recipe import Recipe
 from pipeline.core.recipe_online import OnlineConfig
 from pipeline.embedded.truth import true_reward
@@ -24,11 +26,26 @@ def make_labeller(recipe: Recipe, settings: OnlineConfig, own: Path) -> Labeller
         )
     folder = folder.expanduser()
     if settings.labeller == "page":
-        return AnswerStore.open(folder, epsilon)
+        return _within_budget(AnswerStore.open(folder, epsilon), recipe)
     if settings.labeller == "command":
         assert settings.command is not None
         return Command(folder, epsilon, settings.command)
     return Terminal(folder, epsilon) if settings.labeller == "terminal" else FileDrop(folder, epsilon)
+
+
+def _within_budget(store: AnswerStore, recipe: Recipe) -> AnswerStore:
+    """UserError for a store that asks a person more than privatize.person_budget allows."""
+    total = recipe.privatize.person_budget
+    if total is None:
+        return store
+    most, _ = split_budget(total, recipe.privatize.person_questions)
+    if store.most is None or store.most > most:
+        store.close()
+        raise UserError(
+            f"{recipe.online and recipe.online.folder}: its people may give more than the {most} answers of"
+            f" privatize.person_budget {total:g}: begin a store with --budget-per-person {most * store.epsilon!r}"
+        )
+    return store
 
 
 def margin(question: Question) -> float:

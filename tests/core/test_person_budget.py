@@ -17,6 +17,8 @@ from pipeline.core.person_budget import best_epsilon, epsilon_each, information,
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
 from pipeline.data.release import read_release
+from pipeline.labelling.store import AnswerStore
+from pipeline.online.labeller import make_labeller
 
 
 def fisher(epsilon: float, margin: float) -> float:
@@ -124,7 +126,7 @@ def test_online_asks_a_person_that_often_and_no_more() -> None:
 
 
 def test_a_release_holds_everyone_to_it(tmp_path: Path) -> None:
-    """60 labels of 3 persons, E = 5: two of each are released, at 2.5; the card states the person's epsilon."""
+    """60 labels of 3 persons, E = 5: two of each are released, at 2.5, and the ledger states the person's epsilon."""
     rows = [{"prompt": f"p{i}", "chosen": f"a{i}", "rejected": f"b{i}", "who": f"w{i % 3}"} for i in range(60)]
     data = tmp_path / "x.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -140,3 +142,24 @@ def test_a_release_holds_everyone_to_it(tmp_path: Path) -> None:
     ledger = run.require("privatize")["report"]["ledger"]
     assert ledger["budgets"]["person"] == 5.0
     assert ledger["labelers"]["max_epsilon"] == 5.0
+
+
+def test_a_labelling_page_asks_nobody_more(tmp_path: Path) -> None:
+    def settings(folder: Path) -> Recipe:
+        return recipe({"person_budget": 2.0}, online={"labeller": "page", "folder": str(folder)})
+
+    for name, budget in {"without": None, "above": 8.0}.items():
+        AnswerStore(tmp_path / name, 2.0, budget).close()
+        own = settings(tmp_path / name)
+        assert own.online is not None
+        with pytest.raises(UserError, match="more than the 1 answers"):
+            make_labeller(own, own.online, tmp_path)
+    AnswerStore(tmp_path / "right", 2.0, 2.0).close()
+    own = settings(tmp_path / "right")
+    assert own.online is not None
+    make_labeller(own, own.online, tmp_path)
+
+
+def test_counts_are_not_charged_on_top_of_all_of_it() -> None:
+    with pytest.raises(UserError, match="spent on labels alone"):
+        recipe({"person_budget": 5.0, "labeler_column": "who", "count_epsilon": 1.0}, evaluation_labels="laplace")
