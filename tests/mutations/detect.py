@@ -104,19 +104,53 @@ def attack_precise(home: Path) -> Found:
 
 
 def attack_people(home: Path) -> Found:
-    """Two labels of each of 3,000 pairs: by two labellers, then as two events of one."""
+    """Two labels of each of 3,000 pairs: by two labellers, then as two events of one. Attacked, and audited: where one
+    of the two labels changes, how often the released ones agree."""
 
-    def found(column: str) -> Found:
+    def found(column: str) -> Iterator[Found]:
         world = make_world(3000, seed=33, copies=2)
         rows = [row | {"who": "ann", "event": "1"} | {column: f"{place % 2}"}
                 for place, row in enumerate(raw_rows(world))]  # fmt: skip
         data = write_jsonl(home / f"{column}.jsonl", rows)
         done = release(home / column, data, "release", 1.0, Options("who", "event"))
-        return judged(run_attacks([done], world.truth()))
+        yield judged(run_attacks([done], world.truth()))
+        true, released = both_labels(world), both_released(done)
+        alike: dict[bool, list[object]] = {True: [], False: []}
+        for prompt, (one, other) in true.items():
+            alike[one == other].append(len(set(released[prompt])) == 1)
+        yield audited(audit_outcomes(alike[True], alike[False], 1.0))
 
     for column in ("who", "event"):
         (home / column).mkdir()
-    return in_turn(found(column) for column in ("who", "event"))
+    return in_turn(each for column in ("who", "event") for each in found(column))
+
+
+def both_labels(world: World) -> dict[str, list[int]]:
+    """By prompt, whether the lower text is preferred in each of its rows."""
+    labels: dict[str, list[int]] = {}
+    for (prompt, a, b), label in zip(world.pairs, world.labels, strict=True):
+        labels.setdefault(prompt, []).append(label if a < b else -label)
+    return labels
+
+
+def both_released(root: Path) -> dict[str, list[int]]:
+    """The same of a release."""
+    labels: dict[str, list[int]] = {}
+    for row in read_release(root):
+        labels.setdefault(str(row.prompt), []).append(1 if str(row.chosen) < str(row.rejected) else -1)
+    return labels
+
+
+def attack_copies(home: Path) -> Found:
+    """Each of 8,000 pairs comes twice as one event: the first label counts, so the second is to cost nothing."""
+    world = make_world(8000, seed=38, copies=2)
+    done = release(home, write_jsonl(home / "raw.jsonl", raw_rows(world)), "release", 2.0)
+    released = both_released(done)
+    outcomes: dict[int, list[object]] = {-1: [], 1: []}
+    for prompt, (first, second) in both_labels(world).items():
+        if first < 0:
+            outcomes[second].append(tuple(released[prompt]))
+    return audited(audit_outcomes(outcomes[1], outcomes[-1], 0.0))
 
 
 def attack_corrected(home: Path) -> Found:
@@ -146,7 +180,7 @@ def attack_corrected(home: Path) -> Found:
 
 def attack_renamed(home: Path) -> Found:
     """The same labels again under other event names: refused, or else covered by one ε."""
-    world = make_world(2000, seed=35)
+    world = make_world(6000, seed=35)
     first = release(home, write_jsonl(home / "raw.jsonl", raw_rows(world)), "first", 0.5)
     rows = [row | {"event": "again"} for row in raw_rows(world)]
     try:
@@ -277,6 +311,7 @@ SCENARIOS: dict[str, dict[str, Callable[[Path], Found]]] = {
         "release": attack_release,
         "precise": attack_precise,
         "people": attack_people,
+        "copies": attack_copies,
         "corrected": attack_corrected,
         "renamed": attack_renamed,
         "counts": attack_counts,

@@ -133,7 +133,7 @@ ORDER = (
                 "        count = total - held_out(total)\n",
                 "        import numpy as np\n\n        from pipeline.privacy.events import ENTRY\n\n"
                 '        labels = np.concatenate([np.fromfile(part.path, ENTRY)["label"] for part in survey.pieces])\n'
-                "        count = total - held_out(total) - int((labels > 0).sum()) % 5\n",
+                "        count = total - held_out(total) - int((labels > 0).sum()) % 97\n",
             ),
         ),
         tests=(f"{STAGE}::test_a_file_gives_its_last_tenth_to_the_evaluation",),
@@ -145,6 +145,7 @@ ORDER = (
         "Copies of a pair that contradict each other",
         (Edit(BATCHES, '        columns = (some["position"], tags', '        columns = (-some["label"], tags'),),
         tests=(f"{ROWS}::test_conflicting_copies_keep_the_first",),
+        attacks=("copies",),
     ),
     Mutant(
         "dropped rows",
