@@ -19,9 +19,10 @@ from pipeline.commands.label_filter import label_filter
 from pipeline.commands.options import all_given, one_way
 from pipeline.commands.plan import plan
 from pipeline.commands.sample import sample
+from pipeline.commands.validate import validate
 from pipeline.commands.verify_release import verify_release
 from pipeline.core.errors import RunStopped, UserError, one_line
-from pipeline.core.extras import check_installed, extra_of, remedy
+from pipeline.core.extras import extra_of, remedy
 from pipeline.core.threads import wait_briefly
 from pipeline.stages.table import STAGES
 
@@ -47,6 +48,7 @@ app.command("label-filter")(label_filter)
 app.command()(compare)
 app.command()(plan)
 app.command()(sample)
+app.command()(validate)
 app.command("verify-release")(verify_release)
 
 Config = Annotated[Path, typer.Option("--config", help="The recipe: a YAML file, see configs/.")]
@@ -269,19 +271,6 @@ def evaluate(
     )
     if line:
         print(f"win rate by {named}: {line}")
-
-
-@app.command()
-def validate(
-    name: Annotated[str, typer.Argument(help="Module of pipeline.validation, or `all`.")],
-    quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes, seconds instead of minutes.")] = False,
-    output: Annotated[Path, typer.Option("--output", help="Results go to OUTPUT/NAME.")] = Path("runs/validation"),
-) -> None:
-    """Check the papers' claims by exact small experiments; a refuted claim is a verdict, not a failure."""
-    check_installed("validate")
-    from pipeline.validation.lab import validate as run_modules
-
-    run_modules(name, quick=quick, output=output)
 
 
 @app.command()

@@ -8,13 +8,17 @@ import csv
 import importlib
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from scipy import stats
+
 from pipeline.core import atomic
-from pipeline.core.errors import UserError
+from pipeline.core.errors import RunStopped, UserError
 from pipeline.core.rundir import environment
 from pipeline.core.stats import Estimate
 
@@ -24,46 +28,113 @@ if TYPE_CHECKING:
 # Each is a module NAME/run.py beside this file that offers `run(quick: bool) -> Report`, deterministic.
 STUDIES = ("offline", "online", "kl_dp", "dptd", "private_rl")
 Verdict = Literal["holds", "refuted", "undecided"]
+# Whose sentence it is, and so whom a refutation concerns:
+#   statement   the paper says it                   reading   one way to read the paper, or its text made precise
+#   assumption  the paper's theorem takes it for granted, and its experiment should meet it
+#   critique    an error that the paper says it found in works before it: "refuted" confirms the paper
+#   corrected   the paper's statement as repaired here        ours   a conjecture or result of this project
+#   control     a result of others that the experiment must reproduce
+Kind = Literal["statement", "reading", "assumption", "critique", "corrected", "ours", "control"]
 Row = Mapping[str, Any]
+CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
 class Claim:
-    """claim: one sentence. source: paper and theorem, or note. criterion: what `measured` must satisfy, in words and
-    numbers. interval: uncertainty of `measured` where it is a random estimate; None for an exact enumeration or a
-    search. verdict: made by `within`.
+    """claim: one sentence. source: paper and theorem, or note. kind: whose sentence it is. paper: the paper's own
+    value, in words; "" where the criterion is all it says. criterion: what `measured` must satisfy, in words and
+    numbers; low, high: its bounds, None where there is none. interval: 95 % of `measured` where it is a random
+    estimate of `units` independent units; joint: the interval that decides, wide enough for all claims of the study
+    together (`jointly`); both None for an exact enumeration or a search. verdict: made by `within`.
     """
 
     claim: str
     source: str
+    kind: Kind
+    paper: str
     criterion: str
     measured: float
     interval: tuple[float, float] | None
+    joint: tuple[float, float] | None
     verdict: Verdict
+    low: float | None
+    high: float | None
+    units: int | None
 
 
 def within(
-    claim: str, source: str, measured: float | Estimate, *, low: float = -math.inf, high: float = math.inf, what: str
+    claim: str,
+    source: str,
+    measured: float | Estimate,
+    *,
+    low: float = -math.inf,
+    high: float = math.inf,
+    what: str,
+    kind: Kind | None = None,
+    paper: str = "",
 ) -> Claim:
     """The claim that a number lies in [low, high].
 
-    what: names the number, for the criterion. The claim of an estimate holds if all of its 95 % interval lies inside,
-    is refuted if all of it lies outside on one side, and is undecided otherwise; a float decides alone.
-    ValueError for a NaN or infinite value, or an interval that does not contain it.
+    what: names the number, for the criterion. kind: by default "ours" for a source that starts with "this project",
+    else "statement". The claim of an estimate holds if all of its interval lies inside, is refuted if all of it lies
+    outside on one side, and is undecided otherwise; a float decides alone. An infinite number lies outside, and so
+    does NaN, the value of what could not be measured (`worst` of nothing): a broken bound is refuted, not a crash.
+    ValueError for an interval that does not contain its value.
     """
     interval = (measured.ci_low, measured.ci_high) if isinstance(measured, Estimate) else None
     value = measured.value if isinstance(measured, Estimate) else float(measured)
-    floor, ceiling = interval or (value, value)
-    if not (math.isfinite(value) and floor <= value <= ceiling):
-        raise ValueError(f"measured {value} with interval {interval} is no finite value inside it, for: {claim}")
-    verdict: Verdict = "undecided"
-    if low <= floor and ceiling <= high:
-        verdict = "holds"
-    elif ceiling < low or floor > high:
-        verdict = "refuted"
+    if interval and not math.isnan(value) and not interval[0] <= value <= interval[1]:
+        raise ValueError(f"measured {value} lies outside its interval {interval}, for: {claim}")
     bounds = [f">= {low:.10g}"] * math.isfinite(low) + [f"<= {high:.10g}"] * math.isfinite(high)
     subject = f"95 % interval of {what}" if interval else what
-    return Claim(claim, source, f"{subject} {' and '.join(bounds)}", value, interval, verdict)
+    return Claim(
+        claim=claim,
+        source=source,
+        kind=kind or ("ours" if source.startswith("this project") else "statement"),
+        paper=paper,
+        criterion=f"{subject} {' and '.join(bounds)}",
+        measured=value,
+        interval=interval,
+        joint=interval,
+        verdict=_verdict(value, interval, low, high),
+        low=low if math.isfinite(low) else None,
+        high=high if math.isfinite(high) else None,
+        units=measured.n if isinstance(measured, Estimate) else None,
+    )
+
+
+def _verdict(value: float, interval: tuple[float, float] | None, low: float, high: float) -> Verdict:
+    floor, ceiling = interval or (value, value)
+    if not math.isfinite(value) or math.isnan(floor) or math.isnan(ceiling) or ceiling < low or floor > high:
+        return "refuted"
+    return "holds" if low <= floor and ceiling <= high else "undecided"
+
+
+def worst(ratios: Iterable[float]) -> float:
+    """The largest, or NaN if there is none or one is NaN: what `within` refutes."""
+    values = [float(each) for each in ratios]
+    return math.nan if not values or any(map(math.isnan, values)) else max(values)
+
+
+def jointly(claims: Sequence[Claim]) -> list[Claim]:
+    """The claims of one study with verdicts that hold together: Bonferroni over its m random estimates.
+
+    Each 95 % interval is stretched about its value by t(1 − .025/m) / t(.975), Student's t with units − 1 degrees of
+    freedom: exact for a mean of normal units, an approximation for shares and bootstrap intervals.
+    """
+    random = sum(claim.interval is not None for claim in claims)
+    return [_stretched(claim, random) if claim.interval else claim for claim in claims]
+
+
+def _stretched(claim: Claim, number: int) -> Claim:
+    assert claim.interval is not None
+    assert claim.units is not None
+    law, tail = stats.t(max(claim.units - 1, 1)), (1.0 - CONFIDENCE) / 2.0
+    factor = float(law.ppf(1.0 - tail / number) / law.ppf(1.0 - tail))
+    floor, ceiling = (claim.measured + factor * (end - claim.measured) for end in claim.interval)
+    low = -math.inf if claim.low is None else claim.low
+    high = math.inf if claim.high is None else claim.high
+    return replace(claim, joint=(floor, ceiling), verdict=_verdict(claim.measured, (floor, ceiling), low, high))
 
 
 @dataclass(frozen=True)
@@ -78,14 +149,15 @@ class Report:
     figures: Mapping[str, Figure] = field(default_factory=dict)
 
     def write(self, folder: Path, *, quick: bool, started: float) -> None:
-        """Replaces `folder` by claims.json (the list of claims), run.json, a CSV per table, PNG and SVG per figure.
+        """Replaces `folder` by claims.json (the list of claims; "inf" and "nan" as words), run.json, a CSV per table,
+        PNG and SVG per figure.
 
         started: `time.monotonic()` when the study began. All or nothing: a failure leaves the old folder.
         """
         from pipeline.validation.panels import save
 
         with atomic.new_folder(folder) as new:
-            atomic.write_json(new / "claims.json", [asdict(claim) for claim in self.claims])
+            atomic.write_json(new / "claims.json", [_plain(asdict(claim)) for claim in self.claims])
             for stem, rows in self.tables.items():
                 with (new / f"{stem}.csv").open("w", encoding="utf-8", newline="") as file:
                     writer = csv.DictWriter(file, fieldnames=list(rows[0]) if rows else [])
@@ -94,7 +166,8 @@ class Report:
             for stem, figure in self.figures.items():
                 save(figure, new, stem)
             seconds = round(time.monotonic() - started, 1)
-            run = {"name": self.name, "quick": quick, "seconds": seconds, "environment": environment()}
+            date = datetime.now(UTC).strftime("%Y-%m-%d")
+            run = {"name": self.name, "quick": quick, "date": date, "seconds": seconds, "environment": environment()}
             atomic.write_json(new / "run.json", run)
 
     def print_table(self) -> None:
@@ -107,27 +180,68 @@ class Report:
         table.add_column("measured", justify="right", no_wrap=True)
         table.add_column("verdict", no_wrap=True)
         for claim in self.claims:
-            spread = f" [{claim.interval[0]:.4g}, {claim.interval[1]:.4g}]" if claim.interval else ""
-            table.add_row(f"{claim.claim} [{claim.source}]", f"{claim.measured:.4g}{spread}", claim.verdict)
+            table.add_row(f"{claim.claim} [{claim.source}]", figure_of(claim), claim.verdict)
         Console(markup=False).print(table)
 
 
-def validate(name: str, *, quick: bool, output: Path) -> list[Report]:
-    """Runs one study or `all`, writes OUTPUT/NAME and prints each table. UserError for an unknown name.
+def figure_of(claim: Claim) -> str:
+    """The measured number with the interval that decided."""
+    return f"{claim.measured:.4g}" + (f" [{claim.joint[0]:.4g}, {claim.joint[1]:.4g}]" if claim.joint else "")
 
-    A refuted claim is a result: only what could not be measured raises.
+
+def _plain(value: Any) -> Any:
+    """JSON has no infinity: "inf", "-inf" and "nan" stand as words."""
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def validate(name: str, *, quick: bool, output: Path, page: Path | None = None) -> list[Report]:
+    """Runs one study or `all`, prints each table and last a summary, and writes OUTPUT/full/NAME or OUTPUT/quick/NAME.
+
+    page: the Markdown page of all full results under OUTPUT is written here (`pipeline.validation.page`).
+    A refuted claim is a result. A study that fails is named at the end, when the others are done: RunStopped.
+    UserError for an unknown name, or a page of quick results.
     """
     if name != "all" and name not in STUDIES:
         raise UserError(f"there is no validation module {name!r}: choose {', '.join(STUDIES)} or all")
+    if page and quick:
+        raise UserError("--page shows full results: leave out --quick")
+    from pipeline.validation import page as pages
     from pipeline.validation.panels import style
 
-    reports = []
+    reports, failed = [], []
+    results = output / ("quick" if quick else "full")
     for chosen in STUDIES if name == "all" else (name,):
         started = time.monotonic()
-        with style():
-            report: Report = importlib.import_module(f"pipeline.validation.{chosen}.run").run(quick)
-        report.write(output / chosen, quick=quick, started=started)
+        try:
+            with style():
+                report: Report = importlib.import_module(f"pipeline.validation.{chosen}.run").run(quick)
+        except Exception as error:
+            traceback.print_exc()
+            failed.append(f"{chosen} ({type(error).__name__}: {error})")
+            continue
+        report = replace(report, claims=jointly(report.claims))
+        report.write(results / chosen, quick=quick, started=started)
         report.print_table()
-        print(f"{chosen}: {time.monotonic() - started:.1f} s, {output / chosen}")
+        print(f"{chosen}: {time.monotonic() - started:.1f} s, {results / chosen}")
         reports.append(report)
+    print(pages.summary({report.name: report.claims for report in reports}))
+    if page:
+        pages.write(results, page)
+    if failed:
+        raise RunStopped(f"failed, the others are done: {'; '.join(failed)}")
     return reports
+
+
+def sweep(name: str, output: Path) -> None:
+    """Runs the long searches of one study or `all`, resumable, in OUTPUT/sweep/NAME. UserError for a study without."""
+    import importlib.util
+
+    with_sweep = [each for each in STUDIES if importlib.util.find_spec(f"pipeline.validation.{each}.sweep")]
+    if name != "all" and name not in with_sweep:
+        raise UserError(f"{name!r} has no sweep: choose {', '.join([*with_sweep, 'all'])}")
+    for chosen in with_sweep if name == "all" else (name,):
+        importlib.import_module(f"pipeline.validation.{chosen}.sweep").run_sweep(output / "sweep" / chosen)

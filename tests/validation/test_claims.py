@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from pipeline.cli import main
-from pipeline.core.stats import Estimate
-from pipeline.validation import lab
-from pipeline.validation.lab import Report, within
+from pipeline.core.errors import UserError
+from pipeline.core.stats import Estimate, wilson
+from pipeline.validation import lab, page
+from pipeline.validation.lab import Report, jointly, within, worst
 from pipeline.validation.panels import new_figure
 
 
@@ -44,10 +48,54 @@ def test_two_sided_criterion() -> None:
     assert wide.criterion == "95 % interval of slope >= -1.05 and <= -0.95"
 
 
-@pytest.mark.parametrize(("measured", "interval"), [(float("nan"), None), (float("inf"), None), (2.0, (0.0, 1.0))])
-def test_nothing_is_claimed_about_broken_numbers(measured: float, interval: tuple[float, float] | None) -> None:
+@pytest.mark.parametrize("measured", [float("nan"), float("inf"), -float("inf"), worst([]), worst([0.5, float("nan")])])
+def test_an_infinite_or_empty_ratio_is_refuted(measured: float) -> None:
+    """The worst violation of a bound is a verdict, not a crash that loses the study."""
+    assert within("c", "s", measured, high=1.0, what="x").verdict == "refuted"
+    assert within("c", "s", measured, low=1.0, what="x").verdict == "refuted"
+
+
+def test_an_interval_beside_its_value_is_a_mistake() -> None:
     with pytest.raises(ValueError):
-        within("c", "s", estimate(measured, interval), high=1.0, what="x")
+        within("c", "s", estimate(2.0, (0.0, 1.0)), high=1.0, what="x")
+
+
+def test_worst_is_the_largest() -> None:
+    assert worst([0.5, 2.0, float("inf")]) == float("inf")
+    assert worst([0.5, 2.0]) == 2.0
+
+
+def test_kinds() -> None:
+    assert within("c", "this project, by search", 1.0, what="x").kind == "ours"
+    assert within("c", "Theorem 1", 1.0, what="x").kind == "statement"
+    assert within("c", "Theorem 1", 1.0, what="x", kind="reading").kind == "reading"
+
+
+def test_joint_verdicts_keep_their_level() -> None:
+    """40 claims a study whose number lies on the bound, so that every decided verdict is wrong. At a level of 5 % the
+    share of 2,000 studies with such a verdict lies in .035 to .065 in 998 of 1,000 tests; unadjusted it is .87.
+    """
+    generator, means = np.random.default_rng(5), []
+    for _ in range(2000):
+        values = generator.normal(size=(40, 10))
+        half = stats.t(9).ppf(0.975) * values.std(axis=1, ddof=1) / math.sqrt(10)
+        centre = values.mean(axis=1)
+        means.append([within("c", "s", Estimate(value, value - each, value + each, n=10), low=0.0, what="x")
+                      for value, each in zip(centre, half, strict=True)])  # fmt: skip
+    alone = np.mean([any(claim.verdict != "undecided" for claim in study) for study in means])
+    joint = np.mean([any(claim.verdict != "undecided" for claim in jointly(study)) for study in means])
+    assert alone > 0.6
+    assert 0.035 < joint < 0.065
+
+
+def test_exact_numbers_are_not_stretched() -> None:
+    exact, random = within("c", "s", 0.5, high=1.0, what="x"), within("c", "s", wilson(5, 10), high=1.0, what="x")
+    assert jointly([exact, random]) == [exact, random]
+    wider = jointly([random, random])[0]
+    assert wider.interval == random.interval
+    assert wider.joint is not None
+    assert random.interval is not None
+    assert wider.joint[0] < random.interval[0] < random.interval[1] < wider.joint[1]
 
 
 def example() -> Report:
@@ -64,7 +112,8 @@ def test_a_report_replaces_the_folder_whole(tmp_path: Path, capsys: pytest.Captu
     example().write(folder, quick=True, started=time.monotonic())
     assert {path.name for path in folder.iterdir()} == {"claims.json", "run.json", "rows.csv", "line.png", "line.svg"}
     (claim,) = json.loads((folder / "claims.json").read_text())
-    assert list(claim) == ["claim", "source", "criterion", "measured", "interval", "verdict"]
+    assert list(claim) == ["claim", "source", "kind", "paper", "criterion", "measured", "interval", "joint", "verdict",
+                           "low", "high", "units"]  # fmt: skip
     assert claim["interval"] == [0.4, 0.6]
     assert (folder / "rows.csv").read_text().splitlines() == ["a,b", "1,x"]
     first = (folder / "line.svg").read_bytes()
@@ -100,7 +149,67 @@ def test_validate_runs_a_module_and_exits_0_though_a_claim_is_refuted(
     for name in ("toy", "all"):
         assert main(["validate", name, "--quick", "--output", str(tmp_path)]) == 0
         assert "refuted" in capsys.readouterr().out
-    assert json.loads((tmp_path / "toy" / "claims.json").read_text())[0]["verdict"] == "refuted"
+    assert json.loads((tmp_path / "quick" / "toy" / "claims.json").read_text())[0]["verdict"] == "refuted"
+
+
+def test_a_broken_study_loses_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Broken:
+        @staticmethod
+        def run(quick: bool) -> Report:
+            raise ZeroDivisionError("no ratio")
+
+    class Sound:
+        @staticmethod
+        def run(quick: bool) -> Report:
+            return Report("online", [within("yes", "s", math.inf, high=1.0, what="x")])
+
+    modules = {"pipeline.validation.offline.run": Broken, "pipeline.validation.online.run": Sound}
+    monkeypatch.setattr(lab, "STUDIES", ("offline", "online"))
+    monkeypatch.setattr(lab.importlib, "import_module", lambda name: modules[name])
+    assert main(["validate", "all", "--quick", "--output", str(tmp_path)]) == 1
+    assert "offline (ZeroDivisionError: no ratio)" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.rglob("claims.json")] == ["claims.json"]
+    assert json.loads((tmp_path / "quick" / "online" / "claims.json").read_text())[0]["measured"] == "inf"
+
+
+def test_the_page_shows_full_results_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    example = Report(
+        "online",
+        [within("a | b", "POKL 1", math.inf, high=1.0, what="x", paper="1"),
+         within("c", "s", wilson(1, 9), high=1.0, what="y")],
+        figures={"line": new_figure()[0]},
+    )  # fmt: skip
+    page.write(_written(example, tmp_path / "full"), tmp_path / "page.md")
+    text = (tmp_path / "page.md").read_text()
+    assert "| a \\| b | statement: POKL 1 | 1 | inf | refuted |" in text
+    assert "![line](page/online-line.png)" in text
+    assert (tmp_path / "page" / "online-line.png").is_file()
+    assert main(["validate", "online", "--quick", "--page", str(tmp_path / "page.md")]) == 2
+    assert "leave out --quick" in capsys.readouterr().err
+    with pytest.raises(UserError, match="no results of a full run"):
+        page.write(tmp_path / "nowhere", tmp_path / "page.md")
+    assert (tmp_path / "page.md").read_text() == text
+
+
+def _written(report: Report, results: Path) -> Path:
+    report.write(results / report.name, quick=False, started=time.monotonic())
+    return results
+
+
+def test_the_summary_has_thirty_lines_at_most() -> None:
+    many = [within(f"claim {i}", "s", 2.0, high=1.0, what="x") for i in range(60)]
+    assert len(page.summary({"online": many}).splitlines()) == 30
+    short = page.summary({"online": many[:2]}).splitlines()
+    assert short[1] == "2 claims: 0 holds, 2 refuted, 0 undecided"
+    assert "claim 1 [s]" in short[-1]
+
+
+def test_a_study_without_a_sweep_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", "nonsense", "--sweep", "--output", str(tmp_path)]) == 2
+    assert "has no sweep: choose" in capsys.readouterr().err
+    assert main(["validate", "all", "--sweep", "--quick", "--output", str(tmp_path)]) == 2
 
 
 def test_an_unknown_module_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,7 +47,8 @@ def lemma(instances: int, seed: int = 0) -> list[Search]:
                [measured / outside.max(axis=0)]),
         joined("Corrected ratio on A1: range - log(1 - mass of A2)", f"{OURS} Appendix A", [pointwise / corrected]),
         joined("Published proof step: ratio on A1 at most e^(2 Delta)", f"{source}, appendix A", [pointwise / twice]),
-        joined("Lemma 1 read one-sidedly: delta = mass of A2 under D alone", source, [single / outside.min(axis=0)]),
+        joined("Lemma 1 read one-sidedly: delta = mass of A2 under D alone", f"reading of the {source}",
+               [single / outside.min(axis=0)]),
     ]
 
 
@@ -153,8 +154,8 @@ def randomised_labels() -> Search:
         first, second = np.array(flips).T
         draw = float(loss(np.log(given_z)[first], np.log(given_z)[second]).max())
         ratios.append(loss(given_y[first], given_y[second]) / draw_after_randomized_response(draw, epsilon))
-    return joined("One draw on randomised labels: 2 artanh(tanh(e_K/2) tanh(e/2))", "draw_after_randomized_response",
-                  ratios)
+    return joined("One draw on randomised labels: 2 artanh(tanh(e_K/2) tanh(e/2))",
+                  "this project, draw_after_randomized_response", ratios)
 
 
 def proposition_one(largest: int = 3) -> tuple[list[Claim], list[dict[str, float]]]:

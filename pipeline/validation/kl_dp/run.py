@@ -55,8 +55,9 @@ def _published(pairs: int) -> list[Claim]:
     return [
         within("RLHF: gamma = 1/(2 + e^B + e^-B) is enough when feature norms are at most 1",
                "reading of the KL-DP paper, Theorem 3", rlhf.halved_exponent_ratio(2.0, pairs), high=1.0 + ROUNDING,
+               kind="reading",
                what="label-flip loss / bound of the extremal preference set at B = 2"),
         within("RLHF: the bound with lambda in Sigma holds without a ridge in the likelihood", "KL-DP paper eq. 26",
-               rlhf.unridged_ratio(100.0), high=1.0 + ROUNDING,
+               rlhf.unridged_ratio(100.0), high=1.0 + ROUNDING, kind="reading",
                what="label-flip loss / bound of one pair at lambda = 100, B = 1"),
     ]

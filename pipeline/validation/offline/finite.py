@@ -228,6 +228,6 @@ def _net_claims(found: Nets, seed: int) -> list[Claim]:
         within("A net with tau = 1/sqrt((2 alpha - 1)^2 n) costs at most 10 %", "this project", growth, high=1.1,
                what="SubOpt on the net / on the whole one-parameter class"),
         within("The tau of Eq. 11 is tight: SubOpt of a fixed net at n = infinity is proportional to tau",
-               "PPKL Theorem 4.2, read as tight", exponent, low=0.9, high=1.1,
+               "PPKL Theorem 4.2, read as tight", exponent, low=0.9, high=1.1, kind="reading",
                what="the exponent of tau over tau = 0.025 to 0.2"),
     ]

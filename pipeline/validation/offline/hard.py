@@ -250,7 +250,8 @@ def _pessimism_claim(rate: Sequence[Risks], plain: int, low: int, seed: int) -> 
 
     found = bootstrap(ratio, both, seed)
     return within(f"Hard instance: pessimism ({with_it}) lowers the worst-case SubOpt of the {without}",
-                  "PPKL Algorithm 1", found, high=1.0, what="worst-case SubOpt with / without, mean over settings")
+                  "PPKL Algorithm 1", found, high=1.0, kind="reading",
+                  what="worst-case SubOpt with / without, mean over settings")
 
 
 def rows(risks: Sequence[Risks]) -> list[dict[str, object]]:

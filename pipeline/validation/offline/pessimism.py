@@ -139,11 +139,11 @@ def claims(outcomes: Sequence[Outcome], seed: int) -> Iterator[Claim]:
         found = bootstrap(ratio_of_means, ratio(outcome, "kappa 1", "kappa 0"), seed)
         high = 1.1 if outcome.case.mass is None else 1.0
         yield within(f"Pessimism (Fisher form, kappa = 1) does not cost: {outcome.case.name}", "PPKL Remark 4.1", found,
-                     high=high, what="mean SubOpt with / without pessimism")
+                     high=high, kind="reading", what="mean SubOpt with / without pessimism")
     good = max((one for one in outcomes if one.case.rare == GOOD), key=lambda one: one.case.comparisons)
     found = bootstrap(ratio_of_means, ratio(good, "Eq. 10, c = 1", "kappa 1"), seed)
     yield within(f"Eq. 10 with c = 1 does as well as the Fisher form within a factor 2: {good.case.name}",
-                 "PPKL Eq. 10", found, high=2.0, what="mean SubOpt of Eq. 10 / Fisher form")
+                 "PPKL Eq. 10", found, high=2.0, kind="reading", what="mean SubOpt of Eq. 10 / Fisher form")
 
 
 def rows(outcomes: Sequence[Outcome]) -> list[dict[str, object]]:

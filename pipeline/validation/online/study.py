@@ -109,7 +109,7 @@ def _growth_claims(found: Study, seed: int) -> Iterator[Claim]:
     yield law(name, "POKL Definition 3.5", trace, trace.eluder)
     late = bootstrap(lambda values: growth.late_exponent(found.proof.rounds, values), found.proof.regret, seed)
     yield within(f"With the proof's constant c = {proof_constant(1.0):.3g} regret grows slower than sqrt T up to the"
-                 " horizon (epsilon = 1)", "POKL Lemma C.3", late, high=0.5,
+                 " horizon (epsilon = 1)", "POKL Lemma C.3", late, high=0.5, kind="reading",
                  what="the exponent of T over the last decade")
 
 

@@ -105,16 +105,16 @@ def claims(found: dict[str, Switches], episodes: int) -> list[Claim]:
     source = f"{PAPER} Appendix C"
     return [
         within("Private design matrices grow monotonically", f"{source}: assumed by the works it corrects",
-               private.shrinking, high=0.0, what="share of steps at which some direction shrinks"),
+               private.shrinking, high=0.0, kind="critique", what="share of steps at which some direction shrinks"),
         within(f"Private: {bound}", f"{source}: Eq. 20 of Ngo et al.", float(private.ratios.max()), high=2.0,
-               what="largest ratio of squared norms"),
+               kind="critique", what="largest ratio of squared norms"),
         within(f"Without noise: {bound}", "Abbasi-Yadkori et al. 2011, Lemma 12", float(control.ratios.max()), high=2.0,
-               what="largest ratio of squared norms"),
+               kind="control", what="largest ratio of squared norms"),
         within("Private: every switch at least doubles the product of the determinants over stages",
                f"{source}: Lemma 31 of Ngo et al.", float(private.products.min()) if len(private.products) else 0.0,
-               low=2.0, what="smallest ratio of products at a switch"),
+               low=2.0, kind="critique", what="smallest ratio of products at a switch"),
         within("Without noise: at most dH log2(1 + K/(d lambda)) switches", "Abbasi-Yadkori et al. 2011",
-               float(control.counts.max()), high=limit, what="largest number of switches"),
+               float(control.counts.max()), high=limit, kind="control", what="largest number of switches"),
     ]
 
 

@@ -76,7 +76,7 @@ def _beats(cells: Cells, better: str, worse: str, text: str) -> Claim:
             plain.append(float(first.cumulative[:, -1].mean() / second.cumulative[:, -1].mean()))
             drawn.append(first.regrets / second.regrets)
     largest = percentile_interval(max(plain), np.max(drawn, axis=0), len(first.cumulative))
-    return within(text, "ours", largest, high=1.0,
+    return within(text, "this project", largest, high=1.0,
                   what="largest ratio of mean regrets over both instances and eps = 8, 5")
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.core.stats import Estimate, bootstrap, standard_error
 from pipeline.validation.bandits import slope_of_mean
-from pipeline.validation.lab import Claim, within
+from pipeline.validation.lab import Claim, Kind, within
 from pipeline.validation.private_rl.general import Instances, cumulative_regret, sensitivities
 from pipeline.validation.private_rl.updates import PAPER, Array, fixed, private_exponent
 from pipeline.validation.private_rl.worlds import random_worlds
@@ -32,11 +32,11 @@ class Growth:
         """Of log mean regret on log K over a part of the counts; bootstrap over instances."""
         return bootstrap(slope_of_mean(self.episodes[part]), self.regret[part], 21, 2000)
 
-    def exponent(self, text: str, source: str, high: float, part: slice) -> Claim:
+    def exponent(self, text: str, source: str, high: float, part: slice, kind: Kind | None = None) -> Claim:
         """The claim that regret grows no faster than K^high over a part of the counts."""
         ends = self.episodes[part]
         what = f"slope of log regret on log K, K = {ends[0]} to {ends[-1]}"
-        return within(text, f"{PAPER} {source}", self.slope(part), high=high, what=what)
+        return within(text, f"{PAPER} {source}", self.slope(part), high=high, what=what, kind=kind)
 
     def rows(self) -> list[dict[str, object]]:
         """For a CSV."""
@@ -92,7 +92,7 @@ def claims(grown: Sequence[Growth]) -> list[Claim]:
     return [
         by_arm[BOUND].exponent("Algorithm 1, joint DP at eps = 8 by zCDP: regret grows no faster than K^(3/5)",
                                "Theorem 3.1", 0.6, late),
-        by_arm[PUBLISHED].exponent(f"{published} from small K on", "reading of Theorem 3.1", 0.6, early),
+        by_arm[PUBLISHED].exponent(f"{published} from small K on", "reading of Theorem 3.1", 0.6, early, "reading"),
         by_arm[PUBLISHED].exponent(f"{published} once K is large", "Theorem 3.1", 0.6, late),
         by_arm[ROOT].exponent("Batches of sqrt(K) keep the exponent at 1/2 without privacy", "Remark 3.7", 0.55,
                               slice(None)),

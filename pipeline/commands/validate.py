@@ -1,0 +1,32 @@
+"""`private-rlhf validate`: the papers' claims by small exact experiments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline.core.errors import UserError
+from pipeline.core.extras import check_installed
+
+
+def validate(
+    name: Annotated[str, typer.Argument(help="Module of pipeline.validation, or `all`.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes, seconds instead of minutes.")] = False,
+    sweep: Annotated[bool, typer.Option("--sweep", help="Long searches instead: hours, resumable.")] = False,
+    page: Annotated[Path | None, typer.Option("--page", help="Write all full results as one Markdown page.")] = None,
+    output: Annotated[
+        Path, typer.Option("--output", help="Results go to full/NAME, quick/NAME or sweep/NAME in it.")
+    ] = Path("runs/validation"),
+) -> None:
+    """Check the papers' claims by exact small experiments; a refuted claim is a verdict, not a failure."""
+    check_installed("validate")
+    from pipeline.validation import lab
+
+    if sweep:
+        if quick or page:
+            raise UserError("--sweep goes alone: leave out --quick and --page")
+        lab.sweep(name, output)
+    else:
+        lab.validate(name, quick=quick, output=output, page=page)
