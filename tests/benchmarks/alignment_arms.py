@@ -1,4 +1,6 @@
-"""The runs behind `alignment_cost.py`: one run directory for each method, ε and seed, made side by side in lanes."""
+"""The runs behind `alignment_cost.py` and `human_policies.py`: one run directory for each method, ε and seed, made side
+by side in lanes.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -24,16 +26,18 @@ from pipeline.stages.table import stage_of
 
 @dataclass(frozen=True)
 class Arm:
-    """One run."""
+    """One run. loss: of DPO; None: the recipe's."""
 
     method: str
     epsilon: float
     seed: int
+    loss: str | None = None
 
     @property
     def name(self) -> str:
         """Of its run directory."""
-        return f"{self.method}-eps{self.epsilon:g}-seed{self.seed}"
+        loss = f"-{self.loss}" if self.loss else ""
+        return f"{self.method}{loss}-eps{self.epsilon:g}-seed{self.seed}"
 
 
 @dataclass(frozen=True)
@@ -45,12 +49,14 @@ class Workshop:
         recipe: that all arms follow.
         overrides: of every arm, before its own.
         lanes: runs at a time; each gets an equal share of the cores.
+        commands: what makes an arm of a method, in order; `run`, all its stages, where none are given.
     """
 
     home: Path
     recipe: Path
     overrides: tuple[str, ...]
     lanes: int
+    commands: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def run_dir(self, arm: Arm) -> RunDir:
         """Of one arm."""
@@ -74,7 +80,8 @@ class Workshop:
     def arm_overrides(self, arm: Arm) -> list[str]:
         """What makes the recipe that of one arm; at equal seeds labels, flips and prompts are the same."""
         epsilon = ".inf" if math.isinf(arm.epsilon) else repr(arm.epsilon)
-        return [*self._seeded(arm.seed), f"privatize.epsilon={epsilon}", f"aligner={arm.method}"]
+        loss = [f"{arm.method}.loss={arm.loss}"] if arm.loss else []
+        return [*self._seeded(arm.seed), f"privatize.epsilon={epsilon}", f"aligner={arm.method}", *loss]
 
     def _key(self, seed: int) -> Path:
         return self.home / "keys" / f"seed{seed}.key"
@@ -88,7 +95,8 @@ class Workshop:
 
     def _align(self, arm: Arm) -> int:
         adopt_reference(RunDir(self.home / f"sft-seed{arm.seed}"), self.run_dir(arm))
-        return self._command("run", arm.name, self.arm_overrides(arm))
+        commands, overrides = self.commands.get(arm.method, ["run"]), self.arm_overrides(arm)
+        return next((code for command in commands if (code := self._command(command, arm.name, overrides))), 0)
 
     def _command(self, command: str, name: str, overrides: Sequence[str]) -> int:
         """`private-rlhf COMMAND` on the run directory `name`: its exit code. What it prints goes to logs/NAME.log."""

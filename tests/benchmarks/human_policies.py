@@ -1,0 +1,329 @@
+"""PPKL's Table 1 in kind, on people's own preferences: how often a policy finds the chosen answer likelier.
+
+SFT, DPO (public labels; private likelihood of Eq. 9, debiased (rDPO), uncorrected (naive)) and PPO on a reward learnt
+by the private likelihood, at several ε. All arms of a seed share π_ref, pairs, key and flips (at falling ε a chain),
+the same adapted layers and the same test pairs, so what differs is compared pair by pair. All labels of `--pairs` pairs
+are there for every arm: DPO takes one step for every 16 of them, once; the reward of PPO reads them all, then PPO takes
+the recipe's steps.
+
+Likelihood win rate: length-normalised log-likelihood, ties half. Intervals: 95 % over test pairs of the mean over seeds
+(and ± over seeds, Student's t, where there are several). Against SFT: Holm over the arms at 5 %. The retained gain is
+stated, with Fieller's interval, only where the gain at ε = ∞ is three times the half width of its interval or more.
+
+Run:  python tests/benchmarks/human_policies.py --home runs/human_policies --data FOLDER [--pairs 768] [--seeds 0 1]
+      (FOLDER: hh_helpful, with train.jsonl and eval.jsonl; finished arms stay, unfinished ones go on; --report-only)
+Writes HOME: a run directory per arm, wins/ARM.npy, results.json, table.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from alignment_arms import Arm, Workshop
+from epsilon_tables import fieller, interval, name_of
+from scipy import stats
+
+from pipeline.core import atomic
+from pipeline.core.config import load_recipe
+from pipeline.core.errors import UserError
+from pipeline.core.recipe import Recipe
+from pipeline.core.stats import Estimate, holm
+from pipeline.data.inputs import make_renderer
+from pipeline.data.release import ReleasedPair
+from pipeline.evaluation.likelihood import pair_rows
+from pipeline.lm.logprobs import TokenBatch, response_forward, token_batch, token_logprobs
+from pipeline.lm.models import load_causal_lm, load_tokenizer
+from pipeline.lm.rows import batches, sharing_of
+from pipeline.lm.trunk import recorded
+
+RECIPE = Path(__file__).resolve().parents[2] / "configs" / "hh_rlhf_smollm2.yaml"
+ADAPTED = 10  # layers from the top that learn, of 30; those below are read once for all arms
+BATCH = 16
+MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+LOSSES = {"private_likelihood": "DPO, Eq. 9", "debiased": "DPO, debiased (rDPO)", "uncorrected": "DPO, naive"}
+STAGES = {"dpo": ("privatize", "dpo"), "ppo": ("privatize", "reward", "ppo")}
+SHARES = (0.05, 0.1, 0.2)
+FACTOR = 3.0  # of a half width, that the gain at ε = ∞ must reach before a share of it says something
+
+
+# --- arms -------------------------------------------------------------------------------------------------------------
+
+
+def arms_of(epsilons: Sequence[float], seeds: Sequence[int]) -> list[Arm]:
+    """Every arm, those that the others are compared with first."""
+    finite = sorted((epsilon for epsilon in epsilons if not math.isinf(epsilon)), reverse=True)
+    found = []
+    for seed in seeds:
+        found += [Arm("dpo", math.inf, seed, "private_likelihood"), Arm("ppo", math.inf, seed)]
+        for epsilon in finite:
+            found += [Arm("dpo", epsilon, seed, "private_likelihood"), Arm("ppo", epsilon, seed)]
+            found += [Arm("dpo", epsilon, seed, loss) for loss in ("debiased", "uncorrected")]
+    return found
+
+
+def label(arm: Arm) -> str:
+    """Its method as printed; without flips the three losses of DPO are one."""
+    if arm.method == "ppo":
+        return "PPO, Eq. 9 reward"
+    return "DPO" if math.isinf(arm.epsilon) else LOSSES[str(arm.loss)]
+
+
+def write_data(source: Path, home: Path, pairs: int) -> None:
+    """HOME/data: the first `pairs` training pairs, all test pairs, and π_ref's demonstrations: of every training pair
+    the answer that a checksum of the texts picks, whichever was preferred.
+    """
+    rows = [json.loads(line) for line in (source / "train.jsonl").read_text(encoding="utf-8").splitlines()]
+    if len(rows) < pairs:
+        raise UserError(f"{source} has {len(rows)} training pairs, fewer than --pairs {pairs}")
+    shown = []
+    for row in rows:
+        first, second = sorted((row["chosen"], row["rejected"]))
+        picked = zlib.crc32(f"{row['prompt']}\n{first}\n{second}".encode()) % 2
+        shown.append({"prompt": row["prompt"], "response": (first, second)[picked]})
+    (home / "data").mkdir(parents=True, exist_ok=True)
+    for name, content in (("data/train", rows[:pairs]), ("demonstrations", shown)):
+        atomic.write_text(home / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in content))
+    atomic.write_text(home / "data" / "eval.jsonl", (source / "eval.jsonl").read_text(encoding="utf-8"))
+
+
+def workshop_of(home: Path, pairs: int, lanes: int, overrides: Sequence[str]) -> Workshop:
+    """All arms adapt the same layers and take the pairs once."""
+    own = (
+        f"data.preferences={home / 'data'}",
+        f"data.demonstrations={home / 'demonstrations.jsonl'}",
+        "data.evaluation_prompts=evaluation",
+        f"sft.lora.last_layers={ADAPTED}",
+        f"ppo.lora.last_layers={ADAPTED}",
+        f"dpo.lora={{rank: 16, last_layers: {ADAPTED}, target_modules: [{', '.join(MODULES)}]}}",
+        f"dpo.max_steps={pairs // BATCH}",
+        f"dpo.batch_size={BATCH}",
+        "dpo.micro_batch_size=8",
+        "dpo.learning_rate=5.0e-4",
+        "reward.num_layers=15",
+        "reward.num_components=128",
+        "reward.ridge=evidence",
+    )
+    return Workshop(home, RECIPE, (*own, *overrides), lanes, STAGES)
+
+
+# --- likelihoods ------------------------------------------------------------------------------------------------------
+
+
+class Judge:
+    """Test pairs read once under π_ref up to the layers that learn."""
+
+    def __init__(self, reference: Path, recipe: Recipe, pairs: Sequence[ReleasedPair]) -> None:
+        model = load_causal_lm(reference, recipe.model.dtype).eval()
+        renderer = make_renderer(recipe, load_tokenizer(reference))
+        rows = pair_rows(pairs, renderer)
+        self.layers = len(model.get_decoder().layers) - ADAPTED
+        self.dtype, self.temperature = recipe.model.dtype, recipe.ppo.temperature
+        self.batches: list[tuple[list[int], TokenBatch]] = []
+        found = np.zeros(len(rows))
+        for picked in batches([[*prompt, *response] for prompt, response in rows], sharing_of(model), 32):
+            batch = token_batch(
+                [rows[i][0] for i in picked], [rows[i][1] for i in picked], renderer.tokenizer.pad_token_id,
+                torch.device("cpu"), sharing=sharing_of(model),
+            )  # fmt: skip
+            with recorded(model, self.layers) as states, torch.no_grad():
+                found[picked] = self._mean(model, batch)
+            self.batches.append((picked, batch.above(self.layers, states[0])))
+        self.reference = wins(found)
+
+    def of(self, checkpoint: Path) -> np.ndarray:
+        """Wins (n,) of a policy whose lower layers are π_ref's."""
+        model = load_causal_lm(checkpoint, self.dtype).eval()
+        found = np.zeros(2 * len(self.reference))
+        for picked, batch in self.batches:
+            with torch.no_grad():
+                found[picked] = self._mean(model, batch)
+        return wins(found)
+
+    def _mean(self, model: Any, batch: TokenBatch) -> np.ndarray:
+        logits, _ = response_forward(model, batch)
+        logprobs = batch.spread(token_logprobs(logits, batch.tokens, self.temperature))
+        return np.asarray((logprobs.sum(dim=1) / batch.response_mask.sum(dim=1)).float().numpy())
+
+
+def wins(logprobs: np.ndarray) -> np.ndarray:
+    """(n,) 1 where the chosen answer is likelier, 0 where the other is, ½ for a tie; (2n,) as from `pair_rows`."""
+    return 0.5 + 0.5 * np.sign(logprobs[0::2] - logprobs[1::2])
+
+
+# --- statistics -------------------------------------------------------------------------------------------------------
+
+
+def over_pairs(values: np.ndarray) -> Estimate:
+    """Mean of (seeds, pairs) with its 95 % interval over pairs (Student's t of the means over seeds)."""
+    mean, half = interval(values.mean(axis=0).tolist())
+    return Estimate(mean, mean - half, mean + half, values.shape[1])
+
+
+def detectable(disagreement: float, pairs: int) -> float:
+    """The paired difference of win rates found 8 times in 10 at 5 %, where two policies disagree on that share."""
+    return float((stats.norm.ppf(0.975) + stats.norm.ppf(0.8)) * math.sqrt(disagreement / pairs))
+
+
+def retained(gain: np.ndarray, whole: np.ndarray) -> tuple[float, float, float] | None:
+    """(share, low, high) of mean gains, (seeds, pairs) each, by Fieller; None where the whole gain is too small."""
+    total = over_pairs(whole)
+    if total.value < FACTOR * (total.ci_high - total.value):
+        return None
+    top, bottom = gain.mean(axis=0), whole.mean(axis=0)
+    return (float(top.mean() / bottom.mean()), *fieller(top, bottom))
+
+
+def p_value(gain: np.ndarray) -> float:
+    """Two-sided, of no difference; paired t over pairs of the mean over seeds. 1 where no pair differs."""
+    values = gain.mean(axis=0)
+    return float(stats.ttest_1samp(values, 0.0).pvalue) if np.ptp(values) > 0 else 1.0
+
+
+# --- table ------------------------------------------------------------------------------------------------------------
+
+
+def summarise(found: dict[Arm, np.ndarray], reference: dict[int, np.ndarray]) -> list[dict[str, Any]]:
+    """One entry per method and ε, over the seeds that are there and, against ε = ∞, those that both have."""
+    groups: dict[tuple[str, str | None, float], dict[int, np.ndarray]] = {}
+    for arm, values in found.items():
+        groups.setdefault((arm.method, arm.loss, arm.epsilon), {})[arm.seed] = values
+    whole = {method: groups.get((method, loss, math.inf), {}) for method, loss in
+             (("dpo", "private_likelihood"), ("ppo", None))}  # fmt: skip
+    entries = []
+    for (method, loss, epsilon), own in groups.items():
+        gain = np.stack([own[seed] - reference[seed] for seed in own])
+        common = [seed for seed in own if seed in whole[method]]
+        entry: dict[str, Any] = {
+            "arm": Arm(method, epsilon, 0, loss),
+            "seeds": sorted(own),
+            "win": over_pairs(np.stack(list(own.values()))),
+            "gain": over_pairs(gain),
+            "gain_over_seeds": interval(gain.mean(axis=1).tolist())[1],
+            "disagreement": float(np.mean(gain**2)),
+            "p": p_value(gain),
+        }
+        if common and not math.isinf(epsilon):
+            mine, theirs = (np.stack([side[seed] for seed in common]) for side in (own, whole[method]))
+            base = np.stack([reference[seed] for seed in common])
+            entry |= {"loss": over_pairs(mine - theirs), "retained": retained(mine - base, theirs - base)}
+        entries.append(entry)
+    for entry, different in zip(entries, holm([entry["p"] for entry in entries]), strict=True):
+        entry["different"] = different
+    return entries
+
+
+def points(estimate: Estimate | None) -> str:
+    """A difference of win rates in points."""
+    if estimate is None:
+        return "–"
+    low, value, high = (100 * each for each in (estimate.ci_low, estimate.value, estimate.ci_high))
+    return f"{value:+.1f} [{low:+.1f}, {high:+.1f}]"
+
+
+def share_with(estimate: Estimate) -> str:
+    """A win rate with its interval."""
+    return f"{estimate.value:.3f} [{estimate.ci_low:.3f}, {estimate.ci_high:.3f}]"
+
+
+def table(entries: Sequence[dict[str, Any]], reference: dict[int, np.ndarray], longer: Estimate, left: int) -> str:
+    """Markdown: the power calculation, then one row an arm."""
+    size = len(next(iter(reference.values())))
+    power = ", ".join(f"{100 * detectable(share, size):.1f} where {share:.0%} of pairs turn" for share in SHARES)
+    base = over_pairs(np.stack(list(reference.values())))
+    lines = [
+        f"{size} test pairs. Found 8 times in 10 is a paired difference of, in points: {power}.", "",
+        "| policy | ε | seeds | win rate | less SFT, points | pairs turned | less that at ε = ∞ | retained |",
+        "|---" * 8 + "|",
+        f"| the longer answer | – | – | {share_with(longer)} | – | – | – | – |",
+        f"| SFT | – | {len(reference)} | {share_with(base)} | – | – | – | – |",
+    ]  # fmt: skip
+    for entry in entries:
+        win, share = entry["win"], entry.get("retained")
+        seeds = "" if math.isnan(entry["gain_over_seeds"]) else f", seeds ± {100 * entry['gain_over_seeds']:.1f}"
+        mark = " \\*" if entry["different"] else ""
+        cells = [
+            label(entry["arm"]), name_of(entry["arm"].epsilon), str(len(entry["seeds"])),
+            share_with(win),
+            f"{points(entry['gain'])}{seeds}{mark}",
+            f"{entry['disagreement']:.0%}", points(entry.get("loss")),
+            "–" if share is None else f"{share[0]:.0%} [{share[1]:.0%}, {share[2]:.0%}]",
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "\\*: differs from SFT, Holm over all rows at 5 %."]
+    return "\n".join([*lines, f"{left} arms were not run." if left else ""]).rstrip() + "\n"
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def measure(workshop: Workshop, arms: Sequence[Arm], report_only: bool) -> tuple[dict[Arm, Any], dict[int, Any]]:
+    """Wins of every arm that is finished, made one after the other, and of π_ref by seed."""
+    folder = workshop.home / "wins"
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = (workshop.home / "data" / "eval.jsonl").read_text(encoding="utf-8").splitlines()
+    pairs = [ReleasedPair(*(json.loads(row)[name] for name in ("prompt", "chosen", "rejected")), "") for row in rows]
+    judges: dict[int, Judge] = {}
+    found, reference = {}, {}
+    for arm in arms:
+        path, base = folder / f"{arm.name}.npy", folder / f"sft-seed{arm.seed}.npy"
+        if not path.is_file() and not report_only and not workshop.make([arm]):
+            recipe = load_recipe(Recipe, workshop.run_dir(arm).root / "recipe.yaml")
+            if arm.seed not in judges:
+                judges[arm.seed] = Judge(workshop.run_dir(arm).stage("sft") / "model", recipe, pairs)
+                save(base, judges[arm.seed].reference)
+            save(path, judges[arm.seed].of(workshop.run_dir(arm).stage(arm.method) / "model"))
+        if path.is_file():
+            found[arm], reference[arm.seed] = np.load(path), np.load(base)
+    return found, reference
+
+
+def save(path: Path, values: np.ndarray) -> None:
+    """By a temporary name."""
+    temporary = path.with_suffix(".tmp.npy")
+    np.save(temporary, values)
+    temporary.replace(path)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True, help="hh_helpful, with train.jsonl and eval.jsonl")
+    parser.add_argument("--pairs", type=int, default=2096, help="training pairs, a multiple of 16")
+    parser.add_argument("--epsilons", type=float, nargs="+", default=[0.1, 0.5, 2.0, math.inf])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--lanes", type=int, default=1)
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override of every arm")
+    parser.add_argument("--report-only", action="store_true")
+    options = parser.parse_args()
+    home = options.home.resolve()
+    try:
+        if not options.report_only:
+            write_data(options.data, home, options.pairs)
+        arms = arms_of(options.epsilons, options.seeds)
+        workshop = workshop_of(home, options.pairs, options.lanes, options.set)
+        found, reference = measure(workshop, arms, options.report_only)
+        if not found:
+            raise UserError(f"{home} holds no finished arm: run without --report-only")
+        entries = summarise(found, reference)
+        rows = [json.loads(row) for row in (home / "data" / "eval.jsonl").read_text(encoding="utf-8").splitlines()]
+        longer = over_pairs(np.array([[float(len(row["chosen"]) > len(row["rejected"])) for row in rows]]))
+        text = table(entries, reference, longer, len(arms) - len(found))
+        atomic.write_text(home / "table.md", text)
+        print(text)
+    except UserError as error:
+        print(f"human_policies: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
