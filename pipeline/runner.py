@@ -62,13 +62,12 @@ class Selection:
 
 def stage_fingerprint(stage: Stage, recipe: Recipe, run: RunDir) -> str:
     """Identity of what the stage would compute; upstream stages enter through their own fingerprints and code."""
-    tree = effective(Recipe, to_tree(recipe))
     made = {name: run.manifest(name) or {} for name in stage.upstream(recipe)}
     upstream = {name: [manifest.get("fingerprint"), manifest.get("code")] for name, manifest in made.items()}
     return rundir.fingerprint(
         {
             "stage": stage.name,
-            "config": {section: tree[section] for section in stage.sections if section in tree},
+            "config": _settings(stage, recipe),
             "upstream": upstream,
             "inputs": stage.inputs(recipe),
         }
@@ -77,8 +76,15 @@ def stage_fingerprint(stage: Stage, recipe: Recipe, run: RunDir) -> str:
 
 def settings_fingerprint(stage: Stage, recipe: Recipe) -> str:
     """Identity of what the recipe alone says about the stage."""
+    return rundir.fingerprint(_settings(stage, recipe))
+
+
+def _settings(stage: Stage, recipe: Recipe) -> dict[str, Any]:
+    """What the recipe says in the stage's sections, or in single keys of them (`section.key`)."""
     tree = effective(Recipe, to_tree(recipe))
-    return rundir.fingerprint({section: tree[section] for section in stage.sections if section in tree})
+    tree |= {f"{section}.{key}": tree[section][key] for section, _, key in (n.partition(".") for n in stage.sections)
+             if key}  # fmt: skip
+    return {section: tree[section] for section in stage.sections if section in tree}
 
 
 def plan(recipe: Recipe, run: RunDir, selection: Selection) -> list[PlannedStage]:

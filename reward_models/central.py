@@ -15,21 +15,29 @@ docs/explanation/central-label-dp.md has the proof and says who must be trusted.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pipeline.accounting.conversions import zcdp_rho
-from pipeline.privacy.counts import Bits
-from pipeline.privacy.statistic import gaussian_for, laplace_for, noisy_statistic
-from reward_models.basis import FeatureArray, as_double
+from pipeline.core import atomic
+from pipeline.core.documents import read_json
+from pipeline.privacy.counts import Bits, DiscreteLaplace
+from pipeline.privacy.statistic import DiscreteGaussian, gaussian_for, laplace_for, noisy_statistic
+from reward_models.basis import FeatureArray, FeatureBasis, as_double
 from reward_models.evidence import LOG_SCALE_SPREAD, MARGIN_SCALE, evidence_ridges
 from reward_models.linear import check_labels
 
 GRID = 1 << 20  # steps of a row's longest norm: what rounding moves is far below the noise of one label
+FACTS, TENSORS = "statistic.json", "statistic.safetensors"
 _MAX_NEWTON = 100
 _MAX_HALVINGS = 40
 
@@ -88,12 +96,57 @@ def release_statistic(
     """
     rows, bound = public_rows(difference, clip)
     labels = check_labels(true_label, len(rows)).numpy().astype(np.int64)
-    rho = zcdp_rho(epsilon, delta) if delta else None
-    noise = laplace_for(rows, epsilon) if rho is None else gaussian_for(rows, Fraction(rho))
-    step = bound / GRID
-    value = torch.tensor([float(entry) for entry in noisy_statistic(rows, labels, noise, bits)], dtype=torch.float64)
-    variance = float(noise.variance) * step**2
-    return NoisyStatistic(value * step, variance, torch.from_numpy(rows).double() * step, bound, epsilon, delta, rho)
+    noise = noise_for(rows, epsilon, delta)
+    return from_integers(noisy_statistic(rows, labels, noise, bits), rows, noise, bound, epsilon, delta)
+
+
+def noise_for(rows: np.ndarray, epsilon: float, delta: float) -> DiscreteGaussian | DiscreteLaplace:
+    """The law at which the sum of the rows (n, k) is (epsilon, delta)-DP."""
+    return gaussian_for(rows, Fraction(zcdp_rho(epsilon, delta))) if delta else laplace_for(rows, epsilon)
+
+
+def from_integers(
+    value: Sequence[int],
+    rows: np.ndarray,
+    noise: DiscreteGaussian | DiscreteLaplace,
+    clip: float,
+    epsilon: float,
+    delta: float,
+) -> NoisyStatistic:
+    """A released sum of integer rows (n, k) in the unit of the features. clip: of `public_rows`."""
+    step = clip / GRID
+    released = torch.tensor([float(entry) for entry in value], dtype=torch.float64) * step
+    x, variance = torch.from_numpy(rows).double() * step, float(noise.variance) * step**2
+    return NoisyStatistic(released, variance, x, clip, epsilon, delta, zcdp_rho(epsilon, delta) if delta else None)
+
+
+def save_statistic(folder: Path, statistic: NoisyStatistic, basis: FeatureBasis, facts: Mapping[str, Any]) -> None:
+    """Writes statistic.safetensors (s̃, x on its grid, the basis) and statistic.json (`facts` and what x and the noise
+    are) into a folder in one step.
+    """
+    step = statistic.clip / GRID
+    tensors = {"value": statistic.value, "rows": (statistic.x / step).round().int(), "basis": basis.matrix}
+    names = ("epsilon", "delta", "rho", "clip", "variance")
+    stated = {**facts, "pairs": len(statistic.x), "grid": GRID, **{name: getattr(statistic, name) for name in names}}
+    with atomic.new_folder(folder) as made:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, made / TENSORS)
+        atomic.write_json(made / FACTS, stated)
+
+
+def load_statistic(folder: Path) -> tuple[NoisyStatistic, FeatureBasis]:
+    """What `save_statistic` wrote. ValueError: it is missing, damaged, or its parts do not fit."""
+    try:
+        stated, tensors = read_json(folder / FACTS), load_file(folder / TENSORS)
+        value, rows, basis = (tensors[name] for name in ("value", "rows", "basis"))
+        x = rows.double() * (float(stated["clip"]) / GRID)
+        law = {name: float(stated[name]) for name in ("variance", "clip", "epsilon", "delta")}
+        rho = None if stated["rho"] is None else float(stated["rho"])
+        fits = stated["grid"] == GRID and len(value) == x.shape[1] == basis.shape[1] and law["variance"] > 0.0
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, IndexError) as error:
+        raise ValueError(f"{folder} holds no whole noisy sum ({type(error).__name__})") from None
+    if not fits or not bool(value.isfinite().all()):
+        raise ValueError(f"{folder} holds a noisy sum whose parts do not fit")
+    return NoisyStatistic(value=value, x=x, rho=rho, **law), FeatureBasis(basis)
 
 
 def fit_statistic(statistic: NoisyStatistic, ridge: float | None = None) -> CentralFit:

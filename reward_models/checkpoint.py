@@ -50,6 +50,8 @@ FORMAT_VERSION = 1
 SCORE_TOLERANCE = 0.05
 """Of a score read again, absolute and relative: weights are equal, and products on another device in bfloat16 nearly.
 Weights drawn at random differ by the size of the scores."""
+NOISY_SUM_LOSS = "noisy_sum"
+"""The loss of a fit to one noisy sum of labels (`reward_models.central`), none of which was released."""
 MODES = ("head", "lora", "full", "external")
 
 
@@ -63,11 +65,12 @@ class SavesPretrained(Protocol):
 class RewardMetadata:
     """What a reward checkpoint must say about itself.
 
-    `noise` of the labels it was fitted to (written as `epsilon` and `keep_prob`); `loss` a name of `losses`;
-    `reward_bound` B or None; `ridge` λ of the fit or None; `n_pairs` in the fit; `kappa` of the bonus or None; `mode`
-    head, lora, full or external (fitted elsewhere, labels declared public: `loss` and `n_pairs` are then None, for they
-    are not known); `num_layers` of the backbone; `base_model` its name (not a local path); `public` whether the labels
-    were declared public; `uncertainty` the kind of bonus; `data` any further JSON facts (release id, recipe, …).
+    `noise` of the labels it was fitted to (written as `epsilon` and `keep_prob`); `loss` a name of `losses` or
+    NOISY_SUM_LOSS; `reward_bound` B or None; `ridge` λ of the fit or None; `n_pairs` in the fit; `kappa` of the bonus
+    or None; `mode` head, lora, full or external (fitted elsewhere, labels declared public: `loss` and `n_pairs` are
+    then None, for they are not known); `num_layers` of the backbone; `base_model` its name (not a local path); `public`
+    whether the labels were declared public; `uncertainty` the kind of bonus; `data` any further JSON facts (release id,
+    recipe, …).
     ValueError names the field that is out of range.
     """
 
@@ -85,13 +88,13 @@ class RewardMetadata:
     data: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        LabelNoise.of(self.noise, allow_zero=False)
+        LabelNoise.of(self.noise, allow_zero=self.loss == NOISY_SUM_LOSS)
         if self.mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, not {self.mode!r}")
         known = self.mode != "external"
         if not known and (self.loss is not None or self.n_pairs is not None or not self.noise.public):
             raise ValueError("of an external model neither loss, n_pairs nor epsilon is known: they must be null")
-        if known:
+        if known and self.loss != NOISY_SUM_LOSS:
             get_loss(str(self.loss))
         check_reward_bound(self.reward_bound)
         for name in ("ridge", "kappa"):

@@ -23,9 +23,10 @@ from pipeline.core.recipe import Recipe
 from pipeline.core.world import World
 from pipeline.lm.distributed import make_accelerator
 from pipeline.lm.rows import Rows
-from pipeline.stages.reward import held_out, pair_features, split
+from pipeline.stages.reward import held_out, split
 from reward_models.fitted_bonus import head_bonus
 from reward_models.head import PairFeatures, fit_head, refit_head
+from reward_models.pairs import pair_features
 
 SIZES = (2500, 5000)
 DIM = 576

@@ -15,7 +15,7 @@ from pipeline.core.errors import MOST_NAME, one_line
 if TYPE_CHECKING:
     from pipeline.privacy.ledger import Ledger
 
-KINDS = {"counts": " (noisy counts)"}  # said of a release in the table
+KINDS = {"counts": " (noisy counts)", "sum": " (noisy sum)"}  # said of a release in the table
 
 app = typer.Typer(no_args_is_help=True, help="What was released under a key, and what it cost.")
 
@@ -89,7 +89,9 @@ def as_text(facts: Mapping[str, Any]) -> str:
     labelers = facts["labelers"]
     limits = [f"ε = {limit:g} per {kind}" for kind, limit in facts["budgets"].items() if limit is not None]
     lines = [
-        f"largest total of any one record: ε = {facts['epsilon_total']:g} ({facts['events']} events)",
+        f"largest total of any one record: ε = {facts['epsilon_total']:g}"
+        + (f" at δ = {facts['delta_total']:g}" if facts["delta_total"] else "")
+        + f" ({facts['events']} events)",
         f"budgets: {', '.join(limits) or 'none stated'}",
     ]
     if labelers["count"]:

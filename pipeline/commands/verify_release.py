@@ -16,6 +16,7 @@ def verify_release(
 ) -> None:
     """Read every row of a bundle, and check its manifest, digests and signature."""
     from pipeline.data.release import read_release
+    from pipeline.privacy.guarantee import who_is_trusted
     from pipeline.privacy.signature import is_public_key
 
     if signer is not None and not is_public_key(signer):
@@ -28,4 +29,7 @@ def verify_release(
     epsilon = "∞" if facts["epsilon"] is None else f"{facts['epsilon']:g}"
     mark = f", {facts['mark']}" if facts["mark"] else ""
     who = f"signed by {release.signer}" if release.signer else "unsigned: nobody vouches for it"
-    print(f"{bundle}: {len(release)} labels at ε = {epsilon}{mark}, {who}")
+    what = f"labels at ε = {epsilon}"
+    if not release.manifest.labelled:
+        what = f"pairs without labels, of which one noisy sum is released at ε = {epsilon} and δ = {facts['delta']:g}"
+    print(f"{bundle}: {len(release)} {what}{mark}, {who}; who must be trusted: {who_is_trusted(facts)}")

@@ -274,6 +274,8 @@ class Recipe:
         own = self.privatize
         if own.person_budget is not None and self.online is None and own.labeler_column is None:
             raise ValueError("privatize.person_budget needs labeler_column, the column that names who gave the label")
+        if own.by_holder:
+            self._check_holder()
         if self.online is not None:
             self._check_online(self.online)
         if self.aligner in ("rloo", "grpo") and (self.ppo.extra_rewards or self.ppo.quantize):
@@ -324,12 +326,36 @@ class Recipe:
                 f"privatize.budget {own.budget:g}; lower one of them"
             )
 
+    def _check_holder(self) -> None:
+        """With privatize.trust: holder the release holds no training label: what needs one is refused."""
+        own, wants, reward = self.privatize, "privatize.trust: holder releases no training label", self.reward
+        if self.online is not None:
+            raise ValueError(f"{wants}, and online learns from answers one by one: leave one of them out")
+        if self.aligner == "dpo":
+            raise ValueError(f"{wants}, and DPO learns from labels: set aligner ppo, rloo or grpo")
+        if self.data.demonstrations == "release_preferred":
+            raise ValueError(f"{wants}, so none is preferred: set data.demonstrations: release")
+        if reward.external is not None or reward.mode != "head" or reward.loss != "private_likelihood":
+            raise ValueError(f"{wants}: its sum is fitted by reward.mode head; leave reward.external and loss out")
+        if reward.uncertainty.kind != "fisher":
+            raise ValueError(f"{wants}: reward.uncertainty.kind must be fisher, not {reward.uncertainty.kind}")
+        events = 0.0 if self.evaluation_labels == "public" else own.epsilon
+        counts = own.count_epsilon or 0.0 if self.evaluation_labels == "laplace" else 0.0
+        total = events + own.epsilon + counts
+        if own.budget is not None and total > own.budget:
+            raise ValueError(
+                f"privatize.budget {own.budget:g}: with trust: holder the ledger adds the sum's epsilon to that of"
+                f" evaluation labels and counts, {total:g} in all: lower epsilon, or set evaluation_labels: public"
+            )
+
     @property
     def absent_stages(self) -> dict[str, str]:
         """Stage -> what to do about it, of those that this recipe does not have."""
         absent = {name: f"set aligner={name}, or run {self.aligner}" for name in ALIGNERS if name != self.aligner}
         if self.evaluation_labels != "laplace":
             absent["count"] = "it is for evaluation_labels=laplace"
+        if not self.privatize.by_holder:
+            absent["statistic"] = "it is for privatize.trust=holder"
         if self.online is None:
             absent["online"] = "it is for recipes with a section online"
         else:

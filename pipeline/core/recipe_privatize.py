@@ -10,14 +10,17 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from pipeline.core.config import IF_SET, NO_EFFECT
+from pipeline.core.noise import is_public
 from pipeline.core.person_budget import split_budget
 from pipeline.core.recipe_parts import STRICT
 from pipeline.core.user import user_folder
 
+DEFAULT_DELTA = 1e-6
+
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class PrivatizeConfig:
-    """Randomised response on the labels (PPKL Eq. 7)."""
+    """Randomised response on the labels (PPKL Eq. 7), or with `trust: holder` one noisy sum of them."""
 
     epsilon: float = Field(default=None, allow_inf_nan=True)  # type: ignore[assignment]
     """Label-LDP parameter of one released label; > 0. `.inf` needs data.public_labels and marks the run NOT PRIVATE.
@@ -55,6 +58,22 @@ class PrivatizeConfig:
     count_epsilon: float | None = Field(default=None, gt=0)
     """With evaluation_labels: laplace, what the noisy counts of one evaluation cost each evaluation label, all counts
     together and on top of epsilon."""
+    trust: Annotated[Literal["labeller", "holder"] | None, IF_SET] = None
+    """Who is trusted. null or labeller: every label goes through randomised response. holder: no training label is
+    released; stage statistic releases one noisy sum of them at (epsilon, delta), on top of all else that this key
+    released of them, and the reward is fitted to it. Evaluation labels are randomised, or public, in both."""
+    delta: Annotated[float | None, IF_SET] = Field(default=None, ge=0, lt=1)
+    """With trust: holder. null: 1e-6, discrete Gaussian noise; 0: pure ε, discrete Laplace noise."""
+
+    @property
+    def by_holder(self) -> bool:
+        """Whether the labels' holder adds the noise once, to a sum (central label-DP)."""
+        return self.trust == "holder"
+
+    @property
+    def sum_delta(self) -> float:
+        """δ of the noisy sum, in [0, 1)."""
+        return DEFAULT_DELTA if self.delta is None else self.delta
 
     @property
     def key_path(self) -> Path:
@@ -76,6 +95,22 @@ class PrivatizeConfig:
             raise ValueError("max_events_per_person needs labeler_column, the column that names who gave the label")
         if math.isnan(self.epsilon) or self.epsilon <= 0:
             raise ValueError("epsilon must be a number > 0 (.inf for a non-private run on public labels)")
+        if self.by_holder:
+            self._check_holder()
+        elif self.delta is not None:
+            raise ValueError("delta is for trust: holder; randomised response has none: remove it")
+
+    def _check_holder(self) -> None:
+        """What goes with one noisy sum of the true labels."""
+        if is_public(self.epsilon) or self.insecure_seed is not None:
+            raise ValueError("trust: holder needs a finite epsilon and a key: remove insecure_seed, or leave trust out")
+        if self.person_budget is not None or self.max_events_per_person is not None or self.budget_per == "person":
+            raise ValueError(
+                "trust: holder keeps no account per person: leave person_budget, max_events_per_person and"
+                " budget_per: person out"
+            )
+        if self.labeler_column is not None and self.sum_delta:
+            raise ValueError("trust: holder with labeler_column needs delta: 0, whose ε adds up over a person's labels")
 
     def _share_out(self, total: float) -> None:
         """Sets what person_budget leaves open, and refuses what it does not go with."""

@@ -43,6 +43,11 @@ def open_adopted(recipe: Recipe) -> Release:
     noise, wanted = bundle.manifest.noise, recipe.data.signer
     if wanted is not None and bundle.signer != wanted:
         raise UserError(f"{source}: is signed by {bundle.signer or 'nobody'}, and data.signer is {wanted}")
+    if not bundle.manifest.labelled or recipe.privatize.by_holder:
+        raise UserError(
+            f"{source}: is a released bundle, and a noisy sum (privatize.trust: holder) is made where the true labels"
+            " are: give raw preferences, or a bundle of private labels and no trust: holder"
+        )
     if recipe.privatize.epsilon != noise.epsilon:
         raise UserError(
             f"{source}: was released at ε = {noise.epsilon:g} and the recipe says {recipe.privatize.epsilon:g}: "

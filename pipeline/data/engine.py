@@ -36,9 +36,10 @@ from pipeline.privacy.batches import (
     record_tags,
     release_labels,
 )
+from pipeline.privacy.counts import Bits, DiscreteLaplace
 from pipeline.privacy.events import ENTRY, EventStore, MergeResult, StagedGeneration, as_tags, entries
 from pipeline.privacy.keys import PrivacyKey, load_key, make_private_folder
-from pipeline.privacy.mechanism import Mechanism, PublicLabels, RandomizedResponse
+from pipeline.privacy.mechanism import Mechanism, NoisySum, PublicLabels, RandomizedResponse
 from pipeline.privacy.prf import frame
 from pipeline.privacy.records import MESSAGES, decode_messages
 from pipeline.privacy.sorted_runs import (
@@ -51,6 +52,7 @@ from pipeline.privacy.sorted_runs import (
     read_bucket,
     write_run,
 )
+from pipeline.privacy.statistic import DiscreteGaussian, noisy_statistic
 
 ROWS_IN_MEMORY = 131_072  # of keys, when events are gathered
 _HEX = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), np.uint8).reshape(256, 2)
@@ -301,6 +303,17 @@ def count_right(
     return counts, {rule: bytes.fromhex(name) for rule, name in digest.items()}
 
 
+def sum_of_labels(
+    rows: KeptRows, matrix: np.ndarray, noise: DiscreteGaussian | DiscreteLaplace, key: PrivacyKey, name: bytes
+) -> list[int]:
+    """The noisy sum of the matrix' rows (n, d) int64 whose label is +1: one for every kept row, in their order.
+
+    name: 32 bytes, other ones for another matrix, other labels or other noise.
+    """
+    found = [keys["label"] for byte in range(256) for _, keys, _ in partitions(rows, 8, byte)]
+    return noisy_statistic(matrix, np.concatenate(found), noise, Bits(key.prf, name))
+
+
 # --- reduce: buckets to shards ----------------------------------------------------------------------------------------
 
 
@@ -329,7 +342,9 @@ def write_bucket(job: ShardJob, rows: KeptRows, shard: int) -> int:
     if target.exists():
         return len(bucket.keys)
     labels: Signs = bucket.keys["label"]
-    if not isinstance(job.mechanism, PublicLabels):
+    if isinstance(job.mechanism, NoisySum):
+        labels = np.ones_like(labels)
+    elif not isinstance(job.mechanism, PublicLabels):
         labels = release_labels(job.mechanism, job.key_file.load().prf, bucket.keys)
     with new_file(target, beside=job.folder) as temporary:
         write_shard(temporary, job.schema, _tables(job, bucket, labels))

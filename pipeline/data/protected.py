@@ -229,8 +229,18 @@ def budget(recipe: Recipe) -> Budget | None:
     return None if own.budget is None else Budget(own.budget, own.budget_per)
 
 
+def check_no_cap(recipe: Recipe, cap: int | None) -> None:
+    """UserError where the key's ledger caps a person's events and the recipe asks for a noisy sum, which knows no
+    person."""
+    if recipe.privatize.by_holder and cap is not None:
+        raise UserError(
+            f"privatize.trust: holder: this key's ledger releases at most {cap} labels of a person, and a noisy sum"
+            " keeps no account per person: use another key, or leave trust out"
+        )
+
+
 def changed(recipe: Recipe) -> UserError:
-    """The error of counts that would not be about the labels that were released."""
+    """The error of counts and sums that would not be about the labels that were released."""
     return UserError(
         f"{recipe.data.preferences}: is not what the privatise stage released, so its labels are not counted: run again"
         " with --from privatize"

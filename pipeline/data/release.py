@@ -24,7 +24,7 @@ from pipeline.core.documents import DocumentError, read_json
 from pipeline.core.errors import UserError
 from pipeline.core.noise import LabelNoise
 from pipeline.privacy.guarantee import stated
-from pipeline.privacy.mechanism import PublicLabels, RandomizedResponse
+from pipeline.privacy.mechanism import NOISY_SUM, Mechanism, NoisySum, PublicLabels, RandomizedResponse
 from pipeline.privacy.records import CANONICALISATION, Text
 from pipeline.privacy.signature import file_digest, verify
 from pipeline.privacy.sorted_runs import bucket_bits
@@ -84,6 +84,11 @@ class ReleaseManifest:
     def noise(self) -> LabelNoise:
         """How noisy the released labels are, by the release's own statement."""
         return LabelNoise.from_json(self.guarantee)
+
+    @property
+    def labelled(self) -> bool:
+        """False if its rows carry no label (`mechanism.NoisySum`)."""
+        return self.noise.factor > 0.0
 
     @property
     def private(self) -> bool:
@@ -246,7 +251,13 @@ def _check_guarantee(guarantee: Mapping[str, Any], path: Path, remedy: str) -> d
         raise UserError(f"{path}: epsilon is {epsilon!r}, which does not go with key_mode {mode!r}; {remedy}")
     if (guarantee["mark"] is None) != (mode in ("keyed", "local")):
         raise UserError(f"{path}: the NOT PRIVATE mark does not go with key_mode {mode!r}; {remedy}")
-    words = stated(PublicLabels() if noise.public else RandomizedResponse(noise.epsilon), mode) | noise.as_json()
+    mechanism: Mechanism = PublicLabels() if noise.public else RandomizedResponse(noise.epsilon)
+    if guarantee["mechanism"] == NOISY_SUM:
+        delta = guarantee.get("delta")
+        if mode != "keyed" or noise.factor or not isinstance(delta, float | int) or not 0 <= delta < 1:
+            raise UserError(f"{path}: states a noisy sum without delta in [0, 1), or beside labels or a seed; {remedy}")
+        mechanism = NoisySum(noise.epsilon, float(delta))
+    words = stated(mechanism, mode) | noise.as_json()
     if guarantee["mechanism"] != words["mechanism"] or guarantee["mark"] != words["mark"]:
         raise UserError(f"{path}: states a mechanism or a mark that this program does not; {remedy}")
     return words

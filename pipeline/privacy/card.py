@@ -25,7 +25,8 @@ NOT_PROTECTED = (
     " max(alpha, p, 1-p) of the time after seeing a private label; alpha is no ceiling for that.",
     "Patterns over many labels: a model trained on private labels predicts labels, also ones it never saw. That is"
     " utility, and no defence against it is claimed.",
-    "A person with many events: the loss adds up over that person's events.",
+    "A person with many events: the loss adds up over that person's events; so does delta, and faster, where there is"
+    " one.",
     "New key for old data: releases under other keys are outside the ledger's sight, and add to what it states.",
 )
 NAMED_COLUMNS = (
@@ -37,6 +38,8 @@ WHO_MARKS = (
     " of the labels who overrides a refusal; LABELS DECLARED PUBLIC by the holder who declares them so. No option"
     " removes it: make a new release with a key, and a new run of it."
 )
+NO_LABELS = "none is released, of any training pair: one noisy sum of them is"
+ON_TOP: Mapping[str | None, str] = {"counts": " (noisy counts, on top)", "sum": " (one noisy sum, on top)"}
 MOST_CELL = 20_000
 NO_PERSON_LEVEL = "none: see the mark"
 
@@ -81,6 +84,9 @@ def privacy_card(
         "releases": list(known.get("releases", [])),
         "budgets": dict(known.get("budgets", {})),
         "keep_prob": status.keep_prob,
+        "delta": status.delta,
+        "delta_total": max(status.delta or 0.0, known.get("delta_total", 0.0)) if private else status.delta,
+        "who_must_be_trusted": status.trusted,
         "person_level": _person_level(known.get("labelers"), delta) if private else {"statement": NO_PERSON_LEVEL},
         "events": manifest.get("rows"),
         "dropped": dict(manifest.get("dropped", {})),
@@ -120,10 +126,15 @@ def render_markdown(card: Mapping[str, Any]) -> str:
         "Unit": card["unit"],
         "Neighbouring data": card["neighbouring"],
         "Mechanism": f"{card['mechanism']} (randomness: {card['key_mode']})",
-        "Epsilon per event": "infinite" if epsilon is None else f"{epsilon:g}",
+        "Who must be trusted": card["who_must_be_trusted"],
+        "Epsilon per event": "infinite" if epsilon is None else f"{epsilon:g}{at_delta(card['delta'])}",
         "Several releases": card["several_releases"],
         **ledger_rows(card),
-        "Realised alpha (probability that a label is kept)": f"{card['keep_prob']:.6g}",
+        **(
+            {"Realised alpha (probability that a label is kept)": f"{card['keep_prob']:.6g}"}
+            if card["delta"] is None
+            else {"Labels": NO_LABELS}
+        ),
         "Guarantee": card["statement"],
         "Person level": card["person_level"]["statement"],
         "Events": card["events"],
@@ -139,16 +150,23 @@ def render_markdown(card: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def at_delta(delta: float | None) -> str:
+    """What follows an ε that holds up to a δ alone; nothing for randomised response."""
+    return "" if delta is None else f" at delta {delta:g}"
+
+
 def ledger_rows(card: Mapping[str, Any]) -> dict[str, str]:
     """What the card says about the key's ledger, by row name; no rows for a release that is in no ledger."""
     if not card["releases"]:
         return {}
     limits = [f"{limit:g} per {kind}" for kind, limit in card["budgets"].items() if limit is not None]
     return {
-        "Largest total of any event under this key": f"{card['epsilon_total_per_event']:g}",
+        "Largest total of any event under this key": f"{card['epsilon_total_per_event']:g}"
+        + at_delta(card["delta_total"] or None),
         "Releases under this key": "; ".join(
             f"{release['source']}: {release['events']} events at {release['epsilon']:g}"
-            + (" (noisy counts, on top)" if release.get("kind") == "counts" else "")
+            + at_delta(release.get("delta"))
+            + ON_TOP.get(release.get("kind"), "")
             for release in card["releases"]
         ),
         "Budgets": ", ".join(limits) or "none stated",

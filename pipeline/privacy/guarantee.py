@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipeline.core.errors import UserError
 from pipeline.privacy.keys import PrivacyKey
-from pipeline.privacy.mechanism import Mechanism, PublicLabels
+from pipeline.privacy.mechanism import NOISY_SUM, Mechanism, PublicLabels
 
 NOT_PRIVATE = "NOT PRIVATE"
 REASONS = {  # by key mode
@@ -70,3 +71,21 @@ def stated(mechanism: Mechanism, mode: str) -> dict[str, Any]:
     """`guarantee` where the key mode is known and the key is not."""
     facts = mechanism.guarantee() | {"key_mode": mode} | (LOCAL if mode == "local" else {})
     return facts | {"mark": NOT_PRIVATE if mode in REASONS else None, "mark_reason": REASONS.get(mode)}
+
+
+def who_is_trusted(facts: Mapping[str, Any]) -> str:
+    """Who sees true labels, and so must be trusted with them, by a release's guarantee."""
+    mode = facts["key_mode"]
+    if mode in REASONS:
+        return "everybody who sees the release: it is not private"
+    if mode == "local":
+        return "nobody: only the labeller sees a true label, which is randomised before anyone has it"
+    if facts.get("mechanism") == NOISY_SUM:
+        return (
+            "the holder of the labels and the key, and the machine that adds up every true label before it adds noise;"
+            " whoever sees only what is released need not be trusted"
+        )
+    return (
+        "whoever holds the raw labels or the key, until each label is randomised; training, and whoever sees only what"
+        " is released, sees no true label"
+    )

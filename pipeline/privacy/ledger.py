@@ -45,6 +45,7 @@ from pipeline.privacy.labelers import join_tallies
 from pipeline.privacy.ledger_facts import (
     Budget,
     Kind,
+    added_delta,
     added_epsilon,
     check_budgets,
     kind_of,
@@ -62,9 +63,10 @@ WAIT_SECONDS = 60.0
 class ReleasePlan:
     """What is to be released. identity: keyed digest of (key, canonical content with labels in any order, ε, columns):
     equal for a re-run that gives the same bits. kind: `labels` go through the chain of `mechanism`, and an event's cost
-    is the largest ε; `counts` (`privacy.counts`) come on top, for every event of the key (an upper bound: which events
-    a count looked at is not kept), and so does what the holder `stated`. max_events: of one person, the cap that was
-    kept to. UserError unless epsilon is finite and > 0 and events >= 0."""
+    is the largest ε; `counts` (`privacy.counts`) and a `sum` (`privacy.statistic`, of `delta` too) come on top, for
+    every event of the key (an upper bound: which events they looked at is not kept), and so does what the holder
+    `stated`. max_events: of one person, the cap that was kept to. UserError unless epsilon is finite and > 0 and
+    events >= 0."""
 
     source: str
     epsilon: float
@@ -72,6 +74,7 @@ class ReleasePlan:
     identity: str
     kind: Kind = "labels"
     max_events: int | None = None
+    delta: float = 0.0
 
     def __post_init__(self) -> None:
         check_epsilon(self.epsilon)
@@ -219,6 +222,7 @@ class Ledger:
         return {
             "key": self._file.key_id,
             "epsilon_total": book.events.epsilon + added_epsilon(spent),
+            "delta_total": added_delta(spent),
             "epsilon_of_counts": added_epsilon(spent, ("counts",)),
             "epsilon_stated": added_epsilon(spent, ("stated",)),
             "events": book.events.events,
@@ -361,8 +365,8 @@ class Reservation:
 
 
 def _added(plan: ReleasePlan) -> float:
-    """What counts cost on top of the labels' total."""
-    return plan.epsilon if plan.kind == "counts" else 0.0
+    """What counts and sums cost on top of the labels' total."""
+    return plan.epsilon if plan.kind in ("counts", "sum") else 0.0
 
 
 def _check_stated(epsilon: float) -> None:
@@ -385,6 +389,7 @@ def _new_entry(plan: ReleasePlan) -> dict[str, Any]:
         "output": None,
         "identity": plan.identity,
         **({"kind": plan.kind} if plan.kind != "labels" else {}),
+        **({"delta": plan.delta} if plan.delta else {}),
     }
 
 

@@ -14,7 +14,8 @@ from pipeline.privacy.person import person_epsilon
 
 DELTA = 1e-6
 Per = Literal["event", "person"]
-Kind = Literal["labels", "counts", "stated"]
+Kind = Literal["labels", "counts", "sum", "stated"]
+ON_TOP: tuple[Kind, ...] = ("counts", "sum", "stated")  # these add up, and to the largest ε of the labels
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,15 @@ def kind_of(entry: dict[str, Any]) -> Kind:
     return found
 
 
-def added_epsilon(entries: list[dict[str, Any]], kinds: tuple[Kind, ...] = ("counts", "stated")) -> float:
-    """What all counts together cost any event that they looked at, and what its holder says was released."""
+def added_epsilon(entries: list[dict[str, Any]], kinds: tuple[Kind, ...] = ON_TOP) -> float:
+    """What all counts and noisy sums together cost any event that they looked at, and what its holder says was
+    released."""
     return math.fsum(entry["epsilon"] for entry in entries if kind_of(entry) in kinds)
+
+
+def added_delta(entries: list[dict[str, Any]]) -> float:
+    """δ of all noisy sums together."""
+    return math.fsum(entry.get("delta", 0.0) for entry in entries)
 
 
 def source_totals(entries: list[dict[str, Any]]) -> dict[str, Any]:

@@ -31,7 +31,8 @@ from pipeline.privacy.labelers import TALLY, LabelerTotals
 from pipeline.privacy.owner_files import read_number
 
 FORMAT = 2
-READABLE = (1, FORMAT)
+WITH_SUMS = 3  # once it holds a noisy sum, which programs of before would not add up
+READABLE = (1, FORMAT, WITH_SUMS)
 _MAC_DOMAIN = b"private-rlhf/ledger/v1"
 _ID_DOMAIN = b"private-rlhf/key-id/v1"
 _RESTORE = "restore the key's state folder from a backup"
@@ -196,7 +197,7 @@ class LedgerFile:
     def _body(self, book: Book) -> dict[str, Any]:
         events, labelers = book.events, book.labelers
         return {
-            "format": FORMAT,
+            "format": WITH_SUMS if any(entry.get("kind") == "sum" for entry in book.entries) else FORMAT,
             "key": self.key_id,
             "revision": book.revision,
             "serial": book.serial,

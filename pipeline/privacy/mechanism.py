@@ -40,6 +40,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from fractions import Fraction
 from itertools import count
 from typing import Any
 
@@ -55,6 +56,12 @@ STATEMENT = (
     "P[A(out) = 1] <= e^epsilon P[A(out') = 1] + (1 + e^epsilon) Adv_PRF for every efficient adversary A who sees"
     " everything released and knows the prompts, the responses and the code, but not the key"
 )
+
+SUM_STATEMENT = (
+    "P[A(out) = 1] <= e^epsilon P[A(out') = 1] + delta + (1 + e^epsilon) Adv_PRF for every efficient adversary A who"
+    " sees the noisy sum and knows the prompts, the responses and the code, but not the key"
+)
+NOISY_SUM = "noisy sum"
 
 
 def walk_counter(octave: int, counter: int) -> bytes:
@@ -178,7 +185,41 @@ class PublicLabels:
         }
 
 
-Mechanism = RandomizedResponse | PublicLabels
+@dataclass(frozen=True)
+class NoisySum:
+    """No label is released: the rows stand in canonical order, and one noisy sum of them (`statistic`) follows.
+
+    epsilon: finite, above 0 (UserError otherwise); delta: in [0, 1).
+    """
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
+        if not 0.0 <= self.delta < 1.0:
+            raise UserError(f"delta must lie in [0, 1), got {self.delta!r}")
+
+    @property
+    def noise(self) -> LabelNoise:
+        """Of the rows: they tell nothing."""
+        return LabelNoise(self.epsilon, Fraction(1, 2))
+
+    def guarantee(self) -> dict[str, Any]:
+        """As `RandomizedResponse.guarantee`, with delta."""
+        return {
+            "mechanism": NOISY_SUM,
+            **self.noise.as_json(),
+            "delta": self.delta,
+            "unit": UNIT,
+            "neighbouring": NEIGHBOURING,
+            "statement": SUM_STATEMENT,
+            "several_releases": "the epsilons and deltas of all noisy sums of one event add up, and are added to what"
+            " other releases of it cost",
+        }
+
+
+Mechanism = RandomizedResponse | PublicLabels | NoisySum
 
 
 def make_mechanism(epsilon: float, public: bool = False) -> Mechanism:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.core.errors import UserError
 from pipeline.core.noise import LabelNoise
-from pipeline.privacy.guarantee import NOT_PRIVATE, REASONS
+from pipeline.privacy.guarantee import NOT_PRIVATE, REASONS, who_is_trusted
 
 DECLARED_PUBLIC = "LABELS DECLARED PUBLIC"
 NO_CLAIM = "the holder of the labels declares them public or synthetic, so no protection is claimed"
@@ -19,13 +19,16 @@ class PrivacyStatus:
     """What may be said about privacy.
 
     epsilon: of one label; None for ∞. keep_prob: in [0.5, 1]. reasons: why nothing is private; empty otherwise.
-    declared_public: their holder declared the labels public or synthetic, whatever was done to them.
+    declared_public: their holder declared the labels public or synthetic, whatever was done to them. trusted: who must
+    be, with true labels. delta: of one noisy sum in place of the labels; None where the labels were randomised.
     """
 
     epsilon: float | None
     keep_prob: float
     reasons: tuple[str, ...] = ()
     declared_public: bool = False
+    trusted: str = ""
+    delta: float | None = None
 
     @property
     def mark(self) -> str | None:
@@ -70,7 +73,9 @@ def status_of(
     elif mark or manifest.get("mark"):
         reasons.append(str(guarantee.get("mark_reason") or mark or manifest["mark"]))
     reasons += sorted({reason for reason in overrides if reason} - set(reasons))
-    return PrivacyStatus(None if noise.public else noise.epsilon, noise.keep_prob, tuple(reasons), declared_public)
+    epsilon = None if noise.public else noise.epsilon
+    trusted, delta = who_is_trusted(guarantee), guarantee.get("delta")
+    return PrivacyStatus(epsilon, noise.keep_prob, tuple(reasons), declared_public, trusted, delta)
 
 
 # --- who else had a hand in a run -------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import Any
 
 from pipeline.accounting.guarantee import Guarantee
 from pipeline.accounting.people import randomized_response
-from pipeline.privacy.card import ledger_rows, privacy_card
+from pipeline.privacy.card import NO_LABELS, at_delta, ledger_rows, privacy_card
 from pipeline.privacy.status import PrivacyStatus, external_reward, extra_rewards, outside_judge
 from pipeline.report.inputs import RunFacts
 from pipeline.report.text import epsilon_text, number, significant
@@ -57,8 +57,10 @@ def run_card(facts: RunFacts, status: PrivacyStatus) -> dict[str, Any]:
     if released.get("signer") or released.get("adopted"):
         extra["labels_signed_by"] = released.get("signer") or "nobody: who wrote this bundle is not known"
     ledger = released.get("ledger")
-    ledger = (facts.evaluation.get("label_counts") or {}).get("ledger") or ledger  # the later one
-    accounts = labeller_accounts(status.epsilon) if status.private and status.epsilon is not None else {}
+    ledger = facts.manifests.get("statistic", {}).get("report", {}).get("ledger") or ledger
+    ledger = (facts.evaluation.get("label_counts") or {}).get("ledger") or ledger  # the latest one
+    randomised = status.private and status.epsilon is not None and status.delta is None
+    accounts = labeller_accounts(status.epsilon or 0.0) if randomised else {}
     if accounts:
         extra["one_labeller"] = "; ".join(_loss(labels, each) for labels, each in accounts.items())
         extra["central_guarantee"] = CENTRAL
@@ -93,8 +95,9 @@ def card_rows(card: dict[str, Any]) -> list[Row]:
         ("Unit", card["unit"]),
         ("Neighbouring data", card["neighbouring"]),
         ("Mechanism", f"{card['mechanism']} (randomness: {card['key_mode']})"),
-        ("ε per event", epsilon_text(epsilon)),
-        ("Realised α", f"{significant(card['keep_prob'], 6)}, the probability that a label is kept"),
+        ("Who must be trusted", card["who_must_be_trusted"]),
+        ("ε per event", epsilon_text(epsilon) + at_delta(card["delta"]).replace("delta", "δ")),
+        ("Realised α", _alpha(card)),
         ("Guarantee", card["statement"]),
         ("Several releases", card["several_releases"]),
         *ledger_rows(card).items(),
@@ -106,6 +109,12 @@ def card_rows(card: dict[str, Any]) -> list[Row]:
         ("The mark", card["who_marks"]),
     ]
     return [(label, _paragraphs(value)) for label, value in rows if value not in (None, "", [])]
+
+
+def _alpha(card: dict[str, Any]) -> str:
+    if card["delta"] is not None:
+        return NO_LABELS
+    return f"{significant(card['keep_prob'], 6)}, the probability that a label is kept"
 
 
 def _paragraphs(value: Any) -> list[str]:

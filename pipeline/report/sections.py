@@ -118,10 +118,20 @@ def privacy_sentence(status: PrivacyStatus) -> str:
     if status.reasons or status.epsilon is None:
         return "Nothing is private in this run: " + "; ".join(status.reasons) + "."
     if status.declared_public:
+        told = f"were randomised all the same: each was kept with probability {percent(status.keep_prob, 1)}"
+        if status.delta is not None:
+            told = f"are in one noisy sum alone, at ε = {epsilon_text(status.epsilon)} and δ = {status.delta:g}"
         return (
             "No protection is claimed: the labels of this run are declared public or synthetic by their holder, and it"
-            " may have read them as they are. Those that were trained on were randomised all the same: each was kept"
-            f" with probability {percent(status.keep_prob, 1)}."
+            f" may have read them as they are. Those that were trained on {told}."
+        )
+    trusted = f" Who must be trusted: {status.trusted}."
+    if status.delta is not None:
+        return (
+            "Private: each training label. None is released; one noisy sum of them is, at most"
+            f" e^ε = {significant(math.exp(min(status.epsilon, 700.0)), 3)} times as likely under one answer as under"
+            f" the other, but for δ = {status.delta:g}."
+            f" Not private: prompts, responses, and which pairs were labelled.{trusted}"
         )
     factor = significant(math.exp(min(status.epsilon, 700.0)), 3)
     kept = percent(status.keep_prob, 1)
@@ -129,7 +139,7 @@ def privacy_sentence(status: PrivacyStatus) -> str:
         f"Private: each preference label. It was kept with probability {kept} and turned round otherwise, before"
         " anything was trained, so whatever is released is at most"
         f" e^ε = {factor} times as likely under one answer as under the other. "
-        "Not private: prompts, responses, and which pairs were labelled."
+        f"Not private: prompts, responses, and which pairs were labelled.{trusted}"
     )
 
 
@@ -153,7 +163,10 @@ def tiles(facts: RunFacts, status: PrivacyStatus) -> list[dict[str, str]]:
         )
     if known(result.get("kl")):
         shown.append({"label": "KL from π_ref", "value": number(result["kl"]), "note": "nats per response"})
-    note = NOT_PRIVATE if status.reasons else f"kept with probability {number(status.keep_prob, 3)}"
+    kept = f"kept with probability {number(status.keep_prob, 3)}"
+    if status.delta is not None:
+        kept = f"at δ = {status.delta:g}, in one noisy sum"
+    note = NOT_PRIVATE if status.reasons else kept
     shown.append({"label": "ε per label", "value": epsilon_text(status.epsilon), "note": note})
     return shown
 

@@ -19,7 +19,7 @@ class Stage:
         name: of the stage, of its folder in a run, and of the command that starts it.
         said: what it does, for the command line.
         reads: the stages whose results it reads.
-        sections: of the recipe, those that change its result.
+        sections: of the recipe, those that change its result; `section.key` for a single key.
         texts: keys of `data` that name the label-free texts it reads.
         launched: several processes may share it, under `accelerate launch`.
         any_world: its resume state suits any number of processes with whole weights.

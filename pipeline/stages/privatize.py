@@ -1,9 +1,12 @@
-"""Stage privatize: randomised response on every preference label (PPKL Eq. 7); the only stage that reads raw labels.
+"""Stage privatize: randomised response on every preference label (PPKL Eq. 7). With stages statistic and count, the
+only one that reads raw labels.
 
 Pairs are put into an order that does not depend on their label, duplicates keep the first, and each label is kept with
 probability α = e^ε/(1+e^ε) by a keyed function of the labelling event, so that a repeated run releases the same bits.
 The steps are those of `private-rlhf privatize` (`pipeline.data.curate`), taken for two folders at once; what holds true
 labels on the way lies in the key's state folder, and what is not finished in hidden folders that the next start sweeps.
+
+With privatize.trust: holder the training pairs are released without labels (in canonical order), at no cost.
 
 Reads:   data.preferences (raw), the owner's key file.
 Writes:  privatize/release (Parquet + manifest), privatize/evaluation (raw labels only where declared public).
@@ -27,7 +30,7 @@ from pipeline.data.protected import Split, open_sources, split_rows, workspace_f
 from pipeline.data.publish import check_output, refusals
 from pipeline.privacy.guarantee import guarantee
 from pipeline.privacy.ledger import Ledger
-from pipeline.privacy.mechanism import Mechanism, PublicLabels, make_mechanism
+from pipeline.privacy.mechanism import Mechanism, NoisySum, PublicLabels, make_mechanism
 from pipeline.privacy.signature import public_key
 from pipeline.privacy.sorted_runs import KeptRows
 
@@ -39,18 +42,22 @@ def run(context: StageContext) -> dict[str, Any]:
     recipe = context.recipe
     if is_adopted(recipe.data.preferences):
         return adopt(recipe, context.folder)
-    mechanism = make_mechanism(recipe.privatize.epsilon, recipe.data.public_labels)
-    test_mechanism: Mechanism = PublicLabels() if recipe.evaluation_labels == "public" else mechanism
+    own = recipe.privatize
+    randomised = make_mechanism(own.epsilon, recipe.data.public_labels)
+    mechanism: Mechanism = NoisySum(own.epsilon, own.sum_delta) if own.by_holder else randomised
+    test_mechanism: Mechanism = PublicLabels() if recipe.evaluation_labels == "public" else randomised
     key = protected.randomiser_key(recipe)
     ledger = Ledger.open(key) if key.mode == "keyed" and not isinstance(mechanism, PublicLabels) else None
     sources = open_sources(recipe)
     with refusals(context.folder), workspace_for(context, key, sources) as workspace:
         # --- which rows are for training, which for evaluation --------------------------------------------------------
         split = split_rows(workspace, recipe, sources)
-        both = not isinstance(test_mechanism, PublicLabels)
-        parts = [split.train, split.test] if both else [split.train]
-        private, events, cap = curate.capped(workspace, ledger, parts, recipe.privatize.max_events_per_person)
+        trained, tested = not own.by_holder, not isinstance(test_mechanism, PublicLabels)  # through the randomiser
+        parts = [part for part, private in ((split.train, trained), (split.test, tested)) if private]
+        ledger_of_parts = ledger if parts else None
+        private, events, cap = curate.capped(workspace, ledger_of_parts, parts, own.max_events_per_person)
         if cap is not None:
+            protected.check_no_cap(recipe, cap)
             split = split.capped(private, events.rows)
         source = bare_name(recipe.data.preferences)
         bundles = [
@@ -80,7 +87,7 @@ def run(context: StageContext) -> dict[str, Any]:
             check_output(bundle.target)
 
         # --- released, once everything is known to be sound and the ledger has it -------------------------------------
-        with entered(workspace, recipe, ledger, private, events, cap) as reservation:  # or refused: all stays
+        with entered(workspace, recipe, ledger_of_parts, private, events, cap) as reservation:  # or refused: all stays
             for bundle in bundles:
                 curate.write(workspace, bundle)
             if reservation is not None:
@@ -98,6 +105,10 @@ def report(recipe: Recipe, facts: dict[str, Any], split: Split, ledger: Ledger |
     """What the stage's manifest says; no statistic of true labels."""
     epsilon, dropped = facts["epsilon"], split.train_counts.as_dict()
     mark = f" — {facts['mark']}" if facts["mark"] else ""
+    said = f"{split.train_rows} labels at ε = {'∞' if epsilon is None else epsilon} (each kept with probability "
+    said += f"{facts['keep_prob']:.3f})"
+    if recipe.privatize.by_holder:
+        said = f"{split.train_rows} pairs without labels, for one noisy sum at ε = {epsilon}"
     return {
         "events": split.train_rows,
         "evaluation_events": split.test_rows,
@@ -107,8 +118,7 @@ def report(recipe: Recipe, facts: dict[str, Any], split: Split, ledger: Ledger |
         "keep_prob": facts["keep_prob"],
         "mark": facts["mark"],
         "ledger": None if ledger is None else ledger.card_facts(),
-        "summary": f"{split.train_rows} labels at ε = {'∞' if epsilon is None else epsilon} "
-        f"(each kept with probability {facts['keep_prob']:.3f}){mark}; {sum(dropped.values())} rows "
+        "summary": f"{said}{mark}; {sum(dropped.values())} rows "
         f"dropped; {split.test_rows} evaluation pairs ({recipe.evaluation_labels} labels)",
     }
 

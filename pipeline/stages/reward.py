@@ -4,9 +4,10 @@
 chosen by cross-validated private log-likelihood (reading z only, so it costs no privacy). `lora` and `full` go on from
 there with TRL's RewardTrainer, and fit the head again on the trained features. Either way the statistics of Γ are those
 of the head's own fit, of the privatised likelihood's Fisher information unless the recipe asks for another kind.
-`reward.external` takes a finished reward model instead.
+`reward.external` takes a finished reward model instead. With `privatize.trust: holder` r̄ and Γ are those of one noisy
+sum of the labels (`reward_models.central`).
 
-Reads:   privatize/release (z and its ε), sft/model (backbone).
+Reads:   privatize/release (z and its ε) or statistic/sum, sft/model (backbone).
 Writes:  reward/model (AutoModelForSequenceClassification + metadata + bonus statistics), reward/fit.json.
 Run alone: accelerate launch -m pipeline.stages.reward --config RECIPE [--run-dir DIR]
 """
@@ -17,7 +18,6 @@ import math
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 
 from pipeline.core import atomic
 from pipeline.core.errors import UserError
@@ -26,24 +26,24 @@ from pipeline.core.recipe import Recipe
 from pipeline.core.stage import StageContext
 from pipeline.core.stats import wilson
 from pipeline.data import inputs
-from pipeline.data.release import Release
-from pipeline.data.render import Renderer, keep_fitting_pairs, left_out, text_count
+from pipeline.data.render import left_out, text_count
 from pipeline.evaluation.calibration import preference_calibration
 from pipeline.lm.distributed import make_accelerator
-from pipeline.lm.features import extract_features
 from pipeline.lm.models import load_tokenizer
 from pipeline.lm.released import write_beside
 from reward_models.backbone import load_backbone
 from reward_models.bound import bounded_reward
-from reward_models.checkpoint import RewardMetadata, save_reward_checkpoint
+from reward_models.central import fit_statistic, load_statistic
+from reward_models.checkpoint import NOISY_SUM_LOSS, RewardMetadata, save_reward_checkpoint
 from reward_models.external import use_external
 from reward_models.fitted_bonus import check_uncertainty, head_bonus
 from reward_models.head import PairFeatures, fit_head, refit_head
 from reward_models.losses import get_loss
 from reward_models.model import RewardModel, set_score_weight
+from reward_models.pairs import pair_features, rendered_pairs
 from reward_models.ridge import RidgeSelection
-from reward_models.spread import OverProcesses
 from reward_models.training import TrainedBackbone, train_backbone
+from reward_models.uncertainty import FisherBonus
 
 
 def run(context: StageContext) -> dict[str, Any]:
@@ -52,13 +52,15 @@ def run(context: StageContext) -> dict[str, Any]:
     accelerator = make_accelerator(context.world)
     if settings.external is not None:
         return use_external(recipe, context.folder, accelerator.is_main_process)
+    if recipe.privatize.by_holder:
+        return from_noisy_sum(context)
 
     # --- z, its ε, and token ids --------------------------------------------------------------------------------------
     release = inputs.release(context.run)
     noise = release.manifest.noise
     backbone_path = context.run.stage("sft") / "model"
     renderer = inputs.make_renderer(recipe, load_tokenizer(backbone_path))
-    rows, pairs, dropped = rendered_pairs(release, renderer, recipe)
+    _, rows, pairs, dropped = rendered_pairs(release, renderer, recipe)
     training, validation = split([row.record_id for row in rows], settings.validation_fraction, recipe.seed)
 
     # --- r̄: linear head on frozen features, then optionally the whole backbone ----------------------------------------
@@ -129,17 +131,60 @@ def run(context: StageContext) -> dict[str, Any]:
     }
 
 
-def rendered_pairs(
-    release: Release, renderer: Renderer, recipe: Recipe
-) -> tuple[list[Any], list[tuple[list[int], list[int]]], int]:
-    """(released rows, (chosen, rejected) token ids of each, rows left out as too long)."""
-    everything = release.rows
-    kept = [everything[i] for i in keep_fitting_pairs(everything, renderer, recipe.model.too_long)]
-    pairs = []
-    for row in kept:
-        prompt = renderer.prompt_ids(row.prompt)
-        pairs.append((prompt + renderer.response_ids(row.chosen), prompt + renderer.response_ids(row.rejected)))
-    return kept, pairs, len(everything) - len(kept)
+def from_noisy_sum(context: StageContext) -> dict[str, Any]:
+    """r̄ and Γ from stage statistic's one noisy sum, on the main process. Nothing is held out: a check on held-out
+    labels would be another release of them.
+    """
+    recipe, settings = context.recipe, context.recipe.reward
+    if not context.world.main:
+        return {}
+    release = inputs.release(context.run)
+    path, folder = context.run.stage("sft") / "model", context.run.stage("statistic") / "sum"
+    renderer = inputs.make_renderer(recipe, load_tokenizer(path))
+    try:
+        statistic, basis = load_statistic(folder)
+    except ValueError as error:
+        raise UserError(f"{error}: run again with --from statistic") from None
+    fit = fit_statistic(statistic, None if settings.ridge == "evidence" else settings.ridge)
+    weight = basis.weight(fit.theta)
+    backbone = load_backbone(path, recipe, renderer)
+    set_score_weight(backbone, weight)
+    metadata = RewardMetadata(
+        noise=release.manifest.noise,
+        loss=NOISY_SUM_LOSS,
+        reward_bound=settings.reward_bound,
+        ridge=fit.ridge,
+        n_pairs=len(statistic.x),
+        kappa=settings.kappa,
+        mode=settings.mode,
+        num_layers=int(backbone.config.num_hidden_layers),
+        base_model=recipe.model.source if "/" not in recipe.model.source else recipe.model.source.split("/")[-1],
+        public=False,
+        uncertainty=settings.uncertainty.kind,
+    )
+    bonus = FisherBonus(weight, basis, fit.information, settings.reward_bound, settings.kappa)
+    save_reward_checkpoint(
+        context.folder / "model", backbone, metadata, bonus=bonus, tokenizer=renderer.tokenizer, overwrite=True
+    )
+    stated = {name: metadata.to_json()[name] for name in ("mode", "loss", "epsilon", "reward_bound", "ridge", "kappa")}
+    noise_over_data = math.sqrt(statistic.variance * len(fit.theta)) / float((statistic.x**2).sum().sqrt())
+    facts = stated | {
+        "delta": statistic.delta,
+        "uncertainty": metadata.uncertainty,
+        "num_pairs": metadata.n_pairs,
+        "num_layers": metadata.num_layers,
+        "num_components": len(fit.theta),
+        "clip": statistic.clip,
+        "noise_over_label_noise": 2.0 * noise_over_data,
+        "held_out_labels": "none were read",
+    }
+    atomic.write_json(context.folder / "fit.json", facts)
+    write_beside(context.folder / "model", "reward", recipe, renderer, release.manifest.as_dict())
+    return {
+        **{name: facts[name] for name in ("mode", "loss", "ridge", "num_pairs")},
+        "summary": f"head fit of one noisy sum of {metadata.n_pairs} labels, λ = {fit.ridge:.3g}; the noise is "
+        f"{facts['noise_over_label_noise']:.2g} times that of the labels themselves; no labels were held out",
+    }
 
 
 def split(record_ids: list[str], fraction: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -158,35 +203,6 @@ def split(record_ids: list[str], fraction: float, seed: int) -> tuple[torch.Tens
     order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed))
     validation = torch.isin(record, order[:held])
     return (~validation).nonzero()[:, 0], validation.nonzero()[:, 0]
-
-
-def pair_features(
-    context: StageContext,
-    model: RewardModel,
-    pairs: list[tuple[list[int], list[int]]],
-    renderer: Renderer,
-    tag: str,
-    accelerator: Accelerator,
-) -> PairFeatures:
-    """Features of this process's share of the pairs: no process ever holds all of them."""
-    world = context.world
-    mine = torch.arange(world.rank, len(pairs), world.size)
-    flat = [sequence for index in mine.tolist() for sequence in pairs[index]]
-    features = extract_features(
-        model,
-        flat,
-        pad_token_id=renderer.tokenizer.pad_token_id,
-        batch_size=context.recipe.reward.feature_batch_size,
-        device=model.weight.device,
-        progress="reward features" if world.main else None,
-        keep=context.checkpoints / f"{tag}-{world.rank}-of-{world.size}",
-    ).reshape(len(mine), 2, -1)
-    chosen, rejected = features.unbind(dim=1)
-    return (
-        PairFeatures(chosen, rejected, mine, OverProcesses(accelerator))
-        if world.size > 1
-        else PairFeatures(chosen, rejected)
-    )
 
 
 def with_weight(backbone: Any, weight: torch.Tensor, reward_bound: float | None) -> RewardModel:

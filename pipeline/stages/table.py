@@ -82,6 +82,16 @@ class Sft(Stage):
         check_rows(count, self.name, recipe.sft.batch_size)
 
 
+class Statistic(Stage):
+    """The door for the holder's own sum; nothing but that sum and its noise comes out."""
+
+    name = "statistic"
+    said = "one noisy sum of the true labels, for recipes with `privatize.trust: holder`."
+    reads = ("privatize", "sft")
+    sections = ("model", "data", "privatize", "reward.num_layers", "reward.num_components")
+    any_world = True
+
+
 class Online(Stage):
     name = "online"
     said = "rounds of questions about answers of the reference policy, for recipes with `online`."
@@ -93,7 +103,7 @@ class Online(Stage):
 class Reward(Stage):
     name = "reward"
     said = "reward model from privatised labels, with its uncertainty."
-    reads = ("privatize", "sft", "online")
+    reads = ("privatize", "sft", "statistic", "online")
     sections = ("model", "reward", "seed")
     any_world = True
 
@@ -233,7 +243,7 @@ class Count(Stage):
 class Report(Stage):
     name = "report"
     said = "the one-page HTML report with the privacy card."
-    reads = ("privatize", "sft", "online", "reward", *ALIGNERS, "evaluate", "count")
+    reads = ("privatize", "sft", "statistic", "online", "reward", *ALIGNERS, "evaluate", "count")
     sections = ("name",)
     launched = False
     prints = True
@@ -243,6 +253,7 @@ class Report(Stage):
 STAGES: tuple[Stage, ...] = (
     Privatize(),
     Sft(),
+    Statistic(),
     Online(),
     Reward(),
     Ppo(),

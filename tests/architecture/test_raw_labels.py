@@ -88,6 +88,7 @@ ASKS_WHERE = {
     "pipeline/planning/tokens.py",  # lengths of texts, before a run
     "pipeline/stages/count.py",  # the name, for the ledger
     "pipeline/stages/privatize.py",  # the name, for the ledger and the manifest
+    "pipeline/stages/statistic.py",  # the name, for the ledger
     "pipeline/stages/table.py",  # checks before a run
     "pipeline/twins.py",  # makes twins
 }

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline import runner
 from pipeline.core import code
-from pipeline.core.config import parse
+from pipeline.core.config import parse, to_tree
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
@@ -74,7 +74,10 @@ def test_stages_stand_after_what_they_read() -> None:
 
 def test_every_section_of_the_recipe_changes_some_stage() -> None:
     fields = set(Recipe.__dataclass_fields__)
-    assert {section for stage in STAGES for section in stage.sections} == fields
+    named = {section for stage in STAGES for section in stage.sections}
+    assert {section for section in named if "." not in section} == fields
+    tree = to_tree(recipe())
+    assert all(key in tree[section] for section, _, key in (name.partition(".") for name in named) if key)
 
 
 def test_a_recipe_has_the_stages_of_its_aligner() -> None:

@@ -1,0 +1,68 @@
+"""Released pairs as token ids, and their frozen features: of what the reward and the noisy sum are fitted to."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from accelerate import Accelerator
+
+from pipeline.core.recipe import Recipe
+from pipeline.core.stage import StageContext
+from pipeline.data.release import Release, ReleasedPair
+from pipeline.data.render import Renderer, keep_fitting_pairs
+from pipeline.lm.features import extract_features
+from reward_models.head import PairFeatures
+from reward_models.model import RewardModel
+from reward_models.spread import OverProcesses
+
+
+class RenderedPairs(NamedTuple):
+    """places: of the pairs that fit, among the rows of the release. rows: these rows. pairs: (chosen, rejected) token
+    ids of each. dropped: rows left out as too long."""
+
+    places: list[int]
+    rows: list[ReleasedPair]
+    pairs: list[tuple[list[int], list[int]]]
+    dropped: int
+
+
+def rendered_pairs(release: Release, renderer: Renderer, recipe: Recipe) -> RenderedPairs:
+    """The released pairs that the recipe's limits let through."""
+    everything = release.rows
+    places = keep_fitting_pairs(everything, renderer, recipe.model.too_long)
+    kept = [everything[place] for place in places]
+    pairs = []
+    for row in kept:
+        prompt = renderer.prompt_ids(row.prompt)
+        pairs.append((prompt + renderer.response_ids(row.chosen), prompt + renderer.response_ids(row.rejected)))
+    return RenderedPairs(places, kept, pairs, len(everything) - len(kept))
+
+
+def pair_features(
+    context: StageContext,
+    model: RewardModel,
+    pairs: list[tuple[list[int], list[int]]],
+    renderer: Renderer,
+    tag: str,
+    accelerator: Accelerator,
+) -> PairFeatures:
+    """Features of this process's share of the pairs: no process ever holds all of them."""
+    world = context.world
+    mine = torch.arange(world.rank, len(pairs), world.size)
+    flat = [sequence for index in mine.tolist() for sequence in pairs[index]]
+    features = extract_features(
+        model,
+        flat,
+        pad_token_id=renderer.tokenizer.pad_token_id,
+        batch_size=context.recipe.reward.feature_batch_size,
+        device=model.weight.device,
+        progress="reward features" if world.main else None,
+        keep=context.checkpoints / f"{tag}-{world.rank}-of-{world.size}",
+    ).reshape(len(mine), 2, -1)
+    chosen, rejected = features.unbind(dim=1)
+    return (
+        PairFeatures(chosen, rejected, mine, OverProcesses(accelerator))
+        if world.size > 1
+        else PairFeatures(chosen, rejected)
+    )
