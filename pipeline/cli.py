@@ -223,7 +223,9 @@ def evaluate(
     policy: Annotated[str | None, typer.Option("--policy", help="Checkpoint to judge.")] = None,
     reference: Annotated[str | None, typer.Option("--reference", help="Checkpoint to judge against.")] = None,
     prompts: Annotated[str | None, typer.Option("--prompts", help="File of prompts, or `embedded`.")] = None,
-    judge: Annotated[str | None, typer.Option("--judge", help="truth | rm:PATH | openai:URL[#MODEL]")] = None,
+    judge: Annotated[
+        str | None, typer.Option("--judge", help="truth | rm:PATH | lm:PATH | embedding | openai:URL[#MODEL]")
+    ] = None,
     judge_public: Annotated[
         bool | None, typer.Option("--judge-public", help="The labels that rm:PATH learned from are public.")
     ] = None,

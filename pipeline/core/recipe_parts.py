@@ -102,7 +102,8 @@ class ExtraRewardSettings:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class JudgeSettings:
-    """Who compares the policy's answers with those of π_ref: a chat model behind a URL, or a reward model."""
+    """Who compares the policy's answers with those of π_ref: a chat model behind a URL, a reward model, a language
+    model in a folder, or sentence embeddings."""
 
     url: str | None = None
     """Base address of an OpenAI-compatible endpoint, e.g. https://host/v1. Prompts and answers are sent there. Its key
@@ -111,9 +112,13 @@ class JudgeSettings:
     """`url`: the model to ask for."""
     path: Path | None = None
     """Checkpoint folder of a sequence-classification model with one output; its tokenizer may be another."""
+    lm: Annotated[Path | None, IF_SET] = None
+    """Checkpoint folder of a chat model: its log-odds of naming the one answer or the other, over both orders."""
+    embedding: Annotated[bool | None, IF_SET] = None
+    """true: what people prefer as read into sentence embeddings (`hh_truth`; brought by the extra `truth`)."""
     public: bool = False
     """Declares that the judge learned from public labels alone, as its verdicts may else tell protected ones: needed
-    with `url`, and where the folder has no reward_metadata.json."""
+    with `url` and `lm`, and where the folder has no reward_metadata.json."""
     allow_http: bool = False
     """`url`: also without encryption, e.g. http://localhost:8000/v1."""
     request: dict[str, Any] = Field(default_factory=dict)
@@ -128,8 +133,16 @@ class JudgeSettings:
     """`url`: seconds without a word from the endpoint that count as no answer."""
 
     def __post_init__(self) -> None:
-        if (self.url is None) == (self.path is None):
-            raise ValueError("give either url, of a chat endpoint, or path, of a reward model")
+        given = [name for name in ("url", "path", "lm", "embedding") if getattr(self, name)]
+        if len(given) != 1:
+            raise ValueError(
+                "give either url, of a chat endpoint, or path, of a reward model, or lm, of a language model, or"
+                " embedding: true"
+            )
+        if self.lm is not None and not self.public:
+            raise ValueError(
+                "a language model does not say which labels it learned from: set public: true if they are public"
+            )
         if (self.model is None) != (self.url is None):
             raise ValueError("model is what to ask of a chat endpoint: give it with url, and with url alone")
         if self.url is not None:

@@ -38,6 +38,12 @@ def check_checkpoint(name: str, where: str, others: str = "") -> str:
     return name
 
 
+def check_lm_folder(folder: Path, where: str) -> None:
+    """UserError where `folder`, given as `where`, holds no checkpoint: a hub id is not looked for."""
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{where} {folder} is no checkpoint folder: give one of a whole causal language model")
+
+
 def check_context(settings: ModelConfig, folder: Path) -> None:
     """The longest prompt and response that the recipe allows fit the positions that the model in `folder` has.
 
@@ -95,7 +101,8 @@ def extra_reward_digests(rewards: Sequence[ExtraRewardSettings]) -> dict[str, st
 
 def judge_digests(judge: JudgeSettings | None) -> dict[str, str]:
     """By name, whether the folder behind evaluate.judge was replaced."""
-    return {} if judge is None or judge.path is None else {str(judge.path): folder_digest(judge.path)}
+    folder = None if judge is None else judge.path or judge.lm
+    return {} if folder is None else {str(folder): folder_digest(folder)}
 
 
 def source_digest(name: str) -> str:

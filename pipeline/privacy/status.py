@@ -108,4 +108,8 @@ def outside_judge(judge: Mapping[str, Any]) -> str | None:
             f"the chat model {judge['model']} at {judge['url']}, to which prompts and answers were sent; the holder of"
             " the run declares the labels it learned from public"
         )
+    if judge.get("kind") == "language model":
+        return f"the language model {judge['source']}; the holder of the run declares the labels it learned from public"
+    if judge.get("kind") == "embeddings":
+        return "a reward on sentence embeddings that was fitted to public labels (hh_truth)"
     return external_reward({**judge, "mode": "external"}) if judge else None

@@ -10,12 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.errors import UserError
+from pipeline.core.extras import check_installed
 from pipeline.core.recipe import PpoConfig, Recipe, RewardConfig
 from pipeline.core.recipe_aligners import ON_PROMPTS
 from pipeline.core.recipe_inputs import DataConfig
+from pipeline.core.recipe_parts import JudgeSettings
 from pipeline.core.world import World, on_cpu
 from pipeline.data.formats import read_demonstrations, read_prompts
-from pipeline.lm.model_folders import check_checkpoint, check_context, check_function, check_positions
+from pipeline.lm.model_folders import (
+    check_checkpoint,
+    check_context,
+    check_function,
+    check_lm_folder,
+    check_positions,
+)
 
 FIRST_ROWS = 100
 POSITIONS = {"smollm2": 8192, "tiny": 512}
@@ -71,6 +79,16 @@ def check_model_folder(key: str, path: Path, public: bool) -> None:
     from reward_models.external import check_folder, key_names
 
     check_folder(path, public, *key_names(key))
+
+
+def check_judge(judge: JudgeSettings) -> None:
+    """What `evaluate.judge` names is there and may be used; a chat endpoint is not asked."""
+    if judge.path is not None:
+        check_model_folder("evaluate.judge", judge.path, judge.public)
+    if judge.lm is not None:
+        check_lm_folder(judge.lm, "evaluate.judge.lm")
+    if judge.embedding:
+        check_installed("truth")
 
 
 def check_first_rows(data: DataConfig, keys: Iterable[str]) -> None:

@@ -217,13 +217,17 @@ def outside_notes(judge: Judge | None, judged: dict[str, Any] | None, pairs: int
     """What a reader must know of the judge that the recipe names."""
     if judge is None or judged is None:
         return []
-    if judge.facts["kind"] != "chat":
-        return [f"judge: the reward model {judge.facts['source']}, its labels {judge.facts['labels']}"]
+    facts, both = judge.facts, "which got whole conversations with both answers, in both orders"
+    gone = f"{judged['unclear_pairs']} of the {pairs} pairs are left out of the judge's rates: "
+    if facts["kind"] == "embeddings":
+        return ["judge: what people prefer as sentence embeddings know it (hh_truth)"]
+    if facts["kind"] == "language model":
+        return [f"judge: the log-odds of {facts['source']}, {both}", f"{gone}longer than it reads"]
+    if facts["kind"] != "chat":
+        return [f"judge: the reward model {facts['source']}, its labels {facts['labels']}"]
     return [
-        f"judge: the chat model {judge.facts['model']} at {judge.facts['url']}, which got whole conversations with "
-        "both answers, in both orders",
-        f"{judged['unclear_pairs']} of the {pairs} pairs are left out of the judge's rates: "
-        f"{judged['unclear_verdicts']} of its {2 * pairs} verdicts were unclear",
+        f"judge: the chat model {facts['model']} at {facts['url']}, {both}",
+        f"{gone}{judged['unclear_verdicts']} of its {2 * pairs} verdicts were unclear",
     ]
 
 

@@ -24,7 +24,7 @@ from pipeline.stages.checks import (
     check_base_model,
     check_bits,
     check_extra_rewards,
-    check_model_folder,
+    check_judge,
     check_trainer_args,
 )
 
@@ -223,8 +223,8 @@ class Evaluate(Stage):
         return super().inputs(recipe) | judge_digests(recipe.evaluate.judge)
 
     def check(self, recipe: Recipe, world: World) -> None:
-        if (judge := recipe.evaluate.judge) is not None and judge.path is not None:
-            check_model_folder("evaluate.judge", judge.path, judge.public)
+        if (judge := recipe.evaluate.judge) is not None:
+            check_judge(judge)
         super().check(recipe, world)
 
 

@@ -78,11 +78,13 @@ def test_names_are_read() -> None:
     assert plain is not None
     assert (plain.url, plain.model) == ("http://localhost:8000/v1", "default")
     assert parse_judge("rm:a/b", public=True) == JudgeSettings(path=Path("a/b"), public=True)
+    assert parse_judge("lm:a/b") == JudgeSettings(lm=Path("a/b"), public=True)
+    assert parse_judge("embedding") == JudgeSettings(embedding=True)
 
 
-@pytest.mark.parametrize("name", ["", "truth:x", "rm:", "rm", "openai:", "gpt", "truths"])
+@pytest.mark.parametrize("name", ["", "truth:x", "rm:", "rm", "openai:", "gpt", "truths", "lm:", "lm", "embedding:x"])
 def test_other_names_are_refused_with_the_choices(name: str) -> None:
-    with pytest.raises(UserError, match="choose truth, rm:PATH or openai:URL"):
+    with pytest.raises(UserError, match="choose truth, rm:PATH, lm:PATH, embedding or openai:URL"):
         parse_judge(name)
 
 
@@ -109,6 +111,10 @@ def test_addresses_that_may_not_be_used_are_refused_without_repeating_them(url: 
     [
         ({}, "give either url"),
         ({"url": "https://h/v1", "path": "p", "model": "m", "public": True}, "give either url"),
+        ({"lm": "p", "path": "p", "public": True}, "give either url"),
+        ({"embedding": False}, "give either url"),
+        ({"lm": "p"}, "set public: true if they are public"),
+        ({"lm": "p", "model": "m", "public": True}, "model is what to ask"),
         ({"url": "https://h/v1", "public": True}, "model is what to ask"),
         ({"path": "p", "model": "m"}, "model is what to ask"),
         ({"url": "https://h/v1", "model": "m"}, "set public: true if they are public"),

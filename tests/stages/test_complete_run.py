@@ -16,6 +16,16 @@ from pipeline.embedded import task
 
 INTERVALS = ("generation_win_rate_truth", "generation_win_rate_rm", "likelihood_win_rate")
 PLAIN = ("kl", "true_reward", "objective", "keep_prob")
+OF_A_METHOD = {
+    "generation_win_rate_truth", "generation_win_rate_rm", "length_controlled_win_rate", "decided_win_rate",
+    "agreement_rm", "likelihood_win_rate", "kl", "kl_ci", "reward", "reward_ci", "pessimistic_reward",
+    "pessimistic_reward_ci", "true_reward", "true_reward_ci", "objective", "objective_ci", "objective_gain",
+    "response_tokens", "distinct_1", "distinct_2", "kl_coef", "epsilon", "keep_prob",
+}  # fmt: skip
+OF_THE_RUN = {
+    "sft", "private", "gibbs", "seconds", "wall_seconds", "peak_rss_mb", "world_size", "best_of_four",
+    "longer_answer_baseline",
+}  # fmt: skip
 
 
 def copy_of(run: Path, target: Path) -> Path:
@@ -50,6 +60,8 @@ def test_metrics_have_the_promised_schema(finished_run: Path) -> None:
             assert low <= metrics[method][name] <= high
         assert metrics[method]["epsilon"] == 2.0
         assert metrics[method]["keep_prob"] == pytest.approx(0.8807970779)
+    assert set(metrics) == OF_THE_RUN
+    assert [set(metrics[method]) for method in ("sft", "private", "gibbs")] == [OF_A_METHOD] * 3
     assert metrics["sft"]["kl"] == 0
     assert set(metrics["seconds"]) == set(STAGES)
     assert metrics["wall_seconds"] == pytest.approx(sum(metrics["seconds"].values()), abs=0.01)
