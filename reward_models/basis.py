@@ -107,6 +107,7 @@ def pair_basis(
     whiten: bool = True,
     centre: bool = True,
     relative_tolerance: float = 1e-10,
+    blocks: int = 1,
     spread: Spread = ALONE,
 ) -> FeatureBasis:
     """Principal directions of the pair differences, orthogonal to the mean feature.
@@ -115,10 +116,17 @@ def pair_basis(
     `relative_tolerance` times the largest). `whiten` gives every coordinate of φ_a − φ_b unit second moment; without it
     the coordinates keep their relative sizes and only their mean second moment is 1. With a `spread` each process
     brings the pairs that it holds, and gets the basis of all. ValueError when no direction is left.
+
+    blocks: features are that many blocks of d/blocks, each in a unit of its own; φ_a − φ_b first gets the same mean
+    square in all of them.
     """
     first, second = as_double(phi_a, "phi_a", 2), as_double(phi_b, "phi_b", 2)
     num_pairs = count_pairs(first, second, spread)
     difference = first - second
+    unit = torch.ones(first.shape[1], dtype=torch.float64)
+    if blocks > 1:
+        unit = _units(difference, blocks, num_pairs, spread)
+        first, second, difference = first * unit, second * unit, difference * unit
     if centre:
         mean = spread.sum(first.sum(0) + second.sum(0)) / (2.0 * num_pairs)
         norm = torch.linalg.vector_norm(mean)
@@ -137,4 +145,11 @@ def pair_basis(
         raise ValueError(f"num_components must be at least 1, not {num_components}")
     kept = moments[:count]
     scale = kept if whiten else kept.mean().expand(count)
-    return FeatureBasis((vectors[:, :count] / scale.sqrt()).contiguous())
+    return FeatureBasis((unit[:, None] * vectors[:, :count] / scale.sqrt()).contiguous())
+
+
+def _units(difference: Tensor, blocks: int, num_pairs: int, spread: Spread) -> Tensor:
+    """(d,) factors after which each block of features has a mean square of 1; a block that never differs keeps its."""
+    squares = spread.sum(difference.square().sum(0)).reshape(blocks, -1).sum(1) / num_pairs
+    factor = torch.where(squares > 0, squares, 1.0).rsqrt()
+    return spread.first(factor).repeat_interleave(difference.shape[1] // blocks)

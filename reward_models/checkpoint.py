@@ -1,6 +1,7 @@
 """Saving and loading reward checkpoints: an ordinary transformers folder plus two files of ours.
 
     config.json, model.safetensors, (tokenizer files)   what `AutoModelForSequenceClassification` reads: the raw score u
+                                                         (of two outputs see `model`)
     reward_metadata.json                                 what was private, the bound, the loss; required
     bonus.safetensors                                    the statistics of the bonus (`bonuses`); optional
 
@@ -185,7 +186,7 @@ def save_reward_checkpoint(
     if hasattr(model, "peft_config"):
         raise ValueError("the model still has adapters; call merge_adapters first")
     check_pad_token(model.config)
-    weight = score_layer(model).weight[0].detach().float()
+    weight = score_layer(model).weight.flatten().detach().float()
     if not bool(torch.isfinite(weight).all()):
         raise ValueError("the score layer holds a non-finite weight; the fit failed")
     if bonus is not None:
@@ -255,10 +256,10 @@ def load_reward_checkpoint(
     model = load_classifier(folder, dtype=dtype if dtype is not None else "auto")
     if dtype is None:
         model.to(affordable(model.dtype, device_type()))
-    if model.config.num_labels != 1:
+    if model.config.num_labels != 1 and (metadata is None or model.config.num_labels != 2):
         raise ValueError(f"{folder} has {model.config.num_labels} outputs; a reward model has one")
     stored = _stored_score_weight(folder)
-    set_score_weight(model, score_layer(model).weight[0] if stored is None else stored)
+    set_score_weight(model, score_layer(model).weight.flatten() if stored is None else stored)
     use_grouped_attention(speed_up_products(model))
     reward_bound = metadata.reward_bound if metadata is not None else None
     bonus = _load_bonus(folder, metadata)
@@ -269,11 +270,11 @@ def load_reward_checkpoint(
 
 
 def _stored_score_weight(folder: Path) -> Tensor | None:
-    """w (d,) as the file holds it, in float32: transformers casts every tensor to the backbone's dtype."""
+    """w (f,) as the file holds it, in float32: transformers casts every tensor to the backbone's dtype."""
     for file in sorted(folder.glob("model*.safetensors")):
         with safe_open(file, framework="pt") as tensors:
             if "score.weight" in tensors.keys():  # noqa: SIM118 - not a mapping
-                return tensors.get_tensor("score.weight")[0].float()
+                return tensors.get_tensor("score.weight").flatten().float()
     return None
 
 

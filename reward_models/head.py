@@ -106,7 +106,10 @@ def _fit(
 ) -> tuple[LinearFit, RidgeSelection]:
     """The ridge by the `folds` (m,) of the pairs `judged`, then the fit to `features`."""
     spread = features.spread
-    basis = pair_basis(*_sides(features), num_components=settings.num_components, whiten=False, spread=spread)
+    blocks = 2 if settings.pooling == "last_sum" else 1
+    basis = pair_basis(
+        *_sides(features), num_components=settings.num_components, whiten=False, blocks=blocks, spread=spread
+    )
     shared: dict[str, Any] = {
         "basis": basis,
         "reward_bound": settings.reward_bound,

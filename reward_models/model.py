@@ -1,9 +1,13 @@
-"""Reward models as ordinary `AutoModelForSequenceClassification` checkpoints with one output and a bias-free head.
+"""Reward models as ordinary `AutoModelForSequenceClassification` checkpoints with a bias-free head.
 
 The raw score is u = w·φ, with φ the hidden state of the last attended token. Others load the checkpoint with plain
 transformers and get u; the bound r(u) lives here and in the losses. The last token is found from the attention mask:
 transformers finds it as "the rightmost id that is not pad", which agrees as long as no sequence ends in the pad id, and
 is wrong for a tokenizer whose pad is its eos. Features and scores are float32 whatever the backbone's dtype.
+
+A head with two outputs reads φ = (the last token's state, the sum of the states of all tokens): u is its first output
+at the last token plus its second output summed over the text. What the prompt adds to that sum is the same for all its
+answers, so nobody has to say where an answer begins. Plain transformers gives both outputs at the last token alone.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -60,8 +65,10 @@ def build_reward_backbone(
     *,
     pad_token_id: int | None = None,
     four_bit: bool = False,
+    token_sum: bool = False,
 ) -> PreTrainedModel:
-    """A sequence-classification model with the (first `num_layers`) layers of a causal LM and a score layer of zeros.
+    """A sequence-classification model with the (first `num_layers`) layers of a causal LM and a score layer of zeros,
+    of two outputs with `token_sum`.
 
     A truncated model keeps the final norm. `dtype` is that of the backbone; the score layer is float32. `four_bit`
     quantises the backbone's linear layers to NF4 (`quantised`). Returned in eval mode. ValueError when `num_layers` is
@@ -69,7 +76,7 @@ def build_reward_backbone(
     """
     config = AutoConfig.from_pretrained(causal_lm_path)
     text = config.get_text_config()
-    config.num_labels = 1
+    config.num_labels = 2 if token_sum else 1
     if pad_token_id is not None:
         text.pad_token_id = pad_token_id
     check_pad_token(config)
@@ -82,19 +89,19 @@ def build_reward_backbone(
     more = {"quantization_config": four_bit_config(dtype, ["score"]), **four_bit_place()} if four_bit else {}
     with _expected_key_warnings_hidden():
         model = load_backbone_of(causal_lm_path, config, dtype=dtype, **more)
-    set_score_weight(model, torch.zeros(score_layer(model).in_features))
+    set_score_weight(model, torch.zeros(score_layer(model).weight.numel()))
     if four_bit:
         keep_differentiable(model)
     return cast(PreTrainedModel, use_grouped_attention(speed_up_products(model.eval())))
 
 
 def score_layer(model: nn.Module) -> nn.Linear:
-    """The bias-free (d -> 1) head, also inside PEFT's `modules_to_save`; ValueError when the model has none."""
+    """The bias-free head, d -> 1 or d -> 2, also inside PEFT's `modules_to_save`; ValueError for a model without."""
     head = getattr(unwrap(model), "score", None)
     copies = getattr(head, "modules_to_save", None)
     if copies is not None:
         head = copies[head.active_adapters[0]]  # type: ignore[union-attr]
-    if not isinstance(head, nn.Linear) or head.out_features != 1 or head.bias is not None:
+    if not isinstance(head, nn.Linear) or head.out_features > 2 or head.bias is not None:
         name = type(unwrap(model)).__name__
         raise ValueError(f"{name} has no bias-free `score` layer with one output; load it with num_labels=1")
     return head
@@ -108,24 +115,24 @@ class ScoreHead(nn.Linear):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """(..., d) -> (..., 1) float32."""
+        """(..., d) -> (..., 1 or 2) float32."""
         with torch.autocast(device_type=input.device.type, enabled=False):
             return nn.functional.linear(input.float(), self.weight.float())
 
 
 def set_score_weight(model: nn.Module, weight: Tensor) -> None:
-    """Write w (d,) into the score layer and make that a float32 `ScoreHead`."""
+    """Write w, (d,) or of two outputs (2d,), into the score layer and make that a float32 `ScoreHead`."""
     head = score_layer(model)
     inner: Any = unwrap(model)
     if inner.score is head and not isinstance(head, ScoreHead):
         trainable = head.weight.requires_grad
-        head = ScoreHead(head.in_features, 1, bias=False, device=head.weight.device)
+        head = ScoreHead(head.in_features, head.out_features, bias=False, device=head.weight.device)
         head.weight.requires_grad_(trainable)
         inner.score = head
-    if tuple(weight.shape) != (head.in_features,):
-        raise ValueError(f"weight has shape {tuple(weight.shape)}, the score layer needs ({head.in_features},)")
+    if tuple(weight.shape) != (head.weight.numel(),):
+        raise ValueError(f"weight has shape {tuple(weight.shape)}, the score layer needs ({head.weight.numel()},)")
     head.weight = nn.Parameter(
-        weight.detach().to(device=head.weight.device, dtype=torch.float32)[None, :].clone(),
+        weight.detach().to(device=head.weight.device, dtype=torch.float32).reshape(head.weight.shape).clone(),
         requires_grad=head.weight.requires_grad,
     )
 
@@ -154,7 +161,7 @@ class RewardModel:
     """
 
     def __init__(self, model: nn.Module, *, reward_bound: float | None = None) -> None:
-        score_layer(model)
+        self.token_sum = score_layer(model).out_features == 2
         self.model = model
         self.reward_bound = check_reward_bound(reward_bound)
         inner: Any = unwrap(model)
@@ -173,34 +180,43 @@ class RewardModel:
 
     @property
     def weight(self) -> Tensor:
-        """w (d,) in the dtype it is stored in."""
-        return score_layer(self.model).weight[0]
+        """w (f,) in the dtype it is stored in; f = d, or 2d with a token sum."""
+        return score_layer(self.model).weight.flatten()
 
     def features(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """φ (B, d) float32 of token ids (B, T) int64 with a 0/1 mask (B, T); differentiable."""
+        """φ (B, f) float32 of token ids (B, T) int64 with a 0/1 mask (B, T); differentiable."""
         arguments: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
         if self._takes_positions:
             # Left padding must not shift the positions.
             arguments["position_ids"] = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
         hidden = self.backbone(**arguments).last_hidden_state
         rows = torch.arange(len(hidden), device=hidden.device)
-        return hidden[rows, last_token_index(attention_mask)].float()
+        last = hidden[rows, last_token_index(attention_mask)].float()
+        if not self.token_sum:
+            return last
+        return torch.cat([last, torch.einsum("bt,btd->bd", attention_mask.float(), hidden.float())], dim=-1)
 
     def row_features(self, rows: Rows) -> Tensor:
-        """φ (N, d) float32 of the sequences in `rows`, in their order; differentiable."""
+        """φ (N, f) float32 of the sequences in `rows`, in their order; differentiable."""
         dtype: torch.dtype = cast(Any, unwrap(self.model)).dtype
         given: dict[str, Any] = {"attention_mask": rows.attention(dtype), "use_cache": False}
         if self._takes_positions:
             given["position_ids"] = rows.position_ids
         hidden = self.backbone(input_ids=rows.input_ids, **given).last_hidden_state
-        return hidden.flatten(0, 1)[rows.last].float()
+        flat = hidden.flatten(0, 1)
+        last = flat[rows.last].float()
+        if not self.token_sum:
+            return last
+        columns = torch.tensor([column for path in rows.paths for column in path], device=flat.device)
+        starts = torch.tensor([0, *accumulate(map(len, rows.paths[:-1]))], device=flat.device)
+        return torch.cat([last, nn.functional.embedding_bag(columns, flat.float(), starts, mode="sum")], dim=-1)
 
     def raw_score_of(self, features: Tensor) -> Tensor:
-        """u = w·φ, (B, d) -> (B,) float32."""
+        """u = w·φ, (B, f) -> (B,) float32."""
         return features.float() @ self.weight.float()
 
     def raw_score(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """u (B,) float32, what plain transformers calls the logit."""
+        """u (B,) float32, what plain transformers calls the logit where the head has one output."""
         return self.raw_score_of(self.features(input_ids, attention_mask))
 
     def score(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -231,14 +247,14 @@ def merge_adapters(model: nn.Module, dtype: torch.dtype | None = None) -> PreTra
     merge_and_unload = getattr(model, "merge_and_unload", None)
     if is_four_bit(unwrap(model)):
         merged = dense_copy(unwrap(model))
-        set_score_weight(merged, score_layer(model).weight[0])
+        set_score_weight(merged, score_layer(model).weight.flatten())
     elif callable(merge_and_unload):
         model.float()
         merged = cast(PreTrainedModel, merge_and_unload())
     else:
         return cast(PreTrainedModel, model)
     if dtype is not None:
-        weight = score_layer(merged).weight[0].detach().clone()
+        weight = score_layer(merged).weight.flatten().detach().clone()
         merged.to(dtype)  # type: ignore[arg-type]
         set_score_weight(merged, weight)
     return merged

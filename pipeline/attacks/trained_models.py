@@ -125,7 +125,8 @@ def _batches(rows: list[tuple[list[int], list[int]]]) -> Iterator[tuple[list[int
 
 
 def _reward_scores(model: Any, rows: list[tuple[list[int], list[int]]]) -> np.ndarray:
-    """(n,) raw score at the last token of each row: the linear head on the last hidden state."""
+    """(n,) raw score of each row: the linear head on the last token's state, and on the sum of all tokens' states where
+    it has two outputs (`reward_models.model`)."""
     import torch
 
     values = np.zeros(len(rows))
@@ -134,7 +135,10 @@ def _reward_scores(model: Any, rows: list[tuple[list[int], list[int]]]) -> np.nd
         for picked, ids, mask in _batches(rows):
             hidden = backbone(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
             last = hidden[torch.arange(len(ids)), mask.sum(dim=1) - 1].float()
-            values[picked] = (last @ model.score.weight[0].float()).numpy()
+            score = last @ model.score.weight[0].float()
+            if len(model.score.weight) == 2:
+                score += (mask[..., None] * hidden.float()).sum(dim=1) @ model.score.weight[1].float()
+            values[picked] = score.numpy()
     return values
 
 

@@ -69,6 +69,9 @@ class RewardConfig:
     """B: rewards lie in [−B/2, B/2] by (B/2)·tanh(2u/B); null: unbounded."""
     num_layers: int | None = Field(default=None, gt=0)
     """Keep the first layers of the backbone only; null: all."""
+    pooling: Annotated[Literal["last_sum"] | None, IF_SET] = None
+    """`head`: what the head reads; null: the last token's state; last_sum: the sum of all tokens' states beside it,
+    which knows length and words (docs/results/bound.md). Plain transformers does not score such a checkpoint."""
     num_components: int | None = Field(default=None, gt=0)
     """Principal components of the pair differences that a linear head is fitted in; null: all."""
     ridge: Annotated[float, Field(gt=0)] | Literal["evidence"] | None = None
@@ -116,6 +119,8 @@ class RewardConfig:
                     raise ValueError(f"{name} is for mode lora or full: remove it, or change the mode")
         if self.quantize and self.mode != "lora":
             raise ValueError(f"quantize trains an adapter on a frozen 4-bit backbone: set mode lora, not {self.mode}")
+        if self.pooling and (self.mode != "head" or self.uncertainty.kind == "mc_dropout"):
+            raise ValueError("pooling last_sum is for mode head, and for another uncertainty.kind than mc_dropout")
         if self.uncertainty.kind == "elliptical" and self.reward_bound is None:
             raise ValueError("uncertainty.kind elliptical needs a reward_bound: its constant is e^(B/2)")
         for name, own in (("optim", self.optimizer), ("train_sampling_strategy", self.group_by_length)):

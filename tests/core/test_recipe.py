@@ -116,6 +116,8 @@ def test_label_smoothing_is_refused_with_the_reason(name: str) -> None:
     ("reward", "message"),
     [
         ({"optimizer": "adamw_8bit"}, "optimizer is for mode lora or full"),
+        ({"mode": "lora", "pooling": "last_sum"}, "pooling last_sum is for mode head"),
+        ({"pooling": "last_sum", "uncertainty": {"kind": "mc_dropout"}}, "pooling last_sum is for mode head"),
         ({"group_by_length": True}, "group_by_length is for mode lora or full"),
         ({"early_stopping": {}}, "early_stopping is for mode lora or full"),
         ({"quantize": "4bit"}, "set mode lora, not head"),

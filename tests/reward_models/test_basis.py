@@ -68,3 +68,16 @@ def test_errors() -> None:
         pair_basis(phi_a, np.where(phi_b > 6, np.nan, phi_b))
     with pytest.raises(ValueError, match="num_components must be at least 1"):
         pair_basis(phi_a, phi_b, num_components=0)
+
+
+def test_blocks_count_alike_whatever_their_units() -> None:
+    generator = torch.Generator().manual_seed(0)
+    phi_a, phi_b = torch.randn(2, 400, 6, generator=generator, dtype=torch.float64)
+    unit = torch.tensor([1.0, 1.0, 1.0, 50.0, 50.0, 50.0], dtype=torch.float64)
+    sides = ((phi_a, phi_b), (phi_a * unit, phi_b * unit))
+    plain, scaled = (pair_basis(one, other, num_components=4, whiten=False, blocks=2) for one, other in sides)
+    one, other = plain.coordinates(phi_a - phi_b), scaled.coordinates((phi_a - phi_b) * unit)
+    # Equal up to the signs of directions.
+    torch.testing.assert_close(one @ one.T, other @ other.T, rtol=0.0, atol=1e-8)
+    lopsided = pair_basis(*sides[1], num_components=2, whiten=False)
+    assert float(lopsided.matrix[:3].abs().max()) < 0.02 * float(lopsided.matrix[3:].abs().max())

@@ -223,3 +223,24 @@ def test_inconsistent_parts_are_refused(tiny_causal_lm: Path, tmp_path: Path) ->
     with pytest.raises(ValueError, match="non-finite weight"):
         save_reward_checkpoint(tmp_path / "rm", model, METADATA)
     assert list(tmp_path.iterdir()) == []
+
+
+@torch.no_grad()
+def test_a_head_of_two_outputs_comes_back_and_is_refused_where_nobody_says_what_it_reads(
+    tiny_causal_lm: Path, tmp_path: Path
+) -> None:
+    model = build_reward_backbone(tiny_causal_lm, 2, token_sum=True)
+    weight = torch.randn(64, generator=torch.Generator().manual_seed(0))
+    set_score_weight(model, weight)
+    save_reward_checkpoint(tmp_path / "rm", model, METADATA)
+    again = load_reward_checkpoint(tmp_path / "rm").model
+    assert torch.equal(again.weight, weight)
+    assert torch.equal(again.raw_score(*batch()), RewardModel(model).raw_score(*batch()))
+    # Plain transformers reads both outputs at the last token.
+    plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "rm").eval()
+    ids, mask = batch()
+    last = again.features(ids, mask)[:, :32]
+    torch.testing.assert_close(plain(ids, attention_mask=mask).logits, last @ weight.reshape(2, 32).T)
+    (tmp_path / "rm" / METADATA_FILE).unlink()
+    with pytest.raises(ValueError, match="has 2 outputs; a reward model has one"):
+        load_reward_checkpoint(tmp_path / "rm", declared_public=True)

@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from pipeline.lm.rows import make_rows
 from reward_models.model import (
     RewardModel,
     build_reward_backbone,
@@ -68,6 +69,29 @@ def test_pooling_agrees_with_transformers_and_ignores_padding(tiny_causal_lm: Pa
         # What fills the padding does not matter to us, while transformers looks for the pad id.
         filled, _ = padded(side, pad=33)
         torch.testing.assert_close(reward_model.raw_score(filled, mask), expected, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_head_of_two_outputs_reads_the_last_token_and_the_sum_of_all(tiny_causal_lm: Path) -> None:
+    model = build_reward_backbone(tiny_causal_lm, token_sum=True)
+    set_score_weight(model, random_weight(64))
+    reward_model = RewardModel(model)
+    states = [model.model(torch.tensor([sequence])).last_hidden_state[0] for sequence in SEQUENCES]
+    expected = torch.stack([torch.cat([state[-1], state.sum(0)]) for state in states])
+    for side in ("right", "left"):
+        torch.testing.assert_close(reward_model.features(*padded(side)), expected, rtol=1e-4, atol=1e-4)
+    alike = [[1, 2, 3, *sequence] for sequence in SEQUENCES]  # so that texts share rows
+    shared = make_rows(alike, 0, torch.device("cpu"), reward_model.sharing)
+    alone = make_rows(alike, 0, torch.device("cpu"))
+    assert len(shared.input_ids) < len(alike)
+    together = reward_model.row_features(shared)
+    torch.testing.assert_close(together, reward_model.row_features(alone), rtol=1e-4, atol=1e-4)
+    score = reward_model.raw_score(*padded("right"))
+    torch.testing.assert_close(score, expected @ random_weight(64), rtol=1e-4, atol=1e-4)
+    # What answers of one prompt differ by is a sum over the answers: the prompt's own states cancel.
+    sums = together[:, 32:]
+    answers = torch.stack([model.model(torch.tensor([row])).last_hidden_state[0, 3:].sum(0) for row in alike])
+    torch.testing.assert_close(sums - sums[:1], answers - answers[:1], rtol=1e-3, atol=1e-3)
 
 
 @torch.no_grad()
