@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pipeline.core.stats import standard_error
 from pipeline.validation.bandits import Array, factor
 from pipeline.validation.lab import Report, Row
-from pipeline.validation.offline import finite, hard, lower_bound, persons, pessimism, plots, rates
+from pipeline.validation.offline import dependence, finite, hard, lower_bound, persons, pessimism, plots, rates
 
 SEED = 20
 
@@ -27,6 +27,7 @@ def run(quick: bool) -> Report:
     bound = hard.grid(repetitions, SEED + 8, (10**3, 10**4, 10**5, 10**6), theorem=True)
     rate = hard.grid(repetitions, SEED + 9, (10**4, 10**5, 10**6), theorem=False)
     coverage = hard.coverage_curve(repetitions, SEED + 10)
+    depends = dependence.measure(100 if quick else 1000, SEED + 13)
     corrected = lower_bound.at_the_bound(repetitions, SEED + 12)
     return Report(
         name="offline",
@@ -38,6 +39,7 @@ def run(quick: bool) -> Report:
             *pessimism.claims(outcomes, SEED),
             *hard.claims(bound, rate, coverage, SEED),
             *lower_bound.claims(corrected, rate, 20_000, SEED),
+            *dependence.claims(depends, SEED),
             *persons.claims(budgets, SEED),
         ],
         tables={
@@ -50,6 +52,7 @@ def run(quick: bool) -> Report:
             "hard": hard.rows([*bound, *rate]),
             "coverage": hard.rows(coverage),
             "lower_bound": lower_bound.rows([*corrected, *rate]),
+            "dependence": dependence.rows(depends),
             "persons": persons.rows(budgets),
         },
         figures={
@@ -60,6 +63,7 @@ def run(quick: bool) -> Report:
             "pessimism": plots.pessimism(outcomes),
             "lower_bound": plots.lower_bound(bound, rate, coverage),
             "corrected_bound": lower_bound.figure(rate),
+            "dependence": dependence.figure(depends),
         },
     )
 
