@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
 
-from pipeline.validation.kl_dp import bandit, combined, equal_utility, linear, rlhf
+from pipeline.validation.kl_dp import bandit, combined, equal_utility, extremes, linear, rlhf
 from pipeline.validation.kl_dp.exact import (
     bandit_utility,
     bradley_terry,
@@ -177,3 +179,39 @@ def test_equal_utility_is_reproducible_and_its_verdicts_follow_its_numbers() -> 
 def test_random_searches_are_the_same_every_time() -> None:
     for make in (lambda: combined.lemma(50), lambda: combined.inexact(20)):
         assert all(np.array_equal(one.ratios, two.ratios) for one, two in zip(make(), make(), strict=True))
+
+
+def test_every_approximate_statement_is_attained() -> None:
+    assert {claim.verdict for claim in extremes.claims()} == {"holds"}
+
+
+@pytest.mark.parametrize(
+    ("name", "factor"),
+    [("linear_draw", 0.9), ("linear_draw", 1.2), ("rlhf_draw", 0.9), ("rlhf_label_instance_epsilon", 0.9),
+     ("rlhf_epsilon", 0.9), ("bandit_approximate", 0.9)],
+)  # fmt: skip
+def test_a_bound_that_is_a_tenth_too_small_or_a_fifth_too_large_is_refuted(
+    monkeypatch: pytest.MonkeyPatch, name: str, factor: float
+) -> None:
+    """Each half of a promise by itself, δ and ε."""
+    sound = getattr(extremes, name)
+
+    def scaled(*given: Any, **named: Any) -> Any:
+        made = sound(*given, **named)
+        return made * factor if isinstance(made, float) else replace(made, **{part: getattr(made, part) * factor})
+
+    for part in ("epsilon", "delta"):
+        if name in ("bandit_approximate",) and part == "epsilon":
+            continue  # its pair attains δ at any ε
+        with monkeypatch.context() as patch:
+            patch.setattr(extremes, name, scaled)
+            assert "refuted" in {claim.verdict for claim in extremes.claims()}
+
+
+def test_epsilon_at_delta_is_the_inverse_of_the_hockey_stick() -> None:
+    first, second = np.log([0.5, 0.3, 0.2]), np.log([0.2, 0.3, 0.5])
+    for delta in (0.0, 0.05, 0.2):
+        found = extremes.epsilon_at(first, second, delta)
+        assert float(hockey_stick(first, second, found)) <= delta + 1e-12
+        assert float(hockey_stick(first, second, found - 1e-6)) > delta
+    assert extremes.epsilon_at(first, second, 0.3) == 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.validation.kl_dp import bandit, combined, equal_utility, linear, plots, rlhf
+from pipeline.validation.kl_dp import bandit, combined, equal_utility, extremes, linear, plots, rlhf
 from pipeline.validation.kl_dp.search import OURS, ROUNDING, Search
 from pipeline.validation.lab import Claim, Report, within
 
@@ -27,6 +27,7 @@ def run(quick: bool) -> Report:
         name="kl_dp",
         claims=[
             *(search.verdict() for search in searches),
+            *extremes.claims(),
             *_published(20_000 if not quick else 4000),
             *proposition,
             *equal_utility.claims(curves),

@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from pipeline.core.stats import bootstrap
+from pipeline.core.stats import bootstrap, ratio_of_means
 from pipeline.validation.bandits import (
     Array,
     Bandit,
@@ -142,6 +142,11 @@ def rate_claims(narrow: Sequence[Curve], wide: Sequence[Curve], seed: int) -> It
             found = bootstrap(partial(spread, scale=scale), subopt, seed)
             yield within(f"SubOpt of all epsilon collapses on {name}, rewards in [0, {reward_range}]", source, found,
                          high=1.1, what="largest / smallest over epsilon of SubOpt in that unit")
+        foretold = np.stack([curve.predicted for curve in given])
+        last = np.stack([subopt[:, -1].mean(axis=0), foretold[:, -1].mean(axis=0)])
+        yield within(f"SubOpt is what the Fisher information of the private labels foretells, rewards in"
+                     f" [0, {reward_range}]", "this project", bootstrap(ratio_of_means, last, seed), low=0.9, high=1.1,
+                     what="mean SubOpt / its second-order prediction, at the largest n, over all epsilon")
 
 
 def efficiency(repetitions: int, seed: int) -> dict[float, Array]:
