@@ -6,10 +6,15 @@ r̂ = r̄ − κΓ is evaluated on the pool by self-normalised resampling: its t
 π_ref's, with the private and with the uncorrected likelihood, with and without pessimism; how true and estimated reward
 part as KL grows; how often r̄ ± κΓ holds r*. Intervals are over seeds (Student's t), each with its own labels and flips.
 
+"Sizes known" is a ceiling: the same features, labels and likelihood, but the prior of each coordinate has the size of
+the truth's own least-squares weight there, so that only signs, and what noise moves, are left to the labels.
+
 Needs a run whose stage `sft` is done:  private-rlhf run --config configs/demo.yaml --only sft --run-dir runs/cost
 Run:  python tests/benchmarks/privacy_cost.py --run runs/cost [--prompts 200] [--candidates 64] [--seeds 5]
-      (43 minutes on one core beside other work, most of them for the pool, which is kept in RUN/privacy_cost/)
-Writes RUN/privacy_cost/: pool.safetensors, results.json, table.md, over_optimisation.png
+      [--every-other 0|1] [--name NAME --set reward.num_layers=14 …]
+      (a quarter of an hour on one core, most of it for the pool, which is kept in RUN/privacy_cost/NAME)
+--every-other takes the prompts of even or odd numbers: choose on the ones, report on the others.
+Writes RUN/privacy_cost/NAME: pool.safetensors, results.json, table.md, over_optimisation.png
 """
 
 from __future__ import annotations
@@ -45,55 +50,66 @@ from pipeline.lm.models import end_ids, load_causal_lm, load_tokenizer
 from pipeline.privacy.keys import insecure_seed_key
 from pipeline.privacy.mechanism import RandomizedResponse
 from reward_models.backbone import load_backbone
+from reward_models.basis import FeatureBasis, pair_basis
 from reward_models.gibbs import gibbs_weights, kl_from_uniform
 from reward_models.head import PairFeatures, fit_head
+from reward_models.linear import fit_linear
 from reward_models.model import RewardModel
 from reward_models.uncertainty import FisherBonus
 
 EPSILONS = (0.5, 1.0, 2.0, math.inf)
 LOSSES = ("private_likelihood", "uncorrected")
-KAPPAS = (0.0, 0.5, 1.0, 2.0)
+CEILING = "sizes known"
+KAPPAS = (0.0, 0.5, 1.0, 2.0, 2.5, 3.0)
 KL_COEFS = (0.02, 0.05, 0.1, 0.15, 0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0)
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Completions of π_ref: features (n, N, d) float32, truth (n, N); training pairs: features (m, d) of each side."""
+    """Completions of π_ref: features (n, N, f) float32, truth (n, N); training pairs: features (m, f) of each side, and
+    r* (m, 2).
+    """
 
     features: torch.Tensor
     truth: torch.Tensor
     first: torch.Tensor
     second: torch.Tensor
+    pair_truth: torch.Tensor
 
 
 # --- the pool ---------------------------------------------------------------------------------------------------------
 
 
-def load_pool(run: RunDir, recipe: Recipe, prompts: int, candidates: int) -> Pool:
-    """The pool of this π_ref, made if it is not there yet."""
-    path = run.root / "privacy_cost" / "pool.safetensors"
+def load_pool(run: RunDir, recipe: Recipe, path: Path, prompts: list[Any], candidates: int) -> Pool:
+    """The pool of this π_ref in the file `path`, made if it is not there yet."""
     sft = run.require("sft")
-    identity = {"sft": str(sft["fingerprint"]), "prompts": str(prompts), "candidates": str(candidates)}
+    identity = {"sft": str(sft["fingerprint"]), "prompts": json.dumps(prompts), "candidates": str(candidates)}
+    identity |= {"features": f"{recipe.reward.pooling} {recipe.reward.num_layers}"}
     if path.is_file():
         with safe_open(path, "pt") as file:
             if file.metadata() == identity:
-                return Pool(**{name: file.get_tensor(name) for name in ("features", "truth", "first", "second")})
+                return Pool(**{name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 - not a mapping
     pool = make_pool(run, recipe, prompts, candidates)
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.contiguous() for name, tensor in vars(pool).items()}, path, identity)
     return pool
 
 
-def make_pool(run: RunDir, recipe: Recipe, count: int, candidates: int) -> Pool:
-    """Draws and featurises."""
+def draws(run: RunDir, recipe: Recipe, prompts: list[Any], candidates: int) -> list[list[str]]:
+    """`candidates` completions of π_ref to each prompt, kept in RUN/privacy_cost/draws.json for all names."""
+    path = run.root / "privacy_cost" / "draws.json"
+    identity = [str(run.require("sft")["fingerprint"]), prompts, candidates]
+    if path.is_file():
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if kept["identity"] == identity:
+            texts: list[list[str]] = kept["texts"]
+            return texts
     home = run.stage("sft") / "model"
     renderer = inputs.make_renderer(recipe, load_tokenizer(home))
-    prompts = inputs.evaluation_prompts(recipe, run)[:count]
-    repeated = [prompt for prompt in prompts for _ in range(candidates)]
     policy = load_causal_lm(home, recipe.model.dtype)
     rows = sample_responses(
         policy,
-        [renderer.prompt_ids(prompt) for prompt in repeated],
+        [renderer.prompt_ids(prompt) for prompt in prompts for _ in range(candidates)],
         [sample_key(recipe.seed, "pool", i, k) for i in range(len(prompts)) for k in range(candidates)],
         Sampling(renderer.max_response_tokens),
         pad_token_id=renderer.tokenizer.pad_token_id,
@@ -101,7 +117,19 @@ def make_pool(run: RunDir, recipe: Recipe, count: int, candidates: int) -> Pool:
         batch_size=recipe.evaluate.batch_size,
         progress="completions of π_ref",
     )
-    texts = [renderer.text(row) for row in rows]
+    flat = [renderer.text(row) for row in rows]
+    texts = [flat[start : start + candidates] for start in range(0, len(flat), candidates)]
+    path.parent.mkdir(exist_ok=True)
+    atomic.write_json(path, {"identity": identity, "texts": texts})
+    return texts
+
+
+def make_pool(run: RunDir, recipe: Recipe, prompts: list[Any], candidates: int) -> Pool:
+    """Draws and featurises."""
+    home = run.stage("sft") / "model"
+    renderer = inputs.make_renderer(recipe, load_tokenizer(home))
+    drawn_texts = draws(run, recipe, prompts, candidates)
+    own = [(prompt, text) for prompt, texts in zip(prompts, drawn_texts, strict=True) for text in texts]
     model = RewardModel(load_backbone(home, recipe, renderer), reward_bound=recipe.reward.reward_bound)
 
     def features(pairs: Sequence[tuple[Any, Any]], what: str) -> torch.Tensor:
@@ -114,13 +142,14 @@ def make_pool(run: RunDir, recipe: Recipe, count: int, candidates: int) -> Pool:
             progress=what,
         )
 
-    drawn = features(list(zip(repeated, texts, strict=True)), "features of completions")
+    drawn = features(own, "features of completions")
     pairs = task.load_pairs("train")
     sides = [(row.prompt, response) for row in pairs for response in (row.response_a, row.response_b)]
     both = features(sides, "features of pairs")
-    truth = [true_reward(str(prompt), text) for prompt, text in zip(repeated, texts, strict=True)]
+    truth = [true_reward(str(prompt), text) for prompt, text in own]
     shape = (len(prompts), candidates)
-    return Pool(drawn.reshape(*shape, -1), torch.tensor(truth).reshape(shape), both[0::2], both[1::2])
+    of_pairs = torch.tensor([true_reward(str(prompt), text) for prompt, text in sides]).reshape(-1, 2)
+    return Pool(drawn.reshape(*shape, -1), torch.tensor(truth).reshape(shape), both[0::2], both[1::2], of_pairs)
 
 
 # --- fits -------------------------------------------------------------------------------------------------------------
@@ -136,19 +165,37 @@ def private_labels(seed: int, epsilon: float) -> torch.Tensor:
     return torch.tensor(labels)
 
 
-def scored(pool: Pool, recipe: Recipe, seed: int, epsilon: float, loss: str) -> tuple[np.ndarray, np.ndarray]:
-    """(r̄, Γ at κ = 1) of the pool, (n, N) each, from the seed's labels."""
-    prefers_first = (private_labels(seed, epsilon) > 0)[:, None]
+def scored(
+    pool: Pool, recipe: Recipe, seed: int, epsilon: float, arm: str, labels: torch.Tensor
+) -> tuple[np.ndarray, np.ndarray]:
+    """(r̄, Γ at κ = 1) of the pool, (n, N) each, from private labels (m,); arm: a loss, or CEILING."""
+    prefers_first = (labels > 0)[:, None]
     chosen = torch.where(prefers_first, pool.first, pool.second)
     rejected = torch.where(prefers_first, pool.second, pool.first)
-    settings = replace(recipe, seed=seed, reward=replace(recipe.reward, loss=loss))
-    prompts = [row.prompt for row in task.load_pairs("train")]
-    fit, _ = fit_head(PairFeatures(chosen, rejected), prompts, LabelNoise.of(epsilon), settings)
+    if arm == CEILING:
+        given = {"basis": known_sizes(pool, recipe), "reward_bound": recipe.reward.reward_bound}
+        fit = fit_linear(chosen, rejected, torch.ones(len(chosen)), LabelNoise.of(epsilon), ridge=1.0, **given)
+    else:
+        settings = replace(recipe, seed=seed, reward=replace(recipe.reward, loss=arm))
+        prompts = [row.prompt for row in task.load_pairs("train")]
+        fit, _ = fit_head(PairFeatures(chosen, rejected), prompts, LabelNoise.of(epsilon), settings)
     bonus = FisherBonus.from_fit(fit, 1.0)
     count, each, _ = pool.features.shape
     centre = bonus.reference_gradient(pool.features)[:, None].expand(count, each, -1).reshape(count * each, -1)
     score = bonus.score_centred(pool.features.reshape(count * each, -1), centre)
     return score.reward.reshape(count, each).numpy(), score.bonus.reshape(count, each).numpy()
+
+
+def known_sizes(pool: Pool, recipe: Recipe) -> FeatureBasis:
+    """The recipe's coordinates, each in units of the weight that the true margins of the training pairs have there."""
+    blocks = 2 if recipe.reward.pooling == "last_sum" else 1
+    how: dict[str, Any] = {"num_components": recipe.reward.num_components, "whiten": False, "blocks": blocks}
+    basis = pair_basis(pool.first, pool.second, **how)
+    x = basis.coordinates(pool.first - pool.second)
+    gram = x.T @ x
+    gram.diagonal().add_(x.shape[1] / 4.0)  # margins of standard deviation 2 before they are seen
+    weight = torch.linalg.solve(gram, x.T @ (pool.pair_truth[:, 0] - pool.pair_truth[:, 1]).double())
+    return FeatureBasis(basis.matrix * weight.abs())
 
 
 def gibbs_point(scores: np.ndarray, estimate: np.ndarray, truth: np.ndarray, kl_coef: float) -> dict[str, float]:
@@ -165,14 +212,15 @@ def gibbs_point(scores: np.ndarray, estimate: np.ndarray, truth: np.ndarray, kl_
 def measure(pool: Pool, recipe: Recipe, seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
     """One row per seed, ε, loss, κ and kl_coef; with the coverage once per fit."""
     truth = pool.truth.numpy()
-    work = [(s, e, loss) for s in seeds for e in EPSILONS for loss in LOSSES if math.isfinite(e) or loss == LOSSES[0]]
+    arms = (*LOSSES, CEILING)
+    work = [(s, e, loss) for s in seeds for e in EPSILONS for loss in arms if math.isfinite(e) or loss != LOSSES[1]]
     for seed, epsilon, loss in tqdm(work, desc="fits", unit="fit"):
-        reward, bonus = scored(pool, recipe, seed, epsilon, loss)
+        reward, bonus = scored(pool, recipe, seed, epsilon, loss, private_labels(seed, epsilon))
         for kappa in KAPPAS:
             for kl_coef in KL_COEFS:
                 point = gibbs_point(reward - kappa * bonus, reward - kappa * bonus, truth, kl_coef)
                 yield {"seed": seed, "epsilon": epsilon, "loss": loss, "kappa": kappa, "kl_coef": kl_coef, **point}
-        yield {"seed": seed, "epsilon": epsilon, "loss": loss, "coverage": coverage(reward, bonus, truth)}
+        yield {"seed": seed, "epsilon": epsilon, "loss": loss, "coverage": coverage(reward, bonus, truth, KAPPAS)}
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -184,35 +232,37 @@ def select(rows: Sequence[dict[str, Any]], **wanted: Any) -> list[dict[str, Any]
     return sorted(found, key=lambda row: row["seed"])
 
 
-def table(rows: Sequence[dict[str, Any]], kl_coef: float) -> str:
-    """Markdown: J gain by ε and arm, retained share of the gain at ε = ∞, κ sweep, coverage."""
+def table(rows: Sequence[dict[str, Any]], kl_coef: float, own: float) -> str:
+    """Markdown: J gain by ε and arm at the recipe's κ `own`, retained share of the gain at ε = ∞, κ sweep, coverage."""
     points = [row for row in rows if row.get("kl_coef") == kl_coef]
-    best = [row["j_gain"] for row in select(points, epsilon=math.inf, loss=LOSSES[0], kappa=1.0)]
-    lines = [f"J gain over π_ref at kl_coef {kl_coef:g}, mean ± 95 % over seeds", ""]
-    lines += ["| ε | private, κ = 1 | private, κ = 0 | uncorrected, κ = 1 | uncorrected, κ = 0 | retained, κ = 1 |"]
-    lines += ["|---|---|---|---|---|---|"]
+
+    def gains(epsilon: float, loss: str, kappa: float) -> list[float]:
+        return [row["j_gain"] for row in select(points, epsilon=epsilon, loss=loss, kappa=kappa)]
+
+    lines = [f"J gain over π_ref at kl_coef {kl_coef:g}, mean ± 95 % over seeds; κ = {own:g} unless said", ""]
+    lines += [f"| ε | private | private, κ = 0 | uncorrected | uncorrected, κ = 0 | retained | {CEILING} | retained |"]
+    lines += ["|---|---|---|---|---|---|---|---|"]
     for epsilon in EPSILONS:
-        cells = []
-        for loss in LOSSES:
-            for kappa in (1.0, 0.0):
-                found = [row["j_gain"] for row in select(points, epsilon=epsilon, loss=loss, kappa=kappa)]
-                cells.append(cell(found) if found else "same as private")
-        own = [row["j_gain"] for row in select(points, epsilon=epsilon, loss=LOSSES[0], kappa=1.0)]
-        mean, half = interval([100 * value / full for value, full in zip(own, best, strict=True)])
-        lines.append(f"| {name_of(epsilon)} | {' | '.join(cells)} | {mean:.0f} ± {half:.0f} % |")
+        arms = [(loss, kappa) for loss in LOSSES for kappa in (own, 0.0)]
+        cells = [cell(found) if (found := gains(epsilon, *arm)) else "same as private" for arm in arms]
+        shares = []
+        for arm in (LOSSES[0], CEILING):
+            pairs = zip(gains(epsilon, arm, own), gains(math.inf, arm, own), strict=True)
+            shares.append("{:.1f} ± {:.1f} %".format(*interval([100 * value / full for value, full in pairs])))
+        ceiling = cell(gains(epsilon, CEILING, own))
+        lines.append(f"| {name_of(epsilon)} | {' | '.join(cells)} | {shares[0]} | {ceiling} | {shares[1]} |")
     lines += ["", "κ sweep (private likelihood, J gain), and coverage of the centred r* by r̄ ± κΓ", ""]
     sweep = " | ".join(f"κ = {kappa:g}" for kappa in KAPPAS)
-    lines += [f"| ε | {sweep} | coverage at κ = 1 | at κ = 2 | ESS of draws |"]
+    lines += [f"| ε | {sweep} | coverage at κ = 1 | at κ = {own:g} | ESS of draws |"]
     lines += ["|---" * (len(KAPPAS) + 4) + "|"]
     for epsilon in EPSILONS:
-        arms = [select(points, epsilon=epsilon, loss=LOSSES[0], kappa=kappa) for kappa in KAPPAS]
         covered = [row["coverage"] for row in select(rows, epsilon=epsilon, loss=LOSSES[0]) if "coverage" in row]
-        shares = [
-            np.mean([row["coverage"] for each in covered for row in each if row["kappa"] == kappa])
-            for kappa in (1.0, 2.0)
-        ]
-        effective = np.mean([row["ess"] for row in arms[KAPPAS.index(1.0)]])
-        cells = [cell([row["j_gain"] for row in arm]) for arm in arms] + [f"{share:.2f}" for share in shares]
+        shares = []
+        for kappa in (1.0, own):
+            found = [row["coverage"] for each in covered for row in each if row["kappa"] == kappa]
+            shares.append("{:.3f} ± {:.3f}".format(*interval(found)))
+        effective = np.mean([row["ess"] for row in select(points, epsilon=epsilon, loss=LOSSES[0], kappa=own)])
+        cells = [cell(gains(epsilon, LOSSES[0], kappa)) for kappa in KAPPAS] + shares
         lines.append(f"| {name_of(epsilon)} | {' | '.join(cells)} | {effective:.0f} |")
     return "\n".join(lines) + "\n"
 
@@ -242,15 +292,24 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--candidates", type=int, default=64)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--every-other", type=int, choices=(0, 1), help="prompts of even or odd numbers alone")
+    parser.add_argument("--name", default="", help="of a folder of its own, with --set")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     options = parser.parse_args()
     run = RunDir(options.run)
-    recipe = load_recipe(Recipe, run.root / "recipe.yaml")
-    pool = load_pool(run, recipe, options.prompts, options.candidates)
+    recipe = load_recipe(Recipe, run.root / "recipe.yaml", options.set)
+    if recipe.reward.kappa not in KAPPAS:
+        parser.error(f"reward.kappa must be one of {', '.join(map(str, KAPPAS))}")
+    prompts = inputs.evaluation_prompts(recipe, run)
+    if options.every_other is not None:
+        prompts = prompts[options.every_other :: 2]
+    prompts = prompts[: options.prompts]
+    home = run.root / "privacy_cost" / options.name
+    pool = load_pool(run, recipe, home / "pool.safetensors", prompts, options.candidates)
     rows = list(measure(pool, recipe, range(options.seeds)))
-    text = table(rows, recipe.ppo.kl_coef)
-    home = run.root / "privacy_cost"
+    text = table(rows, recipe.ppo.kl_coef, recipe.reward.kappa)
     plain = [row | {"epsilon": None} if math.isinf(row["epsilon"]) else row for row in rows]
-    settings = {"prompts": options.prompts, "candidates": options.candidates, "kl_coef": recipe.ppo.kl_coef}
+    settings = {"prompts": len(prompts), "candidates": options.candidates, "kl_coef": recipe.ppo.kl_coef}
     atomic.write_json(home / "results.json", {"settings": settings, "rows": plain})
     atomic.write_text(home / "table.md", text)
     draw([row for row in rows if "kl_coef" in row], home / "over_optimisation.png")
