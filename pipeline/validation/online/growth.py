@@ -1,14 +1,15 @@
-"""Does a cumulative curve grow like log T or like √T: two least-squares fits of two parameters each, compared."""
+"""How fast a cumulative curve grows: the power p of a + b (T^p − 1)/p, which is a + b log T at p = 0."""
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 
 from pipeline.validation.bandits import Array, Integers, log_slope
 
 WINDOW = 100  # the fits use the last two decades of rounds: the burn-in before them is neither law's
+POWERS = np.round(np.linspace(-1.0, 1.0, 401), 3)
+# log² T looks like T^.09 over the last two decades before 10⁶, and log T itself like p = 0: the line lies between them.
+LOGARITHMIC = 0.05
 
 
 def late(rounds: Integers, window: int = WINDOW) -> Integers:
@@ -16,23 +17,26 @@ def late(rounds: Integers, window: int = WINDOW) -> Integers:
     return np.flatnonzero(rounds * window >= rounds[-1])
 
 
-def residual(basis: Array, curve: Array) -> float:
-    """Σ (curve − a − b·basis)², least squares, (K,) each."""
-    design = np.stack([np.ones_like(basis), basis], axis=1)
-    fitted = design @ np.linalg.lstsq(design, curve, rcond=None)[0]
-    return float(((curve - fitted) ** 2).sum())
+def bases(rounds: Integers) -> Array:
+    """(T^p − 1)/p for POWERS, log T at p = 0, centred and of length 1: (401, K)."""
+    at = np.log(rounds.astype(np.float64) / rounds[-1])
+    safe = np.where(POWERS == 0.0, 1.0, POWERS)[:, None]
+    curved = np.where(POWERS[:, None] == 0.0, at, np.expm1(safe * at) / safe)
+    curved -= curved.mean(axis=1, keepdims=True)
+    return np.asarray(curved / np.linalg.norm(curved, axis=1, keepdims=True))
 
 
-def log_over_root(rounds: Integers, curves: Array) -> float:
-    """log(RSS of a + b√T / RSS of a + b log T) of the mean curve (K, R), over the last two decades; > 0: log T fits.
+def power(rounds: Integers, curves: Array) -> float:
+    """The p of POWERS whose a + b (T^p − 1)/p is nearest to the mean curve (K, R), least squares over two decades.
 
-    With two parameters each, AIC and BIC choose the same law as the smaller residual: their difference is K times
-    this. The points of a cumulative curve are not independent, so that no likelihood is claimed for it; its interval
-    comes from resampling the worlds.
+    ½ for √T, 0 for log T, below 0 for what levels off; −1 for a curve that is flat over both decades. The points of a
+    cumulative curve are not independent, so no likelihood is claimed; its interval comes from resampling worlds.
     """
     chosen = late(rounds)
-    mean, at = curves[chosen].mean(axis=1), rounds[chosen].astype(np.float64)
-    return math.log(residual(np.sqrt(at), mean) / residual(np.log(at), mean))
+    mean = curves[chosen].mean(axis=1)
+    if np.ptp(mean) <= 1e-9 * max(1.0, abs(float(mean[-1]))):
+        return float(POWERS[0])
+    return float(POWERS[np.abs(bases(rounds[chosen]) @ (mean - mean.mean())).argmax()])
 
 
 def slope_per_log(rounds: Integers, curves: Array) -> float:

@@ -6,7 +6,7 @@ import numpy as np
 
 from pipeline.core.stats import standard_error
 from pipeline.validation.lab import Report, Row
-from pipeline.validation.online import growth, plots
+from pipeline.validation.online import dependence, growth, plots
 from pipeline.validation.online.simulate import Trace
 from pipeline.validation.online.study import Study, claims, study
 
@@ -16,11 +16,17 @@ SEED = 40
 def run(quick: bool) -> Report:
     """All arms in the same worlds to 10⁶ rounds, bit-reproducible; `quick` takes fewer worlds."""
     found = study(worlds=10 if quick else 100, horizon=1_000_000, seed=SEED)
+    sweeps = dependence.measure(4 if quick else 40, 10_000 if quick else 100_000, SEED + 4)
     return Report(
         name="online",
-        claims=claims(found, SEED),
-        tables={"regret": _curves(found), "summary": _summary(found)},
-        figures={"regret": plots.regret(found), "fits": plots.fits(found), "final": plots.final(found)},
+        claims=[*claims(found, SEED), *dependence.claims(sweeps, SEED)],
+        tables={"regret": _curves(found), "summary": _summary(found), "dependence": dependence.rows(sweeps)},
+        figures={
+            "regret": plots.regret(found),
+            "fits": plots.fits(found),
+            "final": plots.final(found),
+            "dependence": dependence.figure(sweeps),
+        },
     )
 
 
@@ -59,7 +65,7 @@ def _summary(found: Study) -> list[Row]:
          "regret": trace.regret[-1].mean(), "regret_pi1": trace.regret_exploiting[-1].mean(),
          "per_log_t": growth.slope_per_log(trace.rounds, trace.regret),
          "late_exponent": growth.late_exponent(trace.rounds, trace.regret),
-         "log_over_root": growth.log_over_root(trace.rounds, trace.regret), "optimism_failed": trace.failed.mean(),
+         "power": growth.power(trace.rounds, trace.regret), "optimism_failed": trace.failed.mean(),
          "bonus_saturated": trace.saturated.mean()}
         for problem, trace in _traces(found)
     ]

@@ -91,18 +91,19 @@ def grid_world(
     worlds: int,
     *,
     side: int = 8,
+    dimension: int = 2,
     bound: float = 1.0,
     kl_coef: float = 0.1,
     best_mass: float | None = 0.02,
 ) -> World:
-    """Rewards linear in two random features, the parameter on a side × side grid, one of them the truth.
+    """Rewards linear in `dimension` random features, the parameter on a grid of side^dimension, one of them the truth.
 
     best_mass: what π_ref gives to the best response of every context, the others sharing the rest; None: uniform.
     """
     contexts = actions = 4
     axis = np.linspace(-1.0, 1.0, side)
-    theta = np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1).reshape(-1, 2)
-    features = generator.normal(size=(worlds, contexts, actions, 2))
+    theta = np.stack(np.meshgrid(*[axis] * dimension, indexing="ij"), axis=-1).reshape(-1, dimension)
+    features = generator.normal(size=(worlds, contexts, actions, dimension))
     values = np.einsum("nd,rsad->rnsa", theta, features)
     members = bound * (0.5 + 0.5 * values / np.abs(values).max(axis=(1, 2, 3), keepdims=True))
     truth = members[np.arange(worlds), generator.integers(0, len(theta), worlds)]

@@ -90,12 +90,12 @@ def claims(found: Study, seed: int) -> list[Claim]:
 
 
 def _growth_claims(found: Study, seed: int) -> Iterator[Claim]:
-    """log T against √T, for the regret of π² and for Σ min(1, U²)."""
+    """No faster than log T, for the regret of π² and for Σ min(1, U²)."""
 
     def law(what: str, source: str, trace: Trace, curves: Array) -> Claim:
-        value = bootstrap(lambda values: growth.log_over_root(trace.rounds, values), curves, seed)
-        return within(f"{what} grows like log T, not sqrt T", source, value, low=0.0,
-                      what="log(residual of a + b sqrt T / residual of a + b log T) over the last two decades")
+        value = bootstrap(lambda values: growth.power(trace.rounds, values), curves, seed)
+        return within(f"{what} grows no faster than log T", source, value, high=growth.LOGARITHMIC,
+                      what="the power p of the nearest a + b (T^p - 1)/p (log T at p = 0) over the last two decades")
 
     for epsilon in EPSILONS:
         trace = found.traces[OPTIMISM, epsilon]
