@@ -151,9 +151,9 @@ def test_objective_is_eq_2(data: Transitions, start: tuple[Array, Array]) -> Non
     psi = network.features(theta[0], data.state)
     errors = metrics.td_errors(theta, data)[0]
     step = psi @ omega[0]
-    path = algorithms.Path(np.array([0]), theta[None], omega[None], theta[None], np.zeros((2, 2)))
+    path = algorithms.Path(np.array([0]), theta[None], omega[None], theta[None], theta[None], np.zeros((2, 2)))
     assert metrics.objective(path, data)[0, 0] == pytest.approx((errors * step - step**2 / 2).mean())
-    silent = algorithms.Path(np.array([0]), theta[None], 0.0 * omega[None], theta[None], np.zeros((2, 2)))
+    silent = algorithms.Path(np.array([0]), theta[None], 0.0 * omega[None], theta[None], theta[None], np.zeros((2, 2)))
     assert metrics.objective(silent, data)[0].tolist() == [0.0, 0.0]
 
 
@@ -191,9 +191,9 @@ def test_utility_vanishes_where_nothing_moves(data: Transitions, start: tuple[Ar
     """Rewards 0 and a constant value 0: gradients vanish at ω = 0, which is its own best response."""
     quiet = Transitions(data.state, 0.0 * data.reward, data.following, data.discount, data.trajectory)
     zero = np.zeros((1, RUNS, start[0].shape[1]))
-    found = metrics.utility(algorithms.Path(np.array([0]), zero, zero, zero, np.zeros((2, 2))), quiet)
+    found = metrics.utility(algorithms.Path(np.array([0]), zero, zero, zero, zero, np.zeros((2, 2))), quiet)
     assert found.total.tolist() == [0.0, 0.0]
-    moved = metrics.utility(algorithms.Path(np.array([0]), zero, zero, zero + 0.1, np.zeros((2, 2))), quiet)
+    moved = metrics.utility(algorithms.Path(np.array([0]), zero, zero, zero + 0.1, zero, np.zeros((2, 2))), quiet)
     length = 0.1 * np.sqrt(zero.shape[2])
     assert moved.movement == pytest.approx([length] * RUNS)
     assert moved.estimate == pytest.approx([length] * RUNS)

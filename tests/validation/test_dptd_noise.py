@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.accounting.dptd import dptd, joint_sensitivity, subsampled_gaussian_epsilon
+from pipeline.accounting.dptd import dptd, joint_sensitivity
+from pipeline.accounting.subset_sampling import composed_epsilon
 from pipeline.validation.dptd import attack, noise, theory
 from pipeline.validation.dptd.trajectories import Transitions
 
@@ -76,12 +77,12 @@ def test_the_accountant_s_calibration_meets_the_claim(neighbors: noise.Neighbors
 
 def test_constant_noise_is_accounted_step_by_step() -> None:
     """Between the bounds of all steps at the weakest and all at the strongest multiplier; weakest at t = 0."""
-    found = noise.paper_certified(BUDGET, 3.0)
+    found = noise.bracket(BUDGET, 3.0)
     weakest = 3.0 / joint_sensitivity(1.0)
     strongest = weakest / (3.0 * noise.step_sizes(38)[-1])
-    ends = (weakest, strongest)
-    high, low = (subsampled_gaussian_epsilon(2500, 39, each, 1e-5, orders=noise.ORDERS) for each in ends)
-    assert low < found <= high
+    high, low = (composed_epsilon(2500, [(each, 39)], 1e-5) for each in (weakest, strongest))
+    assert low < found.low <= found.high <= high
+    assert found.high < 0.1 * found.renyi
 
 
 def transitions(rows: int = 40) -> Transitions:

@@ -6,7 +6,7 @@ R runs, d parameters, C recorded moments, as in `network`. A run's p_t, d_t are 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,20 +21,24 @@ STEP = 2.0  # κ = η, Appendix G
 
 @dataclass(frozen=True)
 class Path:
-    """steps (C,): gradient queries made before each record. theta, omega, momentum (C, R, d): iterates, and p at
-    those θ, ω (zero for the baselines, which have none). clipped (R, 2): share of shortened gradients of both players.
+    """steps (C,): gradient queries made before each record. theta, omega, momentum, dual (C, R, d): iterates, and
+    p, d at those θ, ω (zero for the baselines, which have none). clipped (R, 2): share of shortened gradients of both
+    players.
     """
 
     steps: NDArray[np.int64]
     theta: Array
     omega: Array
     momentum: Array
+    dual: Array
     clipped: Array
 
     def runs(self, chosen: slice) -> Path:
         """The same for some of the R runs."""
-        theta, omega, momentum = (each[:, chosen] for each in (self.theta, self.omega, self.momentum))
-        return Path(self.steps, theta, omega, momentum, self.clipped[chosen])
+        theta, omega, momentum, dual = (
+            each[:, chosen] for each in (self.theta, self.omega, self.momentum, self.dual)
+        )
+        return Path(self.steps, theta, omega, momentum, dual, self.clipped[chosen])
 
 
 class _Recorder:
@@ -42,20 +46,22 @@ class _Recorder:
 
     def __init__(self, moments: Sequence[int], shape: tuple[int, ...], dtype: np.dtype) -> None:
         self.place = {moment: place for place, moment in enumerate(sorted(set(moments)))}
-        self.kept = np.zeros((3, len(self.place), *shape), dtype)
+        self.kept = np.zeros((4, len(self.place), *shape), dtype)
         self.clipped, self.seen = np.zeros((shape[0], 2)), 0
 
-    def state(self, moment: int, theta: Array, omega: Array, momentum: Array | None = None) -> None:
+    def state(self, moment: int, theta: Array, omega: Array, estimate: Array | None = None) -> None:
+        """estimate (2, R, d): p and d."""
         if moment in self.place:
-            for kept, now in zip(self.kept, (theta, omega, momentum), strict=True):
-                kept[self.place[moment]] = 0.0 if now is None else now
+            self.kept[:2, self.place[moment]] = theta, omega
+            self.kept[2:, self.place[moment]] = 0.0 if estimate is None else estimate
 
     def share(self, clipped: Array) -> None:
         self.clipped, self.seen = self.clipped + clipped, self.seen + 1
 
     def path(self) -> Path:
-        theta, omega, momentum = self.kept
-        return Path(np.array(list(self.place)), theta, omega, momentum, self.clipped / max(self.seen, 1))
+        theta, omega, momentum, dual = self.kept
+        share = self.clipped / max(self.seen, 1)
+        return Path(np.array(list(self.place)), theta, omega, momentum, dual, share)
 
 
 def sampled_rows(
@@ -106,7 +112,7 @@ def momentum_runs(
             drawn = generator.standard_normal((2, len(noisy), theta.shape[1]), dtype.type)
             estimate[:, noisy] += deviation[step, noisy, None].astype(dtype) * drawn
         recorder.share(found.clipped)
-        recorder.state(step, theta, omega, estimate[0])
+        recorder.state(step, theta, omega, estimate)
         size = dtype.type(sizes[step])
         theta += size * (project(theta - STEP * estimate[0]) - theta)
         omega += size * (project(omega + STEP * estimate[1]) - omega)
@@ -210,4 +216,4 @@ def recursive_runs(
         omega = project(omega + dtype.type(settings.rate) * estimate[1])
     recorder.state(steps, theta, omega)
     path = recorder.path()
-    return Path(path.steps * 2 * settings.batch, path.theta, path.omega, path.momentum, path.clipped)
+    return replace(path, steps=path.steps * 2 * settings.batch)

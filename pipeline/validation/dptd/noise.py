@@ -1,4 +1,4 @@
-"""How much Gaussian noise: the paper's theorems with their side conditions, or dp-accounting.
+"""How much Gaussian noise: the paper's theorems with their side conditions, or an accountant.
 
 The paper adds N(0, σ²) to the momentum estimate (1 − αν)p + αν·g itself, so that step t's noise multiplier is
 σ/(αν_{t−1}·2√2·G), weakest at t = 0, where there is no factor. The accountant's calibration adds αν_{t−1}·N(0, σ²),
@@ -8,26 +8,30 @@ one multiplier for all steps. Both players use one sampled transition, hence √
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from pipeline.accounting.dptd import (
-    composed_subsampled_gaussian_epsilon,
-    joint_sensitivity,
+from pipeline.accounting.dptd import joint_sensitivity
+from pipeline.accounting.subset_sampling import (
+    Phases,
+    composed_epsilon,
     least_noise_multiplier,
+    pair_epsilon,
+    renyi_epsilon,
 )
 from pipeline.validation.dptd.environments import Array
 
 Neighbors = Literal["transition", "trajectory"]
 Kind = Literal["paper", "accountant"]
 MOMENTUM = 3.0  # α = β
-# Rényi orders that calibrate: a tenth of the accountant's work, a little more noise than all orders would ask for.
-ORDERS = (1.05, 1.25, 1.5, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 18, 20, 22, 24, 28, 32, 36, 40, 48, 64, 96, 512)
-HIGH_ORDERS = (32, 64, 96, 128, 192, 512)  # for ε < SMALL
-SMALL = 0.5
-BUCKET = 1.15  # multipliers of steps are rounded down to powers of this: a valid bound, with few distinct steps
+# Rényi orders of the comparison: a tenth of the work.
+FEW_ORDERS = (1.25, 1.5, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 18, 20, 22, 24, 28, 32, 36, 40, 48, 64, 96, 512)
+WEAK = 4.0  # times the smallest multiplier
+BUCKET = 1.15  # of the multipliers that are accounted together
 
 
 def step_sizes(steps: int) -> Array:
@@ -111,13 +115,43 @@ def admissible_noise(budget: Budget) -> PaperNoise | None:
     return None
 
 
-def paper_certified(budget: Budget, sigma: float) -> float:
-    """ε at the budget's δ that dp-accounting certifies for constant noise σ on the momentum; infinite for none."""
+@dataclass(frozen=True)
+class Bracket:
+    """ε at the budget's δ. high: certified. low: spent on one legal pair of neighbours. renyi: certified by the looser
+    Rényi bound.
+    """
+
+    low: float
+    high: float
+    renyi: float
+
+
+def bracket(budget: Budget, sigma: float) -> Bracket:
+    """Both bounds for constant noise σ on the momentum; the one from below ignores the noisiest steps."""
+    rounded, raised = paper_phases(budget, sigma), paper_phases(budget, sigma, math.ceil)
+    weak = [phase for phase in raised if phase[0] <= WEAK * min(raised)[0]]
+    return Bracket(
+        pair_epsilon(1.0 / budget.population, weak, budget.delta),
+        composed_epsilon(budget.population, rounded, budget.delta),
+        few_orders(budget.population, rounded, budget.delta),
+    )
+
+
+def few_orders(population: int, phases: Phases, delta: float, sample_size: int = 1) -> float:
+    """`renyi_epsilon` in a tenth of its time."""
+    return renyi_epsilon(population, phases, delta, sample_size, FEW_ORDERS)
+
+
+def paper_phases(
+    budget: Budget, sigma: float, rounding: Callable[[float], int] = math.floor
+) -> list[tuple[float, int]]:
+    """(noise multiplier, steps) of constant noise σ on the momentum, rounded to powers of BUCKET: down for a bound
+    from above, up for one from below.
+    """
     first = sigma / joint_sensitivity(budget.clip)
     multipliers = first / (MOMENTUM * step_sizes(budget.steps - 1))
-    powers, counts = np.unique(np.floor(np.log(multipliers) / math.log(BUCKET)), return_counts=True)
-    phases = [(first, 1)] + [(BUCKET ** float(power), int(many)) for power, many in zip(powers, counts, strict=True)]
-    return composed_subsampled_gaussian_epsilon(budget.population, phases, budget.delta, orders=ORDERS)
+    powers = Counter(rounding(float(power)) for power in np.log(multipliers) / math.log(BUCKET))
+    return [(first, 1)] + [(BUCKET**power, many) for power, many in sorted(powers.items())]
 
 
 def accountant_sigma(budget: Budget) -> float:
@@ -125,8 +159,7 @@ def accountant_sigma(budget: Budget) -> float:
 
     Theorem and assumptions: `pipeline.accounting.dptd.dptd`.
     """
-    orders = ORDERS if budget.epsilon >= SMALL else HIGH_ORDERS
-    multiplier = least_noise_multiplier(budget.epsilon, budget.population, budget.steps, budget.delta, orders=orders)
+    multiplier = least_noise_multiplier(budget.epsilon, budget.population, budget.steps, budget.delta)
     return multiplier * joint_sensitivity(budget.clip)
 
 

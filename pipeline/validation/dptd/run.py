@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from types import MappingProxyType
 
-from pipeline.validation.dptd import outcomes, scaling, theory
+from pipeline.validation.dptd import audit, outcomes, scaling, theory
 from pipeline.validation.dptd.environments import TASKS
 from pipeline.validation.dptd.noise import Kind
 from pipeline.validation.dptd.policies import FOLDER, load
@@ -26,7 +26,9 @@ def run(quick: bool) -> Report:
     problems = [prepare(task, epochs[name], runs, LIMIT[quick]) for name, task in TASKS.items()]
     _print_scores(problems)
     rows = [theory.calibrations(problem) for problem in (problems[:1] if quick else problems)]
-    claims = [*theory.privacy_claims(problems[0], rows[0], 10 if quick else 60)]
+    claims = [each for problem, own in zip(problems, rows, strict=False)
+              for each in theory.privacy_claims(problem, own, 10 if quick else 60)]
+    claims += audit.claims(problems[0], problems[0].budget(EPSILON))
     claims += theory.assumption_claims(problems[0])
     found, epsilons = [], QUICK_EPSILONS if quick else EPSILONS
     for problem in problems:

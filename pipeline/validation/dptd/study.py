@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.accounting.dptd import joint_sensitivity, least_noise_multiplier
+from pipeline.accounting.dptd import joint_sensitivity
+from pipeline.accounting.subset_sampling import least_noise_multiplier
 from pipeline.validation.dptd.algorithms import (
     Path,
     Recursion,
@@ -25,7 +26,7 @@ from pipeline.validation.dptd.algorithms import (
 )
 from pipeline.validation.dptd.environments import Array, Task
 from pipeline.validation.dptd.network import initial
-from pipeline.validation.dptd.noise import ORDERS, Budget, Kind, Neighbors, deviations
+from pipeline.validation.dptd.noise import Budget, Kind, Neighbors, deviations
 from pipeline.validation.dptd.policies import load
 from pipeline.validation.dptd.trajectories import Transitions, collect
 
@@ -131,7 +132,7 @@ def baselines(problem: Problem) -> dict[str, Path]:
     epochs = max(1, round(problem.epochs))
     full = least_noise_multiplier(EPSILON, len(data), epochs, DELTA, len(data))
     steps = RECURSION.steps(len(data), epochs)
-    batch = least_noise_multiplier(EPSILON, len(data), steps, DELTA, RECURSION.batch, ORDERS)
+    batch = least_noise_multiplier(EPSILON, len(data), steps, DELTA, RECURSION.batch)
     full_sigma = full * joint_sensitivity(CLIP) / len(data)
     batch_sigma = batch * RECURSION.sensitivity(CLIP)
     return {"SGD": sgd_runs(data, start, rows, SGD_RATE, moments(problem).tolist()),
