@@ -103,7 +103,7 @@ def inexact_pointwise(epsilon: float, delta: float, log_error: float) -> Guarant
     not_negative("log_error", log_error)
     return guarantee(
         epsilon + 2.0 * log_error,
-        delta * math.exp(min(log_error, 700.0)),
+        math.exp(min(math.log(delta) + log_error, 1.0)) if delta > 0.0 else 0.0,  # e is as vacuous as any
         "one draw from the inexact policy",
         (
             f"its log-probabilities are within {log_error:g} of the exact ones, for both neighbouring data sets",
@@ -132,3 +132,18 @@ def draw_after_randomized_response(epsilon_draw: float, epsilon_label: float) ->
     factor = LabelNoise.of(positive("epsilon_label", epsilon_label)).factor
     product = math.tanh(positive("epsilon_draw", epsilon_draw) / 2.0) * factor
     return min(2.0 * math.atanh(product) if product < 1.0 else math.inf, epsilon_draw, epsilon_label)
+
+
+def combined_draw(epsilon_draw: float, epsilon_label: float) -> Guarantee:
+    """`draw_after_randomized_response` with what it assumes."""
+    return guarantee(
+        draw_after_randomized_response(epsilon_draw, epsilon_label),
+        0.0,
+        "one draw from a policy that was fitted to randomised labels",
+        (
+            f"the draw is {epsilon_draw:g}-differentially private in each randomised label",
+            f"each of them is the true label after randomised response at epsilon {epsilon_label:g}, independent coins",
+            "nothing else made from the randomised labels is released: whoever publishes them stands at"
+            f" epsilon {epsilon_label:g}",
+        ),
+    )

@@ -19,6 +19,7 @@ fixed in advance: an ε computed from private features is not itself covered.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 
 from pipeline.accounting.guarantee import (
@@ -73,10 +74,11 @@ class Thresholds:
 def tail_mass(reference_odds: float, kl_coef: float, penalty_gap: float, reward_gap: float) -> float:
     """δ = odds·exp(−(penalty_gap − reward_gap)/η): the mass a policy can give to actions penalised by penalty_gap more.
 
-    May exceed 1, where it promises nothing. The reward gap bounds how much better than G such an action may look.
+    May exceed 1, where it promises nothing. The reward gap bounds how much better than G such an action may look. Never
+    0, which would be another promise: where the exponential underflows it is the least normal number.
     """
     exponent = (reward_gap - penalty_gap) / kl_coef + math.log(reference_odds)
-    return math.exp(exponent) if exponent < 700.0 else math.inf
+    return max(math.exp(exponent), sys.float_info.min) if exponent < 700.0 else math.inf
 
 
 # --- multi-armed bandit ----------------------------------------------------------------------------------------------
@@ -305,6 +307,27 @@ def rlhf_label_instance_epsilon(
     return action_width * pair_width / (curvature_floor(parameter_norm, feature_norm) * positive("kl_coef", kl_coef))
 
 
+def rlhf_label_instance(
+    kl_coef: float, parameter_norm: float, action_width: float, pair_width: float, feature_norm: float = 1.0
+) -> Guarantee:
+    """`rlhf_label_instance_epsilon` with what it assumes."""
+    return guarantee(
+        rlhf_label_instance_epsilon(kl_coef, parameter_norm, action_width, pair_width, feature_norm),
+        0.0,
+        "one response drawn from the policy, for these features,",
+        (
+            LABEL,
+            f"between two responses to the prompt the features differ by at most {action_width:g}, those of a pair in"
+            f" the data by at most {pair_width:g}, in the norm of the inverse of lambda * I + sum of x x^T",
+            "plain Bradley-Terry loss on true labels, minimised exactly over norms of at most"
+            f" {parameter_norm:g}, with a ridge kappa >= gamma * lambda",
+            GIBBS,
+            FIXED,
+            DRAW_ONLY,
+        ),
+    )
+
+
 def rlhf_draw(
     kl_coef: float,
     lambda_min: float,
@@ -326,6 +349,8 @@ def rlhf_draw(
     likelihood of randomised labels, for tuned features, for PPO policies.
     """
     split = None if thresholds is None else thresholds.check()
+    if ridge is not None and lambda_min < ridge:
+        raise OutsideAssumptions("lambda_min", f"is at least the ridge {ridge:g}, got {lambda_min:g}; correct one")
     epsilon = rlhf_epsilon(
         kl_coef,
         lambda_min,

@@ -11,6 +11,7 @@ import typer
 from pipeline.core.errors import UserError
 
 if TYPE_CHECKING:
+    from pipeline.accounting.draws import Thresholds
     from pipeline.accounting.guarantee import Guarantee
 
 app = typer.Typer(
@@ -24,6 +25,10 @@ LambdaMin = Annotated[
     float, typer.Option("--lambda-min", help="μ: least eigenvalue of λI + Σφφᵀ, a lower bound for both neighbours.")
 ]
 Delta = Annotated[float, typer.Option("--delta", help="δ in [0, 1).")]
+Tau = Annotated[float | None, typer.Option("--tau", help="Approximate: width from which actions are badly covered.")]
+Core = Annotated[float | None, typer.Option("--core", help="Approximate: largest width of the well covered ones.")]
+Odds = Annotated[float | None, typer.Option("--reference-odds", help="Approximate: π0(badly) / π0(well covered).")]
+Apart = Annotated[float | None, typer.Option("--separation", help="Approximate: largest ‖φ‖ between the two.")]
 TargetDelta = Annotated[float, typer.Option("--target-delta", help="δ of the result, in (0, 1).")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON, which is also the default and the only format.")]
 
@@ -101,12 +106,21 @@ def linear(
     reward_abs_max: Annotated[float, typer.Option("--reward-abs-max", help="R: rewards lie in [−R, R], > 0.")],
     lambda_min: LambdaMin,
     rows: Annotated[int, typer.Option("--rows", help="N: rows of the data set, ≥ 0.")],
+    parameter_norm: Annotated[
+        float | None, typer.Option("--parameter-norm", help="B of a fit constrained to ‖θ‖ ≤ B: no √N.")
+    ] = None,
+    tau: Tau = None,
+    core: Core = None,
+    reference_odds: Odds = None,
+    separation: Apart = None,
     as_json: AsJson = True,
 ) -> None:
-    """One action of a Gibbs policy on a ridge estimate; features of norm at most 1."""
+    """One action of a Gibbs policy on a ridge estimate; features of norm at most 1. With --tau approximate."""
     from pipeline.accounting.draws import linear_draw
 
-    _print(linear_draw, kl_coef, pessimism, reward_abs_max, lambda_min, rows)
+    split = _thresholds(tau, core, reference_odds, separation)
+    given = {"thresholds": split, "parameter_norm": parameter_norm}
+    _print(linear_draw, kl_coef, pessimism, reward_abs_max, lambda_min, rows, **given)
 
 
 @app.command()
@@ -118,9 +132,13 @@ def rlhf(
     feature_norm: Annotated[float, typer.Option("--feature-norm", help="Largest ‖φ‖, > 0.")] = 1.0,
     pessimism: Annotated[float, typer.Option("--pessimism", help="β ≥ 0; the label notion does not need it.")] = 0.0,
     ridge: Annotated[float | None, typer.Option("--ridge", help="λ of Σ; sharpens the label notion.")] = None,
+    tau: Tau = None,
+    core: Core = None,
+    reference_odds: Odds = None,
+    separation: Apart = None,
     as_json: AsJson = True,
 ) -> None:
-    """One response of a Gibbs policy on a constrained Bradley–Terry fit with frozen features."""
+    """One response of a Gibbs policy on a constrained Bradley–Terry fit, frozen features. With --tau approximate."""
     from pipeline.accounting.draws import rlhf_draw
 
     _print(
@@ -132,15 +150,62 @@ def rlhf(
         feature_norm=feature_norm,
         pessimism=pessimism,
         ridge=ridge,
+        thresholds=_thresholds(tau, core, reference_odds, separation),
     )
+
+
+@app.command("rlhf-features")
+def rlhf_features(
+    kl_coef: KlCoef,
+    parameter_norm: Annotated[float, typer.Option("--parameter-norm", help="B: the fit is over ‖θ‖ ≤ B, > 0.")],
+    action_width: Annotated[float, typer.Option("--action-width", help="Largest ‖φ_a − φ_b‖ over Σ^½, of a prompt.")],
+    pair_width: Annotated[float, typer.Option("--pair-width", help="Largest ‖x‖ over Σ^½, of the pairs in the data.")],
+    feature_norm: Annotated[float, typer.Option("--feature-norm", help="Largest ‖φ‖, > 0.")] = 1.0,
+    as_json: AsJson = True,
+) -> None:
+    """One response as by `rlhf`, label notion, for the features at hand: never more than the worst case."""
+    from pipeline.accounting.draws import rlhf_label_instance
+
+    _print(rlhf_label_instance, kl_coef, parameter_norm, action_width, pair_width, feature_norm)
+
+
+@app.command()
+def inexact(
+    epsilon: Annotated[float, typer.Option("--epsilon", help="ε of a draw from the exact policy.")],
+    delta: Delta = 0.0,
+    distance: Annotated[float | None, typer.Option("--distance", help="Total variation from it, in [0, 1].")] = None,
+    log_error: Annotated[float | None, typer.Option("--log-error", help="Or |log π̂/π| everywhere, nats.")] = None,
+    as_json: AsJson = True,
+) -> None:
+    """One draw from a policy that is near the exact one, for both neighbouring data sets."""
+    from pipeline.accounting.composition import inexact_pointwise, inexact_total_variation
+
+    if (distance is None) == (log_error is None):
+        raise UserError("account inexact needs --distance or --log-error: pass one of them")
+    if distance is not None:
+        _print(inexact_total_variation, epsilon, delta, distance)
+    else:
+        _print(inexact_pointwise, epsilon, delta, log_error)
+
+
+@app.command()
+def combined(
+    epsilon_draw: Annotated[float, typer.Option("--epsilon-draw", help="ε of the draw in each randomised label.")],
+    epsilon_label: Annotated[float, typer.Option("--epsilon-label", help="ε of randomised response.")],
+    as_json: AsJson = True,
+) -> None:
+    """One draw from a policy fitted to randomised labels, where nothing but the draw is released."""
+    from pipeline.accounting.composition import combined_draw
+
+    _print(combined_draw, epsilon_draw, epsilon_label)
 
 
 @app.command()
 def repeated(
     epsilon: Annotated[float, typer.Option("--epsilon", help="ε of one draw, by bandit, linear or rlhf.")],
-    delta: Delta,
     draws: Annotated[int, typer.Option("--draws", help="m ≥ 1, fixed in advance.")],
     target_delta: TargetDelta,
+    delta: Delta = 0.0,
     as_json: AsJson = True,
 ) -> None:
     """m draws from one Gibbs policy."""
@@ -180,6 +245,19 @@ def private_rl(
     from pipeline.accounting.private_rl import private_rl as accountant
 
     _print(accountant, updates, epsilon_total, delta, sensitivity)
+
+
+def _thresholds(
+    tau: float | None, core: float | None, reference_odds: float | None, separation: float | None
+) -> Thresholds | None:
+    """The split of actions behind an approximate guarantee; None without --tau."""
+    from pipeline.accounting.draws import Thresholds
+
+    if tau is None or core is None or reference_odds is None:
+        if (tau, core, reference_odds, separation) != (None, None, None, None):
+            raise UserError("an approximate guarantee needs --tau, --core and --reference-odds: pass all of them")
+        return None
+    return Thresholds(tau, core, reference_odds, separation)
 
 
 def _asked(accountant: Callable[..., Guarantee], *given: Any, **named: Any) -> Guarantee:

@@ -93,6 +93,13 @@ def test_repeated_draws_refuse_a_delta_that_is_already_spent() -> None:
         repeated_draws(0.5, 1e-6, 10, 1e-6)
 
 
+def test_a_vacuous_log_error_is_vacuous() -> None:
+    """e^α of a hopeless α is not cut to a number that a tiny δ makes small."""
+    assert inexact_pointwise(1.0, 1e-310, 800.0).delta == 1.0
+    assert inexact_pointwise(1.0, 0.0, 800.0).delta == 0.0
+    assert inexact_pointwise(1.0, 1e-310, 700.0).delta == pytest.approx(math.exp(700.0 + math.log(1e-310)))
+
+
 def test_inexact_policies() -> None:
     assert inexact_total_variation(1.0, 1e-3, 0.01).delta == pytest.approx(1e-3 + (1 + math.e) * 0.01)
     assert inexact_total_variation(800.0, 0.0, 0.0).delta == 0.0

@@ -129,6 +129,7 @@ def test_instance_form_at_its_worst_is_the_worst_case() -> None:
         (lambda: linear_draw(1.0, 1.0, 1.0, 1.0, 5, thresholds=Thresholds(0.1, 0.2, 1.0)), "core"),
         (lambda: rlhf_draw(1.0, 1.0, 1.0, "swap"), "notion"),
         (lambda: rlhf_draw(1.0, 1.0, 400.0, "label"), "parameter_norm"),
+        (lambda: rlhf_draw(1.0, 0.5, 1.0, "label", ridge=1.0), "lambda_min"),
     ],
 )
 def test_outside_the_assumptions(call: object, name: str) -> None:
