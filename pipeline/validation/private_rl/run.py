@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from pipeline.validation.lab import Report
-from pipeline.validation.private_rl import accounts, covers, design, honest, outcome, plateaus, plots, rates
+from pipeline.validation.private_rl import (
+    accounts,
+    coverability,
+    covers,
+    design,
+    honest,
+    outcome,
+    plateaus,
+    plots,
+    rates,
+    scaling,
+)
 from pipeline.validation.private_rl.worlds import random_worlds
 
 
@@ -14,6 +25,7 @@ def run(quick: bool) -> Report:
     cells = honest.measure(worlds, 200 if quick else 1000, (8.0, 5.0) if quick else (8.0, 5.0, 2.0, 1.0))
     grown = rates.measure(quick)
     covered = covers.measure(quick)
+    scaled = scaling.measure(8 if quick else 60, 51, scaling.OUTCOME_EPISODES[: 3 if quick else 4])
     episodes = 512
     matrices = design.measure(episodes, 6 if quick else 40)
     return Report(
@@ -24,6 +36,8 @@ def run(quick: bool) -> Report:
             *honest.claims(cells, table),
             *rates.claims(grown),
             *covers.claims(covered),
+            *scaling.claims(scaled, 51),
+            *coverability.claims(500 if quick else 5000, 52),
             *design.claims(matrices, episodes),
         ],
         tables={
@@ -34,6 +48,7 @@ def run(quick: bool) -> Report:
             "theory_batch": plateaus.theory_rows(),
             "growth": [row for each in grown for row in each.rows()],
             "covers": covered.rows(),
+            "scaling": scaling.rows(scaled),
             "design_matrix": design.rows(matrices),
         },
         figures={
@@ -41,6 +56,7 @@ def run(quick: bool) -> Report:
             "temperature": plots.temperature(table),
             "growth": plots.growth(grown),
             "covers": plots.cover(covered),
+            "scaling": scaling.figure(scaled),
             "design_matrix": plots.matrices(matrices),
         },
     )
