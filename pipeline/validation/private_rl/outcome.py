@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.validation.private_rl.updates import DELTA, Array, Schedule, draw
+from pipeline.validation.private_rl.updates import DELTA, Array, Memory, Schedule, draw
 
 HORIZON = 4
 SEQUENCES = 2**HORIZON  # action sequences, a₁ the most significant bit
@@ -117,20 +117,13 @@ def regret_curves(
     The regret of the policy that is played, not of its realised outcomes: less noise, same mean.
     """
     regret = np.empty((runs, schedule.episodes), dtype=np.float32)
-    seen: list[Array] = []
-    loss = np.zeros((runs, len(HYPOTHESES)), dtype=np.int32)
-    start = 0
+    memory, start = Memory(schedule.window, (runs, len(HYPOTHESES))), 0
     for size in schedule.sizes:
-        chosen = draw(optimism * world.first_value - loss, exponent, rng)
+        chosen = draw(optimism * world.first_value - memory.total, exponent, rng)
         regret[:, start : start + size] = world.regret[chosen, None]
         contexts = rng.integers(len(CONTEXTS), size=(runs, size))
         rows = contexts * SEQUENCES + world.played[chosen[:, None], contexts]
-        batch = world.losses[rows].sum(axis=1, dtype=np.int32)
-        loss += batch
-        if schedule.window is not None:
-            seen.append(batch)
-            if len(seen) > schedule.window:
-                loss -= seen.pop(0)
+        memory.add(world.losses[rows].sum(axis=1, dtype=np.int32))
         start += size
     return regret
 

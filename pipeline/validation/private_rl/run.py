@@ -5,6 +5,7 @@ from __future__ import annotations
 from pipeline.validation.lab import Report
 from pipeline.validation.private_rl import (
     accounts,
+    audit,
     coverability,
     covers,
     design,
@@ -32,6 +33,7 @@ def run(quick: bool) -> Report:
         name="private_rl",
         claims=[
             *accounts.claims(random_worlds(4 if quick else 24, seed=5)),
+            *audit.claims(quick),
             *plateaus.claims(table),
             *honest.claims(cells, table),
             *rates.claims(grown),
@@ -42,6 +44,7 @@ def run(quick: bool) -> Report:
         ],
         tables={
             "accounting": accounts.table(),
+            "spending": audit.rows(),
             "table_1": plateaus.rows(table),
             "temperature": [made.row() | {"exponent": x} for (_, x), made in table.swept.items()],
             "honest": honest.rows(cells),

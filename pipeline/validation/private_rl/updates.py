@@ -44,6 +44,22 @@ class Schedule:
         return later if self.window is None else min(self.window, later)
 
 
+class Memory:
+    """The summed losses that the next update scores: of all batches, or of the last `window` of them."""
+
+    def __init__(self, window: int | None, shape: tuple[int, ...]) -> None:
+        self.window, self.total = window, np.zeros(shape, dtype=np.int32)
+        self._kept: list[Array] = []
+
+    def add(self, batch: Array) -> None:
+        """One more batch, of the given shape; what falls out of the window no longer counts."""
+        self.total = self.total + batch
+        if self.window is not None:
+            self._kept.append(batch)
+            if len(self._kept) > self.window:
+                self.total = self.total - self._kept.pop(0)
+
+
 def fixed(episodes: int, batch: int) -> Schedule:
     """The paper's equal batches; the last may be shorter."""
     full, rest = divmod(episodes, batch)
