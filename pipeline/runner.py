@@ -82,8 +82,8 @@ def settings_fingerprint(stage: Stage, recipe: Recipe) -> str:
 def _settings(stage: Stage, recipe: Recipe) -> dict[str, Any]:
     """What the recipe says in the stage's sections, or in single keys of them (`section.key`)."""
     tree = effective(Recipe, to_tree(recipe))
-    tree |= {f"{section}.{key}": tree[section][key] for section, _, key in (n.partition(".") for n in stage.sections)
-             if key}  # fmt: skip
+    single = (name.partition(".") for name in stage.sections)
+    tree |= {f"{section}.{key}": tree[section][key] for section, _, key in single if key and key in tree[section]}
     return {section: tree[section] for section in stage.sections if section in tree}
 
 

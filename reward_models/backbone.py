@@ -28,7 +28,7 @@ def load_backbone(path: Path, recipe: Recipe, renderer: Renderer) -> Any:
             DTYPES[recipe.model.dtype],
             pad_token_id=pad,
             four_bit=settings.quantize is not None,
-            token_sum=settings.pooling == "last_sum",
+            token_sum=settings.feature_blocks == 2,
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         cause = " ".join(str(error).split())[:200]

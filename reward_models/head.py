@@ -106,7 +106,7 @@ def _fit(
 ) -> tuple[LinearFit, RidgeSelection]:
     """The ridge by the `folds` (m,) of the pairs `judged`, then the fit to `features`."""
     spread = features.spread
-    blocks = 2 if settings.pooling == "last_sum" else 1
+    blocks = settings.feature_blocks
     basis = pair_basis(
         *_sides(features), num_components=settings.num_components, whiten=False, blocks=blocks, spread=spread
     )

@@ -110,6 +110,11 @@ class RewardConfig:
     trainer_args: dict[str, Any] = Field(default_factory=dict)
     """Passed on to trl.RewardConfig, checked against its fields."""
 
+    @property
+    def feature_blocks(self) -> int:
+        """Blocks of features, each in a unit of its own: the last token's state, and with pooling the sum."""
+        return 2 if self.pooling else 1
+
     def __post_init__(self) -> None:
         if self.mode == "head":
             if self.micro_batch_size is not None:

@@ -134,7 +134,7 @@ def load_pool(
         sides = (drawn.features[:, place:even:2].flatten(0, 1) for place in (0, 1))
         components = context.recipe.reward.num_components or COMPONENTS
         components = min(components, drawn.features.shape[-1])
-        blocks = 2 if context.recipe.reward.pooling == "last_sum" else 1
+        blocks = context.recipe.reward.feature_blocks
         basis = pair_basis(*sides, num_components=components, whiten=False, blocks=blocks)
     return Pool(drawn, basis.coordinates(drawn.features), truth_of(drawn, context.recipe)), basis
 

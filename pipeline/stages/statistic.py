@@ -83,7 +83,8 @@ def run(context: StageContext) -> dict[str, Any]:
 def coordinates(features: PairFeatures, recipe: Recipe) -> tuple[FeatureBasis, torch.Tensor]:
     """The basis that reward.num_components asks for, and the differences (n, k) of all pairs in it, in their order."""
     sides, spread = (features.chosen, features.rejected), features.spread
-    basis = pair_basis(*sides, num_components=recipe.reward.num_components, whiten=False, spread=spread)
+    count, blocks = recipe.reward.num_components, recipe.reward.feature_blocks
+    basis = pair_basis(*sides, num_components=count, whiten=False, blocks=blocks, spread=spread)
     own = basis.coordinates(features.chosen) - basis.coordinates(features.rejected)
     if features.numbers is None:
         return basis, own

@@ -88,7 +88,7 @@ class Statistic(Stage):
     name = "statistic"
     said = "one noisy sum of the true labels, for recipes with `privatize.trust: holder`."
     reads = ("privatize", "sft")
-    sections = ("model", "data", "privatize", "reward.num_layers", "reward.num_components")
+    sections = ("model", "data", "privatize", "reward.num_layers", "reward.num_components", "reward.pooling")
     any_world = True
 
 

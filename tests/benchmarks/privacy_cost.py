@@ -24,6 +24,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -155,10 +156,16 @@ def make_pool(run: RunDir, recipe: Recipe, prompts: list[Any], candidates: int) 
 # --- fits -------------------------------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=1)
+def true_labels(seed: int) -> list[int]:
+    """(m,) ±1: Bradley–Terry labels of the seed."""
+    return task.draw_labels(task.load_pairs("train"), seed)
+
+
+@lru_cache(maxsize=1)
 def private_labels(seed: int, epsilon: float) -> torch.Tensor:
-    """(m,) ±1: Bradley–Terry labels of the seed, randomised at ε; at falling ε a chain, as the pipeline's."""
-    pairs = task.load_pairs("train")
-    labels = task.draw_labels(pairs, seed)
+    """(m,) ±1: those labels, randomised at ε; at falling ε a chain, as the pipeline's."""
+    labels = true_labels(seed)
     if math.isfinite(epsilon):
         mechanism, prf = RandomizedResponse(epsilon), insecure_seed_key(seed).prf
         labels = [mechanism.release(prf, str(i).encode(), label) for i, label in enumerate(labels)]
@@ -188,9 +195,8 @@ def scored(
 
 def known_sizes(pool: Pool, recipe: Recipe) -> FeatureBasis:
     """The recipe's coordinates, each in units of the weight that the true margins of the training pairs have there."""
-    blocks = 2 if recipe.reward.pooling == "last_sum" else 1
-    how: dict[str, Any] = {"num_components": recipe.reward.num_components, "whiten": False, "blocks": blocks}
-    basis = pair_basis(pool.first, pool.second, **how)
+    count, blocks = recipe.reward.num_components, recipe.reward.feature_blocks
+    basis = pair_basis(pool.first, pool.second, num_components=count, whiten=False, blocks=blocks)
     x = basis.coordinates(pool.first - pool.second)
     gram = x.T @ x
     gram.diagonal().add_(x.shape[1] / 4.0)  # margins of standard deviation 2 before they are seen

@@ -30,6 +30,7 @@ from pipeline.privacy.keys import keygen, load_key
 from pipeline.privacy.ledger import Ledger
 from pipeline.stages import privatize
 from pipeline.stages import statistic as stage
+from pipeline.stages.table import stage_of
 from reward_models.basis import FeatureBasis
 from reward_models.central import GRID, load_statistic
 
@@ -231,6 +232,12 @@ def test_what_a_recipe_may_not_ask_for(changes: dict[str, Any], said: str) -> No
         given[name] = {**given.get(name, {}), **value} if isinstance(value, dict) else value
     with pytest.raises(UserError, match=said):
         parse(Recipe, given, "r")
+
+
+def test_another_pooling_is_another_sum() -> None:
+    recipes = (load_recipe(Recipe, TINY, own) for own in ((), ("reward.pooling=last_sum",)))
+    plain, pooled = (runner._settings(stage_of("statistic"), recipe) for recipe in recipes)
+    assert pooled == plain | {"reward.pooling": "last_sum"}
 
 
 def test_what_the_stages_refuse(tmp_path: Path, key: Path, context: Make, workspace: Workspace) -> None:
