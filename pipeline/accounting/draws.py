@@ -118,6 +118,17 @@ def bandit_pure(kl_coef: float, pessimism: float, reward_range: float, min_count
     return guarantee(epsilon, 0.0, "one action drawn from the bandit policy", assumptions)
 
 
+def bandit_unconditional(kl_coef: float, pessimism: float, reward_range: float) -> Guarantee:
+    """As `bandit_pure` for every data set: an arm without records has mean reward 0 and counts as one record in β/√N.
+
+    Theorem 1, convention B: ε = max(R, R/2 + β·g(1))/η, rewards in [0, R]; the first record of an arm moves its mean by
+    at most R and no penalty, each later one as at M = 1. Attained.
+    """
+    epsilon = max(reward_range / positive("kl_coef", kl_coef), bandit_epsilon(kl_coef, pessimism, reward_range, 1))
+    rewards = f"rewards lie in [0, {reward_range:g}]; an arm without records has mean reward 0 and penalty pessimism"
+    return guarantee(epsilon, 0.0, "one action drawn from the bandit policy", (ADD_REMOVE, rewards, GIBBS, DRAW_ONLY))
+
+
 def bandit_approximate(
     kl_coef: float,
     pessimism: float,

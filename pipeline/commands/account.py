@@ -78,10 +78,13 @@ def bandit(
     max_count: Annotated[int | None, typer.Option("--max-count", help="Approximate: count of the best arm.")] = None,
     coverage_ratio: Annotated[float | None, typer.Option("--coverage-ratio", help="Approximate: c in (0, 1).")] = None,
     reference_mass: Annotated[float | None, typer.Option("--reference-mass", help="Approximate: π0(best arm).")] = None,
+    unconditional: Annotated[
+        bool, typer.Option("--unconditional", help="Pure for all data: an unseen arm counts as one record of 0.")
+    ] = False,
     as_json: AsJson = True,
 ) -> None:
-    """One pull of a Gibbs bandit policy: with --min-count pure, else approximate at any coverage."""
-    from pipeline.accounting.draws import bandit_approximate, bandit_pure
+    """One pull of a Gibbs bandit policy: with --min-count or --unconditional pure, else approximate at any coverage."""
+    from pipeline.accounting.draws import bandit_approximate, bandit_pure, bandit_unconditional
 
     approximate = {
         "--max-count": max_count,
@@ -89,9 +92,14 @@ def bandit(
         "--reference-mass": reference_mass,
     }
     given = [name for name, value in approximate.items() if value is not None]
+    pure = ["--min-count"] * (min_count is not None) + ["--unconditional"] * unconditional
+    if pure and len(pure) + len(given) > 1:
+        rest = ", ".join([*pure[1:], *given])
+        raise UserError(f"{pure[0]} (pure) does not go with {rest}: drop one kind")
+    if unconditional:
+        _print(bandit_unconditional, kl_coef, pessimism, reward_range)
+        return
     if min_count is not None:
-        if given:
-            raise UserError(f"--min-count (pure) does not go with {', '.join(given)} (approximate): drop one kind")
         _print(bandit_pure, kl_coef, pessimism, reward_range, min_count)
         return
     if len(given) < len(approximate):

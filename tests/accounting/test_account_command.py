@@ -18,6 +18,7 @@ Capture = pytest.CaptureFixture[str]
 COMMANDS = {
     "randomized-response --epsilon 0.5 --labels-per-person 100": (50.0, 0.0),
     "bandit --kl-coef 1 --pessimism 0 --reward-range 1 --min-count 9": (0.1, 0.0),
+    "bandit --kl-coef 2 --pessimism 1 --reward-range 3 --unconditional": (1.5, 0.0),
     "bandit --kl-coef 1 --pessimism 0 --reward-range 1 --max-count 90 --coverage-ratio 0.1 --reference-mass 0.5": (
         0.1,
         1.0,
@@ -79,6 +80,10 @@ def test_dptd(neighbors: str, capsys: Capture) -> None:
         (
             "bandit --kl-coef 1 --pessimism 0 --reward-range 1 --min-count 2 --max-count 9",
             "--min-count (pure) does not go with --max-count",
+        ),
+        (
+            "bandit --kl-coef 1 --pessimism 0 --reward-range 1 --min-count 2 --unconditional",
+            "--min-count (pure) does not go with --unconditional",
         ),
         ("linear --kl-coef nan --pessimism 0 --reward-abs-max 1 --lambda-min 1 --rows 1", "--kl-coef must be"),
         ("rlhf --kl-coef 1 --lambda-min 9 --parameter-norm 1 --notion swap", "--notion must be label or add-remove"),

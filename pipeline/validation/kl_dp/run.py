@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.validation.kl_dp import bandit, combined, equal_utility, extremes, linear, plots, rlhf
+from pipeline.validation.kl_dp import bandit, combined, conventions, equal_utility, extremes, linear, plots, rlhf
 from pipeline.validation.kl_dp.search import OURS, ROUNDING, Search
 from pipeline.validation.lab import Claim, Report, within
 
@@ -16,6 +16,7 @@ def run(quick: bool) -> Report:
         *linear.searches(2 if quick else 4),
         *rlhf.searches(3 if quick else 5, (0.5, 2.0) if quick else (0.5, 1.0, 2.0)),
         *rlhf.threshold_searches(2 if quick else 4),
+        *conventions.searches(2 if quick else 4),
         *combined.many_draws(200 if quick else 2000),
         *combined.inexact(300 if quick else 3000),
         combined.randomised_labels(),
@@ -28,6 +29,7 @@ def run(quick: bool) -> Report:
         claims=[
             *(search.verdict() for search in searches),
             *extremes.claims(),
+            *conventions.claims(),
             *_published(20_000 if not quick else 4000),
             *proposition,
             *equal_utility.claims(curves),
