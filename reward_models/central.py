@@ -8,7 +8,8 @@ the norm `clip` and its grid are public and made without labels. Then
 
 whose maximum is, where margins are mild, that of the convex  Σ log(1 + exp(x_i·θ)) − s̃·θ + ½θᵀΛθ,
 Λ = λ(I + v·H₀⁻¹), H₀ = H at θ = 0: a ridge that is stronger where the noise outweighs the data. λ has the largest
-marginal likelihood of s̃ at θ = 0, with the prior of `reward_models.evidence`; it reads s̃ and public features alone.
+marginal likelihood of s̃, its slope averaged over the prior of θ, which is that of `reward_models.evidence`; it reads s̃
+and public features alone.
 docs/explanation/central-label-dp.md has the proof and says who must be trusted.
 """
 
@@ -155,7 +156,7 @@ def fit_statistic(statistic: NoisyStatistic, ridge: float | None = None) -> Cent
     values, axes = torch.linalg.eigh(0.25 * x.T @ x)  # H₀
     values = values.clamp_min(1e-9 * max(float(values[-1]), 1e-300))
     if ridge is None:
-        ridge = _likeliest_ridge(values, axes.T @ (statistic.value - 0.5 * x.sum(dim=0)), noise)
+        ridge = _likeliest_ridge(values, axes.T @ (statistic.value - 0.5 * x.sum(dim=0)), noise, len(x))
     penalty = (axes * (ridge * (1.0 + noise / values))) @ axes.T
     theta = _newton(x, statistic.value, penalty)
     slope = _curvature(x, theta)
@@ -164,11 +165,17 @@ def fit_statistic(statistic: NoisyStatistic, ridge: float | None = None) -> Cent
     return CentralFit(theta, 0.5 * (information + information.T), ridge)
 
 
-def _likeliest_ridge(values: Tensor, gap: Tensor, noise: float) -> float:
-    """λ of `evidence_ridges` at which N(0, H₀ + v·I + H₀²/λ) gives s̃ − m(0) the largest density, times the prior's."""
+def _likeliest_ridge(values: Tensor, gap: Tensor, noise: float, count: int) -> float:
+    """λ of `evidence_ridges` at which N(0, H + v·I + H²/λ) gives s̃ − m(0) the largest density, times the prior's.
+
+    H is not H₀ but its mean over the prior's margins, u ~ N(0, τ²), τ² the mean of ‖x‖²/λ: E σ'(u) is near
+    ¼(1 + πτ²/8)^(−½), MacKay's probit approximation. H₀ itself would take saturation for small weights.
+    """
+    squares = 4.0 * float(values.sum()) / count
 
     def worth(ridge: float) -> float:
-        variance = values + noise + values**2 / ridge
+        slope = values / math.sqrt(1.0 + math.pi / 8.0 * squares / ridge)
+        variance = slope + noise + slope**2 / ridge
         apart = math.log((len(values) / ridge) ** 0.5 / MARGIN_SCALE) / LOG_SCALE_SPREAD
         return -0.5 * float((gap**2 / variance + variance.log()).sum()) - 0.5 * apart**2
 

@@ -9,7 +9,7 @@ from accelerate import Accelerator
 
 from pipeline.core.recipe import Recipe
 from pipeline.core.stage import StageContext
-from pipeline.data.release import Release, ReleasedPair
+from pipeline.data.release import ReleasedPair
 from pipeline.data.render import Renderer, keep_fitting_pairs
 from pipeline.lm.features import extract_features
 from reward_models.head import PairFeatures
@@ -18,7 +18,7 @@ from reward_models.spread import OverProcesses
 
 
 class RenderedPairs(NamedTuple):
-    """places: of the pairs that fit, among the rows of the release. rows: these rows. pairs: (chosen, rejected) token
+    """places: of the pairs that fit, among those given. rows: these rows. pairs: (chosen, rejected) token
     ids of each. dropped: rows left out as too long."""
 
     places: list[int]
@@ -27,9 +27,8 @@ class RenderedPairs(NamedTuple):
     dropped: int
 
 
-def rendered_pairs(release: Release, renderer: Renderer, recipe: Recipe) -> RenderedPairs:
+def rendered_pairs(everything: list[ReleasedPair], renderer: Renderer, recipe: Recipe) -> RenderedPairs:
     """The released pairs that the recipe's limits let through."""
-    everything = release.rows
     places = keep_fitting_pairs(everything, renderer, recipe.model.too_long)
     kept = [everything[place] for place in places]
     pairs = []

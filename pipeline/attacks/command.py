@@ -14,8 +14,11 @@ from pipeline.attacks.judge import FAMILY_WISE
 from pipeline.attacks.replay import Privatize, replay
 from pipeline.attacks.suite import SPECS, Outcome, run_attacks
 from pipeline.core.atomic import write_json
+from pipeline.core.documents import read_json
 from pipeline.core.errors import UserError
 from pipeline.core.noise import check_epsilon
+from pipeline.data.release import MANIFEST
+from pipeline.privacy.mechanism import NOISY_SUM
 
 DEFAULT_CANARIES = 2000
 
@@ -79,6 +82,12 @@ def _truth_file(request: Request) -> Path | None:
 def _judged(request: Request) -> tuple[dict[str, Any], str, bool]:
     """(JSON, text, leak) of whichever kind of truth there is."""
     targets, truth_file = list(request.targets), _truth_file(request)
+    for target in targets:
+        if _unlabelled(target):
+            raise UserError(
+                f"{target}: holds pairs without labels, so there is none to attack: what is known of them is one noisy"
+                " sum, whose noise the ledger's ε states"
+            )
     if request.raw is not None:
         if truth_file is not None:
             raise UserError("attack takes either --raw or canaries (--key, --truth), not both; run it twice")
@@ -109,6 +118,15 @@ def _judged(request: Request) -> tuple[dict[str, Any], str, bool]:
     if request.output is not None:
         write_json(request.output, facts, mode=0o600)
     return facts, text, leak
+
+
+def _unlabelled(target: Path) -> bool:
+    """Whether the target is a bundle of pairs of whose labels one noisy sum is released. Bundles of others may say
+    anything."""
+    try:
+        return bool(read_json(target / MANIFEST)["guarantee"]["mechanism"] == NOISY_SUM)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _affordable(targets: Sequence[Path]) -> int:

@@ -60,7 +60,8 @@ def run(context: StageContext) -> dict[str, Any]:
     noise = release.manifest.noise
     backbone_path = context.run.stage("sft") / "model"
     renderer = inputs.make_renderer(recipe, load_tokenizer(backbone_path))
-    _, rows, pairs, dropped = rendered_pairs(release, renderer, recipe)
+    everything = release.rows
+    _, rows, pairs, dropped = rendered_pairs(everything, renderer, recipe)
     training, validation = split([row.record_id for row in rows], settings.validation_fraction, recipe.seed)
 
     # --- r̄: linear head on frozen features, then optionally the whole backbone ----------------------------------------

@@ -59,7 +59,7 @@ def run(context: StageContext) -> dict[str, Any]:
     release = inputs.release(context.run)
     path = context.run.stage("sft") / "model"
     renderer = inputs.make_renderer(recipe, load_tokenizer(path))
-    kept = rendered_pairs(release, renderer, recipe)
+    kept = rendered_pairs(release.rows, renderer, recipe)
     model = RewardModel(load_backbone(path, recipe, renderer).to(accelerator.device), reward_bound=None)
     features = pair_features(context, model, kept.pairs, renderer, "frozen", accelerator)
     basis, difference = coordinates(features, recipe)

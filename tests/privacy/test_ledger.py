@@ -8,6 +8,7 @@ import stat
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -351,6 +352,20 @@ def test_noisy_counts_add_to_the_maximum_of_the_labels(key: PrivacyKey) -> None:
     assert labelers["max_epsilon"] == 5 * 2.375
     assert labelers["max_epsilon_at_delta"] == person_epsilon([(2.0, 5)], 1e-6) + 5 * 0.375
     assert ledger.verify() == []
+
+
+def test_a_noisy_sum_adds_and_older_programs_refuse_its_ledger(key: PrivacyKey, monkeypatch: Any) -> None:
+    ledger, events = Ledger.open(key), events_of("ann", 5)
+    release(ledger, events, 1.0)
+    ledger.reserve(ReleasePlan("s", 0.5, 5, "sum", "sum", delta=1e-6)).commit()
+    facts = ledger.show()
+    assert (facts["epsilon_total"], facts["delta_total"], facts["epsilon_of_counts"]) == (1.5, 1e-6, 0.0)
+    assert facts["labelers"]["max_epsilon"] == 5 * 1.5
+    with pytest.raises(UserError, match=r"over the budget of 1\.5 per"):
+        ledger.reserve(ReleasePlan("s", 0.5, 5, "another", "sum"), Budget(1.5, "event"))
+    monkeypatch.setattr("pipeline.privacy.ledger_file.READABLE", (1, 2))
+    with pytest.raises(UserError, match="has format 3"):
+        Ledger.open(key)
 
 
 def test_the_person_with_most_events_bounds_what_counts_cost(key: PrivacyKey) -> None:

@@ -16,6 +16,7 @@ from pipeline_runs import TINY, Workspace, read_json, tree
 from scipy.stats import binom
 
 from pipeline import runner, twins
+from pipeline.cli import main
 from pipeline.core.config import load_recipe, parse
 from pipeline.core.errors import UserError
 from pipeline.core.noise import LabelNoise
@@ -240,7 +241,9 @@ def test_another_pooling_is_another_sum() -> None:
     assert pooled == plain | {"reward.pooling": "last_sum"}
 
 
-def test_what_the_stages_refuse(tmp_path: Path, key: Path, context: Make, workspace: Workspace) -> None:
+def test_what_the_stages_refuse(
+    tmp_path: Path, key: Path, context: Make, workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = write(tmp_path / "raw.jsonl", [{**row, "who": "ann"} for row in rows_of(0, 60)])
     given = context(data)
     privatize.run(given)
@@ -249,6 +252,11 @@ def test_what_the_stages_refuse(tmp_path: Path, key: Path, context: Make, worksp
     for adopting in (context(given.folder / "release"), context(given.folder / "release", trust=None)):
         with pytest.raises(UserError, match="is a released bundle, and a noisy sum"):
             privatize.run(adopting)
+    capsys.readouterr()
+    assert main(["attack", str(given.folder / "release")]) == 2
+    assert "holds pairs without labels, so there is none to attack" in capsys.readouterr().err
+    assert main(["verify-release", str(given.folder / "release")]) == 0
+    assert "54 pairs without labels, of which one noisy sum is released at ε = 1 and" in capsys.readouterr().out
     with pytest.raises(UserError, match="verify-run compares runs whose released labels are the same"):
         twins.check_twins(own_recipe(data, workspace), tmp_path / "twins")
     manifest = given.folder / "release" / "manifest.json"
