@@ -89,10 +89,11 @@ def momentum_runs(
     clip: Array,
     moments: Sequence[int],
     generator: np.random.Generator,
+    step_size: float | Array = STEP,
 ) -> Path:
     """Algorithm 1; TD where the noise is zero. start: θ_0 and ω_0 (R, d). rows, deviation (T, R): the transition of
     each step and run, and the deviation of the noise on p_t and d_t. clip (R,): G, infinite for none, 0 for a run that
-    reads no data. moments: recorded t, from 0 to T − 1.
+    reads no data. moments: recorded t, from 0 to T − 1. step_size: κ = η, one or (R, 1).
     """
     theta, omega = (each.copy() for each in start)
     steps, dtype = len(rows), theta.dtype
@@ -100,7 +101,7 @@ def momentum_runs(
     recorder = _Recorder(moments, theta.shape, dtype)
     noisy = np.flatnonzero(deviation.any(axis=0))
     estimate = np.zeros((2, *theta.shape), dtype)
-    bound = clip[:, None].astype(dtype)
+    bound, length = clip[:, None].astype(dtype), np.asarray(step_size, dtype)
     for step in range(steps):
         found = gradients(theta, omega, data.take(rows[step][:, None]), bound)
         # At t = 0 the estimate is the gradient itself, without a momentum factor.
@@ -114,8 +115,8 @@ def momentum_runs(
         recorder.share(found.clipped)
         recorder.state(step, theta, omega, estimate)
         size = dtype.type(sizes[step])
-        theta += size * (project(theta - STEP * estimate[0]) - theta)
-        omega += size * (project(omega + STEP * estimate[1]) - omega)
+        theta += size * (project(theta - length * estimate[0]) - theta)
+        omega += size * (project(omega + length * estimate[1]) - omega)
     return recorder.path()
 
 
@@ -123,17 +124,20 @@ def sgd_runs(
     data: Transitions,
     start: tuple[Array, Array],
     rows: NDArray[np.int64],
-    rate: float,
+    rate: float | Array,
     moments: Sequence[int],
 ) -> Path:
-    """Projected stochastic gradient descent ascent at a constant step, one transition a step, nothing clipped."""
+    """Projected stochastic gradient descent ascent at a constant step (one, or (R, 1)), one transition a step, nothing
+    clipped.
+    """
     theta, omega = (each.copy() for each in start)
+    length = np.asarray(rate, theta.dtype)
     recorder = _Recorder(moments, theta.shape, theta.dtype)
     for step, chosen in enumerate(rows):
         recorder.state(step, theta, omega)
         found = gradients(theta, omega, data.take(chosen[:, None]))
-        theta = project(theta - theta.dtype.type(rate) * found.theta)
-        omega = project(omega + omega.dtype.type(rate) * found.omega)
+        theta = project(theta - length * found.theta)
+        omega = project(omega + length * found.omega)
     recorder.state(len(rows), theta, omega)
     return recorder.path()
 
@@ -142,36 +146,40 @@ def langevin_runs(
     data: Transitions,
     start: tuple[Array, Array],
     epochs: int,
-    rate: float,
-    sigma: float,
-    clip: float,
+    rate: float | Array,
+    sigma: float | Array,
+    clip: float | Array,
     generator: np.random.Generator,
 ) -> Path:
     """DPGLD (Wang, Chen and Xu 2019): a full gradient a step, with noise of deviation `sigma` on its mean.
 
-    Langevin's inverse temperature is 2/(rate·σ²). Recorded after every epoch, in steps of single gradients.
+    rate, sigma, clip: one, or (R, 1). Langevin's inverse temperature is 2/(rate·σ²). Recorded after every epoch, in
+    steps of single gradients.
     """
     theta, omega = (each.copy() for each in start)
     dtype = theta.dtype
+    length, spread, clip = (np.asarray(each, dtype) for each in (rate, sigma, clip))
     recorder = _Recorder([len(data) * epoch for epoch in range(epochs + 1)], theta.shape, dtype)
     for epoch in range(epochs):
         recorder.state(epoch * len(data), theta, omega)
         found = gradients(theta, omega, data, clip)
         recorder.share(found.clipped)
-        noise = dtype.type(sigma) * generator.standard_normal((2, *theta.shape), dtype.type)
-        theta = project(theta - dtype.type(rate) * (found.theta + noise[0]))
-        omega = project(omega + dtype.type(rate) * (found.omega + noise[1]))
+        noise = spread * generator.standard_normal((2, *theta.shape), dtype.type)
+        theta = project(theta - length * (found.theta + noise[0]))
+        omega = project(omega + length * (found.omega + noise[1]))
     recorder.state(epochs * len(data), theta, omega)
     return recorder.path()
 
 
 @dataclass(frozen=True)
 class Recursion:
-    """DPSRM's settings: batch drawn without replacement, `decay` a in v = g(θ) + (1 − a)(v − g(θ_before)), step."""
+    """DPSRM's settings: batch drawn without replacement, `decay` a in v = g(θ) + (1 − a)(v − g(θ_before)), and the step
+    `rate`, one or (R, 1).
+    """
 
     batch: int
     decay: float
-    rate: float
+    rate: float | Array
 
     def steps(self, rows: int, epochs: int) -> int:
         """Steps that two gradients of each batch row allow in `epochs` times `rows` gradients."""
@@ -187,8 +195,8 @@ def recursive_runs(
     start: tuple[Array, Array],
     epochs: int,
     settings: Recursion,
-    sigma: float,
-    clip: float,
+    sigma: float | Array,
+    clip: float | Array,
     generator: np.random.Generator,
 ) -> Path:
     """DPSRM (Wang, Jayaraman, Evans and Gu 2019): stochastic recursive momentum with noise `sigma` on v at every step.
@@ -201,6 +209,7 @@ def recursive_runs(
     recorder = _Recorder(every, theta.shape, dtype)
     estimate, before = np.zeros((2, *theta.shape), dtype), (theta, omega)
     keep = dtype.type(1.0 - settings.decay)
+    length, spread, clip = (np.asarray(each, dtype) for each in (settings.rate, sigma, clip))
     for step in range(steps):
         recorder.state(step, theta, omega)
         batch = data.take(generator.choice(len(data), settings.batch, replace=False))
@@ -210,10 +219,10 @@ def recursive_runs(
             old = gradients(*before, batch, clip)
             estimate = keep * (estimate - np.stack([old.theta, old.omega]))
         estimate = estimate + np.stack([found.theta, found.omega])
-        estimate += dtype.type(sigma) * generator.standard_normal(estimate.shape, dtype.type)
+        estimate += spread * generator.standard_normal(estimate.shape, dtype.type)
         before = (theta, omega)
-        theta = project(theta - dtype.type(settings.rate) * estimate[0])
-        omega = project(omega + dtype.type(settings.rate) * estimate[1])
+        theta = project(theta - length * estimate[0])
+        omega = project(omega + length * estimate[1])
     recorder.state(steps, theta, omega)
     path = recorder.path()
     return replace(path, steps=path.steps * 2 * settings.batch)

@@ -10,12 +10,13 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from pipeline.core.stats import Estimate
+from pipeline.validation.dptd import inside
 from pipeline.validation.dptd.algorithms import Path
 from pipeline.validation.dptd.environments import Array
 from pipeline.validation.dptd.metrics import mspbe, objective, subset, value_error
 from pipeline.validation.dptd.network import dimension
 from pipeline.validation.dptd.noise import Kind
-from pipeline.validation.dptd.scaling import Point, slope
+from pipeline.validation.dptd.scaling import Point
 from pipeline.validation.dptd.study import EPSILON, FIGURE_1, Arm, Problem, baselines, family
 from pipeline.validation.lab import Claim, within
 from pipeline.validation.panels import COLOURS, band, new_figure
@@ -147,15 +148,23 @@ def draw(problems: Sequence[Problem], outcomes: Sequence[Outcomes], arms: Mappin
     return figure
 
 
-def draw_scaling(points: Mapping[Kind, Sequence[Point]]) -> Figure:
-    """Eq. 4 against nε with the theorem's slope."""
-    figure, (axes,) = new_figure()
-    for place, (kind, measured) in enumerate(points.items()):
-        across = np.array([point.product for point in measured])
-        total = np.array([point.utility.total for point in measured])
-        label = f"noise: {kind}, slope {slope(measured).value:.2f}"
-        axes.errorbar(across, total.mean(1), total.std(1, ddof=1), fmt="o-", color=COLOURS[place], label=label)
-    axes.plot(across, total.mean(1)[0] * (across / across[0]) ** -0.25, "--", color="#555555", label="slope −1/4")
-    axes.set(xscale="log", yscale="log", xlabel="n ε", ylabel="Eq. 4, mean over iterates")
-    axes.legend()
+def draw_scaling(
+    outside: Mapping[Kind, Sequence[Point]], within_theorem: Mapping[Kind, Sequence[inside.Point]]
+) -> Figure:
+    """Eq. 4 against nε with the theorem's slope: at the experiments' settings, and where its conditions are met."""
+    figure, panels = new_figure(2)
+    for place, kind in enumerate(outside):
+        here, there = outside[kind], within_theorem[kind]
+        totals = (np.array([point.utility.total for point in here]), np.array([point.totals for point in there]))
+        across = np.array([point.product for point in here])
+        for axes, total in zip(panels, totals, strict=True):
+            fit = np.polyfit(np.log(across), np.log(total.mean(1)), 1)[0]
+            label = f"noise: {kind}, slope {fit:.2f}"
+            axes.errorbar(across, total.mean(1), total.std(1, ddof=1), fmt="o-", color=COLOURS[place], label=label)
+            guide = total.mean(1)[0] * (across / across[0]) ** -0.25
+            axes.plot(across, guide, "--", color="#555555", label=None if place else "slope −1/4")
+    for axes, title in zip(panels, ("the experiments' settings", "inside Theorem 5.2, linear values"), strict=True):
+        axes.set(xscale="log", yscale="log", xlabel="n ε", title=title)
+        axes.legend()
+    panels[0].set_ylabel("Eq. 4, mean over iterates")
     return figure
