@@ -360,7 +360,7 @@ def rlhf_draw(
     likelihood of randomised labels, for tuned features, for PPO policies.
     """
     split = None if thresholds is None else thresholds.check()
-    if ridge is not None and lambda_min < ridge:
+    if ridge is not None and lambda_min < ridge * (1.0 - 1e-9):  # computed eigenvalues are rounded
         raise OutsideAssumptions("lambda_min", f"is at least the ridge {ridge:g}, got {lambda_min:g}; correct one")
     epsilon = rlhf_epsilon(
         kl_coef,

@@ -137,3 +137,12 @@ def test_outside_the_assumptions(call: object, name: str) -> None:
         call()  # type: ignore[operator]
     assert refusal.value.name == name
     assert "\n" not in str(refusal.value)
+
+
+def test_a_computed_eigenvalue_may_be_rounded_below_the_ridge() -> None:
+    """The least eigenvalue of λI is λ only up to rounding."""
+    rounded = 0.3 * (1.0 - 1e-15)
+    assert rounded < 0.3
+    assert rlhf_draw(1.0, rounded, 1.0, "label", ridge=0.3).epsilon == pytest.approx(
+        rlhf_draw(1.0, 0.3, 1.0, "label", ridge=0.3).epsilon
+    )

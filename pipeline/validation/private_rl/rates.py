@@ -10,8 +10,8 @@ import numpy as np
 
 from pipeline.core.stats import Estimate, bootstrap, standard_error
 from pipeline.validation.bandits import slope_of_mean
-from pipeline.validation.lab import Claim, Kind, within
-from pipeline.validation.private_rl.general import Instances, cumulative_regret, sensitivities
+from pipeline.validation.lab import Claim, Kind, within, worst
+from pipeline.validation.private_rl.general import Instances, bellman_loss, cumulative_regret, sensitivities, squares
 from pipeline.validation.private_rl.updates import PAPER, Array, fixed, private_exponent
 from pipeline.validation.private_rl.worlds import random_worlds
 
@@ -97,3 +97,16 @@ def claims(grown: Sequence[Growth]) -> list[Claim]:
         by_arm[ROOT].exponent("Batches of sqrt(K) keep the exponent at 1/2 without privacy", "Remark 3.7", 0.55,
                               slice(None)),
     ]
+
+
+def exact(worlds: Instances) -> list[Claim]:
+    """What the infimum in Algorithm 1's loss is for, on unlimited data from every state and action of random worlds."""
+    errors = []
+    for stage in range(worlds.horizon):
+        law = worlds.transition[:, stage].reshape(len(worlds.reward), -1, 1)
+        sizes = worlds.classes[stage].shape[1], worlds.next_values(stage).shape[1]
+        errors.append((squares(worlds, stage) @ law).reshape(-1, *sizes))
+    truth = bellman_loss(errors).reshape(len(worlds.reward), -1)[:, 0]  # the first member of every class is Q*
+    return [within("The loss of Q* is 0 on unlimited data, whatever the noise of the transitions",
+                   f"{PAPER} section 3.1", worst(truth), high=1e-9, kind="control",
+                   what="largest loss of Q* over random MDPs")]

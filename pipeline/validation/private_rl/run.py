@@ -36,6 +36,7 @@ def run(quick: bool) -> Report:
             *audit.claims(quick),
             *plateaus.claims(table),
             *honest.claims(cells, table),
+            *rates.exact(random_worlds(4, seed=5)),
             *rates.claims(grown),
             *covers.claims(covered),
             *scaling.claims(scaled, 51),
