@@ -24,7 +24,7 @@ def outcome(level: float, mspbe: float) -> Outcome:
     """|L| = level at the end, with a little spread over four runs."""
     spread = 1.0 + 0.01 * np.arange(4)
     objective = np.tile(-level * spread, (6, 1))
-    return Outcome(np.arange(6.0), objective, mspbe * spread, spread, np.array([0.5, 0.25]))
+    return Outcome(np.arange(6.0), objective, mspbe * spread, -objective, np.array([0.5, 0.25]))
 
 
 def found(private: float) -> dict[str, Outcome]:
@@ -40,7 +40,7 @@ def found(private: float) -> dict[str, Outcome]:
 def test_verdicts_follow_the_runs(private: float, verdict: str) -> None:
     made = list(outcomes.claims(problem(), found(private), start=3.0, epsilons=EPSILONS))
     compared = [claim for claim in made if "L = 0 means" not in claim.claim]
-    assert len(compared) == 7
+    assert len(compared) == 10
     assert {claim.verdict for claim in compared} == {verdict}
     (other,) = (claim for claim in made if "L = 0 means" in claim.claim)
     assert (other.measured, other.verdict) == (pytest.approx(3.0 / 1.015), "refuted")
@@ -48,8 +48,9 @@ def test_verdicts_follow_the_runs(private: float, verdict: str) -> None:
 
 def test_the_end_is_the_last_moments() -> None:
     objective = np.vstack([np.full((1, 2), 100.0), np.tile([-1.0, 3.0], (outcomes.LAST, 1))])
-    one = Outcome(np.arange(6.0), objective, np.ones(2), np.ones(2), np.zeros(2))
+    one = Outcome(np.arange(6.0), objective, np.ones(2), objective, np.zeros(2))
     assert one.end.tolist() == [1.0, 3.0]
+    assert one.squared_error.tolist() == [1.0, 9.0]
 
 
 def test_paired_interval() -> None:

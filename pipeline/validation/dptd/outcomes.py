@@ -13,35 +13,41 @@ from pipeline.core.stats import Estimate
 from pipeline.validation.dptd import inside
 from pipeline.validation.dptd.algorithms import Path
 from pipeline.validation.dptd.environments import Array
-from pipeline.validation.dptd.metrics import mspbe, objective, subset, value_error
+from pipeline.validation.dptd.metrics import SAMPLE, mspbe, objective, subset, value_error
 from pipeline.validation.dptd.network import dimension
 from pipeline.validation.dptd.noise import Kind
 from pipeline.validation.dptd.scaling import Point
 from pipeline.validation.dptd.study import EPSILON, FIGURE_1, Arm, Problem, baselines, family
 from pipeline.validation.lab import Claim, within
-from pipeline.validation.panels import COLOURS, band, new_figure
+from pipeline.validation.lab import Kind as ClaimKind
+from pipeline.validation.panels import COLOURS, new_figure
 
 LAST = 5  # recorded moments that count as the end of a run
 PUBLISHED = ("SGD", "DPGLD", "DPSRM")
-CAVEAT = "kappa = eta = 2 and nu_0 break the conditions of Theorem 5.2 and Lemma C.6"
+CAVEAT = "step sizes and nu_0 break the conditions of Theorem 5.2 and Lemma C.6"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One arm on one task. epochs (C,); objective (C, R): L; mspbe, value_error (R,) of the last iterate; clipped (2,)
-    the share of shortened gradients.
+    """One arm on one task. epochs (C,); objective (C, R): L; mspbe (R,) of the last iterate; value_errors (C, R);
+    clipped (2,) the share of shortened gradients.
     """
 
     epochs: Array
     objective: Array
     mspbe: Array
-    value_error: Array
+    value_errors: Array
     clipped: Array
 
     @property
     def end(self) -> Array:
         """Mean |L| over the last moments, (R,)."""
         return np.abs(self.objective[-LAST:]).mean(axis=0)
+
+    @property
+    def squared_error(self) -> Array:
+        """Mean squared value error over the last moments, plus the returns' variance, (R,)."""
+        return np.asarray((self.value_errors[-LAST:] ** 2).mean(axis=0))
 
 
 Outcomes = Mapping[str, Outcome]
@@ -73,7 +79,7 @@ def _outcome(path: Path, problem: Problem) -> Outcome:
         path.steps / len(problem.data),
         objective(path, data),
         mspbe(last, data.cast(np.float64)),
-        value_error(last, problem.data.cast(np.float64)),
+        np.array([value_error(theta, problem.data, SAMPLE) for theta in path.theta], dtype=np.float64),
         path.clipped.mean(axis=0),
     )
 
@@ -89,21 +95,25 @@ def claims(problem: Problem, found: Outcomes, start: float, epsilons: Sequence[f
     """Figures 1 and 2 on one task, after `measure`; `start` is the MSPBE of the untrained networks."""
     title = problem.task.title
 
-    def smaller(claim: str, source: str, values: Array, what: str) -> Claim:
-        return within(f"{title}: {claim}", source, paired(values), high=0.0, what=f"paired difference of {what}")
+    def smaller(claim: str, source: str, values: Array, what: str, kind: ClaimKind | None = None) -> Claim:
+        difference = f"paired difference of {what}"
+        return within(f"{title}: {claim}", source, paired(values), high=0.0, what=difference, kind=kind)
 
     last = "|L| at the end"
+    error, strongest = "MSVE at the end", second_figure("accountant", epsilons[-1])
     for other in PUBLISHED:
-        yield smaller(f"DPTD ends with a smaller |L| than {other}", "DPTD Figure 1",
+        yield smaller(f"DPTD ends with a smaller |L| than {other}, epsilon {EPSILON:g}", "DPTD Figure 1",
                       found["DPTD"].end - found[other].end, last)
-    yield smaller(f"DPTD ends with a smaller |L| than SGD, at epsilon {epsilons[-1]:g}", "DPTD Figure 1",
-                  found[second_figure("accountant", epsilons[-1])].end - found["SGD"].end, last)
+        yield smaller(f"DPTD ends with a smaller value error than {other}, epsilon {EPSILON:g}", "DPTD Figure 1",
+                      found["DPTD"].squared_error - found[other].squared_error, error, "reading")
+    yield smaller(f"DPTD ends with a smaller value error than SGD, at epsilon {epsilons[-1]:g}", "DPTD Figure 1",
+                  found[strongest].squared_error - found["SGD"].squared_error, error, "reading")
     for kind in ("accountant", "paper"):
-        weak, strong = (found[second_figure(kind, each)].end for each in (epsilons[-1], epsilons[0]))
+        weak, strong = (found[second_figure(kind, each)].squared_error for each in (epsilons[-1], epsilons[0]))
         yield smaller(f"DPTD is better at epsilon {epsilons[-1]:g} than at {epsilons[0]:g}, calibration {kind}",
-                      "DPTD Figure 2", weak - strong, last)
-    yield smaller("DPTD's value function is better than one made of noise alone", "this project",
-                  np.log(found["DPTD"].mspbe) - np.log(found["DPTD, reading no data"].mspbe), "log MSPBE")
+                      "DPTD Figure 2", weak - strong, error, "reading")
+    yield smaller(f"DPTD's value function is better than one made of noise alone, epsilon {EPSILON:g}", "this project",
+                  found["DPTD"].squared_error - found["DPTD, reading no data"].squared_error, error)
     yield within(
         f"{title}: L = 0 means a value function as good as TD's, whose L goes to 0 (start with omega = 0: L = 0)",
         "DPTD Section 6.3", start / float(found["TD"].mspbe.mean()), high=1.0,
@@ -115,7 +125,7 @@ def summary(problem: Problem, found: Outcomes) -> list[dict[str, object]]:
     return [
         {"task": problem.task.name, "arm": name, "runs": len(one.end), "objective_end": one.objective[-1].mean(),
          "objective_sd": one.objective[-1].std(ddof=1), "absolute_objective_end": one.end.mean(),
-         "mspbe": one.mspbe.mean(), "mspbe_sd": one.mspbe.std(ddof=1), "value_error": one.value_error.mean(),
+         "mspbe": one.mspbe.mean(), "mspbe_sd": one.mspbe.std(ddof=1), "value_error": np.median(one.value_errors[-1]),
          "clipped_primal": one.clipped[0], "clipped_dual": one.clipped[1]}
         for name, one in found.items()
     ]
@@ -125,25 +135,26 @@ def curves(problem: Problem, found: Outcomes) -> list[dict[str, object]]:
     """Rows of curves.csv: the points of both figures."""
     return [
         {"task": problem.task.name, "arm": name, "epoch": epoch, "objective": one.objective[place].mean(),
-         "objective_sd": one.objective[place].std(ddof=1)}
+         "objective_sd": one.objective[place].std(ddof=1), "value_error": np.median(one.value_errors[place])}
         for name, one in found.items()
         for place, epoch in enumerate(one.epochs)
     ]
 
 
 def draw(problems: Sequence[Problem], outcomes: Sequence[Outcomes], arms: Mapping[str, str], title: str) -> Figure:
-    """L against epochs, a panel a task, mean and one standard deviation; `arms` name to label."""
-    figure, axes = new_figure(len(problems))
+    """Value errors against epochs, a panel a task: medians, and quartiles as a band; `arms` name to label."""
+    figure, axes = new_figure(len(problems), (4.2 * len(problems), 3.4))
     for each, problem, found in zip(axes, problems, outcomes, strict=True):
         for place, (name, label) in enumerate(arms.items()):
-            line, style = "-" if place < len(COLOURS) else "--", {"color": COLOURS[place % len(COLOURS)]}
-            mean, spread = found[name].objective.mean(axis=1), found[name].objective.std(axis=1, ddof=1)
-            band(each, found[name].epochs, mean, spread, line, label=label, linewidth=1.2, **style)
+            line, colour = "-" if place < len(COLOURS) else "--", COLOURS[place % len(COLOURS)]
+            low, median, high = np.quantile(found[name].value_errors, (0.25, 0.5, 0.75), axis=1)
+            each.plot(found[name].epochs, median, line, label=label, linewidth=1.2, color=colour)
+            each.fill_between(found[name].epochs, low, high, color=colour, alpha=0.08, linewidth=0)
         shape = f"n = {len(problem.data)}, d = {dimension(problem.task.size)}"
-        each.set(xlabel="epoch", title=f"{problem.task.title}: {shape}")
-        each.set_yscale("symlog", linthresh=0.1)
-    axes[0].set_ylabel("L(θ, ω)")
-    axes[-1].legend(fontsize=6)
+        each.set(xlabel="epoch", title=f"{problem.task.title}: {shape}, G = {problem.settings.clip:g}")
+        each.set_ylim(bottom=0.0)
+    axes[0].set_ylabel("root mean square value error")
+    figure.legend(*axes[0].get_legend_handles_labels(), fontsize=7, loc="outside right upper")
     figure.suptitle(f"{title}; {CAVEAT}", fontsize=8)
     return figure
 

@@ -9,7 +9,7 @@ from pipeline.validation.dptd import audit, inside, outcomes, scaling, theory
 from pipeline.validation.dptd.environments import TASKS
 from pipeline.validation.dptd.noise import Kind
 from pipeline.validation.dptd.policies import FOLDER, load
-from pipeline.validation.dptd.study import CLIP, EPSILON, EPSILONS, FIGURE_1, QUICK_EPSILONS, Problem, prepare
+from pipeline.validation.dptd.study import EPSILON, EPSILONS, FIGURE_1, QUICK_EPSILONS, Problem, prepare
 from pipeline.validation.dptd.trajectories import collect
 from pipeline.validation.lab import Claim, Report
 
@@ -37,7 +37,7 @@ def run(quick: bool) -> Report:
         found.append(measured)
     points, within_theorem, more = _scaling(quick)
     shown = {name: name for name in (*FIGURE_1, *outcomes.PUBLISHED)}
-    figures = {"figure_1": outcomes.draw(problems, found, shown, f"Figure 1, epsilon {EPSILON:g}, clip {CLIP:g}")}
+    figures = {"figure_1": outcomes.draw(problems, found, shown, f"Figure 1, ε = {EPSILON:g}")}
     for kind in KINDS:
         arms = {outcomes.second_figure(kind, each): f"ε = {each:g}" for each in epsilons}
         figures[f"figure_2_{kind}"] = outcomes.draw(problems, found, arms, f"Figure 2, noise: {kind}")
@@ -65,7 +65,7 @@ def _scaling(
     largest = max(rows for rows, _ in grid)
     if len(pool) < largest:
         raise RuntimeError(f"the pool holds {len(pool)} transitions, {largest} are needed: collect more episodes")
-    points = {kind: scaling.measure(pool, grid, kind, 3 if quick else 10, CLIP) for kind in KINDS}
+    points = {kind: scaling.measure(pool, grid, kind, 3 if quick else 10, 1.0) for kind in KINDS}
     within_theorem = {kind: inside.measure(pool, grid, kind, 3 if quick else 10) for kind in KINDS}
     claims = [scaling.claim(one, kind) for kind, one in points.items()]
     return points, within_theorem, [*claims, *inside.claims(within_theorem)]

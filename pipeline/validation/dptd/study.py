@@ -1,14 +1,15 @@
 """The runs behind Figures 1 and 2: five trajectories a task, every algorithm from the same starts, equal gradients.
 
 An epoch is as many single gradients of each player as there are transitions in the five trajectories. The paper leaves
-open the ε of Figure 1 (here EPSILON), the bound G, the number of epochs, and the step sizes of the baselines (here
-round numbers, not tuned: a comparison with them says little about their best).
+open the ε of Figure 1 (here EPSILON), the bound G, the number of epochs, and the step sizes of the baselines. G and the
+steps are what `--sweep` chose for a few hundred to thousands of transitions; Pong's are Acrobot's, not tuned.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from pipeline.accounting.dptd import joint_sensitivity
 from pipeline.accounting.subset_sampling import least_noise_multiplier
 from pipeline.validation.dptd.algorithms import (
+    STEP,
     Path,
     Recursion,
     langevin_runs,
@@ -31,13 +33,31 @@ from pipeline.validation.dptd.policies import load
 from pipeline.validation.dptd.trajectories import Transitions, collect
 
 TRAJECTORIES = 5
-EPSILON, DELTA, CLIP = 1.0, 1e-5, 1.0
+EPSILON, DELTA = 1.0, 1e-5
 EPSILONS = (0.1, 1.0, 10.0, 100.0)  # Figure 2
 QUICK_EPSILONS = (1.0, 100.0)
-SGD_RATE, LANGEVIN_RATE = 1e-3, 0.1
-RECURSION = Recursion(batch=25, decay=0.1, rate=0.01)
 MOMENTS = 20
 SEED = 20
+
+
+@dataclass(frozen=True)
+class Settings:
+    """clip: G of every private method. step: κ = η of DPTD. sgd, langevin, recursive: steps of the baselines."""
+
+    clip: float
+    step: float
+    sgd: float
+    langevin: float
+    recursive: float
+
+
+SETTINGS = MappingProxyType(
+    {
+        "cartpole": Settings(clip=0.1, step=6.0, sgd=5e-3, langevin=40.0, recursive=0.3),
+        "acrobot": Settings(clip=0.1, step=6.0, sgd=5e-3, langevin=40.0, recursive=0.3),
+        "pong": Settings(clip=0.1, step=6.0, sgd=5e-3, langevin=40.0, recursive=0.3),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -50,6 +70,11 @@ class Problem:
     runs: int
 
     @property
+    def settings(self) -> Settings:
+        """G and the step sizes of the task."""
+        return SETTINGS[self.task.name]
+
+    @property
     def steps(self) -> int:
         """T of the algorithms that take one gradient a step."""
         return round(self.epochs * len(self.data))
@@ -57,7 +82,8 @@ class Problem:
     def budget(self, epsilon: float, neighbors: Neighbors = "transition") -> Budget:
         """(ε, DELTA) for this data and number of steps."""
         lengths = self.data.lengths()
-        return Budget(epsilon, DELTA, self.steps, CLIP, len(self.data), len(lengths), int(lengths.max()), neighbors)
+        rows, longest = len(self.data), int(lengths.max())
+        return Budget(epsilon, DELTA, self.steps, self.settings.clip, rows, len(lengths), longest, neighbors)
 
     def start(self) -> tuple[Array, Array]:
         """θ_0 and ω_0 of every run: the same for all algorithms."""
@@ -82,12 +108,15 @@ class Arm:
     neighbors: Neighbors = "transition"
     reads: bool = True
 
-    @property
-    def clip(self) -> float:
-        """G; none for TD, which is not private."""
+    def clip(self, bound: float) -> float:
+        """G = `bound`; none for TD, which is not private."""
         if self.kind is None:
             return float("inf")
-        return CLIP if self.reads else 0.0
+        return bound if self.reads else 0.0
+
+    def step(self, private: float) -> float:
+        """κ = η: `private`, and the paper's for TD, whose gradients are not shortened."""
+        return STEP if self.kind is None else private
 
 
 FIGURE_1: Mapping[str, Arm] = {"TD": Arm(None), "DPTD": Arm("accountant"), "DPTD, noise of the paper": Arm("paper"),
@@ -112,9 +141,10 @@ def family(problem: Problem, arms: Mapping[str, Arm]) -> dict[str, Path]:
         (np.tile(start[0], (len(arms), 1)), np.tile(start[1], (len(arms), 1))),
         np.concatenate(rows, axis=1),
         np.concatenate(noise, axis=1),
-        np.repeat([arm.clip for arm in arms.values()], runs),
+        np.repeat([arm.clip(problem.settings.clip) for arm in arms.values()], runs),
         moments(problem).tolist(),
         generator,
+        np.repeat([arm.step(problem.settings.step) for arm in arms.values()], runs)[:, None],
     )
     return {name: path.runs(slice(place * runs, (place + 1) * runs)) for place, name in enumerate(arms)}
 
@@ -131,10 +161,12 @@ def baselines(problem: Problem) -> dict[str, Path]:
     rows = sampled_rows(data, problem.steps, problem.runs, "transition", generator)
     epochs = max(1, round(problem.epochs))
     full = least_noise_multiplier(EPSILON, len(data), epochs, DELTA, len(data))
-    steps = RECURSION.steps(len(data), epochs)
-    batch = least_noise_multiplier(EPSILON, len(data), steps, DELTA, RECURSION.batch)
-    full_sigma = full * joint_sensitivity(CLIP) / len(data)
-    batch_sigma = batch * RECURSION.sensitivity(CLIP)
-    return {"SGD": sgd_runs(data, start, rows, SGD_RATE, moments(problem).tolist()),
-            "DPGLD": langevin_runs(data, start, epochs, LANGEVIN_RATE, full_sigma, CLIP, generator),
-            "DPSRM": recursive_runs(data, start, epochs, RECURSION, batch_sigma, CLIP, generator)}
+    chosen = problem.settings
+    recursion = Recursion(batch=25, decay=0.1, rate=chosen.recursive)
+    steps = recursion.steps(len(data), epochs)
+    batch = least_noise_multiplier(EPSILON, len(data), steps, DELTA, recursion.batch)
+    full_sigma = full * joint_sensitivity(chosen.clip) / len(data)
+    batch_sigma = batch * recursion.sensitivity(chosen.clip)
+    return {"SGD": sgd_runs(data, start, rows, chosen.sgd, moments(problem).tolist()),
+            "DPGLD": langevin_runs(data, start, epochs, chosen.langevin, full_sigma, chosen.clip, generator),
+            "DPSRM": recursive_runs(data, start, epochs, recursion, batch_sigma, chosen.clip, generator)}
