@@ -62,9 +62,11 @@ def label_of(method: str, result: dict[str, Any] | None = None) -> str:
 def headline(facts: RunFacts, status: PrivacyStatus) -> str:
     """One or two sentences with the numbers that matter; says so where the data cannot tell."""
     method = facts.policy
-    labels = (
-        "labels that are not private" if status.reasons else f"labels privatised at ε = {epsilon_text(status.epsilon)}"
-    )
+    labels = f"labels privatised at ε = {epsilon_text(status.epsilon)}"
+    if status.delta is not None:
+        labels = f"one noisy sum of the labels at ε = {epsilon_text(status.epsilon)}, δ = {status.delta:g}"
+    if status.reasons:
+        labels = "labels that are not private"
     if method is None:
         return f"A run on {labels}; its policy has not been evaluated."
     result = facts.methods[method]

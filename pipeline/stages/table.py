@@ -30,7 +30,7 @@ from pipeline.stages.checks import (
 
 
 class Privatize(Stage):
-    """The only one that reads raw labels."""
+    """With Statistic and Count, which ask for noisy answers, the only one that reads raw labels."""
 
     name = "privatize"
     said = "randomised response on every label."
@@ -229,7 +229,7 @@ class Evaluate(Stage):
 
 
 class Count(Stage):
-    """The other one that reads raw labels; what it answers is noisy, and in the ledger."""
+    """Reads raw labels; what it answers is noisy, and in the ledger."""
 
     name = "count"
     said = "noisy counts of true labels, for recipes with `evaluation_labels: laplace`."

@@ -7,9 +7,9 @@ import math
 import pytest
 
 from pipeline.core.errors import UserError
-from pipeline.privacy.guarantee import DropCounts, guarantee, nothing_left
+from pipeline.privacy.guarantee import DropCounts, guarantee, nothing_left, stated, who_is_trusted
 from pipeline.privacy.keys import PrivacyKey, insecure_seed_key
-from pipeline.privacy.mechanism import RandomizedResponse, make_mechanism
+from pipeline.privacy.mechanism import NoisySum, PublicLabels, RandomizedResponse, make_mechanism
 
 KEY = PrivacyKey(bytes(range(32)))
 SMALL = RandomizedResponse(0.5)
@@ -32,3 +32,18 @@ def test_marks() -> None:
     assert (seeded["mark"], seeded["key_mode"]) == ("NOT PRIVATE", "insecure_seed")
     public = guarantee(make_mechanism(math.inf, public=True), None)
     assert (public["mark"], public["key_mode"], public["epsilon"]) == ("NOT PRIVATE", "none", None)
+
+
+def test_who_must_be_trusted() -> None:
+    """With true labels, in every mode."""
+    assert who_is_trusted(guarantee(SMALL, KEY)).startswith("whoever holds the raw labels or the key, until")
+    assert who_is_trusted(guarantee(NoisySum(1.0, 0.0), KEY)).startswith("the holder of the labels and the key")
+    assert who_is_trusted(stated(SMALL, "local")).startswith("nobody: only the labeller sees a true label")
+    for public in (guarantee(PublicLabels(), None), guarantee(SMALL, insecure_seed_key(1))):
+        assert who_is_trusted(public).startswith("everybody who sees the release")
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.1), (math.inf, 0.1), (1.0, 1.0), (1.0, math.nan), (1.0, -0.1)])
+def test_a_noisy_sum_needs_both_numbers(epsilon: float, delta: float) -> None:
+    with pytest.raises(UserError, match=r"must be a finite number above 0|delta must lie in"):
+        NoisySum(epsilon, delta)

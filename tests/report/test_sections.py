@@ -72,6 +72,18 @@ def test_no_label_claims_privacy_for_a_marked_run() -> None:
     assert sections.privacy_sentence(marked) == "Nothing is private in this run: seed."
 
 
+def test_a_page_says_who_must_be_trusted() -> None:
+    summed = PrivacyStatus(1.0, 0.5, (), False, "the holder", 1e-6)
+    assert "Trained on one noisy sum of the labels at ε = 1, δ = 1e-06" in sections.headline(facts(kl=1.0), summed)
+    said = sections.privacy_sentence(summed)
+    assert said.startswith("Private: each training label. None is released; one noisy sum of them is, at most e^ε = 2")
+    assert "but for δ = 1e-06. Not private: prompts, responses, and which pairs were labelled." in said
+    for status in (summed, PrivacyStatus(1.0, 0.73, (), False, "the holder")):
+        assert sections.privacy_sentence(status).endswith(" Who must be trusted: the holder.")
+    public = PrivacyStatus(1.0, 0.5, (), True, "the holder", 1e-6)
+    assert "are in one noisy sum alone, at ε = 1 and δ = 1e-06" in sections.privacy_sentence(public)
+
+
 def test_table_leaves_out_what_nobody_measured() -> None:
     columns, rows = sections.methods_table(facts(kl=0.5, kl_ci=[0.4, 0.6], true_reward=None))
     assert columns == ["π_ref (SFT)", "private", "Gibbs"]
