@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.core.stats import bootstrap
 from pipeline.validation.bandits import Counts, factor
-from pipeline.validation.online import dependence, growth
+from pipeline.validation.online import dependence, growth, thompson
 from pipeline.validation.online.simulate import (
     Arm,
     Learner,
@@ -277,6 +277,38 @@ def test_verdicts_follow_the_curves() -> None:
             assert (good[text], bad[text]) == ("refuted", "refuted"), text
         if "(2 alpha - 1)^-2" in text:
             assert good[text] == "holds"
+
+
+def test_posterior_sampling_by_naive_loops() -> None:
+    """r̄ and π² after 300 labels: members one by one, weights by Bayes' rule."""
+    made, epsilon = world(2, seed=4), 0.7
+    learner = Learner(made, Arm("t", "posterior", "posterior_mean"), epsilon, 100)
+    plus = np.random.default_rng(5).integers(0, 50, (2, 24)).astype(float)
+    learner.add(Counts(plus, 10.0 + 0.0 * plus))
+    learner.refresh(300)
+    keep = 1.0 / (1.0 + math.exp(-epsilon))
+    for r in range(2):
+        logs = []
+        for member in made.members[r]:
+            margin = made.pairs.difference(member)
+            likely = keep / (1.0 + np.exp(-margin)) + (1.0 - keep) / (1.0 + np.exp(margin))
+            logs.append((plus[r] * np.log(likely) + 10.0 * np.log(1.0 - likely)).sum())
+        weight = np.exp(np.array(logs) - max(logs))
+        weight /= weight.sum()
+        raw = np.exp(made.bandit.log_reference[r] + made.members[r] / made.bandit.kl_coef)
+        policies = raw / raw.sum(axis=-1, keepdims=True)
+        assert learner.estimate is not None
+        assert learner.estimate[r] == pytest.approx(np.tensordot(weight, made.members[r], 1))
+        assert np.exp(learner.explore[r]) == pytest.approx(np.tensordot(weight, policies, 1))
+
+
+def test_thompson_verdicts_follow_the_regrets() -> None:
+    found = thompson.measure(3, 0, 60)
+    assert len(thompson.rows(found)) == len(thompson.ARMS) * len(EPSILONS)
+    for share, verdict in ((0.5, "holds"), (2.0, "refuted")):
+        made = {key: synthetic(trace.arm, 1.0, share if key[0] == thompson.THOMPSON else 1.0, "log")
+                for key, trace in found.items()}  # fmt: skip
+        assert {claim.verdict for claim in thompson.claims(made, 0)} == {verdict}
 
 
 def test_the_sweeps_of_theorem_5_2() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from pipeline.core.stats import standard_error
 from pipeline.validation.lab import Report, Row
-from pipeline.validation.online import dependence, growth, plots
+from pipeline.validation.online import dependence, growth, plots, thompson
 from pipeline.validation.online.simulate import Trace
 from pipeline.validation.online.study import Study, claims, study
 
@@ -17,10 +17,16 @@ def run(quick: bool) -> Report:
     """All arms in the same worlds to 10⁶ rounds, bit-reproducible; `quick` takes fewer worlds."""
     found = study(worlds=10 if quick else 100, horizon=1_000_000, seed=SEED)
     sweeps = dependence.measure(4 if quick else 40, 10_000 if quick else 100_000, SEED + 4)
+    sampled = thompson.measure(20 if quick else 800, SEED + 5)
     return Report(
         name="online",
-        claims=[*claims(found, SEED), *dependence.claims(sweeps, SEED)],
-        tables={"regret": _curves(found), "summary": _summary(found), "dependence": dependence.rows(sweeps)},
+        claims=[*claims(found, SEED), *dependence.claims(sweeps, SEED), *thompson.claims(sampled, SEED)],
+        tables={
+            "regret": _curves(found),
+            "summary": _summary(found),
+            "dependence": dependence.rows(sweeps),
+            "thompson": thompson.rows(sampled),
+        },
         figures={
             "regret": plots.regret(found),
             "fits": plots.fits(found),

@@ -27,12 +27,14 @@ from pipeline.validation.bandits import (
     loss_values,
     private_labels,
 )
+from reward_models.gibbs import gibbs_log_policy
 
 REFRESH = 20
 CONFIDENCE = 0.05  # δ of Theorem 5.2
 RIDGE = 1.0  # λ of Definition 3.5, where Γ²/2 allows it
 
-Exploration = Literal["optimism", "none", "uniform", "reference"]
+Exploration = Literal["optimism", "none", "uniform", "reference", "posterior"]
+POSTERIOR_MEAN = "posterior_mean"
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,15 @@ class World:
 
 @dataclass(frozen=True)
 class Arm:
-    """estimator: a name of `reward_models.losses`. exploration, how the second response is drawn:
+    """estimator: a name of `reward_models.losses`, or POSTERIOR_MEAN, the mean member given the private labels (uniform
+    prior, likelihood of Eq. 9), whose Gibbs policy has the largest expected J. exploration, how the second response is drawn:
 
     - optimism: π² ∝ π¹ exp(b/kl_coef), c = `constant` in Γ_T, b at most `clip` (None: 2B);
     - none: b = 0, so π² = π¹ and both responses come from π¹;
     - uniform: π² = (1−γ_t) π¹ + γ_t uniform, γ_t = min(1, m/((2α−1)² t)), m = `mixture`;
-    - reference: π² = π_ref.
+    - reference: π² = π_ref;
+    - posterior: π² = Σ_n w_n π_n, the Gibbs policy of a member drawn from that posterior (Thompson sampling of the
+      second response); with POSTERIOR_MEAN.
     """
 
     name: str
@@ -151,7 +156,8 @@ class Learner:
     def __init__(self, world: World, arm: Arm, epsilon: float, horizon: int) -> None:
         self.world, self.arm, self.epsilon = world, arm, epsilon
         self.margin = world.pairs.difference(world.members)
-        self.plus_loss, self.minus_loss = loss_values(self.margin, epsilon, arm.estimator)
+        loss = "private_likelihood" if arm.estimator == POSTERIOR_MEAN else arm.estimator
+        self.plus_loss, self.minus_loss = loss_values(self.margin, epsilon, loss)
         shape = (len(world.members), self.margin.shape[2])
         self.counts = Counts(np.zeros(shape), np.zeros(shape))
         self.radius = confidence_radius(arm.constant, world.bound, horizon, world.members.shape[1], epsilon)
@@ -174,6 +180,10 @@ class Learner:
         loss = (self.plus_loss @ self.counts.plus[..., None] + self.minus_loss @ self.counts.minus[..., None])[..., 0]
         best = loss.argmin(axis=1)
         self.estimate = world.members[np.arange(len(best)), best]
+        if self.arm.estimator == POSTERIOR_MEAN:
+            weight = np.exp(loss.min(axis=1, keepdims=True) - loss)
+            weight /= weight.sum(axis=1, keepdims=True)
+            self.estimate = np.einsum("rn,rnsa->rsa", weight, world.members)
         self.exploit = world.bandit.gibbs(self.estimate)
         if self.arm.exploration == "optimism":
             self._optimism(best)
@@ -181,6 +191,11 @@ class Learner:
         elif self.arm.exploration == "uniform":
             share = min(1.0, self.arm.mixture / (factor(self.epsilon) ** 2 * rounds))
             self.explore = np.log((1.0 - share) * np.exp(self.exploit) + share / self.exploit.shape[-1])
+        elif self.arm.exploration == "posterior":
+            bandit = world.bandit
+            policies = gibbs_log_policy(world.members, bandit.log_reference[:, None], bandit.kl_coef)
+            mixed = np.einsum("rn,rnsa->rsa", weight, np.exp(policies))
+            self.explore = np.log(mixed / mixed.sum(axis=-1, keepdims=True))
         elif self.arm.exploration == "none":
             self.explore = self.exploit
 
