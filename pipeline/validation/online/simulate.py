@@ -54,7 +54,8 @@ class World:
 @dataclass(frozen=True)
 class Arm:
     """estimator: a name of `reward_models.losses`, or POSTERIOR_MEAN, the mean member given the private labels (uniform
-    prior, likelihood of Eq. 9), whose Gibbs policy has the largest expected J. exploration, how the second response is drawn:
+    prior, likelihood of Eq. 9), whose Gibbs policy has the largest expected J. exploration, how the second response
+    is drawn:
 
     - optimism: π² ∝ π¹ exp(b/kl_coef), c = `constant` in Γ_T, b at most `clip` (None: 2B);
     - none: b = 0, so π² = π¹ and both responses come from π¹;
