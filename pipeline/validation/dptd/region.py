@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from pipeline.accounting.dptd import joint_sensitivity
 from pipeline.core.stats import Estimate
 from pipeline.validation.dptd.environments import TASKS
+from pipeline.validation.dptd.network import dimension
 from pipeline.validation.dptd.outcomes import paired
+from pipeline.validation.dptd.sweep import FULL_STEPS, STEPS
 from pipeline.validation.panels import COLOURS, new_figure
 
 RIVALS = ("noise alone", "untrained", "SGD", "DPGLD", "DPSRM")
@@ -37,10 +41,21 @@ def gain(cells: Sequence[dict[str, Any]], task: str, rows: int, epsilon: float, 
     return paired(own**2 - other**2)
 
 
+def signal_to_noise(cell: dict[str, Any]) -> float:
+    """At most what all steps' gradients (each of norm ≤ G, all in one direction) add up to, over the norm of all their
+    noise: √T/(2√2·m·√d) for one record a step at noise multiplier m, √T·n/(2√2·m·√d) for all n.
+    """
+    steps, shrink = {"DPTD": (STEPS, 1), "DPGLD": (FULL_STEPS, cell["rows"])}[cell["method"]]
+    size = dimension(TASKS[cell["task"]].size)
+    return float(math.sqrt(steps / size) * shrink / (joint_sensitivity(1.0) * cell["noise"]))
+
+
 def table(cells: Sequence[dict[str, Any]]) -> str:
-    """Markdown: median root mean square value errors; − where DPTD is better than the rival (95 %), + where worse."""
-    head = "| task | n | ε | G | κG | DPTD | " + " | ".join(RIVALS) + " | constant |"
-    lines = [head, "|---" * (len(RIVALS) + 7) + "|"]
+    """Markdown: median root mean square value errors; − where DPTD is better than the rival (95 %), + where worse; and
+    `signal_to_noise` of DPTD and DPGLD.
+    """
+    head = "| task | n | ε | G | κG | DPTD | " + " | ".join(RIVALS) + " | constant | signal/noise: DPTD, DPGLD |"
+    lines = [head, "|---" * (len(RIVALS) + 8) + "|"]
     for task, rows, epsilon in settings(cells):
         (best,) = (each for each in cells if each["method"] == "DPTD" and each["errors"]
                    and (each["task"], each["rows"], each["epsilon"]) == (task, rows, epsilon))  # fmt: skip
@@ -50,7 +65,10 @@ def table(cells: Sequence[dict[str, Any]]) -> str:
             sign = "−" if found.ci_high < 0.0 else "+" if found.ci_low > 0.0 else "±"
             shown.append(f"{np.median(reported(cells, task, rows, rival, epsilon)):.2f} {sign}")
         row = [TASKS[task].title, str(rows), f"{epsilon:g}", f"{best['clip']:g}", f"{best['gain']:g}"]
-        lines.append("| " + " | ".join([*row, *shown, f"{best['constant_error']:.2f}"]) + " |")
+        full = next(each for each in cells if (each["task"], each["rows"], each["epsilon"], each["method"])
+                     == (task, rows, epsilon, "DPGLD"))  # fmt: skip
+        ratios = f"{signal_to_noise(best):.1f}, {signal_to_noise(full):.1f}"
+        lines.append("| " + " | ".join([*row, *shown, f"{best['constant_error']:.2f}", ratios]) + " |")
     return "\n".join(lines)
 
 

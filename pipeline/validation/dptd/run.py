@@ -11,7 +11,7 @@ from pipeline.validation.dptd.noise import Kind
 from pipeline.validation.dptd.policies import FOLDER, load
 from pipeline.validation.dptd.study import EPSILON, EPSILONS, FIGURE_1, QUICK_EPSILONS, Problem, prepare
 from pipeline.validation.dptd.trajectories import collect
-from pipeline.validation.lab import Claim, Report
+from pipeline.validation.lab import Claim, Report, within
 
 EPOCHS = {"cartpole": 10.0, "acrobot": 10.0, "pong": 1.0}
 QUICK_EPOCHS = {"cartpole": 2.0, "acrobot": 2.0, "pong": 0.5}
@@ -30,6 +30,7 @@ def run(quick: bool) -> Report:
               for each in theory.privacy_claims(problem, own, 10 if quick else 60)]
     claims += audit.claims(problems[0], problems[0].budget(EPSILON))
     claims += theory.assumption_claims(problems[0])
+    claims.append(_behaviour())
     found, epsilons = [], QUICK_EPSILONS if quick else EPSILONS
     for problem in problems:
         measured, start = outcomes.measure(problem, epsilons)
@@ -71,8 +72,19 @@ def _scaling(
     return points, within_theorem, [*claims, *inside.claims(within_theorem)]
 
 
+def _scores() -> dict[str, float]:
+    found: dict[str, float] = json.loads((FOLDER / "scores.json").read_text(encoding="utf-8"))
+    return found
+
+
+def _behaviour() -> Claim:
+    return within("Pong's data come from a policy of good quality: it plays even, at least", "DPTD Section 6.1",
+                  _scores()["pong"], low=0.0, what="mean return of 20 episodes of our DQN (-21 to 21)",
+                  kind="assumption", paper="generated trajectories are of good quality")
+
+
 def _print_scores(problems: list[Problem]) -> None:
-    scores = json.loads((FOLDER / "scores.json").read_text(encoding="utf-8"))
+    scores = _scores()
     for problem in problems:
         name, lengths = problem.task.name, problem.data.lengths().tolist()
         kind = "DQN" if name == "pong" else "Sarsa"
