@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pipeline.core.stats import standard_error
 from pipeline.validation.bandits import Array, factor
 from pipeline.validation.lab import Report, Row
-from pipeline.validation.offline import dependence, finite, hard, lower_bound, persons, pessimism, plots, rates
+from pipeline.validation.offline import dependence, finite, hard, lower_bound, persons, pessimism, plots, rates, robust
 
 SEED = 20
 
@@ -28,6 +28,7 @@ def run(quick: bool) -> Report:
     rate = hard.grid(repetitions, SEED + 9, (10**4, 10**5, 10**6), theorem=False)
     coverage = hard.coverage_curve(repetitions, SEED + 10)
     depends = dependence.measure(100 if quick else 1000, SEED + 13)
+    mixed = robust.budgets(2000 if quick else 20_000, SEED + 14)
     corrected = lower_bound.at_the_bound(repetitions, SEED + 12)
     return Report(
         name="offline",
@@ -40,6 +41,7 @@ def run(quick: bool) -> Report:
             *hard.claims(bound, rate, coverage, SEED),
             *lower_bound.claims(corrected, rate, 20_000, SEED),
             *dependence.claims(depends, SEED),
+            *robust.claims(mixed, SEED),
             *persons.claims(budgets, SEED),
         ],
         tables={
@@ -53,6 +55,7 @@ def run(quick: bool) -> Report:
             "coverage": hard.rows(coverage),
             "lower_bound": lower_bound.rows([*corrected, *rate]),
             "dependence": dependence.rows(depends),
+            "robust": robust.rows(mixed),
             "persons": persons.rows(budgets),
         },
         figures={

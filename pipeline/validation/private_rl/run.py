@@ -15,6 +15,7 @@ from pipeline.validation.private_rl import (
     plots,
     rates,
     scaling,
+    schedules,
 )
 from pipeline.validation.private_rl.worlds import random_worlds
 
@@ -24,6 +25,7 @@ def run(quick: bool) -> Report:
     worlds = [outcome.problem(name) for name in outcome.PUBLISHED]
     table = plateaus.measure(worlds, 200 if quick else 1000, 100 if quick else 500)
     cells = honest.measure(worlds, 200 if quick else 1000, (8.0, 5.0) if quick else (8.0, 5.0, 2.0, 1.0))
+    planned = schedules.measure(worlds, 200 if quick else 4000)
     grown = rates.measure(quick)
     covered = covers.measure(quick)
     scaled = scaling.measure(8 if quick else 60, 51, scaling.OUTCOME_EPISODES[: 3 if quick else 4])
@@ -37,6 +39,7 @@ def run(quick: bool) -> Report:
             *plateaus.claims(table),
             *honest.claims(cells, table),
             *rates.exact(random_worlds(4, seed=5)),
+            *schedules.claims(planned),
             *rates.claims(grown),
             *covers.claims(covered),
             *scaling.claims(scaled, 51),
@@ -52,6 +55,7 @@ def run(quick: bool) -> Report:
             "theory_batch": plateaus.theory_rows(),
             "growth": [row for each in grown for row in each.rows()],
             "covers": covered.rows(),
+            "schedules": schedules.rows(planned),
             "scaling": scaling.rows(scaled),
             "design_matrix": design.rows(matrices),
         },
