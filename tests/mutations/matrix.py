@@ -10,9 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -22,10 +20,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from mutations import verdicts
 from mutations.in_bundles import BESIDE, ORDER
 from mutations.in_labels import LAW
 from mutations.in_runs import RUNS
-from mutations.mutant import ROOT, Mutant, plant
+from mutations.mutant import ROOT, Mutant, plant, run_in
 
 MUTANTS: tuple[Mutant, ...] = (*ORDER, *LAW, *BESIDE, *RUNS)
 RESULTS = ROOT / "tests" / "mutations" / "results.jsonl"
@@ -74,7 +73,7 @@ def run_mutant(mutant: Mutant | None, sound: Sequence[Mutant] = MUTANTS) -> Resu
 
 def detect(copy: Path, kind: str, scenario: str) -> dict[str, Any]:
     """What `detect` says in the copy."""
-    done = _run(copy, str(copy / "tests" / "mutations" / "detect.py"), kind, scenario)
+    done = run_in(copy, str(copy / "tests" / "mutations" / "detect.py"), kind, scenario)
     if done.returncode:
         raise RuntimeError(f"{kind} {scenario}: {done.stderr[-2000:]}")
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -84,20 +83,11 @@ def detect(copy: Path, kind: str, scenario: str) -> dict[str, Any]:
 def failing(copy: Path, tests: Sequence[str]) -> tuple[bool, str]:
     """Whether some of these tests fail in the copy, and which did first. RuntimeError if pytest could not run them."""
     options = ("-p", "no:cacheprovider", "-p", "no:randomly", "-n", "0", "-x", "-q")
-    done = _run(copy, "-m", "pytest", *options, *tests)
+    done = run_in(copy, "-m", "pytest", *options, *tests)
     if done.returncode not in (0, 1):
         raise RuntimeError(f"{tests}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
     return done.returncode == 1, failed[0] if failed else ""
-
-
-def _run(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    paths = os.pathsep.join(filter(None, [str(copy), os.environ.get("PYTHONPATH_MORE")]))
-    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    environment.pop("PYTEST_ADDOPTS", None)
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=copy, env=environment, capture_output=True, text=True, timeout=600
-    )
 
 
 # --- results, and the page --------------------------------------------------------------------------------------------
@@ -159,7 +149,7 @@ def page(results: dict[str, dict[str, Any]]) -> str:
         cells = [_cell(said.get(name, "–")) for name in ("attack", "twins")]
         first = said.get("tests") or said.get("architecture") or "–"
         lines.append(" | ".join([f"| {mutant.name}", *cells, f"`{first.split('[')[0]}`"]) + " |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *verdicts.section(verdicts.read_results())]) + "\n"
 
 
 def _share(found: Sequence[bool | None]) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,3 +62,13 @@ def edited(text: str, edit: Edit) -> str:
     if (times := text.count(edit.old)) != 1:
         raise ValueError(f"{edit.file}: {edit.old!r} stands there {times} times; bring the mutant up to date")
     return text.replace(edit.old, edit.new)
+
+
+def run_in(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Python with these arguments on a copy, one thread."""
+    paths = os.pathsep.join(filter(None, [str(copy), os.environ.get("PYTHONPATH_MORE")]))
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment.pop("PYTEST_ADDOPTS", None)
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=copy, env=environment, capture_output=True, text=True, timeout=600
+    )

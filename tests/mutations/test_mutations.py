@@ -72,7 +72,7 @@ def test_a_test_that_cannot_run_is_no_catch(tmp_path: Path, monkeypatch: pytest.
     """pytest ends with 1 where tests fail, and with another number where it found or could run none."""
     for code in (2, 4, 5):
         done = subprocess.CompletedProcess([], code, "ERROR: not found: no_such_test", "")
-        monkeypatch.setattr(matrix, "_run", lambda *_, done=done: done)
+        monkeypatch.setattr(matrix, "run_in", lambda *_, done=done: done)
         with pytest.raises(RuntimeError, match="no_such_test"):
             matrix.failing(tmp_path, ["tests/x.py::no_such_test"])
 

@@ -97,6 +97,24 @@ def spent_delta(rate: float, multiplier: float, steps: int, epsilon: float, fine
     return float((total * -np.expm1(np.minimum(epsilon - np.arange(size // 2) * width, 0.0))).sum())
 
 
+def direction(problem: Problem) -> Claim:
+    """θ goes down and ω up in the first step of Algorithm 1 without noise: cosines with the gradients at the start."""
+    theta, omega = problem.start()
+    runs = len(theta)
+    rows, free = np.zeros((2, runs), dtype=np.int64), np.full(runs, np.inf)
+    path = momentum_runs(problem.data, (theta, omega), rows, np.zeros((2, runs)), free, range(2),
+                         np.random.default_rng(0))
+    found = gradients(theta, omega, problem.data.take(rows[0][:, None]))
+    cosines = [
+        sign * (moved[1] - moved[0]).ravel() @ slope.ravel()
+        / max(float(np.linalg.norm(moved[1] - moved[0]) * np.linalg.norm(slope)), 1e-30)
+        for sign, moved, slope in ((-1.0, path.theta, found.theta), (1.0, path.omega, found.omega))
+    ]  # fmt: skip
+    return within("Without noise Algorithm 1 descends in theta and ascends in omega", "DPTD Algorithm 1",
+                  float(min(cosines)), low=0.5, what="smaller cosine of the first step with the gradient",
+                  kind="control")
+
+
 def claims(problem: Problem, budget: Budget) -> Iterator[Claim]:
     """The calibration "accountant" at `budget`, steps of single transitions: from below, from above, and the box."""
     seen = observe(problem, budget)

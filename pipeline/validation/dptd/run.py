@@ -29,6 +29,7 @@ def run(quick: bool) -> Report:
     claims = [each for problem, own in zip(problems, rows, strict=False)
               for each in theory.privacy_claims(problem, own, 10 if quick else 60)]
     claims += audit.claims(problems[0], problems[0].budget(EPSILON))
+    claims.append(audit.direction(problems[0]))
     claims += theory.assumption_claims(problems[0])
     claims.append(_behaviour())
     found, epsilons = [], QUICK_EPSILONS if quick else EPSILONS

@@ -1,0 +1,129 @@
+"""Every error of `in_validation` against the verdicts of the study concerned, quick mode.
+
+python tests/mutations/verdicts.py [PART …]    prints a line an error; resumes: what is in the results as it is now is
+                                                not run again; the page of `matrix` gets the table
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from mutations.in_validation import PARTS, Part
+from mutations.mutant import ROOT, Mutant, plant, run_in
+
+RESULTS = ROOT / "tests" / "mutations" / "verdicts.jsonl"
+WITHIN_SLACK = ("O11",)  # no error: a bound that is far from tight may be that much larger
+UNSEEN = ("N5", "N6")  # by the claims on one arm in ten worlds
+_PROGRAM = (
+    "import importlib, json, sys\n"
+    "from pipeline.validation.lab import _stretched\n"
+    "study = vars(importlib.import_module(f'pipeline.validation.{sys.argv[1]}.run'))\n"
+    "claims = [_stretched(one, 100) if one.interval else one for one in eval(sys.argv[2], study)]\n"
+    "print(json.dumps([(f'{one.claim} [{one.source}]', one.verdict, one.measured) for one in claims]))\n"
+)
+
+Row = Mapping[str, Any]
+
+
+def judged(mutant: Mutant | None, part: Part) -> Row:
+    """The refuted claims with what was measured, in a copy of the checkout; crash: the last line if it did.
+
+    Intervals are stretched for 100 claims, more than a study has: what is refuted here is in the whole study too.
+    """
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        done = run_in(plant(mutant, Path(folder) / "checkout"), "-c", _PROGRAM, part.study, part.claims)
+    if done.returncode:
+        return {"refuted": {}, "crash": done.stderr.strip().splitlines()[-1]}
+    claims = json.loads(done.stdout.splitlines()[-1])
+    return {"refuted": {claim: str(measured) for claim, verdict, measured in claims if verdict == "refuted"}}
+
+
+def flipped(row: Row, sound: Row) -> dict[str, str]:
+    """Claims that are refuted under the error and not without it."""
+    return {claim: measured for claim, measured in row["refuted"].items() if claim not in sound["refuted"]}
+
+
+def name_of(mutant: Mutant | None, part: Part) -> str:
+    """In the results."""
+    return mutant.name if mutant else f"sound: {part.name}"
+
+
+def version(mutant: Mutant | None, part: Part) -> str:
+    """Of the error. The program goes on: `pytest -m slow tests/mutations` asks whether the verdicts still do."""
+    return hashlib.sha256((repr(mutant) + part.claims + _PROGRAM).encode()).hexdigest()[:16]
+
+
+def read_results() -> dict[str, Row]:
+    """By name."""
+    lines = RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.exists() else []
+    return {row["name"]: row for row in map(json.loads, lines)}
+
+
+def section(results: Mapping[str, Row]) -> list[str]:
+    """Lines of the page."""
+    errors = [(part, each) for part in PARTS for each in part.errors]
+    caught = {each.name: flipped(results[each.name], results[name_of(None, part)]) for part, each in errors}
+    real = [each.name for _, each in errors if each.name not in WITHIN_SLACK]
+    lines = [
+        "",
+        "## Errors in accountants and experiments",
+        "",
+        f"{len(errors)} errors, each planted into a copy of the program. Then the claims of the study that it concerns",
+        "are decided anew, as `validate STUDY --quick` does. An error is caught if a claim is refuted that is not",
+        "refuted without it. Unit tests are not counted. Made by `python tests/mutations/verdicts.py`, which resumes.",
+        "",
+        f"Caught: {sum(bool(caught[name]) for name in real)} of {len(real)}; {', '.join(WITHIN_SLACK)} is no error, as"
+        f" the bound has that much slack. Unseen: {', '.join(UNSEEN)}.",
+        "",
+        "| error | what is planted | claims | newly refuted | the first of them: measured |",
+        "|---|---|---|---|---|",
+    ]
+    for part, each in errors:
+        found = caught[each.name]
+        first = next((f"{claim}: {_short(measured)}" for claim, measured in found.items()), "–")
+        crash = results[each.name].get("crash")
+        cells = [each.name, each.said, part.name, str(len(found)), f"crash: {crash}" if crash else first]
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return lines
+
+
+def _short(measured: str) -> str:
+    value = float(measured)
+    return f"{value:.4g}" if math.isfinite(value) else measured
+
+
+def main(chosen: Sequence[str]) -> int:
+    """Runs what is not there yet of the parts named, or of all, and writes the page. 1 if an error goes unseen."""
+    results, unseen = read_results(), 0
+    order = [name_of(each, part) for part in PARTS for each in (None, *part.errors)]
+    for part in (part for part in PARTS if not chosen or part.name in chosen):
+        for mutant in (None, *part.errors):
+            name = name_of(mutant, part)
+            if results.get(name, {}).get("version") != version(mutant, part):
+                results[name] = {"name": name, "version": version(mutant, part), **judged(mutant, part)}
+                if mutant is None and "crash" in results[name]:
+                    raise RuntimeError(f"{part.name} fails without an error: {results[name]['crash']}")
+                rows = [json.dumps(results[each], ensure_ascii=False) + "\n" for each in order if each in results]
+                RESULTS.write_text("".join(rows), encoding="utf-8")
+            found = flipped(results[name], results[name_of(None, part)])
+            unseen += mutant is not None and not found and name not in (*WITHIN_SLACK, *UNSEEN)
+            said = results[name].get("crash") or next(iter(found), "")
+            print(f"{name:8} {len(found):3} newly refuted", said, flush=True)
+    if set(order) <= results.keys():
+        from mutations import matrix  # which shows this table on its page, and so imports this module
+
+        matrix.write_page(matrix.read_results())
+    return int(unseen > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
