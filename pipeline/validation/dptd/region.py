@@ -86,6 +86,8 @@ def draw(cells: Sequence[dict[str, Any]]) -> Figure:
         constant = next(each["constant_error"] for each in cells if each["task"] == task)
         axes.axhline(constant, color="#000000", linestyle=":", linewidth=0.8, label="best constant")
         axes.set(xscale="log", xlabel="n", ylim=(0.0, 25.0), title=f"{TASKS[task].title}, ε = {epsilon:g}")
+        axes.set_xticks(sizes, [str(rows) for rows in sizes])
+        axes.minorticks_off()
     panels[0].set_ylabel("root mean square value error")
-    panels[0].legend(fontsize=6)
+    figure.legend(*panels[0].get_legend_handles_labels(), fontsize=7, loc="outside right upper")
     return figure
