@@ -136,7 +136,7 @@ def test_evaluate_asks_a_chat_model(finished_run: Path, tmp_path: Path, capsys: 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"--judge": "nonsense"}, "--judge nonsense: choose truth, rm:PATH or openai:URL"),
+        ({"--judge": "nonsense"}, "--judge nonsense: choose truth, rm:PATH, lm:PATH, embedding or openai:URL"),
         ({"--judge": "rm:nowhere"}, "--judge rm: nowhere is no checkpoint folder"),
         ({"--judge": "openai:http://localhost/v1"}, "url is not encrypted (http)"),
         ({"--temperature": "0"}, "--temperature 0 is no finite number > 0"),

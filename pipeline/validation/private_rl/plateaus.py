@@ -151,7 +151,7 @@ def claims(table: TableOne) -> Iterator[Claim]:
         published = outcome.PUBLISHED[world][column]
         yield within(f"{made.method}, {world}: the regret curve reaches its plateau at episode {published}",
                      f"{PAPER} Table 1", made.estimate / published, low=1.0 / CEILING, high=CEILING,
-                     paper=f"episode {published}; no seeds given, B = 5 chosen to come nearest",
+                     paper=f"1: episode {published} (no seeds given; B = 5 chosen to come nearest)",
                      what="plateau of the mean curve / published")
     # The first batch is played on no data at a constant expected regret: no plateau before 95 % of it.
     batch = outcome.theory_batch(EPISODES, 8.0, WORST, outcome.complexity(EPISODES))
@@ -182,7 +182,7 @@ def _stated(table: TableOne) -> Iterator[Claim]:
         made = table.estimate(world, functools.partial(at_exponent, exponent=exponent))
         yield within(f"private eps = {epsilon:g}, {world}: plateau at episode {published} when eps is the total",
                      f"{PAPER} Table 1 with Appendix E's accounting and sensitivity 25",
-                     made / published, low=1.0 / CEILING, high=CEILING, paper=f"episode {published}",
+                     made / published, low=1.0 / CEILING, high=CEILING, paper=f"1: episode {published}",
                      what="plateau of the mean curve / published")
 
 
@@ -236,5 +236,5 @@ def _honest_totals(table: TableOne) -> Iterator[Claim]:
         total = exponent.mapped(lambda x: total_epsilon(x, fixed(EPISODES, BATCH)))
         yield within(
             f"The published plateau {published} ({world}, eps = {epsilon:g}) costs a total of at most {epsilon:g}",
-            f"{PAPER} Table 1; zCDP at the true sensitivity 1, delta 1e-5", total, high=epsilon, paper=f"{epsilon:g}",
-            what="total eps of the exponent that gives this plateau at B = 5")
+            f"{PAPER} Table 1; zCDP at the true sensitivity 1, delta 1e-5", total, high=epsilon,
+            paper=f"at most {epsilon:g}", what="total eps of the exponent that gives this plateau at B = 5")

@@ -123,7 +123,7 @@ def claims(cells: Cells) -> Iterator[Claim]:
         name = "searched for both instances" if goal == "both" else "searched for this instance"
         yield within(f"A total eps = 8 reaches the published plateau {published} ({world}), by a schedule {name}",
                      f"{PAPER} Table 1; schedule ours", made.estimate / published, high=1.0, kind="ours",
-                     paper=f"episode {published}", what="plateau of the mean curve / published")
+                     paper=f"1: episode {published}", what="plateau of the mean curve / published")
     yield within("What the searched schedules charge a user is the stated total", "this project",
                  max(total_epsilon(plan, EPSILON) for plan in PLANS.values()), high=EPSILON * (1.0 + 1e-9),
                  what="largest sum of 2 w_j over the updates that read an episode")
