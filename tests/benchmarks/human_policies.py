@@ -59,14 +59,15 @@ FACTOR = 3.0  # of a half width, that the gain at ε = ∞ must reach before a s
 
 
 def arms_of(epsilons: Sequence[float], seeds: Sequence[int]) -> list[Arm]:
-    """Every arm, those that the others are compared with first."""
+    """Every arm: those that the others are compared with first, the other losses of DPO last."""
     finite = sorted((epsilon for epsilon in epsilons if not math.isinf(epsilon)), reverse=True)
     found = []
     for seed in seeds:
         found += [Arm("dpo", math.inf, seed, "private_likelihood"), Arm("ppo", math.inf, seed)]
         for epsilon in finite:
             found += [Arm("dpo", epsilon, seed, "private_likelihood"), Arm("ppo", epsilon, seed)]
-            found += [Arm("dpo", epsilon, seed, loss) for loss in ("debiased", "uncorrected")]
+        for loss in ("uncorrected", "debiased"):
+            found += [Arm("dpo", epsilon, seed, loss) for epsilon in finite]
     return found
 
 
