@@ -39,11 +39,20 @@ def found(private: float) -> dict[str, Outcome]:
 @pytest.mark.parametrize(("private", "verdict"), [(0.5, "holds"), (2.0, "refuted")])
 def test_verdicts_follow_the_runs(private: float, verdict: str) -> None:
     made = list(outcomes.claims(problem(), found(private), start=3.0, epsilons=EPSILONS))
-    compared = [claim for claim in made if "L = 0 means" not in claim.claim]
+    compared = [claim for claim in made if ": DPTD" in claim.claim]
     assert len(compared) == 10
     assert {claim.verdict for claim in compared} == {verdict}
     (other,) = (claim for claim in made if "L = 0 means" in claim.claim)
     assert (other.measured, other.verdict) == (pytest.approx(3.0 / 1.015), "refuted")
+
+
+@pytest.mark.parametrize(("level", "verdict"), [(0.05, "holds"), (2.0, "refuted")])
+def test_td_alone_is_judged_too(level: float, verdict: str) -> None:
+    """From |L| = 1 at the start TD goes to `level`; the others stay near 1."""
+    arms = found(0.5) | {"TD": outcome(level, level)}
+    arms["TD"].objective[0] = 1.0
+    made = [claim for claim in outcomes.claims(problem(), arms, 3.0, EPSILONS) if ": TD" in claim.claim]
+    assert [claim.verdict for claim in made] == [verdict] * 3
 
 
 def test_the_end_is_the_last_moments() -> None:

@@ -101,6 +101,15 @@ def claims(problem: Problem, found: Outcomes, start: float, epsilons: Sequence[f
 
     last = "|L| at the end"
     error, strongest = "MSVE at the end", second_figure("accountant", epsilons[-1])
+    others = ("DPTD", *PUBLISHED)
+    near = min(others, key=lambda name: float(found[name].end.mean()))
+    yield smaller("TD, without noise, ends with a smaller |L| than all others", "DPTD Section 6.3",
+                  found["TD"].end - found[near].end, f"{last} (the best other: {near})", "statement")
+    near = min(others, key=lambda name: float(found[name].squared_error.mean()))
+    yield smaller("TD, without noise, ends with a smaller value error than all others", "DPTD Section 6.3",
+                  found["TD"].squared_error - found[near].squared_error, f"{error} (the best other: {near})", "reading")
+    yield smaller("TD's L goes to 0: to less than a tenth of the start's", "DPTD Section 6.3",
+                  found["TD"].end - 0.1 * np.abs(found["TD"].objective[0]), "|L| at the end and a tenth of the start's")
     for other in PUBLISHED:
         yield smaller(f"DPTD ends with a smaller |L| than {other}, epsilon {EPSILON:g}", "DPTD Figure 1",
                       found["DPTD"].end - found[other].end, last)
