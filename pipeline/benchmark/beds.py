@@ -5,6 +5,7 @@ A bed is asked about M prompts and judged on M′ others. Methods see coordinate
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,7 +28,7 @@ COMPONENTS = 128
 class Bed:
     """Coordinates x (M, N, k) and true reward (M, N), float64, of N answers to each prompt; the same of held-out ones.
 
-    kl_coef of J.
+    kl_coef of J. source: what all of this is made of, the same on every machine.
     """
 
     x: Tensor
@@ -35,6 +36,12 @@ class Bed:
     held_x: Tensor
     held_truth: Tensor
     kl_coef: float
+    source: str
+
+    @property
+    def identity(self) -> str:
+        """By which what was measured on it is told apart."""
+        return f"{self.source}, kl_coef {self.kl_coef:g}"
 
     @property
     def most_pairs(self) -> int:
@@ -63,7 +70,8 @@ def linear_bed(seed: int, *, dimension: int = 32, prompts: int = 1000, answers: 
     x = torch.randn(prompts, answers, dimension, generator=generator, dtype=torch.float64)
     held = torch.randn(200, 64, dimension, generator=generator, dtype=torch.float64)
     scale = 1.0 / math.sqrt(2.0)  # of a `pair_basis`: differences have second moment 1
-    return Bed(x * scale, x @ theta, held * scale, held @ theta, 0.5)
+    source = f"linear, seed {seed}, {dimension} features, {prompts} prompts, {answers} answers"
+    return Bed(x * scale, x @ theta, held * scale, held @ theta, 0.5, source)
 
 
 def pool_bed(path: Path, kl_coef: float) -> Bed:
@@ -80,7 +88,8 @@ def pool_bed(path: Path, kl_coef: float) -> Bed:
     even = drawn.shape[1] // 2 * 2
     sides = (drawn[:, place:even:2].flatten(0, 1) for place in (0, 1))
     basis = pair_basis(*sides, num_components=min(COMPONENTS, drawn.shape[-1]), whiten=False)
-    return Bed(basis.coordinates(drawn), truth, basis.coordinates(held), held_truth, kl_coef)
+    source = f"pool {hashlib.sha256(path.read_bytes()).hexdigest()[:16]}, {COMPONENTS} directions"
+    return Bed(basis.coordinates(drawn), truth, basis.coordinates(held), held_truth, kl_coef, source)
 
 
 @dataclass(frozen=True)

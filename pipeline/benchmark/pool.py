@@ -5,14 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from pipeline.core import atomic
+from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
 from pipeline.data import inputs
 from pipeline.embedded import task
 from pipeline.embedded.truth import true_reward
+from pipeline.lm.model_folders import weights_digest
 from pipeline.lm.models import load_causal_lm, load_tokenizer
 from pipeline.online.candidates import candidate_key, draw_candidates
 from reward_models.backbone import load_backbone
@@ -23,11 +26,18 @@ def make_pool(run: RunDir, recipe: Recipe, path: Path, asked: int, held_out: int
     """What `pipeline.benchmark.beds.pool_bed` reads; from `path` if it is there, else drawn and put there.
 
     asked, held_out: answers to each of at most 400 training and 100 held-out prompts. Minutes; the run's sft is done.
+    UserError where the pool that is there is another run's, or does not say whose.
     """
-    if path.is_file():
-        return load_file(path)
     run.require("sft")
     home = run.stage("sft") / "model"
+    features = f"{recipe.reward.num_layers} layers, {recipe.reward.pooling}"
+    draws = f"{asked}, {held_out}, seed {recipe.seed}"
+    source = {"policy": weights_digest(home), "answers": draws, "features": features}
+    if path.is_file():
+        with safe_open(path, "pt") as file:
+            if file.metadata() == source:
+                return load_file(path)
+        raise UserError(f"{path} was not drawn from {run.root}: choose another --output, or name it with --pool")
     renderer = inputs.make_renderer(recipe, load_tokenizer(home))
     policy = load_causal_lm(home, recipe.model.dtype)
     backbone = RewardModel(load_backbone(home, recipe, renderer), reward_bound=recipe.reward.reward_bound)
@@ -42,5 +52,5 @@ def make_pool(run: RunDir, recipe: Recipe, path: Path, asked: int, held_out: int
         tensors[f"{split}_truth"] = torch.tensor(rows)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic.new_file(path) as temporary:
-        save_file(tensors, temporary)
+        save_file(tensors, temporary, source)
     return tensors

@@ -6,11 +6,10 @@ ridge-regularised private MLE in J. Paired over seeds by Student's t, Holm over 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,11 +20,11 @@ from pipeline.benchmark.beds import Bed, Labels, draw_private
 from pipeline.benchmark.central import CENTRAL
 from pipeline.core import atomic
 from pipeline.core.noise import epsilon_of, is_public
+from pipeline.core.row_files import Row, appending, rows_of
 from pipeline.core.stats import holm
 
 EPSILONS = (0.1, 0.5, 1.0, 2.0, 4.0)
 COUNTS = (500, 1500, 5000, 15_000, 50_000)
-Row = dict[str, Any]
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
@@ -50,17 +49,17 @@ def measure_all(
     make_bed: Callable[[int], Bed], path: Path, seeds: int, epsilons: Sequence[float], counts: Sequence[int]
 ) -> list[Row]:
     """A row for each seed, count, ε and arm; those of an earlier call as they are. ε = ∞ (null) is measured by the
-    private MLE alone, for what is retained.
+    private MLE alone, for what is retained. UserError where the earlier call was on another bed.
     """
     from tqdm import tqdm
 
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    rows = [json.loads(line) for line in lines]
+    identity = cache(lambda seed: make_bed(seed).identity)
+    rows = rows_of(path, lambda row: identity(row["seed"]))
     done = {key_of(row) for row in rows}
     arms = (*ARMS, *CENTRAL)
     cells = [(seed, count, epsilon) for count in counts for seed in range(seeds) for epsilon in (*epsilons, math.inf)]
     wanted = {(s, c, e, arm) for s, c, e in cells for arm in ((OURS,) if is_public(e) else arms)}
-    with path.open("a", encoding="utf-8") as file:
+    with appending(path) as keep:
         for seed, count, epsilon in tqdm(cells, desc="labels", unit="draw"):
             names = [arm for arm in arms if (seed, count, epsilon, arm) in wanted - done]
             if not names:
@@ -68,10 +67,10 @@ def measure_all(
             bed = make_bed(seed)
             labels = draw_private(bed, count, epsilon, seed)
             for arm in names:
-                row = {"seed": seed, "n": count, "epsilon": None if is_public(epsilon) else epsilon, "arm": arm}
+                row = {"bed": bed.identity, "seed": seed, "n": count, "arm": arm}
+                row |= {"epsilon": None if is_public(epsilon) else epsilon}
                 rows.append(row | measure(bed, labels, arm))
-                file.write(json.dumps(rows[-1]) + "\n")
-            file.flush()
+                keep(rows[-1])
     return [row for row in rows if key_of(row) in wanted]
 
 

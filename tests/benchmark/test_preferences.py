@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import dp_accounting
@@ -15,10 +16,14 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from pipeline.benchmark import arms, central, preferences
+from pipeline.benchmark import pool as pool_module
 from pipeline.benchmark.beds import Bed, draw_private, linear_bed, pool_bed
 from pipeline.cli import app
+from pipeline.core.config import load_recipe
 from pipeline.core.errors import UserError
 from pipeline.core.noise import LabelNoise
+from pipeline.core.recipe import Recipe
+from pipeline.core.rundir import RunDir
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +162,54 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path, monkeypatch: py
     assert preferences.run(small, tmp_path, 2, (1.0,), (100,)) == first
     assert (tmp_path / "arms.jsonl").read_text() == before
     assert (tmp_path / "league.png").stat().st_size > 1000
+
+
+def test_rows_of_another_bed_are_refused_and_a_cut_line_is_measured_again(tmp_path: Path) -> None:
+    """Another kl_coef, and other answers under the same file name, would reprint what the first bed gave."""
+
+    def a_bed(seed: int, kl_coef: float = 0.5, prompts: int = 60) -> Bed:
+        return replace(linear_bed(seed, dimension=4, prompts=prompts, answers=4), kl_coef=kl_coef)
+
+    rows, first = tmp_path / "arms.jsonl", preferences.run(a_bed, tmp_path, 2, (1.0,), (100,))
+    for changes in ({"kl_coef": 0.2}, {"prompts": 61}):
+        with pytest.raises(UserError, match=r"arms\.jsonl holds rows measured on other data or settings: choose"):
+            preferences.run(partial(a_bed, **changes), tmp_path, 2, (1.0,), (100,))  # type: ignore[arg-type]
+    whole = rows.read_text().splitlines()
+    rows.write_text("\n".join(whole)[:-9])  # a kill within the last line
+    assert preferences.run(a_bed, tmp_path, 2, (1.0,), (100,)) == first
+    kept = [line for line in rows.read_text().splitlines() if line.endswith("}")]
+    assert sorted(kept) == sorted(whole)
+    rows.write_text("".join(json.dumps({**json.loads(line), "bed": None}) + "\n" for line in whole))
+    with pytest.raises(UserError, match="other data"):  # of before rows named their bed
+        preferences.run(a_bed, tmp_path, 2, (1.0,), (100,))
+
+
+def test_a_pool_of_another_file_is_another_bed(tmp_path: Path) -> None:
+    made = linear_bed(1, dimension=6, prompts=20, answers=4)
+    names = ("train_features", "train_truth", "eval_features", "eval_truth")
+    beds = []
+    for number, scale in enumerate((1.0, 2.0)):
+        (tmp_path / str(number)).mkdir()
+        pool = dict(zip(names, (made.x, scale * made.truth, made.held_x, made.held_truth), strict=True))
+        save_file(pool, tmp_path / str(number) / "mine.safetensors")
+        beds += [pool_bed(tmp_path / str(number) / "mine.safetensors", kl_coef) for kl_coef in (0.5, 0.5, 0.2)]
+    identities = [bed.identity for bed in beds]
+    assert identities[0] == identities[1]
+    assert len(set(identities)) == 4
+
+
+def test_the_pool_of_another_run_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only whose it is gets compared: nothing is drawn here."""
+    recipe = load_recipe(Recipe, Path(__file__).parents[2] / "configs" / "demo.yaml")
+    digests = {"one": "a", "other": "b"}
+    monkeypatch.setattr(RunDir, "require", lambda *_: None)
+    monkeypatch.setattr(pool_module, "weights_digest", lambda home: digests[home.parts[-3]])
+    home = tmp_path / "pool.safetensors"
+    features = f"{recipe.reward.num_layers} layers, {recipe.reward.pooling}"
+    save_file({"x": torch.ones(1)}, home, {"policy": "a", "answers": f"4, 8, seed {recipe.seed}", "features": features})
+    assert pool_module.make_pool(RunDir(tmp_path / "one"), recipe, home, 4, 8)["x"].tolist() == [1.0]
+    with pytest.raises(UserError, match=r"was not drawn from .*other: choose another --output"):
+        pool_module.make_pool(RunDir(tmp_path / "other"), recipe, home, 4, 8)
 
 
 def test_the_command_on_a_pool(tmp_path: Path) -> None:
