@@ -50,12 +50,11 @@ def spread(choices: Mapping[str, np.ndarray], places: list[int], rows: int) -> d
 
 
 def counted_rates(choices: Mapping[str, np.ndarray], counted: Mapping[str, Any]) -> dict[str, Estimate]:
-    """The win rate of every rule. counted: `epsilon` of all counts and the noisy `counts` by rule. A policy's ties
-    count half, equally long answers as a miss."""
+    """The win rate of every rule, ties counted half. counted: `epsilon` of all counts, the noisy `counts` by rule."""
     noise = DiscreteLaplace.shared(counted["epsilon"], len(choices))
     rates = {}
     for name, choice in choices.items():
-        ties = 0.0 if name == LONGER else 0.5 * int((choice == 0).sum())
+        ties = 0.5 * int((choice == 0).sum())
         rates[name] = counted_share(counted["counts"][name] + ties, len(choice), noise)
     return rates
 

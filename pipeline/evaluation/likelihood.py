@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipeline.core.noise import LabelNoise
-from pipeline.core.stats import Estimate, wilson, win_rate
+from pipeline.core.stats import Estimate, win_rate
 from pipeline.data.release import ReleasedPair
 from pipeline.data.render import Renderer, plain_text
 
@@ -32,10 +32,10 @@ def likelihood_win_rate(logprobs: np.ndarray, noise: LabelNoise) -> Estimate:
 def longer_answer_baseline(pairs: Sequence[ReleasedPair], noise: LabelNoise) -> Estimate:
     """Share of pairs whose chosen answer has more characters: the trivial rule to print beside any win rate.
 
-    Where both are equally long the rule names no winner, which counts as a miss.
+    Equally long ones count half, as every tie does: no flip of the label changes that, so debiasing leaves it as it is.
     """
-    longer = int((longer_answers(pairs) > 0).sum())
-    return noise.debias(wilson(longer, len(pairs)))
+    longer = longer_answers(pairs)
+    return noise.debias(win_rate(longer, np.zeros(len(pairs))))
 
 
 def longer_answers(pairs: Sequence[ReleasedPair]) -> np.ndarray:

@@ -39,7 +39,7 @@ from pipeline.core.recipe import Recipe
 from pipeline.core.stats import Estimate, holm
 from pipeline.data.inputs import make_renderer
 from pipeline.data.release import ReleasedPair
-from pipeline.evaluation.likelihood import pair_rows
+from pipeline.evaluation.likelihood import longer_answers, pair_rows, preferences
 from pipeline.lm.logprobs import TokenBatch, response_forward, token_batch, token_logprobs
 from pipeline.lm.models import load_causal_lm, load_tokenizer
 from pipeline.lm.rows import batches, sharing_of
@@ -157,7 +157,7 @@ class Judge:
 
 def wins(logprobs: np.ndarray) -> np.ndarray:
     """(n,) 1 where the chosen answer is likelier, 0 where the other is, ½ for a tie; (2n,) as from `pair_rows`."""
-    return 0.5 + 0.5 * np.sign(logprobs[0::2] - logprobs[1::2])
+    return 0.5 + 0.5 * preferences(logprobs)
 
 
 # --- statistics -------------------------------------------------------------------------------------------------------
@@ -270,8 +270,7 @@ def measure(workshop: Workshop, arms: Sequence[Arm], report_only: bool) -> tuple
     """Wins of every arm that is finished, made one after the other, and of π_ref by seed."""
     folder = workshop.home / "wins"
     folder.mkdir(parents=True, exist_ok=True)
-    rows = (workshop.home / "data" / "eval.jsonl").read_text(encoding="utf-8").splitlines()
-    pairs = [ReleasedPair(*(json.loads(row)[name] for name in ("prompt", "chosen", "rejected")), "") for row in rows]
+    pairs = eval_pairs(workshop.home)
     judges: dict[int, Judge] = {}
     found, reference = {}, {}
     for arm in arms:
@@ -285,6 +284,12 @@ def measure(workshop: Workshop, arms: Sequence[Arm], report_only: bool) -> tuple
         if path.is_file():
             found[arm], reference[arm.seed] = np.load(path), np.load(base)
     return found, reference
+
+
+def eval_pairs(home: Path) -> list[ReleasedPair]:
+    """Of HOME/data."""
+    rows = map(json.loads, (home / "data" / "eval.jsonl").read_text(encoding="utf-8").splitlines())
+    return [ReleasedPair(*(row[name] for name in ("prompt", "chosen", "rejected")), "") for row in rows]
 
 
 def save(path: Path, values: np.ndarray) -> None:
@@ -315,8 +320,7 @@ def main() -> int:
         if not found:
             raise UserError(f"{home} holds no finished arm: run without --report-only")
         entries = summarise(found, reference)
-        rows = [json.loads(row) for row in (home / "data" / "eval.jsonl").read_text(encoding="utf-8").splitlines()]
-        longer = over_pairs(np.array([[float(len(row["chosen"]) > len(row["rejected"])) for row in rows]]))
+        longer = over_pairs(0.5 + 0.5 * longer_answers(eval_pairs(home))[None])
         text = table(entries, reference, longer, len(arms) - len(found))
         atomic.write_text(home / "table.md", text)
         print(text)

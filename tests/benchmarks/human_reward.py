@@ -1,4 +1,4 @@
-"""What a 135M backbone learns of people from 2,100 pairs of answers, at each ε, beside "the longer answer wins".
+"""What a 135M backbone learns of people from 2,100 pairs of answers at each ε, beside "the answer of more tokens wins".
 
 The backbone is SmolLM2-135M-Instruct, frozen; a linear reward is fitted by the private likelihood. For each ε and seed
 of flips everything is chosen by five-fold cross-validation over prompts inside the training pairs, on the privatised
@@ -67,7 +67,8 @@ ARMS = {
     "recipe": f"{RECIPE[0]}, {RECIPE[1]} directions",
     "minilm": "MiniLM's sentence embeddings instead",
 }
-LONGER = "the longer answer wins"
+LONGER = "the answer of more tokens wins"
+"""By tokens, as the covariate is; `longer_answers` counts characters."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ def test_rates_in_closed_form() -> None:
     choices = {"sft": np.array([1, -1, 0, 0], np.int8), LONGER: np.array([1, 0, 0, 0], np.int8)}
     rates = counted_rates(choices, {"epsilon": 1.0, "counts": {"sft": 2, LONGER: 1}})
     assert (rates["sft"].value, rates["sft"].n) == (0.75, 4)  # two right, two ties
-    assert rates[LONGER].value == 0.25
+    assert rates[LONGER].value == 0.625  # one right, three equally long
     half = math.sqrt(1.96**2 * 0.75 * 0.25 / 4 + (DiscreteLaplace.shared(0.5, 1).half_width() / 4) ** 2)
     assert rates["sft"].ci_high - rates["sft"].value == pytest.approx(half)
     assert counted_share(-3, 4, DiscreteLaplace.shared(1.0, 1)).value == -0.75  # clipping would bias it

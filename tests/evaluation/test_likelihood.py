@@ -80,15 +80,28 @@ def test_mean_logprobs_are_per_token_and_do_not_depend_on_batches() -> None:
         assert found == pytest.approx(expected, abs=1e-5)
 
 
-def test_the_longer_answer_counts_characters_a_tie_is_a_miss() -> None:
+def test_the_longer_answer_counts_characters_and_a_tie_half() -> None:
     pairs = [
         ReleasedPair("p", "aaaa", "b b", "1"),
         ReleasedPair("p", "aa", "bbb", "2"),
         ReleasedPair("p", "aa", "bb", "3"),
         ReleasedPair("p", [{"role": "assistant", "content": "aaaa"}], [{"role": "assistant", "content": "b"}], "4"),
     ]
-    assert longer_answer_baseline(pairs, PUBLIC) == wilson(2, 4)
-    assert longer_answer_baseline(pairs, QUARTER).value == pytest.approx((0.5 - 0.25) / 0.5)
+    assert longer_answer_baseline(pairs, PUBLIC) == wilson(2.5, 4)
+    assert longer_answer_baseline(pairs, QUARTER).value == pytest.approx((0.625 - 0.25) / 0.5)
+
+
+def test_equally_long_answers_do_not_bias_the_debiased_rate() -> None:
+    """300 true labels: the longer answer wins 150, loses 90, 60 pairs are equally long, so .6. The mean over 400
+    releases at ε = 0.5 is within 4 standard errors of it (6e-5 of false alarms); with ties as misses it was .19."""
+    generator, values = np.random.default_rng(1), []
+    texts = [("aa", "b")] * 150 + [("a", "bb")] * 90 + [("a", "b")] * 60
+    for _ in range(400):
+        kept = generator.random(300) >= FLIP
+        released = [own if keep else own[::-1] for own, keep in zip(texts, kept, strict=True)]
+        values.append(longer_answer_baseline([ReleasedPair("p", *own, "1") for own in released], NOISE).value)
+    assert abs(np.mean(values) - 0.6) < 4 * np.std(values) / math.sqrt(400)
+    assert 4 * np.std(values) / math.sqrt(400) < 0.05
 
 
 def test_choices_say_which_response_is_preferred() -> None:
@@ -105,4 +118,4 @@ def test_the_longer_answer_on_real_pairs(hh_helpful: Path) -> None:
     longer = sum(len(row["chosen"]) > len(row["rejected"]) for row in rows)
     ties = sum(len(row["chosen"]) == len(row["rejected"]) for row in rows)
     assert (found.n, longer, ties) == (1000, 591, 5)
-    assert found.value == 0.591
+    assert found.value == 0.5935

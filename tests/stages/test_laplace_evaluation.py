@@ -39,7 +39,8 @@ def test_the_evaluation_reads_noisy_counts_and_the_card_adds_them_up(workspace: 
         rate = metrics[method]["likelihood_win_rate"]
         assert rate["n"] == 32
         assert abs(rate["value"] * 32 - counted["counts"][method]) <= 16  # ties count half
-    assert metrics["longer_answer_baseline"]["value"] == counted["counts"]["longer_answer"] / 32
+    longer = metrics["longer_answer_baseline"]["value"] * 32 - counted["counts"]["longer_answer"]
+    assert 0 <= longer <= 16  # equally long ones count half
     card = read_json(run / "report" / "card.json")
     assert card["epsilon_total_per_event"] == 1.75
     assert [release.get("kind") for release in card["releases"]] == [None, "counts"]
