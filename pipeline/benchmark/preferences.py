@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from scipy import stats
 
 from pipeline.benchmark.arms import ARMS, OURS, PROJECT, PUBLISHED
 from pipeline.benchmark.beds import Bed, Labels, draw_private
@@ -21,7 +20,7 @@ from pipeline.benchmark.central import CENTRAL
 from pipeline.core import atomic
 from pipeline.core.noise import epsilon_of, is_public
 from pipeline.core.row_files import Row, appending, rows_of
-from pipeline.core.stats import holm
+from pipeline.core.stats import holm, paired_p, student_mean
 
 EPSILONS = (0.1, 0.5, 1.0, 2.0, 4.0)
 COUNTS = (500, 1500, 5000, 15_000, 50_000)
@@ -112,7 +111,7 @@ def verdict(table: Table, arms: Sequence[str]) -> list[Row]:
         apart = table.values(arm, epsilon, count) - table.values(OURS, epsilon, count)
         mean, half = interval(apart)
         found.append({"arm": arm, "epsilon": epsilon, "n": count, "difference": mean, "half": half})
-        p.append(float(stats.ttest_1samp(apart, 0.0).pvalue) if np.ptp(apart) else 1.0)
+        p.append(paired_p(apart))
     for row, differs in zip(found, holm(p), strict=True):
         row["verdict"] = ("better" if float(row["difference"]) > 0 else "worse") if differs else "undecided"
     return found
@@ -120,9 +119,8 @@ def verdict(table: Table, arms: Sequence[str]) -> list[Row]:
 
 def interval(values: np.ndarray) -> tuple[float, float]:
     """(mean, half width of the 95 % t interval over seeds)."""
-    count = len(values)
-    half = stats.t.ppf(0.975, count - 1) * values.std(ddof=1) / math.sqrt(count) if count > 1 else math.nan
-    return float(values.mean()), float(half)
+    found = student_mean(values)
+    return found.value, found.ci_high - found.value
 
 
 def league(table: Table) -> Iterator[str]:

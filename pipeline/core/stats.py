@@ -85,6 +85,36 @@ def bootstrap_mean(values: np.ndarray, seed: int, resamples: int = 4000) -> Esti
     return bootstrap(lambda drawn: float(drawn.mean()), np.asarray(values, dtype=np.float64), seed, resamples)
 
 
+def alike(values: np.ndarray) -> bool:
+    """Whether values (n,) are equal but for rounding: no spread to compare their mean with."""
+    return bool(np.ptp(values) <= 1e-12 * np.abs(values).max())
+
+
+def student_mean(values: np.ndarray) -> Estimate:
+    """Mean of unbounded `values` (n,) with Student's t interval; pass differences for a paired comparison.
+
+    Where the values are alike the interval is a point: they say nothing of others. ValueError without values.
+    """
+    values, count = np.asarray(values, dtype=np.float64), len(values)
+    if count == 0:
+        raise ValueError("a mean needs at least one value")
+    mean = float(values.mean())
+    half = 0.0 if alike(values) else float(stats.t.ppf(0.975, count - 1) * standard_error(values))
+    return Estimate(mean, mean - half, mean + half, count)
+
+
+def paired_p(differences: np.ndarray) -> float:
+    """Two-sided p of no difference between two sides, from their paired differences (n,): Student's t; where all are
+    the same, which leaves t without a spread, the exact sign test, 2^(1−n); 1 where all are 0.
+    """
+    differences = np.asarray(differences, dtype=np.float64)
+    if not differences.any():
+        return 1.0
+    if alike(differences):
+        return float(2.0 ** (1 - len(differences)))
+    return float(stats.ttest_1samp(differences, 0.0).pvalue)
+
+
 def standard_error(samples: np.ndarray) -> np.ndarray:
     """Of the mean over the last axis, (..., n) -> (...)."""
     return np.asarray(samples.std(axis=-1, ddof=1) / math.sqrt(samples.shape[-1]))

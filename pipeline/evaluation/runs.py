@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from pipeline.core.config import load_recipe
 from pipeline.core.errors import UserError
 from pipeline.core.noise import is_public
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
-from pipeline.core.stats import Estimate, bootstrap_mean, holm, win_rate
+from pipeline.core.stats import Estimate, bootstrap_mean, holm, paired_p, student_mean, win_rate
 from pipeline.evaluation.gibbs import beats
 from pipeline.evaluation.rates import decided_win_rate, length_controlled
 
@@ -116,10 +115,7 @@ def differences(runs: Sequence[Run], prompts: Sequence[str]) -> Iterator[tuple[s
             apart = run.column(prompts, key) - runs[0].column(prompts, key)
             apart = apart[~np.isnan(apart)]
             if len(apart) >= FEWEST:
-                test = stats.ttest_1samp(apart, 0.0) if np.ptp(apart) else None
-                low, high = (apart[0], apart[0]) if test is None else test.confidence_interval()
-                found = Estimate(float(apart.mean()), float(low), float(high), len(apart))
-                yield run.name, what, found, 1.0 if test is None else float(test.pvalue)
+                yield run.name, what, student_mean(apart), paired_p(apart)
 
 
 def mean(values: Column) -> Estimate | None:

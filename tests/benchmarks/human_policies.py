@@ -36,7 +36,7 @@ from pipeline.core import atomic
 from pipeline.core.config import load_recipe
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
-from pipeline.core.stats import Estimate, holm
+from pipeline.core.stats import Estimate, holm, paired_p
 from pipeline.data.inputs import make_renderer
 from pipeline.data.release import ReleasedPair
 from pipeline.evaluation.likelihood import longer_answers, pair_rows, preferences
@@ -184,9 +184,8 @@ def retained(gain: np.ndarray, whole: np.ndarray) -> tuple[float, float, float] 
 
 
 def p_value(gain: np.ndarray) -> float:
-    """Two-sided, of no difference; paired t over pairs of the mean over seeds. 1 where no pair differs."""
-    values = gain.mean(axis=0)
-    return float(stats.ttest_1samp(values, 0.0).pvalue) if np.ptp(values) > 0 else 1.0
+    """Two-sided, of no difference, over pairs of the mean over seeds."""
+    return paired_p(gain.mean(axis=0))
 
 
 # --- table ------------------------------------------------------------------------------------------------------------

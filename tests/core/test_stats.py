@@ -15,7 +15,9 @@ from pipeline.core.stats import (
     bootstrap,
     bootstrap_mean,
     holm,
+    paired_p,
     standard_error,
+    student_mean,
     wilson,
     win_rate,
 )
@@ -141,3 +143,31 @@ def test_the_standard_error_is_of_the_last_axis() -> None:
 def test_holm_is_a_step_down() -> None:
     assert holm([0.04, 0.001, 0.03]) == [False, True, False]
     assert holm([0.04, 0.001, 0.02]) == [True, True, True]
+
+
+def test_a_paired_difference_that_never_varies_is_judged_by_its_sign() -> None:
+    """One side ahead by the same in each of 10 pairs: 2 of the 1,024 sign patterns are as clear as that."""
+    assert paired_p(np.full(10, 0.25)) == paired_p(np.full(10, -0.25)) == pytest.approx(2 / 2**10)
+    assert paired_p(np.full(10, 0.3) - np.linspace(0, 1e-15, 10)) == pytest.approx(2 / 2**10)  # but for rounding
+    assert paired_p(np.zeros(10)) == 1.0
+    assert paired_p(np.array([0.5])) == 1.0  # one pair says nothing
+    values = np.random.default_rng(0).normal(0.3, 1.0, 40)
+    assert paired_p(values) == stats.ttest_1samp(values, 0.0).pvalue
+
+
+@pytest.mark.parametrize("count", [24, 48])
+def test_student_covers_means_of_few(count: int) -> None:
+    """4,000 means of normal values and of a gain less a skewed price, as J's: 94 to 96 % and 93.2 to 96 % cover (false
+    alarms below 1 in 200; the percentile bootstrap has 93.1 % at 24 normal values). By scipy's interval as well."""
+    generator = np.random.default_rng(count)
+    normal = generator.normal(0.2, 1.0, (4000, count))
+    skewed = generator.normal(0.7, 1.0, (4000, count)) - 0.5 * generator.gamma(2.0, 0.5, (4000, count))
+    for values, lowest in ((normal, 0.94), (skewed, 0.932)):
+        found = [student_mean(row) for row in values]
+        covered = np.mean([each.ci_low <= 0.2 <= each.ci_high for each in found])
+        assert lowest <= covered <= 0.96
+    interval = stats.ttest_1samp(normal[0], 0.0).confidence_interval()
+    assert (student_mean(normal[0]).ci_low, student_mean(normal[0]).ci_high) == pytest.approx(tuple(interval))
+    assert student_mean(np.full(5, 2.0)) == Estimate(2.0, 2.0, 2.0, 5)
+    with pytest.raises(ValueError, match="at least one"):
+        student_mean(np.array([]))

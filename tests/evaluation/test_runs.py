@@ -55,6 +55,15 @@ def test_false_alarms_over_many_equal_runs_are_rare() -> None:
     assert calls <= 3  # more has a chance of 1 in 100
 
 
+def test_a_gain_that_is_the_same_on_every_prompt_is_called() -> None:
+    """J higher by exactly 0.5 on 120 prompts: no spread for t, and no chance either."""
+    one = a_run("one", 0.0, 1)
+    rows = {prompt: row | {"objective_gain": row["objective_gain"] + 0.5} for prompt, row in one.rows.items()}
+    found = said([one, replace(one, name="other", rows=rows)])
+    assert found["other", "J"] == "better"
+    assert found["other", "KL"] == "not told apart"  # the same, so nothing is said
+
+
 def test_other_references_are_named() -> None:
     runs = [a_run("one", 0.0, 1), replace(a_run("other", 0.0, 2), reference="another")]
     assert "different reference policies" in "\n".join(page(runs, list(runs[0].rows)))
