@@ -18,6 +18,7 @@ import torch
 from pipeline.core.config import parse
 from pipeline.core.errors import UserError
 from pipeline.core.extras import check_installed
+from pipeline.core.recipe import Recipe
 from pipeline.core.recipe_parts import JudgeSettings
 from pipeline.core.stats import bootstrap_mean, wilson
 from pipeline.data.render import Prompt, Renderer, plain_prompt
@@ -25,6 +26,13 @@ from pipeline.evaluation.chat_judge import ChatJudge
 from pipeline.evaluation.gibbs import beats
 from pipeline.evaluation.rates import agreement, decided_win_rate, length_controlled
 from reward_models.external import card_facts, described, load_external
+
+
+def truth_name(recipe: Recipe) -> str | None:
+    """Which known reward r* a run is measured by; None where there is none."""
+    if recipe.evaluate.truth is not None:
+        return recipe.evaluate.truth
+    return "embedded" if recipe.data.evaluation_prompts == "embedded" else None
 
 
 class Judge(Protocol):

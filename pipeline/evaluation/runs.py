@@ -17,22 +17,34 @@ from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
 from pipeline.core.stats import Estimate, bootstrap_mean, holm, paired_p, student_mean, win_rate
 from pipeline.evaluation.gibbs import beats
+from pipeline.evaluation.judges import truth_name
 from pipeline.evaluation.rates import decided_win_rate, length_controlled
 
 FEWEST = 10
+MEASURES = {
+    "win rate": ("win", ("judge", "sampling")),
+    "J": ("objective_gain", ("kl_coef", "truth", "sampling")),
+    "true reward": ("true_reward", ("truth",)),
+    "KL": ("kl", ("sampling",)),
+}
+"""What is compared: its key in a run's rows, and the terms that two runs must share."""
 Column = np.ndarray
 """A value by prompt (n,), NaN where the run has none."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run's evaluation says of each of its held-out prompts; the prompts' texts are the keys."""
+    """What a run's evaluation says of each of its held-out prompts; the prompts' texts are the keys.
+
+    terms: what its measures depend on beside its answers, by names that a message can show.
+    """
 
     name: str
     epsilon: float
     aligner: str
     seed: int
     reference: str
+    terms: dict[str, str]
     rows: dict[str, dict[str, Any]]
 
     def column(self, prompts: Sequence[str], key: str) -> Column:
@@ -60,7 +72,19 @@ def read_run(folder: Path) -> Run:
             rows[prompt] = found[pair["index"]] | {"win": judged, "longer": longer, "true_reward": own}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder}: its evaluation is damaged ({error}); run it again with --from evaluate") from None
-    return Run(folder.name, recipe.privatize.epsilon, recipe.aligner, recipe.seed, reference, rows)
+    truth = truth_name(recipe)
+    terms = {
+        "judge": truth or described(judged_file.get("judge")),
+        "kl_coef": f"{recipe.ppo.kl_coef:g}",
+        "truth": str(truth),
+        "sampling": f"temperature {recipe.ppo.temperature:g} and top_p {recipe.ppo.top_p:g}",
+    }
+    return Run(folder.name, recipe.privatize.epsilon, recipe.aligner, recipe.seed, reference, terms, rows)
+
+
+def described(judge: dict[str, Any] | None) -> str:
+    """All that an evaluation says of its outside judge."""
+    return "none" if judge is None else ", ".join(f"{name} {judge[name]}" for name in sorted(judge))
 
 
 def compare_runs(folders: Sequence[Path]) -> str:
@@ -98,6 +122,9 @@ def page(runs: Sequence[Run], prompts: Sequence[str]) -> Iterator[str]:
     if len({run.reference for run in runs}) > 1:
         yield ""
         yield "The runs have different reference policies: their win rates are not against the same answers."
+    for line in not_compared(runs):
+        yield ""
+        yield line
     yield ""
     yield "| run | difference of | mean [95 %] | p | by Holm |"
     yield "|---|---|---|---|---|"
@@ -108,14 +135,25 @@ def page(runs: Sequence[Run], prompts: Sequence[str]) -> Iterator[str]:
 
 
 def differences(runs: Sequence[Run], prompts: Sequence[str]) -> Iterator[tuple[str, str, Estimate, float]]:
-    """(run, measure, paired difference from the first run, p of a paired t test), of what both know."""
-    measures = {"win rate": "win", "J": "objective_gain", "true reward": "true_reward", "KL": "kl"}
+    """(run, measure, paired difference from the first run, p), of what both know and measure on the same terms."""
     for run in runs[1:]:
-        for what, key in measures.items():
+        for what, (key, terms) in MEASURES.items():
+            if any(run.terms[term] != runs[0].terms[term] for term in terms):
+                continue
             apart = run.column(prompts, key) - runs[0].column(prompts, key)
             apart = apart[~np.isnan(apart)]
             if len(apart) >= FEWEST:
                 yield run.name, what, student_mean(apart), paired_p(apart)
+
+
+def not_compared(runs: Sequence[Run]) -> Iterator[str]:
+    """A line for each measure and term on which a run differs from the first."""
+    for what, (_, terms) in MEASURES.items():
+        for term in terms:
+            own = runs[0].terms[term]
+            others = [f"{run.terms[term]} in {run.name}" for run in runs[1:] if run.terms[term] != own]
+            if others:
+                yield f"{what}: not comparable, {term} is {own} in {runs[0].name}, {', '.join(others)}."
 
 
 def mean(values: Column) -> Estimate | None:

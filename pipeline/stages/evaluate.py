@@ -29,7 +29,7 @@ from pipeline.data.release import ReleasedPair
 from pipeline.data.render import Renderer, dialogue, keep_fitting, keep_fitting_pairs, left_out, text_count
 from pipeline.embedded.truth import true_reward
 from pipeline.evaluation.counted import LONGER, write_decisions
-from pipeline.evaluation.judges import Judge, judged_pairs, judged_rates, make_judge
+from pipeline.evaluation.judges import Judge, judged_pairs, judged_rates, make_judge, truth_name
 from pipeline.evaluation.likelihood import (
     LIKELIHOOD_TEXTS,
     likelihood_win_rate,
@@ -244,9 +244,8 @@ def trust_notes(metrics: dict[str, Any], best: Estimate | None) -> list[str]:
 
 def known_truth(recipe: Recipe) -> Callable[[str, str], float] | None:
     """r*(prompt, response); None where there is none. UserError: the extra that brings it is not installed."""
-    if recipe.evaluate.truth == "hh_truth":
-        return human_reward
-    return true_reward if recipe.data.evaluation_prompts == "embedded" else None
+    name = truth_name(recipe)
+    return None if name is None else human_reward if name == "hh_truth" else true_reward
 
 
 def judge_notes(recipe: Recipe) -> list[str]:
@@ -258,7 +257,7 @@ def judge_notes(recipe: Recipe) -> list[str]:
     if recipe.evaluate.truth == "hh_truth":
         notes.append("truth: hh_truth, a known reward r* fitted to people's public labels")
     else:
-        known = known_truth(recipe) is not None
+        known = truth_name(recipe) is not None
         notes.append("truth: the embedded task's known reward r*" if known else "no ground truth exists for this data")
     notes.append("rm: the reward model the policy was trained against, so a high rate here alone may be gaming")
     if fact := export.reference_fact(recipe):

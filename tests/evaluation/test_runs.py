@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +10,11 @@ import numpy as np
 import pytest
 
 from pipeline.core.errors import UserError
+from pipeline.core.rundir import RunDir
 from pipeline.core.stats import holm
-from pipeline.evaluation.runs import Run, compare_runs, differences, page
+from pipeline.evaluation.runs import MEASURES, Run, compare_runs, differences, page, read_run
+
+TERMS = {"judge": "embedded", "kl_coef": "0.5", "truth": "embedded", "sampling": "temperature 1"}
 
 
 def a_run(name: str, better: float, seed: int, count: int = 120, first: int = 0, known: bool = True) -> Run:
@@ -22,7 +26,7 @@ def a_run(name: str, better: float, seed: int, count: int = 120, first: int = 0,
         gain = float(hardness[place] + better + own.normal(0, 0.3))
         row = {"kl": 0.5 + 0.01 * float(own.normal()), "win": float(gain > 0), "longer": int(own.integers(-5, 6))}
         rows[f"prompt {place}"] = row | {"objective_gain": gain if known else None, "true_reward": None}
-    return Run(name, 2.0, "ppo", seed, "π_ref", rows)
+    return Run(name, 2.0, "ppo", seed, "π_ref", TERMS, rows)
 
 
 def said(runs: list[Run]) -> dict[tuple[str, str], str]:
@@ -68,6 +72,61 @@ def test_other_references_are_named() -> None:
     runs = [a_run("one", 0.0, 1), replace(a_run("other", 0.0, 2), reference="another")]
     assert "different reference policies" in "\n".join(page(runs, list(runs[0].rows)))
     assert "different reference policies" not in "\n".join(page(runs[:1] * 2, list(runs[0].rows)))
+
+
+@pytest.mark.parametrize(
+    ("term", "value", "measures"),
+    [
+        ("kl_coef", "0.1", {"J"}),
+        ("truth", "hh_truth", {"J", "true reward"}),
+        ("judge", "kind chat, model m", {"win rate"}),
+        ("sampling", "temperature 0.7", {"win rate", "J", "KL"}),
+    ],
+)
+def test_what_is_measured_on_other_terms_is_not_compared(term: str, value: str, measures: set[str]) -> None:
+    """One line a measure; the rest of that run, and all of a run on the same terms, stays."""
+    one, other, same = a_run("one", 0.0, 1), a_run("other", 0.3, 2), a_run("same", 0.3, 3)
+    for run in (one, other, same):
+        for row in run.rows.values():
+            row["true_reward"] = row["objective_gain"]
+    runs = [one, replace(other, terms=TERMS | {term: value}), same]
+    lines = list(page(runs, list(one.rows)))
+    said_so = [line for line in lines if "not comparable" in line]
+    assert said_so == [
+        f"{what}: not comparable, {term} is {TERMS[term]} in one, {value} in other."
+        for what in MEASURES
+        if what in measures
+    ]
+    compared = {(name, what) for name, what, _, _ in differences(runs, list(one.rows))}
+    assert compared == {(name, what) for name in ("other", "same") for what in MEASURES} - {
+        ("other", what) for what in measures
+    }
+    assert not any("not comparable" in line for line in page([one, same], list(one.rows)))
+
+
+def test_the_terms_of_a_run_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the truth where there is one, else by the outside judge as it is described."""
+    monkeypatch.setattr(RunDir, "require", lambda *_: None)
+    demo = (Path(__file__).parents[2] / "configs" / "demo.yaml").read_text()
+    (tmp_path / "recipe.yaml").write_text(demo)
+    pair = {"index": 0, "prompt": "p", "policy": "a b", "reference": "a", "true_reward": [2.0, 1.0], "outcome": 0.0}
+    (tmp_path / "evaluate").mkdir()
+    (tmp_path / "evaluate" / "by_prompt.json").write_text(json.dumps([{"index": 0, "kl": 0.1, "objective_gain": 1.0}]))
+    judged = {"reference": {"sha256": "r"}, "judge": {"kind": "chat", "model": "m"}, "pairs": [pair]}
+    (tmp_path / "evaluate" / "pairs.json").write_text(json.dumps(judged))
+    known = read_run(tmp_path)
+    assert known.terms == {
+        "judge": "embedded", "truth": "embedded", "kl_coef": "0.5", "sampling": "temperature 1 and top_p 1"
+    }  # fmt: skip
+    assert known.column(['"p"'], "win").tolist() == [1.0]
+    judged["pairs"] = [pair | {"true_reward": [None, None]}]
+    (tmp_path / "evaluate" / "pairs.json").write_text(json.dumps(judged))
+    (tmp_path / "recipe.yaml").write_text(
+        demo.replace("evaluation_prompts: embedded", "evaluation_prompts: evaluation")
+    )
+    unknown = read_run(tmp_path)
+    assert (unknown.terms["judge"], unknown.terms["truth"]) == ("kind chat, model m", "None")
+    assert unknown.column(['"p"'], "win").tolist() == [0.0]
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
