@@ -121,9 +121,7 @@ def test_the_terms_of_a_run_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert known.column(['"p"'], "win").tolist() == [1.0]
     judged["pairs"] = [pair | {"true_reward": [None, None]}]
     (tmp_path / "evaluate" / "pairs.json").write_text(json.dumps(judged))
-    (tmp_path / "recipe.yaml").write_text(
-        demo.replace("evaluation_prompts: embedded", "evaluation_prompts: evaluation")
-    )
+    (tmp_path / "recipe.yaml").write_text(demo.replace("data:\n", "data:\n  evaluation_prompts: evaluation\n"))
     unknown = read_run(tmp_path)
     assert (unknown.terms["judge"], unknown.terms["truth"]) == ("kind chat, model m", "None")
     assert unknown.column(['"p"'], "win").tolist() == [0.0]
