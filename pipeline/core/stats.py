@@ -58,9 +58,15 @@ def wilson(wins: float, n: int, confidence: float = 0.95) -> Estimate:
 
 def percentile_interval(value: float, draws: np.ndarray, n: int) -> Estimate:
     """`value` of n units with the central 95 % of its bootstrap `draws`, widened to contain the value: a percentile
-    interval of a biased statistic may miss it.
+    interval of a biased statistic may miss it. Infinite draws count as such; without draws the interval is NaN.
     """
-    low, high = np.percentile(draws, [2.5, 97.5])
+    if not len(draws) or math.isnan(value):
+        return Estimate(float(value), math.nan, math.nan, n)
+    if np.isfinite(draws).all():
+        low, high = np.percentile(draws, [2.5, 97.5])
+    else:  # nothing lies halfway to infinity: the ends are draws themselves
+        last = len(draws) - 1
+        low, high = np.sort(draws)[[math.floor(0.025 * last), math.ceil(0.975 * last)]]
     return Estimate(float(value), min(float(low), float(value)), max(float(high), float(value)), n)
 
 
@@ -121,8 +127,9 @@ def standard_error(samples: np.ndarray) -> np.ndarray:
 
 
 def ratio_of_means(samples: np.ndarray) -> float:
-    """For `bootstrap`: mean of the first row over mean of the second, (2, n), paired."""
-    return float(samples[0].mean() / samples[1].mean())
+    """For `bootstrap`: mean of the first row over mean of the second, (2, n), paired. Over 0: infinite or NaN."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return float(samples[0].mean() / samples[1].mean())
 
 
 def holm(p_values: Sequence[float], level: float = 0.05) -> list[bool]:

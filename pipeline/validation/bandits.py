@@ -229,9 +229,10 @@ class _Fits:
 
 
 def log_slope(x: Array | Integers, y: Array) -> float:
-    """Least-squares slope of log y against log x, (K,) each."""
+    """Least-squares slope of log y against log x, (K,) each; infinite or NaN where a y is 0."""
     centred = np.log(x) - np.log(x).mean()
-    return float(centred @ np.log(y) / (centred @ centred))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return float(centred @ np.log(y) / (centred @ centred))
 
 
 def slope_of_mean(x: Array) -> Callable[[Array], float]:

@@ -83,7 +83,7 @@ def within(
     """
     interval = (measured.ci_low, measured.ci_high) if isinstance(measured, Estimate) else None
     value = measured.value if isinstance(measured, Estimate) else float(measured)
-    if interval and not math.isnan(value) and not interval[0] <= value <= interval[1]:
+    if interval and (value < interval[0] or value > interval[1]):
         raise ValueError(f"measured {value} lies outside its interval {interval}, for: {claim}")
     bounds = [f">= {low:.10g}"] * math.isfinite(low) + [f"<= {high:.10g}"] * math.isfinite(high)
     subject = f"95 % interval of {what}" if interval else what

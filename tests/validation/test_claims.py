@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,9 @@ from scipy import stats
 
 from pipeline.cli import main
 from pipeline.core.errors import UserError
-from pipeline.core.stats import Estimate, wilson
+from pipeline.core.stats import Estimate, bootstrap, ratio_of_means, wilson
 from pipeline.validation import lab, page
+from pipeline.validation.bandits import slope_of_mean
 from pipeline.validation.lab import Report, jointly, within, worst
 from pipeline.validation.panels import new_figure
 
@@ -58,6 +60,33 @@ def test_an_infinite_or_empty_ratio_is_refuted(measured: float) -> None:
 def test_an_interval_beside_its_value_is_a_mistake() -> None:
     with pytest.raises(ValueError):
         within("c", "s", estimate(2.0, (0.0, 1.0)), high=1.0, what="x")
+
+
+@pytest.mark.parametrize(
+    ("statistic", "samples", "value"),
+    [
+        (ratio_of_means, np.stack([np.ones(20), np.zeros(20)]), float("inf")),
+        (ratio_of_means, np.zeros((2, 20)), float("nan")),
+        (slope_of_mean(np.array([1.0, 2.0])), np.stack([np.ones(20), np.zeros(20)]), -float("inf")),
+        (slope_of_mean(np.array([1.0, 2.0])), np.zeros((2, 20)), float("nan")),
+    ],
+)
+def test_an_infinite_or_undefined_estimate_is_refuted(
+    statistic: Callable[[np.ndarray], float], samples: np.ndarray, value: float
+) -> None:
+    found = bootstrap(statistic, samples, 0)
+    assert found.value == pytest.approx(value, nan_ok=True)
+    made = jointly([within("c", "s", found, **bound, what="x") for bound in ({"low": 1.0}, {"high": 1.0})])  # type: ignore[arg-type]
+    assert [claim.verdict for claim in made] == ["refuted", "refuted"]
+
+
+def test_a_number_that_may_be_infinite_is_undecided() -> None:
+    """One of four second values is not 0: a third of the resamples divide by 0."""
+    found = bootstrap(ratio_of_means, np.array([[1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 4.0]]), 0)
+    assert found.value == 1.0
+    assert found.ci_low < 1.0 < found.ci_high == float("inf")
+    assert within("c", "s", found, high=2.0, what="x").verdict == "undecided"
+    assert within("c", "s", found, low=0.1, what="x").verdict == "holds"
 
 
 def test_worst_is_the_largest() -> None:

@@ -171,6 +171,8 @@ def test_equal_utility_is_reproducible_and_its_verdicts_follow_its_numbers() -> 
     bound = np.geomspace(1e-3, 1e-5, len(equal_utility.KL_COEFS))
     made = equal_utility.Curves(places[0][None], places[1][None], bound, bound[None] / 2)
     claims = list(equal_utility.claims(made, resamples=5))
+    useless = list(equal_utility.claims(replace(made, rr_share=0.0 * made.rr_share), resamples=5))
+    assert [claim.verdict for claim in useless] == ["refuted"] * len(equal_utility.DRAWS)  # no price to compare with
     ratios = [claim.measured for claim in claims]
     assert ratios == sorted(ratios)
     assert [claim.verdict for claim in claims] == ["holds" if ratio <= 1 else "refuted" for ratio in ratios]

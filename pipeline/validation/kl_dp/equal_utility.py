@@ -141,9 +141,7 @@ def claims(curves: Curves, resamples: int = 400, seed: int = 8) -> Iterator[Clai
             kl, rr = np.split(drawn.mean(axis=1), [len(KL_COEFS)])
             return cost_at(kl, cost, TARGET) / cost_at(rr, EPSILONS, TARGET)
 
-        found = bootstrap(ratio, shares, seed, resamples)
-        if not np.isfinite(found.value):
-            raise RuntimeError(f"the grids do not reach {TARGET:.0%} of the gain: widen KL_COEFS or EPSILONS")
+        found = bootstrap(ratio, shares, seed, resamples)  # NaN, so refuted, where the grids do not reach TARGET
         yield within(
             f"At {TARGET:.0%} of the gain, {draws} KL draw{'s' * (draws > 1)} (trusted curator) cost less epsilon than"
             " randomised response (no trust)", "this project", found, high=1.0,
