@@ -249,7 +249,7 @@ def private_rl(
     ],
     as_json: AsJson = True,
 ) -> None:
-    """M exponential mechanisms: the exponent that a total ε allows, by zCDP, advanced and basic composition."""
+    """M exponential mechanisms: the exponent that a total ε allows, by exact, zCDP, advanced and basic composition."""
     from pipeline.accounting.private_rl import private_rl as accountant
 
     _print(accountant, updates, epsilon_total, delta, sensitivity)

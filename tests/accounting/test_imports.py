@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-NAMES = ("composition", "conversions", "dptd", "draws", "people", "private_rl")
+NAMES = ("bounded_range", "composition", "conversions", "dptd", "draws", "people", "private_rl")
 
 
 def test_no_heavy_import() -> None:

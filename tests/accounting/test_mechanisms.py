@@ -64,16 +64,22 @@ def test_calibrated_noise_meets_the_target_and_is_not_wasteful() -> None:
     assert dptd(2500, 39, 1.0, 0.99 * sigma, 1e-5, "transition").epsilon > 1.0
 
 
-def test_private_rl_both_routes() -> None:
-    found = private_rl(99, 8.0, 1e-5, 1.0)
+def test_private_rl_by_every_route() -> None:
+    exact = private_rl(99, 8.0, 1e-5, 1.0)
+    assert (exact.epsilon, exact.delta, exact.details["route"]) == (8.0, 1e-5, "bounded_range")
+    found = private_rl(99, 8.0, 1e-5, 1.0, exact=False)
     assert (found.epsilon, found.delta, found.details["route"]) == (8.0, 1e-5, "zcdp")
+    assert 1.05 < exact.details["exponent"] / found.details["exponent"] < 1.08
+    assert exact.details["zcdp"] == found.details["zcdp"]
+    many = private_rl(1000, 8.0, 1e-5, 1.0).details
+    assert (many["route"], "bounded_range" in many) == ("zcdp", False)
     step = found.details["zcdp"]["epsilon_per_update"]
     assert step == pytest.approx(math.sqrt(8 * 1.2297 / 99), rel=1e-3)
     assert zcdp_epsilon(99 * step**2 / 8, 1e-5) <= 8.0
     assert found.details["exponent"] == pytest.approx(step / 2)
     advanced = found.details["advanced_composition"]["epsilon_per_update"]
     assert advanced_composition(advanced, 99, 1e-5) == pytest.approx(8.0)
-    assert private_rl(99, 8.0, 1e-5, 25.0).details["exponent"] == pytest.approx(step / 50)
+    assert private_rl(99, 8.0, 1e-5, 25.0, exact=False).details["exponent"] == pytest.approx(step / 50)
     assert private_rl(1, 8.0, 1e-5, 1.0).details["route"] == "basic"
 
 

@@ -16,6 +16,7 @@ HARD, PESSIMISM = f"{VALIDATION}/offline/hard.py", f"{VALIDATION}/offline/pessim
 ONLINE = f"{VALIDATION}/online/simulate.py"
 DRAWS, COMPOSITION, CONVERSIONS = (f"{ACCOUNTING}/{name}.py" for name in ("draws", "composition", "conversions"))
 DPTD, SUBSETS, PRL = (f"{ACCOUNTING}/{name}.py" for name in ("dptd", "subset_sampling", "private_rl"))
+BOUNDED, REPORTS = f"{ACCOUNTING}/bounded_range.py", f"{VALIDATION}/private_rl/reports.py"
 STEPS, NETWORK = f"{VALIDATION}/dptd/algorithms.py", f"{VALIDATION}/dptd/network.py"
 UPDATES, GENERAL, PLATEAUS = (f"{VALIDATION}/private_rl/{name}.py" for name in ("updates", "general", "plateaus"))
 
@@ -159,7 +160,14 @@ UPDATED = (
            ("if len(self._kept) > self.window:", "if len(self._kept) > self.window + 2:")),
     _error("A8", "rho of twice the epsilon", PRL,
            ("zcdp_rho(epsilon_total, delta)", "zcdp_rho(2.0 * epsilon_total, delta)")),
+    _error("A11", "the exact composition grants 1.2 times the epsilon", BOUNDED,
+           ("value = np.maximum(-np.expm1(epsilon - lost), 0.0)",
+            "value = np.maximum(-np.expm1(1.2 * epsilon - lost), 0.0)")),
 )  # fmt: skip
+REPORTED = (
+    _error("A12", "reports are true as often as at twice the epsilon", REPORTS,
+           ("(kinds - 1) * math.exp(-epsilon)", "(kinds - 1) * math.exp(-2.0 * epsilon)")),
+)
 
 
 @dataclass(frozen=True)
@@ -180,6 +188,7 @@ PARTS = (
     Part("private_rl, privacy", "private_rl",
          "[*accounts.claims(random_worlds(4, seed=5)), *audit.claims(True)]",
          tuple(each for each in UPDATED if each.name != "P8")),
+    Part("private_rl, reports", "private_rl", "[*reports.privacy_claims(True)]", REPORTED),
     Part("private_rl, loss", "private_rl", "rates.exact(random_worlds(4, seed=5))",
          tuple(each for each in UPDATED if each.name == "P8")),
     Part("kl_dp", "kl_dp",

@@ -20,7 +20,7 @@ def naive_regret(case: Needle, gap: float, rng: np.random.Generator) -> float:
     claimed = np.concatenate([[0], np.arange(members - 1) % (case.arms - 1) + 1])
     tables = 0.5 + gap * (claimed[:, None] == np.arange(case.arms))
     schedule, loss, regret = fixed(case.episodes, case.batch), np.zeros(members), 0.0
-    exponent = private_exponent(schedule, case.epsilon, 1.0)
+    exponent = private_exponent(schedule, case.epsilon, 1.0, "zcdp")
     for size in schedule.sizes:
         arm = int(tables[draw(-loss[None], exponent, rng)[0]].argmax())
         regret += size * (rewards.max() - rewards[arm])

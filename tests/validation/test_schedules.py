@@ -3,24 +3,56 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from pipeline.accounting.bounded_range import composed_delta
+from pipeline.accounting.bounded_range import largest_factor as factor
 from pipeline.validation.private_rl import outcome, schedules, sweep
-from pipeline.validation.private_rl.schedules import PLANS, Plan
+from pipeline.validation.private_rl.schedules import PLANS, Noise, Plan
+from pipeline.validation.private_rl.updates import DELTA
 
 
 def test_an_episode_is_charged_for_every_update_that_reads_it() -> None:
-    plan = Plan(10, 20, 1.0, 0.5, 3, 3.0, 1.0, 0.0)
+    plan = Plan(10, 20, 1.0, 0.5, 3, 3.0, 1.0, 0.0, "exponential")
     assert sum(plan.sizes) == 500
     assert plan.sizes[:2] == (10, 20)
     assert plan.weights(8.0) == pytest.approx(4.0 * np.array([4.0, 2.0, 1.0]) / 7.0)
     assert schedules.total_epsilon(plan, 8.0) == pytest.approx(8.0)
     for chosen in PLANS.values():
         assert schedules.total_epsilon(chosen, 8.0) <= 8.0 + 1e-9
+
+
+def test_gumbel_noise_composes_exactly() -> None:
+    """Larger weights than by addition, within δ = 1e-5, and a charge that notices weights that are too large."""
+    plan = Plan(10, 20, 1.0, 0.5, 4, 3.0, 1.0, 0.0, "gumbel")
+    weights = plan.weights(8.0)
+    assert weights / weights[0] == pytest.approx(0.5 ** np.arange(4))
+    assert 1.02 < weights.sum() / 4.0 < 1.2
+    assert composed_delta(2.0 * weights, 8.0) <= DELTA < composed_delta(2.02 * weights, 8.0)
+    assert schedules.total_epsilon(plan, 8.0) == 8.0
+
+
+def test_too_large_weights_are_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedules, "largest_factor", lambda *given: 1.1 * factor(*given))
+    plan = Plan(10, 20, 1.0, 0.5, 4, 3.0, 1.0, 0.0, "gumbel")
+    assert 8.4 < schedules.total_epsilon(plan, 8.0) < 9.0
+
+
+@pytest.mark.parametrize("noise", ["exponential", "gumbel"])
+def test_a_draw_of_either_noise(noise: Noise) -> None:
+    """The first draw, of two hypotheses a score of 1 apart: e⁻¹/2 of permute-and-flip, 1/(1 + e) of the softmax."""
+    world = outcome.problem("easy")
+    two = replace(world, first_value=np.array([0.0, 1.0]), losses=world.losses[:, :2], played=world.played[:2],
+                  regret=np.array([1.0, 0.0]))  # fmt: skip
+    plan = Plan(500, 1, 1.0, 1.0, 1, 1.0, 0.0, 0.0, noise)
+    curves = schedules.regret_curves(two, plan, 8.0, 20_000, np.random.default_rng(3))
+    share = 0.5 * math.exp(-1.0) if noise == "exponential" else 1.0 / (1.0 + math.e)
+    assert curves[:, 0].mean() == pytest.approx(share, abs=4.0 * math.sqrt(share / 20_000))
 
 
 def test_the_score_reads_no_batch_more_often_than_charged() -> None:

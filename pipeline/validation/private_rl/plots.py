@@ -10,21 +10,22 @@ from matplotlib.figure import Figure
 
 from pipeline.core.stats import standard_error
 from pipeline.validation.panels import COLOURS, band, new_figure
-from pipeline.validation.private_rl import covers, design, honest, outcome, rates
+from pipeline.validation.private_rl import covers, design, honest, outcome, rates, reports
 from pipeline.validation.private_rl.plateaus import EPISODES, EXPONENTS, PRIVATE, Cell, TableOne
 
 EPISODE_TICKS = (20, 50, 100, 200, 500)
 
 
-def figure_one(table: TableOne, cells: honest.Cells) -> Figure:
+def figure_one(table: TableOne, cells: honest.Cells, reported: reports.Cells) -> Figure:
     """PRL Figure 1 with an honest total ε: mean cumulative expected regret, 95 % bands of the mean, two instances."""
     figure, axes = new_figure(2, (9.6, 3.6))
     for each, world in zip(axes, outcome.PUBLISHED, strict=True):
         _curve(each, table.non_private[world, 0], "non-private, no batch", 5, "-")
         _curve(each, table.non_private[world, 1], "non-private, B = 5", 4, "-")
         for epsilon, line in ((honest.LARGE, "-"), (honest.SMALL, "--")):
-            for place, arm in enumerate(("B = 5, zCDP", honest.GROWING, honest.FORGETFUL)):
+            for place, arm in enumerate((honest.PAPERS, honest.GROWING, honest.FORGETFUL)):
                 _curve(each, cells[world, arm, epsilon], f"{arm}, ε = {epsilon:g}", place, line)
+            _curve(each, reported[world, epsilon], f"randomised reports, ε = {epsilon:g}", 3, line)
         each.set(title=world, xlabel="episode", ylabel="cumulative regret (simulated)")
     axes[1].legend(fontsize=6, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure

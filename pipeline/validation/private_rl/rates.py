@@ -63,7 +63,7 @@ def growth(arm: str, worlds: Instances, counts: Sequence[int], runs: int) -> Gro
         if arm == PUBLISHED:
             exponents = np.full(len(bounds), private_exponent(schedule, EPSILON, 8.0 * worlds.horizon, "appendix"))
         elif private:
-            exponents = np.array([private_exponent(schedule, EPSILON, float(bound)) for bound in bounds])
+            exponents = np.array([private_exponent(schedule, EPSILON, float(bound), "zcdp") for bound in bounds])
         optimism = 0.1 * balance(episodes) if private else 0.2 * math.sqrt(episodes)
         rng = np.random.default_rng([3, episodes, *arm.encode()])
         regret = cumulative_regret(worlds, schedule, exponents, optimism, runs, rng)

@@ -14,6 +14,7 @@ from pipeline.validation.private_rl import (
     plateaus,
     plots,
     rates,
+    reports,
     scaling,
     schedules,
 )
@@ -26,6 +27,7 @@ def run(quick: bool) -> Report:
     table = plateaus.measure(worlds, 200 if quick else 1000, 100 if quick else 500)
     cells = honest.measure(worlds, 200 if quick else 1000, (8.0, 5.0) if quick else (8.0, 5.0, 2.0, 1.0))
     planned = schedules.measure(worlds, 200 if quick else 4000)
+    reported = reports.measure(worlds, 200 if quick else 2000, (8.0, 5.0) if quick else (8.0, 5.0, 2.0, 1.0))
     grown = rates.measure(quick)
     covered = covers.measure(quick)
     scaled = scaling.measure(8 if quick else 60, 51, scaling.OUTCOME_EPISODES[: 3 if quick else 4])
@@ -40,6 +42,8 @@ def run(quick: bool) -> Report:
             *honest.claims(cells, table),
             *rates.exact(random_worlds(4, seed=5)),
             *schedules.claims(planned),
+            *reports.privacy_claims(quick),
+            *reports.claims(reported, planned),
             *rates.claims(grown),
             *covers.claims(covered),
             *scaling.claims(scaled, 51),
@@ -56,11 +60,12 @@ def run(quick: bool) -> Report:
             "growth": [row for each in grown for row in each.rows()],
             "covers": covered.rows(),
             "schedules": schedules.rows(planned),
+            "reports": reports.rows(reported),
             "scaling": scaling.rows(scaled),
             "design_matrix": design.rows(matrices),
         },
         figures={
-            "figure_1": plots.figure_one(table, cells),
+            "figure_1": plots.figure_one(table, cells, reported),
             "temperature": plots.temperature(table),
             "growth": plots.growth(grown),
             "covers": plots.cover(covered),

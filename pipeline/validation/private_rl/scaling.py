@@ -56,7 +56,7 @@ class Needle:
 def needle_regret(case: Needle, gap: float, runs: int, rng: np.random.Generator) -> Array:
     """Algorithm 1's expected regret over K episodes, (runs,); rewards without noise. Arm 0 is the better one."""
     schedule = fixed(case.episodes, case.batch)
-    exponent = private_exponent(schedule, case.epsilon, 1.0)
+    exponent = private_exponent(schedule, case.epsilon, 1.0, "zcdp")
     copies = max(0.0, case.log_members - math.log(case.arms))  # log of the copies of a false member: weight in the draw
     score = np.full((runs, case.arms), copies / exponent)
     score[:, 0] = 0.0
@@ -111,7 +111,7 @@ def _outcome(name: str, episodes: int, runs: int, seed: int) -> Array:
     """Final regret of Algorithm 2 at ε = 8 by zCDP at the true sensitivity 1, B = K^(3/5) ε^(−2/5), (runs,)."""
     schedule = fixed(episodes, round((episodes**1.5 / 8.0) ** 0.4))
     rng = np.random.default_rng([seed, episodes, *name.encode()])
-    exponent = private_exponent(schedule, 8.0, 1.0)
+    exponent = private_exponent(schedule, 8.0, 1.0, "zcdp")
     curves = outcome.regret_curves(outcome.problem(name), schedule, exponent, runs, rng)
     return np.asarray(curves.sum(axis=1, dtype=np.float64))
 

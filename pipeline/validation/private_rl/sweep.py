@@ -32,6 +32,7 @@ def random_plan(rng: np.random.Generator) -> Plan:
         growth=float(rng.choice([1.0, 1.05, 1.1, 1.15, 1.2, 1.3])), decay=float(rng.uniform(0.3, 1.0)),
         reads=int(rng.integers(1, LONGEST + 1)), optimism=float(rng.uniform(0.0, 8.0)),
         stay=float(rng.uniform(0.0, 6.0)), memory=float(rng.uniform(0.0, 0.9)),
+        noise="exponential" if rng.random() < 0.5 else "gumbel",
     )  # fmt: skip
 
 
@@ -46,6 +47,7 @@ def neighbour(plan: Plan, rng: np.random.Generator) -> Plan:
         growth=near(plan.growth, 0.04, 1.0, 1.5), decay=near(plan.decay, 0.1, 0.1, 1.0),
         reads=round(near(plan.reads, 1.5, 1, LONGEST)), optimism=near(plan.optimism, 0.7, 0.0, 12.0),
         stay=near(plan.stay, 0.7, 0.0, 8.0), memory=near(plan.memory, 0.15, 0.0, 0.95),
+        noise=plan.noise,
     )  # fmt: skip
 
 

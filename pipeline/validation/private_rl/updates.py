@@ -88,12 +88,13 @@ def section_step(epsilon: float, updates: int) -> float:
 def private_exponent(schedule: Schedule, epsilon: float, sensitivity: float, route: str = "best") -> float:
     """x of P(f) ∝ exp(x·S(f)) for (ε, 1e-5)-joint DP of the whole sequence of draws; 1/score.
 
-    route: zcdp, advanced_composition or basic of `pipeline.accounting.private_rl`, or the sharpest of them; or
+    route: zcdp, advanced_composition, basic or bounded_range of `pipeline.accounting.private_rl`, or "best" of them; or
     "appendix", PRL's ε₀/(2Δ) with `appendix_step`.
     """
     if route == "appendix":
         return appendix_step(epsilon, schedule.reads) / (2.0 * sensitivity)
-    details = private_rl(schedule.reads, epsilon, DELTA, sensitivity).details
+    exact = route in ("best", "bounded_range")
+    details = private_rl(schedule.reads, epsilon, DELTA, sensitivity, exact).details
     return float(details["exponent"] if route == "best" else details[route]["exponent"])
 
 
