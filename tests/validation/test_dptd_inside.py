@@ -45,6 +45,9 @@ def test_constants_meet_the_theorem(problem: inside.Linear) -> None:
     assert np.linalg.svd(hessian)[1][0] == pytest.approx(chosen.smoothness)
     assert chosen.eta <= chosen.mu / (4 * chosen.smoothness**2) + 1e-12
     assert chosen.kappa <= chosen.eta * chosen.mu**2 / (9 * chosen.smoothness**2) + 1e-12
+    first = 0.25 / np.sqrt(chosen.shift)  # ν_0
+    assert 8 * inside.MOMENTUM * first <= 1.0  # Lemma C.6
+    assert first <= min(1 / 27, chosen.mu / (16 * chosen.kappa * chosen.smoothness**2)) + 1e-12  # the proof
     for _ in range(200):
         theta, omega = np.sign(generator.uniform(-1, 1, (2, size)))
         rest = problem.reward + (problem.then - problem.now) @ theta - problem.now @ omega

@@ -2,7 +2,10 @@
 
 V(s) = φ(s)·θ with |φ| ≤ 1: the gradient is Lipschitz, and bounded on the box without a clip. f gets −½ρ|ω|², so that F
 is strongly concave in ω by μ = λ_min(E φφᵀ) + ρ; L_F is the norm of F's constant Hessian. η, κ, b are the largest
-(smallest, b) that the theorem allows. The noise is Theorem 5.1's at a β' that meets its conditions, or an accountant's.
+(smallest, b) that the theorem and its proof allow. The statement has ν_t = 1/(4√(t + b)) with b ≥ 3; the proof takes
+1/(16√(t + b)) and needs ν_t ≤ 1/27, which covers Lemma C.6's 8αν_t ≤ 1. At b = 3 the statement's ν_0 is .144; here
+ν_t is the statement's, and b is large enough for the proof. The noise is Theorem 5.1's at a β' that meets its
+conditions, or an accountant's.
 
 The theorem contradicts itself: at T = nε/√(d log 1/δ), its noise has σ'² = 3.5·T·α'/(n²β'ε), which falls like 1/n at a
 fixed β', but its condition is σ'² ≥ 0.7. So β' must fall and σ stays, while the momentum factor falls like T^(−1/2):
@@ -29,6 +32,7 @@ from pipeline.validation.dptd.trajectories import GAMMA, Transitions
 from pipeline.validation.lab import Claim, within
 
 RIDGE = 2.0  # ρ: large enough that ω*(θ) stays inside the box
+LARGEST_STEP = 1.0 / 27.0  # of ν_t, in the proof of Theorem 5.2
 DELTA, MOMENTS = 1e-5, 16
 
 
@@ -68,7 +72,7 @@ def linear(data: Transitions) -> Linear:
 
 @dataclass(frozen=True)
 class Constants:
-    """mu, smoothness (L_F) of the data; eta, kappa, shift (b) as Theorem 5.2 allows them."""
+    """mu, smoothness (L_F) of the data; eta, kappa, shift (b) as Theorem 5.2 and its proof allow them."""
 
     mu: float
     smoothness: float
@@ -78,13 +82,15 @@ class Constants:
 
 
 def constants(problem: Linear) -> Constants:
-    """Theorem 5.2's, at equality."""
+    """Theorem 5.2's, at equality; b at that of the proof's bounds on ν_t, where they ask for more."""
     hessian, size = problem.hessian, problem.now.shape[1]
     mu = float(np.linalg.eigvalsh(-hessian[size:, size:])[0])
     smoothness = float(np.linalg.norm(hessian, 2))
     eta = mu / (4.0 * smoothness**2)
     kappa = eta * mu**2 / (9.0 * smoothness**2)
-    return Constants(mu, smoothness, eta, kappa, max((2.0 * kappa * smoothness**2 / mu) ** 2, 3.0))
+    largest = min(LARGEST_STEP, mu / (16.0 * kappa * smoothness**2))
+    shift = max((2.0 * kappa * smoothness**2 / mu) ** 2, 3.0, (0.25 / largest) ** 2)
+    return Constants(mu, smoothness, eta, kappa, shift)
 
 
 def utility(problem: Linear, chosen: Constants, noise: Array, runs: int, generator: np.random.Generator) -> Array:
