@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 from pipeline.accounting.conversions import (
     advanced_composition,
@@ -130,7 +131,7 @@ def draw_after_randomized_response(epsilon_draw: float, epsilon_label: float) ->
     Covers the draw alone: whoever publishes z, or anything else made from it, stands at ε_R.
     """
     factor = LabelNoise.of(positive("epsilon_label", epsilon_label)).factor
-    product = math.tanh(positive("epsilon_draw", epsilon_draw) / 2.0) * factor
+    product = max(math.tanh(positive("epsilon_draw", epsilon_draw) / 2.0) * factor, sys.float_info.min)  # never 0
     return min(2.0 * math.atanh(product) if product < 1.0 else math.inf, epsilon_draw, epsilon_label)
 
 

@@ -40,12 +40,21 @@ CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
+class Bounds:
+    """A number known to lie in [low, high] without chance: proved bounds from both sides."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
 class Claim:
     """claim: one sentence. source: paper and theorem, or note. kind: whose sentence it is. paper: the paper's own
     value, in words; "" where the criterion is all it says. criterion: what `measured` must satisfy, in words and
     numbers; low, high: its bounds, None where there is none. interval: 95 % of `measured` where it is a random
     estimate of `units` independent units; joint: the interval that decides, wide enough for all claims of the study
-    together (`jointly`); both None for an exact enumeration or a search. verdict: made by `within`.
+    together (`jointly`); both None for an exact enumeration or a search. For `Bounds` they are `joint`, the lower is
+    `measured`, and `interval` is None: no chance is in them. verdict: made by `within`.
     """
 
     claim: str
@@ -65,7 +74,7 @@ class Claim:
 def within(
     claim: str,
     source: str,
-    measured: float | Estimate,
+    measured: float | Estimate | Bounds,
     *,
     low: float = -math.inf,
     high: float = math.inf,
@@ -76,13 +85,14 @@ def within(
     """The claim that a number lies in [low, high].
 
     what: names the number, for the criterion. kind: by default "ours" for a source that starts with "this project",
-    else "statement". The claim of an estimate holds if all of its interval lies inside, is refuted if all of it lies
-    outside on one side, and is undecided otherwise; a float decides alone. An infinite number lies outside, and so
-    does NaN, the value of what could not be measured (`worst` of nothing): a broken bound is refuted, not a crash.
-    ValueError for an interval that does not contain its value.
+    else "statement". The claim of an estimate or of bounds holds if all of the interval lies inside, is refuted if all
+    of it lies outside on one side, and is undecided otherwise; a float decides alone. An infinite number lies outside,
+    and so does NaN, the value of what could not be measured (`worst` of nothing): a broken bound is refuted, not a
+    crash. ValueError for an interval that does not contain its value.
     """
     interval = (measured.ci_low, measured.ci_high) if isinstance(measured, Estimate) else None
-    value = measured.value if isinstance(measured, Estimate) else float(measured)
+    between = (measured.low, measured.high) if isinstance(measured, Bounds) else interval
+    value = measured.value if isinstance(measured, Estimate) else float(getattr(measured, "low", measured))
     if interval and (value < interval[0] or value > interval[1]):
         raise ValueError(f"measured {value} lies outside its interval {interval}, for: {claim}")
     bounds = [f">= {low:.10g}"] * math.isfinite(low) + [f"<= {high:.10g}"] * math.isfinite(high)
@@ -95,8 +105,8 @@ def within(
         criterion=f"{subject} {' and '.join(bounds)}",
         measured=value,
         interval=interval,
-        joint=interval,
-        verdict=_verdict(value, interval, low, high),
+        joint=between,
+        verdict=_verdict(value, between, low, high),
         low=low if math.isfinite(low) else None,
         high=high if math.isfinite(high) else None,
         units=measured.n if isinstance(measured, Estimate) else None,

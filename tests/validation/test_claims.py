@@ -17,7 +17,7 @@ from pipeline.core.errors import UserError
 from pipeline.core.stats import Estimate, bootstrap, ratio_of_means, wilson
 from pipeline.validation import lab, page
 from pipeline.validation.bandits import slope_of_mean
-from pipeline.validation.lab import Report, jointly, within, worst
+from pipeline.validation.lab import Bounds, Report, jointly, within, worst
 from pipeline.validation.panels import new_figure
 
 
@@ -115,6 +115,16 @@ def test_joint_verdicts_keep_their_level() -> None:
     joint = np.mean([any(claim.verdict != "undecided" for claim in jointly(study)) for study in means])
     assert alone > 0.6
     assert 0.035 < joint < 0.065
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"), [(0.5, 0.9, "holds"), (0.5, 1.1, "undecided"), (0.5, math.inf, "undecided"),
+                                 (1.1, math.inf, "refuted"), (math.inf, math.inf, "refuted")],
+)  # fmt: skip
+def test_bounds_without_chance_decide_and_are_not_stretched(low: float, high: float, verdict: str) -> None:
+    claim = within("c", "s", Bounds(low, high), high=1.0, what="x")
+    assert (claim.verdict, claim.criterion, claim.measured, claim.interval) == (verdict, "x <= 1", low, None)
+    assert jointly([claim, within("c", "s", wilson(5, 10), high=1.0, what="x")])[0] == claim
 
 
 def test_exact_numbers_are_not_stretched() -> None:

@@ -9,7 +9,6 @@ import numpy as np
 
 from pipeline.accounting.dptd import joint_sensitivity
 from pipeline.accounting.subset_sampling import least_noise_multiplier, pair_epsilon
-from pipeline.core.stats import Estimate
 from pipeline.validation.dptd.algorithms import STEP
 from pipeline.validation.dptd.attack import attack
 from pipeline.validation.dptd.metrics import curvature, subset
@@ -28,7 +27,7 @@ from pipeline.validation.dptd.noise import (
 )
 from pipeline.validation.dptd.study import EPSILON, Problem
 from pipeline.validation.dptd.trajectories import Transitions
-from pipeline.validation.lab import Claim, within, worst
+from pipeline.validation.lab import Bounds, Claim, within, worst
 from pipeline.validation.lab import Kind as ClaimKind
 
 SINGULAR = 1e-10  # a ratio of eigenvalues below this is a zero in double precision
@@ -110,12 +109,9 @@ def privacy_claims(problem: Problem, rows: list[dict[str, object]], runs: int) -
 
 def _spent(claim: str, source: str, row: Mapping[str, object], which: str, kind: ClaimKind) -> Claim:
     """Refuted by the ε that one pair spends, held by the certified one; undecided where both leave it open."""
-    low, high = (float(str(row[f"{which}_epsilon_{end}"])) for end in ("low", "high"))
-    measured: float | Estimate = low if low > EPSILON else high
-    if low <= EPSILON < high:
-        measured = Estimate(high, low, high, 10**9)
-    what = "epsilon (spent on one pair if above, certified if below)"
-    return within(claim, source, measured, high=EPSILON, what=what, kind=kind, paper=f"epsilon {EPSILON:g}")
+    found = Bounds(*(float(str(row[f"{which}_epsilon_{end}"])) for end in ("low", "high")))
+    what = "epsilon, between what one pair spends and what is certified,"
+    return within(claim, source, found, high=EPSILON, what=what, kind=kind, paper=f"epsilon {EPSILON:g}")
 
 
 def assumption_claims(problem: Problem) -> list[Claim]:
