@@ -20,11 +20,15 @@ def problem() -> Problem:
     return Problem(TASKS["cartpole"], empty, 1.0, 4)
 
 
+def spread() -> np.ndarray:
+    """About 1, of four runs."""
+    return 1.0 + 0.01 * np.arange(4)
+
+
 def outcome(level: float, mspbe: float) -> Outcome:
     """|L| = level at the end, with a little spread over four runs."""
-    spread = 1.0 + 0.01 * np.arange(4)
-    objective = np.tile(-level * spread, (6, 1))
-    return Outcome(np.arange(6.0), objective, mspbe * spread, -objective, np.array([0.5, 0.25]))
+    objective = np.tile(-level * spread(), (6, 1))
+    return Outcome(np.arange(6.0), objective, mspbe * spread(), -objective, np.array([0.5, 0.25]))
 
 
 def found(private: float) -> dict[str, Outcome]:
@@ -38,12 +42,13 @@ def found(private: float) -> dict[str, Outcome]:
 
 @pytest.mark.parametrize(("private", "verdict"), [(0.5, "holds"), (2.0, "refuted")])
 def test_verdicts_follow_the_runs(private: float, verdict: str) -> None:
-    made = list(outcomes.claims(problem(), found(private), start=3.0, epsilons=EPSILONS))
+    made = list(outcomes.claims(problem(), found(private), start=3.0 * spread(), epsilons=EPSILONS))
     compared = [claim for claim in made if ": DPTD" in claim.claim]
     assert len(compared) == 10
     assert {claim.verdict for claim in compared} == {verdict}
     (other,) = (claim for claim in made if "L = 0 means" in claim.claim)
-    assert (other.measured, other.verdict) == (pytest.approx(3.0 / 1.015), "refuted")
+    assert (other.measured, other.verdict) == (pytest.approx(2.0 * 1.015), "refuted")
+    assert other.interval is not None
 
 
 @pytest.mark.parametrize(("level", "verdict"), [(0.05, "holds"), (2.0, "refuted")])
@@ -51,7 +56,7 @@ def test_td_alone_is_judged_too(level: float, verdict: str) -> None:
     """From |L| = 1 at the start TD goes to `level`; the others stay near 1."""
     arms = found(0.5) | {"TD": outcome(level, level)}
     arms["TD"].objective[0] = 1.0
-    made = [claim for claim in outcomes.claims(problem(), arms, 3.0, EPSILONS) if ": TD" in claim.claim]
+    made = [claim for claim in outcomes.claims(problem(), arms, 3.0 * spread(), EPSILONS) if ": TD" in claim.claim]
     assert [claim.verdict for claim in made] == [verdict] * 3
 
 
