@@ -55,6 +55,8 @@ def test_verdicts_follow_the_exponents() -> None:
     true = {"beta": 1.0, "range, public": 1.0, "range, private": 2.0, "log N": 0.9, "D^2": 0.85, "S^2": 0.5, "n": -1.0}
     expected = ["holds", "holds", "refuted", "holds", "holds", "holds", "refuted", "holds", "holds"]
     assert at(true)[:-1] == expected
+    slower = {name: exponent - 0.4 for name, exponent in true.items()}  # "no faster than" has no lower end
+    assert [at(slower)[place] for place in (1, 3, 5)] == ["holds"] * 3
     false = {"beta": 1.5, "range, public": 2.0, "range, private": 3.0, "log N": 2.0, "D^2": 1.5, "S^2": 1.0, "n": -0.5,
              "n, unregularised": -1.0}  # fmt: skip
     assert at(false)[:-1] == ["refuted"] * 6 + ["holds"] + ["refuted"] * 2
