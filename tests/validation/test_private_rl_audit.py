@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from pipeline.validation.lab import within
 from pipeline.validation.private_rl import audit, updates
 from pipeline.validation.private_rl.updates import DELTA, Memory, Schedule, fixed, geometric, private_exponent
 
@@ -51,3 +52,17 @@ def test_samples_see_the_exponent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "draw", lambda scores, exponent, rng: updates.draw(scores, 2.0 * exponent, rng))
     assert audit.drawn_exponent(0.3, 20_000, 0).ci_low > 1.8
     assert audit.canary(1.0, 10_000, 0).ci_low > 1.0
+
+
+@pytest.mark.parametrize("factor", [30.0, math.inf])
+def test_draws_that_hide_nothing_are_refuted(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+    """All samples show one event: infinite odds, and an infinite ε of the pair, not a crash."""
+
+    def sharp(scores: np.ndarray, exponent: float, rng: np.random.Generator) -> np.ndarray:
+        return scores.argmax(axis=1) if math.isinf(factor) else updates.draw(scores, factor * exponent, rng)
+
+    monkeypatch.setattr(audit, "draw", sharp)
+    seen = audit.drawn_exponent(0.3, 20_000, 0)
+    assert within("c", "s", seen, low=0.97, high=1.03, what="x").verdict == "refuted"
+    assert within("c", "s", audit.canary(1.0, 10_000, 0), low=0.5, high=1.0, what="x").verdict == "refuted"
+    assert audit.pair_epsilon(seen.value, 1.0, 3, DELTA) > 40.0

@@ -40,7 +40,12 @@ def drawn_exponent(exponent: float, draws: int, seed: int) -> Estimate:
     """The exponent of `draw` from the odds of two scores 1.5/exponent apart, over the one it was given."""
     scores = np.tile([0.0, 1.5 / exponent], (draws, 1))
     share = wilson(int(draw(scores, exponent, np.random.default_rng(seed)).sum()), draws)
-    return share.mapped(lambda p: math.log(p / (1.0 - p)) / 1.5)
+    return share.mapped(lambda p: (_log(p) - _log(1.0 - p)) / 1.5)
+
+
+def _log(share: float) -> float:
+    """−∞ for 0: an event that no draw showed."""
+    return math.log(share) if share > 0.0 else -math.inf
 
 
 def canary(epsilon: float, draws: int, seed: int) -> Estimate:
@@ -66,8 +71,8 @@ def canary(epsilon: float, draws: int, seed: int) -> Estimate:
         for score in ends[chosen][:: 1 if tells[event, chosen] > 0.0 else -1]
     ]  # fmt: skip
     first, second = seen
-    return Estimate(math.log(first.value / second.value), math.log(first.ci_low / second.ci_high),
-                    math.log(first.ci_high / second.ci_low), draws)
+    return Estimate(_log(first.value) - _log(second.value), _log(first.ci_low) - _log(second.ci_high),
+                    _log(first.ci_high) - _log(second.ci_low), draws)
 
 
 def pair_epsilon(exponent: float, sensitivity: float, reads: int, delta: float) -> float:
@@ -75,8 +80,10 @@ def pair_epsilon(exponent: float, sensitivity: float, reads: int, delta: float) 
 
     Two hypotheses; the user moves one score up and the other down by `sensitivity`, all other users' trajectories move
     both alike. A draw is a coin of log odds b or b + 2·exponent·sensitivity, and the losses of `reads` of them are
-    binomial. The worst b of a grid; the other direction is b mirrored.
+    binomial. The worst b of a grid; the other direction is b mirrored. Infinite for an infinite exponent.
     """
+    if math.isinf(exponent):
+        return math.inf
     width = 2.0 * exponent * sensitivity
     offset = np.linspace(-width - 8.0, 8.0, 81)[:, None]
     heads = np.arange(reads + 1)
