@@ -9,6 +9,7 @@ import pytest
 from scipy.stats import binom, norm
 
 from pipeline.accounting.composition import (
+    combined_draw,
     distance_from_gap,
     draw_after_randomized_response,
     inexact_pointwise,
@@ -117,3 +118,10 @@ def test_draw_on_randomised_labels_is_the_mixture_bound(draw: float, label: floa
     assert draw_after_randomized_response(draw, label) == pytest.approx(direct)
     assert direct < min(draw, label)
     assert draw_after_randomized_response(50.0, 60.0) <= 50.0
+
+
+def test_two_tiny_epsilons_never_make_pure_nothing() -> None:
+    """Their product leaves the floats, the ε does not."""
+    made = combined_draw(1e-170, 1e-170)
+    assert 0.0 < made.epsilon <= 1e-170
+    assert " 0-differentially" not in made.statement

@@ -215,22 +215,25 @@ def test_determinant_rule_by_hand() -> None:
     """diag(1, 4) to diag(4, 1): no determinant doubles, a direction shrinks, a norm ratio of 4."""
     first, second = np.diag([1.0, 4.0])[None], np.diag([4.0, 1.0])[None]
     found = design.follow(np.stack([first, second])[None])
-    assert (found.shrinking, found.counts.tolist()) == (1.0, [0])
+    assert (found.shrinking.tolist(), found.counts.tolist()) == ([1.0], [0])
     assert found.ratios[0] == pytest.approx([1.0, 4.0])
     grown = design.follow(np.stack([first, 3.0 * first])[None])
-    assert (grown.shrinking, grown.counts.tolist()) == (0.0, [1])
-    assert grown.products == pytest.approx([9.0])
+    assert (grown.shrinking.tolist(), grown.counts.tolist()) == ([0.0], [1])
+    assert grown.smallest_products == pytest.approx([9.0])
 
 
 def test_appendix_c_needs_the_noise() -> None:
     """The private matrices break both claims; the control keeps them."""
-    found = design.measure(256, 1)
-    verdicts = {claim.claim: claim.verdict for claim in design.claims(found, 256)}
+    found = design.measure(256, 8)
+    claims = design.claims(found, 256)
+    assert all(claim.interval for claim in claims)
+    verdicts = {claim.claim: claim.verdict for claim in claims}
     assert {text: verdict for text, verdict in verdicts.items() if text.startswith("Without")} == {
         text: "holds" for text in verdicts if text.startswith("Without")
     }
-    assert found["private"].shrinking > 0.9
-    assert found["no noise"].shrinking == 0.0
+    assert {verdict for text, verdict in verdicts.items() if text.startswith("Private")} == {"refuted"}
+    assert found["private"].shrinking.min() > 0.9
+    assert found["no noise"].shrinking.max() == 0.0
 
 
 @pytest.mark.slow
