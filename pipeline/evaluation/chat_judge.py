@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,6 +19,7 @@ from urllib3.util import Retry
 
 from pipeline.core.errors import RunStopped, UserError
 from pipeline.core.recipe_parts import JudgeSettings
+from pipeline.core.row_files import Row, appending, read_rows
 from pipeline.core.stage import say
 from pipeline.data.render import Prompt
 from pipeline.evaluation.verdicts import messages, parse_verdict
@@ -30,6 +31,7 @@ LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 TRANSIENT = (408, 409, 425, 429, 500, 502, 503, 504)
 REFUSED = (400, 413, 422)
 """Of one request, for what stands in it: too long, or against the endpoint's content rules."""
+KEPT = ("text", "finish")
 Reply = dict[str, Any]
 """{"text", "finish"}: what the model said and why it stopped; or {"refused": the status and the reason}."""
 
@@ -93,7 +95,7 @@ class ChatJudge:
         missing = [key for key in bodies if key not in replies]
         if not missing:
             return replies
-        with _session(self.settings, self.workers, self.backoff) as session, _appending(self.log) as log:
+        with _session(self.settings, self.workers, self.backoff) as session, _logging(self.log) as log:
             pool = ThreadPoolExecutor(self.workers)
             try:
                 futures = {pool.submit(self._ask, session, bodies[key]): key for key in missing}
@@ -101,12 +103,12 @@ class ChatJudge:
                     key, reply = futures[future], future.result()
                     replies[key] = reply
                     if "refused" not in reply:  # another time it may not be
-                        log(key, reply)
+                        log({"key": key, **reply})
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
                 for future, key in futures.items():  # answered while another one failed
                     if key not in replies and future.done() and not future.cancelled() and not future.exception():
-                        log(key, future.result())
+                        log({"key": key, **future.result()})
         if all("refused" in reply for reply in replies.values()):
             raise UserError(f"{self._where} refused every request: {next(iter(replies.values()))['refused']}")
         return replies
@@ -146,36 +148,13 @@ class ChatJudge:
 
 
 def read_log(path: Path | None) -> dict[str, Reply]:
-    """Replies by request; a line that a kill cut short is left out."""
-    replies: dict[str, Reply] = {}
-    if path is None or not path.is_file():
-        return replies
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-        try:
-            row = json.loads(line)
-            replies[row.pop("key")] = {"text": row["text"], "finish": row["finish"]}
-        except (ValueError, LookupError, TypeError, AttributeError):
-            continue
-    return replies
+    """Replies by request."""
+    rows = [] if path is None else read_rows(path)
+    return {str(row["key"]): {name: row[name] for name in KEPT} for row in rows if {"key", *KEPT} <= row.keys()}
 
 
-@contextmanager
-def _appending(path: Path | None) -> Iterator[Any]:
-    """A function that appends one reply to the log and has it on the disk when it returns."""
-    if path is None:
-        yield lambda key, reply: None
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        if file.tell():
-            file.write("\n")  # after a line that a kill cut short; an empty one does no harm
-
-        def append(key: str, reply: Reply) -> None:
-            file.write(json.dumps({"key": key, **reply}) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-
-        yield append
+def _logging(path: Path | None) -> AbstractContextManager[Callable[[Row], None]]:
+    return nullcontext(lambda row: None) if path is None else appending(path)
 
 
 class _Bearer(AuthBase):

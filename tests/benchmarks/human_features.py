@@ -8,14 +8,18 @@ of the same over the answer's tokens. Interrupted work goes on at the last whole
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from text_lengths import read_pairs
 from tqdm import tqdm
 
@@ -110,15 +114,33 @@ def backbone_features(cache: Path, name: str, texts: Sequence[tuple[str, str]], 
     checkpoint = smollm2_checkpoint(cache / "smollm2")
     renderer = renderer_of(checkpoint)
     pad = renderer.tokenizer.pad_token_id
-    backbone = None
+    loaded = lru_cache(lambda: build_reward_backbone(checkpoint, None, DTYPES[dtype], pad_token_id=pad))
+
+    def of_texts(own: Sequence[tuple[str, str]]) -> torch.Tensor:
+        prompts, answers = zip(*own, strict=True)
+        return text_features(loaded(), [*map(renderer.prompt_ids, prompts)], [*map(renderer.response_ids, answers)])
+
     parts = []
     for number, start in enumerate(tqdm(range(0, len(texts), PART), desc=f"features of {name}", unit="part")):
-        path = cache / f"{name}-{dtype}-{number:03d}.safetensors"
-        if not path.is_file():
-            backbone = backbone or build_reward_backbone(checkpoint, None, DTYPES[dtype], pad_token_id=pad)
-            own = texts[start : start + PART]
-            prompts, answers = [renderer.prompt_ids(p) for p, _ in own], [renderer.response_ids(a) for _, a in own]
-            with atomic.new_file(path) as temporary:
-                save_file({"features": text_features(backbone, prompts, answers)}, temporary)
-        parts.append(load_file(path)["features"])
+        own = texts[start : start + PART]
+        parts.append(kept_features(cache / f"{name}-{dtype}-{number:03d}.safetensors", own, partial(of_texts, own)))
     return torch.cat(parts)
+
+
+def kept_features(path: Path, texts: Sequence[tuple[str, str]], make: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """What `make` makes of these texts: from `path` where that holds it, else made and put there. A file of other
+    texts, or one that does not say of which, is made anew."""
+    source = {"texts": digest(texts)}
+    if path.is_file():
+        with safe_open(path, "pt") as file:
+            if file.metadata() == source:
+                return torch.as_tensor(file.get_tensor("features"))
+    features = make()
+    with atomic.new_file(path) as temporary:
+        save_file({"features": features}, temporary, source)
+    return features
+
+
+def digest(content: Any) -> str:
+    """16 hex digits of JSON content."""
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]

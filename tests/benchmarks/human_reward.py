@@ -15,8 +15,8 @@ Writes DIR/fits.jsonl and DIR/table.md (docs/results/human.md)
 from __future__ import annotations
 
 import argparse
-import json
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,12 +26,13 @@ from typing import Any
 import numpy as np
 import torch
 from epsilon_tables import interval, name_of, over_prompts
-from human_features import LAYERS, Pairs, backbone_features, load_pairs, renderer_of
-from safetensors.torch import load_file, save_file
+from human_features import LAYERS, Pairs, backbone_features, digest, kept_features, load_pairs, renderer_of
 from tqdm import tqdm
 
 from pipeline.core import atomic
+from pipeline.core.errors import UserError
 from pipeline.core.noise import LabelNoise
+from pipeline.core.row_files import appending, rows_of
 from pipeline.core.stats import wilson
 from pipeline.data.render import Renderer
 from pipeline.lm.human_truth import truth_features
@@ -86,8 +87,12 @@ class Setting:
 class Bed:
     """Training and evaluation pairs in coordinates of a label-free basis; chosen and rejected answers by turns."""
 
-    def __init__(self, features: dict[str, dict[str, torch.Tensor]], lengths: dict[str, torch.Tensor]) -> None:
-        """features: per split and name (2n, d); lengths: per split (2n,) tokens of the answers."""
+    def __init__(
+        self, features: dict[str, dict[str, torch.Tensor]], lengths: dict[str, torch.Tensor], identity: str
+    ) -> None:
+        """features: per split and name (2n, d); lengths: per split (2n,) tokens of the answers; identity: of the texts
+        and of what is chosen among."""
+        self.identity = identity
         self.lengths = {split: own.double().log() for split, own in lengths.items()}
         self._coordinates: dict[str, dict[str, torch.Tensor]] = {}
         for name, phi in features["train"].items():
@@ -122,9 +127,10 @@ def load_bed(home: Path) -> tuple[Bed, list[str]]:
     renderer = renderer_of(smollm2_checkpoint(home / "smollm2"))
     pairs = {split: load_pairs(split, renderer) for split in ("train", "eval")}
     features = {split: _features(home, split, own) for split, own in pairs.items()}
-    return Bed(features, {split: _lengths(renderer, own) for split, own in pairs.items()}), [
-        row["prompt"] for row in pairs["train"].rows
-    ]
+    chosen_among = [SETS, COMPONENTS, SCALES, RECIPE]
+    identity = digest([*chosen_among, *(own.texts for own in pairs.values())])
+    bed = Bed(features, {split: _lengths(renderer, own) for split, own in pairs.items()}, identity)
+    return bed, [row["prompt"] for row in pairs["train"].rows]
 
 
 def _features(home: Path, split: str, pairs: Pairs) -> dict[str, torch.Tensor]:
@@ -133,12 +139,12 @@ def _features(home: Path, split: str, pairs: Pairs) -> dict[str, torch.Tensor]:
     for name, (layers, pools) in SETS.items():
         picked = states[:, [LAYERS.index(layer) for layer in layers]][:, :, list(pools)]
         found[name] = picked.flatten(1).float()
-    path = home / f"minilm-{split}.safetensors"
-    if not path.is_file():
+
+    def of_sentences() -> torch.Tensor:
         prompts, answers = zip(*pairs.texts, strict=True)
-        with atomic.new_file(path) as temporary:
-            save_file({"features": truth_features(SentenceModel(), prompts, answers)}, temporary)
-    return found | {MINILM: load_file(path)["features"]}
+        return truth_features(SentenceModel(), prompts, answers)
+
+    return found | {MINILM: kept_features(home / f"minilm-{split}.safetensors", pairs.texts, of_sentences)}
 
 
 def _lengths(renderer: Renderer, pairs: Pairs) -> torch.Tensor:
@@ -200,16 +206,14 @@ def fit(bed: Bed, prompts: Sequence[str], epsilon: float, seed: int) -> dict[str
 
 
 def fits(bed: Bed, prompts: Sequence[str], path: Path, seeds: int) -> list[dict[str, Any]]:
-    """All rows, those of an earlier call as they are."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    rows = [json.loads(line) for line in lines]
+    """All rows, those of an earlier call as they are. UserError where that was on other pairs or feature sets."""
+    rows = rows_of(path, lambda _: bed.identity)
     done = {(row["epsilon"], row["seed"]) for row in rows}
     wanted = [(e, seed) for e in EPSILONS for seed in range(1 if math.isinf(e) else seeds)]
-    with path.open("a", encoding="utf-8") as file:
+    with appending(path) as keep:
         for each in tqdm([(e, s) for e, s in wanted if (name_of(e), s) not in done], desc="fits", unit="fit"):
-            rows.append(fit(bed, prompts, *each))
-            file.write(json.dumps(rows[-1]) + "\n")
-            file.flush()
+            rows.append({"bed": bed.identity, **fit(bed, prompts, *each)})
+            keep(rows[-1])
     return [row for row in rows if row["seed"] < seeds]
 
 
@@ -279,18 +283,23 @@ def lines_of(rows: Sequence[dict[str, Any]], log_ratio: np.ndarray) -> Iterator[
         yield f"| {name} | {' | '.join(cells)} |"
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
     options.home.mkdir(parents=True, exist_ok=True)
-    bed, prompts = load_bed(options.home)
-    rows = fits(bed, prompts, options.home / "fits.jsonl", options.seeds)
+    try:
+        bed, prompts = load_bed(options.home)
+        rows = fits(bed, prompts, options.home / "fits.jsonl", options.seeds)
+    except UserError as error:
+        print(f"human_reward: {error}", file=sys.stderr)
+        return 2
     text = "\n".join(lines_of(rows, bed.log_ratio.numpy())) + "\n"
     atomic.write_text(options.home / "table.md", text)
     print(text)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

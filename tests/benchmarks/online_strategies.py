@@ -17,7 +17,6 @@ Writes RUN/online_strategies/: pool.safetensors, arms.jsonl, table.md, curves.pn
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -34,6 +33,7 @@ from pipeline.core import atomic
 from pipeline.core.config import load_recipe
 from pipeline.core.noise import LabelNoise
 from pipeline.core.recipe import Recipe
+from pipeline.core.row_files import appending, read_rows
 from pipeline.core.rundir import RunDir
 from pipeline.online.belief import Belief, Learner
 from pipeline.online.strategies import STRATEGIES, Strategy, choose
@@ -123,15 +123,13 @@ def ask(bed: Bed, arm: str, epsilon: float, seed: int, labels: int) -> dict[str,
 
 def arms(bed: Bed, path: Path, seeds: int, labels: int) -> list[dict[str, Any]]:
     """All arms, those of an earlier call as they are."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    rows = [json.loads(line) for line in lines]
+    rows = read_rows(path)
     done = {(row["strategy"], row["epsilon"], row["seed"]) for row in rows if len(row["j"]) * BATCH == labels}
     wanted = [(s, e, seed) for seed in range(seeds) for e in EPSILONS for s in ARMS]
-    with path.open("a", encoding="utf-8") as file:
+    with appending(path) as keep:
         for each in tqdm([each for each in wanted if each not in done], desc="arms", unit="arm"):
             rows.append(ask(bed, *each, labels))
-            file.write(json.dumps(rows[-1]) + "\n")
-            file.flush()
+            keep(rows[-1])
     return [row for row in rows if row["seed"] < seeds and len(row["j"]) * BATCH == labels]
 
 

@@ -12,11 +12,14 @@ import human_reward
 import numpy as np
 import pytest
 import torch
-from human_features import Pairs, text_features
+from epsilon_tables import name_of
+from human_features import Pairs, kept_features, text_features
 from human_labels import relabelled
 from human_reward import Bed, Setting, accuracy, beyond, fit, hits, lines_of, private_labels
 from make_human_truth import calibrated
+from safetensors.torch import save_file
 
+from pipeline.core.errors import UserError
 from pipeline.data.render import Renderer
 from pipeline.lm.models import load_tokenizer
 from pipeline.lm.tiny import tiny_checkpoint
@@ -53,7 +56,11 @@ def bed_of(seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Bed, list[str], 
         good = 0.3 * noise + torch.stack([taste, -taste], dim=1).flatten(0, 1)
         features[split] = {"good": good, "bad": noise, "last of 10": noise, human_reward.MINILM: noise}
         lengths[split] = torch.tensor([60, 60, 90, 30]).repeat(PAIRS // 2)
-    return Bed(features, lengths), [f"prompt {number}" for number in range(PAIRS)], features["eval"]["good"]
+    return (
+        Bed(features, lengths, f"bed {seed}"),
+        [f"prompt {number}" for number in range(PAIRS)],
+        features["eval"]["good"],
+    )
 
 
 def test_privatised_labels_choose_the_features_that_know(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,6 +72,37 @@ def test_privatised_labels_choose_the_features_that_know(monkeypatch: pytest.Mon
         assert abs(hits(np.array(row["arms"]["recipe"]["margin"])).mean() - 0.5) < 0.1
         assert row == fit(bed, prompts, epsilon, seed=3)
     assert len(good) == 2 * PAIRS
+
+
+def test_fits_of_other_pairs_are_refused_and_a_cut_row_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "fits.jsonl"
+    beds = [Bed({"train": {}, "eval": {}}, {}, name) for name in ("one", "other")]
+    made: list[tuple[float, int]] = []
+
+    def counted(bed: Bed, prompts: Sequence[str], epsilon: float, seed: int) -> dict[str, Any]:
+        made.append((epsilon, seed))
+        return {"epsilon": name_of(epsilon), "seed": seed}
+
+    monkeypatch.setattr(human_reward, "fit", counted)
+    rows = human_reward.fits(beds[0], [], path, 2)
+    assert len(made) == len(rows) == 7
+    path.write_text(path.read_text()[:-5])  # a kill within the last row
+    again = human_reward.fits(beds[0], [], path, 2)
+    assert sorted(map(str, again)) == sorted(map(str, rows))
+    assert made[7:] == [made[6]]
+    with pytest.raises(UserError, match=r"fits\.jsonl holds rows measured on other data or settings"):
+        human_reward.fits(beds[1], [], path, 2)
+
+
+def test_features_of_other_texts_are_made_anew(tmp_path: Path) -> None:
+    path, one, other = tmp_path / "part.safetensors", [("p", "a")], [("p", "b")]
+    assert kept_features(path, one, lambda: torch.ones(1)).tolist() == [1.0]
+    assert kept_features(path, one, lambda: torch.zeros(1)).tolist() == [1.0]
+    assert kept_features(path, other, lambda: torch.zeros(1)).tolist() == [0.0]
+    save_file({"features": torch.ones(1)}, path)  # of before files said of which texts
+    assert kept_features(path, other, lambda: torch.zeros(1)).tolist() == [0.0]
 
 
 def test_length_is_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
