@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from pipeline.core.stats import standard_error
 from pipeline.validation.bandits import Array, factor
 from pipeline.validation.offline import hard, rates
 from pipeline.validation.offline.finite import NETS, Nets, Whole
@@ -88,42 +90,43 @@ def pessimism(outcomes: Sequence[Outcome]) -> Figure:
 
 
 def lower_bound(bound: Sequence[hard.Risks], rate_risks: Sequence[hard.Risks], risks: Sequence[hard.Risks]) -> Figure:
-    """Eq. 12 under the policies' SubOpt against n; what happens as ε grows; what C* costs. C = 4 in the first two."""
-    figure, axes = new_figure(3)
-    for colour, epsilon in zip(COLOURS, (0.5, 2.0), strict=False):
-        line = [one for one in bound if one.setting.coverage == 4.0 and one.setting.epsilon == epsilon]
-        n, at = [one.setting.comparisons for one in line], f"ε = {epsilon:g}"
-        axes[0].plot(n, [one.setting.lower_bound for one in line], "--", color=colour, label=f"Eq. 12, {at}")
-        for policy, marker in ((hard.POLICIES[0], "o"), (hard.POLICIES[2], "s")):
-            values = [one.mean(policy).mean() for one in line]
-            axes[0].plot(n, values, marker, markersize=4, color=colour, label=f"{policy}, {at}")
-    axes[0].set(xscale="log", yscale="log", xlabel="comparisons n", title="SubOpt at the theorem's distance")
-    for place, policy in enumerate(hard.POLICIES):
-        axes[1].plot(*_by_epsilon(rate_risks, policy), "o-", color=COLOURS[place], label=policy)
+    """Eq. 12 under the policies' SubOpt against n; what happens as ε grows; what C* costs. C = 4 in the first two.
+    Bars: 95 % over repetitions.
+    """
+    figure, axes = new_figure(3, (12.2, 3.2))
+    for marker, line, epsilon in (("o", "-", 0.5), ("s", ":", 2.0)):
+        chosen = [one for one in bound if one.setting.coverage == 4.0 and one.setting.epsilon == epsilon]
+        n = [one.setting.comparisons for one in chosen]
+        axes[0].plot(n, [one.setting.lower_bound for one in chosen], line, color="black")
+        for policy in (hard.POLICIES[0], hard.POLICIES[2]):
+            _bars(axes[0], n, [one.mean(policy) for one in chosen], policy, marker + line)
+    axes[0].set(xscale="log", yscale="log", xlabel="comparisons n",
+                title="SubOpt at the theorem's distance: ε = 0.5 (dotted: 2)")  # fmt: skip
     size = [one for one in rate_risks if one.setting.coverage == 4.0]
-    ratio = [one.setting.lower_bound / one.setting.unit for one in size]
-    axes[1].plot([one.setting.epsilon for one in size], ratio, "k--", label="Eq. 12")
+    epsilons = sorted({one.setting.epsilon for one in size})
+    for policy in hard.POLICIES:
+        units = [np.stack([one.mean(policy) / one.setting.unit for one in size if one.setting.epsilon == epsilon])
+                 for epsilon in epsilons]  # fmt: skip
+        _bars(axes[1], epsilons, [each.mean(axis=0) for each in units], policy, "o-")
+    ratio = {one.setting.epsilon: one.setting.lower_bound / one.setting.unit for one in size}
+    axes[1].plot(epsilons, [ratio[epsilon] for epsilon in epsilons], "-", color="black", label="Eq. 12")
     axes[1].set(xscale="log", yscale="log", xlabel="ε", title="SubOpt · (2α−1)² n / (βCS), hardest distance")
     coverage = [one.setting.coverage for one in risks]
-    for place, policy in enumerate(hard.POLICIES[:3]):
-        axes[2].plot(coverage, [one.mean(policy).mean() for one in risks], "o-", color=COLOURS[place])
+    for policy in hard.POLICIES[:3]:
+        _bars(axes[2], coverage, [one.mean(policy) for one in risks], policy, "o-")
     axes[2].set(xscale="log", yscale="log", xlabel="C*", title="SubOpt against C*")
     axes[2].minorticks_off()
     axes[2].set_xticks(coverage, [f"{each:g}" for each in coverage])
     axes[2].set_yticks([1e-4, 1e-3])
-    for axis in axes[:2]:
-        axis.legend(fontsize=6)
+    figure.legend(*axes[1].get_legend_handles_labels(), loc="outside right upper")
     return figure
 
 
-def _by_epsilon(risks: Sequence[hard.Risks], policy: str) -> tuple[list[float], list[float]]:
-    chosen = [one for one in risks if one.setting.coverage == 4.0]
-    epsilons = sorted({one.setting.epsilon for one in chosen})
-    values = [
-        float(np.mean([one.mean(policy).mean() / one.setting.unit for one in chosen if one.setting.epsilon == epsilon]))
-        for epsilon in epsilons
-    ]
-    return epsilons, values
+def _bars(axes: Axes, x: Sequence[float], samples: Sequence[Array], policy: str, style: str) -> None:
+    """Means over repetitions, each (R,), with 95 % bars, in the colour of the policy."""
+    half = [1.96 * standard_error(each) for each in samples]
+    colour = COLOURS[hard.POLICIES.index(policy)]
+    axes.errorbar(x, [each.mean() for each in samples], half, fmt=style, linewidth=1.0, color=colour, label=policy)
 
 
 def efficiency(found: Mapping[float, Array]) -> Figure:

@@ -52,23 +52,28 @@ def fits(found: Study) -> Figure:
 
 
 def final(found: Study) -> Figure:
-    """Regret at the horizon times (2α−1)² against ε for every arm: π² filled, π¹ open."""
-    figure, (axes,) = new_figure(1, (7.0, 3.4))
+    """Regret at the horizon times (2α−1)² against ε for every arm, π² and π¹; squares: private MLE; bars: 95 % over
+    worlds.
+    """
+    figure, panels = new_figure(2, (9.6, 3.4))
     places = np.arange(len(EPSILONS))
     scale = np.array([factor(epsilon) ** 2 for epsilon in EPSILONS])
     names = list(dict.fromkeys(arm.name.removesuffix(MLE) for arm in ARMS))
-    for place, arm in enumerate(ARMS):
-        traces = [found.traces[arm.name, epsilon] for epsilon in EPSILONS]
-        at = places + 0.07 * (place - len(ARMS) / 2)
-        colour = COLOURS[names.index(arm.name.removesuffix(MLE))]
-        marker = "s" if arm.estimator == LIKELIHOOD else "o"
-        exploiting = scale * [trace.regret_exploiting[-1].mean() for trace in traces]
-        label = arm.name if arm.name == REFERENCE else None
-        axes.plot(at, exploiting, marker, markersize=4, color=colour, fillstyle="none", label=label)
-        if arm.name != REFERENCE:  # its π² never learns
-            exploring = scale * [trace.regret[-1].mean() for trace in traces]
-            axes.plot(at, exploring, marker, markersize=4, color=colour, label=arm.name)
-    axes.set(xticks=places, xlabel="ε", yscale="log", title="regret at the horizon · (2α−1)² (open: π¹)")
-    axes.set_xticklabels([f"{epsilon:g}" for epsilon in EPSILONS])
-    axes.legend(fontsize=6, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    for axes, policy in zip(panels, ("π², which explores", "π¹, which one would deploy"), strict=True):
+        for place, arm in enumerate(ARMS):
+            exploring = axes is panels[0]
+            if exploring and arm.name == REFERENCE:
+                continue  # its π² never learns
+            traces = [found.traces[arm.name, epsilon] for epsilon in EPSILONS]
+            values = np.stack([(trace.regret if exploring else trace.regret_exploiting)[-1] for trace in traces])
+            half = 1.96 * standard_error(values)
+            axes.errorbar(
+                places + 0.07 * (place - len(ARMS) / 2), scale * values.mean(axis=1), scale * half,
+                fmt="s" if arm.estimator == LIKELIHOOD else "o", markersize=4, linewidth=1.0,
+                color=COLOURS[names.index(arm.name.removesuffix(MLE))], label=arm.name,
+            )  # fmt: skip
+        axes.set(xlabel="ε", yscale="log", title=policy)
+        axes.set_xticks(places, [f"{epsilon:g}" for epsilon in EPSILONS])
+    panels[0].set_ylabel("regret at the horizon · (2α−1)²")
+    figure.legend(*panels[1].get_legend_handles_labels(), loc="outside right upper")
     return figure
