@@ -92,7 +92,10 @@ def within(
     """
     interval = (measured.ci_low, measured.ci_high) if isinstance(measured, Estimate) else None
     between = (measured.low, measured.high) if isinstance(measured, Bounds) else interval
-    value = measured.value if isinstance(measured, Estimate) else float(getattr(measured, "low", measured))
+    if isinstance(measured, Bounds):
+        value = measured.low
+    else:
+        value = measured.value if isinstance(measured, Estimate) else float(measured)
     if interval and (value < interval[0] or value > interval[1]):
         raise ValueError(f"measured {value} lies outside its interval {interval}, for: {claim}")
     bounds = [f">= {low:.10g}"] * math.isfinite(low) + [f"<= {high:.10g}"] * math.isfinite(high)
