@@ -24,7 +24,7 @@ from pipeline.validation.online.simulate import (
     stretches,
     uncertainty,
 )
-from pipeline.validation.online.study import ARMS, EPSILONS, MIXTURE, NONE, OPTIMISM, Study, claims
+from pipeline.validation.online.study import ARMS, EPSILONS, HALVED, MIXTURE, NONE, OPTIMISM, Study, claims
 
 LEAST_SQUARES = "private_least_squares"
 
@@ -250,8 +250,8 @@ def synthetic_study(law: str, none: float, mixture: float) -> Study:
     }
     arm = ARMS[0]
     clips = [
-        synthetic(Arm(f"clip {name}", "optimism"), 1.0, 1.0, law, failed, clip)
-        for name, failed, clip in (("1", 0.5, 1.0), ("2B", 0.0, None))
+        synthetic(Arm(name, "optimism"), 1.0, 1.0, law, failed, clip)
+        for name, failed, clip in (("clip 1", 0.5, 1.0), ("clip 2B", 0.0, None), (HALVED, 0.0, None))
     ]
     return Study(
         traces,
@@ -305,6 +305,13 @@ def test_posterior_sampling_by_naive_loops() -> None:
 def test_thompson_verdicts_follow_the_regrets() -> None:
     found = thompson.measure(3, 0, 60)
     assert len(thompson.rows(found)) == len(thompson.ARMS) * len(EPSILONS)
+    pairs = thompson.pairs(found, 0)
+    assert len(pairs) == (len(thompson.ARMS) - 1) * len(EPSILONS)
+    assert all(row["ratio_low"] <= row["ratio"] <= row["ratio_high"] for row in pairs)
+    assert all(row["difference_low"] <= row["difference"] <= row["difference_high"] for row in pairs)
+    first, other = (found[name, EPSILONS[0]].regret[-1] for name in (thompson.THOMPSON, thompson.ARMS[1].name))
+    assert pairs[0]["ratio"] == pytest.approx(first.mean() / other.mean())
+    assert pairs[0]["difference"] == pytest.approx((first - other).mean())
     for share, verdict in ((0.5, "holds"), (2.0, "refuted")):
         made = {key: synthetic(trace.arm, 1.0, share if key[0] == thompson.THOMPSON else 1.0, "log")
                 for key, trace in found.items()}  # fmt: skip
@@ -339,7 +346,7 @@ def test_figures_show_every_arm_once() -> None:
     from pipeline.validation.online import plots
 
     found = synthetic_study("log", 2.0, 2.0)
-    (axes,) = plots.final(found).axes
-    assert len(axes.lines) == 2 * len(ARMS) - 1
+    exploring, deployed = plots.final(found).axes
+    assert (len(exploring.containers), len(deployed.containers)) == (len(ARMS) - 1, len(ARMS))
     assert len(plots.regret(found).axes) == len(EPSILONS)
     assert len(plots.fits(found).axes) == 2

@@ -234,9 +234,10 @@ def claims(found: Dependence, seed: int) -> Iterator[Claim]:
         ("n", "With KL, on the same labels, the worst SubOpt falls like 1/n", "PPKL Remark 4.4",
          -1.05, -0.95, "statement", "n over 3 decades, epsilon = 0.5"),
     )  # fmt: skip
+    stated = {"n, unregularised": "exponent -1/2", "n": "exponent -1"}
     for name, text, source, low, high, kind, what in cases:
         yield within(text, source, found.sweeps[name].exponent(seed), low=low, high=high, kind=kind,
-                     what=f"the exponent of {what}")
+                     paper=stated.get(name, "exponent 1"), what=f"the exponent of {what}")
     both = [found.sweeps[f"n, unregularised{suffix}"] for suffix in ("", ", epsilon = 2")]
     scale = np.stack([1.0 / (factor(each.epsilon) * np.sqrt(each.values)) for each in both])
     spread = bootstrap(lambda values: _spread(values, scale), np.stack([each.subopt for each in both]), seed)

@@ -129,7 +129,7 @@ def rate_claims(narrow: Sequence[Curve], wide: Sequence[Curve], seed: int) -> It
     for curve in narrow:
         slope = bootstrap(slope_of_mean(curve.comparisons), curve.subopt, seed)
         yield within(f"Private MLE, linear class, epsilon = {curve.epsilon:g}: SubOpt falls like 1/n",
-                     "PPKL Theorem 4.2", slope, low=-1.05, high=-0.95,
+                     "PPKL Theorem 4.2", slope, low=-1.05, high=-0.95, paper="slope -1",
                      what="the slope of log mean SubOpt in log n over two decades from (2 alpha - 1)^2 n = 100 d")
     for reward_range, given in ((1, narrow), (4, wide)):
         subopt = np.stack([curve.subopt for curve in given])

@@ -70,7 +70,7 @@ def claims(sweeps: list[Sweep], seed: int) -> Iterator[Claim]:
     """The exponent of every factor is at most 1."""
     for sweep in sweeps:
         yield within(f"Regret of pi2 grows no faster than {sweep.name}", "POKL Theorem 5.2",
-                     bootstrap(Sweep.slope, sweep.samples, seed), high=1.0,
+                     bootstrap(Sweep.slope, sweep.samples, seed), high=1.0, paper="exponent 1",
                      what=f"the exponent of {sweep.name}, optimism (c = 0.2), epsilon = {EPSILON:g}")
 
 

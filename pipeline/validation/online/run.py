@@ -26,6 +26,7 @@ def run(quick: bool) -> Report:
             "summary": _summary(found),
             "dependence": dependence.rows(sweeps),
             "thompson": thompson.rows(sampled),
+            "thompson_paired": thompson.pairs(sampled, SEED),
         },
         figures={
             "regret": plots.regret(found),

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from pipeline.core.stats import bootstrap, ratio_of_means, standard_error
+from pipeline.core.stats import bootstrap, ratio_of_means, standard_error, student_mean
+from pipeline.validation.bandits import Array
 from pipeline.validation.lab import Claim, within
 from pipeline.validation.online.simulate import POSTERIOR_MEAN, Arm, Trace, grid_world, simulate
 from pipeline.validation.online.study import EPSILONS, LIKELIHOOD, MIXTURE, MLE
@@ -31,14 +32,32 @@ def measure(worlds: int, seed: int, horizon: int = 1_000_000) -> Traces:
     return {(arm.name, epsilon): simulate(world, arm, epsilon, horizon, seed) for epsilon in EPSILONS for arm in ARMS}
 
 
-def claims(traces: Traces, seed: int) -> Iterator[Claim]:
-    """Regret of π² at the horizon, paired, against each mixture at every ε."""
+def _paired(traces: Traces) -> Iterator[tuple[str, float, Array]]:
+    """A mixture's name, ε, and the regrets of π² at the horizon, posterior sampling's and the mixture's, (2, R)."""
     for other in (arm.name for arm in ARMS[1:]):
         for epsilon in EPSILONS:
-            both = np.stack([traces[name, epsilon].regret[-1] for name in (THOMPSON, other)])
-            yield within(f"Posterior sampling has less regret than the {other}, epsilon = {epsilon:g}", "this project",
-                         bootstrap(ratio_of_means, both, seed), high=1.0,
-                         what=f"ratio of regrets of pi2 at the horizon over {both.shape[1]} paired worlds")
+            yield other, epsilon, np.stack([traces[name, epsilon].regret[-1] for name in (THOMPSON, other)])
+
+
+def claims(traces: Traces, seed: int) -> Iterator[Claim]:
+    """Regret of π² at the horizon, paired, against each mixture at every ε."""
+    for other, epsilon, both in _paired(traces):
+        yield within(f"Posterior sampling has less regret than the {other}, epsilon = {epsilon:g}", "this project",
+                     bootstrap(ratio_of_means, both, seed), high=1.0,
+                     what=f"ratio of regrets of pi2 at the horizon over {both.shape[1]} paired worlds")
+
+
+def pairs(traces: Traces, seed: int) -> list[dict[str, object]]:
+    """For thompson_paired.csv: both regrets, their ratio and difference with 95 % intervals over paired worlds."""
+    found = []
+    for other, epsilon, both in _paired(traces):
+        ratio, difference = bootstrap(ratio_of_means, both, seed), student_mean(both[0] - both[1])
+        row: dict[str, object] = {"arm": THOMPSON, "other": other, "epsilon": epsilon, "worlds": both.shape[1],
+                                  "regret": both[0].mean(), "regret_other": both[1].mean()}  # fmt: skip
+        for name, one in (("ratio", ratio), ("difference", difference)):
+            row |= {name: one.value, f"{name}_low": one.ci_low, f"{name}_high": one.ci_high}
+        found.append(row)
+    return found
 
 
 def rows(traces: Traces) -> list[dict[str, object]]:
