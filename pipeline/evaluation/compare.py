@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from accelerate.utils import gather_object
+from tqdm import tqdm
 
 from pipeline.core import atomic
 from pipeline.core.errors import UserError
 from pipeline.core.recipe_parts import EvaluateConfig, JudgeSettings
+from pipeline.core.row_files import appending, read_rows
 from pipeline.core.stats import Estimate
-from pipeline.core.world import World, device_type, join_world
+from pipeline.core.world import World, barrier, device_type, join_world
 from pipeline.data.formats import read_prompts
 from pipeline.data.render import Prompt, Renderer
 from pipeline.evaluation.judges import TruthJudge, judged_pairs, judged_rates, make_judge
@@ -29,6 +33,8 @@ from pipeline.lm.numerics import affordable
 from pipeline.lm.released import read_rendering
 
 MAX_PROMPT_TOKENS = 1024
+BATCH = 32
+"""Answers decoded, and kept, together: what a kill may cost a process."""
 
 
 def compare(
@@ -48,7 +54,8 @@ def compare(
     """Samples one answer per prompt from both, has them judged, and returns the line to print.
 
     Each process samples its share; the main one judges, writes and has a line. With `output`, answers and the replies
-    of a chat judge are kept in `OUTPUT.partial` until the result stands: the same command goes on where one failed.
+    of a chat judge are kept in `OUTPUT.partial` as they are made, until the result stands: the same command goes on
+    where one failed or was killed, under any number of processes.
 
     Args:
         policy, reference: checkpoint folders or hub ids.
@@ -150,32 +157,39 @@ def shared_answers(
     partial: Path | None,
     world: World,
 ) -> list[str]:
-    """One answer of a policy to each prompt, in their order, on every process: each samples every size-th of them."""
-    mine = range(world.rank, len(prompts), world.size)
-    own = kept_answers(
-        None if partial is None else partial / f"answers-{purpose}-{world.rank}-of-{world.size}.json",
-        described,
-        lambda: answer_all(path, prompts, mine, renderer, described["seed"], purpose, described["temperature"]),
-    )
-    answers = dict(gather_object(list(zip(mine, own, strict=True))))
+    """One answer of a policy to each prompt, in their order, on every process.
+
+    Prompts go by batches that depend on nothing else, since rounding may hang on what is decoded together: the answers
+    are the same for any number of processes, and after a kill. With `partial`, each batch is on the disk once it is
+    made, and what an earlier run of the same description left there, under whatever number of processes, is taken.
+    """
+    sizes = [(len(ids), ids) for ids in map(renderer.prompt_ids, prompts)]
+    order = sorted(range(len(prompts)), key=sizes.__getitem__)  # pads little
+    batches = [order[start : start + BATCH] for start in range(0, len(order), BATCH)]
+    of = hashlib.sha256(json.dumps([described, purpose, device_type()], sort_keys=True).encode()).hexdigest()
+    kept = {} if partial is None else kept_answers(partial, of)
+    missing = [batch for batch in batches if not kept.keys() >= set(batch)]
+    barrier(world)  # all have read what is there before one adds to it
+    own: dict[int, str] = {}
+    mine = missing[world.rank :: world.size]
+    log = nullcontext(None) if partial is None else appending(partial / f"answers-{world.rank}.jsonl")
+    with log as keep:
+        sample = load_sampler(path, renderer, described["temperature"]) if mine else None
+        for batch in tqdm(mine, desc=f"answers of the {purpose}", unit="batch", disable=not mine, leave=False):
+            assert sample is not None
+            keys = [sample_key(described["seed"], "compare", purpose, index) for index in batch]
+            for index, answer in zip(batch, sample([prompts[index] for index in batch], keys), strict=True):
+                own[index] = answer
+                if keep is not None:
+                    keep({"of": of, "prompt": index, "answer": answer})
+    answers = kept | dict(gather_object(list(own.items())))
     return [answers[index] for index in range(len(prompts))]
 
 
-def kept_answers(path: Path | None, described: dict[str, Any], sample: Callable[[], list[str]]) -> list[str]:
-    """The answers of a policy: from `path` where an earlier run left those of the same description, else sampled and,
-    with a path, saved there before anything is done with them."""
-    if path is None:
-        return sample()
-    try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        saved = {}
-    wanted = json.loads(json.dumps(described))
-    if isinstance(saved, dict) and saved.get("described") == wanted:
-        return list(saved["answers"])
-    answers = sample()
-    atomic.write_json(path, {"described": wanted, "answers": answers})
-    return answers
+def kept_answers(partial: Path, of: str) -> dict[int, str]:
+    """By the number of its prompt, each answer of this description that lies in a folder."""
+    rows = (row for path in partial.glob("answers-*.jsonl") for row in read_rows(path))
+    return {row["prompt"]: row["answer"] for row in rows if row.get("of") == of}
 
 
 def renderer_of(
@@ -210,32 +224,27 @@ def load_prompts(source: str) -> list[Prompt]:
     return prompts
 
 
-def answer_all(
-    path: str,
-    prompts: Sequence[Prompt],
-    mine: Sequence[int],
-    renderer: Renderer,
-    seed: int,
-    purpose: str,
-    temperature: float = 1.0,
-) -> list[str]:
-    """One sampled answer to each of the prompts with the numbers `mine`, whose noise depends on the number alone."""
-    if not mine:
-        return []
+def load_sampler(
+    path: str, renderer: Renderer, temperature: float = 1.0
+) -> Callable[[Sequence[Prompt], Sequence[int]], list[str]]:
+    """A function that samples one answer to each prompt, with the noise of its key (`sample_key`)."""
     device = torch.device(device_type())
     model: Any = load_causal_lm(path, stored_dtype(path, device.type))
     model.to(device)
-    rows = sample_responses(
-        model,
-        [renderer.prompt_ids(prompts[index]) for index in mine],
-        [sample_key(seed, "compare", purpose, index) for index in mine],
-        Sampling(renderer.max_response_tokens, temperature),
-        pad_token_id=renderer.tokenizer.pad_token_id,
-        eos_token_id=end_ids(model, renderer.tokenizer),
-        batch_size=EvaluateConfig().batch_size,
-        progress=f"answers of the {purpose}",
-    )
-    return [renderer.text(row) for row in rows]
+
+    def sample(prompts: Sequence[Prompt], keys: Sequence[int]) -> list[str]:
+        rows = sample_responses(
+            model,
+            [renderer.prompt_ids(prompt) for prompt in prompts],
+            keys,
+            Sampling(renderer.max_response_tokens, temperature),
+            pad_token_id=renderer.tokenizer.pad_token_id,
+            eos_token_id=end_ids(model, renderer.tokenizer),
+            batch_size=EvaluateConfig().batch_size,
+        )
+        return [renderer.text(row) for row in rows]
+
+    return sample
 
 
 def stored_dtype(path: str, device: str) -> str:
@@ -264,4 +273,8 @@ def sample_text(
     """`count` sampled answers to each prompt."""
     policy = check_checkpoint(policy, "--policy")
     renderer = renderer_of(policy, max_response_tokens, system_prompt)
-    return [answer_all(policy, [prompt] * count, range(count), renderer, seed, prompt) for prompt in prompts]
+    sample = load_sampler(policy, renderer)
+    return [
+        sample([prompt] * count, [sample_key(seed, "compare", prompt, index) for index in range(count)])
+        for prompt in prompts
+    ]

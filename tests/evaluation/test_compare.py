@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from evaluation.chat_endpoint import serving
 
 from pipeline.core.errors import RunStopped, UserError
 from pipeline.core.recipe_parts import JudgeSettings
+from pipeline.core.row_files import read_rows
+from pipeline.core.world import World
 from pipeline.evaluation import compare as module
-from pipeline.evaluation.compare import compare, load_prompts, sample_text, stored_dtype
+from pipeline.evaluation.compare import compare, load_prompts, load_sampler, renderer_of, sample_text, stored_dtype
 from pipeline.lm.tiny import tiny_checkpoint
 
 TEXTS = ["the quick brown fox jumps over the lazy dog", "write one kind sentence about rivers"]
@@ -85,14 +88,13 @@ def test_a_judge_that_fails_costs_no_answer_and_no_verdict(
         endpoint.statuses = [200] * 3 + [500] * 9
         with pytest.raises(RunStopped, match="run the same command again to ask for what is missing"):
             run(models, prompts, output, judge=judge)
-        kept = {f"answers-{purpose}-0-of-1.json" for purpose in ("policy", "reference")}
-        assert {path.name for path in partial.iterdir()} == {*kept, "verdicts.jsonl"}
+        assert {path.name for path in partial.iterdir()} == {"answers-0.jsonl", "verdicts.jsonl"}
         assert not output.exists()
 
         endpoint.statuses.clear()
         endpoint.seen.clear()
         with monkeypatch.context() as patch:
-            patch.setattr(module, "answer_all", lambda *_: pytest.fail("sampled again"))
+            patch.setattr(module, "load_sampler", lambda *_: pytest.fail("sampled again"))
             line = run(models, prompts, output, judge=judge)
         assert len(endpoint.seen) == 5
         assert not partial.exists()
@@ -108,13 +110,92 @@ def test_a_judge_that_fails_costs_no_answer_and_no_verdict(
 def test_answers_of_another_model_or_seed_are_not_taken(models: tuple[str, str], prompts: str, tmp_path: Path) -> None:
     output = tmp_path / "result.json"
     nobody = JudgeSettings(url="http://127.0.0.1:9/v1", model="m", public=True, allow_http=True, retries=0)
-    answers = []
     for changes in ({}, {"seed": 1}, {"temperature": 0.5}, {"models": models[::-1]}):
         with pytest.raises(RunStopped):
             run(**{"models": models, "prompts": prompts, "output": output, "judge": nobody, **changes})
-        kept = tmp_path / "result.json.partial" / "answers-policy-0-of-1.json"
-        answers.append(json.loads(kept.read_text())["answers"])
-    assert len({json.dumps(each) for each in answers}) == 4
+    rows = read_rows(tmp_path / "result.json.partial" / "answers-0.jsonl")
+    assert len(rows) == 4 * 8
+    policies = {row["of"]: [] for row in rows[::8]}
+    for row in rows:
+        policies.get(row["of"], []).append(row["answer"])
+    assert len({json.dumps(each) for each in policies.values()}) == 4
+
+
+class Killed(BaseException):
+    """What nothing catches."""
+
+
+def killed_after(count: int) -> Callable[..., Any]:
+    """A `load_sampler` whose samplers are killed after so many batches in all."""
+    made = iter(range(count))
+
+    def load(*given: Any) -> Callable[..., list[str]]:
+        sample = load_sampler(*given)
+
+        def one(*batch: Any) -> list[str]:
+            if next(made, None) is None:
+                raise Killed
+            return sample(*batch)
+
+        return one
+
+    return load
+
+
+@pytest.mark.parametrize("before", [0, 1, 2, 3])
+def test_a_killed_comparison_goes_on_at_its_batch_under_any_number_of_processes(
+    models: tuple[str, str], prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    """Two batches of two for each policy. What a process other than this one left is taken too, half a line is not, and
+    the result has the same bytes as one that nobody killed."""
+    monkeypatch.setattr(module, "BATCH", 2)
+    run(models, prompts, tmp_path / "whole.json")
+    output, partial = tmp_path / "result.json", tmp_path / "result.json.partial"
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "load_sampler", killed_after(before))
+        with pytest.raises(Killed):
+            run(models, prompts, output)
+    assert sum(len(read_rows(path)) for path in partial.glob("answers-*")) == 2 * before
+    if before:
+        (partial / "answers-0.jsonl").rename(partial / "answers-7.jsonl")
+        with (partial / "answers-7.jsonl").open("a") as file:
+            file.write('{"of": "')
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "load_sampler", killed_after(4 - before))
+        run(models, prompts, output)
+    assert output.read_bytes() == (tmp_path / "whole.json").read_bytes()
+
+
+def test_two_processes_share_the_batches_that_are_missing(
+    models: tuple[str, str], prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each in its turn: together they make every answer once, and those of one process."""
+    monkeypatch.setattr(module, "BATCH", 1)
+    monkeypatch.setattr(module, "barrier", lambda _: None)
+    texts, renderer = load_prompts(prompts)[:4], renderer_of(models[0], 6, None)
+    given = (models[0], texts, renderer, "policy", {"seed": 0, "temperature": 1.0})
+    alone = module.shared_answers(*given, None, World(0, 1))
+    taken = {}
+    for rank in (0, 1):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "gather_object", lambda own, rank=rank: taken.setdefault(rank, own) and all_of(alone))
+            patch.setattr(module, "kept_answers", lambda *_: {2: alone[2]})
+            assert module.shared_answers(*given, tmp_path, World(rank, 2)) == alone
+    assert sorted([*taken[0], *taken[1]]) == [(index, alone[index]) for index in (0, 1, 3)]
+    assert len(taken[0]) == 2
+
+
+def all_of(answers: list[str]) -> list[tuple[int, str]]:
+    """As every process gets them."""
+    return list(enumerate(answers))
+
+
+def test_a_prompt_that_a_file_repeats_counts_once(models: tuple[str, str], prompts: str, tmp_path: Path) -> None:
+    twice = tmp_path / "twice.jsonl"
+    twice.write_text(Path(prompts).read_text() * 2)
+    run(models, str(twice), tmp_path / "twice.json")
+    run(models, prompts, tmp_path / "once.json")
+    assert (tmp_path / "twice.json").read_bytes() == (tmp_path / "once.json").read_bytes()
 
 
 def test_a_prompt_that_one_of_the_two_cannot_take_is_left_out(
