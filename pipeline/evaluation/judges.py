@@ -27,6 +27,9 @@ from pipeline.evaluation.gibbs import beats
 from pipeline.evaluation.rates import agreement, decided_win_rate, length_controlled
 from reward_models.external import card_facts, described, load_external
 
+ORDERS = ("policy_first", "reference_first")
+VALUES = {"policy": 1.0, "reference": 0.0, "tie": 0.5}
+
 
 def truth_name(recipe: Recipe) -> str | None:
     """Which known reward r* a run is measured by; None where there is none."""
@@ -210,7 +213,7 @@ def judged_rates(
         the two.
     """
     clear = [place for place, row in enumerate(rows) if row["outcome"] is not None]
-    verdicts = [row[order]["verdict"] for row in rows for order in ("policy_first", "reference_first") if order in row]
+    verdicts = [row[order]["verdict"] for row in rows for order in ORDERS if order in row]
     counts = {"unclear_pairs": len(rows) - len(clear), "unclear_verdicts": verdicts.count("unclear")}
     if not clear:
         names = ("win_rate", "length_controlled_win_rate", "decided_win_rate", "mean_outcome", "agreement")
@@ -222,11 +225,16 @@ def judged_rates(
     return {
         "win_rate": wilson(float(outcome.sum()), len(outcome)).as_dict(),
         "length_controlled_win_rate": controlled.as_dict() if controlled else None,
-        "decided_win_rate": decided_win_rate(outcome).as_dict(),
+        "decided_win_rate": decided_win_rate(np.array([by_order(rows[place]) for place in clear])).as_dict(),
         "agreement": agreed.as_dict() if agreed else None,
         "mean_outcome": bootstrap_mean(outcome, seed).as_dict(),
         **counts,
     }
+
+
+def by_order(row: dict[str, Any]) -> list[float]:
+    """The verdicts of a row with a clear outcome: both of a judge that is asked in both orders, else the outcome."""
+    return [VALUES[row[order]["verdict"]] for order in ORDERS if order in row] or [float(row["outcome"])]
 
 
 def judged_pairs(

@@ -58,23 +58,33 @@ def separated(outcome: np.ndarray, longer: np.ndarray) -> bool:
     return bool(longer.min() > 0 or longer.max() < 0)
 
 
-def decided_win_rate(outcome: np.ndarray) -> Estimate:
+def decided_win_rate(verdicts: np.ndarray) -> Estimate:
     """σ(d), the win rate that Rao and Kupper's model (1967) gives two policies that a judge can always tell apart.
 
     P(win) = σ(d − η), P(loss) = σ(−d − η), the rest are ties; η >= 0 says how readily the judge calls one. Three shares
-    and two parameters: the maximum is d = (logit P(win) − logit P(loss))/2, with half a comparison added to wins and to
-    losses so that none of them is 0. Interval: Wald's for d. ValueError without outcomes.
+    and two parameters: the maximum is d = (logit P(win) − logit P(loss))/2, with half a pair added to wins and to
+    losses so that none of them is 0. Without ties this is the win rate.
+
+    Of a judge that is asked in both orders each verdict is one comparison: won in one and tied in the other counts half
+    a win and half a tie, won in one and lost in the other half a win and half a loss. The two verdicts of a pair are
+    not independent, so the shares are means over pairs. Interval: Wald's for d, with the covariance of the shares over
+    pairs, which is the multinomial one where there is one verdict a pair.
+
+    verdicts: (n,) or (n, 2) 1, 0 or ½ of n pairs, by order. From (n,) means of both orders, ¾ and ¼ are half a tie as
+    above, and ½ is taken for a tie. ValueError without verdicts.
     """
-    if not len(outcome):
+    if not len(verdicts):
         raise ValueError("no outcomes")
-    count = len(outcome) + 1.0
-    wins, losses = float((outcome == 1).sum()) + 0.5, float((outcome == 0).sum()) + 0.5
-    win, loss = wins / count, losses / count
+    sides, count = 2.0 * np.asarray(verdicts, dtype=np.float64).reshape(len(verdicts), -1) - 1.0, len(verdicts) + 1.0
+    won, lost = (np.clip(sign * sides, 0.0, None).mean(axis=1) for sign in (1.0, -1.0))
+    win, loss = (won.sum() + 0.5) / count, (lost.sum() + 0.5) / count
     difference = (special.logit(win) - special.logit(loss)) / 2
-    variance = (1 / (win * (1 - win)) + 1 / (loss * (1 - loss)) + 2 / ((1 - win) * (1 - loss))) / (4 * count)
-    half = Z * math.sqrt(variance)
+    slopes = np.array([1 / (win * (1 - win)), -1 / (loss * (1 - loss))]) / 2
+    shares = np.stack([won, lost])
+    covariance = (shares @ shares.T + 0.5 * np.eye(2)) / count - np.outer([win, loss], [win, loss])
+    half = Z * math.sqrt(slopes @ covariance @ slopes / count)
     low, value, high = (float(special.expit(difference + step)) for step in (-half, 0.0, half))
-    return Estimate(value, low, high, len(outcome))
+    return Estimate(value, low, high, len(verdicts))
 
 
 def agreement(outcome: np.ndarray, truth: np.ndarray) -> Estimate | None:

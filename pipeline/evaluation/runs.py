@@ -15,9 +15,9 @@ from pipeline.core.errors import UserError
 from pipeline.core.noise import is_public
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
-from pipeline.core.stats import Estimate, bootstrap_mean, holm, paired_p, student_mean, win_rate
+from pipeline.core.stats import Estimate, holm, paired_p, student_mean, win_rate
 from pipeline.evaluation.gibbs import beats
-from pipeline.evaluation.judges import truth_name
+from pipeline.evaluation.judges import by_order, truth_name
 from pipeline.evaluation.rates import decided_win_rate, length_controlled
 
 FEWEST = 10
@@ -67,11 +67,15 @@ def read_run(folder: Path) -> Run:
         for pair in pairs:
             own, other = pair["true_reward"]
             judged = pair.get("outcome") if own is None else float(beats(np.array(own), np.array(other)))
+            verdicts = by_order(pair) if own is None and judged is not None else [judged]
             longer = len(str(pair["policy"]).split()) - len(str(pair["reference"]).split())
             prompt = json.dumps(pair["prompt"], ensure_ascii=False)
             rows[prompt] = found[pair["index"]] | {"win": judged, "longer": longer, "true_reward": own}
+            rows[prompt]["verdicts"] = verdicts
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder}: its evaluation is damaged ({error}); run it again with --from evaluate") from None
+    if len(rows) < len(pairs):
+        raise UserError(f"{folder}: its evaluation repeats a prompt; run it again with --from evaluate")
     truth = truth_name(recipe)
     terms = {
         "judge": truth or described(judged_file.get("judge")),
@@ -112,7 +116,10 @@ def page(runs: Sequence[Run], prompts: Sequence[str]) -> Iterator[str]:
         if known.any():
             won = win[known]
             half = np.full(len(won), 0.5)
-            rates = [win_rate(won, half), length_controlled(won, longer[known]), decided_win_rate(won)]
+            verdicts = np.array(
+                [run.rows[prompt]["verdicts"] for prompt, judged in zip(prompts, known, strict=True) if judged]
+            )
+            rates = [win_rate(won, half), length_controlled(won, longer[known]), decided_win_rate(verdicts)]
         means = [mean(run.column(prompts, key)) for key in ("objective_gain", "kl")]
         cells = " | ".join(shown(found) for found in (*rates, *means))
         yield f"| {run.name} | {run.aligner}, {epsilon}, {run.seed} | {cells} |"
@@ -159,7 +166,7 @@ def not_compared(runs: Sequence[Run]) -> Iterator[str]:
 def mean(values: Column) -> Estimate | None:
     """With its interval; None where nothing is known."""
     known = values[~np.isnan(values)]
-    return bootstrap_mean(known, 0) if len(known) else None
+    return student_mean(known) if len(known) else None
 
 
 def shown(found: Estimate | None) -> str:

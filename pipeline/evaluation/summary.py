@@ -12,6 +12,7 @@ from pipeline.core.stats import (
     bootstrap,
     bootstrap_mean,
     ratio_of_means,
+    student_mean,
     win_rate,
 )
 from pipeline.evaluation.calibration import coverage
@@ -153,7 +154,7 @@ class Summary:
         policy, ideal = self.policy_gain(), self.gibbs_gain()
         if policy is None or ideal is None:
             return None
-        if bootstrap_mean(ideal, self.seed).ci_low <= 0:
+        if student_mean(ideal).ci_low <= 0:
             return None
         return bootstrap(ratio_of_means, np.stack([policy, ideal]), self.seed, resamples)
 
@@ -233,11 +234,11 @@ class Summary:
         if truth is not None and self.reference_truth is not None:
             objective = truth - self.kl_coef * kl
             metrics |= {**self._mean("true_reward", truth), **self._mean("objective", objective)}
-            metrics["objective_gain"] = bootstrap_mean(objective - self.reference_truth, self.seed).as_dict()
+            metrics["objective_gain"] = student_mean(objective - self.reference_truth).as_dict()
         return metrics
 
     def _mean(self, name: str, values: np.ndarray) -> dict[str, Any]:
-        estimate = bootstrap_mean(values, self.seed)
+        estimate = student_mean(values)
         return {name: estimate.value, f"{name}_ci": [estimate.ci_low, estimate.ci_high]}
 
 

@@ -111,6 +111,38 @@ def test_rao_kupper_is_the_maximum_of_its_likelihood() -> None:
         decided_win_rate(np.array([]))
 
 
+def test_a_pair_that_is_won_in_one_order_and_tied_in_the_other_is_half_a_win() -> None:
+    """60 such, 10 lost and tied, 30 tied twice: shares (30 + ½)/101 and (5 + ½)/101, ties the rest. By the orders' own
+    verdicts and by their means alike; as 100 ties it was .5."""
+    means = np.repeat([0.75, 0.25, 0.5], [60, 10, 30])
+    both = np.repeat([[1.0, 0.5], [0.5, 0.0], [0.5, 0.5]], [60, 10, 30], axis=0)
+    found = decided_win_rate(means)
+    win, loss = 30.5 / 101, 5.5 / 101
+    assert found.value == pytest.approx(special.expit((special.logit(win) - special.logit(loss)) / 2))
+    assert found.value == pytest.approx(0.7327, abs=1e-4)
+    assert found.ci_low > 0.6
+    assert decided_win_rate(both) == decided_win_rate(both[:, ::-1]) == found
+
+
+def test_a_judge_that_contradicts_itself_and_calls_no_tie_has_its_win_rate() -> None:
+    """70 pairs won twice, 20 lost twice, 40 won in one order alone: half wins, half losses, and no tie to undo."""
+    both = np.repeat([[1.0, 1.0], [0.0, 0.0], [1.0, 0.0]], [70, 20, 40], axis=0)
+    assert decided_win_rate(both).value == pytest.approx((90 + 0.5) / 131)
+
+
+@pytest.mark.parametrize("copied", [0.0, 0.5, 1.0])
+def test_decided_rates_of_both_orders_cover(copied: float) -> None:
+    """2,000 evaluations of 210 pairs; the second verdict is the first's copy in that share of pairs, else another draw:
+    a pair is one unit however much its verdicts agree."""
+    generator, drawn = np.random.default_rng(8), []
+    for _ in range(EVALUATIONS):
+        both = outcomes(0.7, 0.5, 420, generator).reshape(210, 2)
+        both[generator.random(210) < copied, 1] = np.nan
+        drawn.append(np.where(np.isnan(both), both[:, :1], both))
+    share = covered(float(special.expit(0.7)), [decided_win_rate(each) for each in drawn])
+    assert 0.94 <= share <= 0.965
+
+
 def test_ties_hide_a_win_from_the_half_count_alone() -> None:
     drawn = outcomes(1.0, 2.0, 20_000, np.random.default_rng(1))
     assert abs(decided_win_rate(drawn).value - special.expit(1.0)) < 0.02

@@ -25,6 +25,7 @@ def a_run(name: str, better: float, seed: int, count: int = 120, first: int = 0,
     for place in range(first, first + count):
         gain = float(hardness[place] + better + own.normal(0, 0.3))
         row = {"kl": 0.5 + 0.01 * float(own.normal()), "win": float(gain > 0), "longer": int(own.integers(-5, 6))}
+        row["verdicts"] = [row["win"]]
         rows[f"prompt {place}"] = row | {"objective_gain": gain if known else None, "true_reward": None}
     return Run(name, 2.0, "ppo", seed, "π_ref", TERMS, rows)
 
@@ -125,6 +126,9 @@ def test_the_terms_of_a_run_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     unknown = read_run(tmp_path)
     assert (unknown.terms["judge"], unknown.terms["truth"]) == ("kind chat, model m", "None")
     assert unknown.column(['"p"'], "win").tolist() == [0.0]
+    (tmp_path / "evaluate" / "pairs.json").write_text(json.dumps(judged | {"pairs": [pair, pair]}))
+    with pytest.raises(UserError, match="repeats a prompt"):
+        read_run(tmp_path)
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
