@@ -86,11 +86,21 @@ def test_demonstrations_do_not_depend_on_labels(tmp_path: Path) -> None:
         source.mkdir()
         for file in ("train", "eval"):
             (source / f"{file}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
-        bench.write_data(source, tmp_path / f"{name}-home", 16)
+        bench.write_data(source, tmp_path / f"{name}-home", 16, False)
         made.append((tmp_path / f"{name}-home" / "demonstrations.jsonl").read_text())
     assert made[0] == made[1]
     with pytest.raises(UserError, match="fewer than --pairs 32"):
-        bench.write_data(tmp_path / "one", tmp_path / "home", 32)
+        bench.write_data(tmp_path / "one", tmp_path / "home", 32, False)
+
+
+def test_settings_are_chosen_on_pairs_that_nobody_learns_from_and_that_do_not_judge(tmp_path: Path) -> None:
+    rows = [{"prompt": str(i), "chosen": "a", "rejected": "b"} for i in range(48)]
+    (tmp_path / "train.jsonl").write_text(bench.lines_of(rows[:32]))
+    (tmp_path / "eval.jsonl").write_text(bench.lines_of(rows[32:]))
+    for choose, judging in ((False, rows[32:]), (True, rows[16:32])):
+        bench.write_data(tmp_path, tmp_path / "home", 16, choose)
+        assert (tmp_path / "home" / "data" / "eval.jsonl").read_text() == bench.lines_of(judging)
+        assert (tmp_path / "home" / "data" / "train.jsonl").read_text() == bench.lines_of(rows[:16])
 
 
 def test_finished_arms_are_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
