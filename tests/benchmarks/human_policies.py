@@ -12,7 +12,7 @@ stated, with Fieller's interval, only where the gain at ε = ∞ is three times 
 
 Run:  python tests/benchmarks/human_policies.py --home runs/human_policies --data FOLDER [--pairs 768] [--seeds 0 1]
       (FOLDER: hh_helpful, with train.jsonl and eval.jsonl; finished arms stay, unfinished ones go on; --report-only)
-      With --choose the judges are the training pairs that no arm learns from: settings are chosen there (DPO's rate was).
+      With --choose the judges are the training pairs that no arm learns from: settings are chosen there, as DPO's rate.
 Writes HOME: a run directory per arm, wins/ARM.npy, results.json, table.md
 """
 
