@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from pipeline_runs import Workspace, clean_environment, numbers, read_json
 from safetensors.torch import load_file
+
+from pipeline.core.row_files import read_rows
 
 TOLERANCE = 1e-4
 LORA = ("reward.mode=lora", "reward.ridge=1.0", "reward.max_steps=6", "reward.batch_size=8", "reward.lora.rank=4")
@@ -125,14 +128,19 @@ def test_evaluation_is_that_of_one_process(workspace: Workspace, finished_run: P
 def test_two_checkpoints_are_compared_as_by_one_process(
     workspace: Workspace, finished_run: Path, tmp_path: Path
 ) -> None:
-    """Each process samples its share; one of them judges, prints and writes."""
+    """Each process samples its share; one of them judges, prints and writes. Two go on from what one left."""
     found = []
     for processes in (1, 2):
         given = {"policy": finished_run / "ppo" / "model", "reference": finished_run / "sft" / "model"}
-        given |= {"prompts": "embedded", "judge": "truth", "limit": 7, "output": tmp_path / f"{processes}.json"}
-        done = workspace.launch_command(
-            "evaluate", *(f"--{name}={value}" for name, value in given.items()), processes=processes
-        )
+        given |= {"prompts": "embedded", "judge": "truth", "limit": 70, "output": tmp_path / f"{processes}.json"}
+        options = [f"--{name}={value}" for name, value in given.items()]
+        if processes == 2:
+            killed, kept = workspace.start(workspace.command("evaluate", *options)), tmp_path / "2.json.partial"
+            while killed.poll() is None and not read_rows(kept / "answers-0.jsonl"):
+                time.sleep(0.01)
+            killed.kill()
+            killed.communicate()
+        done = workspace.launch_command("evaluate", *options, processes=processes)
         assert done.stdout.count("win rate by truth") == 1
         found.append(read_json(tmp_path / f"{processes}.json"))
         assert not (tmp_path / f"{processes}.json.partial").exists()
