@@ -181,9 +181,9 @@ class Recursion:
     decay: float
     rate: float | Array
 
-    def steps(self, rows: int, epochs: int) -> int:
+    def steps(self, rows: int, epochs: float) -> int:
         """Steps that two gradients of each batch row allow in `epochs` times `rows` gradients."""
-        return max(1, epochs * rows // (2 * self.batch))
+        return max(1, round(epochs * rows) // (2 * self.batch))
 
     def sensitivity(self, clip: float) -> float:
         """Of a batch mean of g(θ) − (1 − a)g(θ_before), both players, one record replaced, each g clipped."""
@@ -193,7 +193,7 @@ class Recursion:
 def recursive_runs(
     data: Transitions,
     start: tuple[Array, Array],
-    epochs: int,
+    epochs: float,
     settings: Recursion,
     sigma: float | Array,
     clip: float | Array,
@@ -205,7 +205,8 @@ def recursive_runs(
     """
     theta, omega = (each.copy() for each in start)
     dtype, steps = theta.dtype, settings.steps(len(data), epochs)
-    every = [round(steps * epoch / epochs) for epoch in range(epochs + 1)]
+    whole = max(1, round(epochs))
+    every = [round(steps * epoch / whole) for epoch in range(whole + 1)]
     recorder = _Recorder(every, theta.shape, dtype)
     estimate, before = np.zeros((2, *theta.shape), dtype), (theta, omega)
     keep = dtype.type(1.0 - settings.decay)

@@ -10,11 +10,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from pipeline.accounting.dptd import joint_sensitivity
-from pipeline.core.stats import Estimate
+from pipeline.core.stats import holm, paired_p
 from pipeline.validation.dptd.environments import TASKS
 from pipeline.validation.dptd.network import dimension
-from pipeline.validation.dptd.outcomes import paired
-from pipeline.validation.dptd.sweep import FULL_STEPS, STEPS
 from pipeline.validation.panels import COLOURS, new_figure
 
 RIVALS = ("noise alone", "untrained", "SGD", "DPGLD", "DPSRM")
@@ -35,48 +33,77 @@ def settings(cells: Sequence[dict[str, Any]]) -> list[tuple[str, int, float]]:
     return [(each["task"], each["rows"], each["epsilon"]) for each in mine]
 
 
-def gain(cells: Sequence[dict[str, Any]], task: str, rows: int, epsilon: float, rival: str) -> Estimate:
-    """Paired difference in mean squared value error, DPTD − rival: of the MSVE, as the returns' noise cancels."""
-    own, other = (reported(cells, task, rows, method, epsilon) for method in ("DPTD", rival))
-    return paired(own**2 - other**2)
+Key = tuple[str, int, float, str]  # task, n, ε, rival
+
+
+def signs(cells: Sequence[dict[str, Any]]) -> dict[Key, str]:
+    """−: DPTD has the smaller mean squared value error, +: the larger, ±: neither. Paired by seed (the returns' own
+    noise cancels), Student's t, 5 % for the whole table by Holm.
+    """
+    differences: dict[Key, np.ndarray] = {}
+    for task, rows, epsilon in settings(cells):
+        own = reported(cells, task, rows, "DPTD", epsilon) ** 2
+        for rival in RIVALS:
+            differences[task, rows, epsilon, rival] = own - reported(cells, task, rows, rival, epsilon) ** 2
+    clear = holm([paired_p(each) for each in differences.values()])
+    return {key: ("−" if each.mean() < 0.0 else "+") if sure else "±"
+            for (key, each), sure in zip(differences.items(), clear, strict=True)}  # fmt: skip
 
 
 def signal_to_noise(cell: dict[str, Any]) -> float:
     """At most what all steps' gradients (each of norm ≤ G, all in one direction) add up to, over the norm of all their
     noise: √T/(2√2·m·√d) for one record a step at noise multiplier m, √T·n/(2√2·m·√d) for all n.
     """
-    steps, shrink = {"DPTD": (STEPS, 1), "DPGLD": (FULL_STEPS, cell["rows"])}[cell["method"]]
+    shrink = {"DPTD": 1, "DPGLD": cell["rows"]}[cell["method"]]
     size = dimension(TASKS[cell["task"]].size)
-    return float(math.sqrt(steps / size) * shrink / (joint_sensitivity(1.0) * cell["noise"]))
+    return float(math.sqrt(cell["steps"] / size) * shrink / (joint_sensitivity(1.0) * cell["noise"]))
+
+
+def chosen(cells: Sequence[dict[str, Any]], task: str, rows: int, method: str, epsilon: float) -> dict[str, Any]:
+    """The row of a report."""
+    return next(each for each in cells if each["errors"] and each["epsilon"] in (None, epsilon)
+                and (each["task"], each["rows"], each["method"]) == (task, rows, method))  # fmt: skip
 
 
 def table(cells: Sequence[dict[str, Any]]) -> str:
-    """Markdown: median root mean square value errors; − where DPTD is better than the rival (95 %), + where worse; and
+    """Markdown: what was chosen for DPTD and DPGLD; median root mean square value errors with `signs`; and
     `signal_to_noise` of DPTD and DPGLD.
     """
-    head = "| task | n | ε | G | κG | DPTD | " + " | ".join(RIVALS) + " | constant | signal/noise: DPTD, DPGLD |"
-    lines = [head, "|---" * (len(RIVALS) + 8) + "|"]
+    heads = ("task", "n", "ε", "DPTD: T, G, κG", "DPGLD: passes", "DPTD", *RIVALS, "constant",
+             "signal/noise: DPTD, DPGLD")  # fmt: skip
+    lines, found = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"], signs(cells)
     for task, rows, epsilon in settings(cells):
-        (best,) = (each for each in cells if each["method"] == "DPTD" and each["errors"]
-                   and (each["task"], each["rows"], each["epsilon"]) == (task, rows, epsilon))  # fmt: skip
+        best, full = (chosen(cells, task, rows, method, epsilon) for method in ("DPTD", "DPGLD"))
         shown = [f"{np.median(best['errors']):.2f}"]
         for rival in RIVALS:
-            found = gain(cells, task, rows, epsilon, rival)
-            sign = "−" if found.ci_high < 0.0 else "+" if found.ci_low > 0.0 else "±"
-            shown.append(f"{np.median(reported(cells, task, rows, rival, epsilon)):.2f} {sign}")
-        row = [TASKS[task].title, str(rows), f"{epsilon:g}", f"{best['clip']:g}", f"{best['gain']:g}"]
-        full = next(each for each in cells if (each["task"], each["rows"], each["epsilon"], each["method"])
-                     == (task, rows, epsilon, "DPGLD"))  # fmt: skip
+            median = np.median(reported(cells, task, rows, rival, epsilon))
+            shown.append(f"{median:.2f} {found[task, rows, epsilon, rival]}")
+        row = [TASKS[task].title, str(rows), f"{epsilon:g}", f"{best['steps']}, {best['clip']:g}, {best['gain']:g}",
+               str(full["steps"])]  # fmt: skip
         ratios = f"{signal_to_noise(best):.1f}, {signal_to_noise(full):.1f}"
         lines.append("| " + " | ".join([*row, *shown, f"{best['constant_error']:.2f}", ratios]) + " |")
     return "\n".join(lines)
 
 
+def summary(cells: Sequence[dict[str, Any]]) -> str:
+    """Markdown: where DPTD beats each rival, and where each beats it."""
+    found, lines = signs(cells), []
+    for rival in RIVALS:
+        for sign, text in (("−", f"*DPTD beats {rival}*"), ("+", f"*{rival} beats DPTD*")):
+            places = [f"{TASKS[task].title} n = {rows}, ε = {epsilon:g}" for (task, rows, epsilon, other), mark
+                      in found.items() if (other, mark) == (rival, sign)]  # fmt: skip
+            lines.append(f"- {text}: {'; '.join(places) or 'nowhere'}.")
+    total = len(settings(cells))
+    medians = [np.median(reported(cells, *each[:2], "DPTD", each[2])) < np.median(reported(cells, *each[:2], "DPGLD",
+               each[2])) for each in settings(cells)]  # fmt: skip
+    return "\n".join([*lines, f"- DPTD's median is below DPGLD's in {sum(medians)} of {total} rows."])
+
+
 def draw(cells: Sequence[dict[str, Any]]) -> Figure:
     """A panel per task and ε: runs as points, medians as lines, against n."""
     kinds = list(dict.fromkeys((task, epsilon) for task, _, epsilon in settings(cells)))
-    figure, panels = new_figure(len(kinds), (2.6 * len(kinds), 2.8))
-    for axes, (task, epsilon) in zip(panels, kinds, strict=True):
+    figure, panels = new_figure(len(kinds), (2.3 * len(kinds) + 1.2, 2.8))
+    for axes, (task, epsilon) in zip(panels, sorted(kinds, key=lambda kind: kind[0], reverse=True), strict=True):
         sizes = [rows for one, rows, other in settings(cells) if (one, other) == (task, epsilon)]
         for place, method in enumerate(("DPTD", *RIVALS)):
             found = [reported(cells, task, rows, method, epsilon) for rows in sizes]
