@@ -1,11 +1,11 @@
 """Central label-DP beside randomised response: from how many labels does trusting the holder pay?
 
-Bradley–Terry labels of a linear reward on 32 Gaussian features; 1,000 prompts of 16 answers are asked about, J of the
-Gibbs policy is measured on 200 others of 64. On the same pairs and labels: randomised response and the private MLE
+Bradley–Terry labels of a linear reward on 32 Gaussian features (--features); 1,000 prompts of 16 answers are asked
+about, J of the Gibbs policy is measured on 200 others of 64. On the same pairs and labels: randomised response and the private MLE
 (ridge by evidence); the noisy statistic of `reward_models.central` at (ε, 1e-6) and at pure ε (ridge by its evidence,
 the same prior). Paired over seeds; intervals are Student's t. The noise comes from the seeds: a simulation.
 
-Run:  python tests/benchmarks/central_against_local.py [--seeds 20] [--output runs/central]
+Run:  python tests/benchmarks/central_against_local.py [--features 32] [--seeds 20] [--output runs/central]
 Three minutes on one core (20 seeds). Writes OUTPUT/central.md, central.json, central.png
 """
 
@@ -57,11 +57,11 @@ def gains(bed: Bed, labels: Labels) -> dict[str, float]:
     return {name: bed.gain(torch.softmax(bed.held_x @ theta / bed.kl_coef, dim=1)) for name, theta in thetas.items()}
 
 
-def measure(seeds: int) -> Table:
+def measure(features: int, seeds: int) -> Table:
     """{(ε, n): {arm: gains by seed}}."""
     table: Table = {(epsilon, count): {} for epsilon in EPSILONS for count in COUNTS}
     for seed in range(seeds):
-        bed = linear_bed(seed)
+        bed = linear_bed(seed, dimension=features)
         for (epsilon, count), cells in table.items():
             for name, gain in gains(bed, draw_private(bed, count, epsilon, seed)).items():
                 cells.setdefault(name, []).append(gain)
@@ -114,11 +114,12 @@ def draw(table: Table, path: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Central label-DP beside randomised response.")
+    parser.add_argument("--features", type=int, default=32)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--output", type=Path, default=Path("runs/central"))
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    table = measure(args.seeds)
+    table = measure(args.features, args.seeds)
     args.output.mkdir(parents=True, exist_ok=True)
     rows = [{"epsilon": epsilon, "labels": count, "gain": cells} for (epsilon, count), cells in table.items()]
     atomic.write_json(args.output / "central.json", rows)

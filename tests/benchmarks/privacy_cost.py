@@ -11,9 +11,9 @@ the truth's own least-squares weight there, so that only signs, and what noise m
 
 Needs a run whose stage `sft` is done:  private-rlhf run --config configs/demo.yaml --only sft --run-dir runs/cost
 Run:  python tests/benchmarks/privacy_cost.py --run runs/cost [--prompts 200] [--candidates 64] [--seeds 5]
-      [--every-other 0|1] [--name NAME --set reward.num_layers=14 …]
+      [--every-other 0|1] [--first-seed 0] [--name NAME --set reward.num_layers=14 …]
       (a quarter of an hour on one core, most of it for the pool, which is kept in RUN/privacy_cost/NAME)
---every-other takes the prompts of even or odd numbers: choose on the ones, report on the others.
+--every-other takes the prompts of even or odd numbers, --first-seed other labels: choose on some, report on others.
 Writes RUN/privacy_cost/NAME: pool.safetensors, results.json, table.md, over_optimisation.png
 """
 
@@ -61,7 +61,7 @@ from reward_models.uncertainty import FisherBonus
 EPSILONS = (0.5, 1.0, 2.0, math.inf)
 LOSSES = ("private_likelihood", "uncorrected")
 CEILING = "sizes known"
-KAPPAS = (0.0, 0.5, 1.0, 2.0, 2.5, 3.0)
+KAPPAS = (0.0, 0.5, 1.0, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0)
 KL_COEFS = (0.02, 0.05, 0.1, 0.15, 0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0)
 
 
@@ -257,19 +257,20 @@ def table(rows: Sequence[dict[str, Any]], kl_coef: float, own: float) -> str:
             shares.append("{:.1f} ± {:.1f} %".format(*interval([100 * value / full for value, full in pairs])))
         ceiling = cell(gains(epsilon, CEILING, own))
         lines.append(f"| {name_of(epsilon)} | {' | '.join(cells)} | {shares[0]} | {ceiling} | {shares[1]} |")
-    lines += ["", "κ sweep (private likelihood, J gain), and coverage of the centred r* by r̄ ± κΓ", ""]
     sweep = " | ".join(f"κ = {kappa:g}" for kappa in KAPPAS)
-    lines += [f"| ε | {sweep} | coverage at κ = 1 | at κ = {own:g} | ESS of draws |"]
-    lines += ["|---" * (len(KAPPAS) + 4) + "|"]
+    lines += ["", "κ sweep: J gain with the private likelihood", ""]
+    lines += [f"| ε | {sweep} | ESS of draws |", "|---" * (len(KAPPAS) + 2) + "|"]
+    for epsilon in EPSILONS:
+        effective = np.mean([row["ess"] for row in select(points, epsilon=epsilon, loss=LOSSES[0], kappa=own)])
+        cells = [cell(gains(epsilon, LOSSES[0], kappa)) for kappa in KAPPAS]
+        lines.append(f"| {name_of(epsilon)} | {' | '.join(cells)} | {effective:.0f} |")
+    lines += ["", "Coverage of the centred r* by r̄ ± κΓ", ""]
+    lines += [f"| ε | {sweep} |", "|---" * (len(KAPPAS) + 1) + "|"]
     for epsilon in EPSILONS:
         covered = [row["coverage"] for row in select(rows, epsilon=epsilon, loss=LOSSES[0]) if "coverage" in row]
-        shares = []
-        for kappa in (1.0, own):
-            found = [row["coverage"] for each in covered for row in each if row["kappa"] == kappa]
-            shares.append("{:.3f} ± {:.3f}".format(*interval(found)))
-        effective = np.mean([row["ess"] for row in select(points, epsilon=epsilon, loss=LOSSES[0], kappa=own)])
-        cells = [cell(gains(epsilon, LOSSES[0], kappa)) for kappa in KAPPAS] + shares
-        lines.append(f"| {name_of(epsilon)} | {' | '.join(cells)} | {effective:.0f} |")
+        by_kappa = zip(*([each["coverage"] for each in row] for row in covered), strict=True)  # in the order of KAPPAS
+        cells = ["{:.3f} ± {:.3f}".format(*interval(found)) for found in by_kappa]
+        lines.append(f"| {name_of(epsilon)} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -298,6 +299,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--candidates", type=int, default=64)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=0, help="of the labels: choose on some, report on others")
     parser.add_argument("--every-other", type=int, choices=(0, 1), help="prompts of even or odd numbers alone")
     parser.add_argument("--name", default="", help="of a folder of its own, with --set")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
@@ -312,7 +314,7 @@ def main() -> None:
     prompts = prompts[: options.prompts]
     home = run.root / "privacy_cost" / options.name
     pool = load_pool(run, recipe, home / "pool.safetensors", prompts, options.candidates)
-    rows = list(measure(pool, recipe, range(options.seeds)))
+    rows = list(measure(pool, recipe, range(options.first_seed, options.first_seed + options.seeds)))
     text = table(rows, recipe.ppo.kl_coef, recipe.reward.kappa)
     plain = [row | {"epsilon": None} if math.isinf(row["epsilon"]) else row for row in rows]
     settings = {"prompts": len(prompts), "candidates": options.candidates, "kl_coef": recipe.ppo.kl_coef}
