@@ -1,9 +1,10 @@
 """Central label-DP beside randomised response: from how many labels does trusting the holder pay?
 
 Bradley–Terry labels of a linear reward on 32 Gaussian features (--features); 1,000 prompts of 16 answers are asked
-about, J of the Gibbs policy is measured on 200 others of 64. On the same pairs and labels: randomised response and the private MLE
-(ridge by evidence); the noisy statistic of `reward_models.central` at (ε, 1e-6) and at pure ε (ridge by its evidence,
-the same prior). Paired over seeds; intervals are Student's t. The noise comes from the seeds: a simulation.
+about, J of the Gibbs policy is measured on 200 others of 64. On the same pairs and labels: randomised response and the
+private MLE (ridge by evidence); the noisy statistic of `reward_models.central` at (ε, 1e-6) and at pure ε (ridge by
+its evidence, the same prior). Paired over seeds; intervals are Student's t. The noise comes from the seeds: a
+simulation.
 
 Run:  python tests/benchmarks/central_against_local.py [--features 32] [--seeds 20] [--output runs/central]
 Three minutes on one core (20 seeds). Writes OUTPUT/central.md, central.json, central.png
