@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import quad
+from scipy.optimize import brentq
 from scipy.stats import norm
 
 from pipeline.accounting import subset_sampling
@@ -119,7 +120,7 @@ def test_against_simulated_losses() -> None:
 def test_the_bracket_and_its_order(population: int, steps: int, multiplier: float, delta: float) -> None:
     """Below ≤ above; ε falls in noise, in δ and in the population, and grows in the steps (1 % for the grids)."""
     found = composed_epsilon(population, [(multiplier, steps)], delta)
-    assert pair_epsilon(1.0 / population, [(multiplier, steps)], delta) <= 1.005 * found + 1e-6
+    assert pair_epsilon(1.0 / population, [(multiplier, steps)], delta) <= found + 1e-9
     less = (
         composed_epsilon(population, [(1.2 * multiplier, steps)], delta),
         composed_epsilon(population, [(multiplier, steps)], 2.0 * delta),
@@ -136,6 +137,24 @@ def test_phases_compose_as_their_sum() -> None:
     # Subsets of many records: between the whole population and one record.
     ends = [composed_epsilon(500, [(2.0, 20)], DELTA, size) for size in (1, 50, 500)]
     assert ends == sorted(ends)
+
+
+@pytest.mark.parametrize(("population", "multiplier"), [(1048, 0.05), (2500, 0.3), (20, 0.7), (1, 1.5)])
+def test_the_pair_is_rounded_downwards(population: int, multiplier: float) -> None:
+    """One step in closed form: cells of any width lose, and never gain. Several steps: below what is certified."""
+
+    def spent(epsilon: float) -> float:
+        odds = math.log(math.expm1(epsilon) + 1.0 / population) + math.log(population) if epsilon < 600.0 else epsilon
+        end = multiplier * odds + 0.5 / multiplier
+        first = (1 - 1 / population) * norm.sf(end) + norm.sf(end - 1 / multiplier) / population
+        return float(first - math.exp(epsilon + norm.logsf(end)))
+
+    exact = brentq(lambda epsilon: spent(epsilon) - 1e-5, 1e-3, 590.0)
+    found = [pair_epsilon(1.0 / population, [(multiplier, 1)], 1e-5, exact / cells) for cells in (30, 300, 3000)]
+    assert max(found) <= exact
+    assert found[-1] > 0.985 * exact
+    several = pair_epsilon(1.0 / population, [(multiplier, 9)], 1e-5)
+    assert found[-1] < several <= composed_epsilon(population, [(multiplier, 9)], 1e-5)
 
 
 def test_calibration_saves_noise() -> None:
