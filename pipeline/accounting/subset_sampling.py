@@ -141,7 +141,8 @@ def pair_epsilon(rate: float, phases: Phases, delta: float, cell: float | None =
         places, masses = _buckets(rate, multiplier, width)
         for direction, (at, mass) in enumerate(zip(places, masses, strict=True)):
             part = DensePLDPmf(width, int(at.min()), np.bincount(at - at.min(), weights=mass), 0.0, False)
-            part = part.self_compose(steps) if steps > 1 else part
+            if steps > 1:
+                part = part.self_compose(steps)
             whole[direction:] = [whole[direction].compose(part)] if direction < len(whole) else [part]
     return max(float(part.get_epsilon_for_delta(delta)) for part in whole)
 
