@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from mutations import matrix, verdicts
@@ -44,6 +46,23 @@ def test_the_published_table_is_of_these_errors_and_they_are_caught() -> None:
     assert len(missed) <= 0.05 * len(real)
     assert tuple(missed) == verdicts.UNSEEN
     assert matrix.PAGE.read_text(encoding="utf-8") == matrix.page(matrix.read_results())
+
+
+def test_a_row_is_of_its_error_and_of_the_sources_of_its_study(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    part, error = ERRORS["D1"]
+    row = {"version": verdicts.version(error, part), "sources": verdicts.sources(part)}
+    assert verdicts.is_current(row, error, part)
+    assert not verdicts.is_current(row, ERRORS["D2"][1], part)
+    for folder in ("accounting", "validation/dptd", "validation/offline"):
+        shutil.copytree(ROOT / "pipeline" / folder, tmp_path / "pipeline" / folder)
+    for path in (ROOT / "pipeline" / "validation").glob("*.py"):
+        shutil.copy2(path, tmp_path / "pipeline" / "validation")
+    monkeypatch.setattr(verdicts, "ROOT", tmp_path)
+    assert verdicts.is_current(row, error, part)
+    (tmp_path / "pipeline" / "validation" / "offline" / "rates.py").write_text("")
+    assert verdicts.is_current(row, error, part)
+    (tmp_path / "pipeline" / "validation" / "dptd" / "study.py").write_text("")
+    assert not verdicts.is_current(row, error, part)
 
 
 def test_an_error_is_judged_in_a_copy() -> None:

@@ -1,7 +1,8 @@
 """Every error of `in_validation` against the verdicts of the study concerned, quick mode.
 
-python tests/mutations/verdicts.py [PART …]    prints a line an error; resumes: what is in the results as it is now is
-                                                not run again; the page of `matrix` gets the table
+python tests/mutations/verdicts.py [PART …]    prints a line an error; resumes: what is in the results, for the error
+                                                and the sources of the study as they are now, is not run again; the
+                                                page of `matrix` gets the table
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,18 @@ def version(mutant: Mutant | None, part: Part) -> str:
     return hashlib.sha256((repr(mutant) + part.claims + _PROGRAM).encode()).hexdigest()[:16]
 
 
+def sources(part: Part) -> str:
+    """Of what the study is made of: its own files, those that all studies share, the accountants."""
+    folders = [ROOT / "pipeline" / each for each in ("accounting", "validation", f"validation/{part.study}")]
+    files = sorted(path for folder in folders for path in folder.glob("*.py"))
+    return hashlib.sha256(b"".join(path.name.encode() + path.read_bytes() for path in files)).hexdigest()[:16]
+
+
+def is_current(row: Row, mutant: Mutant | None, part: Part) -> bool:
+    """Whether a row of the results is of this error and these sources."""
+    return bool(row.get("version") == version(mutant, part) and row.get("sources") == sources(part))
+
+
 def read_results() -> dict[str, Row]:
     """By name."""
     lines = RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.exists() else []
@@ -79,21 +93,28 @@ def section(results: Mapping[str, Row]) -> list[str]:
         "",
         f"{len(errors)} errors, each planted into a copy of the program. Then the claims of the study that it concerns",
         "are decided anew, as `validate STUDY --quick` does. An error is caught if a claim is refuted that is not",
-        "refuted without it. Unit tests are not counted. Made by `python tests/mutations/verdicts.py`, which resumes.",
+        "refuted without it. Unit tests are not counted. Made by `python tests/mutations/verdicts.py`, which resumes:",
+        "it measures anew the rows of studies whose sources have changed since the date of the row. *: measured before",
+        "rows named their sources, and so due again.",
         "",
         f"Caught: {sum(bool(caught[name]) for name in real)} of {len(real)}; {', '.join(WITHIN_SLACK)} is no error, as"
         " the bound has that much slack." + (f" Unseen: {', '.join(UNSEEN)}." if UNSEEN else ""),
         "",
-        "| error | what is planted | claims | newly refuted | the first of them: measured |",
-        "|---|---|---|---|---|",
+        "| error | what is planted | claims | date | newly refuted | the first of them: measured |",
+        "|---|---|---|---|---|---|",
     ]
     for part, each in errors:
         found = caught[each.name]
         first = next((f"{claim}: {_short(measured)}" for claim, measured in found.items()), "–")
         crash = results[each.name].get("crash")
-        cells = [each.name, each.said, part.name, str(len(found)), f"crash: {crash}" if crash else first]
+        date = results[each.name]["date"] + ("" if results[each.name]["sources"] else "*")
+        cells = [each.name, each.said, part.name, date, str(len(found)), f"crash: {crash}" if crash else first]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return lines
+
+
+def _today() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%d")
 
 
 def _short(measured: str) -> str:
@@ -108,8 +129,9 @@ def main(chosen: Sequence[str]) -> int:
     for part in (part for part in PARTS if not chosen or part.name in chosen):
         for mutant in (None, *part.errors):
             name = name_of(mutant, part)
-            if results.get(name, {}).get("version") != version(mutant, part):
-                results[name] = {"name": name, "version": version(mutant, part), **judged(mutant, part)}
+            if not is_current(results.get(name, {}), mutant, part):
+                made = {"version": version(mutant, part), "sources": sources(part), "date": _today()}
+                results[name] = {"name": name, **made, **judged(mutant, part)}
                 if mutant is None and "crash" in results[name]:
                     raise RuntimeError(f"{part.name} fails without an error: {results[name]['crash']}")
                 rows = [json.dumps(results[each], ensure_ascii=False) + "\n" for each in order if each in results]
