@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.accounting.dptd import dptd, joint_sensitivity
 from pipeline.accounting.subset_sampling import composed_epsilon
-from pipeline.validation.dptd import attack, noise, theory
+from pipeline.validation.dptd import attack, before_after, noise, theory
 from pipeline.validation.dptd.trajectories import Transitions
 
 BUDGET = noise.Budget(1.0, 1e-5, 39, 1.0, 2500, 5, 500)
@@ -143,3 +143,12 @@ def test_elu_s_kink_breaks_lipschitz_gradients() -> None:
 
     theta = initial(1, 4, np.random.default_rng(5))[0]
     assert theory.kink_growth(transitions(), theta) > 100.0
+
+
+def test_noise_before_and_after_is_a_table_of_what_both_bounds_ask_for() -> None:
+    (found,) = before_after.rows([("few", 50, 3)])
+    assert found.losses < found.renyi
+    assert found.low <= found.high < before_after.EPSILON  # Rényi's noise is more than ε = 1 needs
+    assert composed_epsilon(50, [(found.losses, 3)], before_after.DELTA) <= before_after.EPSILON
+    line = before_after.table([found]).splitlines()[-1]
+    assert line.startswith(f"| few | 50 | 3 | {found.renyi:.3f} | {found.losses:.3f} |")
