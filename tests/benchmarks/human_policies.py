@@ -315,6 +315,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--lanes", type=int, default=1)
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override of every arm")
+    parser.add_argument("--arms", nargs="+", default=["ppo", *LOSSES], choices=["ppo", *LOSSES], help="and no others")
     parser.add_argument("--choose", action="store_true", help="judge by the training pairs that no arm learns from")
     parser.add_argument("--report-only", action="store_true")
     options = parser.parse_args()
@@ -322,7 +323,7 @@ def main() -> int:
     try:
         if not options.report_only:
             write_data(options.data, home, options.pairs, options.choose)
-        arms = arms_of(options.epsilons, options.seeds)
+        arms = [arm for arm in arms_of(options.epsilons, options.seeds) if (arm.loss or arm.method) in options.arms]
         workshop = workshop_of(home, options.pairs, options.lanes, options.set)
         found, reference = measure(workshop, arms, options.report_only)
         if not found:
