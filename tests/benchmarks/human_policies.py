@@ -6,9 +6,11 @@ the same adapted layers and the same test pairs, so what differs is compared pai
 are there for every arm: DPO takes one step for every 16 of them, once; the reward of PPO reads them all, then PPO takes
 the recipe's steps.
 
-Likelihood win rate: length-normalised log-likelihood, ties half. Intervals: 95 % over test pairs of the mean over seeds
-(and ± over seeds, Student's t, where there are several). Against SFT: Holm over the arms at 5 %. The retained gain is
-stated, with Fieller's interval, only where the gain at ε = ∞ is three times the half width of its interval or more.
+Likelihood win rate: length-normalised log-likelihood, ties half. Intervals: 95 % over test pairs of the mean over
+seeds (and ± over seeds, Student's t, where there are several). A policy trained on coins gains by it too, as it drifts
+towards longer answers: how often it prefers those, and its gain on pairs of like length, stand beside. Against SFT:
+Holm over the arms at 5 %. The retained gain is stated, with Fieller's interval, only where the gain at ε = ∞ is three
+times the half width of its interval or more.
 
 Run:  python tests/benchmarks/human_policies.py --home runs/human_policies --data FOLDER [--pairs 768] [--seeds 0 1]
       (FOLDER: hh_helpful, with train.jsonl and eval.jsonl; finished arms stay, unfinished ones go on; --report-only)
@@ -24,6 +26,7 @@ import math
 import sys
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +43,7 @@ from pipeline.core.recipe import Recipe
 from pipeline.core.stats import Estimate, holm, paired_p
 from pipeline.data.inputs import make_renderer
 from pipeline.data.release import ReleasedPair
+from pipeline.data.render import plain_text
 from pipeline.evaluation.likelihood import longer_answers, pair_rows, preferences
 from pipeline.lm.logprobs import TokenBatch, response_forward, token_batch, token_logprobs
 from pipeline.lm.models import load_causal_lm, load_tokenizer
@@ -53,6 +57,7 @@ MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 LOSSES = {"private_likelihood": "DPO, Eq. 9", "debiased": "DPO, debiased (rDPO)", "uncorrected": "DPO, naive"}
 STAGES = {"dpo": ("privatize", "dpo"), "ppo": ("privatize", "reward", "ppo")}
 SHARES = (0.05, 0.1, 0.2)
+LIKE = 0.2  # largest |log ratio of characters| of a pair of like length
 FACTOR = 3.0  # of a half width, that the gain at ε = ∞ must reach before a share of it says something
 
 
@@ -199,7 +204,29 @@ def p_value(gain: np.ndarray) -> float:
 # --- table ------------------------------------------------------------------------------------------------------------
 
 
-def summarise(found: dict[Arm, np.ndarray], reference: dict[int, np.ndarray]) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Lengths:
+    """Of the test pairs, (pairs,): `longer` as from `longer_answers`; `like`, whether both answers are of like length.
+
+    A policy that merely drifts finds longer answers likelier than before, whatever its labels said, and people choose
+    them more often: on pairs of like length that is worth nothing.
+    """
+
+    longer: np.ndarray
+    like: np.ndarray
+
+    @classmethod
+    def of(cls, pairs: Sequence[ReleasedPair]) -> Lengths:
+        """In characters."""
+        sizes = np.array([[max(len(plain_text(side)), 1) for side in (pair.chosen, pair.rejected)] for pair in pairs])
+        return cls(longer_answers(pairs), np.abs(np.log(sizes[:, 0] / sizes[:, 1])) <= LIKE)
+
+    def prefers_longer(self, won: np.ndarray) -> float:
+        """Share of pairs, wins (seeds, pairs), on which the longer answer is found likelier; ½ where there is none."""
+        return float((0.5 + (won - 0.5) * self.longer).mean())
+
+
+def summarise(found: dict[Arm, np.ndarray], reference: dict[int, np.ndarray], lengths: Lengths) -> list[dict[str, Any]]:
     """One entry per method and ε, over the seeds that are there and, against ε = ∞, those that both have."""
     groups: dict[tuple[str, str | None, float], dict[int, np.ndarray]] = {}
     for arm, values in found.items():
@@ -217,6 +244,8 @@ def summarise(found: dict[Arm, np.ndarray], reference: dict[int, np.ndarray]) ->
             "gain": over_pairs(gain),
             "gain_over_seeds": interval(gain.mean(axis=1).tolist())[1],
             "disagreement": float(np.mean(gain**2)),
+            "prefers_longer": lengths.prefers_longer(np.stack(list(own.values()))),
+            "like": over_pairs(gain[:, lengths.like]),
             "p": p_value(gain),
         }
         if common and not math.isinf(epsilon):
@@ -242,17 +271,21 @@ def share_with(estimate: Estimate) -> str:
     return f"{estimate.value:.3f} [{estimate.ci_low:.3f}, {estimate.ci_high:.3f}]"
 
 
-def table(entries: Sequence[dict[str, Any]], reference: dict[int, np.ndarray], longer: Estimate, left: int) -> str:
+def table(
+    entries: Sequence[dict[str, Any]], reference: dict[int, np.ndarray], longer: Estimate, lengths: Lengths, left: int
+) -> str:
     """Markdown: the power calculation, then one row an arm."""
     size = len(next(iter(reference.values())))
     power = ", ".join(f"{100 * detectable(share, size):.1f} where {share:.0%} of pairs turn" for share in SHARES)
     base = over_pairs(np.stack(list(reference.values())))
     lines = [
         f"{size} test pairs. Found 8 times in 10 is a paired difference of, in points: {power}.", "",
-        "| policy | ε | seeds | win rate | less SFT, points | pairs turned | less that at ε = ∞ | retained |",
-        "|---" * 8 + "|",
-        f"| the longer answer | – | – | {share_with(longer)} | – | – | – | – |",
-        f"| SFT | – | {len(reference)} | {share_with(base)} | – | – | – | – |",
+        "| policy | ε | seeds | win rate | less SFT, points | prefers the longer | less SFT, like length"
+        " | pairs turned | less that at ε = ∞ | retained |",
+        "|---" * 10 + "|",
+        f"| the longer answer | – | – | {share_with(longer)} | – | 1.00 | – | – | – | – |",
+        f"| SFT | – | {len(reference)} | {share_with(base)} | –"
+        f" | {lengths.prefers_longer(np.stack(list(reference.values()))):.2f} | – | – | – | – |",
     ]  # fmt: skip
     for entry in entries:
         win, share = entry["win"], entry.get("retained")
@@ -262,11 +295,13 @@ def table(entries: Sequence[dict[str, Any]], reference: dict[int, np.ndarray], l
             label(entry["arm"]), name_of(entry["arm"].epsilon), str(len(entry["seeds"])),
             share_with(win),
             f"{points(entry['gain'])}{seeds}{mark}",
+            f"{entry['prefers_longer']:.2f}", points(entry["like"]),
             f"{entry['disagreement']:.0%}", points(entry.get("loss")),
             "–" if share is None else f"{share[0]:.0%} [{share[1]:.0%}, {share[2]:.0%}]",
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "\\*: differs from SFT, Holm over all rows at 5 %."]
+    like = f"{int(lengths.like.sum())} pairs are of like length."
+    lines += ["", f"\\*: differs from SFT, Holm over all rows at 5 %. {like}"]
     return "\n".join([*lines, f"{left} arms were not run." if left else ""]).rstrip() + "\n"
 
 
@@ -328,9 +363,10 @@ def main() -> int:
         found, reference = measure(workshop, arms, options.report_only)
         if not found:
             raise UserError(f"{home} holds no finished arm: run without --report-only")
-        entries = summarise(found, reference)
-        longer = over_pairs(0.5 + 0.5 * longer_answers(eval_pairs(home))[None])
-        text = table(entries, reference, longer, len(arms) - len(found))
+        lengths = Lengths.of(eval_pairs(home))
+        entries = summarise(found, reference, lengths)
+        longer = over_pairs(0.5 + 0.5 * lengths.longer[None])
+        text = table(entries, reference, longer, lengths, len(arms) - len(found))
         atomic.write_text(home / "table.md", text)
         print(text)
     except UserError as error:

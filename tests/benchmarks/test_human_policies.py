@@ -66,16 +66,29 @@ def test_rows_are_paired_and_the_common_seeds_compared() -> None:
     reference = {seed: planted(0.5, generator) for seed in (0, 1)}
     better = {seed: np.maximum(values, planted(0.5, generator)) for seed, values in reference.items()}
     found = {Arm("ppo", math.inf, seed): values for seed, values in better.items()} | {HALF: reference[0]}
-    whole, half = bench.summarise(found, reference)
+    lengths = bench.Lengths(np.ones(1000, np.int8), np.arange(1000) < 200)
+    whole, half = bench.summarise(found, reference, lengths)
     assert whole["gain"].value == pytest.approx(np.mean([better[seed] - reference[seed] for seed in (0, 1)]))
     assert whole["different"]
     assert not math.isnan(whole["gain_over_seeds"])
     assert (half["gain"].value, half["p"], half["different"]) == (0.0, 1.0, False)
     assert half["loss"].value == pytest.approx(-np.mean(better[0] - reference[0]))
     assert half["retained"] == pytest.approx((0.0, 0.0, 0.0))
-    text = bench.table([whole, half], reference, bench.over_pairs(reference[0][None]), 3)
+    assert whole["like"].n == 200
+    text = bench.table([whole, half], reference, bench.over_pairs(reference[0][None]), lengths, 3)
     assert "3 arms were not run." in text
     assert "| PPO, Eq. 9 reward | 0.5 | 1 |" in text
+
+
+def test_a_policy_that_finds_longer_answers_likelier_gains_nothing_on_pairs_of_like_length() -> None:
+    """Planted: it takes the longer answer, and a coin decides between two of like length."""
+    sizes = [(30, 10)] * 60 + [(10, 30)] * 40 + [(11, 10), (10, 11)] * 50
+    lengths = bench.Lengths.of([bench.ReleasedPair("p", "x" * one, "y" * other, "") for one, other in sizes])
+    won = np.where(lengths.like, np.tile([1.0, 1.0, 0.0, 0.0], 50), 0.5 + 0.5 * lengths.longer)
+    (entry,) = bench.summarise({WHOLE: won}, {0: np.full(200, 0.5)}, lengths)
+    assert (lengths.like.sum(), entry["like"].n, entry["like"].value) == (100, 100, 0.0)
+    assert entry["gain"].value == pytest.approx(0.05)
+    assert entry["prefers_longer"] == pytest.approx(0.75)
 
 
 def test_demonstrations_do_not_depend_on_labels(tmp_path: Path) -> None:
