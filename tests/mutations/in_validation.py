@@ -1,7 +1,7 @@
 """Errors planted into the accountants and into the experiments of `validate`: none may leave every verdict as it is.
 
 Those of the review keep their letters: O offline, N online, K kl_dp, D dptd, P private_rl; A are of the accountants and
-came later.
+came later; C make infinite or undefined what a claim measures, which must refute it and not end the study.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ ONLINE = f"{VALIDATION}/online/simulate.py"
 DRAWS, COMPOSITION, CONVERSIONS = (f"{ACCOUNTING}/{name}.py" for name in ("draws", "composition", "conversions"))
 DPTD, SUBSETS, PRL = (f"{ACCOUNTING}/{name}.py" for name in ("dptd", "subset_sampling", "private_rl"))
 BOUNDED, REPORTS = f"{ACCOUNTING}/bounded_range.py", f"{VALIDATION}/private_rl/reports.py"
+EQUAL = f"{VALIDATION}/kl_dp/equal_utility.py"
 STEPS, NETWORK = f"{VALIDATION}/dptd/algorithms.py", f"{VALIDATION}/dptd/network.py"
 UPDATES, GENERAL, PLATEAUS = (f"{VALIDATION}/private_rl/{name}.py" for name in ("updates", "general", "plateaus"))
 
@@ -52,6 +53,17 @@ OFFLINE = (
     _error("O12", "twelve times the published lower bound", HARD,
            ("return 0.25 * math.exp(-1.0)", "return 3.0 * math.exp(-1.0)")),
 )
+ENDLESS = (
+    _error("C1", "the predicted SubOpt is 0: a ratio over nothing", RATES,
+           ("= problem.predicted(number, epsilon)", "= 0.0 * problem.predicted(number, epsilon)")),
+    _error("C2", "SubOpt is 0: the slope of nothing", RATES,
+           ("subopt[row, column] = problem.subopt(fit.theta)",
+            "subopt[row, column] = 0.0 * problem.subopt(fit.theta)")),
+)  # fmt: skip
+UNEQUAL = (
+    _error("C3", "the policy from randomised labels shuns what they prefer, and no epsilon buys the gain", EQUAL,
+           ("share(fit.theta.numpy(), GREEDY)", "share(-fit.theta.numpy(), GREEDY)")),
+)  # fmt: skip
 INTERACTIVE = (
     _error("N1", "least squares ignores the flips", ONLINE,
            ("loss_values(self.margin, epsilon, loss)", "loss_values(self.margin, math.inf, loss)")),
@@ -160,6 +172,10 @@ UPDATED = (
            ("if len(self._kept) > self.window:", "if len(self._kept) > self.window + 2:")),
     _error("A8", "rho of twice the epsilon", PRL,
            ("zcdp_rho(epsilon_total, delta)", "zcdp_rho(2.0 * epsilon_total, delta)")),
+    _error("C4", "the best score is drawn, without noise", UPDATES,
+           ("return (exponent * scores + noise).argmax(axis=1)", "return scores.argmax(axis=1)")),
+    _error("C5", "draws take 30 times the exponent", UPDATES,
+           ("return (exponent * scores + noise)", "return (30.0 * exponent * scores + noise)")),
     _error("A11", "the exact composition grants 1.2 times the epsilon", BOUNDED,
            ("value = np.maximum(-np.expm1(epsilon - lost), 0.0)",
             "value = np.maximum(-np.expm1(1.2 * epsilon - lost), 0.0)")),
@@ -197,6 +213,7 @@ PARTS = (
          " *combined.inexact(300), combined.randomised_labels())), *extremes.claims()]", DRAWN),
     Part("kl_dp, conventions", "kl_dp",
          "[*(each.verdict() for each in conventions.searches(2)), *conventions.claims()]", CONVENTIONS),
+    Part("kl_dp, equal utility", "kl_dp", "[*equal_utility.claims(equal_utility.measure(2, pairs=500))]", UNEQUAL),
     Part("dptd, privacy", "dptd",
          f"(lambda problem: [*theory.privacy_claims(problem, theory.calibrations(problem), 10),"
          f" *audit.claims(problem, problem.budget(EPSILON))])({_CARTPOLE})",
@@ -207,7 +224,7 @@ PARTS = (
          OFFLINE[:3]),
     Part("offline, rates", "offline",
          "[*rates.rate_claims(rates.curves(1.0, 400, 4, SEED), rates.curves(4.0, 400, 4, SEED + 1), SEED)]",
-         OFFLINE[3:5]),
+         (*OFFLINE[3:5], *ENDLESS)),
     Part("offline, rare responses", "offline", "pessimism.claims(pessimism.measure(60, SEED + 7), SEED)", OFFLINE[5:6]),
     Part("offline, finite class", "offline",
          "finite.claims(finite.algorithm(100, SEED + 4), finite.lemma_b2(20_000, SEED + 5), finite.nets(60, SEED + 6),"
