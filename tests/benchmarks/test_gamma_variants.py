@@ -1,4 +1,4 @@
-"""Other uncertainties: the sandwich is the Fisher covariance where the likelihood is right, and wider where it is not."""
+"""Other uncertainties: the sandwich is the Fisher covariance where the likelihood is right, and counts copies once."""
 
 from __future__ import annotations
 
