@@ -24,12 +24,10 @@ import numpy as np
 import torch
 from epsilon_tables import cell, interval, name_of
 from kappa_without_labels import SHARE, needed
-from privacy_cost import Pool, gibbs_point, private_labels
-from safetensors.torch import load_file
+from privacy_cost import Pool, gibbs_point, opened, private_labels
 from tqdm import tqdm
 
 from pipeline.core import atomic
-from pipeline.core.config import load_recipe
 from pipeline.core.noise import LabelNoise
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
@@ -43,6 +41,7 @@ from reward_models.losses import get_loss
 from reward_models.uncertainty import FisherBonus
 
 EPSILONS = (0.5, 2.0, math.inf)
+# Of κ for 68 %, in units in which the Fisher bonus has 2.5 there.
 MULTIPLES = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0)
 FOLDS = 10
 Gammas = dict[str, np.ndarray]
@@ -150,9 +149,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     options = parser.parse_args()
     run = RunDir(options.run)
-    recipe = load_recipe(Recipe, run.root / "recipe.yaml", options.set)
-    home = run.root / "privacy_cost" / options.name
-    pool = Pool(**load_file(home / "pool.safetensors"))
+    recipe, home, pool = opened(run, options.name, options.set)
     work = [(epsilon, seed) for epsilon in EPSILONS for seed in range(options.seeds)]
     found: dict[float, list[dict[str, dict[str, float]]]] = {epsilon: [] for epsilon in EPSILONS}
     for epsilon, seed in tqdm(work, unit="fit"):

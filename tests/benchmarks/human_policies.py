@@ -15,7 +15,7 @@ times the half width of its interval or more.
 Run:  python tests/benchmarks/human_policies.py --home runs/human_policies --data FOLDER [--pairs 768] [--seeds 0 1]
       (FOLDER: hh_helpful, with train.jsonl and eval.jsonl; finished arms stay, unfinished ones go on; --report-only)
       With --choose the judges are the training pairs that no arm learns from: settings are chosen there, as DPO's rate.
-Writes HOME: a run directory per arm, wins/ARM.npy, results.json, table.md
+Writes HOME: a run directory per arm, wins/ARM.npy, settings.json, table.md
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ import numpy as np
 import torch
 from alignment_arms import Arm, Workshop
 from epsilon_tables import fieller, interval, name_of
+from human_features import digest
 from scipy import stats
 
 from pipeline.core import atomic
@@ -102,6 +103,25 @@ def write_data(source: Path, home: Path, pairs: int, choose: bool) -> None:
     files = {"data/train": lines_of(rows[:pairs]), "data/eval": judges, "demonstrations": lines_of(shown)}
     for name, content in files.items():
         atomic.write_text(home / f"{name}.jsonl", content)
+
+
+def claim(home: Path, settings: dict[str, Any]) -> None:
+    """Makes `home` that of these settings, HOME/settings.json. UserError where arms of others, or of unknown ones, are
+    finished there: they would stand in one table.
+    """
+    path = home / "settings.json"
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    if known != settings and any((home / "wins").glob("*.npy")):
+        raise UserError(f"{home} holds arms of other data or settings: choose another --home")
+    home.mkdir(parents=True, exist_ok=True)
+    atomic.write_json(path, settings)
+
+
+def settings_of(options: argparse.Namespace) -> dict[str, Any]:
+    """All that arms of one table share, by value: texts, pairs, and what is overridden beside the paths of a home."""
+    texts = [(options.data / f"{name}.jsonl").read_text(encoding="utf-8") for name in ("train", "eval")]
+    given = workshop_of(Path("HOME"), options.pairs, 1, options.set).overrides
+    return {"texts": digest(texts), "pairs": options.pairs, "choose": options.choose, "overrides": list(given)}
 
 
 def lines_of(rows: Sequence[dict[str, str]]) -> str:
@@ -357,6 +377,7 @@ def main() -> int:
     home = options.home.resolve()
     try:
         if not options.report_only:
+            claim(home, settings_of(options))
             write_data(options.data, home, options.pairs, options.choose)
         arms = [arm for arm in arms_of(options.epsilons, options.seeds) if (arm.loss or arm.method) in options.arms]
         workshop = workshop_of(home, options.pairs, options.lanes, options.set)

@@ -22,12 +22,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from privacy_cost import EPSILONS, LOSSES, Pool, private_labels, scored
-from safetensors.torch import load_file
+from privacy_cost import EPSILONS, LOSSES, opened, private_labels, scored
 from tqdm import tqdm
 
 from pipeline.core import atomic
-from pipeline.core.config import load_recipe
 from pipeline.core.noise import LabelNoise
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
@@ -83,9 +81,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     options = parser.parse_args()
     run = RunDir(options.run)
-    recipe = load_recipe(Recipe, run.root / "recipe.yaml", options.set)
-    home = run.root / "privacy_cost" / options.name
-    pool = Pool(**load_file(home / "pool.safetensors"))
+    recipe, home, pool = opened(run, options.name, options.set)
     texts = json.loads((run.root / "privacy_cost" / "draws.json").read_text(encoding="utf-8"))["texts"]
     of_draws, of_pairs = simulated(run, recipe, texts, options.rewards)
     print("| ε | κ needed by simulated rewards, median [quartiles] | by the truth |")

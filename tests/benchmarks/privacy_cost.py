@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from epsilon_tables import cell, interval, name_of
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
 from pipeline.core import atomic
@@ -151,6 +151,12 @@ def make_pool(run: RunDir, recipe: Recipe, prompts: list[Any], candidates: int) 
     shape = (len(prompts), candidates)
     of_pairs = torch.tensor([true_reward(str(prompt), text) for prompt, text in sides]).reshape(-1, 2)
     return Pool(drawn.reshape(*shape, -1), torch.tensor(truth).reshape(shape), both[0::2], both[1::2], of_pairs)
+
+
+def opened(run: RunDir, name: str, overrides: Sequence[str]) -> tuple[Recipe, Path, Pool]:
+    """The recipe, the folder and the pool that a call with this --name and these --set left in a run."""
+    home = run.root / "privacy_cost" / name
+    return load_recipe(Recipe, run.root / "recipe.yaml", overrides), home, Pool(**load_file(home / "pool.safetensors"))
 
 
 # --- fits -------------------------------------------------------------------------------------------------------------

@@ -106,6 +106,20 @@ def test_demonstrations_do_not_depend_on_labels(tmp_path: Path) -> None:
         bench.write_data(tmp_path / "one", tmp_path / "home", 32, False)
 
 
+def test_a_home_is_of_one_set_of_settings(tmp_path: Path) -> None:
+    """They may change while no arm is finished; the same ones go on."""
+    for settings in ({"pairs": 16}, {"pairs": 32}, {"pairs": 32}):
+        bench.claim(tmp_path / "home", settings)
+    (tmp_path / "home" / "wins").mkdir()
+    np.save(tmp_path / "home" / "wins" / "sft-seed0.npy", np.zeros(1))
+    bench.claim(tmp_path / "home", {"pairs": 32})
+    with pytest.raises(UserError, match="choose another --home"):
+        bench.claim(tmp_path / "home", {"pairs": 16})
+    (tmp_path / "home" / "settings.json").unlink()
+    with pytest.raises(UserError, match="choose another --home"):
+        bench.claim(tmp_path / "home", {"pairs": 32})
+
+
 def test_settings_are_chosen_on_pairs_that_nobody_learns_from_and_that_do_not_judge(tmp_path: Path) -> None:
     rows = [{"prompt": str(i), "chosen": "a", "rejected": "b"} for i in range(48)]
     (tmp_path / "train.jsonl").write_text(bench.lines_of(rows[:32]))
