@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.nn.functional import softplus
 
 from pipeline.benchmark.arms import ARMS, OURS, PROJECT, PUBLISHED
 from pipeline.benchmark.beds import Bed, Labels, draw_private
@@ -20,7 +21,7 @@ from pipeline.benchmark.central import CENTRAL
 from pipeline.core import atomic
 from pipeline.core.noise import epsilon_of, is_public
 from pipeline.core.row_files import Row, appending, rows_of
-from pipeline.core.stats import holm, paired_p, student_mean
+from pipeline.core.stats import fieller, holm, paired_p, student_mean
 
 EPSILONS = (0.1, 0.5, 1.0, 2.0, 4.0)
 COUNTS = (500, 1500, 5000, 15_000, 50_000)
@@ -30,17 +31,21 @@ COUNTS = (500, 1500, 5000, 15_000, 50_000)
 
 
 def measure(bed: Bed, labels: Labels, arm: str) -> dict[str, float]:
-    """Of one arm: j, the gain in J over π_ref; accuracy, the chance that a Bradley–Terry label of two held-out answers
-    agrees with r̂; scale, the slope of r*'s margins on r̂'s (1: calibrated, below: over-confident).
+    """Of one arm: j, the gain in J over π_ref; and of its chances σ(margin of r̂) for two held-out answers: accuracy,
+    how often a Bradley–Terry label agrees with the likelier; scale, the slope of r*'s margins on r̂'s (1: calibrated,
+    below: over-confident); nats, the log-loss on such labels beyond that of r* itself (0: calibrated, all known).
     """
     found = {**ARMS, **CENTRAL}[arm](bed, labels)
     half = bed.held_truth.shape[1] // 2
     true, said = (each[:, :half] - each[:, half : 2 * half] for each in (bed.held_truth, found.reward))
-    agrees = torch.sigmoid(true * said.sign())
+    agrees, chance = torch.sigmoid(true * said.sign()), torch.sigmoid(true)
+    loss = softplus(-said) * chance + softplus(said) * (1.0 - chance)
+    least = softplus(-true) * chance + softplus(true) * (1.0 - chance)
     return {
         "j": bed.gain(found.policy),
         "accuracy": float(torch.where(said == 0, 0.5, agrees).mean()),
         "scale": float((true * said).sum() / said.square().sum().clamp_min(1e-12)),
+        "nats": float((loss - least).mean()),
     }
 
 
@@ -123,24 +128,34 @@ def interval(values: np.ndarray) -> tuple[float, float]:
     return found.value, found.ci_high - found.value
 
 
+def retained(gain: np.ndarray, whole: np.ndarray) -> str:
+    """The share of one mean gain in another, (seeds,) each, in %; "–" where the other is not clear of 0."""
+    try:
+        low, high = fieller(gain, whole)
+    except ValueError:
+        return "–"
+    return f"{100 * gain.mean() / whole.mean():.0f} [{100 * low:.0f}, {100 * high:.0f}]"
+
+
 def league(table: Table) -> Iterator[str]:
-    """Markdown: J by arm and ε, mean over n; how often an arm is better or worse than the private MLE; accuracy and
-    scale; the claim's verdict.
+    """Markdown: J by arm and ε, mean over n, and what is retained; how often an arm is better or worse than the private
+    MLE; J by n, accuracy, scale and calibration at the middle ε; the claim's verdict.
     """
     seeds, counts = len(table.seeds), ", ".join(f"{count:,}" for count in table.counts)
     yield f"J gain over π_ref, mean over n = {counts} ± 95 % over {seeds} paired seeds; in brackets, its share of the"
-    yield "private MLE's gain without privacy (ε = ∞)."
+    yield "private MLE's gain without privacy (ε = ∞), % [95 %, Fieller]."
     yield ""
     yield "| arm | trust | " + " | ".join(f"ε = {epsilon:g}" for epsilon in table.epsilons) + " | better / worse |"
     yield "|---|---|" + "---|" * (len(table.epsilons) + 1)
     others = [arm for arm in table.arms if arm != OURS]
     compared = verdict(table, others)
-    whole = table.mean(OURS, math.inf, "j").mean()
+    whole = table.mean(OURS, math.inf, "j")
     for arm in sorted(table.arms, key=lambda arm: -sum(table.mean(arm, e, "j").mean() for e in table.epsilons)):
         cells = []
         for epsilon in table.epsilons:
-            mean, half = interval(table.mean(arm, epsilon, "j"))
-            cells.append(f"{mean:+.3f} ± {half:.3f} ({100 * mean / whole:.0f} %)")
+            gain = table.mean(arm, epsilon, "j")
+            mean, half = interval(gain)
+            cells.append(f"{mean:+.3f} ± {half:.3f} ({retained(gain, whole)})")
         own = [row["verdict"] for row in compared if row["arm"] == arm]
         score = "–" if arm == OURS else f"{own.count('better')} / {own.count('worse')} of {len(own)}"
         trust = "trainer sees labels" if arm in CENTRAL else "local"
@@ -151,11 +166,11 @@ def league(table: Table) -> Iterator[str]:
     yield ""
     middle = table.epsilons[len(table.epsilons) // 2]
     heads = [f"J, n = {count:,}" for count in table.counts]
-    yield f"| arm, ε = {middle:g} | {' | '.join(heads)} | accuracy | scale |"
-    yield "|---|" + "---|" * (len(table.counts) + 2)
+    yield f"| arm, ε = {middle:g} | {' | '.join(heads)} | accuracy | scale | nats |"
+    yield "|---|" + "---|" * (len(table.counts) + 3)
     for arm in table.arms:
         cells = ["{:+.3f} ± {:.3f}".format(*interval(table.values(arm, middle, count))) for count in table.counts]
-        facts = (interval(table.mean(arm, middle, what))[0] for what in ("accuracy", "scale"))
+        facts = (interval(table.mean(arm, middle, what))[0] for what in ("accuracy", "scale", "nats"))
         yield f"| {arm} | {' | '.join(cells)} | " + " | ".join(f"{fact:.3f}" for fact in facts) + " |"
     yield ""
     published = verdict(table, [arm for arm in table.arms if arm in PUBLISHED])

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import dp_accounting
 import numpy as np
 import pytest
 import torch
@@ -107,25 +106,32 @@ def test_props_takes_the_more_reliable_of_two(bed: Bed) -> None:
         assert (float(right) > LabelNoise.of(epsilon).keep_prob) == follows_model
 
 
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
-def test_the_gaussian_mechanism_is_as_private_as_it_says(epsilon: float) -> None:
-    """By the privacy-loss distribution, which knows nothing of our formula."""
-    sigma = central.gaussian_sigma(epsilon)
-    accountant = dp_accounting.pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
-    accountant.compose(dp_accounting.GaussianDpEvent(sigma))
-    assert accountant.get_epsilon(central.DELTA) == pytest.approx(epsilon, rel=2e-3)
-
-
-def test_one_label_moves_the_central_statistic_by_at_most_its_norm(bed: Bed) -> None:
-    """Same noise, one label changed: θ depends on labels through Σ(1+y)/2·x alone, so undoing its shift undoes all."""
+def test_the_central_reward_reads_true_labels_through_one_noisy_sum(bed: Bed) -> None:
+    """One changed label changes θ; released labels z are not read; another part has other noise; Γ is of s̃ as well."""
     labels = draw_private(bed, 500, 1.0, 4)
     y = labels.y.clone()
     y[7] = -y[7]
-    other, changed = labels.relabelled(labels.z), replace(labels, y=y)
-    assert not torch.equal(central.central_theta(labels, 1), central.central_theta(changed, 1))
-    assert torch.equal(central.central_theta(labels, 1), central.central_theta(other, 1))
-    flipped = labels.relabelled(-labels.z)  # z is not read
-    assert torch.equal(central.central_theta(labels, 1), central.central_theta(flipped, 1))
+    theta = central.central_fit(labels).theta
+    assert not torch.equal(theta, central.central_fit(replace(labels, y=y)).theta)
+    assert torch.equal(theta, central.central_fit(labels.relabelled(-labels.z)).theta)
+    assert not torch.equal(theta, central.central_fit(labels, part=1).theta)
+    plain, careful = (central.CENTRAL[name](bed, labels).reward for name in ("central", "central, pessimism"))
+    assert bool((careful < plain).all())
+
+
+def test_calibration_in_nats_is_the_divergence_of_the_chances(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """0 for the truth; for no reward at all log 2 less the entropy of the labels."""
+    labels = draw_private(bed, 100, 1.0, 0)
+    uniform = torch.full_like(bed.held_truth, 1.0 / bed.held_truth.shape[1])
+    found = {}
+    for name, reward in (("truth", bed.held_truth), ("nothing", torch.zeros_like(bed.held_truth))):
+        monkeypatch.setitem(arms.ARMS, "planted", lambda _bed, _labels, reward=reward: arms.Outcome(reward, uniform))
+        found[name] = preferences.measure(bed, labels, "planted")["nats"]
+    half = bed.held_truth.shape[1] // 2
+    chance = torch.sigmoid(bed.held_truth[:, :half] - bed.held_truth[:, half:])
+    entropy = torch.special.entr(chance) + torch.special.entr(1.0 - chance)
+    assert found["truth"] == pytest.approx(0.0, abs=1e-12)
+    assert found["nothing"] == pytest.approx(math.log(2.0) - float(entropy.mean()))
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -140,7 +146,7 @@ def rows(difference: float, seeds: int = 12) -> list[preferences.Row]:
             for epsilon in (1.0, None):
                 j = base + (difference + 0.1 * generator.normal() if arm != arms.OURS else 0.0)
                 cell = {"seed": seed, "n": 500, "epsilon": epsilon, "arm": arm}
-                found.append(cell | {"j": j, "accuracy": 0.7, "scale": 1.0})
+                found.append(cell | {"j": j, "accuracy": 0.7, "scale": 1.0, "nats": 0.01})
     return found
 
 

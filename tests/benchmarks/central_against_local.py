@@ -13,7 +13,6 @@ Three minutes on one core (20 seeds). Writes OUTPUT/central.md, central.json, ce
 from __future__ import annotations
 
 import argparse
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -23,10 +22,8 @@ import torch
 from epsilon_tables import cell, interval
 
 from pipeline.benchmark.beds import Bed, Labels, draw_private, linear_bed
+from pipeline.benchmark.central import central_fit
 from pipeline.core import atomic
-from pipeline.privacy.counts import Bits
-from pipeline.privacy.prf import Prf
-from reward_models.central import fit_statistic, release_statistic
 from reward_models.evidence import ridge_by_evidence
 from reward_models.linear import fit_linear
 
@@ -45,16 +42,9 @@ def local_theta(labels: Labels) -> torch.Tensor:
     return fit_linear(labels.x, zero, labels.z, labels.noise, ridge=ridge, tolerance=1e-5).theta
 
 
-def central_theta(labels: Labels, delta: float) -> torch.Tensor:
-    """θ (k,) from one noisy statistic of the true labels."""
-    name = hashlib.sha256(f"{labels.seed} {len(labels.x)} {labels.noise.epsilon} {delta}".encode()).digest()
-    bits = Bits(Prf(bytes(32)), name)
-    return fit_statistic(release_statistic(labels.x, labels.y, labels.noise.epsilon, delta, bits=bits)).theta
-
-
 def gains(bed: Bed, labels: Labels) -> dict[str, float]:
     """J of each one's Gibbs policy less that of π_ref."""
-    thetas = {LOCAL: local_theta(labels)} | {name: central_theta(labels, delta) for name, delta in DELTAS.items()}
+    thetas = {LOCAL: local_theta(labels)} | {name: central_fit(labels, delta).theta for name, delta in DELTAS.items()}
     return {name: bed.gain(torch.softmax(bed.held_x @ theta / bed.kl_coef, dim=1)) for name, theta in thetas.items()}
 
 

@@ -62,24 +62,6 @@ def share_of(gain: np.ndarray, whole: np.ndarray, resamples: int = 4000) -> Shar
     return Share(value, (float(low), float(high)), half)
 
 
-def fieller(top: np.ndarray, bottom: np.ndarray) -> tuple[float, float]:
-    """95 % interval of mean(top) / mean(bottom), paired units (n,) each, by Fieller's theorem (1954) with Student's t.
-
-    Raises:
-        ValueError: the mean of `bottom` is not clear of 0, where the interval is not bounded.
-    """
-    count = len(top)
-    t = float(stats.t.ppf(0.975, count - 1))
-    covariance = np.cov(top, bottom, ddof=1) / count
-    above, below = float(top.mean()), float(bottom.mean())
-    square = below**2 - t**2 * covariance[1, 1]
-    if square <= 0:
-        raise ValueError("the denominator is not clear of 0: its ratio has no bounded interval")
-    linear = above * below - t**2 * covariance[0, 1]
-    root = math.sqrt(max(linear**2 - square * (above**2 - t**2 * covariance[0, 0]), 0.0))
-    return (linear - root) / square, (linear + root) / square
-
-
 def over_prompts(gain: np.ndarray) -> Estimate:
     """Mean of (seeds, prompts) with the 95 % bootstrap interval over prompts, for the seeds that were run."""
     return bootstrap_mean(gain.mean(axis=0), seed=0)

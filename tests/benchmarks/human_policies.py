@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 from alignment_arms import Arm, Workshop
-from epsilon_tables import fieller, interval, name_of
+from epsilon_tables import interval, name_of
 from human_features import digest
 from scipy import stats
 
@@ -41,7 +41,7 @@ from pipeline.core import atomic
 from pipeline.core.config import load_recipe
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
-from pipeline.core.stats import Estimate, holm, paired_p
+from pipeline.core.stats import Estimate, fieller, holm, paired_p
 from pipeline.data.inputs import make_renderer
 from pipeline.data.release import ReleasedPair
 from pipeline.data.render import plain_text

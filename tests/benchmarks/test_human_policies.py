@@ -10,7 +10,6 @@ import human_policies as bench
 import numpy as np
 import pytest
 from alignment_arms import Arm, Workshop
-from epsilon_tables import fieller
 
 from pipeline.core.errors import UserError
 
@@ -20,24 +19,6 @@ WHOLE, HALF = Arm("ppo", math.inf, 0), Arm("ppo", 0.5, 0)
 def planted(share: float, generator: np.random.Generator, pairs: int = 1000) -> np.ndarray:
     """Wins (pairs,) of a policy that is right on that share."""
     return (generator.random(pairs) < share).astype(float)
-
-
-def test_fieller_covers_a_known_ratio() -> None:
-    """1,000 draws of a ratio .6 of paired means: 93 to 97 % cover it (of a 95 % interval, 996 of 1,000 times)."""
-    generator, covered = np.random.default_rng(3), 0
-    for _ in range(1000):
-        shared = generator.normal(size=200)
-        bottom = 1.0 + 2.0 * shared + generator.normal(size=200)
-        low, high = fieller(0.6 + 1.2 * shared + generator.normal(size=200), bottom)
-        covered += low <= 0.6 <= high
-    assert 930 <= covered <= 970
-
-
-def test_fieller_of_a_fixed_share_is_a_point() -> None:
-    bottom = np.random.default_rng(0).normal(1.0, 0.5, 50)
-    assert fieller(0.25 * bottom, bottom) == pytest.approx((0.25, 0.25), abs=1e-6)
-    with pytest.raises(ValueError, match="not clear of 0"):
-        fieller(bottom, np.random.default_rng(1).normal(0.0, 1.0, 50))
 
 
 def test_a_share_is_stated_only_of_a_gain_of_three_half_widths() -> None:
