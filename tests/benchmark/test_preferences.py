@@ -125,7 +125,8 @@ def test_calibration_in_nats_is_the_divergence_of_the_chances(bed: Bed, monkeypa
     uniform = torch.full_like(bed.held_truth, 1.0 / bed.held_truth.shape[1])
     found = {}
     for name, reward in (("truth", bed.held_truth), ("nothing", torch.zeros_like(bed.held_truth))):
-        monkeypatch.setitem(arms.ARMS, "planted", lambda _bed, _labels, reward=reward: arms.Outcome(reward, uniform))
+        outcome = arms.Outcome(reward, uniform)
+        monkeypatch.setitem(preferences.ARMS, "planted", lambda *_, made=outcome: made)
         found[name] = preferences.measure(bed, labels, "planted")["nats"]
     half = bed.held_truth.shape[1] // 2
     chance = torch.sigmoid(bed.held_truth[:, :half] - bed.held_truth[:, half:])

@@ -1,9 +1,9 @@
 """What two frozen models make of real preference pairs, computed once and kept: SmolLM2 by depth, MiniLM's sentences.
 
-`PRIVATE_RLHF_TEST_DATA` names the folder that holds hh_helpful/ (train.jsonl, eval.jsonl: prompt, chosen, rejected,
-with public labels). A text is a prompt with one answer as stage `reward` renders it; its state after layer k goes
-through the model's last norm, so that `last` of layer k is what `reward.num_layers: k` reads and `mean` is the average
-of the same over the answer's tokens. Interrupted work goes on at the last whole part.
+`PRIVATE_RLHF_TEST_DATA` names the folder that holds hh_helpful/ or another set (train.jsonl, eval.jsonl, or gzip: any
+preference format, with public labels). A text is a prompt with one answer as stage `reward` renders it; its state after
+layer k goes through the model's last norm, so that `last` of layer k is what `reward.num_layers: k` reads and `mean` is
+the average of the same over the answer's tokens. Interrupted work goes on at the last whole part.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from text_lengths import read_pairs
 from tqdm import tqdm
 
 from pipeline.core import atomic
 from pipeline.core.errors import UserError
-from pipeline.data.render import Renderer
+from pipeline.data.formats import read_preferences
+from pipeline.data.render import Prompt, Renderer, plain_text
 from pipeline.lm.models import DTYPES, load_tokenizer
 from pipeline.lm.rows import batches, make_rows, sharing_of
 from pipeline.lm.smollm2 import smollm2_checkpoint
 from reward_models.model import build_reward_backbone
 
+HELPFUL = "hh_helpful"
 LAYERS = (0, 5, 10, 15, 20, 25, 30)
 PART = 512
 LIMIT = 512
@@ -38,23 +39,24 @@ LIMIT = 512
 
 @dataclass(frozen=True)
 class Pairs:
-    """Preference pairs within the limit of a text: `rows` with prompt, chosen and rejected, and how many there were."""
+    """Preference pairs within the limit of a text: `rows` with prompt (a text, or the messages of a conversation),
+    chosen and rejected (texts), and how many there were."""
 
     rows: list[dict[str, Any]]
     read: int
 
     @property
-    def texts(self) -> list[tuple[str, str]]:
+    def texts(self) -> list[tuple[Prompt, str]]:
         """(prompt, answer): chosen and rejected by turns."""
         return [(row["prompt"], row[side]) for row in self.rows for side in ("chosen", "rejected")]
 
 
-def data_folder() -> Path:
+def data_folder(data: str = HELPFUL) -> Path:
     """The folder of the pairs. Raises: UserError: it is not named, or not there."""
     root = os.environ.get("PRIVATE_RLHF_TEST_DATA")
-    if not root or not (Path(root) / "hh_helpful").is_dir():
-        raise UserError(f"PRIVATE_RLHF_TEST_DATA ({root or 'not set'}) must name the folder that holds hh_helpful/")
-    return Path(root) / "hh_helpful"
+    if not root or not (Path(root) / data).is_dir():
+        raise UserError(f"PRIVATE_RLHF_TEST_DATA ({root or 'not set'}) must name the folder that holds {data}/")
+    return Path(root) / data
 
 
 def renderer_of(checkpoint: Path) -> Renderer:
@@ -63,10 +65,18 @@ def renderer_of(checkpoint: Path) -> Renderer:
     return Renderer(tokenizer, LIMIT, 64, system_prompt="", max_text_tokens=LIMIT)
 
 
-def load_pairs(split: str, renderer: Renderer) -> Pairs:
-    """The pairs of `train` or `eval` of which both answers fit."""
-    rows = read_pairs(data_folder(), split)
-    return Pairs([row for row in rows if renderer.fits(row["prompt"], row["chosen"], row["rejected"])], len(rows))
+def load_pairs(split: str, renderer: Renderer, data: str = HELPFUL) -> Pairs:
+    """The pairs of `train` or `eval` of which both answers fit; without a prompt they are left out."""
+    folder = data_folder(data)
+    path = next((path for path in (folder / f"{split}.jsonl", folder / f"{split}.jsonl.gz") if path.is_file()), None)
+    if path is None:
+        raise UserError(f"{folder}: holds no {split}.jsonl")
+    rows = [
+        {"prompt": pair.prompt, "chosen": plain_text(pair.chosen), "rejected": plain_text(pair.rejected)}
+        for pair in read_preferences(path)
+    ]
+    fitting = [row for row in rows if row["prompt"] and renderer.fits(row["prompt"], row["chosen"], row["rejected"])]
+    return Pairs(fitting, len(rows))
 
 
 @torch.no_grad()
@@ -109,14 +119,14 @@ def _first(output: Any) -> torch.Tensor:
     return output[0] if isinstance(output, tuple) else output
 
 
-def backbone_features(cache: Path, name: str, texts: Sequence[tuple[str, str]], dtype: str) -> torch.Tensor:
+def backbone_features(cache: Path, name: str, texts: Sequence[tuple[Prompt, str]], dtype: str) -> torch.Tensor:
     """(N, layers, 2, d) float16 of (prompt, answer) texts by SmolLM2-135M-Instruct, in parts kept in `cache`."""
     checkpoint = smollm2_checkpoint(cache / "smollm2")
     renderer = renderer_of(checkpoint)
     pad = renderer.tokenizer.pad_token_id
     loaded = lru_cache(lambda: build_reward_backbone(checkpoint, None, DTYPES[dtype], pad_token_id=pad))
 
-    def of_texts(own: Sequence[tuple[str, str]]) -> torch.Tensor:
+    def of_texts(own: Sequence[tuple[Prompt, str]]) -> torch.Tensor:
         prompts, answers = zip(*own, strict=True)
         return text_features(loaded(), [*map(renderer.prompt_ids, prompts)], [*map(renderer.response_ids, answers)])
 
@@ -127,7 +137,7 @@ def backbone_features(cache: Path, name: str, texts: Sequence[tuple[str, str]], 
     return torch.cat(parts)
 
 
-def kept_features(path: Path, texts: Sequence[tuple[str, str]], make: Callable[[], torch.Tensor]) -> torch.Tensor:
+def kept_features(path: Path, texts: Sequence[tuple[Prompt, str]], make: Callable[[], torch.Tensor]) -> torch.Tensor:
     """What `make` makes of these texts: from `path` where that holds it, else made and put there. A file of other
     texts, or one that does not say of which, is made anew."""
     source = {"texts": digest(texts)}

