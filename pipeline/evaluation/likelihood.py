@@ -1,4 +1,8 @@
-"""The likelihood win rate (PPKL Table 1): how often a policy finds the chosen answer likelier per token."""
+"""The likelihood win rate (PPKL Table 1): how often a policy finds the chosen answer likelier per token.
+
+A policy that merely drifts finds longer answers likelier than before, whatever its labels said, and people choose them
+more often. On pairs of like length that is worth nothing; how often the longer one is found likelier reads no label.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,8 @@ from pipeline.data.render import Renderer, plain_text
 
 LIKELIHOOD_TEXTS = 32
 """Texts per forward pass."""
+LIKE_LENGTH = 0.2
+"""|log ratio of characters| up to which two answers are of like length."""
 
 
 def pair_rows(pairs: Sequence[ReleasedPair], renderer: Renderer) -> list[tuple[list[int], list[int]]]:
@@ -47,3 +53,20 @@ def longer_answers(pairs: Sequence[ReleasedPair]) -> np.ndarray:
 def preferences(logprobs: np.ndarray) -> np.ndarray:
     """(n,) +1 where the policy finds `chosen` likelier, -1 where `rejected`, 0 for a tie; (2n,) as from `pair_rows`."""
     return np.sign(logprobs[0::2] - logprobs[1::2]).astype(np.int8)
+
+
+def like_length(pairs: Sequence[ReleasedPair]) -> np.ndarray:
+    """(n,) bool: both answers are of like length."""
+    sizes = np.array([[max(len(plain_text(side)), 1) for side in (pair.chosen, pair.rejected)] for pair in pairs])
+    return np.asarray(np.abs(np.log(sizes.reshape(-1, 2)) @ (1.0, -1.0)) <= LIKE_LENGTH)
+
+
+def win_rate_at_like_length(logprobs: np.ndarray, pairs: Sequence[ReleasedPair], noise: LabelNoise) -> Estimate | None:
+    """The likelihood win rate of the pairs of like length; (2n,) as from `pair_rows`. None where there are none."""
+    like = like_length(pairs)
+    return likelihood_win_rate(logprobs.reshape(-1, 2)[like].reshape(-1), noise) if like.any() else None
+
+
+def prefers_longer(logprobs: np.ndarray, pairs: Sequence[ReleasedPair]) -> Estimate:
+    """Share of pairs on which the policy finds the longer answer likelier, ½ where none is; no label is read."""
+    return win_rate(preferences(logprobs) * longer_answers(pairs), np.zeros(len(pairs)))

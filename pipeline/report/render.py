@@ -96,13 +96,13 @@ def win_rate_figures(facts: RunFacts) -> list[Figure]:
     """One panel per kind of win rate that was measured."""
     figures = []
     for key, title in sections.WIN_RATES:
-        likelihood = key == "likelihood_win_rate"
+        likelihood = key.startswith("likelihood_win_rate")
         rows = [
             (method, sections.label_of(method, result), result.get(key))
             for method, result in facts.methods.items()
             if usable(result.get(key)) and (likelihood or method != REFERENCE)
         ]
-        baseline = facts.evaluation.get("longer_answer_baseline") if likelihood else None
+        baseline = facts.evaluation.get("longer_answer_baseline") if key == "likelihood_win_rate" else None
         note = "Pairs whose preferred answer is the likelier one." if likelihood else "Against π_ref; the line is 50 %."
         figures.append(_figure(title, plots.win_rates(f"win-{key.replace('_', '-')}", rows, baseline), note))
     return [figure for figure in figures if figure["svg"]]

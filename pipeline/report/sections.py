@@ -30,7 +30,9 @@ WIN_RATES = (
     ("decided_win_rate", "Generation win rate, ties by Rao–Kupper"),
     ("length_controlled_win_rate_judge", "Generation win rate by the outside judge, length-controlled"),
     ("likelihood_win_rate", "Likelihood win rate"),
+    ("likelihood_win_rate_like_length", "Likelihood win rate, answers of like length"),
 )
+PREFERS_LONGER = ("likelihood_prefers_longer", "Finds the longer answer likelier")
 AGREEMENT = (
     ("agreement_rm", "Agreement of the reward model with the truth"),
     ("agreement_judge", "Agreement of the outside judge with the truth"),
@@ -179,7 +181,7 @@ def tiles(facts: RunFacts, status: PrivacyStatus) -> list[dict[str, str]]:
 def methods_table(facts: RunFacts) -> tuple[list[str], list[tuple[str, list[Cell]]]]:
     """Column labels, and rows of (label, one cell per method); rows nobody has a value for are left out."""
     rows: list[tuple[str, Callable[[dict[str, Any]], Cell]]] = [
-        *((title, _share(key)) for key, title in (*WIN_RATES, *AGREEMENT)),
+        *((title, _share(key)) for key, title in (*WIN_RATES, PREFERS_LONGER, *AGREEMENT)),
         ("KL from π_ref, nats per response", _plain("kl")),
         ("True reward", _plain("true_reward")),
         ("Estimated reward r̄", _plain("reward")),

@@ -20,7 +20,7 @@ import numpy as np
 from accelerate.utils import gather_object
 
 from pipeline.core import atomic
-from pipeline.core.noise import is_public
+from pipeline.core.noise import LabelNoise, is_public
 from pipeline.core.recipe import Recipe
 from pipeline.core.stage import StageContext
 from pipeline.core.stats import Estimate
@@ -37,6 +37,8 @@ from pipeline.evaluation.likelihood import (
     longer_answers,
     pair_rows,
     preferences,
+    prefers_longer,
+    win_rate_at_like_length,
 )
 from pipeline.evaluation.rates import beats_by_truth
 from pipeline.evaluation.samples import Answer, PromptResult, Sampler, once
@@ -107,7 +109,6 @@ def run(context: StageContext) -> dict[str, Any]:
         name: sharded_logprobs(accelerator, model, pairs, renderer, sampling.temperature, f"likelihood of {name}")
         for name, model in (("sft", reference), (method_name(recipe), policy))
     }
-    rates = {name: likelihood_win_rate(values, noise) for name, values in likelihood.items()}
     baseline = longer_answer_baseline(pairs, noise)
     choices = {name: preferences(values) for name, values in likelihood.items()} | {LONGER: longer_answers(pairs)}
 
@@ -119,7 +120,7 @@ def run(context: StageContext) -> dict[str, Any]:
     noise_json = inputs.release(run_dir).manifest.noise.as_json()
     trained_on = {name: noise_json[name] for name in ("epsilon", "keep_prob")}
     for name, metrics in methods.items():
-        metrics["likelihood_win_rate"] = rates[name].as_dict() if name in rates else None
+        metrics |= likelihood_metrics(likelihood.get(name), pairs, noise, recipe.evaluation_labels != "laplace")
         metrics |= {**trained_on, "kl_coef": recipe.ppo.kl_coef}
     if judged is not None:
         methods[method_name(recipe)] |= {
@@ -193,6 +194,24 @@ def sharded_logprobs(
         ).reshape(-1, 2)
     gathered = dict(gather_object([(index, row.tolist()) for index, row in zip(indices, values, strict=True)]))
     return np.array([gathered[index] for index in range(len(pairs))]).reshape(-1)
+
+
+def likelihood_metrics(
+    logprobs: np.ndarray | None, pairs: list[ReleasedPair], noise: LabelNoise, labelled: bool
+) -> dict[str, Any]:
+    """Of one method: the likelihood win rate, that at like length, and how often the longer answer is found likelier.
+
+    logprobs: (2n,) as from `pair_rows`, None for a method that has none. labelled: the pairs have labels to ask; of
+    labels that stage count counts, a part would be one more question.
+    """
+    found = {}
+    if logprobs is not None:
+        found["likelihood_win_rate"] = likelihood_win_rate(logprobs, noise)
+        found["likelihood_prefers_longer"] = prefers_longer(logprobs, pairs)
+        if labelled and (like := win_rate_at_like_length(logprobs, pairs, noise)):
+            found["likelihood_win_rate_like_length"] = like
+    names = ("likelihood_win_rate", "likelihood_win_rate_like_length", "likelihood_prefers_longer")
+    return {name: found[name].as_dict() if name in found else None for name in names}
 
 
 def compared_pairs(measured: list[PromptResult], judge: Judge | None) -> list[dict[str, Any]]:

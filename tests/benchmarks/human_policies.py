@@ -44,8 +44,7 @@ from pipeline.core.recipe import Recipe
 from pipeline.core.stats import Estimate, fieller, holm, paired_p
 from pipeline.data.inputs import make_renderer
 from pipeline.data.release import ReleasedPair
-from pipeline.data.render import plain_text
-from pipeline.evaluation.likelihood import longer_answers, pair_rows, preferences
+from pipeline.evaluation.likelihood import like_length, longer_answers, pair_rows, preferences
 from pipeline.lm.logprobs import TokenBatch, response_forward, token_batch, token_logprobs
 from pipeline.lm.models import load_causal_lm, load_tokenizer
 from pipeline.lm.rows import batches, sharing_of
@@ -58,7 +57,6 @@ MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 LOSSES = {"private_likelihood": "DPO, Eq. 9", "debiased": "DPO, debiased (rDPO)", "uncorrected": "DPO, naive"}
 STAGES = {"dpo": ("privatize", "dpo"), "ppo": ("privatize", "reward", "ppo")}
 SHARES = (0.05, 0.1, 0.2)
-LIKE = 0.2  # largest |log ratio of characters| of a pair of like length
 FACTOR = 3.0  # of a half width, that the gain at ε = ∞ must reach before a share of it says something
 
 
@@ -238,8 +236,7 @@ class Lengths:
     @classmethod
     def of(cls, pairs: Sequence[ReleasedPair]) -> Lengths:
         """In characters."""
-        sizes = np.array([[max(len(plain_text(side)), 1) for side in (pair.chosen, pair.rejected)] for pair in pairs])
-        return cls(longer_answers(pairs), np.abs(np.log(sizes[:, 0] / sizes[:, 1])) <= LIKE)
+        return cls(longer_answers(pairs), like_length(pairs))
 
     def prefers_longer(self, won: np.ndarray) -> float:
         """Share of pairs, wins (seeds, pairs), on which the longer answer is found likelier; ½ where there is none."""

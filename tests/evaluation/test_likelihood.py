@@ -17,11 +17,14 @@ from pipeline.core.stats import Estimate, wilson
 from pipeline.data.release import ReleasedPair
 from pipeline.data.render import Renderer
 from pipeline.evaluation.likelihood import (
+    like_length,
     likelihood_win_rate,
     longer_answer_baseline,
     longer_answers,
     pair_rows,
     preferences,
+    prefers_longer,
+    win_rate_at_like_length,
 )
 from pipeline.lm.likelihood import mean_logprobs
 from pipeline.lm.tiny import tiny_config, tiny_tokenizer
@@ -119,3 +122,20 @@ def test_the_longer_answer_on_real_pairs(hh_helpful: Path) -> None:
     ties = sum(len(row["chosen"]) == len(row["rejected"]) for row in rows)
     assert (found.n, longer, ties) == (1000, 591, 5)
     assert found.value == 0.5935
+
+
+def test_a_policy_that_only_prefers_longer_answers_gains_nothing_at_like_length() -> None:
+    """200 pairs of like length whose label is a coin, 300 others of which the longer answer is chosen in 200."""
+    like = [("a" * 10, "b" * 11)] * 100 + [("a" * 11, "b" * 10)] * 100
+    other = [("a" * 30, "b" * 10)] * 200 + [("a" * 10, "b" * 30)] * 100
+    pairs = [ReleasedPair("p", *texts, "1") for texts in like + other]
+    assert like_length(pairs).tolist() == [True] * 200 + [False] * 300
+    longest = np.array([[len(str(pair.chosen)), len(str(pair.rejected))] for pair in pairs], dtype=float).ravel()
+    assert likelihood_win_rate(longest, PUBLIC).value == 0.6
+    assert win_rate_at_like_length(longest, pairs, PUBLIC) == wilson(100, 200)
+    assert prefers_longer(longest, pairs).value == 1.0
+    assert prefers_longer(np.zeros(1000), pairs) == wilson(250, 500)
+    assert win_rate_at_like_length(longest[400:], pairs[200:], PUBLIC) is None
+    private = win_rate_at_like_length(longest, pairs, QUARTER)
+    assert private is not None
+    assert private == QUARTER.debias(wilson(100, 200))

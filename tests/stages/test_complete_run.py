@@ -18,7 +18,8 @@ INTERVALS = ("generation_win_rate_truth", "generation_win_rate_rm", "likelihood_
 PLAIN = ("kl", "true_reward", "objective", "keep_prob")
 OF_A_METHOD = {
     "generation_win_rate_truth", "generation_win_rate_rm", "length_controlled_win_rate", "decided_win_rate",
-    "agreement_rm", "likelihood_win_rate", "kl", "kl_ci", "reward", "reward_ci", "pessimistic_reward",
+    "agreement_rm", "likelihood_win_rate", "likelihood_win_rate_like_length", "likelihood_prefers_longer",
+    "kl", "kl_ci", "reward", "reward_ci", "pessimistic_reward",
     "pessimistic_reward_ci", "true_reward", "true_reward_ci", "objective", "objective_ci", "objective_gain",
     "response_tokens", "distinct_1", "distinct_2", "kl_coef", "epsilon", "keep_prob",
 }  # fmt: skip

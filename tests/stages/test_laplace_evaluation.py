@@ -38,6 +38,8 @@ def test_the_evaluation_reads_noisy_counts_and_the_card_adds_them_up(workspace: 
     for method in ("sft", "private"):
         rate = metrics[method]["likelihood_win_rate"]
         assert rate["n"] == 32
+        assert metrics[method]["likelihood_win_rate_like_length"] is None  # would ask the labels once more
+        assert metrics[method]["likelihood_prefers_longer"]["n"] == 32
         assert abs(rate["value"] * 32 - counted["counts"][method]) <= 16  # ties count half
     longer = metrics["longer_answer_baseline"]["value"] * 32 - counted["counts"]["longer_answer"]
     assert 0 <= longer <= 16  # equally long ones count half
