@@ -2,7 +2,7 @@
 
     private-rlhf run --config configs/hh_rlhf_smollm2.yaml --data FOLDER --run-dir runs/hh --only privatize, then sft
     python tests/benchmarks/human_pool.py --policy runs/hh/sft/model --cache CACHE --output hh_pool.safetensors
-    (resumable: texts and features are kept in CACHE by the policy's folder; 30 minutes on one core beside other work)
+    (resumable: texts and features are kept in CACHE by the policy's weights; 30 minutes on one core beside other work)
 
 `PRIVATE_RLHF_TEST_DATA` names the folder that holds hh_helpful/. Prompts to ask about are the training pairs', held-out
 ones the evaluation pairs', less those of the training file. --policy is a checkpoint folder, or `instruct`, the model
@@ -30,11 +30,12 @@ from pipeline.core import atomic
 from pipeline.data.render import Renderer
 from pipeline.lm.generate import Sampling, sample_key, sample_responses
 from pipeline.lm.human_truth import HumanTruth
+from pipeline.lm.model_folders import weights_digest
 from pipeline.lm.models import end_ids, load_causal_lm
 from pipeline.lm.smollm2 import smollm2_checkpoint
 from reward_models.gibbs import gibbs_weights, kl_from_uniform
 
-SPLITS = {"train": (250, 16), "eval": (100, 32)}  # prompts, answers to each
+SPLITS = {"train": (250, 24), "eval": (100, 32)}  # prompts, answers to each: 69,000 pairs to ask about
 LONGEST_PROMPT = 96
 LAYER = 15
 KL_COEFS = (0.05, 0.1, 0.2, 0.5)
@@ -84,7 +85,7 @@ def main() -> None:
     shipped = smollm2_checkpoint(options.cache / "smollm2")
     home = shipped if options.policy == "instruct" else Path(options.policy)
     renderer, drawing = renderer_of(shipped), renderer_of(home)
-    own = hashlib.sha256(f"{home.resolve()} {options.seed}".encode()).hexdigest()[:8]
+    own = hashlib.sha256(f"{weights_digest(home)} {options.seed} {options.dtype} {SPLITS}".encode()).hexdigest()[:8]
     tensors: dict[str, torch.Tensor] = {}
     for split, (count, answers) in SPLITS.items():
         prompts = pick_prompts(renderer, split, count)

@@ -17,6 +17,7 @@ Writes RUN/online_strategies/: pool.safetensors, arms.jsonl, table.md, curves.pn
 from __future__ import annotations
 
 import argparse
+import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -33,7 +34,7 @@ from pipeline.core import atomic
 from pipeline.core.config import load_recipe
 from pipeline.core.noise import LabelNoise
 from pipeline.core.recipe import Recipe
-from pipeline.core.row_files import appending, read_rows
+from pipeline.core.row_files import appending, rows_of
 from pipeline.core.rundir import RunDir
 from pipeline.online.belief import Belief, Learner
 from pipeline.online.strategies import STRATEGIES, Strategy, choose
@@ -58,6 +59,8 @@ class Bed:
         self.x, self.truth = basis.coordinates(drawn), tensors["train_truth"].double()
         self.held_out = basis.coordinates(tensors["eval_features"]), tensors["eval_truth"].double()
         self.kl_coef, self.reward_bound = kl_coef, reward_bound
+        answers = hashlib.sha256(b"".join(tensors[name].numpy().tobytes() for name in sorted(tensors))).hexdigest()[:16]
+        self.identity = f"pool {answers}, kl_coef {kl_coef:g}, bound {reward_bound}, {COMPONENTS} directions"
 
     def objective(self, policy: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
         """J less that of π_ref, mean over prompts; policy (M, N) over draws of π_ref."""
@@ -122,13 +125,13 @@ def ask(bed: Bed, arm: str, epsilon: float, seed: int, labels: int) -> dict[str,
 
 
 def arms(bed: Bed, path: Path, seeds: int, labels: int) -> list[dict[str, Any]]:
-    """All arms, those of an earlier call as they are."""
-    rows = read_rows(path)
+    """All arms, those of an earlier call as they are. UserError where that was on other answers or another kl_coef."""
+    rows = rows_of(path, lambda _: bed.identity)
     done = {(row["strategy"], row["epsilon"], row["seed"]) for row in rows if len(row["j"]) * BATCH == labels}
     wanted = [(s, e, seed) for seed in range(seeds) for e in EPSILONS for s in ARMS]
     with appending(path) as keep:
         for each in tqdm([each for each in wanted if each not in done], desc="arms", unit="arm"):
-            rows.append(ask(bed, *each, labels))
+            rows.append({"bed": bed.identity, **ask(bed, *each, labels)})
             keep(rows[-1])
     return [row for row in rows if row["seed"] < seeds and len(row["j"]) * BATCH == labels]
 
