@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from epsilon_tables import name_of
-from human_features import Pairs, kept_features, text_features
+from human_features import Pairs, kept_features, load_pairs, text_features
 from human_labels import relabelled
 from human_reward import Bed, Setting, accuracy, beyond, fit, hits, lines_of, private_labels
 from make_human_truth import calibrated
@@ -191,3 +193,24 @@ def test_held_out_prompts_are_asked_nowhere(monkeypatch: pytest.MonkeyPatch, tmp
     assert set(asked) < set(known[:20])
     assert asked != sorted(asked)
     assert set(held_out) == set(known[20:])
+
+
+def test_conversations_are_read_as_pairs_of_one_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anthropic's raw files: the shared turns are the prompt, the last answers the texts; no prompt, no pair."""
+    turns = "\n\nHuman: hi\n\nAssistant: hello\n\nHuman: more\n\nAssistant:"
+    texts = [(f"{turns} good", f"{turns} bad"), ("\n\nHuman: a", "\n\nHuman: b")]
+    rows = [{"chosen": chosen, "rejected": rejected} for chosen, rejected in texts]
+    (tmp_path / "talks").mkdir()
+    with gzip.open(tmp_path / "talks" / "train.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setenv("PRIVATE_RLHF_TEST_DATA", str(tmp_path))
+    tokenizer = load_tokenizer(tiny_checkpoint(tmp_path / "tiny", ["good", "bad"]))
+    renderer = Renderer(tokenizer, 512, 64, max_text_tokens=512)
+    found = load_pairs("train", renderer, "talks")
+    roles = ("user", "assistant", "user")
+    prompt = [{"role": role, "content": text} for role, text in zip(roles, ("hi", "hello", "more"), strict=True)]
+    assert found.rows == [{"prompt": prompt, "chosen": "good", "rejected": "bad"}]
+    assert found.read == 2
+    assert found.texts == [(prompt, "good"), (prompt, "bad")]
+    with pytest.raises(UserError, match=r"holds no eval\.jsonl"):
+        load_pairs("eval", renderer, "talks")
