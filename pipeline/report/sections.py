@@ -32,8 +32,8 @@ WIN_RATES = (
     ("likelihood_win_rate", "Likelihood win rate"),
     ("likelihood_win_rate_like_length", "Likelihood win rate, answers of like length"),
 )
-PREFERS_LONGER = ("likelihood_prefers_longer", "Finds the longer answer likelier")
-AGREEMENT = (
+BESIDE = (
+    ("likelihood_prefers_longer", "Finds the longer answer likelier"),
     ("agreement_rm", "Agreement of the reward model with the truth"),
     ("agreement_judge", "Agreement of the outside judge with the truth"),
 )
@@ -181,7 +181,7 @@ def tiles(facts: RunFacts, status: PrivacyStatus) -> list[dict[str, str]]:
 def methods_table(facts: RunFacts) -> tuple[list[str], list[tuple[str, list[Cell]]]]:
     """Column labels, and rows of (label, one cell per method); rows nobody has a value for are left out."""
     rows: list[tuple[str, Callable[[dict[str, Any]], Cell]]] = [
-        *((title, _share(key)) for key, title in (*WIN_RATES, PREFERS_LONGER, *AGREEMENT)),
+        *((title, _share(key)) for key, title in (*WIN_RATES, *BESIDE)),
         ("KL from π_ref, nats per response", _plain("kl")),
         ("True reward", _plain("true_reward")),
         ("Estimated reward r̄", _plain("reward")),
@@ -194,9 +194,8 @@ def methods_table(facts: RunFacts) -> tuple[list[str], list[tuple[str, list[Cell
     ]
     methods = facts.methods
     table = [(label, [cell(result) for result in methods.values()]) for label, cell in rows]
-    return [label_of(name, result) for name, result in methods.items()], [
-        row for row in table if any(value for value, _ in row[1])
-    ]
+    filled = [row for row in table if any(value for value, _ in row[1])]
+    return [label_of(name, result) for name, result in methods.items()], filled
 
 
 def _share(key: str) -> Callable[[dict[str, Any]], Cell]:
