@@ -104,7 +104,7 @@ class Labels:
     z: Tensor
     noise: LabelNoise
     seed: int
-    fits: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    fits: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def rows(self, picked: Tensor) -> Labels:
         """Some of them, (n,) bool or numbers."""

@@ -67,6 +67,7 @@ def win_rate_at_like_length(logprobs: np.ndarray, pairs: Sequence[ReleasedPair],
     return likelihood_win_rate(logprobs.reshape(-1, 2)[like].reshape(-1), noise) if like.any() else None
 
 
-def prefers_longer(logprobs: np.ndarray, pairs: Sequence[ReleasedPair]) -> Estimate:
-    """Share of pairs on which the policy finds the longer answer likelier, ½ where none is; no label is read."""
-    return win_rate(preferences(logprobs) * longer_answers(pairs), np.zeros(len(pairs)))
+def prefers_longer(choices: np.ndarray, longer: np.ndarray) -> Estimate:
+    """Share of pairs on which the longer answer is chosen, ½ for a tie of either; both (n,), as from `preferences` and
+    `longer_answers`. Swapping both answers of a pair changes nothing: no label is read."""
+    return win_rate(choices * longer, np.zeros(len(longer)))

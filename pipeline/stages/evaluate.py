@@ -207,7 +207,7 @@ def likelihood_metrics(
     found = {}
     if logprobs is not None:
         found["likelihood_win_rate"] = likelihood_win_rate(logprobs, noise)
-        found["likelihood_prefers_longer"] = prefers_longer(logprobs, pairs)
+        found["likelihood_prefers_longer"] = prefers_longer(preferences(logprobs), longer_answers(pairs))
         if labelled and (like := win_rate_at_like_length(logprobs, pairs, noise)):
             found["likelihood_win_rate_like_length"] = like
     names = ("likelihood_win_rate", "likelihood_win_rate_like_length", "likelihood_prefers_longer")

@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from text_lengths import read_pairs
 from tqdm import tqdm
 
 from pipeline.core import atomic
 from pipeline.core.errors import UserError
-from pipeline.data.formats import read_preferences
-from pipeline.data.render import Prompt, Renderer, plain_text
+from pipeline.data.render import Prompt, Renderer
 from pipeline.lm.models import DTYPES, load_tokenizer
 from pipeline.lm.rows import batches, make_rows, sharing_of
 from pipeline.lm.smollm2 import smollm2_checkpoint
@@ -67,14 +67,7 @@ def renderer_of(checkpoint: Path) -> Renderer:
 
 def load_pairs(split: str, renderer: Renderer, data: str = HELPFUL) -> Pairs:
     """The pairs of `train` or `eval` of which both answers fit; without a prompt they are left out."""
-    folder = data_folder(data)
-    path = next((path for path in (folder / f"{split}.jsonl", folder / f"{split}.jsonl.gz") if path.is_file()), None)
-    if path is None:
-        raise UserError(f"{folder}: holds no {split}.jsonl")
-    rows = [
-        {"prompt": pair.prompt, "chosen": plain_text(pair.chosen), "rejected": plain_text(pair.rejected)}
-        for pair in read_preferences(path)
-    ]
+    rows = read_pairs(data_folder(data), split)
     fitting = [row for row in rows if row["prompt"] and renderer.fits(row["prompt"], row["chosen"], row["rejected"])]
     return Pairs(fitting, len(rows))
 

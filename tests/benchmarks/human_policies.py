@@ -44,7 +44,7 @@ from pipeline.core.recipe import Recipe
 from pipeline.core.stats import Estimate, fieller, holm, paired_p
 from pipeline.data.inputs import make_renderer
 from pipeline.data.release import ReleasedPair
-from pipeline.evaluation.likelihood import like_length, longer_answers, pair_rows, preferences
+from pipeline.evaluation.likelihood import like_length, longer_answers, pair_rows, preferences, prefers_longer
 from pipeline.lm.logprobs import TokenBatch, response_forward, token_batch, token_logprobs
 from pipeline.lm.models import load_causal_lm, load_tokenizer
 from pipeline.lm.rows import batches, sharing_of
@@ -240,7 +240,7 @@ class Lengths:
 
     def prefers_longer(self, won: np.ndarray) -> float:
         """Share of pairs, wins (seeds, pairs), on which the longer answer is found likelier; ½ where there is none."""
-        return float((0.5 + (won - 0.5) * self.longer).mean())
+        return float(np.mean([prefers_longer(2.0 * own - 1.0, self.longer).value for own in won]))
 
 
 def summarise(found: dict[Arm, np.ndarray], reference: dict[int, np.ndarray], lengths: Lengths) -> list[dict[str, Any]]:

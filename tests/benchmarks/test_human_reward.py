@@ -212,5 +212,5 @@ def test_conversations_are_read_as_pairs_of_one_prompt(tmp_path: Path, monkeypat
     assert found.rows == [{"prompt": prompt, "chosen": "good", "rejected": "bad"}]
     assert found.read == 2
     assert found.texts == [(prompt, "good"), (prompt, "bad")]
-    with pytest.raises(UserError, match=r"holds no eval\.jsonl"):
+    with pytest.raises(UserError, match=r"eval\.jsonl\.gz"):
         load_pairs("eval", renderer, "talks")

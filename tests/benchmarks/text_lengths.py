@@ -2,22 +2,21 @@
 
     python tests/benchmarks/text_lengths.py FOLDER [--cap 64] [--limit 1024]
 
-FOLDER holds train and eval files (.jsonl or .jsonl.gz) with `prompt`, `chosen`, `rejected`. Its labels must be public:
+FOLDER holds train and eval files (.jsonl or .jsonl.gz) in any preference format. Its labels must be public:
 the share of pairs whose longer response was chosen is printed. Tokens are SmolLM2's.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pipeline.data.render import Renderer
+from pipeline.data.formats import read_preferences
+from pipeline.data.render import Renderer, plain_text
 from pipeline.lm.models import load_tokenizer
 from pipeline.lm.smollm2 import smollm2_checkpoint
 
@@ -47,10 +46,13 @@ def main() -> None:
 
 
 def read_pairs(folder: Path, name: str) -> list[dict[str, Any]]:
-    """The rows of `name`.jsonl, or of its gzip."""
+    """The rows of `name`.jsonl, or of its gzip: prompt (a text, or the messages of a conversation), chosen and rejected
+    (texts). Raises: UserError: neither is there, or its rows are no preferences."""
     plain = folder / f"{name}.jsonl"
-    with plain.open(encoding="utf-8") if plain.is_file() else gzip.open(f"{plain}.gz", "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
+    return [
+        {"prompt": pair.prompt, "chosen": plain_text(pair.chosen), "rejected": plain_text(pair.rejected)}
+        for pair in read_preferences(plain if plain.is_file() else Path(f"{plain}.gz"))
+    ]
 
 
 if __name__ == "__main__":

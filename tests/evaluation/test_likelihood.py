@@ -133,8 +133,10 @@ def test_a_policy_that_only_prefers_longer_answers_gains_nothing_at_like_length(
     longest = np.array([[len(str(pair.chosen)), len(str(pair.rejected))] for pair in pairs], dtype=float).ravel()
     assert likelihood_win_rate(longest, PUBLIC).value == 0.6
     assert win_rate_at_like_length(longest, pairs, PUBLIC) == wilson(100, 200)
-    assert prefers_longer(longest, pairs).value == 1.0
-    assert prefers_longer(np.zeros(1000), pairs) == wilson(250, 500)
+    longer = longer_answers(pairs)
+    assert prefers_longer(preferences(longest), longer).value == 1.0
+    assert prefers_longer(preferences(-longest), longer).value == 0.0
+    assert prefers_longer(preferences(np.zeros(1000)), longer) == wilson(250, 500)
     assert win_rate_at_like_length(longest[400:], pairs[200:], PUBLIC) is None
     private = win_rate_at_like_length(longest, pairs, QUARTER)
     assert private is not None
