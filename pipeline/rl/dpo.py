@@ -1,9 +1,8 @@
 """DPO on privatised pairs with TRL: the baseline that needs no reward model.
 
 DPO's implicit margin of a pair is kl_coef·[log π/π_ref(chosen) − log π/π_ref(rejected)], so every loss of a reward
-margin is a loss of DPO. `chosen` is the response that the *private* label prefers. TRL has the uncorrected loss
-(`sigmoid`) and the debiased one (`robust` with label_smoothing = 1 − α, Chowdhury et al. 2024); the private likelihood
-(PPKL Eq. 8-9) on that margin is added here.
+margin is a loss of DPO: the private likelihood (PPKL Eq. 8-9), the debiased loss (rDPO, Chowdhury et al. 2024; TRL's
+`robust`) and the uncorrected one (TRL's `sigmoid`). `chosen` is the response that the *private* label prefers.
 """
 
 from __future__ import annotations
@@ -20,31 +19,20 @@ from pipeline.core.noise import LabelNoise, Noise
 from pipeline.lm.logprobs import TokenBatch, take_batches, token_batch
 from pipeline.lm.rows import Sharing, sharing_of
 from pipeline.lm.sft_training import leave_out_router_loss
-from reward_models.losses import private_likelihood_loss
-
-
-def trl_loss(name: str, noise: Noise) -> dict[str, Any]:
-    """TRL's arguments of a loss on labels with that noise: `private_likelihood`, `debiased` or `uncorrected`.
-
-    The private likelihood is no loss of TRL's: `PrivateDpoTrainer` computes it, and `sigmoid` is its limit at ε = ∞.
-    """
-    if name == "debiased":
-        return {"loss_type": ["robust"], "label_smoothing": LabelNoise.of(noise).flip_prob}
-    return {"loss_type": ["sigmoid"], "label_smoothing": 0.0}
+from reward_models.losses import get_loss
 
 
 class PrivateDpoTrainer(DPOTrainer):
     """`DPOTrainer` on rendered token ids (`prompt_ids`, `chosen_ids`, `rejected_ids`).
 
-    With `noise` the loss is the private likelihood of labels with that noise; with None it is TRL's own.
-    Logged beside it: the mean margin and how often the margin agrees with the private label. π_ref of a PEFT model is
-    the model with its adapter off.
+    loss: a name of `reward_models.losses`, for labels with that noise. Logged beside it: the mean margin and how often
+    the margin agrees with the private label. π_ref of a PEFT model is the model with its adapter off.
     """
 
     _tag_names = ["trl", "dpo", "private-rlhf"]  # noqa: RUF012 - as in the parent class
 
-    def __init__(self, *args: Any, noise: Noise | None, **kwargs: Any) -> None:
-        self.noise = None if noise is None else LabelNoise.of(noise, allow_zero=False)
+    def __init__(self, *args: Any, loss: str, noise: Noise, **kwargs: Any) -> None:
+        self.noise, self.loss = LabelNoise.of(noise, allow_zero=False), get_loss(loss)
         super().__init__(*args, **kwargs)
         leave_out_router_loss(self)
         if isinstance(self.model, PeftModel) and "ref" in self.model.peft_config:
@@ -63,10 +51,8 @@ class PrivateDpoTrainer(DPOTrainer):
 
     def _compute_loss(self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False) -> Any:
         """Mean loss of the batch; inputs hold 2B sequences, the chosen ones first."""
-        if self.noise is None:
-            return super()._compute_loss(model, inputs, return_outputs)
         if return_outputs:
-            raise ValueError("the private likelihood of DPO returns no outputs: evaluate with the stage")
+            raise ValueError("no outputs are returned: evaluate with the stage")
         tokenizer: Any = self.processing_class
         batch = _pairs(inputs, tokenizer.pad_token_id, self._sharing)
         chosen, rejected = _summed(model(token_batch=batch), batch)
@@ -76,7 +62,7 @@ class PrivateDpoTrainer(DPOTrainer):
         gathered = self.accelerator.gather(margin.detach())
         self._metrics[mode]["rewards/margins"].append(gathered.mean().item())
         self._metrics[mode]["rewards/accuracies"].append((gathered > 0).float().mean().item())
-        return private_likelihood_loss(margin, torch.ones_like(margin), self.noise).mean()
+        return self.loss.value(margin, torch.ones_like(margin), self.noise).mean()
 
     @torch.no_grad()
     def _reference_logprobs(self, inputs: dict[str, Tensor], batch: TokenBatch) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,7 @@ from pipeline.data.render import Renderer, keep_fitting_pairs, left_out, text_co
 from pipeline.lm import hf_trainer
 from pipeline.lm.models import add_lora, load_causal_lm, load_tokenizer
 from pipeline.lm.released import write_beside
-from pipeline.rl.dpo import PrivateDpoTrainer, pair_dataset, trl_loss
+from pipeline.rl.dpo import PrivateDpoTrainer, pair_dataset
 
 
 def run(context: StageContext) -> dict[str, Any]:
@@ -54,14 +54,14 @@ def run(context: StageContext) -> dict[str, Any]:
         context.world,
         beta=kl_coef,
         max_length=None,
-        **trl_loss(settings.loss, noise),
     )
     policy, reference = policy_and_reference(context, recipe)
     trainer = PrivateDpoTrainer(
         model=policy,
         ref_model=reference,
         args=arguments,
-        noise=noise if settings.loss == "private_likelihood" else None,
+        loss=settings.loss,
+        noise=noise,
         train_dataset=dataset,
         processing_class=renderer.tokenizer,
         callbacks=[hf_trainer.CompletionMarker(), hf_trainer.StopOnNonFinite()],

@@ -13,7 +13,7 @@ from trl import DPOConfig
 from pipeline.core.recipe_inputs import ModelConfig
 from pipeline.core.recipe_parts import LoraSettings
 from pipeline.lm.models import add_lora, base_checkpoint, load_causal_lm, load_tokenizer
-from pipeline.rl.dpo import PrivateDpoTrainer, pair_dataset, trl_loss
+from pipeline.rl.dpo import PrivateDpoTrainer, pair_dataset
 from reward_models.losses import debiased_loss, private_likelihood_loss, uncorrected_loss
 
 BETA = 0.3
@@ -26,7 +26,14 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trainer(
-    base: Path, folder: Path, *, epsilon: float | None, lora: bool = True, noise: float = 0.05, **arguments: Any
+    base: Path,
+    folder: Path,
+    *,
+    epsilon: float,
+    loss: str = "private_likelihood",
+    lora: bool = True,
+    noise: float = 0.05,
+    **arguments: Any,
 ) -> Any:
     model = load_causal_lm(base, "float32")
     settings = LoraSettings(rank=4)
@@ -50,6 +57,7 @@ def trainer(
             report_to="none",
             **arguments,
         ),
+        loss=loss,
         noise=epsilon,
         train_dataset=pair_dataset(PAIRS),
         processing_class=load_tokenizer(base),
@@ -94,24 +102,37 @@ def test_the_loss_is_the_private_likelihood_of_dpo_margins(
     assert float(loss_of(made).detach()) == pytest.approx(float(expected), abs=1e-5)
 
 
-def test_at_infinite_epsilon_it_is_trl_s_sigmoid(base: Path, tmp_path: Path) -> None:
-    own, theirs = trainer(base, tmp_path, epsilon=math.inf), trainer(base, tmp_path, epsilon=None)
-    losses = [loss_of(made) for made in (own, theirs)]
-    assert float(losses[0].detach()) == pytest.approx(float(losses[1].detach()), abs=1e-6)
-    for loss in losses:
-        loss.backward()
-    pairs = zip(own.model.parameters(), theirs.model.parameters(), strict=True)
-    gradients = [(a.grad, b.grad) for a, b in pairs if a.grad is not None]
-    assert gradients
-    for first, second in gradients:
+@pytest.mark.parametrize(
+    ("loss", "epsilon", "theirs"),
+    [
+        ("private_likelihood", math.inf, {"loss_type": ["sigmoid"]}),
+        ("uncorrected", 1.0, {"loss_type": ["sigmoid"]}),
+        ("debiased", 1.0, {"loss_type": ["robust"], "label_smoothing": 1.0 / (1.0 + math.e)}),
+    ],
+)
+def test_value_and_gradient_are_those_of_trl_s_loss(
+    base: Path, tmp_path: Path, loss: str, epsilon: float, theirs: dict[str, Any]
+) -> None:
+    found = []
+    for own in (True, False):
+        made = trainer(base, tmp_path, epsilon=epsilon, loss=loss, **theirs)
+        batch = next(iter(made.get_train_dataloader()))
+        compute = made._compute_loss if own else super(PrivateDpoTrainer, made)._compute_loss
+        value = compute(made.model, batch, return_outputs=False)
+        value.backward()
+        gradients = [own.grad for own in made.model.parameters() if own.grad is not None]
+        assert any(bool(own.any()) for own in gradients)
+        found.append((float(value.detach()), gradients))
+    assert found[0][0] == pytest.approx(found[1][0], abs=1e-6)
+    for first, second in zip(found[0][1], found[1][1], strict=True):
         torch.testing.assert_close(first, second, atol=1e-6, rtol=1e-4)
 
 
-def test_the_debiased_and_the_uncorrected_loss_are_trl_s(base: Path, tmp_path: Path) -> None:
-    for name, value in (("debiased", debiased_loss), ("uncorrected", uncorrected_loss)):
-        made = trainer(base, tmp_path, epsilon=None, **trl_loss(name, 1.0))
-        expected = value(naive_margins(made), torch.ones(3), 1.0).mean().detach()
-        assert float(loss_of(made).detach()) == pytest.approx(float(expected), abs=1e-5)
+@pytest.mark.parametrize(("loss", "value"), [("debiased", debiased_loss), ("uncorrected", uncorrected_loss)])
+def test_the_other_losses_are_theirs_on_dpo_margins(base: Path, tmp_path: Path, loss: str, value: Any) -> None:
+    made = trainer(base, tmp_path, epsilon=1.0, loss=loss)
+    expected = value(naive_margins(made), torch.ones(3), 1.0).mean().detach()
+    assert float(loss_of(made).detach()) == pytest.approx(float(expected), abs=1e-5)
 
 
 def test_a_smaller_epsilon_gives_smaller_gradients(base: Path, tmp_path: Path) -> None:
@@ -128,7 +149,7 @@ def test_under_autocast_the_margins_are_exactly_0_before_anything_is_learnt(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lora: bool
 ) -> None:
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")  # as the launch files for GPUs say it
-    how = {"logging_steps": 1, "max_steps": 2, "save_strategy": "no", "learning_rate": 1e-2}
+    how: dict[str, Any] = {"logging_steps": 1, "max_steps": 2, "save_strategy": "no", "learning_rate": 1e-2}
     made = trainer(base, tmp_path, epsilon=1.0, lora=lora, noise=0.0, **how)
     assert made.accelerator.mixed_precision == "bf16"
     made.train()
