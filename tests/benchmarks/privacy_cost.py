@@ -8,6 +8,7 @@ part as KL grows; how often r̄ ± κΓ holds r*. Intervals are over seeds (Stud
 
 "Sizes known" is a ceiling: the same features, labels and likelihood, but the prior of each coordinate has the size of
 the truth's own least-squares weight there, so that only signs, and what noise moves, are left to the labels.
+"Directions of draws" is semi-supervised: principal directions of unlabelled draws of π_ref in the place of the pairs'.
 
 Needs a run whose stage `sft` is done:  private-rlhf run --config configs/demo.yaml --only sft --run-dir runs/cost
 Run:  python tests/benchmarks/privacy_cost.py --run runs/cost [--prompts 200] [--candidates 64] [--seeds 5]
@@ -52,6 +53,7 @@ from pipeline.privacy.keys import insecure_seed_key
 from pipeline.privacy.mechanism import RandomizedResponse
 from reward_models.backbone import load_backbone
 from reward_models.basis import FeatureBasis, pair_basis
+from reward_models.evidence import ridge_by_evidence
 from reward_models.gibbs import gibbs_weights, kl_from_uniform
 from reward_models.head import PairFeatures, fit_head
 from reward_models.linear import fit_linear
@@ -61,6 +63,7 @@ from reward_models.uncertainty import FisherBonus
 EPSILONS = (0.5, 1.0, 2.0, math.inf)
 LOSSES = ("private_likelihood", "uncorrected")
 CEILING = "sizes known"
+UNLABELLED = "directions of draws"
 KAPPAS = (0.0, 0.5, 1.0, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0)
 KL_COEFS = (0.02, 0.05, 0.1, 0.15, 0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0)
 
@@ -185,9 +188,13 @@ def scored(
     prefers_first = (labels > 0)[:, None]
     chosen = torch.where(prefers_first, pool.first, pool.second)
     rejected = torch.where(prefers_first, pool.second, pool.first)
-    if arm == CEILING:
-        given = {"basis": known_sizes(pool, recipe), "reward_bound": recipe.reward.reward_bound}
-        fit = fit_linear(chosen, rejected, torch.ones(len(chosen)), LabelNoise.of(epsilon), ridge=1.0, **given)
+    if arm in (CEILING, UNLABELLED):
+        noise, bound, ones = LabelNoise.of(epsilon), recipe.reward.reward_bound, torch.ones(len(chosen)).double()
+        basis, ridge = (known_sizes if arm == CEILING else drawn_directions)(pool, recipe), 1.0
+        if arm == UNLABELLED:
+            one, other = basis.coordinates(chosen), basis.coordinates(rejected)
+            ridge = ridge_by_evidence(one, other, ones, noise, bound)
+        fit = fit_linear(chosen, rejected, ones, noise, ridge=ridge, basis=basis, reward_bound=bound)
     else:
         settings = replace(recipe, seed=seed, reward=replace(recipe.reward, loss=arm))
         prompts = [row.prompt for row in task.load_pairs("train")]
@@ -210,6 +217,16 @@ def known_sizes(pool: Pool, recipe: Recipe) -> FeatureBasis:
     return FeatureBasis(basis.matrix * weight.abs())
 
 
+def drawn_directions(pool: Pool, recipe: Recipe) -> FeatureBasis:
+    """Directions in which π_ref's draws for the judged prompts differ: features without a label choose what is fitted,
+    as the answers that a policy is compared on, not the pairs', are where the reward must be right.
+    """
+    even = pool.features.shape[1] // 2 * 2
+    sides = (pool.features[:, place:even:2].flatten(0, 1) for place in (0, 1))
+    count, blocks = recipe.reward.num_components, recipe.reward.feature_blocks
+    return pair_basis(*sides, num_components=count, whiten=False, blocks=blocks)
+
+
 def gibbs_point(scores: np.ndarray, estimate: np.ndarray, truth: np.ndarray, kl_coef: float) -> dict[str, float]:
     """Means over prompts under the Gibbs policy of `scores`: KL, gains over π_ref in r̂'s estimate, in r* and in J."""
     weights = gibbs_weights(scores, kl_coef)
@@ -224,7 +241,7 @@ def gibbs_point(scores: np.ndarray, estimate: np.ndarray, truth: np.ndarray, kl_
 def measure(pool: Pool, recipe: Recipe, seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
     """One row per seed, ε, loss, κ and kl_coef; with the coverage once per fit."""
     truth = pool.truth.numpy()
-    arms = (*LOSSES, CEILING)
+    arms = (*LOSSES, CEILING, UNLABELLED)
     work = [(s, e, loss) for s in seeds for e in EPSILONS for loss in arms if math.isfinite(e) or loss != LOSSES[1]]
     for seed, epsilon, loss in tqdm(work, desc="fits", unit="fit"):
         reward, bonus = scored(pool, recipe, seed, epsilon, loss, private_labels(seed, epsilon))
@@ -252,8 +269,9 @@ def table(rows: Sequence[dict[str, Any]], kl_coef: float, own: float) -> str:
         return [row["j_gain"] for row in select(points, epsilon=epsilon, loss=loss, kappa=kappa)]
 
     lines = [f"J gain over π_ref at kl_coef {kl_coef:g}, mean ± 95 % over seeds; κ = {own:g} unless said", ""]
-    lines += [f"| ε | private | private, κ = 0 | uncorrected | uncorrected, κ = 0 | retained | {CEILING} | retained |"]
-    lines += ["|---|---|---|---|---|---|---|---|"]
+    lines += [f"| ε | private | private, κ = 0 | uncorrected | uncorrected, κ = 0 | retained | {CEILING} | retained |"
+              f" {UNLABELLED} |"]  # fmt: skip
+    lines += ["|---" * 9 + "|"]
     for epsilon in EPSILONS:
         arms = [(loss, kappa) for loss in LOSSES for kappa in (own, 0.0)]
         cells = [cell(found) if (found := gains(epsilon, *arm)) else "same as private" for arm in arms]
@@ -261,8 +279,9 @@ def table(rows: Sequence[dict[str, Any]], kl_coef: float, own: float) -> str:
         for arm in (LOSSES[0], CEILING):
             pairs = zip(gains(epsilon, arm, own), gains(math.inf, arm, own), strict=True)
             shares.append("{:.1f} ± {:.1f} %".format(*interval([100 * value / full for value, full in pairs])))
-        ceiling = cell(gains(epsilon, CEILING, own))
-        lines.append(f"| {name_of(epsilon)} | {' | '.join(cells)} | {shares[0]} | {ceiling} | {shares[1]} |")
+        ceiling, unlabelled = (cell(gains(epsilon, arm, own)) for arm in (CEILING, UNLABELLED))
+        ends = " | ".join([shares[0], ceiling, shares[1], unlabelled])
+        lines.append(f"| {name_of(epsilon)} | {' | '.join(cells)} | {ends} |")
     sweep = " | ".join(f"κ = {kappa:g}" for kappa in KAPPAS)
     lines += ["", "κ sweep: J gain with the private likelihood", ""]
     lines += [f"| ε | {sweep} | ESS of draws |", "|---" * (len(KAPPAS) + 2) + "|"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from kappa_without_labels import needed, randomised
 from pipeline_runs import ROOT
-from privacy_cost import CEILING, LOSSES, Pool, known_sizes, scored
+from privacy_cost import CEILING, LOSSES, UNLABELLED, Pool, drawn_directions, known_sizes, scored
 
 from pipeline.core.config import load_recipe
 from pipeline.core.noise import LabelNoise
@@ -49,6 +49,16 @@ def test_known_sizes_are_worth_something_and_cover_a_linear_truth(world: tuple[P
     assert errors[1] < 0.8 * errors[0]
     plain = scored(pool, recipe, 0, math.inf, LOSSES[0], randomised(margin, math.inf, 1))
     assert 0.7 < needed(*plain, truth) < 1.4
+
+
+def test_directions_of_draws_know_no_label_and_no_truth(world: tuple[Pool, Recipe]) -> None:
+    """They span what the draws do; without flips a fit in them finds a linear truth."""
+    pool, recipe = world
+    blind = replace(pool, truth=torch.zeros_like(pool.truth), pair_truth=torch.zeros_like(pool.pair_truth))
+    assert torch.equal(drawn_directions(pool, recipe).matrix, drawn_directions(blind, recipe).matrix)
+    margin = (pool.pair_truth[:, 0] - pool.pair_truth[:, 1]).double()
+    reward, _ = scored(pool, recipe, 0, math.inf, UNLABELLED, randomised(margin, math.inf, 1))
+    assert np.corrcoef(reward.ravel(), pool.truth.numpy().ravel())[0, 1] > 0.95
 
 
 def test_labels_are_kept_as_often_as_epsilon_says() -> None:
