@@ -13,6 +13,20 @@ ALIGNERS = ("ppo", "dpo", "rloo", "grpo")
 """What makes a policy; each is a section of the recipe and a stage, and a recipe has one of them."""
 ON_PROMPTS = ("ppo", "rloo", "grpo")
 """Those that sample responses to data.prompts and learn from r̂."""
+TRL_LOSS = frozenset(
+    {
+        "loss_type",
+        "loss_weights",
+        "label_smoothing",
+        "beta",
+        "ld_alpha",
+        "f_divergence_type",
+        "f_alpha_divergence_coef",
+        "use_weighting",
+        "discopop_tau",
+    }
+)
+"""What shapes TRL's own losses of DPO, none of which is computed."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -35,7 +49,11 @@ class DpoConfig:
     """null: full fine-tuning with a frozen reference copy."""
     save_steps: int = Field(default=50, gt=0)
     trainer_args: dict[str, Any] = Field(default_factory=dict)
-    """Passed on to trl.DPOConfig, checked against its fields."""
+    """Passed on to trl.DPOConfig, checked against its fields; none that shapes TRL's own losses."""
+
+    def __post_init__(self) -> None:
+        for name in sorted(TRL_LOSS & self.trainer_args.keys()):
+            raise ValueError(f"trainer_args.{name} shapes a loss of TRL's that is not computed: set loss and kl_coef")
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

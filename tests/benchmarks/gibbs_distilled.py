@@ -8,8 +8,8 @@ draws; the same keys of sampling noise for all.
 
 Needs a run of the embedded task whose stage `ppo` is done (one of alignment_cost.py, say).
 Run:  python tests/benchmarks/gibbs_distilled.py --run runs/ppo/ppo-eps2-seed0 [--draws 4 16] [--output DIR]
-      (a quarter of an hour on one core for these; the draws and finished rows are kept)
-Writes OUTPUT/draws.safetensors, rows.jsonl and table.md; ± is 95 % over prompts
+      (half an hour beside other work for these; the draws and finished rows are kept)
+Writes OUTPUT/draws.safetensors, rows.jsonl and table.md; brackets are 95 % over prompts
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from epsilon_tables import over_prompts
+from alignment_cost import bounded, percent
+from epsilon_tables import over_prompts, share_of
 from safetensors import safe_open
 from safetensors.torch import save_file
 from tqdm import tqdm
@@ -68,11 +69,15 @@ class Draws:
         return Draws(self.prompts, rows, self.score[:, :count])
 
 
-def draw(run: RunDir, recipe: Recipe, renderer: Renderer, count: int, path: Path) -> Draws:
-    """For every training prompt; kept in `path`."""
-    home = run.stage("sft") / "model"
+def fitting(run: RunDir, recipe: Recipe, renderer: Renderer) -> list[Prompt]:
+    """The training prompts within the recipe's limit."""
     everything = inputs.training_prompts(recipe, run)
-    prompts = [everything[i] for i in keep_fitting(everything, renderer, recipe.model.too_long)]
+    return [everything[i] for i in keep_fitting(everything, renderer, recipe.model.too_long)]
+
+
+def draw(run: RunDir, recipe: Recipe, renderer: Renderer, prompts: list[Prompt], count: int, path: Path) -> Draws:
+    """`count` for every prompt; kept in `path`."""
+    home = run.stage("sft") / "model"
     source = {"reward": str(run.require("reward")["fingerprint"]), "draws": f"{len(prompts)} x {count}"}
     if path.is_file():
         with safe_open(path, "pt") as file:
@@ -147,20 +152,27 @@ def judged(sampler: Sampler, prompts: Sequence[tuple[int, Prompt]], kl_coef: flo
     return found
 
 
+def gain(values: np.ndarray) -> str:
+    """The mean of (1, prompts) with its interval."""
+    return bounded(over_prompts(values).as_dict(), "+.2f")
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Markdown, with each policy's gain in J less PPO's, paired by prompt."""
-    lines = ["| policy | draws or rollouts | KL, nats | gain in r* | gain in J | less PPO |", "|---" * 6 + "|"]
+    """Markdown: each policy's gain in J less PPO's, and as a share of the Gibbs policy's, paired by prompt."""
+    lines = ["| policy | draws or rollouts | KL, nats | gain in r* | gain in J | less PPO | of Gibbs' gain |"]
+    lines += ["|---" * 7 + "|"]
     ppo = next(np.array(row["j"]) for row in rows if row["policy"] == "PPO")
     for row in rows:
-        values = [np.array(row[name])[None] for name in ("true", "j")]
-        cells = [f"{e.value:+.2f} [{e.ci_low:+.2f}, {e.ci_high:+.2f}]" for e in map(over_prompts, values)]
-        less = over_prompts((np.array(row["j"]) - ppo)[None])
-        apart = "–" if row["policy"] == "PPO" else f"{less.value:+.2f} [{less.ci_low:+.2f}, {less.ci_high:+.2f}]"
+        true, j, gibbs = (np.array(row[name])[None] for name in ("true", "j", "gibbs"))
+        less = "–" if row["policy"] == "PPO" else gain(j - ppo)
+        cells = [gain(true), gain(j), less, percent(share_of(j, gibbs))]
         count, kl = row["count"], float(np.mean(row["kl"]))
-        lines.append(f"| {row['policy']} | {count:,} | {kl:.2f} | {' | '.join(cells)} | {apart} |")
-    best = over_prompts(np.array(rows[0]["gibbs"])[None])
-    lines += ["", f"The Gibbs policy of {CANDIDATES} draws to each of the {len(rows[0]['gibbs'])} prompts gains "]
-    lines[-1] += f"{best.value:+.2f} [{best.ci_low:+.2f}, {best.ci_high:+.2f}] in J."
+        lines.append(f"| {row['policy']} | {count:,} | {kl:.2f} | {' | '.join(cells)} |")
+    best = gain(np.array(rows[0]["gibbs"])[None])
+    lines += [
+        "",
+        f"The Gibbs policy of {CANDIDATES} draws to each of the {len(rows[0]['gibbs'])} prompts gains {best} in J.",
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -174,21 +186,22 @@ def measured(run: RunDir, counts: Sequence[int], judges: int, output: Path) -> l
     scorer = load_scorer(run.stage("reward") / "model", recipe, **how)
     sampling = Sampling(renderer.max_response_tokens, recipe.ppo.temperature, recipe.ppo.top_p)
     prompts = list(enumerate(inputs.evaluation_prompts(recipe, run)[:judges]))
+    learnt_from = fitting(run, recipe, renderer)
     identity = f"{ppo['fingerprint']}, {len(prompts)} prompts"
     rows = rows_of(output / "rows.jsonl", lambda _: identity)
     done = {(row["policy"], row["count"]) for row in rows}
-    wanted = [("PPO", int(ppo["report"]["rollouts"])), *(("weighted likelihood", count) for count in counts)]
+    learnt = [("weighted likelihood", len(learnt_from) * count, count) for count in counts]
+    wanted = [("PPO", int(ppo["report"]["rollouts"]), 0), *learnt]
     with appending(output / "rows.jsonl") as keep:
-        for name, count in wanted:
-            if name == "PPO":
-                total, model = count, load_causal_lm(run.stage("ppo") / "model", recipe.model.dtype)
-            else:
-                draws = draw(run, recipe, renderer, max(counts), output / "draws.safetensors").first(count)
-                total, model = len(draws.rows), None
+        for name, total, count in wanted:
             if (name, total) in done:
                 continue
-            model = (model or distil(draws, recipe, renderer, home)).eval()
-            given = (accelerator, model, reference, renderer, scorer, true_reward, sampling, recipe.seed)
+            if name == "PPO":
+                model = load_causal_lm(run.stage("ppo") / "model", recipe.model.dtype)
+            else:
+                draws = draw(run, recipe, renderer, learnt_from, max(counts), output / "draws.safetensors")
+                model = distil(draws.first(count), recipe, renderer, home)
+            given = (accelerator, model.eval(), reference, renderer, scorer, true_reward, sampling, recipe.seed)
             found = judged(Sampler(*given, recipe.evaluate.batch_size), prompts, recipe.ppo.kl_coef)
             rows.append({"bed": identity, "policy": name, "count": total, **found})
             keep(rows[-1])

@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 from alignment_arms import Arm, Workshop
+from alignment_cost import bounded
 from epsilon_tables import interval, name_of
 from human_features import digest
 from scipy import stats
@@ -269,6 +270,9 @@ def summarise(found: dict[Arm, np.ndarray], reference: dict[int, np.ndarray], le
             mine, theirs = (np.stack([side[seed] for seed in common]) for side in (own, whole[method]))
             base = np.stack([reference[seed] for seed in common])
             entry |= {"loss": over_pairs(mine - theirs), "retained": retained(mine - base, theirs - base)}
+        eq9 = groups.get(("dpo", "private_likelihood", epsilon), {})
+        if both := [seed for seed in own if loss in ("uncorrected", "debiased") and seed in eq9]:
+            entry["behind"] = over_pairs(np.stack([eq9[seed] - own[seed] for seed in both]))
         entries.append(entry)
     for entry, different in zip(entries, holm([entry["p"] for entry in entries]), strict=True):
         entry["different"] = different
@@ -283,11 +287,6 @@ def points(estimate: Estimate | None) -> str:
     return f"{value:+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
-def share_with(estimate: Estimate) -> str:
-    """A win rate with its interval."""
-    return f"{estimate.value:.3f} [{estimate.ci_low:.3f}, {estimate.ci_high:.3f}]"
-
-
 def table(
     entries: Sequence[dict[str, Any]], reference: dict[int, np.ndarray], longer: Estimate, lengths: Lengths, left: int
 ) -> str:
@@ -300,8 +299,8 @@ def table(
         "| policy | ε | seeds | win rate | less SFT, points | prefers the longer | less SFT, like length"
         " | pairs turned | less that at ε = ∞ | retained |",
         "|---" * 10 + "|",
-        f"| the longer answer | – | – | {share_with(longer)} | – | 1.00 | – | – | – | – |",
-        f"| SFT | – | {len(reference)} | {share_with(base)} | –"
+        f"| the longer answer | – | – | {bounded(longer.as_dict(), '.3f')} | – | 1.00 | – | – | – | – |",
+        f"| SFT | – | {len(reference)} | {bounded(base.as_dict(), '.3f')} | –"
         f" | {lengths.prefers_longer(np.stack(list(reference.values()))):.2f} | – | – | – | – |",
     ]  # fmt: skip
     for entry in entries:
@@ -310,7 +309,7 @@ def table(
         mark = " \\*" if entry["different"] else ""
         cells = [
             label(entry["arm"]), name_of(entry["arm"].epsilon), str(len(entry["seeds"])),
-            share_with(win),
+            bounded(win.as_dict(), ".3f"),
             f"{points(entry['gain'])}{seeds}{mark}",
             f"{entry['prefers_longer']:.2f}", points(entry["like"]),
             f"{entry['disagreement']:.0%}", points(entry.get("loss")),
@@ -319,6 +318,10 @@ def table(
         lines.append(f"| {' | '.join(cells)} |")
     like = f"{int(lengths.like.sum())} pairs are of like length."
     lines += ["", f"\\*: differs from SFT, Holm over all rows at 5 %. {like}"]
+    behind = [
+        f"{label(e['arm'])}, ε = {name_of(e['arm'].epsilon)}: {points(e['behind'])}" for e in entries if "behind" in e
+    ]
+    lines += ["", f"Eq. 9 less other losses of DPO, at equal seeds, in points: {'; '.join(behind)}."] if behind else []
     return "\n".join([*lines, f"{left} arms were not run." if left else ""]).rstrip() + "\n"
 
 

@@ -261,6 +261,25 @@ def select(rows: Sequence[dict[str, Any]], **wanted: Any) -> list[dict[str, Any]
     return sorted(found, key=lambda row: row["seed"])
 
 
+def apart(
+    rows: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]], epsilon: float, kappa: float, arm: str = LOSSES[0]
+) -> str:
+    """J gain of `arm` in rows less that of the private likelihood in others, of one kl_coef each: paired over seeds."""
+    mine, theirs = (select(each, epsilon=epsilon, loss=loss, kappa=kappa) for each, loss in
+                    ((rows, arm), (others, LOSSES[0])))  # fmt: skip
+    pairs = zip(mine, theirs, strict=True)
+    return "{:+.3f} ± {:.3f}".format(*interval([one["j_gain"] - other["j_gain"] for one, other in pairs]))
+
+
+def against(rows: Sequence[dict[str, Any]], other: Path, kl_coef: float, kappa: float) -> str:
+    """J gain less that of an earlier call with the same prompts and seeds. ValueError: other seeds."""
+    kept = json.loads(other.read_text(encoding="utf-8"))["rows"]
+    earlier = [row | {"epsilon": math.inf if row["epsilon"] is None else row["epsilon"]} for row in kept]
+    mine, theirs = ([row for row in each if row.get("kl_coef") == kl_coef] for each in (rows, earlier))
+    cells = [f"{apart(mine, theirs, epsilon, kappa)} at ε = {name_of(epsilon)}" for epsilon in EPSILONS]
+    return f"J gain less that of {other.parent.name}, paired over seeds: {', '.join(cells)}\n"
+
+
 def table(rows: Sequence[dict[str, Any]], kl_coef: float, own: float) -> str:
     """Markdown: J gain by ε and arm at the recipe's κ `own`, retained share of the gain at ε = ∞, κ sweep, coverage."""
     points = [row for row in rows if row.get("kl_coef") == kl_coef]
@@ -279,7 +298,10 @@ def table(rows: Sequence[dict[str, Any]], kl_coef: float, own: float) -> str:
         for arm in (LOSSES[0], CEILING):
             pairs = zip(gains(epsilon, arm, own), gains(math.inf, arm, own), strict=True)
             shares.append("{:.1f} ± {:.1f} %".format(*interval([100 * value / full for value, full in pairs])))
-        ceiling, unlabelled = (cell(gains(epsilon, arm, own)) for arm in (CEILING, UNLABELLED))
+        ceiling = cell(gains(epsilon, CEILING, own))
+        unlabelled = (
+            f"{cell(gains(epsilon, UNLABELLED, own))}, less private {apart(points, points, epsilon, own, UNLABELLED)}"
+        )
         ends = " | ".join([shares[0], ceiling, shares[1], unlabelled])
         lines.append(f"| {name_of(epsilon)} | {' | '.join(cells)} | {ends} |")
     sweep = " | ".join(f"κ = {kappa:g}" for kappa in KAPPAS)
@@ -327,6 +349,7 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=0, help="of the labels: choose on some, report on others")
     parser.add_argument("--every-other", type=int, choices=(0, 1), help="prompts of even or odd numbers alone")
     parser.add_argument("--name", default="", help="of a folder of its own, with --set")
+    parser.add_argument("--against", default="", help="--name of an earlier call, same prompts and seeds: differences")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     options = parser.parse_args()
     run = RunDir(options.run)
@@ -341,6 +364,9 @@ def main() -> None:
     pool = load_pool(run, recipe, home / "pool.safetensors", prompts, options.candidates)
     rows = list(measure(pool, recipe, range(options.first_seed, options.first_seed + options.seeds)))
     text = table(rows, recipe.ppo.kl_coef, recipe.reward.kappa)
+    if options.against:
+        other = run.root / "privacy_cost" / options.against / "results.json"
+        text += f"\n{against(rows, other, recipe.ppo.kl_coef, recipe.reward.kappa)}"
     plain = [row | {"epsilon": None} if math.isinf(row["epsilon"]) else row for row in rows]
     settings = {"prompts": len(prompts), "candidates": options.candidates, "kl_coef": recipe.ppo.kl_coef}
     atomic.write_json(home / "results.json", {"settings": settings, "rows": plain})

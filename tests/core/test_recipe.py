@@ -112,6 +112,12 @@ def test_label_smoothing_is_refused_with_the_reason(name: str) -> None:
         build(reward={"loss": "bt"})
 
 
+@pytest.mark.parametrize("name", ["loss_type", "label_smoothing", "use_weighting", "beta"])
+def test_what_shapes_a_loss_of_trl_s_is_refused_not_ignored(name: str) -> None:
+    with pytest.raises(UserError, match=rf"trainer_args\.{name} shapes a loss of TRL's that is not computed"):
+        build(dpo={"trainer_args": {name: 0.1}})
+
+
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
