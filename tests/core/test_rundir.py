@@ -26,7 +26,10 @@ def recipe(name: str = "one", **sections: Any) -> Recipe:
     return parse(Recipe, tree, "r")
 
 
-def test_a_claim_saves_the_resolved_recipe_and_the_environment(tmp_path: Path) -> None:
+def test_a_claim_saves_the_resolved_recipe_and_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a cache folder that is there, as after `make demo`, is saved by its last part
     run = RunDir(tmp_path / "a" / "run")
     run.claim(recipe())
     assert load_recipe(Recipe, run.root / "recipe.yaml") == recipe()
