@@ -16,7 +16,7 @@ from torch import Tensor
 from pipeline.core.noise import LabelNoise, Noise
 from reward_models.basis import FeatureArray, FeatureBasis, as_double, count_pairs, identity_basis
 from reward_models.bound import bound_slope, bounded_reward, check_reward_bound
-from reward_models.losses import PreferenceLoss, fisher_weight, get_loss
+from reward_models.losses import PreferenceLoss, check_signs, fisher_weight, get_loss
 from reward_models.spread import ALONE, Spread
 
 _ARMIJO = 1e-4
@@ -74,7 +74,7 @@ class PairProblem:
     """The objective and its derivatives in basis coordinates; all tensors float64.
 
     x_a, x_b (n, k) are coordinates of the two responses, `private_label` (n,) is ±1: of the pairs that this process
-    holds. Sums are over all pairs of the `spread`.
+    holds. Sums are over all pairs of the `spread`. ValueError for other labels.
     """
 
     def __init__(
@@ -87,6 +87,7 @@ class PairProblem:
         loss: PreferenceLoss,
         spread: Spread = ALONE,
     ) -> None:
+        check_signs(private_label)
         self.spread = spread
         self.x_a, self.x_b, self.private_label = x_a, x_b, private_label
         self.noise, self.reward_bound, self.loss = noise, reward_bound, loss
@@ -139,8 +140,7 @@ def check_labels(private_label: FeatureArray, num_pairs: int) -> Tensor:
     label = as_double(private_label, "private_label", 1)
     if len(label) != num_pairs:
         raise ValueError(f"private_label has {len(label)} entries for {num_pairs} pairs")
-    if not bool((label.abs() == 1).all()):
-        raise ValueError("private_label must be -1 or +1; map 0/1 labels with 2*label - 1")
+    check_signs(label)
     return label
 
 

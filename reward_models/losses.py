@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
-from pipeline.core.noise import LabelNoise, Noise
+from pipeline.core.noise import LABEL_RULE, LabelNoise, Noise
 
 LossFunction = Callable[[Tensor, Tensor, Noise], Tensor]
 CurvatureFunction = Callable[[Tensor, Noise], Tensor]
@@ -33,17 +33,29 @@ CurvatureFunction = Callable[[Tensor, Noise], Tensor]
 SMOOTHING_REFUSED = "smoothing labels that were already randomised shrinks every margin a second time"
 
 
+def check_signs(private_label: Tensor) -> None:
+    """ValueError for labels other than -1 and +1. On an accelerator its own assertion stops them, without a wait of the
+    host: training asks for this in every step.
+    """
+    valid = ((private_label == 1) | (private_label == -1)).all()
+    if private_label.device.type != "cpu":
+        torch._assert_async(valid, LABEL_RULE)
+    elif private_label.dtype == torch.bool or not bool(valid):
+        raise ValueError(LABEL_RULE)
+
+
 def _widen(values: Tensor) -> Tensor:
     return values if values.dtype == torch.float64 else values.float()
 
 
 def _signed(margin: Tensor, private_label: Tensor) -> Tensor:
-    """zΔ in at least float32; ValueError when the shapes differ (broadcasting would hide a bug)."""
+    """zΔ in at least float32; ValueError when the shapes differ (broadcasting would hide a bug), or for no ±1."""
     if margin.shape != private_label.shape:
         raise ValueError(
             f"margin has shape {tuple(margin.shape)} but private_label {tuple(private_label.shape)}; "
             "pass one label a pair"
         )
+    check_signs(private_label)
     margin = _widen(margin)
     return margin * private_label.to(margin.dtype)
 

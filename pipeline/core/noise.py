@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # it loads scipy
     from pipeline.core.stats import Estimate
 
 LEVELS = 1 << 128
+LABEL_RULE = "a label must be -1 or +1: map labels of 0 and 1 with 2*label - 1"
 ROUNDING = 2.0**-50  # two floats that state one probability differ by less
 
 
@@ -63,6 +64,13 @@ def check_epsilon(epsilon: object, name: str = "epsilon") -> float:
             f"{name} must be a finite number above 0, got {epsilon!r}; smaller is more private, for example {name}: 2"
         )
     return value
+
+
+def check_label(label: int) -> int:
+    """The label if it is -1 or +1; UserError otherwise, which does not repeat what may be a secret."""
+    if isinstance(label, bool) or label not in (-1, 1):
+        raise UserError(LABEL_RULE)
+    return label
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from typing import IO, Protocol
 from pipeline.core.atomic import write_json
 from pipeline.core.documents import DocumentError, read_json
 from pipeline.core.errors import UserError
-from pipeline.core.noise import LEVELS, check_epsilon, keep_threshold
+from pipeline.core.noise import LEVELS, check_epsilon, check_label, keep_threshold
 from pipeline.labelling.questions import (
     Question,
     add_answer,
@@ -153,7 +153,7 @@ class _Coin:
 
     def randomised(self, label: int, epsilon: float) -> int:
         """Randomised response with the mechanism's integers."""
-        return label if self.bits(129, "flip") < LEVELS + keep_threshold(epsilon) else -label
+        return check_label(label) if self.bits(129, "flip") < LEVELS + keep_threshold(epsilon) else -label
 
 
 def _logistic(margin: float) -> float:
@@ -282,7 +282,7 @@ class _Drawn(_Kept):
 
     def draw(self, labels: Mapping[str, int | None]) -> Iterator[tuple[str, int | None]]:
         """(id, private label): all draws are on the disk before the first is given."""
-        given = [(id, (1 - label) // 2) for id, label in labels.items() if label is not None]
+        given = [(id, (1 - check_label(label)) // 2) for id, label in labels.items() if label is not None]
         places = dict(zip((id for id, _ in given), self._draws.answer(given, self.epsilon), strict=True))
         for id, label in labels.items():
             place = places.get(id)

@@ -15,7 +15,7 @@ from pipeline.core.noise import LabelNoise
 from reward_models.bound import bound_slope, bounded_reward
 from reward_models.evidence import MARGIN_SCALE, ridge_by_evidence, ridge_in_units_of
 from reward_models.linear import PairProblem, minimize
-from reward_models.losses import get_loss
+from reward_models.losses import check_signs, get_loss
 from reward_models.ridge import ridge_from_margin_scale
 
 
@@ -89,7 +89,11 @@ class Learner:
         return sum(map(len, self._labels))
 
     def add(self, first: Tensor, second: Tensor, label: Tensor) -> Belief:
-        """Answers of a round: coordinates (n, k) of both responses, private labels (n,) ±1 (+1 prefers the first)."""
+        """Answers of a round: coordinates (n, k) of both responses, private labels (n,) ±1 (+1 prefers the first).
+
+        ValueError for other labels; the belief is then as it was.
+        """
+        check_signs(label)
         self._first.append(first.double())
         self._second.append(second.double())
         self._labels.append(label.double())

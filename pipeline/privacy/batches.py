@@ -18,6 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline.core.errors import UserError
+from pipeline.core.noise import LABEL_RULE
 from pipeline.privacy.mechanism import DOMAIN, WALK_DOMAIN, RandomizedResponse, walk_counter
 from pipeline.privacy.prf import Prf
 from pipeline.privacy.records import HEADER_BYTES, ID_DOMAIN, event_suffix
@@ -131,7 +133,11 @@ def arrow_places(places: npt.NDArray[np.int64]) -> pa.Array:
 
 
 def canonicalize(columns: Columns, position: int, prf: Prf) -> Canonical:
-    """Drop, order, name and sort. position: the first row's place in the input; rows are numbered from there."""
+    """Drop, order, name and sort. position: the first row's place in the input; rows are numbered from there.
+
+    UserError where `preferred` is neither -1 nor +1.
+    """
+    _check_labels(columns.preferred)
     same = _bools(pc.equal(columns.first, columns.second))
     keep = np.flatnonzero(~same & ~columns.blank)
     identical, empty = int(same.sum()), int((columns.blank & ~same).sum())
@@ -294,7 +300,8 @@ def a_is_lower(keys: Keys) -> Bools:
 
 
 def release_labels(mechanism: RandomizedResponse, prf: Prf, keys: Keys) -> Signs:
-    """z in {-1, +1} of every row, as `mechanism.release` on its event and label."""
+    """z in {-1, +1} of every row, as `mechanism.release` on its event and label, which UserError is for as there."""
+    _check_labels(keys["label"])
     threshold = mechanism.threshold
     if threshold == 0:
         return np.where(keys["root"][:, 47] & 1, 1, -1).astype(np.int8)
@@ -313,6 +320,11 @@ def release_labels(mechanism: RandomizedResponse, prf: Prf, keys: Keys) -> Signs
     coins = _walk(prf, roots, own, threshold, lowest_coin.astype(np.int8))
     z[walkers[coins != 0]] = coins[coins != 0]
     return z
+
+
+def _check_labels(labels: Signs) -> None:
+    if not bool((np.abs(labels) == 1).all()):
+        raise UserError(LABEL_RULE)
 
 
 def _walk(prf: Prf, roots: list[bytes], octave: int, threshold: int, lowest_coin: Signs) -> Signs:

@@ -95,7 +95,7 @@ def privatize_label(label: int, epsilon: float) -> int:
     UserError for another label or a bad epsilon; the label is not printed.
     """
     if isinstance(label, bool) or label not in (-1, 1):
-        raise UserError("a label is neither -1 nor +1; map the labels to {-1, +1} first")
+        raise UserError("a label must be -1 or +1: map labels of 0 and 1 with 2*label - 1")
     return label if secrets.randbits(129) < LEVELS + keep_threshold(epsilon) else -label
 
 
@@ -127,8 +127,10 @@ class DrawStore:
     def answer(self, events: Sequence[tuple[str, int]], epsilon: float) -> list[int | None]:
         """The draws of (event id, place of the true label), in order; None for an id that has another epsilon.
 
-        All draws are on the disk when this returns; if it raises, none was made.
+        All draws are on the disk when this returns; if it raises, none was made. UserError: a place is not 0 or 1.
         """
+        if not {place for _, place in events} <= {0, 1}:
+            raise UserError("the place of a label must be 0 or 1: give -1 and +1 to privatize_label")
         threshold = keep_threshold(epsilon)
         found: list[int | None] = []
         with self._named_errors(), self._transaction():
@@ -136,11 +138,9 @@ class DrawStore:
                 name = hashlib.sha256(event.encode()).digest()
                 row = self._base.execute("SELECT epsilon, draw FROM draws WHERE event = ?", (name,)).fetchone()
                 if row is None:
-                    draw = place if secrets.randbits(129) < LEVELS + threshold else 1 - place
-                    self._base.execute("INSERT INTO draws VALUES (?, ?, ?)", (name, float(epsilon), draw))
-                    found.append(draw)
-                else:
-                    found.append(row[1] if row[0] == epsilon else None)
+                    row = float(epsilon), place if secrets.randbits(129) < LEVELS + threshold else 1 - place
+                    self._base.execute("INSERT INTO draws VALUES (?, ?, ?)", (name, *row))
+                found.append(row[1] if row[0] == epsilon else None)
         return found
 
     def close(self) -> None:

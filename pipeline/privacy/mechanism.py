@@ -45,7 +45,7 @@ from itertools import count
 from typing import Any
 
 from pipeline.core.errors import UserError
-from pipeline.core.noise import PUBLIC, LabelNoise, check_epsilon, is_public, keep_threshold
+from pipeline.core.noise import PUBLIC, LabelNoise, check_epsilon, check_label, is_public, keep_threshold
 from pipeline.privacy.prf import Prf
 
 OCTAVES = 128
@@ -115,7 +115,11 @@ class Coins:
 
 
 def last_coin(label: int, threshold: int, coins: Coins, octaves: int = OCTAVES) -> int:
-    """The coin of the lowest visited level >= threshold, or the label. `octaves` is smaller only in tests."""
+    """The coin of the lowest visited level >= threshold, or the label. `octaves` is smaller only in tests.
+
+    UserError for another label than -1 and +1.
+    """
+    check_label(label)
     if threshold == 0:
         return coins.lowest(-1)
     own = threshold.bit_length() - 1
@@ -152,7 +156,7 @@ class RandomizedResponse:
         object.__setattr__(self, "threshold", keep_threshold(self.epsilon))
 
     def release(self, prf: Prf, event: bytes, label: int) -> int:
-        """z in {-1, +1} for this event: a pure function of (key, event, label, epsilon). The label is not validated."""
+        """z in {-1, +1} for this event: a pure function of (key, event, label, epsilon). UserError: see `last_coin`."""
         return last_coin(label, self.threshold, Coins(prf, event))
 
     def guarantee(self) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def test_epsilon_is_a_finite_number_above_0(epsilon: Any, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("label", [0, 2, True, "1", None])
 def test_a_label_is_minus_one_or_one(label: Any) -> None:
-    with pytest.raises(UserError, match="neither -1 nor"):
+    with pytest.raises(UserError, match="must be -1 or"):
         privatize_label(label, 1.0)
 
 
