@@ -184,12 +184,15 @@ def _check_made_by(recipe: Recipe, run: RunDir, name: str) -> None:
 
 
 def resolved(recipe: Recipe, run: RunDir, world: World) -> Recipe:
-    """The recipe with a stated `model.dtype`; the run directory is this recipe's. See `numerics.resolve_dtype`."""
+    """The recipe with a stated `model.dtype` (`numerics.resolve_dtype`). UserError: it names no preferences, or the run
+    directory is another recipe's.
+    """
     from pipeline.lm.numerics import resolve_dtype
 
     run.check(recipe)
     return resolve_dtype(recipe, run, world)
 
+    recipe.data.check_preferences()
 
 def execute(recipe: Recipe, run: RunDir, selection: Selection, accept_code: bool = False) -> None:
     """Runs the selected stages that are not up to date, in order.

@@ -77,6 +77,7 @@ def run_all(recipe: Recipe, run: RunDir) -> None:
 
 def check_twins(recipe: Recipe, folder: Path) -> None:
     """What twins can show nothing of is refused. Raises: UserError."""
+    recipe.data.check_preferences()
     if not recipe.private:
         raise UserError("verify-run needs labels under a key: a finite privatize.epsilon and no insecure_seed")
     if recipe.privatize.by_holder:

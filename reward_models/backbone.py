@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
+from transformers import AutoConfig
 
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 from pipeline.data.render import Renderer
+from pipeline.lm.architectures import check_layers
 from pipeline.lm.models import DTYPES
 from reward_models.model import build_reward_backbone
 
@@ -22,6 +24,7 @@ def load_backbone(path: Path, recipe: Recipe, renderer: Renderer) -> Any:
     """
     settings, pad = recipe.reward, renderer.tokenizer.pad_token_id
     try:
+        check_layers(settings.num_layers, AutoConfig.from_pretrained(path), str(path))
         return build_reward_backbone(
             path,
             settings.num_layers,

@@ -42,6 +42,7 @@ def plan(
     if sharded and gpus is None:
         raise UserError("--sharded needs --gpus and --gpu-memory")
     recipe = load_recipe(Recipe, config, overrides or [])
+    recipe.data.check_preferences()
     run = RunDir(run_dir or Path("runs") / recipe.name)
     here = planning.this_machine()
     machine = planning.gpus(gpus, gpu_memory, sharded) if gpus and gpu_memory else here

@@ -5,6 +5,7 @@ Required keys have no default. Cross-section rules are checked in `Recipe.__post
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -322,6 +323,8 @@ class Recipe:
         if self.data.limit is not None:
             raise ValueError("data.limit is of brought preferences: set online.rounds and online.questions")
 
+        # Runs of earlier versions state it so, and need not ask again.
+        object.__setattr__(self, "data", replace(self.data, preferences="embedded"))
     def _check_counts(self) -> None:
         own = self.privatize
         if own.count_epsilon is None:

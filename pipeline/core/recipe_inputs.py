@@ -9,6 +9,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from pipeline.core.config import IF_SET
+from pipeline.core.errors import UserError
 from pipeline.core.recipe_parts import STRICT
 
 OF_RELEASE = ("release", "release_both", "release_preferred")
@@ -60,12 +61,13 @@ class ModelConfig:
 class DataConfig:
     """Where preferences, demonstrations and prompts come from. `embedded` names the built-in task with known truth.
 
-    `auto` is that task where the preferences are, and the release where they are one's own.
+    `auto` is that task where the preferences are (or none are), and the release where they are one's own.
     """
 
-    preferences: str = "embedded"
-    """`embedded`, a file, a folder with train/eval files, a `datasets` folder, or a hub id. Raw labels: only the
-    privatize stage (and a final evaluation on labels declared public) reads it."""
+    preferences: str = ""
+    """`embedded`, a file, a folder with train/eval files, a `datasets` folder, or a hub id. Required, here or by
+    --data, except with `online`. Raw labels: only the privatize stage (and a final evaluation on labels declared
+    public) reads it."""
     demonstrations: str = "auto"
     """For SFT: `embedded`, a file or folder, or of each released pair: `release`, one response, whatever the label;
     `release_both`, both; `release_preferred`, the one that the released label prefers, which is as private as that
@@ -95,7 +97,7 @@ class DataConfig:
             "evaluation_prompts": "evaluation",
         }.items():
             if getattr(self, name) == "auto":
-                object.__setattr__(self, name, "embedded" if self.preferences == "embedded" else own)
+                object.__setattr__(self, name, "embedded" if self.without_pairs else own)
 
     def built_in(self, key: str) -> bool:
         """Whether `key` (of `BUILT_IN`) names no file."""
@@ -104,7 +106,15 @@ class DataConfig:
     @property
     def without_pairs(self) -> bool:
         """Whether no preferences are brought."""
-        return self.preferences == "embedded"
+        return self.preferences in ("", "embedded")
+
+    def check_preferences(self) -> None:
+        """UserError where the recipe names none: the built-in task is read only where it is asked for."""
+        if not self.preferences:
+            raise UserError(
+                "data.preferences must name the preferences to learn from, got none: give --data PATH, or "
+                "data.preferences=embedded for the built-in task"
+            )
 
     def from_release(self, key: str) -> bool:
         """Whether what `key` (of `BUILT_IN`) names is read from what the privatize stage released."""

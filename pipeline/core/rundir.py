@@ -73,7 +73,8 @@ class RunDir:
         """The manifest of stage `name`; `UserError` when it has not completed."""
         manifest = self.manifest(name)
         if manifest is None:
-            raise UserError(f"{self.root} holds no completed stage '{name}': run it first (--only {name})")
+            command = f"private-rlhf run --only {name}"
+            raise UserError(f"{self.root} holds no completed stage '{name}': run it first ({command})")
         return manifest
 
     def changed_code(self, name: str, files: Mapping[str, str]) -> list[str]:

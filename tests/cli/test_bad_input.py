@@ -148,6 +148,20 @@ def test_the_positions_of_the_tiny_model_are_those_of_its_checkpoint() -> None:
     assert tiny_config(8, 0, 1).max_position_embeddings == POSITIONS["tiny"]
 
 
+@pytest.mark.parametrize("name", ["own_data", "hh_truth", "hh_rlhf_smollm2"])
+def test_a_recipe_for_own_data_asks_for_them(refused: Refused, name: str) -> None:
+    """Every command that would read them; the built-in task is read only where it is named."""
+    for command in (["run", "--dry-run"], ["run"], ["privatize"], ["sft"], ["plan"], ["verify-run"]):
+        line = refused(*command, "--config", name)
+        assert "data.preferences must name the preferences to learn from, got none: give --data PATH" in line
+    assert main(["run", "--config", name, "--data", "embedded", "--dry-run"]) == 0
+
+
+def test_layers_that_the_model_lacks(refused: Refused) -> None:
+    line = refused.run("--dry-run", "reward.num_layers=10")
+    assert "reward.num_layers must be at most 2, the layers of model.source tiny, got 10: lower it" in line
+
+
 def test_a_misspelt_key_in_the_recipe(refused: Refused, tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(TINY.read_text().replace("  iterations: 6", "  iteratoins: 6"))
@@ -257,8 +271,9 @@ def test_a_damaged_manifest(refused: Refused, tmp_path: Path) -> None:
 
 
 def test_a_stage_without_its_input(refused: Refused) -> None:
-    assert "holds no completed stage 'privatize': run it first (--only privatize)" in refused.run("--from", "sft")
-    assert "holds no completed stage 'sft': run it first (--only sft)" in refused.run("--only", "ppo")
+    for option, stage, needed in (("--from", "sft", "privatize"), ("--only", "ppo", "sft")):
+        said = refused.run(option, stage)
+        assert f"holds no completed stage '{needed}': run it first (private-rlhf run --only {needed})" in said
 
 
 @pytest.mark.parametrize(

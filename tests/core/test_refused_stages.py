@@ -21,6 +21,7 @@ TREE = {
     "name": "one",
     "evaluation_labels": "private",
     "model": {"source": "tiny"},
+    "data": {"preferences": "embedded"},
     "privatize": {"epsilon": 1.0},
 }
 RECIPE = parse(Recipe, TREE, "r")

@@ -43,7 +43,7 @@ def recipe(tmp_path: Path, aligner: str = "ppo", reward: str = "head", batch: in
         "evaluation_labels": "private",
         "model": {"source": "tiny"},
         "aligner": aligner,
-        "data": data,
+        "data": {"preferences": "embedded", **data},
         "privatize": {"epsilon": 1.0, "key_file": str(tmp_path / "owner.key")},
         "sft": size,
         "dpo": size,

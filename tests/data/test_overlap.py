@@ -218,7 +218,7 @@ def test_the_key_is_new_every_time() -> None:
 
 def recipe(**data: Any) -> Recipe:
     tree = {"name": "x", "evaluation_labels": "private", "model": {"source": "tiny"}, "privatize": {"epsilon": 1.0}}
-    return parse(Recipe, {**tree, "data": data}, "r")
+    return parse(Recipe, {**tree, "data": {"preferences": "embedded", **data}}, "r")
 
 
 def write(path: Path, rows: Iterable[dict[str, Any]]) -> str:

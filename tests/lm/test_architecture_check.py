@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,11 @@ from pipeline.core.config import parse
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 from pipeline.core.world import World
-from pipeline.lm.architectures import check_architecture
+from pipeline.lm.architectures import base_config, check_architecture
 from pipeline.stages.table import preflight
 
 TEXTS = ["the quick brown fox"]
+OTHER_MODULES = {"lora": {"target_modules": ["c_attn"]}}
 REFUSED = {
     "Falcon-H1": r"\(falcon_h1\) under sft\.lora: .*incompatible with Mamba-based models.*: name other target_modules",
     "Gemma-3 multimodal": r"\(gemma3\) has several modalities: give a text-only checkpoint",
@@ -33,7 +36,7 @@ def recipe(source: Path, **sections: Any) -> Recipe:
 def test_every_family_is_taken_or_refused_in_one_line(family: str, tmp_path: Path) -> None:
     checked = recipe(family_checkpoint(family, tmp_path, TEXTS))
     if family not in REFUSED:
-        check_architecture(checked, str(tmp_path))
+        check_architecture(checked, base_config(checked.model))
         return
     with pytest.raises(UserError, match=REFUSED[family]) as caught:
         preflight(checked, ["sft"], World(0, 1))
@@ -43,13 +46,62 @@ def test_every_family_is_taken_or_refused_in_one_line(family: str, tmp_path: Pat
 def test_falcon_h1_is_taken_with_modules_that_peft_takes(tmp_path: Path) -> None:
     source = family_checkpoint("Falcon-H1", tmp_path, TEXTS)
     lora = {"lora": {"target_modules": ["q_proj", "v_proj"]}}
-    check_architecture(recipe(source, sft=lora, ppo=lora), str(source))
+    checked = recipe(source, sft=lora, ppo=lora)
+    check_architecture(checked, base_config(checked.model))
 
 
 def test_experts_are_not_quantised(tmp_path: Path) -> None:
     source = family_checkpoint("Mixtral", tmp_path, TEXTS)
+    checked = recipe(source, ppo={"quantize": "4bit"})
     with pytest.raises(UserError, match="has experts, which 4 bits are not for"):
-        check_architecture(recipe(source, ppo={"quantize": "4bit"}), str(source))
+        check_architecture(checked, base_config(checked.model))
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"reward": {"num_layers": 3}}, r"reward\.num_layers must be at most 2, the layers of .*, got 3: lower it"),
+        ({"sft": OTHER_MODULES}, r"sft\.lora\.target_modules \['c_attn'\]: .*; name its own"),
+        ({"ppo": OTHER_MODULES}, r"ppo\.lora\.target_modules \['c_attn'\]: .*; name its own"),
+        ({"reward": {"mode": "lora", **OTHER_MODULES}}, r"reward\.lora\.target_modules \['c_attn'\]: .*; name its own"),
+        ({"reward": {"uncertainty": {"kind": "mc_dropout"}}}, r"reward\.uncertainty\.kind mc_dropout: .* no active"),
+        ({"model": {"max_prompt_tokens": 501}}, r"make 513 tokens, and .* has 512 positions: lower one of them"),
+    ],
+)
+@pytest.mark.parametrize("built_in", [True, False])
+def test_what_the_config_tells_is_checked_before_any_stage(
+    checkpoint: Path, sections: dict[str, Any], said: str, built_in: bool
+) -> None:
+    model = {**sections.get("model", {}), **({"source": "tiny"} if built_in else {})}
+    checked = recipe(checkpoint, **{**sections, "model": model})
+    with pytest.raises(UserError, match=said) as caught:
+        preflight(checked, ["sft", "reward", "ppo"], World(0, 1))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"num_attention_heads": 5}, "not a multiple of the number of attention heads"),
+        ({"num_key_value_heads": 3}, r"3 key-value heads do not divide 4 heads: give another checkpoint"),
+        ({"vocab_size": 2}, r"its tokenizer has .* at id \d+, and its model has 2 ids: give a checkpoint whose"),
+        ({"vocab_size": 2, "pad_token_id": 7}, "Padding_idx must be within num_embeddings: correct its config"),
+    ],
+)
+def test_a_config_that_contradicts_itself(
+    checkpoint: Path, tmp_path: Path, changed: dict[str, Any], said: str
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint, folder)
+    config = json.loads((folder / "config.json").read_text()) | {"pad_token_id": None} | changed
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=said) as caught:
+        preflight(recipe(folder), ["sft"], World(0, 1))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_hub_id_that_is_not_here_is_left_to_its_stage(checkpoint: Path) -> None:
+    preflight(recipe(checkpoint, model={"source": "nobody/has-this"}), ["sft", "reward"], World(0, 1))
 
 
 def test_a_revision_is_for_hub_ids(checkpoint: Path) -> None:
