@@ -7,6 +7,7 @@
 # Environment: EPSILONS (default "0.5 1 2"), SEEDS (default "0 1 2"), PYTHON. The non-private arm is `.inf`; it needs
 # data.public_labels=true and is for labels that are declared public only.
 #
+# Every arm trains its policy, also on a reward that may be a coin: they are there to be compared.
 # The releases of one sweep share the recipe's key: all of them together cost the largest epsilon, per label.
 set -euo pipefail
 
@@ -32,7 +33,7 @@ for epsilon in "${epsilons[@]}"; do
         run_dir="runs/$name-eps${epsilon#.}-seed$seed"
         [[ "$epsilon" == .inf || "$epsilon" != .* ]] || run_dir="runs/$name-eps0$epsilon-seed$seed"
         "$python" -m pipeline.cli run --config "$config" --run-dir "$run_dir" \
-            "$@" "privatize.epsilon=$epsilon" "seed=$seed"
+            --accept-reward "$@" "privatize.epsilon=$epsilon" "seed=$seed"
         run_dirs+=("$run_dir")
     done
 done

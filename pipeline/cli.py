@@ -24,6 +24,7 @@ from pipeline.commands.verify_release import verify_release
 from pipeline.core.errors import RunStopped, UserError, one_line
 from pipeline.core.extras import extra_of, remedy
 from pipeline.core.threads import wait_briefly
+from pipeline.core.world import wait_for_first
 from pipeline.stages.table import STAGES
 
 INTERRUPTED = "interrupted; run the same command again to resume"
@@ -55,6 +56,9 @@ Config = Annotated[Path, typer.Option("--config", help="The recipe: a YAML file,
 RunDirectory = Annotated[Path | None, typer.Option("--run-dir", help="Default: runs/NAME of the recipe.")]
 Data = Annotated[str | None, typer.Option("--data", help="Preferences: file, folder or hub id (data.preferences).")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value, e.g. privatize.epsilon=0.5")]
+AcceptReward = Annotated[
+    bool, typer.Option("--accept-reward", help="Train a policy on a reward that may be a coin (reward.accept_coin).")
+]
 AcceptCode = Annotated[bool, typer.Option("--accept-code", help="Keep results that other code made.")]
 
 
@@ -67,6 +71,7 @@ def run(
     only: Annotated[str | None, typer.Option("--only", help="Run this stage alone.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
     accept_code: AcceptCode = False,
+    accept_reward: AcceptReward = False,
     overrides: Overrides = None,
 ) -> None:
     """Run a recipe: stages that are up to date are skipped, an interrupted one resumes."""
@@ -74,7 +79,7 @@ def run(
     from pipeline.core.rundir import RunDir
     from pipeline.core.world import declared_world
 
-    recipe = _recipe(config, data, overrides)
+    recipe = _recipe(config, data, overrides, accept_reward)
     directory = RunDir(run_dir or Path("runs") / recipe.name)
     selection = runner.Selection(start=start, only=only)
     if dry_run:
@@ -99,13 +104,14 @@ def online(
         int, typer.Option("--policies", min=1, max=99, help="How often: each run asks the policy of the one before.")
     ] = 1,
     accept_code: AcceptCode = False,
+    accept_reward: AcceptReward = False,
     overrides: Overrides = None,
 ) -> None:
     """Run a recipe that asks for labels (section online), with all its stages; resumes like `run`."""
     from pipeline.policies import run_policies
     from pipeline.runner import join_world
 
-    recipe = _recipe(config, None, overrides)
+    recipe = _recipe(config, None, overrides, accept_reward)
     last = run_policies(recipe, run_dir or Path("runs") / recipe.name, policies, accept_code)
     if join_world().main:
         from pipeline.report.terminal import show_results
@@ -306,10 +312,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         given = list(arguments) if arguments is not None else None
         code = app(args=given, prog_name="private-rlhf", standalone_mode=False)
-    except UserError as error:
-        return _fail(str(error), 2)
-    except RunStopped as error:
-        return _fail(str(error), 1)
+    except (UserError, RunStopped) as error:
+        wait_for_first()
+        return _fail(str(error), 2 if isinstance(error, UserError) else 1)
     except ModuleNotFoundError as error:
         if (extra := extra_of(error)) is None:
             raise
@@ -343,11 +348,12 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def _recipe(config: Path, data: str | None, overrides: Sequence[str] | None) -> Any:
+def _recipe(config: Path, data: str | None, overrides: Sequence[str] | None, accept_reward: bool = False) -> Any:
     from pipeline.core.config import load_recipe
     from pipeline.core.recipe import Recipe
 
     extra = [f"data.preferences={data}"] if data is not None else []
+    extra += ["reward.accept_coin=true"] if accept_reward else []
     return load_recipe(Recipe, config, [*extra, *(overrides or [])])
 
 
@@ -358,11 +364,12 @@ def _stage(
     data: str | None,
     overrides: Sequence[str] | None,
     accept_code: bool,
+    accept_reward: bool = False,
 ) -> None:
     from pipeline import runner
     from pipeline.core.rundir import RunDir
 
-    recipe = _recipe(config, data, overrides)
+    recipe = _recipe(config, data, overrides, accept_reward)
     runner.execute_one(name, recipe, RunDir(run_dir or Path("runs") / recipe.name), accept_code)
 
 
@@ -375,9 +382,10 @@ def _add_stage(name: str, said: str) -> None:
         run_dir: RunDirectory = None,
         data: Data = None,
         accept_code: AcceptCode = False,
+        accept_reward: AcceptReward = False,
         overrides: Overrides = None,
     ) -> None:
-        _stage(name, config, run_dir, data, overrides, accept_code)
+        _stage(name, config, run_dir, data, overrides, accept_code, accept_reward)
 
 
 _own = {str(command.callback.__name__) for command in app.registered_commands if command.callback}

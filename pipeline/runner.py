@@ -134,6 +134,7 @@ def check(recipe: Recipe, run: RunDir, selection: Selection, world: World) -> li
 
     Raises:
         UserError: a foreign run directory, a missing upstream stage, or something `preflight` finds.
+        RunStopped: a finished stage measured something that lets the next one not start.
     """
     run.check(recipe)
     _check_stage(selection.only or selection.start, recipe)
@@ -156,6 +157,8 @@ def _check_needs(recipe: Recipe, run: RunDir, stages: Sequence[Stage], world: Wo
         for name in stage.upstream(recipe):
             if name not in names:
                 _check_made_by(recipe, run, name)
+        if not names.intersection(stage.upstream(recipe)):
+            stage.check_read(recipe, run)
     preflight(recipe, names, world)
     for stage in stages:
         if stage.releases:  # first, since the others count what it will release
@@ -189,10 +192,10 @@ def resolved(recipe: Recipe, run: RunDir, world: World) -> Recipe:
     """
     from pipeline.lm.numerics import resolve_dtype
 
+    recipe.data.check_preferences()
     run.check(recipe)
     return resolve_dtype(recipe, run, world)
 
-    recipe.data.check_preferences()
 
 def execute(recipe: Recipe, run: RunDir, selection: Selection, accept_code: bool = False) -> None:
     """Runs the selected stages that are not up to date, in order.
@@ -255,6 +258,7 @@ def run_stage(stage: Stage, recipe: Recipe, run: RunDir, world: World) -> None:
     context = StageContext(recipe, run, world, stage.name, stages)
     for name in stage.upstream(recipe):
         run.require(name)
+    stage.check_read(recipe, run)
     if world.main:
         run.reopen(stage.name)
         if not stage.prints:

@@ -82,6 +82,9 @@ class RewardConfig:
     refit_ridge: float | None = Field(default=None, gt=0)
     """`lora`/`full`: λ of the head that is fitted again on the trained features, r̄'s own; null: chosen by the
     private log-likelihood of the pairs held out."""
+    accept_coin: Annotated[bool, NO_EFFECT] = False
+    """Train the policy also on a reward whose held-out accuracy has an interval that reaches down to 1/2
+    (--accept-reward). false: the run stops before ppo, rloo or grpo, and says how many labels it would need."""
     kappa: float = Field(default=1.0, ge=0)
     """Γ = κ·√(g̃ᵀH⁻¹g̃), or κ times another kind of uncertainty; 0 switches pessimism off."""
     uncertainty: UncertaintySettings = Field(default_factory=UncertaintySettings)
@@ -320,11 +323,11 @@ class Recipe:
                 raise ValueError(f"privatize.person_budget: a person answers {labels}: lower online.crowd.most")
         if online.after is not None and (self.aligner != "ppo" or self.ppo.quantize):
             raise ValueError("online.after goes on from PPO's policy: set aligner: ppo, and no ppo.quantize")
+        # Runs of earlier versions state it so, and need not ask again.
+        object.__setattr__(self, "data", replace(self.data, preferences="embedded"))
         if self.data.limit is not None:
             raise ValueError("data.limit is of brought preferences: set online.rounds and online.questions")
 
-        # Runs of earlier versions state it so, and need not ask again.
-        object.__setattr__(self, "data", replace(self.data, preferences="embedded"))
     def _check_counts(self) -> None:
         own = self.privatize
         if own.count_epsilon is None:

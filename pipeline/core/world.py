@@ -6,6 +6,7 @@ import atexit
 import gc
 import os
 import sys
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,15 @@ def declared_world() -> World:
         if not value.isdecimal():
             raise UserError(f"the environment variable {name} is '{value}', not a number: unset it")
     return World(rank=int(values["RANK"]), size=int(values["WORLD_SIZE"]))
+
+
+def wait_for_first(seconds: float = 10.0) -> None:
+    """Under a launcher, gives the first process of this machine time to report what all of them have met.
+
+    The launcher ends the others when it exits. Where it did not meet the same, they report it after that time.
+    """
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        time.sleep(seconds)
 
 
 def global_batch(section: str, batch_size: int, micro_batch_size: int | None, world: World) -> tuple[int, int]:

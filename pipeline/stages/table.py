@@ -26,6 +26,7 @@ from pipeline.stages.checks import (
     check_bits,
     check_extra_rewards,
     check_judge,
+    check_reward_verdict,
     check_trainer_args,
 )
 
@@ -123,8 +124,8 @@ class Reward(Stage):
 
             check_external(settings.external)
             return
-        check_bits(self.name, settings)
         check_backbone(recipe)
+        check_bits(self.name, settings)
         if settings.mode != "head":
             check_trainer_args(self.name, settings, recipe, world)
         elif settings.trainer_args:
@@ -137,7 +138,15 @@ class Reward(Stage):
             check_rows(count, self.name, settings.batch_size)
 
 
-class Ppo(Stage):
+class OnReward(Stage):
+    """It trains a policy on r̂."""
+
+    def check_read(self, recipe: Recipe, run: RunDir) -> None:
+        if not recipe.reward.accept_coin:
+            check_reward_verdict(run)
+
+
+class Ppo(OnReward):
     name = "ppo"
     said = "KL-regularised PPO against the pessimistic reward."
     reads = ("sft", "reward")
@@ -186,7 +195,7 @@ class Dpo(Stage):
         check_rows(enough.pairs(recipe, run, new_release, size), self.name, size)
 
 
-class Rloo(Stage):
+class Rloo(OnReward):
     name = "rloo"
     said = "RLOO against the pessimistic reward, for recipes with `aligner: rloo`."
     reads = ("sft", "reward")

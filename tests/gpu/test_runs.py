@@ -22,6 +22,7 @@ CUT = (
     "ppo.max_prompts=16",
     "ppo.reference_samples=2",
     "evaluate.num_prompts=8",
+    "reward.accept_coin=true",
     "evaluate.gibbs_candidates=2",
     "evaluate.max_pairs=8",
 )

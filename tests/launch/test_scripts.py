@@ -101,7 +101,7 @@ def test_sweep_runs_the_grid_then_the_table(tmp_path: Path) -> None:
     runs = [f"runs/demo-eps{name}-seed{seed}" for name in ("0.5", "inf") for seed in (0, 1)]
     assert [re.search(r"--run-dir (\S+)", call)[1] for call in calls[:-1]] == runs  # type: ignore[index]
     assert calls[2].endswith("run --config configs/demo.yaml --run-dir runs/demo-epsinf-seed0 "
-                             "ppo.iterations=2 privatize.epsilon=.inf seed=0")
+                             "--accept-reward ppo.iterations=2 privatize.epsilon=.inf seed=0")
     assert calls[-1].endswith("launch/table.py " + " ".join(runs))
 
 

@@ -17,6 +17,7 @@ ONE_STEP = (
     "reward.batch_size=4",
     "reward.micro_batch_size=2",
     "reward.num_components=4",
+    "reward.accept_coin=true",
     "ppo.iterations=1",
     "ppo.rollouts=4",
     "ppo.reference_samples=2",

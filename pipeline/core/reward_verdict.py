@@ -1,0 +1,78 @@
+"""The verdict on a fitted reward: does its accuracy on held-out labels tell it from a coin?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+from pipeline.core.noise import LabelNoise
+
+Z = NormalDist().inv_cdf(0.975)
+MOST_LABELS = 10_000_000
+"""Larger numbers of labels are not stated: they only say that the accuracy is close to 1/2."""
+
+
+@dataclass(frozen=True)
+class RewardVerdict:
+    """Attributes:
+    accuracy, low, high: on held-out labels, debiased to true labels, with its 95 % interval (unclipped).
+    noise: of the labels.
+    share: of the labels that were held out, in (0, 1).
+    """
+
+    accuracy: float
+    low: float
+    high: float
+    noise: LabelNoise
+    share: float
+
+    @classmethod
+    def of(cls, fit: Mapping[str, Any]) -> RewardVerdict | None:
+        """The verdict on what reward/fit.json states; None where no labels were held out."""
+        stated = fit.get("validation_accuracy_debiased")
+        if not stated:
+            return None
+        share = fit["validation_pairs"] / (fit["validation_pairs"] + fit["num_pairs"])
+        return cls(stated["value"], stated["ci_low"], stated["ci_high"], LabelNoise.from_json(fit), share)
+
+    @property
+    def is_coin(self) -> bool:
+        """Whether the interval leaves 1/2 possible, or lies below it."""
+        return not self.low > 0.5
+
+    def labels_needed(self, accuracy: float) -> float:
+        """Labels, held-out ones included, from which on Wilson's interval excludes 1/2 at this accuracy, > 1/2.
+
+        It excludes 1/2 where the share of agreeing released labels, 1/2 + (2α − 1)(a − 1/2), lies more than z/(2√n)
+        from it: for n > (z / ((2α − 1)(2a − 1)))² held-out labels.
+        """
+        return float((Z / (self.noise.factor * (2.0 * min(accuracy, 1.0) - 1.0))) ** 2 / self.share)
+
+    @property
+    def stated(self) -> str:
+        """The accuracy and its interval."""
+        return f"{self.accuracy:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+    @property
+    def advice(self) -> str:
+        """The number of labels that would exclude 1/2 if the accuracy stayed, in words."""
+        if self.high <= 0.5:
+            return "more labels do not help an accuracy below 0.5"
+        supposed, whose = (self.accuracy, "that accuracy") if self.accuracy > 0.5 else (self.high, "the interval's end")
+        needed = self.labels_needed(supposed)
+        count = f"about {math.ceil(needed):,}" if needed <= MOST_LABELS else f"more than {MOST_LABELS:,}"
+        epsilon = "public labels" if self.noise.public else f"labels at epsilon {self.noise.epsilon:g}"
+        return f"at {whose} {count.replace(',', ' ')} {epsilon} would exclude 0.5"
+
+    def sentence(self, aligner: str | None) -> str:
+        """One sentence for the page. aligner: what trained a policy on the reward, if anything did."""
+        if not self.is_coin:
+            return f"The reward is better than a coin: its accuracy on held-out labels, debiased, is {self.stated}."
+        trained = f"; {aligner} trained the policy on it all the same (--accept-reward)" if aligner else ""
+        return (
+            f"The reward cannot be told from a coin: its accuracy on held-out labels, debiased, is {self.stated}, and "
+            f"{self.advice}{trained}."
+        )

@@ -1,0 +1,91 @@
+"""A reward that may be a coin stops the run before a policy is trained on it."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import runner
+from pipeline.core.atomic import write_json
+from pipeline.core.config import parse
+from pipeline.core.errors import RunStopped
+from pipeline.core.noise import LabelNoise
+from pipeline.core.recipe import Recipe
+from pipeline.core.rundir import RunDir
+from pipeline.core.stage import StageContext
+from pipeline.core.world import World
+from pipeline.runner import Selection
+from pipeline.stages.base import Stage
+
+BEFORE = ["privatize", "sft", "reward"]
+
+
+def recipe(aligner: str, **sections: Any) -> Recipe:
+    tree = {"name": "one", "evaluation_labels": "private", "privatize": {"epsilon": 1.0}, "aligner": aligner}
+    model, data = {"source": "tiny", "dtype": "float32"}, {"preferences": "embedded"}
+    return parse(Recipe, {**tree, "model": model, "data": data, **sections}, "r")
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The stages that ran, in order; they do nothing."""
+    names: list[str] = []
+
+    def load(stage: Stage) -> Any:
+        def run(context: StageContext) -> dict[str, Any]:
+            names.append(stage.name)
+            if stage.name == "evaluate":
+                write_json(context.folder / "evaluation.json", {})
+            return {}
+
+        protected = types.SimpleNamespace(input_unchanged=lambda *_: True, check_input=lambda *_: None)
+        return types.SimpleNamespace(run=run, protected=protected)
+
+    monkeypatch.setattr(Stage, "load", load)
+    monkeypatch.setattr(runner, "preflight", lambda *_: None)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    return names
+
+
+def state_accuracy(directory: RunDir, low: float) -> None:
+    """What the reward stage says of its held-out labels."""
+    accuracy = {"value": 0.56, "ci_low": low, "ci_high": 0.7, "n": 20}
+    fit = {"validation_accuracy_debiased": accuracy, **LabelNoise.of(2.0).as_json()}
+    write_json(directory.stage("reward") / "fit.json", fit | {"validation_pairs": 20, "num_pairs": 180})
+
+
+@pytest.mark.parametrize("aligner", ["ppo", "rloo", "grpo"])
+def test_a_coin_trains_no_policy(tmp_path: Path, ran: list[str], aligner: str) -> None:
+    """In the run that fits it, in every later one, and in a dry run; accepted, or better than a coin, it does."""
+    directory, plain = RunDir(tmp_path / "run"), recipe(aligner)
+    directory.claim(plain)
+    state_accuracy(directory, low=0.45)
+    attempts: list[Callable[[], Any]] = [
+        lambda: runner.execute(plain, directory, Selection()),
+        lambda: runner.execute(plain, directory, Selection()),
+        lambda: runner.execute_one(aligner, plain, directory),
+        lambda: runner.check(plain, directory, Selection(), World(rank=0, size=1)),
+    ]
+    for attempt in attempts:
+        with pytest.raises(RunStopped, match=r"may be a coin: .* 0\.560 \[0\.450, 0\.700\], .*--accept-reward"):
+            attempt()
+        assert ran == BEFORE
+    runner.execute(recipe(aligner, reward={"accept_coin": True}), directory, Selection())
+    assert ran == [*BEFORE, aligner, "evaluate", "report"]  # and nothing before it again
+    runner.execute(plain, directory, Selection())
+    assert ran == [*BEFORE, aligner, "evaluate", "report"]
+    state_accuracy(directory, low=0.51)
+    runner.execute_one(aligner, recipe(aligner, ppo={"kl_coef": 0.2}), directory)
+    assert ran[6:] == [aligner]
+
+
+def test_dpo_learns_from_labels_whatever_the_reward_is(tmp_path: Path, ran: list[str]) -> None:
+    directory = RunDir(tmp_path / "run")
+    directory.claim(recipe("dpo"))
+    state_accuracy(directory, low=0.45)
+    runner.execute(recipe("dpo"), directory, Selection())
+    assert "dpo" in ran
