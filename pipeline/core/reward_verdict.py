@@ -35,7 +35,7 @@ class RewardVerdict:
         stated = fit.get("validation_accuracy_debiased")
         if not stated:
             return None
-        share = fit["validation_pairs"] / (fit["validation_pairs"] + fit["num_pairs"])
+        share = stated["n"] / (stated["n"] + fit["num_pairs"])
         return cls(stated["value"], stated["ci_low"], stated["ci_high"], LabelNoise.from_json(fit), share)
 
     @property

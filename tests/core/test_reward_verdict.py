@@ -16,8 +16,7 @@ def fit(private_share: float, held_out: int, epsilon: float, trained: int = 900)
     """As reward/fit.json states it."""
     noise = LabelNoise.of(epsilon)
     accuracy = noise.debias(wilson(private_share * held_out, held_out)).as_dict()
-    counts = {"validation_pairs": held_out, "num_pairs": trained}
-    return {"validation_accuracy_debiased": accuracy, **noise.as_json(), **counts}
+    return {"validation_accuracy_debiased": accuracy, **noise.as_json(), "num_pairs": trained}
 
 
 def verdict(*given: Any) -> RewardVerdict:

@@ -204,6 +204,30 @@ def test_private_page_says_the_numbers(html: str) -> None:
     assert "longer answer: 59 %" in html.replace("\u00a0", " ")
 
 
+@pytest.mark.parametrize(
+    ("low", "said"),
+    [
+        (0.6, "The reward is better than a coin: its accuracy on held-out labels, debiased, is 0.692 [0.600, 0.716]."),
+        (0.4, "The reward cannot be told from a coin: .* PPO trained the policy on it all the same (--accept-reward)."),
+        (None, ""),
+    ],
+)
+def test_the_verdict_on_the_reward_stands_by_that_on_the_policy(
+    make_run: MakeRun, low: float | None, said: str
+) -> None:
+    run = make_run()
+    path = run.root / "reward" / "fit.json"
+    fit = json.loads(path.read_text())
+    fit["validation_accuracy_debiased"] = None if low is None else fit["validation_accuracy_debiased"] | {"ci_low": low}
+    path.write_text(json.dumps(fit))
+    facts = read_run(run, STAGES)
+    status = privacy_status(facts)
+    wanted = re.escape(said).replace(r"\.\*", ".*")
+    for page in (Page(render(run)).words, render_markdown(facts, status, run_card(facts, status))):
+        assert re.search(wanted, page)
+        assert said or "a coin" not in page
+
+
 def test_texts_left_out_as_too_long_are_shown(make_run: MakeRun, html: str) -> None:
     shown = "sft demonstrations 560 26 prompt 96, with a response 512"
     assert shown in re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html))
