@@ -157,11 +157,6 @@ def test_a_recipe_for_own_data_asks_for_them(refused: Refused, name: str) -> Non
     assert main(["run", "--config", name, "--data", "embedded", "--dry-run"]) == 0
 
 
-def test_layers_that_the_model_lacks(refused: Refused) -> None:
-    line = refused.run("--dry-run", "reward.num_layers=10")
-    assert "reward.num_layers must be at most 2, the layers of model.source tiny, got 10: lower it" in line
-
-
 def test_a_misspelt_key_in_the_recipe(refused: Refused, tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(TINY.read_text().replace("  iterations: 6", "  iteratoins: 6"))

@@ -26,8 +26,7 @@ CODE = {"pipeline/one.py": "1", "pipeline/two.py": "2"}
 
 def recipe(**sections: Any) -> Recipe:
     tree = {
-        "name": "one",
-        "evaluation_labels": "private",
+        "name": "one", "evaluation_labels": "private",
         "model": {"source": "tiny", "dtype": "float32"},
         "privatize": {"epsilon": 1.0},
         **sections,

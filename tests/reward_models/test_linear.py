@@ -184,7 +184,7 @@ def test_errors_name_the_culprit() -> None:
         return fit_linear(**{**arguments, **changes})  # type: ignore[arg-type]
 
     for changes, message in (
-        ({"private_label": (label + 1) / 2}, "private_label must be -1 or"),
+        ({"private_label": (label + 1) / 2}, "a label must be -1 or"),
         ({"private_label": label[:-1]}, "9 entries for 10 pairs"),
         ({"phi_b": phi_b[:, :1]}, "same, non-empty shape"),
         ({"phi_a": phi_a * math.nan}, "phi_a holds a non-finite"),
