@@ -236,7 +236,7 @@ def evaluate(
         bool | None, typer.Option("--judge-public", help="The labels that rm:PATH learned from are public.")
     ] = None,
     judge_http: Annotated[
-        bool | None, typer.Option("--judge-http", help="openai:URL may be http, e.g. on localhost.")
+        bool | None, typer.Option("--judge-http", help="openai:URL may be http on another machine.")
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", help="Write the result here as JSON.")] = None,
     max_response_tokens: Annotated[

@@ -115,11 +115,14 @@ def export(
     answers: Annotated[Path | None, typer.Option("--answers", help="Write z here: JSON lines of id and label.")] = None,
 ) -> None:
     """Write the private answers so far as a release bundle, as JSON lines, or both."""
+    from pipeline.core.atomic import sweep_temporaries
     from pipeline.labelling.questions import write_answers
     from pipeline.labelling.tasks import export_bundle, open_answers
 
     if out is None and answers is None:
         raise UserError("label export writes nothing: give --out, --answers or both")
+    for output in filter(None, (answers, out)):
+        sweep_temporaries(output.parent, output.name)  # of an export that was killed
     if answers is not None:
         _, found, _ = open_answers(store)
         write_answers(answers, dict(sorted(found.items())))

@@ -17,6 +17,10 @@ def label_filter(
     keep: Annotated[str, typer.Option("--keep", help="Further fields to pass through, comma-separated.")] = "",
 ) -> None:
     """Local mode: randomise labels on their way from stdin to stdout, JSON lines, once per event."""
+    from pipeline.core.noise import LabelNoise
     from pipeline.privacy.local import filter_stdin
+
+    if epsilon > 0 and (warning := LabelNoise.of(epsilon).warning):
+        typer.echo(f"beware: {warning}", err=True)
 
     raise typer.Exit(filter_stdin(epsilon, store, labels, id_field, label_field, keep))

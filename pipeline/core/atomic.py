@@ -114,15 +114,17 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def sweep_temporaries(folder: Path) -> None:
+def sweep_temporaries(folder: Path, name: str | None = None) -> None:
     """Removes what an interrupted `new_file` or `new_folder` left directly below `folder`.
+
+    name: of the one file or folder whose writer the caller is, where others may be written there at this time.
 
     An old folder whose successor never took its place (a kill between the two renames) gets its name back.
     """
     if not folder.is_dir():
         return
     for path in list(folder.iterdir()):
-        if path.name.startswith(".") and path.suffix in {".tmp", ".old"}:
+        if path.name.startswith("." if name is None else f".{name}.") and path.suffix in {".tmp", ".old"}:
             target = folder / path.name[1:].rsplit(".", 2)[0]
             if path.suffix == ".old" and not target.exists():
                 os.replace(path, target)

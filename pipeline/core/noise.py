@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # it loads scipy
 LEVELS = 1 << 128
 LABEL_RULE = "a label must be -1 or +1: map labels of 0 and 1 with 2*label - 1"
 ROUNDING = 2.0**-50  # two floats that state one probability differ by less
+WEAK_EPSILON = 10.0  # from here on at most one label in 22,027 is turned round
 
 
 def keep_threshold(epsilon: float) -> int:
@@ -132,6 +133,27 @@ class LabelNoise:
     def log_flip(self) -> float:
         """log(1 − α); -∞ for public labels."""
         return math.log(self.flip_prob) if self.flip_prob else -math.inf
+
+    def keep_text(self, digits: int = 3, percent: bool = False) -> str:
+        """α for people, with the decimals that tell it from 1: 0.881, 0.99995, over 0.999999999; or as per cent.
+
+        digits: the fewest decimals; two fewer for per cent.
+        """
+        if not self.flip_prob:
+            return "100\u00a0%" if percent else "1"
+        digits = min(max(digits, math.ceil(-math.log10(self.flip_prob))), 9)
+        over, value = ("over ", 1.0 - 1e-9) if self.flip_prob < 1e-9 else ("", self.keep_prob)
+        return f"{over}{100 * value:.{digits - 2}f}\u00a0%" if percent else f"{over}{value:.{digits}f}"
+
+    @property
+    def warning(self) -> str | None:
+        """A caution about an ε that protects next to nothing; None below `WEAK_EPSILON` and for public labels."""
+        if self.public or self.epsilon < WEAK_EPSILON:
+            return None
+        rarity = f"{1 / self.flip_prob:,.0f}" if self.flip_prob > 1e-9 else f"{1 / self.flip_prob:.0e}"
+        return (
+            f"at ε = {self.epsilon:g} nearly every label is released as it is: about one in {rarity} is turned round"
+        )
 
     def debias_share(self, share: float) -> float:
         """(p − (1−α))/(2α − 1): the share among true labels that share p among released ones estimates, unclipped."""

@@ -100,6 +100,9 @@ class ExtraRewardSettings:
             raise ValueError("public declares the training labels of a path: remove it from a callable")
 
 
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class JudgeSettings:
     """Who compares the policy's answers with those of π_ref: a chat model behind a URL, a reward model, a language
@@ -107,7 +110,8 @@ class JudgeSettings:
 
     url: str | None = None
     """Base address of an OpenAI-compatible endpoint, e.g. https://host/v1. Prompts and answers are sent there. Its key
-    is read from the environment variable OPENAI_API_KEY and never saved."""
+    is read from the environment variable OPENAI_API_KEY, never saved, and sent to api.openai.com, loopback and the
+    hosts in PRIVATE_RLHF_JUDGE_HOSTS (comma-separated) only."""
     model: str | None = None
     """`url`: the model to ask for."""
     path: Path | None = None
@@ -120,7 +124,7 @@ class JudgeSettings:
     """Declares that the judge learned from public labels alone, as its verdicts may else tell protected ones: needed
     with `url` and `lm`, and where the folder has no reward_metadata.json."""
     allow_http: bool = False
-    """`url`: also without encryption, e.g. http://localhost:8000/v1."""
+    """`url`: also without encryption, to hosts other than this machine."""
     request: dict[str, Any] = Field(default_factory=dict)
     """`url`: further fields of each request. temperature is 0 and max_tokens 1024 unless they are given here; null
     leaves one out. A reply that was cut counts as unclear."""
@@ -166,10 +170,8 @@ def _check_url(url: str, allow_http: bool) -> None:
         raise ValueError("url is no address of an endpoint: give one like https://host/v1")
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ValueError("url may hold no user, password or query, as it is saved: put the key into OPENAI_API_KEY")
-    if parts.scheme == "http" and not allow_http:
-        raise ValueError(
-            "url is not encrypted (http): take https, or set allow_http (--judge-http), e.g. for localhost"
-        )
+    if parts.scheme == "http" and parts.hostname not in LOOPBACK and not allow_http:
+        raise ValueError("url is not encrypted (http): take https, or set allow_http (--judge-http)")
 
 
 def refuse_smoothing(loss: Any) -> Any:

@@ -175,7 +175,8 @@ def privatize_source(request: Request) -> str:
     dropped = ", ".join(f"{count} {name}" for name, count in manifest.dropped.items())
     return (
         f"{manifest.rows} labels released at ε = {mechanism.epsilon:g} to {request.output} (each kept with probability "
-        f"{mechanism.noise.keep_prob:.4f}), signed by {public_key(key)}; dropped: {dropped}"
+        f"{mechanism.noise.keep_text(4)}), signed by {public_key(key)}; dropped: {dropped}"
+        f"{f'; beware: {mechanism.noise.warning}' if mechanism.noise.warning else ''}"
     )
 
 

@@ -2,29 +2,32 @@
 
 If they do, whoever picked them may have looked at the labels (fine-tuning on the chosen answers is the classic case),
 and then the policy carries raw labels past the randomiser. Texts are compared, not file names. Of every conversation
-the letters and digits alone (no case, white space, punctuation, special tokens, chat templates or turn marks) get
-three 64-bit keyed digests:
+the letters and digits (`letters`: no case, white space, punctuation, special tokens, chat templates or turn marks) get
+four 64-bit keyed digests:
 
 - of all its text, wherever prompt and response are taken to meet;
 - of its last user turn and last assistant turn, whatever came before (another system prompt, a shorter history); but
   an answer of under 32 characters ("You're welcome!") says little without what came before;
 - of its last assistant turn alone, whatever it answers, if it has 40 characters: it counts where both responses of a
-  pair have them and no other pair holds them, so that a phrase that many answers share is no sign.
+  pair have them and no other pair holds them, so that a phrase that many answers share is no sign;
+- of the letters of its last turns, without digits, if they have 32: it counts as the one before.
 
 A demonstration counts with its whole conversation and with every assistant turn in its history, a prompt with every
 assistant turn in it; but a prompt that is the prompt of a pair is public by the contract, and its history counts not.
 A pair is *one-sided* when one of its responses is found oftener than the other, also after division by how many pairs
 hold each response (files that write out both responses of every pair repeat those that several pairs share). One-sided
 is a symmetric notion, so the count that a refusal prints depends on no label. Long responses are compared by shingles
-too (`near_copies`): edited, cut, or both in one text.
+too (`near_copies`): edited, cut, or both in one text. Rows with a pair's prompt are searched for short ones
+(`contained`).
 
-What it cannot see: short responses that were edited, rewritten or translated ones; a choice among prompts that depends
+What it cannot see: short responses under another prompt; texts that were rewritten, translated, encoded (base64, rot13)
+or had their words reordered or left out; a choice among prompts that depends
 on labels; an order of rows that does (`pipeline.data.inputs` reads rows in an order of its own for that reason).
 
 The key is drawn anew for each look and the digests are never written. Texts are streamed, the pairs once for all files.
-Memory: 48 bytes per assistant turn of the demonstrations or prompts and 32 per pair that shares a text with them, and
-some 500 per hundred words for shingles; a small multiple of that while counting. Two texts that collide by chance (10^7
-against 10^7: probability 1e-4) refuse a harmless recipe, which another look lets pass.
+Memory: 64 bytes per assistant turn of the demonstrations or prompts and 40 per pair that shares a text with them, and
+some 1,000 per hundred words for shingles and for the search; a small multiple of that while counting. Two texts that
+collide by chance (10^7 against 10^7: probability 1e-4) refuse a harmless recipe, which another look lets pass.
 """
 
 from __future__ import annotations
@@ -32,7 +35,6 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-import unicodedata
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
@@ -46,8 +48,10 @@ from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
 from pipeline.data.adopted import is_adopted
+from pipeline.data.contained import ContainedAnswers, SearchedRows
 from pipeline.data.formats import read_demonstrations, read_preferences, read_prompts
 from pipeline.data.inputs import evaluation_release, release
+from pipeline.data.letters import Turns, last_question, turns
 from pipeline.data.near_copies import NearCopies, ShingledRows, Shingler
 from pipeline.data.release import read_release
 from pipeline.embedded import task
@@ -57,18 +61,8 @@ from pipeline.privacy.records import Text, encode_text
 PAIRS_PER_LOOK = 8192
 TELLING_CHARACTERS = 32
 ALONE_CHARACTERS = 40
-_MARK = re.compile(r"(?:^|\n\n)(Human|Assistant):")
-_TEMPLATE = re.compile(  # special tokens and what chat templates put around a turn
-    r"<\|(?:im_start|start_header_id)\|>\s*(?:system|user|assistant|tool)?|<\|[^<>|]{1,40}\|>"
-    r"|<start_of_turn>\s*(?:user|model)?|</?(?:s|bos|eos|pad|unk|end_of_turn)>|\[/?INST\]|<</?SYS>>"
-    r"|^#+ *(?:instruction|input|response|human|user|assistant|system|question|answer)\b:?",
-    re.IGNORECASE | re.MULTILINE,
-)
-_NO_WORD = re.compile(r"[\W_]+")
-
-Turns = list[tuple[bool, str]]
-"""(is it the assistant's, the letters and digits of its text) of every turn that has some."""
-
+_DIGIT = re.compile(r"\d+")
+PARTS, NO_DIGEST = 4, -2  # how many digests a conversation has; the place of one that is too short for it
 
 class Pair(NamedTuple):
     """A prompt and its two responses in an order that depends on their text alone: no label is left."""
@@ -76,6 +70,16 @@ class Pair(NamedTuple):
     prompt: Text
     first: Text
     second: Text
+
+
+class LookedPairs(NamedTuple):
+    """digests: (n, 9) uint64, the four of the first response, those of the second, the whole of the prompt. sides: of
+    each pair the shingles that its first and its second response alone have. texts: the last user turn and the two
+    responses, letters and digits alone."""
+
+    digests: np.ndarray
+    sides: list[tuple[np.ndarray, np.ndarray]]
+    texts: list[tuple[str, str, str]]
 
 
 class Overlap(NamedTuple):
@@ -153,32 +157,8 @@ def _forget(prompt: Text, response: Text, other: Text) -> Pair:
 # --- digests ----------------------------------------------------------------------------------------------------------
 
 
-def turns(*texts: Text) -> Turns:
-    """The turns of a prompt, or of a prompt and what answers it; text without turn marks is one turn."""
-    found: Turns = []
-    for place, text in enumerate(texts):
-        if isinstance(text, str):
-            pieces = _MARK.split(text)
-            head = [(place > 0, pieces[0])]
-            tail = [(mark == "Assistant", piece) for mark, piece in zip(pieces[1::2], pieces[2::2], strict=True)]
-            found += head + tail
-        else:
-            found += [(message["role"] == "assistant", message["content"]) for message in text]
-    squeezed = [(assistant, plain(content)) for assistant, content in found]
-    return [(assistant, content) for assistant, content in squeezed if content]
-
-
-def plain(text: str) -> str:
-    """The letters and digits of a text, in one case; a text without any (a smiley, a formula) as it is but for space.
-
-    Compatibility forms count as what they stand for; zero-width characters, special tokens and templates are gone.
-    """
-    words = _NO_WORD.sub("", unicodedata.normalize("NFKC", _TEMPLATE.sub(" ", text)).casefold())
-    return words or "".join(text.split())
-
-
 class Digests:
-    """The three digests of a conversation, and its shingles, under secrets that are drawn here."""
+    """The four digests of a conversation, and its shingles, under secrets that are drawn here."""
 
     def __init__(self) -> None:
         secret = secrets.token_bytes(32)
@@ -186,6 +166,7 @@ class Digests:
         self._whole = hashlib.blake2b(key=secret, digest_size=8, person=b"whole")
         self._last = hashlib.blake2b(key=secret, digest_size=8, person=b"last turns")
         self._alone = hashlib.blake2b(key=secret, digest_size=8, person=b"alone")
+        self._letters = hashlib.blake2b(key=secret, digest_size=8, person=b"letters")
 
     def whole(self, conversation: Turns) -> int:
         """Of all the text."""
@@ -216,13 +197,24 @@ class Digests:
         state.update(said.encode())
         return int.from_bytes(state.digest(), "big")
 
-    def of_pairs(self, pairs: Iterable[Pair]) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
-        """(n, 7) uint64: whole, last and alone of the first and of the second response, then the whole of the prompt;
-        and of each pair the shingles that its first and its second response alone have.
+    def letters(self, conversation: Turns) -> int:
+        """Of the last assistant turn and the last turn before it, without digits; 0 if they are short."""
+        said = max((place for place, (assistant, _) in enumerate(conversation) if assistant), default=0)
+        contents = [_DIGIT.sub("", content) for _, content in conversation[max(0, said - 1) : said + 1]]
+        if sum(map(len, contents)) < TELLING_CHARACTERS:
+            return 0
+        state = self._letters.copy()
+        state.update(" ".join(contents).encode())
+        return int.from_bytes(state.digest(), "big")
 
-        The two alone are 0 unless both are long.
-        """
-        rows, sides = [], []
+    def of(self, conversation: Turns) -> tuple[int, ...]:
+        """All four; 0 for those that it does not have."""
+        parts = (self.whole, self.last, self.alone, self.letters)
+        return tuple(part(conversation) for part in parts)
+
+    def of_pairs(self, pairs: Iterable[Pair]) -> LookedPairs:
+        """The digests of each pair, its shingles and its texts."""
+        rows, sides, texts = [], [], []
         for prompt, first, second in pairs:
             history, one, other = turns(prompt), turns(prompt, first), turns(prompt, second)
             parts = [
@@ -230,16 +222,10 @@ class Digests:
                 for part in (history, one[len(history) :], other[len(history) :])
             ]
             sides.append((_without(parts[1], parts[2], parts[0]), _without(parts[2], parts[1], parts[0])))
-            alone = self.alone(one), self.alone(other)
-            mine, theirs = alone if all(alone) else (0, 0)
-            rows.append(
-                (
-                    *(self.whole(one), self.last(one), mine),
-                    *(self.whole(other), self.last(other), theirs),
-                    self.whole(history),
-                )
-            )
-        return np.array(rows, dtype=np.uint64), sides
+            answers = ("".join(content for _, content in part[len(history) :]) for part in (one, other))
+            texts.append((last_question(history), *answers))
+            rows.append((*self.of(one), *self.of(other), self.whole(history)))
+        return LookedPairs(np.array(rows, dtype=np.uint64), sides, texts)
 
 
 def _without(shingles: np.ndarray, *others: np.ndarray) -> np.ndarray:
@@ -251,7 +237,7 @@ class Texts:
 
     def __init__(self, digests: Digests) -> None:
         self._digests = digests
-        self.shingled = ShingledRows()
+        self.shingled, self.searched = ShingledRows(), SearchedRows()
         self._prompts = array("Q")  # one per row
         self._found = array("Q")  # digests; beside each the row whose *history* holds it, or -1
         self._history_of = array("q")
@@ -268,15 +254,15 @@ class Texts:
         if response is not None:
             conversation = turns(prompt, response)
             self.shingled.add(row, shingles(content for _, content in conversation[len(history) :]), prompt=False)
+            self.searched.add(row, last_question(history), "".join(text for _, text in conversation[len(history) :]))
             self._enter_all(conversation, -1)
         elif history and not history[-1][0]:
+            self.searched.add(row, history[-1][1], "")
             self._enter(self._prompts[row], row)  # an answer may be pasted onto its question without a turn mark
 
     def _enter_all(self, conversation: Turns, row: int) -> None:
-        self._enter(self._digests.whole(conversation), row)
-        self._enter(self._digests.last(conversation), row)
-        if alone := self._digests.alone(conversation):
-            self._enter(alone, row)
+        for digest in filter(None, self._digests.of(conversation)):
+            self._enter(digest, row)
 
     def _enter(self, digest: int, row: int) -> None:
         self._found.append(digest)
@@ -314,9 +300,9 @@ def overlaps(files: Sequence[Texts], pairs: Iterable[Pair], digests: Digests) ->
     bar = tqdm(desc="comparing with the pairs", unit="pair", disable=None, leave=False)
     stream = iter(pairs)
     while block := list(islice(stream, PAIRS_PER_LOOK)):
-        looked, sides = digests.of_pairs(block)
+        looked = digests.of_pairs(block)
         for comparison in comparisons:
-            comparison.look(looked, sides)
+            comparison.look(looked)
         bar.update(len(block))
     bar.close()
     return [comparison.result() for comparison in comparisons]
@@ -328,37 +314,43 @@ class _Comparison:
     def __init__(self, texts: Texts) -> None:
         self._texts = texts
         self._known, self._known_prompts = np.unique(texts.found[0]), np.unique(texts.prompts)
-        self._shared = [np.empty((0, 6), dtype=np.int64)]  # places in `_known`: three of the one; of the other
+        self._shared = [np.empty((0, 2 * PARTS), dtype=np.int64)]  # places in `_known`: of the one; of the other
         self._which = [np.empty(0, dtype=np.int64)]  # pair of each row of these
         self._prompts = [np.empty(0, dtype=np.uint64)]  # of pairs, those that are prompts of the file
-        self._near = NearCopies(texts.shingled)
+        self._near, self._contained = NearCopies(texts.shingled), ContainedAnswers(texts.searched)
         self._pairs = 0
 
-    def look(self, looked: np.ndarray, sides: list[tuple[np.ndarray, np.ndarray]]) -> None:
+    def look(self, looked: LookedPairs) -> None:
         """What `Digests.of_pairs` gives."""
-        self._near.look(sides)
-        prompts = np.unique(looked[:, 6])
+        self._near.look(looked.sides)
+        self._contained.look(looked.texts)
+        prompts = np.unique(looked.digests[:, -1])
         self._prompts.append(prompts[places(self._known_prompts, prompts) >= 0])
-        found = places(self._known, looked[:, :6])
+        digests = looked.digests[:, :-1]
+        found = np.where(digests == 0, NO_DIGEST, places(self._known, digests))
         shared = np.flatnonzero((found >= 0).any(axis=1))
         self._shared.append(found[shared])
         self._which.append(shared + self._pairs)
-        self._pairs += len(looked)
+        self._pairs += len(looked.digests)
 
     def result(self) -> Overlap:
         """One-sided: unequal counts, also in proportion to how many pairs hold each response; of the responses alone
-        only where one pair holds each."""
+        and of letters only where one pair holds each."""
         shared = np.concatenate(self._shared)
         digests, history_of = self._texts.found
         public = np.isin(self._texts.prompts, np.concatenate(self._prompts))
         counted = digests[(history_of < 0) | ~public[history_of]]
         counts = np.bincount(np.searchsorted(self._known, counted), minlength=len(self._known))
         holders = np.bincount(shared[shared >= 0], minlength=len(self._known))
-        counts, holders = np.append(counts, 0)[shared], np.append(holders, 1)[shared]  # place -1: not found
-        common = (np.maximum(holders[:, 2], holders[:, 5]) > 1)[:, None] & (np.arange(3) == 2)
-        equal = (common | (counts[:, :3] == counts[:, 3:])).all(axis=1)
-        proportional = (common | (counts[:, :3] * holders[:, 3:] == counts[:, 3:] * holders[:, :3])).all(axis=1)
-        one_sided = self._near.one_sided(public) if self._pairs else np.zeros(0, dtype=bool)
+        counts, holders = np.append(counts, (0, 0))[shared], np.append(holders, (1, 1))[shared]  # the last: not found
+        one, other = holders[:, :PARTS], holders[:, PARTS:]
+        common = (np.maximum(one, other) > 1) & (np.arange(PARTS) >= 2)
+        common |= (shared[:, :PARTS] == NO_DIGEST) | (shared[:, PARTS:] == NO_DIGEST)  # only one is long enough
+        equal = (common | (counts[:, :PARTS] == counts[:, PARTS:])).all(axis=1)
+        proportional = (common | (counts[:, :PARTS] * other == counts[:, PARTS:] * one)).all(axis=1)
+        one_sided = np.zeros(self._pairs, dtype=bool)
+        if self._pairs:
+            one_sided |= self._near.one_sided(public) | self._contained.one_sided(public)
         one_sided[np.concatenate(self._which)[~equal & ~proportional]] = True
         return Overlap(self._pairs, int(one_sided.sum()))
 

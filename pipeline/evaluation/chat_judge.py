@@ -17,8 +17,8 @@ from requests.adapters import HTTPAdapter
 from requests.auth import AuthBase
 from urllib3.util import Retry
 
-from pipeline.core.errors import RunStopped, UserError
-from pipeline.core.recipe_parts import JudgeSettings
+from pipeline.core.errors import MOST_NAME, RunStopped, UserError, one_line
+from pipeline.core.recipe_parts import LOOPBACK, JudgeSettings
 from pipeline.core.row_files import Row, appending, read_rows
 from pipeline.core.stage import say
 from pipeline.data.render import Prompt
@@ -27,7 +27,8 @@ from pipeline.evaluation.verdicts import messages, parse_verdict
 DEFAULTS = {"temperature": 0.0, "max_tokens": 1024}
 LONGEST_WAIT = 60.0
 API_KEY = "OPENAI_API_KEY"
-LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+API_HOST = "api.openai.com"
+KEY_HOSTS = "PRIVATE_RLHF_JUDGE_HOSTS"
 TRANSIENT = (408, 409, 425, 429, 500, 502, 503, 504)
 REFUSED = (400, 413, 422)
 """Of one request, for what stands in it: too long, or against the endpoint's content rules."""
@@ -44,16 +45,29 @@ class ChatJudge:
         log: replies are appended here as they come, and those that are there are not asked for again; None: no log.
         share: of the concurrency that this process may use is 1/share.
         backoff: seconds before the second retry; doubles with each further one.
+        own_host: the user named the address on the command line, not in a recipe that may be a stranger's.
+
+    Raises:
+        UserError: see `check_key_host`.
     """
 
-    def __init__(self, settings: JudgeSettings, log: Path | None = None, share: int = 1, backoff: float = 1.0) -> None:
+    def __init__(
+        self,
+        settings: JudgeSettings,
+        log: Path | None = None,
+        share: int = 1,
+        backoff: float = 1.0,
+        own_host: bool = False,
+    ) -> None:
         assert settings.url is not None
+        if not own_host:
+            check_key_host(settings.url)
         self.settings, self.log = settings, log
         self.workers = max(1, settings.concurrency // share)
         self.endpoint = f"{settings.url.rstrip('/')}/chat/completions"
         self.backoff = backoff
         host = urlsplit(settings.url)
-        if host.scheme == "http" and host.hostname not in LOCAL_HOSTS and os.environ.get(API_KEY):
+        if host.scheme == "http" and host.hostname not in LOOPBACK and os.environ.get(API_KEY):
             say(
                 f"the judge at {host.hostname} is asked without encryption: {API_KEY}, prompts and answers can be read"
                 " on the way"
@@ -145,6 +159,21 @@ class ChatJudge:
         except (ValueError, LookupError, TypeError, AttributeError):
             raise UserError(f"{self._where} did not answer with a chat completion: check the address") from None
         return {"text": text if isinstance(text, str) else "", "finish": finish}
+
+
+def check_key_host(url: str) -> None:
+    """UserError if the API key of the environment would go to a host that only a recipe names.
+
+    A recipe may be a stranger's. Loopback and the key's default host need no permission.
+    """
+    host = urlsplit(url).hostname or ""
+    named = os.environ.get(KEY_HOSTS, "").lower().replace(",", " ").split()
+    if os.environ.get(API_KEY) and host not in (API_HOST, *LOOPBACK, *named):
+        name = one_line(host, MOST_NAME)
+        raise UserError(
+            f"evaluate.judge.url must name a host that may see {API_KEY}, got {name}: set {KEY_HOSTS}={name} if the key"
+            f" is meant for it, or unset {API_KEY}"
+        )
 
 
 def read_log(path: Path | None) -> dict[str, Reply]:

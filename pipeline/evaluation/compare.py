@@ -85,7 +85,7 @@ def compare(
     partial = None if output is None else output.with_name(f"{output.name}.partial")
     log = None if partial is None else partial / "verdicts.jsonl"
     names = ("--judge rm:", "--judge-public")
-    referee = make_judge(judge, renderers[0], torch.device(device_type()), names, log=log)
+    referee = make_judge(judge, renderers[0], torch.device(device_type()), names, log=log, own_host=True)
     kept = fitting_both(chosen, renderers)
     described = {
         "policy": identity(policy),

@@ -155,6 +155,7 @@ def make_judge(
     *,
     log: Path | None = None,
     share: int = 1,
+    own_host: bool = False,
 ) -> Judge:
     """The judge of `settings`; None is the known truth.
 
@@ -163,7 +164,7 @@ def make_judge(
         renderer: of the policy, for the limits on prompts and responses.
         device: where a reward model or a language model goes.
         names: what messages call the folder of a reward model and the declaration that its labels are public.
-        log, share: see `ChatJudge`.
+        log, share, own_host: see `ChatJudge`.
 
     Raises:
         UserError: a model that cannot be loaded, a reward model whose labels nobody declared public, or an extra that
@@ -172,7 +173,7 @@ def make_judge(
     if settings is None:
         return TruthJudge()
     if settings.url is not None:
-        return ChatJudge(settings, log, share)
+        return ChatJudge(settings, log, share, own_host=own_host)
     if settings.embedding:
         check_installed("truth")
         return EmbeddingJudge()

@@ -21,7 +21,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO, Protocol
 
-from pipeline.core.atomic import write_json
+from pipeline.core.atomic import sweep_temporaries, write_json
 from pipeline.core.documents import DocumentError, read_json
 from pipeline.core.errors import UserError
 from pipeline.core.noise import LEVELS, check_epsilon, check_label, keep_threshold
@@ -116,7 +116,9 @@ class _Kept:
 
 
 def _same_terms(path: Path, terms: dict[str, object]) -> None:
-    """UserError where a folder was begun on other terms."""
+    """UserError where a folder was begun on other terms. Removes what a killed labeller left half written there."""
+    for name in (path.name, "questions.jsonl", "answers.jsonl"):
+        sweep_temporaries(path.parent, name)
     try:
         before = read_json(path)
     except FileNotFoundError:

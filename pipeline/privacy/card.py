@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.core.errors import UserError, one_line
+from pipeline.core.noise import LabelNoise
 from pipeline.privacy.person import person_epsilon
-from pipeline.privacy.status import status_of
+from pipeline.privacy.status import NO_CLAIM_ROW, status_of
 
 PROTECTED = (
     "The label of each event (which of the two responses its labeller preferred), against everyone who sees everything"
@@ -51,13 +52,15 @@ def privacy_card(
     delta: float = 1e-6,
     overrides: Sequence[str | None] = (),
     declared_public: bool = False,
+    evaluation_events: int | None = None,
     **facts: Any,
 ) -> dict[str, Any]:
     """The card as JSON types.
 
     manifest: of the release (`ReleaseManifest.as_dict()`). ledger: what the key's ledger states (`Ledger.card_facts`),
     None if the release is in no ledger. delta: for the person-level (epsilon, delta). overrides, declared_public: as in
-    `status_of`. facts: anything else to print (model, stage, evaluation labels); never a statistic of true labels.
+    `status_of`. evaluation_events: how many are held out from training; None: not known. facts: anything else to print
+    (model, stage, evaluation labels); never a statistic of true labels.
     UserError if the manifest does not state its guarantee.
     """
     status = status_of(manifest, overrides=overrides, declared_public=declared_public)
@@ -80,15 +83,17 @@ def privacy_card(
         "key_mode": guarantee["key_mode"],
         "epsilon_per_event": epsilon,
         "epsilon_total_per_event": max(epsilon or 0.0, known.get("epsilon_total", 0.0)) if private else epsilon,
-        "several_releases": guarantee.get("several_releases"),
+        "several_releases": guarantee.get("several_releases") if private else NO_CLAIM_ROW,
         "releases": list(known.get("releases", [])),
         "budgets": dict(known.get("budgets", {})),
         "keep_prob": status.keep_prob,
+        "warning": status.noise.warning,
         "delta": status.delta,
         "delta_total": max(status.delta or 0.0, known.get("delta_total", 0.0)) if private else status.delta,
         "who_must_be_trusted": status.trusted,
         "person_level": _person_level(known.get("labelers"), delta) if private else {"statement": NO_PERSON_LEVEL},
         "events": manifest.get("rows"),
+        "evaluation_events": evaluation_events,
         "dropped": dict(manifest.get("dropped", {})),
         "source": manifest.get("source"),
         "protected": PROTECTED if private else "Nothing is claimed: see the mark.",
@@ -131,13 +136,13 @@ def render_markdown(card: Mapping[str, Any]) -> str:
         "Several releases": card["several_releases"],
         **ledger_rows(card),
         **(
-            {"Realised alpha (probability that a label is kept)": f"{card['keep_prob']:.6g}"}
+            {"Realised alpha (probability that a label is kept)": alpha_text(card)}
             if card["delta"] is None
             else {"Labels": NO_LABELS}
         ),
         "Guarantee": card["statement"],
         "Person level": card["person_level"]["statement"],
-        "Events": card["events"],
+        "Events": events_text(card),
         "Rows left out": ", ".join(f"{count} {name}" for name, count in card["dropped"].items()) or "none stated",
         "Source, as declared": card["source"],
     }
@@ -148,6 +153,18 @@ def render_markdown(card: Mapping[str, Any]) -> str:
     lines += [f"- {markdown(item)}" for item in card["not_protected"]]
     lines += ["", f"**The mark.** {card['who_marks']}", ""]
     return "\n".join(lines)
+
+
+def events_text(card: Mapping[str, Any]) -> str:
+    """How many events are for training and, where that is known, for evaluation."""
+    held_out = card["evaluation_events"]
+    return f"{card['events']} to train" + (f", {held_out} to evaluate" if held_out is not None else "")
+
+
+def alpha_text(card: Mapping[str, Any]) -> str:
+    """The probability that a label was kept, and what that means where it is nearly 1."""
+    stated = {"epsilon": card["epsilon_per_event"], "keep_prob": card["keep_prob"]}
+    return "; ".join(filter(None, (LabelNoise.from_json(stated).keep_text(6), card["warning"])))
 
 
 def at_delta(delta: float | None) -> str:

@@ -35,7 +35,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.core.atomic import sweep_temporaries, write_json
+from pipeline.core.atomic import write_json
 from pipeline.core.errors import UserError
 from pipeline.core.noise import check_epsilon
 from pipeline.privacy import caps, events, labelers
@@ -170,7 +170,7 @@ class Ledger:
         if any(entry["status"] == "reserved" for entry in book.entries):
             book = replace(book, entries=[entry for entry in book.entries if entry["status"] != "reserved"])
             self._write(book, lock)
-        sweep_temporaries(self._file.folder)
+        self._file.sweep()
         self.store.sweep({path for path in (book.events.path, book.labelers.path) if path is not None})
         return book
 

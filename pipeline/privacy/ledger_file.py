@@ -16,12 +16,13 @@ from __future__ import annotations
 import hmac
 import json
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.atomic import sync, write_json
+from pipeline.core.atomic import sweep_temporaries, sync, write_json
 from pipeline.core.documents import parse_json, read_json
 from pipeline.core.errors import UserError
 from pipeline.core.user import user_folder
@@ -114,6 +115,12 @@ class LedgerFile:
         write_json(self.path, {"ledger": body, "mac": self._mac(body)}, mode=0o600)
         sync(self.folder)
         self._drop_anchor(book.revision)
+
+    def sweep(self) -> None:
+        """Removes what a killed writer left half made; the caller has the lock."""
+        sweep_temporaries(self.folder)
+        with suppress(OSError):  # a home that cannot be read holds nothing of ours
+            sweep_temporaries(self._anchor.parent, self._anchor.name)
 
     def known(self) -> int:
         """The last revision that lock file and anchor know. UserError if the ledger is at another place."""

@@ -11,6 +11,7 @@ from pipeline.core.noise import LabelNoise
 from pipeline.privacy.guarantee import NOT_PRIVATE, REASONS, who_is_trusted
 
 DECLARED_PUBLIC = "LABELS DECLARED PUBLIC"
+NO_CLAIM_ROW = "no claim: see the mark"
 NO_CLAIM = "the holder of the labels declares them public or synthetic, so no protection is claimed"
 
 
@@ -20,7 +21,8 @@ class PrivacyStatus:
 
     epsilon: of one label; None for ∞. keep_prob: in [0.5, 1]. reasons: why nothing is private; empty otherwise.
     declared_public: their holder declared the labels public or synthetic, whatever was done to them. trusted: who must
-    be, with true labels. delta: of one noisy sum in place of the labels; None where the labels were randomised.
+    be, with true labels. delta: of one noisy sum in place of the labels; None where the labels were randomised. keyed:
+    the promise assumes that nobody without the key can undo its function.
     """
 
     epsilon: float | None
@@ -29,6 +31,12 @@ class PrivacyStatus:
     declared_public: bool = False
     trusted: str = ""
     delta: float | None = None
+    keyed: bool = False
+
+    @property
+    def noise(self) -> LabelNoise:
+        """Of each label."""
+        return LabelNoise.from_json({"epsilon": self.epsilon, "keep_prob": self.keep_prob})
 
     @property
     def mark(self) -> str | None:
@@ -74,8 +82,10 @@ def status_of(
         reasons.append(str(guarantee.get("mark_reason") or mark or manifest["mark"]))
     reasons += sorted({reason for reason in overrides if reason} - set(reasons))
     epsilon = None if noise.public else noise.epsilon
-    trusted, delta = who_is_trusted(guarantee), guarantee.get("delta")
-    return PrivacyStatus(epsilon, noise.keep_prob, tuple(reasons), declared_public, trusted, delta)
+    # A run that is not private may hold true labels in any of its files, whatever its release was made with.
+    trusted = NO_CLAIM_ROW if reasons or declared_public else who_is_trusted(guarantee)
+    delta, keyed = guarantee.get("delta"), mode == "keyed"
+    return PrivacyStatus(epsilon, noise.keep_prob, tuple(reasons), declared_public, trusted, delta, keyed)
 
 
 # --- who else had a hand in a run -------------------------------------------------------------------------------------

@@ -6,10 +6,10 @@ from typing import Any
 
 from pipeline.accounting.guarantee import Guarantee
 from pipeline.accounting.people import randomized_response
-from pipeline.privacy.card import NO_LABELS, at_delta, ledger_rows, privacy_card
+from pipeline.privacy.card import NO_LABELS, alpha_text, at_delta, events_text, ledger_rows, privacy_card
 from pipeline.privacy.status import PrivacyStatus, external_reward, extra_rewards, outside_judge
 from pipeline.report.inputs import RunFacts
-from pipeline.report.text import epsilon_text, number, significant
+from pipeline.report.text import epsilon_text, number
 
 Row = tuple[str, list[str]]
 LABELS_PER_PERSON = (1, 10, 100)
@@ -65,6 +65,7 @@ def run_card(facts: RunFacts, status: PrivacyStatus) -> dict[str, Any]:
         extra["one_labeller"] = "; ".join(_loss(labels, each) for labels, each in accounts.items())
         extra["central_guarantee"] = CENTRAL
     extra |= {"overrides": status.reasons, "declared_public": status.declared_public}
+    extra["evaluation_events"] = released.get("evaluation_events")
     card = privacy_card(facts.release, ledger=ledger, **extra)
     return card | {"accounts": [each.as_dict() for each in accounts.values()]}
 
@@ -102,7 +103,7 @@ def card_rows(card: dict[str, Any]) -> list[Row]:
         ("Several releases", card["several_releases"]),
         *ledger_rows(card).items(),
         ("Person level", card["person_level"]["statement"]),
-        ("Events", card["events"]),
+        ("Events", events_text(card)),
         ("Rows left out", ", ".join(f"{count} {name}" for name, count in card["dropped"].items())),
         ("Source, as declared", card["source"]),
         *((name.replace("_", " ").capitalize(), value) for name, value in card["facts"].items()),
@@ -114,7 +115,7 @@ def card_rows(card: dict[str, Any]) -> list[Row]:
 def _alpha(card: dict[str, Any]) -> str:
     if card["delta"] is not None:
         return NO_LABELS
-    return f"{significant(card['keep_prob'], 6)}, the probability that a label is kept"
+    return f"the probability that a label is kept: {alpha_text(card)}"
 
 
 def _paragraphs(value: Any) -> list[str]:

@@ -122,28 +122,27 @@ def privacy_sentence(status: PrivacyStatus) -> str:
     if status.reasons or status.epsilon is None:
         return "Nothing is private in this run: " + "; ".join(status.reasons) + "."
     if status.declared_public:
-        told = f"were randomised all the same: each was kept with probability {percent(status.keep_prob, 1)}"
+        told = f"were randomised all the same: each was kept with probability {status.noise.keep_text(percent=True)}"
         if status.delta is not None:
             told = f"are in one noisy sum alone, at ε = {epsilon_text(status.epsilon)} and δ = {status.delta:g}"
         return (
             "No protection is claimed: the labels of this run are declared public or synthetic by their holder, and it"
             f" may have read them as they are. Those that were trained on {told}."
         )
-    trusted = f" Who must be trusted: {status.trusted}."
+    reader = ", for whoever lacks the key and cannot break BLAKE2b" if status.keyed else ""
+    likely = f"at most e^ε = {significant(math.exp(min(status.epsilon, 700.0)), 3)} times as likely under one answer as"
+    rest = f" Not private: prompts, responses, and which pairs were labelled. Who must be trusted: {status.trusted}."
+    person = "A person with m labels loses up to m·ε"
     if status.delta is not None:
         return (
-            "Private: each training label. None is released; one noisy sum of them is, at most"
-            f" e^ε = {significant(math.exp(min(status.epsilon, 700.0)), 3)} times as likely under one answer as under"
-            f" the other, but for δ = {status.delta:g}."
-            f" Not private: prompts, responses, and which pairs were labelled.{trusted}"
+            f"Private: each training label. None is released; one noisy sum of them is, {likely} under the other,"
+            f" but for δ = {status.delta:g}{reader}. {person}, and δ grows faster.{rest}"
         )
-    factor = significant(math.exp(min(status.epsilon, 700.0)), 3)
-    kept = percent(status.keep_prob, 1)
+    weak = f" Beware: {status.noise.warning}." if status.noise.warning else ""
     return (
-        f"Private: each preference label. It was kept with probability {kept} and turned round otherwise, before"
-        " anything was trained, so whatever is released is at most"
-        f" e^ε = {factor} times as likely under one answer as under the other. "
-        f"Not private: prompts, responses, and which pairs were labelled.{trusted}"
+        f"Private: each preference label. It was kept with probability {status.noise.keep_text(percent=True)} and"
+        " turned round otherwise, before anything was trained, so whatever is released is"
+        f" {likely} under the other{reader}. {person}.{weak}{rest}"
     )
 
 
@@ -167,7 +166,7 @@ def tiles(facts: RunFacts, status: PrivacyStatus) -> list[dict[str, str]]:
         )
     if known(result.get("kl")):
         shown.append({"label": "KL from π_ref", "value": number(result["kl"]), "note": "nats per response"})
-    kept = f"kept with probability {number(status.keep_prob, 3)}"
+    kept = f"kept with probability {status.noise.keep_text()}"
     if status.delta is not None:
         kept = f"at δ = {status.delta:g}, in one noisy sum"
     note = NOT_PRIVATE if status.reasons else kept

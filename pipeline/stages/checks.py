@@ -116,6 +116,10 @@ def check_model_folder(key: str, path: Path, public: bool) -> None:
 
 def check_judge(judge: JudgeSettings) -> None:
     """What `evaluate.judge` names is there and may be used; a chat endpoint is not asked."""
+    if judge.url is not None:
+        from pipeline.evaluation.chat_judge import check_key_host
+
+        check_key_host(judge.url)
     if judge.path is not None:
         check_model_folder("evaluate.judge", judge.path, judge.public)
     if judge.lm is not None:

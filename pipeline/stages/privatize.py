@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+from pipeline.core.noise import LabelNoise
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import bare_name
 from pipeline.core.stage import StageContext
@@ -106,7 +107,8 @@ def report(recipe: Recipe, facts: dict[str, Any], split: Split, ledger: Ledger |
     epsilon, dropped = facts["epsilon"], split.train_counts.as_dict()
     mark = f" — {facts['mark']}" if facts["mark"] else ""
     said = f"{split.train_rows} labels at ε = {'∞' if epsilon is None else epsilon} (each kept with probability "
-    said += f"{facts['keep_prob']:.3f})"
+    noise = LabelNoise.from_json(facts)
+    said += f"{noise.keep_text()})" + (f"; beware: {noise.warning}" if noise.warning else "")
     if recipe.privatize.by_holder:
         said = f"{split.train_rows} pairs without labels, for one noisy sum at ε = {epsilon}"
     return {

@@ -103,6 +103,32 @@ def test_statements_that_cannot_be(epsilon: object, keep: object, message: str) 
         LabelNoise.from_json({"epsilon": epsilon, "keep_prob": keep})
 
 
+@pytest.mark.parametrize(
+    ("epsilon", "share", "per_cent"),
+    [
+        (1.0, "0.731", "73.1\u00a0%"),
+        (6.9, "0.999", "99.9\u00a0%"),
+        (10.0, "0.99995", "99.995\u00a0%"),
+        (20.0, "0.999999998", "99.9999998\u00a0%"),
+        (60.0, "over 0.999999999", "over 99.9999999\u00a0%"),
+        (800.0, "over 0.999999999", "over 99.9999999\u00a0%"),
+        (math.inf, "1", "100\u00a0%"),
+    ],
+)
+def test_no_label_is_said_to_be_kept_for_certain(epsilon: float, share: str, per_cent: str) -> None:
+    noise = LabelNoise.of(epsilon)
+    assert (noise.keep_text(), noise.keep_text(percent=True)) == (share, per_cent)
+
+
+def test_a_label_that_is_nearly_always_kept_is_warned_of() -> None:
+    assert LabelNoise.of(9.9).warning is LabelNoise.of(math.inf).warning is None
+    assert LabelNoise.of(10.0).warning == (
+        "at ε = 10 nearly every label is released as it is: about one in 22,027 is turned round"
+    )
+    assert str(LabelNoise.of(60.0).warning).endswith("about one in 1e+26 is turned round")
+    assert str(LabelNoise.of(1e300).warning).endswith("about one in 7e+38 is turned round")  # 2^-129
+
+
 def test_a_huge_whole_number_is_refused_in_one_line() -> None:
     from pipeline.core.errors import UserError
 

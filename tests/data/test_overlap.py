@@ -210,7 +210,7 @@ def test_the_history_of_a_pair_s_own_prompt_is_public_already() -> None:
 
 
 def test_the_key_is_new_every_time() -> None:
-    assert not set(Digests().of_pairs(LONG)[0].ravel()) & set(Digests().of_pairs(LONG)[0].ravel())
+    assert not set(Digests().of_pairs(LONG).digests.ravel()) & set(Digests().of_pairs(LONG).digests.ravel())
 
 
 # --- recipes ----------------------------------------------------------------------------------------------------------

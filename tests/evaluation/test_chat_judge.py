@@ -13,8 +13,9 @@ from urllib3 import HTTPResponse
 
 from pipeline.core.errors import RunStopped, UserError
 from pipeline.core.recipe_parts import JudgeSettings
-from pipeline.evaluation.chat_judge import LONGEST_WAIT, ChatJudge, _Retry, read_log
+from pipeline.evaluation.chat_judge import LONGEST_WAIT, ChatJudge, _Retry, check_key_host, read_log
 from pipeline.evaluation.judges import judged_rates
+from pipeline.stages.checks import check_judge
 
 PROMPTS = [f"p{place}" for place in range(6)]
 GOOD, BAD = [f"good {place}" for place in range(6)], [f"bad {place}" for place in range(6)]
@@ -209,8 +210,45 @@ def test_a_key_on_its_way_without_encryption_is_said(
     url: str, key: str, warned: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", key)
+    monkeypatch.setenv("PRIVATE_RLHF_JUDGE_HOSTS", "judge.example,localhost.example")
     judge(Endpoint(url=url))
     assert ("is asked without encryption: OPENAI_API_KEY" in capsys.readouterr().err) == warned
+
+
+@pytest.mark.parametrize(
+    ("url", "hosts", "allowed"),
+    [
+        ("https://spy.example/v1", "", False), ("https://spy.example/v1", "other.example", False),
+        ("https://spy.example/v1", "example", False), ("https://api.openai.com.spy.example/v1", "", False),
+        ("https://api.openai.com@spy.example/v1", "", False), ("https://spy.example/v1", "a, Spy.example", True),
+        ("https://api.openai.com/v1", "", True), ("http://localhost:8000/v1", "", True), ("http://[::1]/v1", "", True),
+    ],
+)
+def test_the_key_goes_to_no_host_that_only_a_recipe_names(
+    url: str, hosts: str, allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "s3cret")
+    monkeypatch.setenv("PRIVATE_RLHF_JUDGE_HOSTS", hosts)
+    if allowed:
+        return check_key_host(url)
+    with pytest.raises(UserError, match=r"got \S*spy\.example: set PRIVATE_RLHF_JUDGE_HOSTS=") as caught:
+        check_key_host(url)
+    assert "s3cret" not in str(caught.value)
+    monkeypatch.delenv("OPENAI_API_KEY")
+    check_key_host(url)  # without a key there is nothing to lose
+    return None
+
+
+def test_a_host_on_the_command_line_gets_the_key_and_one_in_a_recipe_does_not(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "s3cret")
+    settings = JudgeSettings(url="https://spy.example/v1", model="m", public=True)
+    with pytest.raises(UserError, match="must name a host that may see OPENAI_API_KEY, got spy"):
+        ChatJudge(settings)
+    with pytest.raises(UserError, match="must name a host that may see OPENAI_API_KEY, got spy"):
+        check_judge(settings)  # before anything of a run begins
+    ChatJudge(settings, own_host=True)
 
 
 def test_an_endpoint_that_is_not_there_is_named() -> None:

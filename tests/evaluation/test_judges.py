@@ -91,7 +91,8 @@ def test_other_names_are_refused_with_the_choices(name: str) -> None:
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("http://localhost:8000/v1", "not encrypted"),
+        ("http://judge.example:8000/v1", "not encrypted"),
+        ("http://localhost.judge.example/v1", "not encrypted"),
         ("ftp://h/v1", "no address of an endpoint"),
         ("h/v1", "no address of an endpoint"),
         ("https://", "no address of an endpoint"),

@@ -117,6 +117,25 @@ def test_card_of_anything_else_says_not_private(
     assert "under this key" not in text
 
 
+@pytest.mark.parametrize("more", [{"declared_public": True}, {"overrides": ["a guard was overruled"]}])
+def test_a_run_whose_labels_are_read_as_they_are_claims_nothing_of_its_key(more: dict[str, Any]) -> None:
+    """The flips of such a run were keyed; its files may hold the labels all the same."""
+    text = render_markdown(privacy_card(manifest(RandomizedResponse(2.0), KEY), **more))
+    assert "| Who must be trusted | no claim: see the mark |" in text
+    assert "| Several releases | no claim: see the mark |" in text
+    assert "sees no true label" not in text
+    assert "cost the largest" not in text
+
+
+def test_events_held_out_and_a_weak_epsilon_are_said() -> None:
+    text = render_markdown(privacy_card(manifest(RandomizedResponse(10.0), KEY), evaluation_events=6))
+    assert "| Events | 12 to train, 6 to evaluate |" in text
+    assert "0.999955; at ε = 10 nearly every label is released as it is" in text
+    text = render_markdown(privacy_card(manifest(RandomizedResponse(2.0), KEY)))
+    assert "| Events | 12 to train |" in text
+    assert "nearly every label" not in text
+
+
 def test_card_needs_a_guarantee() -> None:
     with pytest.raises(UserError, match="does not state its guarantee"):
         privacy_card({"rows": 3})

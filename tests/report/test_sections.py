@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.core.noise import LabelNoise
 from pipeline.report import plots, sections
 from pipeline.report.inputs import RunFacts
 from pipeline.report.status import PrivacyStatus
@@ -77,11 +78,29 @@ def test_a_page_says_who_must_be_trusted() -> None:
     assert "Trained on one noisy sum of the labels at ε = 1, δ = 1e-06" in sections.headline(facts(kl=1.0), summed)
     said = sections.privacy_sentence(summed)
     assert said.startswith("Private: each training label. None is released; one noisy sum of them is, at most e^ε = 2")
-    assert "but for δ = 1e-06. Not private: prompts, responses, and which pairs were labelled." in said
+    person = "A person with m labels loses up to m·ε, and δ grows faster."
+    assert f"but for δ = 1e-06. {person} Not private: prompts, responses, and which pairs were labelled." in said
     for status in (summed, PrivacyStatus(1.0, 0.73, (), False, "the holder")):
         assert sections.privacy_sentence(status).endswith(" Who must be trusted: the holder.")
     public = PrivacyStatus(1.0, 0.5, (), True, "the holder", 1e-6)
     assert "are in one noisy sum alone, at ε = 1 and δ = 1e-06" in sections.privacy_sentence(public)
+
+
+def test_the_first_paragraph_names_the_assumption_and_the_person() -> None:
+    keyed = sections.privacy_sentence(PrivacyStatus(1.0, 0.7310585786300048, keyed=True))
+    local = sections.privacy_sentence(PrivacyStatus(1.0, 0.7310585786300048))
+    assert "under the other, for whoever lacks the key and cannot break BLAKE2b. A person with m labels" in keyed
+    assert "under the other. A person with m labels loses up to m·ε. Not private" in local
+    assert "kept with probability 73.1\u00a0%" in keyed
+    assert "Beware" not in keyed + local
+
+
+@pytest.mark.parametrize(("epsilon", "kept"), [(10.0, "99.995\u00a0%"), (60.0, "over 99.9999999\u00a0%")])
+def test_the_page_says_when_next_to_nothing_is_protected(epsilon: float, kept: str) -> None:
+    status = PrivacyStatus(epsilon, LabelNoise.of(epsilon).keep_prob)
+    said = sections.privacy_sentence(status)
+    assert f"kept with probability {kept} and" in said
+    assert f"Beware: at ε = {epsilon:g} nearly every label is released as it is: about one in " in said
 
 
 def test_table_leaves_out_what_nobody_measured() -> None:
