@@ -77,7 +77,7 @@ def adopt(recipe: Recipe, folder: Path) -> dict[str, Any]:
             rows, test_rows = divide(bundle, recipe.data.limit, made / "release", made / "evaluation")
             for name in ("release", "evaluation"):
                 shutil.rmtree(folder / name, ignore_errors=True)
-                publish(made / name, folder / name, made.stat().st_mode & 0o777)
+                publish(made / name, folder / name)
         finally:
             shutil.rmtree(made, ignore_errors=True)
     stated = bundle.manifest.noise.as_json()

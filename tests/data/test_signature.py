@@ -11,10 +11,12 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from pipeline.cli import main
+from pipeline.core.atomic import write_json
 from pipeline.core.config import parse
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 from pipeline.data.adopted import adopt
+from pipeline.data.container import settle
 from pipeline.data.curate import Request, privatize_source
 from pipeline.data.release import read_release
 from pipeline.privacy.keys import insecure_seed_key, keygen, load_key
@@ -38,7 +40,7 @@ def bundle(tmp_path: Path, key: Path) -> Path:
 
 def edited(bundle: Path, **changes: Any) -> None:
     path = bundle / "signature.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    write_json(path, json.loads(path.read_text()) | changes)
 
 
 def recipe(source: Path, signer: str | None = None) -> Recipe:
@@ -106,7 +108,7 @@ def test_whoever_edits_can_sign_but_not_as_the_holder(bundle: Path, tmp_path: Pa
     """An edited bundle under a signature of its editor's: sound in itself, and not the one that was asked for."""
     stranger, holder = load_key(keygen(tmp_path / "stranger.key")), public_key(load_key(key))
     files = json.loads((bundle / "signature.json").read_text())["files"]
-    (bundle / "signature.json").write_text(json.dumps(sign(stranger, files)))
+    write_json(bundle / "signature.json", sign(stranger, files))
     assert read_release(bundle).signer == public_key(stranger) != holder
     with pytest.raises(UserError, match=r"data\.signer is"):
         adopt(recipe(bundle, holder), tmp_path / "stage")
@@ -143,6 +145,7 @@ def test_the_command(bundle: Path, tmp_path: Path, key: Path, capsys: pytest.Cap
     assert main(["verify-release", str(bundle), "--signer", "me"]) == 2
     assert "64 hexadecimal digits" in capsys.readouterr().err
     (bundle / "signature.json").unlink()
+    settle(bundle)
     assert main(["verify-release", str(bundle)]) == 0
     assert "unsigned: nobody vouches for it" in capsys.readouterr().out
 
