@@ -29,7 +29,7 @@ def absence(view: View, truth: Truth) -> Iterator[Verdict]:
 def _verdicts(root: Path, missing: list[bytes], truth: Truth) -> Iterator[Verdict]:
     labels = np.array([truth.labels[key][0] for key in missing])
     frames = np.array([truth.frames.get(key, (0,) * len(FRAMES)) for key in missing])
-    for name, signs in {"the lower response": np.ones(len(missing)), **dict(zip(FRAMES, frames.T, strict=True))}.items():
+    for name, signs in zip(("the lower response", *FRAMES), (np.ones(len(missing)), *frames.T), strict=True):
         known = signs != 0
         n, preferred = int(known.sum()), int((labels * signs > 0).sum())
         if n:

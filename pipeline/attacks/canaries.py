@@ -139,8 +139,9 @@ def write_truth(path: Path, truth: Truth) -> None:
     header: dict[str, Any] = {"format": HEADER}
     for facts in truth.facts:
         header["raw"] = {"digests": dict(facts.digests), "size": facts.size, "time": facts.time}
-    rows = ((key, values, truth.frames.get(key, ())) for key, values in truth.labels.items())
-    lines = [header, *({"pair": key.hex(), "labels": list(values), "frames": list(signs)} for key, values, signs in rows)]
+    lines = [header]
+    for key, values in truth.labels.items():
+        lines.append({"pair": key.hex(), "labels": list(values), "frames": list(truth.frames.get(key, ()))})
     write_text(path, "".join(json.dumps(line) + "\n" for line in lines), mode=0o600)
 
 

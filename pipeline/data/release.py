@@ -27,7 +27,7 @@ from pipeline.core.documents import DocumentError, read_json
 from pipeline.core.errors import UserError
 from pipeline.core.noise import LabelNoise
 from pipeline.data.container import EXTRA_TYPES, ROWS_PER_GROUP, check_files, differs_from_rows, writer_version
-from pipeline.privacy.batches import Columns, record_ids
+from pipeline.privacy.batches import record_ids
 from pipeline.privacy.guarantee import DropCounts, stated
 from pipeline.privacy.mechanism import NOISY_SUM, Mechanism, NoisySum, PublicLabels, RandomizedResponse
 from pipeline.privacy.records import CANONICALISATION, MESSAGES, TEXT, Text, encode_text
@@ -311,8 +311,6 @@ def _check_guarantee(guarantee: Mapping[str, Any], path: Path, remedy: str) -> d
         if mode != "keyed" or noise.factor or not isinstance(delta, float | int) or not 0 <= delta < 1:
             raise UserError(f"{path}: states a noisy sum without delta in [0, 1), or beside labels or a seed; {remedy}")
         mechanism = NoisySum(noise.epsilon, float(delta))
-    elif not noise.factor:
-        raise UserError(f"{path}: states keep_prob 1/2 of labels, which then say nothing; {remedy}")
     words = stated(mechanism, mode) | noise.as_json()
     if guarantee["mechanism"] != words["mechanism"] or guarantee["mark"] != words["mark"]:
         raise UserError(f"{path}: states a mechanism or a mark that this program does not; {remedy}")
@@ -337,8 +335,7 @@ def _odd_pairs(batch: pa.RecordBatch, kind: bytes, shard: int, bits: int) -> str
     prompt, chosen, rejected = (_encoded(batch.column(name), kind) for name in ReleasedPair._fields[:3])
     if pc.any(pc.equal(chosen, rejected)).as_py():
         return "holds a pair of two equal responses"
-    nothing = np.zeros(len(batch), np.int8)
-    ids = record_ids(Columns(prompt, chosen, rejected, nothing, kind, nothing.astype(bool)))
+    ids = record_ids(prompt, chosen, rejected, kind)
     if bytes(ids).hex() != "".join(batch.column("record_id").to_pylist()):
         return "holds a record_id that is not that of its texts"
     if any(ids[:, :4].copy().view(">u4").ravel().astype(np.uint64) >> np.uint64(32 - bits) != shard):

@@ -161,3 +161,58 @@ def test_keys_sign_differently_and_a_signature_is_of_its_files(tmp_path: Path, k
     assert one.keyed_digest(()) != public_key(one)
     with pytest.raises(ValueError, match="does not verify"):
         verify(sign(one, files) | {"public_key": public_key(two)}, files)
+
+
+def small_order_keys() -> list[str]:
+    """All encodings of the points whose order divides 8, by arithmetic on the curve: eight of them, and those that
+    are not reduced or give 0 a sign."""
+    p = 2**255 - 19
+    d = -121665 * pow(121666, -1, p) % p
+    root = pow(2, (p - 1) // 4, p)
+
+    def x_of(y: int) -> list[int]:
+        square = (y * y - 1) * pow(d * y * y + 1, -1, p) % p
+        x = pow(square, (p + 3) // 8, p)
+        return [x * r % p for r in (1, root) if (x * r) ** 2 % p == square]
+
+    def double(x: int, y: int) -> tuple[int, int]:
+        xx, yy = x * x % p, y * y % p
+        return 2 * x * y * pow(yy - xx, -1, p) % p, (yy + xx) * pow(2 + xx - yy, -1, p) % p
+
+    halves = [y for r in (1, root) for y in _roots_of_order_8(d, p, r)]
+    reduced = {0, 1, p - 1, *halves}
+    for y in reduced:
+        point = (x_of(y)[0], y)
+        for _ in range(3):
+            point = double(*point)
+        assert point == (0, 1)
+    assert len(reduced) == 5
+    spelled = {y + k * p for y in reduced for k in (0, 1) if y + k * p < 1 << 255}
+    return [(y | sign << 255).to_bytes(32, "little").hex() for y in sorted(spelled) for sign in (0, 1)]
+
+
+def _roots_of_order_8(d: int, p: int, r: int) -> list[int]:
+    """y with d y⁴ + 2y² = 1."""
+    s = pow(1 + d, (p + 3) // 8, p) * r % p
+    if (s * s - 1 - d) % p:
+        return []
+    found = []
+    for square in ((-1 + s) * pow(d, -1, p) % p, (-1 - s) * pow(d, -1, p) % p):
+        for q in (1, pow(2, (p - 1) // 4, p)):
+            y = pow(square, (p + 3) // 8, p) * q % p
+            if y * y % p == square:
+                found += [y, p - y]
+    return found
+
+
+def test_public_keys_of_small_order_are_refused(key: Path) -> None:
+    """Under the identity one constant is a signature of everything."""
+    weak = small_order_keys()
+    assert "01" + "00" * 31 in weak
+    assert len(weak) == 14
+    files = {"manifest.json": "0" * 64}
+    stated = sign(load_key(key), files)
+    for public in weak:
+        with pytest.raises(ValueError, match="of small order"):
+            verify(stated | {"public_key": public, "signature": public + "00" * 32}, files)
+    assert verify(stated, files)
