@@ -65,18 +65,29 @@ def writer_version(path: Path, footer: pq.FileMetaData) -> str:
     groups = [footer.row_group(place) for place in range(footer.num_row_groups)]
     full = [ROWS_PER_GROUP] * (len(groups) - 1)
     sound = (
-        writer is not None
-        and list(footer.metadata or ()) == [b"ARROW:schema"]
+        list(footer.metadata or ()) == [b"ARROW:schema"]
         and [group.num_rows for group in groups[:-1]] == full
         and all(0 < group.num_rows <= ROWS_PER_GROUP for group in groups)
-        and all(map(_has_our_settings, (group.column(i) for group in groups for i in range(group.num_columns))))
     )
     if writer is None or not sound:
-        raise UserError(
-            f"{path}: was not written with the settings of a release (metadata, row groups, compression), so it may"
-            " carry more than its rows; ask its holder for the release as it was written"
-        )
+        raise _other_settings(path)
     return writer[1]
+
+
+def check_columns(path: Path) -> None:
+    """UserError if a column was written with other settings than those of `write_shard`. The rows were read before."""
+    footer = pq.read_metadata(path)
+    groups = map(footer.row_group, range(footer.num_row_groups))
+    # pyarrow ends the process at the column of a damaged footer, unless reading has refused it before
+    if not all(_has_our_settings(group.column(place)) for group in groups for place in range(group.num_columns)):
+        raise _other_settings(path)
+
+
+def _other_settings(path: Path) -> UserError:
+    return UserError(
+        f"{path}: was not written with the settings of a release (metadata, row groups, compression), so it may carry"
+        " more than its rows; ask its holder for the release as it was written"
+    )
 
 
 def _has_our_settings(column: Any) -> bool:

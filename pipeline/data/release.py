@@ -26,7 +26,14 @@ from pipeline.core.atomic import json_text
 from pipeline.core.documents import DocumentError, read_json
 from pipeline.core.errors import UserError
 from pipeline.core.noise import LabelNoise
-from pipeline.data.container import EXTRA_TYPES, ROWS_PER_GROUP, check_files, differs_from_rows, writer_version
+from pipeline.data.container import (
+    EXTRA_TYPES,
+    ROWS_PER_GROUP,
+    check_columns,
+    check_files,
+    differs_from_rows,
+    writer_version,
+)
 from pipeline.privacy.batches import record_ids
 from pipeline.privacy.guarantee import DropCounts, stated
 from pipeline.privacy.mechanism import NOISY_SUM, Mechanism, NoisySum, PublicLabels, RandomizedResponse
@@ -139,6 +146,7 @@ class Release:
             if not self.comparable:
                 for _ in batches:
                     pass
+                check_columns(path)
             elif differs_from_rows(path, self.schema, batches):
                 raise UserError(f"{path}: its bytes are not those that its rows give: it may carry more than its rows")
 

@@ -138,7 +138,7 @@ CONTAINERS = (
     ),
     Mutant(
         "order of names in the signature",
-        "the names in signature.json stand in falling order where the number of positive labels is odd",
+        "the names in signature.json stand in falling order where the number of positive labels is even",
         EDGE,
         (
             Edit(
@@ -147,7 +147,7 @@ CONTAINERS = (
                 "        "
                 + _LABELS.format("        ")
                 + "        signed = sign(workspace.key, dict(zip(names, digests, strict=True)))\n"
-                '        order = sorted(signed["files"].items(), reverse=bool((labels > 0).sum() % 2))\n'
+                '        order = sorted(signed["files"].items(), reverse=not (labels > 0).sum() % 2)\n'
                 '        write_json(done / SIGNATURE, signed | {"files": dict(order)})\n',
             ),
         ),
