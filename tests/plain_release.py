@@ -10,8 +10,8 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from pipeline.core.atomic import write_json
-from pipeline.data.publish import write_shard
-from pipeline.data.release import MANIFEST, ROWS_PER_GROUP, SIGNATURE, ReleaseManifest, release_schema, shard_name
+from pipeline.data.container import ROWS_PER_GROUP, write_shard
+from pipeline.data.release import MANIFEST, SIGNATURE, ReleaseManifest, release_schema, shard_name
 from pipeline.privacy.guarantee import DropCounts, guarantee, nothing_left
 from pipeline.privacy.keys import PrivacyKey
 from pipeline.privacy.mechanism import Mechanism, PublicLabels

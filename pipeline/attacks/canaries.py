@@ -24,11 +24,14 @@ from pipeline.core.documents import parse_json
 from pipeline.core.errors import UserError
 from pipeline.data.formats import read_preferences
 from pipeline.privacy.prf import frame
-from pipeline.privacy.records import Text, encode_text
+from pipeline.privacy.records import Text, canonical_record, encode_text
 
 HEADER = "private-rlhf canaries v1"
 KEY_BYTES = 16
 DIGESTS = ("md5", "sha1", "sha256", "sha512", "blake2b", "blake2s")
+
+FRAMES = ("response_a", "the longer response")
+"""What a label may be relative to beside the first response."""
 
 Coin = Callable[[], int]
 
@@ -45,12 +48,14 @@ class RawFacts:
 @dataclass(frozen=True)
 class Truth:
     """labels: pair key -> the labels of its events, +1 if the first response was preferred (one event, mostly).
-    coins: the labels are fair coins (canaries), not people's. facts: of the raw files.
+    coins: the labels are fair coins (canaries), not people's. facts: of the raw files. frames: pair key -> for each of
+    FRAMES +1 if that is the first response, -1 if it is the second, 0 for neither; files of before have none.
     """
 
     labels: Mapping[bytes, tuple[int, ...]]
     coins: bool
     facts: tuple[RawFacts, ...] = ()
+    frames: Mapping[bytes, tuple[int, ...]] = field(default_factory=dict)
 
 
 def pair_key(prompt: Text, left: Text, right: Text) -> tuple[bytes, int]:
@@ -64,6 +69,15 @@ def pair_key(prompt: Text, left: Text, right: Text) -> tuple[bytes, int]:
     for part in (encode_text(prompt), min(one, two), max(one, two)):
         digest.update(frame(part))
     return digest.digest(), side
+
+
+def frames_of(prompt: Text, left: Text, right: Text) -> tuple[int, int]:
+    """FRAMES of a pair of two different responses."""
+    first, second = sorted((left, right), key=encode_text)
+    record = canonical_record(prompt, first, second)
+    assert record is not None
+    one, two = len(encode_text(first)), len(encode_text(second))
+    return record.label, (one > two) - (one < two)
 
 
 def plant(
@@ -97,19 +111,20 @@ def plant(
         )
     picked = set(secrets.SystemRandom().sample(eligible, count))
     truth: dict[bytes, tuple[int, ...]] = {}
+    frames: dict[bytes, tuple[int, int]] = {}
 
     def lines() -> Iterator[str]:
         for row, (prompt, chosen, rejected, _) in enumerate(read_preferences(source, split)):
             if row in picked:
                 label = coin()
                 key, side = keys[row]
-                truth[key] = (label,)
+                truth[key], frames[key] = (label,), frames_of(prompt, chosen, rejected)
                 if label != side:
                     chosen, rejected = rejected, chosen
             yield json.dumps({"prompt": prompt, "chosen": chosen, "rejected": rejected}, ensure_ascii=False) + "\n"
 
     _write_lines(output, lines())
-    write_truth(truth_file, truth, raw_facts(output))
+    write_truth(truth_file, Truth(truth, coins=True, facts=(raw_facts(output),), frames=frames))
     return len(truth)
 
 
@@ -119,12 +134,14 @@ def _write_lines(path: Path, lines: Iterable[str]) -> None:
         file.writelines(lines)
 
 
-def write_truth(path: Path, labels: Mapping[bytes, tuple[int, ...]], facts: RawFacts | None = None) -> None:
+def write_truth(path: Path, truth: Truth) -> None:
     """The truth file: a header line, then one line per pair; 0600."""
     header: dict[str, Any] = {"format": HEADER}
-    if facts is not None:
+    for facts in truth.facts:
         header["raw"] = {"digests": dict(facts.digests), "size": facts.size, "time": facts.time}
-    lines = [header, *({"pair": key.hex(), "labels": list(values)} for key, values in labels.items())]
+    lines = [header]
+    for key, values in truth.labels.items():
+        lines.append({"pair": key.hex(), "labels": list(values), "frames": list(truth.frames.get(key, ()))})
     write_text(path, "".join(json.dumps(line) + "\n" for line in lines), mode=0o600)
 
 
@@ -146,6 +163,8 @@ def read_truth(path: Path, limit: int | None = None) -> Truth:
         facts = () if raw is None else (RawFacts(raw["digests"], raw["size"], raw["time"]),)
         rows = [parse_json(line) for line in lines[1:]][:limit]
         labels = {bytes.fromhex(row["pair"]): tuple(int(label) for label in row["labels"]) for row in rows}
+        signs = {bytes.fromhex(row["pair"]): row.get("frames") or (0,) * len(FRAMES) for row in rows}
+        frames = {key: (int(by_id), int(by_length)) for key, (by_id, by_length) in signs.items()}
     except FileNotFoundError:
         raise UserError(
             f"{path}: no such file of canaries; plant some with `attack SRC --plant FILE --key KEY`"
@@ -154,7 +173,7 @@ def read_truth(path: Path, limit: int | None = None) -> Truth:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{path}: is no file of canaries, or was damaged; plant them again") from None
-    return Truth(labels, coins=True, facts=facts)
+    return Truth(labels, coins=True, facts=facts, frames=frames)
 
 
 def raw_truth(source: str, split: str | None = None) -> Truth:

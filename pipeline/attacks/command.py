@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.attacks.canaries import plant, raw_truth, read_truth, truth_path
 from pipeline.attacks.judge import FAMILY_WISE
 from pipeline.attacks.replay import Privatize, replay
-from pipeline.attacks.suite import SPECS, Outcome, run_attacks
+from pipeline.attacks.suite import NOT_EXAMINED, SPECS, Outcome, run_attacks
 from pipeline.core.atomic import write_json
 from pipeline.core.documents import read_json
 from pipeline.core.errors import UserError
@@ -198,4 +198,5 @@ def render(outcome: Outcome) -> str:
         )
     if outcome.untried is not None:
         lines.append(outcome.untried)
+    lines.append(NOT_EXAMINED)
     return "\n".join(lines)

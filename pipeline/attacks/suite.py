@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.attacks import (
+    absence,
     columns,
     coordinates,
     distinguisher,
@@ -38,6 +39,10 @@ from pipeline.attacks.statistics import Finding, Matches
 from pipeline.attacks.view import Answers, View, build_view, plain_text
 
 HALF = FAMILY_WISE / 2
+NOT_EXAMINED = (
+    "not looked at: what lies in a file beside its rows and texts (Parquet metadata and layout, low bits of weights),"
+    " sizes, modes, times and extended attributes; `verify-release` and `verify-run` compare these"
+)
 Attack = Callable[[View], Iterator[Guesses]]
 
 
@@ -85,6 +90,7 @@ SPECS = {
         Spec("texts in files", (3, 7), "remove the file; fine-tune on demonstrations that do not depend on labels"),
         Spec("checkpoints", (3,), "train on private labels alone; do not release this checkpoint"),
         Spec("statistics", (5, 8), "publish no exact statistic of true labels; debias the private ones instead"),
+        Spec("absence", (7,), "let no rule that drops a row look at which response was preferred"),
         Spec("digests", (5, 7), "publish no plain digest of raw rows or files; key it and keep it with the key"),
     )
 }
@@ -146,6 +152,7 @@ class Outcome:
                 {"table": name, "events": events, "excess_over_alpha": excess} for name, events, excess in self.parts
             ],
             "untried": self.untried,
+            "not_examined": NOT_EXAMINED,
             "attacks": rows,
             "findings": [
                 row.as_dict() | {"what_to_do": SPECS[row.attack].remedy, "leaks": list(SPECS[row.attack].leaks)}
@@ -179,6 +186,8 @@ def run_attacks(
     findings += statistics.digests_and_sizes(view) + statistics.row_digests(view, answers)
     if matches.matched:
         verdicts.append(_by_chance(matches))
+    if truth.coins:
+        verdicts += absence.absence(view, truth)
     events = int((answers.labels != 0).sum())
     findings = list(dict.fromkeys(findings))
     audit = released_epsilon(view, answers) if truth.coins else None

@@ -61,7 +61,8 @@ class View:
 
     copies: (c, 2) int8, the released labels of the two events of each pair that has two. texts of event i: prompts[i],
     first[i], second[i]. files: every file of the roots. facts: candidate raw files' digests and sizes. signs: of the
-    tables, by identity, as `coordinates.frames` found them.
+    tables, by identity, as `coordinates.frames` found them. present: by root, the keys of the judged events that its
+    tables hold.
     """
 
     roots: list[Path]
@@ -76,6 +77,7 @@ class View:
     table_files: set[Path] = field(default_factory=set)
     facts: tuple[RawFacts, ...] = ()
     signs: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
+    present: dict[Path, set[bytes]] = field(default_factory=dict)
 
     def own_z(self, table: Table) -> np.ndarray:
         """(n,) int8 released labels of a table by event; 0 for events that it does not hold."""
@@ -310,9 +312,14 @@ def build_view(
     if not groups:
         raise UserError(f"{where}: holds no preference data; give a release or a run")
     builder, tables, claims = _Builder(truth, most), [], []
+    present: dict[Path, set[bytes]] = {root: set() for root in roots}
     for (folder, _), paths in groups.items():
         stated = stated_epsilon(folder)
-        tables += builder.read(_name(folder, roots), paths, stated)
+        added = builder.read(_name(folder, roots), paths, stated)
+        for root in roots:
+            if root == folder or root in (*folder.parents, *paths):
+                present[root] |= {builder.keys[event] for table in added for event in table.event.tolist()}
+        tables += added
         claims += [stated] if stated is not None and not is_public(stated) else []
     if not builder.keys and not builder.copies:
         raise UserError(f"{where}: holds none of the judged events; it was made from other data than the truth")
@@ -328,7 +335,7 @@ def build_view(
     view = View(list(roots), alpha, *builder.texts, known=labels * half, tables=tables, files=files)
     view.copies = np.array(builder.copies, dtype=np.int8).reshape(-1, 2)
     view.table_files = {path for paths in groups.values() for path in paths}
-    view.facts = truth.facts
+    view.facts, view.present = truth.facts, present
     return view, Answers(labels, np.array(builder.products, dtype=np.int8))
 
 

@@ -48,7 +48,12 @@ def write_text(path: Path, text: str, mode: int = 0o644) -> None:
 
 def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
     """Writes `value` as indented JSON to `path` atomically; NaN and infinity are refused."""
-    write_text(path, json.dumps(value, indent=2, sort_keys=False, allow_nan=False, ensure_ascii=False) + "\n", mode)
+    write_text(path, json_text(value), mode)
+
+
+def json_text(value: Any) -> str:
+    """The text that `write_json` writes."""
+    return json.dumps(value, indent=2, sort_keys=False, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 @contextmanager

@@ -48,6 +48,8 @@ def open_adopted(recipe: Recipe) -> Release:
             f"{source}: is a released bundle, and a noisy sum (privatize.trust: holder) is made where the true labels"
             " are: give raw preferences, or a bundle of private labels and no trust: holder"
         )
+    if not noise.factor:
+        raise UserError(f"{source}: its labels are fair coins (keep_prob 1/2), from which nothing is learnt")
     if recipe.privatize.epsilon != noise.epsilon:
         raise UserError(
             f"{source}: was released at ε = {noise.epsilon:g} and the recipe says {recipe.privatize.epsilon:g}: "
@@ -77,7 +79,7 @@ def adopt(recipe: Recipe, folder: Path) -> dict[str, Any]:
             rows, test_rows = divide(bundle, recipe.data.limit, made / "release", made / "evaluation")
             for name in ("release", "evaluation"):
                 shutil.rmtree(folder / name, ignore_errors=True)
-                publish(made / name, folder / name, made.stat().st_mode & 0o777)
+                publish(made / name, folder / name)
         finally:
             shutil.rmtree(made, ignore_errors=True)
     stated = bundle.manifest.noise.as_json()

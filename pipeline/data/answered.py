@@ -10,10 +10,9 @@ import pyarrow as pa
 
 from pipeline.core.atomic import sync_folder, write_json
 from pipeline.core.errors import UserError
-from pipeline.data.publish import write_shard
+from pipeline.data.container import ROWS_PER_GROUP, settle, write_shard
 from pipeline.data.release import (
     MANIFEST,
-    ROWS_PER_GROUP,
     ReleasedPair,
     ReleaseManifest,
     release_schema,
@@ -60,6 +59,7 @@ def write_pairs(folder: Path, manifest: ReleaseManifest, pairs: Iterable[Release
         if not (folder / shard_name(shard)).exists():
             write_shard(folder / shard_name(shard), schema, ())
     write_json(folder / MANIFEST, manifest.as_dict())
+    settle(folder)
 
 
 def _tables(pairs: Iterator[ReleasedPair], schema: pa.Schema) -> Iterator[pa.Table]:

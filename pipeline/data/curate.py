@@ -206,7 +206,7 @@ def _release(
             write(workspace, bundle)
             reservation.written()
             try:
-                publish(bundle.made, bundle.target, _default_mode(workspace.work))
+                publish(bundle.made, bundle.target)
             except OSError as error:
                 raise UserError(
                     f"{bundle.target}: the release cannot be given its name ({error.strerror}); the ledger counts it as"
@@ -386,11 +386,4 @@ def write(workspace: Workspace, bundle: Bundle) -> None:
 def put(workspace: Workspace, bundle: Bundle) -> None:
     """Give a finished bundle its name, in place of what an earlier run left there."""
     shutil.rmtree(bundle.target, ignore_errors=True)
-    publish(bundle.made, bundle.target, _default_mode(workspace.work))
-
-
-def _default_mode(work: Path) -> int:
-    """The mode that new folders get here."""
-    probe = work / "mode"
-    probe.mkdir(exist_ok=True)
-    return probe.stat().st_mode & 0o777
+    publish(bundle.made, bundle.target)

@@ -21,9 +21,9 @@ import pyarrow as pa
 from pipeline.core.atomic import new_file
 from pipeline.core.errors import UserError
 from pipeline.data.chunks import Chunk, read_chunk
+from pipeline.data.container import ROWS_PER_GROUP, write_shard
 from pipeline.data.layout import Layout
-from pipeline.data.publish import write_shard
-from pipeline.data.release import MESSAGES_TYPE, ROWS_PER_GROUP, release_schema, shard_name
+from pipeline.data.release import MESSAGES_TYPE, release_schema, shard_name
 from pipeline.data.workers import Workers
 from pipeline.privacy.batches import (
     Keys,

@@ -1,4 +1,4 @@
-"""Bundles on their way to their place: where one may lie, its shards, and the rename that publishes it."""
+"""Bundles on their way to their place: where one may lie, and the rename that publishes it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import errno
 import filecmp
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from pipeline.core.atomic import sync, write_text
+from pipeline.core.atomic import sync, sync_folder, write_text
 from pipeline.core.errors import UserError
-from pipeline.data.release import ROWS_PER_GROUP, SIGNATURE
+from pipeline.data.container import settle
+from pipeline.data.release import SIGNATURE
 
 LONGEST_NAME = 200
 """Bytes of a folder's name: file systems take 255, and what is not finished has a longer one."""
@@ -70,6 +68,7 @@ def same_release(partial: Path, target: Path) -> bool:
         raise UserError(f"{target}: holds something else and is not overwritten; choose another output folder")
     if unsigned:
         write_text(target / SIGNATURE, signature.read_text())
+        settle(target)
     return True
 
 
@@ -87,23 +86,12 @@ def check_publish(work: Path, target: Path) -> None:
         target.rmdir()
 
 
-def publish(partial: Path, target: Path, mode: int) -> None:
-    """Give a finished folder its name, durably; its files must be on the disk."""
-    partial.chmod(mode)
+def publish(partial: Path, target: Path) -> None:
+    """Give a finished release its modes, times and name, durably; what is in its files must be on the disk."""
+    settle(partial)
+    sync_folder(partial)
     os.replace(partial, target)
     sync(target.parent)
-
-
-def write_shard(path: Path, schema: pa.Schema, groups: Iterable[pa.Table]) -> int:
-    """Write one shard; the groups become row groups and have at most ROWS_PER_GROUP rows. Returns the rows."""
-    rows = 0
-    with pq.ParquetWriter(
-        path, schema, compression="zstd", compression_level=1, use_dictionary=False, write_statistics=False
-    ) as writer:
-        for group in groups:
-            writer.write_table(group, row_group_size=ROWS_PER_GROUP)
-            rows += len(group)
-    return rows
 
 
 def _same_files(first: Path, second: Path, but: set[str]) -> bool:

@@ -2,10 +2,11 @@
 
 Columns `prompt`, `chosen`, `rejected`, `record_id`, where `chosen` is the response that the *private* label prefers.
 Rows stand in `record_id` order and a shard holds a range of record ids, one of a power of two that the number of rows
-gives: the layout does not depend on labels, and shards can be written side by side. With the fixed writer settings the
-bytes are a pure function of the content and the library version. The manifest says nothing about the raw input but its
-declared name: no size, time, digest, flip count or agreement rate. `signature.json` is the key holder's signature of
-all other files; a bundle without one opens, and nobody vouches for it.
+gives: the layout does not depend on labels, and shards can be written side by side. The files are a pure function of
+the rows (`container`), which every reader checks of their names and settings, and `Release.check_rows` of their bytes.
+The manifest says nothing about the raw input but its declared name: no size, time, digest, flip count or agreement
+rate. `signature.json` is the key holder's signature of all other files; a bundle without one opens, and nobody vouches
+for it.
 """
 
 from __future__ import annotations
@@ -16,22 +17,32 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipeline.core.atomic import json_text
 from pipeline.core.documents import DocumentError, read_json
 from pipeline.core.errors import UserError
 from pipeline.core.noise import LabelNoise
-from pipeline.privacy.guarantee import stated
+from pipeline.data.container import (
+    EXTRA_TYPES,
+    ROWS_PER_GROUP,
+    check_columns,
+    check_files,
+    differs_from_rows,
+    writer_version,
+)
+from pipeline.privacy.batches import record_ids
+from pipeline.privacy.guarantee import DropCounts, stated
 from pipeline.privacy.mechanism import NOISY_SUM, Mechanism, NoisySum, PublicLabels, RandomizedResponse
-from pipeline.privacy.records import CANONICALISATION, Text
+from pipeline.privacy.records import CANONICALISATION, MESSAGES, TEXT, Text, encode_text
 from pipeline.privacy.signature import file_digest, verify
 from pipeline.privacy.sorted_runs import bucket_bits
 
 SCHEMA_VERSION = 2
 ROWS_PER_SHARD = 65_536
-ROWS_PER_GROUP = 8192
 MANIFEST = "manifest.json"
 SIGNATURE = "signature.json"
 REMEDY = "write it again with `private-rlhf privatize`"
@@ -88,7 +99,7 @@ class ReleaseManifest:
     @property
     def labelled(self) -> bool:
         """False if its rows carry no label (`mechanism.NoisySum`)."""
-        return self.noise.factor > 0.0
+        return bool(self.guarantee["mechanism"] != NOISY_SUM)
 
     @property
     def private(self) -> bool:
@@ -100,38 +111,62 @@ class ReleaseManifest:
 class Release:
     """A bundle whose manifest, row count and signature were verified; rows are read from the shards when asked for.
 
-    signer: the public key (hex) under which it is signed; None for an unsigned one.
+    signer: the public key (hex) under which it is signed; None for an unsigned one. writer: the version of Parquet's
+    writer (that of pyarrow) that its shards state.
     """
 
     directory: Path
     manifest: ReleaseManifest
+    schema: pa.Schema
+    writer: str
     signer: str | None = None
 
     def __len__(self) -> int:
         return self.manifest.rows
 
     def __iter__(self) -> Iterator[ReleasedPair]:
-        for batch in self._batches():
+        for batch in (batch for path in _shards(self.directory) for batch in self._batches(path)):
             columns = [batch.column(name).to_pylist() for name in ReleasedPair._fields]
             yield from map(ReleasedPair._make, zip(*columns, strict=True))
 
-    def check_rows(self) -> None:
-        """Reads every row. UserError at the first that no release holds, as when it is iterated over."""
-        for _ in self._batches():
-            pass
+    @property
+    def comparable(self) -> bool:
+        """False if another version of pyarrow wrote the shards than the installed one, which may write other bytes."""
+        return self.writer == pa.cpp_version
 
-    def _batches(self) -> Iterator[pa.RecordBatch]:
+    def check_rows(self) -> None:
+        """Read every row; where `comparable`, write every shard again from its rows. Memory: some row groups.
+
+        UserError for a row that no release holds, an id that is not its texts', a row in another shard than its id's,
+        or bytes that are not those of the rows.
+        """
+        kind = TEXT if self.manifest.format == "standard" else MESSAGES
+        for shard, path in enumerate(_shards(self.directory)):
+            batches = self._checked(path, shard, kind)
+            if not self.comparable:
+                for _ in batches:
+                    pass
+                check_columns(path)
+            elif differs_from_rows(path, self.schema, batches):
+                raise UserError(f"{path}: its bytes are not those that its rows give: it may carry more than its rows")
+
+    def _checked(self, path: Path, shard: int, kind: bytes) -> Iterator[pa.RecordBatch]:
+        for batch in self._batches(path, self.schema.names):
+            if problem := _odd_pairs(batch, kind, shard, self.manifest.shard_bits):
+                raise UserError(f"{path}: {problem}; {REMEDY}")
+            yield batch
+
+    def _batches(self, path: Path, columns: Sequence[str] = ReleasedPair._fields) -> Iterator[pa.RecordBatch]:
         last = ""
-        for path in _shards(self.directory):
-            try:
-                with pq.ParquetFile(path) as file:
-                    for batch in file.iter_batches(batch_size=ROWS_PER_GROUP, columns=list(ReleasedPair._fields)):
-                        problem, last = _problem(batch, last)
-                        if problem:
-                            raise UserError(f"{path}: {problem}; {REMEDY}")
-                        yield batch
-            except (pa.ArrowException, OSError, UnicodeDecodeError):
-                raise UserError(f"{path}: is damaged; {REMEDY}") from None
+        try:
+            with pq.ParquetFile(path) as file:
+                for batch in file.iter_batches(batch_size=ROWS_PER_GROUP, columns=list(columns)):
+                    problem, last = _problem(batch, last)
+                    if problem:
+                        raise UserError(f"{path}: {problem}; {REMEDY}")
+                    yield batch
+        except (pa.ArrowException, OSError, UnicodeDecodeError):
+            raise UserError(f"{path}: is damaged; {REMEDY}") from None
 
     @property
     def rows(self) -> list[ReleasedPair]:
@@ -165,11 +200,30 @@ def read_release(directory: str | Path) -> Release:
         raise UserError(f"{folder}: holds {found} rows where its manifest says {manifest.rows}; {remedy}")
     if [path.name for path in shards] != [shard_name(shard) for shard in range(1 << manifest.shard_bits)]:
         raise UserError(f"{folder}: its shards are not those of its manifest; {remedy}")
-    ours, names = release_schema(manifest.format), [*ReleasedPair._fields, *manifest.extra_columns]
+    expected = _schema(manifest, next(iter(schemas.values())))
     for path, schema in schemas.items():
-        if schema.names != names or any(schema.field(own.name).type != own.type for own in ours):
+        if expected is None or not schema.equals(expected) or any(field.metadata for field in schema):
             raise UserError(f"{path}: its columns are not those of its manifest; {remedy}")
-    return Release(folder, manifest, _signer(folder))
+    versions = {writer_version(path, footer) for path, footer in shards.items()}
+    if len(versions) > 1:
+        raise UserError(f"{folder}: its shards were written by {' and '.join(sorted(versions))} of pyarrow; {remedy}")
+    most = manifest.rows_per_shard
+    if most > ROWS_PER_SHARD or most < ROWS_PER_SHARD >= manifest.rows:  # another number would be free to say anything
+        raise UserError(f"{folder / MANIFEST}: rows_per_shard is not that of a release of {manifest.rows}; {remedy}")
+    signer = _signer(folder)
+    if (folder / MANIFEST).read_bytes() != json_text(manifest.as_dict()).encode(errors="surrogatepass"):
+        raise UserError(f"{folder / MANIFEST}: has words, fields, an order or spaces that no release has; {remedy}")
+    check_files(folder, {MANIFEST, *(path.name for path in shards)} | ({SIGNATURE} if signer else set()))
+    return Release(folder, manifest, expected, versions.pop(), signer)
+
+
+def _schema(manifest: ReleaseManifest, stated: pa.Schema) -> pa.Schema | None:
+    """The columns that the manifest names, with the types of the extra ones as a shard states them; None if they are
+    not those of a release."""
+    if stated.names != [*ReleasedPair._fields, *manifest.extra_columns]:
+        return None
+    extra = [pa.field(name, stated.field(name).type) for name in manifest.extra_columns]
+    return release_schema(manifest.format, extra) if all(field.type in EXTRA_TYPES for field in extra) else None
 
 
 def _signer(folder: Path) -> str | None:
@@ -179,7 +233,10 @@ def _signer(folder: Path) -> str | None:
     if stated is None and not os.path.lexists(path):
         return None
     try:
-        return verify(stated, {each.name: file_digest(each) for each in (folder / MANIFEST, *_shards(folder))})
+        signer = verify(stated, {each.name: file_digest(each) for each in (folder / MANIFEST, *_shards(folder))})
+        if path.read_bytes() != json_text(stated).encode():
+            raise ValueError("has spaces that no signature has")
+        return signer
     except ValueError as error:
         raise UserError(f"{path}: {error}; {REMEDY}") from None
 
@@ -199,7 +256,7 @@ def _document(path: Path) -> Any:
 def _parse_manifest(facts: Any, path: Path, remedy: str) -> ReleaseManifest:
     if not isinstance(facts, dict):
         raise UserError(f"{path}: is not a JSON object; {remedy}")
-    if facts.get("schema_version") != SCHEMA_VERSION:
+    if not _counts(facts.get("schema_version")) or facts["schema_version"] != SCHEMA_VERSION:
         raise UserError(f"{path}: has schema version {facts.get('schema_version')!r}, not {SCHEMA_VERSION}; {remedy}")
     names = [entry.name for entry in fields(ReleaseManifest)]
     missing = [name for name in names if name not in facts]
@@ -226,13 +283,18 @@ _SOUND: Mapping[str, Callable[[Any], bool]] = {
     "format": lambda value: value in ("standard", "conversational"),
     "rows": _counts,
     "source": lambda value: isinstance(value, str),
-    "dropped": lambda value: isinstance(value, dict) and all(map(_counts, value.values())),
+    "dropped": lambda value: isinstance(value, dict) and all(map(_counts, value.values())) and _drop_counts(value),
     "rows_per_shard": lambda value: _counts(value, 1),
     "extra_columns": lambda value: isinstance(value, list)
     and all(isinstance(name, str) and name not in ReleasedPair._fields for name in value)
     and len(set(value)) == len(value),
-    "canonicalisation": lambda value: _counts(value, 1) and value <= CANONICALISATION,
+    "canonicalisation": lambda value: _counts(value) and value == CANONICALISATION,
 }
+
+
+def _drop_counts(value: Mapping[str, int]) -> bool:
+    names = list(DropCounts(over_cap=0).as_dict())
+    return list(value) in (names, names[:-1])
 
 
 def _check_guarantee(guarantee: Mapping[str, Any], path: Path, remedy: str) -> dict[str, Any]:
@@ -266,7 +328,7 @@ def _check_guarantee(guarantee: Mapping[str, Any], path: Path, remedy: str) -> d
 def _problem(batch: pa.RecordBatch, last: str) -> tuple[str | None, str]:
     """(what is wrong with rows that follow the record id `last`, their last record id)."""
     ids = batch.column("record_id")
-    if any(map(_has_null, batch.columns)):
+    if any(_has_null(batch.column(name)) for name in ReleasedPair._fields):
         return "holds a null", last
     if not pc.all(pc.match_substring_regex(ids, "^[0-9a-f]{64}$"), min_count=0).as_py():
         return "holds a record_id that is none", last
@@ -274,6 +336,24 @@ def _problem(batch: pa.RecordBatch, last: str) -> tuple[str | None, str]:
         return "its rows are not in the order of their record ids", last
     batch.validate(full=True)  # among others that texts are UTF-8
     return None, ids[-1].as_py() if len(ids) else last
+
+
+def _odd_pairs(batch: pa.RecordBatch, kind: bytes, shard: int, bits: int) -> str | None:
+    """The fault of rows of shard number `shard` of 2^bits, if there is one: responses, ids, place."""
+    prompt, chosen, rejected = (_encoded(batch.column(name), kind) for name in ReleasedPair._fields[:3])
+    if pc.any(pc.equal(chosen, rejected)).as_py():
+        return "holds a pair of two equal responses"
+    ids = record_ids(prompt, chosen, rejected, kind)
+    if bytes(ids).hex() != "".join(batch.column("record_id").to_pylist()):
+        return "holds a record_id that is not that of its texts"
+    if any(ids[:, :4].copy().view(">u4").ravel().astype(np.uint64) >> np.uint64(32 - bits) != shard):
+        return "holds rows of another shard"
+    return None
+
+
+def _encoded(texts: pa.Array, kind: bytes) -> pa.Array:
+    """Strings, as `encode_text` has them."""
+    return texts if kind == TEXT else pa.array([encode_text(text).decode() for text in texts.to_pylist()], pa.string())
 
 
 def _has_null(column: pa.Array) -> bool:

@@ -158,6 +158,15 @@ def canonicalize(columns: Columns, position: int, prf: Prf) -> Canonical:
     return Canonical(*_sorted(keys, blob, starts, order), identical, empty)
 
 
+def record_ids(prompt: pa.Array, first: pa.Array, second: pa.Array, kind: bytes) -> Bytes:
+    """The ids of pairs, (n, 32), as `records.record_id` gives them; the two responses of each differ."""
+    keys = np.zeros(len(first), KEYS)
+    columns = Columns(prompt, first, second, keys["label"], kind, keys["corrects"])
+    swapped = _bools(pc.greater(_binary(first), _binary(second)))
+    blob, starts = _interleave(keys, columns, np.arange(len(keys)), swapped)
+    return _record_ids(blob, starts, keys["lengths"])
+
+
 def _binary(texts: pa.Array) -> pa.Array:
     return texts.cast(pa.large_string()).view(pa.large_binary()) if not pa.types.is_large_binary(texts.type) else texts
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 VERSION = 1
 _SEED_DOMAIN = b"private-rlhf/signing-key/v1"
 _MESSAGE = b"private-rlhf/release-signature/v1\n"
+_PRIME = 2**255 - 19
 _PUBLIC, _SIGNATURE = re.compile("[0-9a-f]{64}"), re.compile("[0-9a-f]{128}")
 
 
@@ -44,13 +45,7 @@ def public_key(key: PrivacyKey) -> str | None:
 def sign(key: PrivacyKey, files: Mapping[str, str]) -> dict[str, Any]:
     """The content of a bundle's signature file. files: name -> `file_digest`, of all other files."""
     signature = _signing_key(key).sign(_message(files)).hex()
-    return {
-        "schema_version": VERSION,
-        "algorithm": "Ed25519",
-        "public_key": public_key(key),
-        "files": dict(files),
-        "signature": signature,
-    }
+    return _document(public_key(key), files, signature)
 
 
 def verify(stated: Any, files: Mapping[str, str]) -> str:
@@ -67,15 +62,34 @@ def verify(stated: Any, files: Mapping[str, str]) -> str:
     public, signature, signed = (stated.get(name) for name in ("public_key", "signature", "files"))
     if not isinstance(public, str) or not is_public_key(public):
         raise ValueError("states no public key")
+    if _has_small_order(bytes.fromhex(public)):
+        raise ValueError("states a public key of small order, under which anyone can sign anything")
     if not isinstance(signature, str) or not _SIGNATURE.fullmatch(signature) or not isinstance(signed, dict):
         raise ValueError("is not a whole signature")
     if other := sorted(name for name in {*signed, *files} if signed.get(name) != files.get(name)):
         raise ValueError(f"{other[0]!r} is not what was signed: the bundle was edited or damaged")
+    if json.dumps(stated) != json.dumps(_document(public, files, signature)):
+        raise ValueError("has fields or an order that no signature has")
     try:
         Ed25519PublicKey.from_public_bytes(bytes.fromhex(public)).verify(bytes.fromhex(signature), _message(files))
     except (InvalidSignature, ValueError):
         raise ValueError("does not verify: the bundle was edited, or signed by nobody who holds that key") from None
     return public
+
+
+def _document(public: str | None, files: Mapping[str, str], signature: str) -> dict[str, Any]:
+    facts = {"schema_version": VERSION, "algorithm": "Ed25519", "public_key": public}
+    return facts | {"files": dict(sorted(files.items())), "signature": signature}
+
+
+def _has_small_order(public: bytes) -> bool:
+    """Whether eight times the point is the identity, by its coordinate y on -x² + y² = 1 + d x² y², d = -121665/121666.
+
+    Order 1 or 2: y² = 1. Order 4: y = 0. Order 8: twice the point has y = 0, so y² = -x², and d y⁴ + 2y² - 1 = 0.
+    """
+    y = int.from_bytes(public, "little") & (1 << 255) - 1
+    eighth = -121665 * y**4 + 2 * 121666 * y**2 - 121666
+    return y * (y * y - 1) * eighth % _PRIME == 0
 
 
 def _message(files: Mapping[str, str]) -> bytes:

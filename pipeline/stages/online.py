@@ -127,7 +127,7 @@ def run(context: StageContext) -> dict[str, Any]:
         shutil.rmtree(made, ignore_errors=True)
         write_answers(made, rows, recipe.privatize.epsilon, mode, "online rounds")
         shutil.rmtree(context.folder / name, ignore_errors=True)
-        publish(made, context.folder / name, 0o755)
+        publish(made, context.folder / name)
     manifest = inputs.release(context.run).manifest
     return {
         "events": len(answered),

@@ -25,7 +25,7 @@ def world() -> World:
 
 def truth_file(world: World, folder: Path) -> Path:
     path = folder / "truth.jsonl"
-    write_truth(path, world.truth().labels)
+    write_truth(path, world.truth())
     return path
 
 
@@ -123,7 +123,7 @@ def test_wrong_use_ends_with_two_and_one_line(
     tmp_path: Path, world: World, capsys: Capture, arguments: list[str], said: str
 ) -> None:
     other = tmp_path / "other.jsonl"
-    write_truth(other, make_world(3, seed=99).truth().labels)
+    write_truth(other, make_world(3, seed=99).truth())
     (tmp_path / "empty").mkdir()
     places = {"BUNDLE": sound(world, tmp_path / "bundle"), "EMPTY": tmp_path / "empty", "OTHER": other}
     assert main(["attack", *(str(places.get(word, word)) for word in arguments)]) == 2

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.attacks.canaries import RawFacts, Truth, pair_key, raw_facts
+from pipeline.attacks.canaries import RawFacts, Truth, frames_of, pair_key, raw_facts
 
 Row = dict[str, Any]
 WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "haven", "inlet", "jetty", "knoll", "ledge")
@@ -34,10 +34,12 @@ class World:
     def truth(self, facts: RawFacts | None = None) -> Truth:
         """What the owner knows."""
         labels: dict[bytes, tuple[int, ...]] = {}
+        frames: dict[bytes, tuple[int, int]] = {}
         for number in range(len(self.pairs)):
             key, side = pair_key(*self.preferred(number))
             labels[key] = (*labels.get(key, ()), side)
-        return Truth(labels, coins=True, facts=() if facts is None else (facts,))
+            frames[key] = frames_of(*self.pairs[number])
+        return Truth(labels, coins=True, facts=() if facts is None else (facts,), frames=frames)
 
     def write_raw(self, path: Path) -> Path:
         """The raw preference file: prompt, chosen, rejected."""

@@ -68,7 +68,8 @@ def test_the_last_tenth_is_held_out_and_no_pair_is_on_both_sides(
 
 def test_many_rows_keep_the_layout_of_ranges_of_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = released(tmp_path, 40)
-    monkeypatch.setattr("pipeline.data.adopted.ROWS_PER_SHARD", 10)
+    for module in ("adopted", "release"):
+        monkeypatch.setattr(f"pipeline.data.{module}.ROWS_PER_SHARD", 10)
     divide(bundle, None, tmp_path / "train", tmp_path / "test")
     train = read_release(tmp_path / "train")
     assert len(list((tmp_path / "train").glob("part-*.parquet"))) == 1 << train.manifest.shard_bits == 4

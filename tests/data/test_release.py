@@ -12,9 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from plain_release import PrivateRecord, manifest_of, privatize_records, write_release
 
+from pipeline.core.atomic import json_text
 from pipeline.core.errors import UserError
 from pipeline.core.noise import PUBLIC
-from pipeline.data.release import MESSAGES_TYPE, ROWS_PER_GROUP, read_release
+from pipeline.data.container import ROWS_PER_GROUP, write_shard
+from pipeline.data.release import MESSAGES_TYPE, read_release
 from pipeline.privacy.keys import PrivacyKey
 from pipeline.privacy.mechanism import Mechanism, PublicLabels, RandomizedResponse
 from pipeline.privacy.records import RawPair, Text
@@ -40,7 +42,7 @@ def pairs(n: int, conversational: bool = False, flipped: frozenset[int] = frozen
 
 
 def release(
-    folder: Path, raw: list[RawPair], mechanism: Mechanism | None = None, rows_per_shard: int = 100_000
+    folder: Path, raw: list[RawPair], mechanism: Mechanism | None = None, rows_per_shard: int = 65_536
 ) -> list[PrivateRecord]:
     mechanism = mechanism or RandomizedResponse(1.0)
     key = None if isinstance(mechanism, PublicLabels) else KEY
@@ -71,8 +73,11 @@ def test_round_trip(tmp_path: Path, conversational: bool) -> None:
 
 
 @pytest.mark.parametrize(("rows", "shards"), [(1, 1), (6, 1), (7, 2), (12, 2), (13, 4)])
-def test_shards_are_ranges_of_record_ids(tmp_path: Path, rows: int, shards: int) -> None:
+def test_shards_are_ranges_of_record_ids(
+    tmp_path: Path, rows: int, shards: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A power of two of them, at most 6 rows in one on average; a range may be empty."""
+    monkeypatch.setattr("pipeline.data.release.ROWS_PER_SHARD", 6)
     records = release(tmp_path / "out", pairs(rows), rows_per_shard=6)
     names = sorted(contents(tmp_path / "out"))
     assert names == ["manifest.json", *(f"part-{i:05d}.parquet" for i in range(shards))]
@@ -128,7 +133,7 @@ def edit(folder: Path, change: dict[str, Any], guarantee_change: dict[str, Any])
                 del target[name]
             else:
                 target[name] = value
-    path.write_text(json.dumps(facts))
+    path.write_text(json_text(facts))
 
 
 @pytest.mark.parametrize(
@@ -174,16 +179,32 @@ def test_a_manifest_that_does_not_hold_together_is_refused(
         read_release(tmp_path / "out")
 
 
-def test_words_of_a_manifest_are_the_program_s(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "guarantee_change"),
+    [
+        ({}, {"statement": "100 % anonymous, certified"}),
+        ({}, {"unit": "nobody"}),
+        ({}, {"stamp": "<img>"}),
+        ({"certified": "yes"}, {}),
+        ({"dropped": {"duplicates": 0, "identical": 0, "empty": 0}}, {}),
+        ({"columns": []}, {}),
+    ],
+    ids=str,
+)
+def test_words_and_fields_of_a_manifest_are_the_program_s(
+    tmp_path: Path, change: dict[str, Any], guarantee_change: dict[str, Any]
+) -> None:
     release(tmp_path / "out", pairs(5))
-    before = read_release(tmp_path / "out").manifest.guarantee
-    edit(tmp_path / "out", {}, {"statement": "100 % anonymous, certified", "unit": "nobody", "stamp": "<img>"})
-    assert read_release(tmp_path / "out").manifest.guarantee == before
+    read_release(tmp_path / "out")
+    edit(tmp_path / "out", change, guarantee_change)
+    with pytest.raises(UserError, match=r"manifest\.json: (has words, fields|`dropped` has)"):
+        read_release(tmp_path / "out")
 
 
 def _rewrite(folder: Path, change: Callable[[pa.Table], pa.Table]) -> None:
     path = folder / "part-00000.parquet"
-    pq.write_table(change(pq.read_table(path)), path)
+    table = change(pq.read_table(path))
+    write_shard(path, table.schema, [table])
 
 
 ODD_SHARDS: dict[str, tuple[Callable[[pa.Table], pa.Table], str]] = {
@@ -215,7 +236,8 @@ def test_nulls_inside_messages_are_refused(tmp_path: Path) -> None:
         list(read_release(tmp_path / "out"))
 
 
-def test_incomplete_folders_are_refused(tmp_path: Path) -> None:
+def test_incomplete_folders_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.data.release.ROWS_PER_SHARD", 6)
     with pytest.raises(UserError, match="no such release folder; write it again"):
         read_release(tmp_path / "none")
     release(tmp_path / "out", pairs(13), rows_per_shard=6)

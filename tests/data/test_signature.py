@@ -11,10 +11,12 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from pipeline.cli import main
+from pipeline.core.atomic import write_json
 from pipeline.core.config import parse
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 from pipeline.data.adopted import adopt
+from pipeline.data.container import settle
 from pipeline.data.curate import Request, privatize_source
 from pipeline.data.release import read_release
 from pipeline.privacy.keys import insecure_seed_key, keygen, load_key
@@ -38,7 +40,7 @@ def bundle(tmp_path: Path, key: Path) -> Path:
 
 def edited(bundle: Path, **changes: Any) -> None:
     path = bundle / "signature.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    write_json(path, json.loads(path.read_text()) | changes)
 
 
 def recipe(source: Path, signer: str | None = None) -> Recipe:
@@ -106,7 +108,7 @@ def test_whoever_edits_can_sign_but_not_as_the_holder(bundle: Path, tmp_path: Pa
     """An edited bundle under a signature of its editor's: sound in itself, and not the one that was asked for."""
     stranger, holder = load_key(keygen(tmp_path / "stranger.key")), public_key(load_key(key))
     files = json.loads((bundle / "signature.json").read_text())["files"]
-    (bundle / "signature.json").write_text(json.dumps(sign(stranger, files)))
+    write_json(bundle / "signature.json", sign(stranger, files))
     assert read_release(bundle).signer == public_key(stranger) != holder
     with pytest.raises(UserError, match=r"data\.signer is"):
         adopt(recipe(bundle, holder), tmp_path / "stage")
@@ -143,6 +145,7 @@ def test_the_command(bundle: Path, tmp_path: Path, key: Path, capsys: pytest.Cap
     assert main(["verify-release", str(bundle), "--signer", "me"]) == 2
     assert "64 hexadecimal digits" in capsys.readouterr().err
     (bundle / "signature.json").unlink()
+    settle(bundle)
     assert main(["verify-release", str(bundle)]) == 0
     assert "unsigned: nobody vouches for it" in capsys.readouterr().out
 
@@ -158,3 +161,58 @@ def test_keys_sign_differently_and_a_signature_is_of_its_files(tmp_path: Path, k
     assert one.keyed_digest(()) != public_key(one)
     with pytest.raises(ValueError, match="does not verify"):
         verify(sign(one, files) | {"public_key": public_key(two)}, files)
+
+
+def small_order_keys() -> list[str]:
+    """All encodings of the points whose order divides 8, by arithmetic on the curve: eight of them, and those that
+    are not reduced or give 0 a sign."""
+    p = 2**255 - 19
+    d = -121665 * pow(121666, -1, p) % p
+    root = pow(2, (p - 1) // 4, p)
+
+    def x_of(y: int) -> list[int]:
+        square = (y * y - 1) * pow(d * y * y + 1, -1, p) % p
+        x = pow(square, (p + 3) // 8, p)
+        return [x * r % p for r in (1, root) if (x * r) ** 2 % p == square]
+
+    def double(x: int, y: int) -> tuple[int, int]:
+        xx, yy = x * x % p, y * y % p
+        return 2 * x * y * pow(yy - xx, -1, p) % p, (yy + xx) * pow(2 + xx - yy, -1, p) % p
+
+    halves = [y for r in (1, root) for y in _roots_of_order_8(d, p, r)]
+    reduced = {0, 1, p - 1, *halves}
+    for y in reduced:
+        point = (x_of(y)[0], y)
+        for _ in range(3):
+            point = double(*point)
+        assert point == (0, 1)
+    assert len(reduced) == 5
+    spelled = {y + k * p for y in reduced for k in (0, 1) if y + k * p < 1 << 255}
+    return [(y | sign << 255).to_bytes(32, "little").hex() for y in sorted(spelled) for sign in (0, 1)]
+
+
+def _roots_of_order_8(d: int, p: int, r: int) -> list[int]:
+    """y with d y⁴ + 2y² = 1."""
+    s = pow(1 + d, (p + 3) // 8, p) * r % p
+    if (s * s - 1 - d) % p:
+        return []
+    found = []
+    for square in ((-1 + s) * pow(d, -1, p) % p, (-1 - s) * pow(d, -1, p) % p):
+        for q in (1, pow(2, (p - 1) // 4, p)):
+            y = pow(square, (p + 3) // 8, p) * q % p
+            if y * y % p == square:
+                found += [y, p - y]
+    return found
+
+
+def test_public_keys_of_small_order_are_refused(key: Path) -> None:
+    """Under the identity one constant is a signature of everything."""
+    weak = small_order_keys()
+    assert "01" + "00" * 31 in weak
+    assert len(weak) == 14
+    files = {"manifest.json": "0" * 64}
+    stated = sign(load_key(key), files)
+    for public in weak:
+        with pytest.raises(ValueError, match="of small order"):
+            verify(stated | {"public_key": public, "signature": public + "00" * 32}, files)
+    assert verify(stated, files)

@@ -22,15 +22,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mutations import verdicts
 from mutations.in_bundles import BESIDE, ORDER
+from mutations.in_containers import CONTAINERS
 from mutations.in_labels import LAW
 from mutations.in_runs import RUNS
 from mutations.mutant import ROOT, Mutant, plant, run_in
 
-MUTANTS: tuple[Mutant, ...] = (*ORDER, *LAW, *BESIDE, *RUNS)
+MUTANTS: tuple[Mutant, ...] = (*ORDER, *LAW, *BESIDE, *CONTAINERS, *RUNS)
 RESULTS = ROOT / "tests" / "mutations" / "results.jsonl"
 PAGE = ROOT / "docs" / "results" / "mutations.md"
 ARCHITECTURE = ("tests/architecture/test_label_reach.py", "tests/architecture/test_raw_labels.py")
-DETECTORS = ("attack", "twins", "tests", "architecture")
+VERIFY = "verify-release"
+DETECTORS = ("attack", "twins", VERIFY, "tests", "architecture")
 DEFAULT = ("tests", "architecture")  # checks of the default suite
 SOUND = "the program as it is"
 
@@ -65,6 +67,8 @@ def run_mutant(mutant: Mutant | None, sound: Sequence[Mutant] = MUTANTS) -> Resu
                 answer = detect(copy, kind, scenario)
                 caught[kind] = bool(caught[kind]) or answer["caught"]
                 said[kind] = answer["said"]
+        if "release" in scenarios["attack"]:
+            caught[VERIFY], said[VERIFY] = refused(copy)
         for kind, tests in (("tests", [test for one in shown for test in one.tests]), ("architecture", ARCHITECTURE)):
             if tests:
                 caught[kind], said[kind] = failing(copy, list(dict.fromkeys(tests)))
@@ -78,6 +82,19 @@ def detect(copy: Path, kind: str, scenario: str) -> dict[str, Any]:
         raise RuntimeError(f"{kind} {scenario}: {done.stderr[-2000:]}")
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
+
+
+def refused(copy: Path) -> tuple[bool, str]:
+    """Whether this checkout's `verify-release --as-published` refuses a release that the copy makes, and its words."""
+    with tempfile.TemporaryDirectory(prefix="release-") as name:
+        made = run_in(copy, str(copy / "tests" / "mutations" / "release.py"), name)
+        if made.returncode:
+            raise RuntimeError(f"no release: {made.stderr[-2000:]}")
+        bundle = str(Path(name) / "release")
+        done = run_in(ROOT, "-m", "pipeline.cli", "verify-release", "--as-published", bundle)
+        if done.returncode not in (0, 2):
+            raise RuntimeError(f"verify-release: {done.stderr[-2000:]}")
+        return done.returncode == 2, done.stderr.replace(name, "…").strip() or "verified"
 
 
 def failing(copy: Path, tests: Sequence[str]) -> tuple[bool, str]:
@@ -125,6 +142,7 @@ def page(results: dict[str, dict[str, Any]]) -> str:
         "- **attack**: `private-rlhf attack` on planted canaries, or the audit of what a mechanism answers, at the",
         "  numbers and ε that `tests/mutations/detect.py` states;",
         "- **twins**: `private-rlhf verify-run`, two runs on coin labels that differ wherever the released bits allow;",
+        "- **verify-release**: `private-rlhf verify-release --as-published` of the sound program refuses the release;",
         "- **tests**: the named tests of the default suite fail;",
         "- **architecture**: the tests that read from the sources who can reach a label fail.",
         "",
@@ -132,8 +150,8 @@ def page(results: dict[str, dict[str, Any]]) -> str:
         "A dash: the detector does not apply. Twins say nothing of a mechanism that is wrong in both of them in the",
         "same way, nor of noisy counts, local mode, and releases of labels that were corrected or renamed.",
         "",
-        "| leak | what is planted | attack | twins | tests | architecture |",
-        "|---|---|---|---|---|---|",
+        "| leak | what is planted | attack | twins | verify-release | tests | architecture |",
+        "|---|---|---|---|---|---|---|",
     ]
     words = {True: "caught", False: "missed", None: "–"}
     for mutant in MUTANTS:
@@ -143,10 +161,10 @@ def page(results: dict[str, dict[str, Any]]) -> str:
     lines.append(" | ".join([f"| {SOUND}", "nothing", *(words[caught[name]] for name in DETECTORS)]) + " |")
     totals = [_share([results[mutant.name]["caught"][name] for mutant in MUTANTS]) for name in DETECTORS]
     lines += [" | ".join(["| caught, of those where it applies", "", *totals]) + " |", "", "## What was said", ""]
-    lines += ["| leak | attack | twins | test that failed first |", "|---|---|---|---|"]
+    lines += ["| leak | attack | twins | verify-release | test that failed first |", "|---|---|---|---|---|"]
     for mutant in MUTANTS:
         said = results[mutant.name]["said"]
-        cells = [_cell(said.get(name, "–")) for name in ("attack", "twins")]
+        cells = [_cell(said.get(name, "–")) for name in ("attack", "twins", VERIFY)]
         first = said.get("tests") or said.get("architecture") or "–"
         lines.append(" | ".join([f"| {mutant.name}", *cells, f"`{first.split('[')[0]}`"]) + " |")
     return "\n".join([*lines, *verdicts.section(verdicts.read_results())]) + "\n"

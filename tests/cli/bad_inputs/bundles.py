@@ -16,6 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from cli.bad_inputs.sandbox import Row
 
+from pipeline.core.atomic import json_text
+from pipeline.data.container import settle, write_shard
+
 MANIFEST, SHARD, SIGNATURE = (Path("release") / name for name in ("manifest.json", "part-00000.parquet", "signature.json"))
 VERIFY = ["verify-release", "release"]
 RUN = ["run", "--config=tiny.yaml", "--dry-run", "--run-dir=r", "data.preferences=release", "privatize.epsilon=0.5",
@@ -39,9 +42,10 @@ def edited(change: Callable[[dict[str, Any]], Any], signed: bool = False) -> Cal
     def make() -> None:
         facts = json.loads(MANIFEST.read_text())
         change(facts)
-        MANIFEST.write_text(json.dumps(facts))
+        MANIFEST.write_text(json_text(facts))
         if not signed:
             SIGNATURE.unlink()
+        settle(MANIFEST.parent)
 
     return make
 
@@ -74,7 +78,7 @@ def manifest_rows() -> Iterator[Row]:
                                           "canonicalisation", "schema_version", "mark")}  # fmt: skip
     fields |= {f"guarantee.{name}": ("guarantee", name) for name in ("mechanism", "epsilon", "keep_prob", "flip_prob", "key_mode", "mark")}
     right: dict[str, tuple[Any, ...]] = {
-        "source": ("x", ""), "dropped": ({}, {"x": 1}), "extra_columns": ([],), "mark": (None,), "guarantee.mark": (None,), "guarantee.epsilon": (1.5, 1 << 60),
+        "source": ("x", ""), "extra_columns": ([],), "mark": (None,), "guarantee.mark": (None,), "guarantee.epsilon": (1.5, 1 << 60),
     }  # fmt: skip
     count = 0
     for name, path in fields.items():
@@ -99,7 +103,7 @@ def manifest_rows() -> Iterator[Row]:
         yield Row(f"bundle: {name}", VERIFY, make=edited(put(path, value)))
         yield Row(f"bundle, run: {name}", RUN, make=edited(put(path, value)))
     yield Row("bundle: a name that is HTML", VERIFY, make=edited(put(("source",), "<img src=x>\x1b[2J")), code=0)
-    yield Row("bundle: a field more", VERIFY, make=edited(put(("note",), "x")), code=0)
+    yield Row("bundle: a field more", VERIFY, make=edited(put(("note",), "x")))
 
 
 def document_rows() -> Iterator[Row]:
@@ -127,8 +131,12 @@ def shards(change: Callable[[pa.Table], pa.Table], **options: Any) -> Callable[[
 
     def make() -> None:
         made = change(pq.read_table(SHARD))
-        pq.write_table(made, SHARD, **options)
+        if options:
+            pq.write_table(made, SHARD, **options)
+        else:
+            write_shard(SHARD, made.schema, [made])
         SIGNATURE.unlink()
+        settle(SHARD.parent)
 
     return make
 
@@ -152,6 +160,8 @@ def shard_rows() -> Iterator[Row]:
         "text that is not UTF-8": column("chosen", pa.Array.from_buffers(pa.string(), size, [None, pa.py_buffer(bytes(4 * size) + b"\1\0\0\0"), pa.py_buffer(b"\xff")])),
         "messages": column("chosen", pa.array([[{"role": "a", "content": "b"}]] * size)),
     }  # fmt: skip
+    for name, option in {"a compression": {"compression": "gzip"}, "small groups": {"row_group_size": 3}, "another version": {"version": "1.0"}}.items():
+        yield Row(f"shard: with {name} of its own", VERIFY, make=shards(lambda table: table, **option))
     for name, change in changes.items():
         yield Row(f"shard: {name}", VERIFY, make=shards(change))
         yield Row(f"shard, run: {name}", RUN, make=shards(change))
@@ -183,7 +193,8 @@ def signature_rows() -> Iterator[Row]:
         def make() -> None:
             facts = json.loads(SIGNATURE.read_text())
             change(facts)
-            SIGNATURE.write_text(json.dumps(facts))
+            SIGNATURE.write_text(json.dumps(facts, indent=2) + "\n")
+            settle(SIGNATURE.parent)
 
         return make
 
@@ -200,4 +211,4 @@ def signature_rows() -> Iterator[Row]:
     yield Row("signature: an edited manifest", VERIFY, make=edited(put(("source",), "other"), signed=True))
     yield Row("signature: an edited shard", VERIFY, make=lambda: SHARD.write_bytes(SHARD.read_bytes()[:-1] + b"2"))
     yield Row("signature: gone, with a signer asked for", [*VERIFY, f"--signer={'0' * 64}"], make=SIGNATURE.unlink)
-    yield Row("signature: gone", VERIFY, make=SIGNATURE.unlink, code=0, says="unsigned")
+    yield Row("signature: gone", VERIFY, make=lambda: (SIGNATURE.unlink(), settle(SIGNATURE.parent)), code=0, says="unsigned")
