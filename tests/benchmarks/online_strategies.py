@@ -108,13 +108,13 @@ def ask(bed: Bed, arm: str, epsilon: float, seed: int, labels: int) -> dict[str,
     π_ref, so 0, for `offline`, whose answers are those of passive asking and whose policy is pessimistic (κ = 1).
     """
     noise, generator = LabelNoise.of(epsilon), torch.Generator().manual_seed(seed)
-    learner = Learner(COMPONENTS, noise, bed.reward_bound, bed.kl_coef)
+    learner, pairs = Learner(COMPONENTS, noise, bed.reward_bound, bed.kl_coef), bed.open_pairs()
     strategy: Strategy = "passive" if arm == OFFLINE else cast(Strategy, arm)
     held_out, training = [], []
     while len(learner) < labels:
         policy = learner.belief.policy(bed.x)
         training.append(0.0 if arm == OFFLINE else float(bed.objective(policy, bed.truth)))
-        picked = choose(strategy, learner.belief, bed.x, BATCH, generator, asked=len(learner))
+        picked = choose(strategy, learner.belief, bed.x, pairs, BATCH, generator, asked=len(learner))
         prompt, one, other = picked.T
         z = answers_of(bed, picked, noise, generator)
         belief = learner.add(bed.x[prompt, one], bed.x[prompt, other], z)
