@@ -1,6 +1,7 @@
 """The command line: `private-rlhf COMMAND`. Heavy libraries are imported by the command that needs them.
 
-Exit codes: 0 done, 1 runtime failure, 2 wrong use or input (one line on stderr), 130 interrupted (state saved).
+Exit codes: 0 done, 1 runtime failure, 2 wrong use or input (one line on stderr), 3 waits for answers, 130 interrupted
+(state saved).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pipeline.commands.plan import plan
 from pipeline.commands.sample import sample
 from pipeline.commands.validate import validate
 from pipeline.commands.verify_release import verify_release
-from pipeline.core.errors import RunStopped, UserError, one_line
+from pipeline.core.errors import RunStopped, RunWaits, UserError, one_line
 from pipeline.core.extras import extra_of, remedy
 from pipeline.core.threads import wait_briefly
 from pipeline.stages.table import STAGES
@@ -308,6 +309,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = app(args=given, prog_name="private-rlhf", standalone_mode=False)
     except UserError as error:
         return _fail(str(error), 2)
+    except RunWaits as error:
+        return _fail(str(error), 3)
     except RunStopped as error:
         return _fail(str(error), 1)
     except ModuleNotFoundError as error:

@@ -13,7 +13,7 @@ from pipeline_runs import TINY, Workspace, read_json
 
 from pipeline import runner
 from pipeline.core.config import load_recipe, parse
-from pipeline.core.errors import RunStopped, UserError
+from pipeline.core.errors import RunWaits, UserError
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
 from pipeline.data.release import read_release
@@ -225,7 +225,7 @@ def test_a_file_drop_is_waited_for_and_skips_are_left_out(workspace: Workspace, 
     given = online_recipe(workspace, "online.labeller=files", f"online.folder={drop}")
     runner.execute(given, run, runner.Selection(only="sft"))
     for part in range(3):
-        with pytest.raises(RunStopped, match="wait for an answer"):
+        with pytest.raises(RunWaits, match="wait for an answer"):
             runner.execute(given, run, runner.Selection(only="online"))
         ids = [json.loads(line)["id"] for line in (drop / "questions.jsonl").read_text().splitlines()]
         assert len(ids) == len(set(ids)) > seen
@@ -233,7 +233,7 @@ def test_a_file_drop_is_waited_for_and_skips_are_left_out(workspace: Workspace, 
         answers = [{"id": id, "label": label} for id, label in zip(ids, labels, strict=True)]
         (drop / "answers.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in answers[: len(ids) - part]))
         if part:
-            with pytest.raises(RunStopped, match=f"online: {part} of"):
+            with pytest.raises(RunWaits, match=f"online: {part} of"):
                 runner.execute(given, run, runner.Selection(only="online"))
             (drop / "answers.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in answers))
         seen = len(ids)
@@ -256,7 +256,7 @@ def test_people_at_pages_answer_a_run(workspace: Workspace, tmp_path: Path) -> N
     workspace.run(run, "--only", "sft", *ONLINE, *page)
     for part in range(4):
         done = workspace.finish(workspace.command("run", *options))
-        assert done.returncode == 1, done.stderr[-3000:]
+        assert done.returncode == 3, done.stderr[-3000:]
         assert "wait for an answer" in done.stderr
         history = run / "online" / "history.json"
         assert (len(read_json(history)) if history.exists() else 0) == max(0, part - 1)
