@@ -117,12 +117,14 @@ def export(
     """Write the private answers so far as a release bundle, as JSON lines, or both."""
     from pipeline.labelling.questions import write_answers
     from pipeline.labelling.tasks import export_bundle, open_answers
+    from pipeline.privacy.card import totals_sentence
 
     if out is None and answers is None:
         raise UserError("label export writes nothing: give --out, --answers or both")
     if answers is not None:
-        _, found, _ = open_answers(store)
+        found = open_answers(store)[1].answers()
         write_answers(answers, dict(sorted(found.items())))
         print(f"{len(found)} answers in {answers}")
     if out is not None:
-        print(f"{export_bundle(store, out)} private labels in {out}")
+        manifest = export_bundle(store, out)
+        print(f"{manifest.rows} private labels in {out}; {totals_sentence(manifest.totals)}")

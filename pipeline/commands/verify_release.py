@@ -16,6 +16,8 @@ def verify_release(
 ) -> None:
     """Read every row of a bundle, and check its manifest, digests and signature."""
     from pipeline.data.release import read_release
+    from pipeline.data.totals import check_totals
+    from pipeline.privacy.card import totals_sentence
     from pipeline.privacy.guarantee import who_is_trusted
     from pipeline.privacy.signature import is_public_key
 
@@ -23,6 +25,7 @@ def verify_release(
         raise UserError("--signer takes a public key of 64 hexadecimal digits, as `private-rlhf ledger show` prints it")
     release = read_release(bundle.expanduser())
     release.check_rows()
+    total = check_totals(release)
     if signer is not None and release.signer != signer:
         raise UserError(f"{bundle}: is signed by {release.signer or 'nobody'}, not by {signer}")
     facts = release.manifest.guarantee
@@ -32,4 +35,8 @@ def verify_release(
     what = f"labels at ε = {epsilon}"
     if not release.manifest.labelled:
         what = f"pairs without labels, of which one noisy sum is released at ε = {epsilon} and δ = {facts['delta']:g}"
-    print(f"{bundle}: {len(release)} {what}{mark}, {who}; who must be trusted: {who_is_trusted(facts)}")
+    trusted = who_is_trusted(facts if release.signer else {**facts, "unsigned": True})
+    print(f"{bundle}: {len(release)} {what}{mark}, {who}; who must be trusted: {trusted}")
+    if total is not None:
+        person = (release.manifest.totals or {}).get("person")
+        print(f"{bundle}: as counted from its rows, {totals_sentence({'record': total, 'person': person})}")

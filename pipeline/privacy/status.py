@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.core.errors import UserError
 from pipeline.core.noise import LabelNoise
-from pipeline.privacy.guarantee import NOT_PRIVATE, REASONS, who_is_trusted
+from pipeline.privacy.guarantee import NOT_PRIVATE, REASONS, claim_of, who_is_trusted
 
 DECLARED_PUBLIC = "LABELS DECLARED PUBLIC"
 NO_CLAIM = "the holder of the labels declares them public or synthetic, so no protection is claimed"
@@ -20,7 +20,9 @@ class PrivacyStatus:
 
     epsilon: of one label; None for ∞. keep_prob: in [0.5, 1]. reasons: why nothing is private; empty otherwise.
     declared_public: their holder declared the labels public or synthetic, whatever was done to them. trusted: who must
-    be, with true labels. delta: of one noisy sum in place of the labels; None where the labels were randomised.
+    be, with true labels. delta: of one noisy sum in place of the labels; None where the labels were randomised. claim:
+    by whose word they were, where this program did not see it. pair_total: ε of all answers about any one pair; None
+    where the release does not state it.
     """
 
     epsilon: float | None
@@ -29,6 +31,8 @@ class PrivacyStatus:
     declared_public: bool = False
     trusted: str = ""
     delta: float | None = None
+    claim: str | None = None
+    pair_total: float | None = None
 
     @property
     def mark(self) -> str | None:
@@ -74,8 +78,16 @@ def status_of(
         reasons.append(str(guarantee.get("mark_reason") or mark or manifest["mark"]))
     reasons += sorted({reason for reason in overrides if reason} - set(reasons))
     epsilon = None if noise.public else noise.epsilon
-    trusted, delta = who_is_trusted(guarantee), guarantee.get("delta")
-    return PrivacyStatus(epsilon, noise.keep_prob, tuple(reasons), declared_public, trusted, delta)
+    return PrivacyStatus(
+        epsilon,
+        noise.keep_prob,
+        tuple(reasons),
+        declared_public,
+        who_is_trusted(guarantee),
+        guarantee.get("delta"),
+        claim_of(guarantee),
+        (manifest.get("totals") or {}).get("record"),
+    )
 
 
 # --- who else had a hand in a run -------------------------------------------------------------------------------------

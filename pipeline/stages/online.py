@@ -127,11 +127,12 @@ def run(context: StageContext) -> dict[str, Any]:
         arms = beside(pool, Learner(pool.x.shape[-1], noise, *of_recipe), settings, generator)
 
     # --- bundles, as every later stage reads them ---------------------------------------------------------------------
-    mode = "insecure_seed" if settings.simulated else "local"
+    people = labeller.people()
+    most = max(people.values(), default=None)
     for name, rows in {"evaluation": checked.rows, "release": answered}.items():
         made = context.folder / f".{name}.new.tmp"
         shutil.rmtree(made, ignore_errors=True)
-        write_answers(made, rows, recipe.privatize.epsilon, mode, "online rounds")
+        write_answers(made, rows, recipe.privatize.epsilon, "online rounds", labeller.randomised_by, most or None)
         shutil.rmtree(context.folder / name, ignore_errors=True)
         publish(made, context.folder / name, 0o755)
     manifest = inputs.release(context.run).manifest
@@ -145,7 +146,8 @@ def run(context: StageContext) -> dict[str, Any]:
         "keep_prob": noise.keep_prob,
         "mark": manifest.guarantee["mark"],
         "labeller": settings.labeller,
-        "ledger": person_facts(labeller.people(), recipe.privatize.epsilon, len(answered) + len(checked.rows)),
+        "randomised_by": labeller.randomised_by,
+        "ledger": person_facts(people, recipe.privatize.epsilon, len(answered) + len(checked.rows)),
         "history": history,
         "arms": arms,
         "summary": f"{len(learner)} answers in {settings.rounds} rounds by {settings.strategy}, "
