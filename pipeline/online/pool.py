@@ -63,14 +63,12 @@ class Pool:
             found.append(make_question(f"{name}-{number:05d}", text, one, other))
         return found
 
-    def open_pairs(self, asked: Iterable[tuple[Text, ...]] = ()) -> OpenPairs:
+    def open_pairs(self, asked: Iterable[tuple[Any, ...]] = ()) -> OpenPairs:
         """All pairs of the candidates but those asked already, as (prompt, one response, another, …)."""
         pairs = OpenPairs.of(self.drawn.texts)
-        forms = [
-            [_like(prompt, text) for text in texts]
-            for prompt, texts in zip(self.drawn.prompts, self.drawn.texts, strict=True)
-        ]
-        pairs.close_texts(self.drawn.prompts, forms, asked)
+        prompts: list[Any] = list(self.drawn.prompts)
+        forms = [[_like(p, text) for text in texts] for p, texts in zip(prompts, self.drawn.texts, strict=True)]
+        pairs.close_texts(prompts, forms, asked)
         return pairs
 
     def signs(self, picked: torch.Tensor, questions: Sequence[Question]) -> torch.Tensor:
