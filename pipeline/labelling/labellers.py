@@ -25,6 +25,7 @@ from pipeline.core.atomic import write_json
 from pipeline.core.documents import DocumentError, read_json
 from pipeline.core.errors import UserError
 from pipeline.core.noise import LEVELS, check_epsilon, keep_threshold
+from pipeline.labelling.draw_record import DRAWS, check_draws
 from pipeline.labelling.questions import (
     Question,
     add_answer,
@@ -42,23 +43,20 @@ from pipeline.privacy.guarantee import RandomisedBy
 from pipeline.privacy.keys import make_private_folder
 from pipeline.privacy.local import DrawStore
 
-DRAWS = "draws.db"
-FILTER_LABELS = (-1, 1)  # as `label-filter` has them
 Margin = Callable[[Question], float]
 """r*(response_a) - r*(response_b) of a known truth, finite."""
 
 
 class Labeller(Protocol):
     """Answers questions, sooner or later. epsilon: of each answer. waits: answers may be missing for hours, so that the
-    asker should save its state and stop, or look again later; otherwise they are there when `ask` returns.
-    randomised_by: where true answers became private labels; None: by a seed, so that nothing is private."""
+    asker should save its state and stop, or look again later; otherwise they are there when `ask` returns."""
 
     epsilon: float
     waits: bool
 
     @property
     def randomised_by(self) -> RandomisedBy | None:
-        """See above."""
+        """Where true answers became private labels; None: by a seed, so that nothing is private."""
 
     def ask(self, questions: Sequence[Question]) -> None:
         """Puts the questions, durably; those with known ids are not put again. UserError: a known id with other texts,
@@ -291,20 +289,8 @@ class FileDrop:
         path = self.folder / "answers.jsonl"
         given = read_answers(path, self._asked) if path.exists() else {}
         if self.randomised_by == "label-filter":
-            self._check_draws({id: label for id, label in given.items() if label is not None})
+            check_draws(self.folder, given, self.epsilon)
         return given | answers_of_pairs(self._again.values(), self._asked.values(), given)
-
-    def _check_draws(self, given: Mapping[str, int]) -> None:
-        store = DrawStore(self.folder / DRAWS, FILTER_LABELS)
-        places = store.recorded(list(given), self.epsilon)
-        store.close()
-        for (id, label), place in zip(given.items(), places, strict=True):
-            if place is None or FILTER_LABELS[place] != label:
-                raise UserError(
-                    f"{self.folder / 'answers.jsonl'}: answer {id!r} must be the draw of {DRAWS} at epsilon"
-                    f" {self.epsilon:g}, and is not: pass the answers through `private-rlhf label-filter --store"
-                    f" {self.folder / DRAWS}`"
-                )
 
     def people(self) -> dict[str, int]:
         """`Labeller.people`."""

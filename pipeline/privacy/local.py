@@ -133,7 +133,7 @@ class DrawStore:
         found: list[int | None] = []
         with self._named_errors(), self._transaction():
             for event, place in events:
-                name = _digest(event)
+                name = hashlib.sha256(event.encode()).digest()
                 row = self._base.execute("SELECT epsilon, draw FROM draws WHERE event = ?", (name,)).fetchone()
                 if row is None:
                     draw = place if secrets.randbits(129) < LEVELS + threshold else 1 - place
@@ -142,17 +142,6 @@ class DrawStore:
                 else:
                     found.append(row[1] if row[0] == epsilon else None)
         return found
-
-    def recorded(self, events: Sequence[str], epsilon: float) -> list[int | None]:
-        """The draws of event ids at this epsilon that were made, in order; None for others. Makes none."""
-        with self._named_errors():
-            rows = [
-                self._base.execute(
-                    "SELECT draw FROM draws WHERE event = ? AND epsilon = ?", (_digest(event), float(epsilon))
-                ).fetchone()
-                for event in events
-            ]
-        return [None if row is None else row[0] for row in rows]
 
     def close(self) -> None:
         """Closes the file."""
@@ -183,10 +172,6 @@ class DrawStore:
                 f"{self.path}: is damaged or no store of label draws; restore it from a backup, and never delete it"
                 " while events may be sent again, since they would be drawn again"
             ) from None
-
-
-def _digest(event: str) -> bytes:
-    return hashlib.sha256(event.encode()).digest()
 
 
 def _create(path: Path, labels: tuple[Label, Label]) -> bool:

@@ -45,6 +45,13 @@ class PrivacyStatus:
         return "; ".join(self.reasons) or (NO_CLAIM if self.declared_public else None)
 
     @property
+    def several_answers(self) -> str:
+        """A sentence about a pair that has several answers; empty where none has."""
+        if self.pair_total is None or self.epsilon is None or self.pair_total <= self.epsilon:
+            return ""
+        return f"All answers about one pair together cost up to ε = {self.pair_total:g}. "
+
+    @property
     def private(self) -> bool:
         """Whether protection of the labels is claimed."""
         return self.mark is None

@@ -137,16 +137,12 @@ def privacy_sentence(status: PrivacyStatus) -> str:
             f" the other, but for δ = {status.delta:g}."
             f" Not private: prompts, responses, and which pairs were labelled.{trusted}"
         )
-    factor = significant(math.exp(min(status.epsilon, 700.0)), 3)
-    kept = percent(status.keep_prob, 1)
+    factor, kept = significant(math.exp(min(status.epsilon, 700.0)), 3), percent(status.keep_prob, 1)
     by = f" ({status.claim}). By that statement it" if status.claim else ". It"
-    several = ""
-    if status.pair_total is not None and status.pair_total > status.epsilon:
-        several = f"All answers about one pair together cost up to ε = {status.pair_total:g}. "
     return (
         f"Private: each preference label{by} was kept with probability {kept} and turned round otherwise, before"
         " anything was trained, so whatever is released is at most"
-        f" e^ε = {factor} times as likely under one answer as under the other. {several}"
+        f" e^ε = {factor} times as likely under one answer as under the other. {status.several_answers}"
         f"Not private: prompts, responses, and which pairs were labelled.{trusted}"
     )
 
@@ -174,8 +170,7 @@ def tiles(facts: RunFacts, status: PrivacyStatus) -> list[dict[str, str]]:
     kept = f"kept with probability {number(status.keep_prob, 3)}"
     if status.delta is not None:
         kept = f"at δ = {status.delta:g}, in one noisy sum"
-    kept += ", as stated" if status.claim else ""
-    note = NOT_PRIVATE if status.reasons else kept
+    note = NOT_PRIVATE if status.reasons else kept + (", as stated" if status.claim else "")
     shown.append({"label": "ε per label", "value": epsilon_text(status.epsilon), "note": note})
     return shown
 

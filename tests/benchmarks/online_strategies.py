@@ -1,7 +1,7 @@
 """How many labels each way of asking needs: rounds of questions on one pool of answers of π_ref, with the known truth.
 
 Of every training prompt N answers are drawn from π_ref once, and M of every held-out prompt. An arm asks in batches
-(`pipeline.online.strategies`, each pair once), gets Bradley–Terry answers of r* through randomised response at ε, and fits r̄ again;
+(`pipeline.online.strategies`), each pair once, gets answers of r* through randomised response at ε, and fits r̄ again;
 after each batch the Gibbs policy π_ref·exp(r̄/kl_coef) is evaluated on the held-out prompts: J = E[r*] − kl_coef·KL,
 less π_ref's. Stated: J by labels; the labels at which the mean curve of an arm reaches what passive asking reaches with
 all labels, and the share saved [95 % bootstrap over paired seeds]; cumulative regret of the Gibbs policy on the
