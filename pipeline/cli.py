@@ -1,6 +1,7 @@
 """The command line: `private-rlhf COMMAND`. Heavy libraries are imported by the command that needs them.
 
-Exit codes: 0 done, 1 runtime failure, 2 wrong use or input (one line on stderr), 130 interrupted (state saved).
+Exit codes: 0 done, 1 runtime failure, 2 wrong use or input (one line on stderr), 3 waits for answers, 130 interrupted
+(state saved).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pipeline.commands.plan import plan
 from pipeline.commands.sample import sample
 from pipeline.commands.validate import validate
 from pipeline.commands.verify_release import verify_release
-from pipeline.core.errors import RunStopped, UserError, one_line
+from pipeline.core.errors import RunStopped, RunWaits, UserError, one_line
 from pipeline.core.extras import extra_of, remedy
 from pipeline.core.threads import wait_briefly
 from pipeline.core.world import wait_for_first
@@ -312,9 +313,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         given = list(arguments) if arguments is not None else None
         code = app(args=given, prog_name="private-rlhf", standalone_mode=False)
-    except (UserError, RunStopped) as error:
+    except (UserError, RunStopped, RunWaits) as error:
         wait_for_first()
-        return _fail(str(error), 2 if isinstance(error, UserError) else 1)
+        codes = {UserError: 2, RunWaits: 3}
+        return _fail(str(error), next((code for kind, code in codes.items() if isinstance(error, kind)), 1))
     except ModuleNotFoundError as error:
         if (extra := extra_of(error)) is None:
             raise

@@ -118,14 +118,16 @@ def export(
     from pipeline.core.atomic import sweep_temporaries
     from pipeline.labelling.questions import write_answers
     from pipeline.labelling.tasks import export_bundle, open_answers
+    from pipeline.privacy.card import totals_sentence
 
     if out is None and answers is None:
         raise UserError("label export writes nothing: give --out, --answers or both")
     for output in filter(None, (answers, out)):
         sweep_temporaries(output.parent, output.name)  # of an export that was killed
     if answers is not None:
-        _, found, _ = open_answers(store)
+        found = open_answers(store)[1].answers()
         write_answers(answers, dict(sorted(found.items())))
         print(f"{len(found)} answers in {answers}")
     if out is not None:
-        print(f"{export_bundle(store, out)} private labels in {out}")
+        manifest = export_bundle(store, out)
+        print(f"{manifest.rows} private labels in {out}; {totals_sentence(manifest.totals)}")

@@ -20,6 +20,8 @@ def verify_release(
     """Read every row of a bundle, write its files again from them, compare, and check manifest and signature."""
     from pipeline.data.container import is_copy, unpublished
     from pipeline.data.release import read_release
+    from pipeline.data.totals import check_totals
+    from pipeline.privacy.card import totals_sentence
     from pipeline.privacy.guarantee import who_is_trusted
     from pipeline.privacy.mechanism import NOISY_SUM
     from pipeline.privacy.signature import is_public_key
@@ -31,6 +33,7 @@ def verify_release(
     difference, copied = unpublished(release.directory), is_copy(release.directory)
     if difference and (as_published or not copied):
         raise UserError(f"{difference}, which may carry a label: `cp -r` makes a copy without it")
+    total = check_totals(release)
     if signer is not None and release.signer != signer:
         raise UserError(f"{bundle}: is signed by {release.signer or 'nobody'}, not by {signer}")
     facts = release.manifest.guarantee
@@ -40,7 +43,11 @@ def verify_release(
     what = f"labels at ε = {epsilon}"
     if facts["mechanism"] == NOISY_SUM:
         what = f"pairs without labels, of which one noisy sum is released at ε = {epsilon} and δ = {facts['delta']:g}"
-    print(f"{bundle}: {len(release)} {what}{mark}, {who}; who must be trusted: {who_is_trusted(facts)}")
+    trusted = who_is_trusted(facts if release.signer else {**facts, "unsigned": True})
+    print(f"{bundle}: {len(release)} {what}{mark}, {who}; who must be trusted: {trusted}")
+    if total is not None:
+        person = (release.manifest.totals or {}).get("person")
+        print(f"{bundle}: as counted from its rows, {totals_sentence({'record': total, 'person': person})}")
     print("modes and times are " + ("those of a copy, and not compared" if copied else "those it was published with"))
     if not release.comparable:
         print(f"written by pyarrow {release.writer}, and another is installed: settings are compared, bytes are not")

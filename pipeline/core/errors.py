@@ -35,3 +35,10 @@ class RunStopped(RuntimeError):
 
     The command line prints it on stderr without a traceback and exits with code 1.
     """
+
+
+class RunWaits(RunStopped):
+    """A run that ended because others have to act before it can go on: nothing failed, and the same command resumes.
+
+    The command line prints it on stderr and exits with code 3.
+    """

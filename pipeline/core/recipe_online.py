@@ -31,7 +31,8 @@ class OnlineConfig:
 
     rounds: int = Field(default=10, gt=0)
     questions: int = Field(default=100, gt=0)
-    """Of each round; each is a labelling event of its own, also where a pair is asked about again."""
+    """Of each round. Each pair of answers is asked once in a run and the runs it goes on from: rounds x questions may
+    not exceed the pairs of the candidates."""
     evaluation_questions: int = Field(default=100, gt=1)
     """At most, one on each held-out prompt, about two answers of π_ref: what r̄ is checked by, never learnt from."""
     strategy: Literal["passive", "pokl", "mixture", "duel", "fisher", "policy"] = "pokl"

@@ -18,6 +18,7 @@ from pipeline.core.recipe import Recipe
 from pipeline.data.answered import write_pairs
 from pipeline.data.publish import publish, refusals
 from pipeline.data.release import ROWS_PER_SHARD, Release, ReleasedPair, ReleaseManifest, is_release, read_release
+from pipeline.data.totals import check_totals
 
 HELD_OUT_SHARE = 0.1
 
@@ -61,6 +62,7 @@ def open_adopted(recipe: Recipe) -> Release:
             "set evaluation_labels=private"
         )
     bundle.check_rows()
+    check_totals(bundle)
     return bundle
 
 
@@ -111,10 +113,20 @@ def divide(bundle: Release, limit: int | None, train: Path, test: Path) -> tuple
     before = sum(name < ids[first] for name in ids)
     if not before:
         raise UserError(f"{bundle.directory}: one pair is too few to hold one out; bring a larger release")
-    taken = min(before, limit or before)
-    _write(train, bundle.manifest, taken, islice(bundle, taken))
-    _write(test, bundle.manifest, len(ids) - before, islice(bundle, before, None))
+    taken, manifest = min(before, limit or before), _taken_over(bundle)
+    _write(train, manifest, taken, islice(bundle, taken))
+    _write(test, manifest, len(ids) - before, islice(bundle, before, None))
     return taken, len(ids) - before
+
+
+def _taken_over(bundle: Release) -> ReleaseManifest:
+    """The bundle's manifest; it says where nobody signed for it, and what local answers about one pair cost."""
+    manifest, total = bundle.manifest, check_totals(bundle)
+    if manifest.guarantee["key_mode"] == "local" and manifest.totals is None:
+        manifest = replace(manifest, totals={"record": total, "person": None})
+    if bundle.signer is None and manifest.private:
+        manifest = replace(manifest, guarantee={**manifest.guarantee, "unsigned": True})
+    return manifest
 
 
 def _write(folder: Path, manifest: ReleaseManifest, rows: int, pairs: Iterable[ReleasedPair]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import groupby, islice
 from pathlib import Path
@@ -18,7 +19,7 @@ from pipeline.data.release import (
     release_schema,
     shard_name,
 )
-from pipeline.privacy.guarantee import DropCounts, stated
+from pipeline.privacy.guarantee import DropCounts, RandomisedBy, stated
 from pipeline.privacy.mechanism import RandomizedResponse
 from pipeline.privacy.records import Text, record_id
 
@@ -26,10 +27,16 @@ ID_BITS = 256
 
 
 def write_answers(
-    folder: Path, answers: Iterable[tuple[Text, Text, Text, int]], epsilon: float, key_mode: str, source: str
-) -> int:
+    folder: Path,
+    answers: Iterable[tuple[Text, Text, Text, int]],
+    epsilon: float,
+    source: str,
+    randomised_by: RandomisedBy | None,
+    most_of_person: int | None,
+) -> ReleaseManifest:
     """Writes rows (prompt, response, other response, z), z = +1 where it prefers the first, as a bundle into a new
-    folder; returns how many.
+    folder; returns its manifest. randomised_by: None for answers of a seed. most_of_person: the most answers that one
+    person gave; None where persons are not known.
 
     Rows stand in the order of their record ids and, of one pair, of z: nothing tells when each was given. UserError if
     there is no row, ValueError for two equal responses.
@@ -42,11 +49,13 @@ def write_answers(
         raise UserError(f"{source}: holds no answer; at least one is needed")
     pairs.sort(key=lambda row: (row.record_id, repr(row.chosen)))
     form = "standard" if isinstance(pairs[0].prompt, str) else "conversational"
-    facts = stated(RandomizedResponse(epsilon), key_mode)
-    manifest = ReleaseManifest(form, len(pairs), source, facts, DropCounts().as_dict())
+    facts = stated(RandomizedResponse(epsilon), "local" if randomised_by else "insecure_seed", randomised_by)
+    most = max(Counter(row.record_id for row in pairs).values())
+    totals = {"record": most * epsilon, "person": None if most_of_person is None else most_of_person * epsilon}
+    manifest = ReleaseManifest(form, len(pairs), source, facts, DropCounts().as_dict(), totals=totals)
     write_pairs(folder, manifest, pairs)
     sync_folder(folder)
-    return len(pairs)
+    return manifest
 
 
 def write_pairs(folder: Path, manifest: ReleaseManifest, pairs: Iterable[ReleasedPair]) -> None:

@@ -11,6 +11,7 @@ for it.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -35,7 +36,7 @@ from pipeline.data.container import (
     writer_version,
 )
 from pipeline.privacy.batches import record_ids
-from pipeline.privacy.guarantee import DropCounts, stated
+from pipeline.privacy.guarantee import RANDOMISED_BY, DropCounts, stated
 from pipeline.privacy.mechanism import NOISY_SUM, Mechanism, NoisySum, PublicLabels, RandomizedResponse
 from pipeline.privacy.records import CANONICALISATION, MESSAGES, TEXT, Text, encode_text
 from pipeline.privacy.signature import file_digest, verify
@@ -68,6 +69,8 @@ class ReleaseManifest:
     (null for infinity), keep_prob, unit, neighbouring relation, key_mode, mark. dropped: rows left out {identical,
     empty, duplicates}. source: the input's name as its holder declared it. rows_per_shard: at most, on average.
     extra_columns: columns beside the four that the holder of the labels named and that are released as they are.
+    totals: {"record", "person"}, the largest ε of all answers about any one pair and of any one person, at most; the
+    latter is null where persons are not known. None where the release does not state them.
     """
 
     format: str
@@ -77,6 +80,7 @@ class ReleaseManifest:
     dropped: Mapping[str, int]
     rows_per_shard: int = ROWS_PER_SHARD
     extra_columns: tuple[str, ...] = ()
+    totals: Mapping[str, float | None] | None = None
     canonicalisation: int = CANONICALISATION
     schema_version: int = SCHEMA_VERSION
 
@@ -84,6 +88,8 @@ class ReleaseManifest:
         """The JSON object of `manifest.json`, with the NOT PRIVATE mark (or null) on top."""
         columns = [*ReleasedPair._fields, *self.extra_columns]
         facts = asdict(self) | {"extra_columns": list(self.extra_columns)}
+        if self.totals is None:
+            del facts["totals"]
         return {"mark": self.guarantee.get("mark"), "columns": columns} | facts
 
     @property
@@ -258,6 +264,7 @@ def _parse_manifest(facts: Any, path: Path, remedy: str) -> ReleaseManifest:
         raise UserError(f"{path}: is not a JSON object; {remedy}")
     if not _counts(facts.get("schema_version")) or facts["schema_version"] != SCHEMA_VERSION:
         raise UserError(f"{path}: has schema version {facts.get('schema_version')!r}, not {SCHEMA_VERSION}; {remedy}")
+    facts = {"totals": None} | facts
     names = [entry.name for entry in fields(ReleaseManifest)]
     missing = [name for name in names if name not in facts]
     guarantee = facts.get("guarantee")
@@ -279,6 +286,10 @@ def _counts(value: Any, least: int = 0) -> bool:
     return type(value) is int and least <= value < 1 << 53
 
 
+def _positive(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < math.inf
+
+
 _SOUND: Mapping[str, Callable[[Any], bool]] = {
     "format": lambda value: value in ("standard", "conversational"),
     "rows": _counts,
@@ -288,6 +299,9 @@ _SOUND: Mapping[str, Callable[[Any], bool]] = {
     "extra_columns": lambda value: isinstance(value, list)
     and all(isinstance(name, str) and name not in ReleasedPair._fields for name in value)
     and len(set(value)) == len(value),
+    "totals": lambda value: value is None
+    or (isinstance(value, dict) and set(value) == {"record", "person"} and _positive(value["record"])
+        and (value["person"] is None or _positive(value["person"]))),
     "canonicalisation": lambda value: _counts(value) and value == CANONICALISATION,
 }
 
@@ -319,7 +333,10 @@ def _check_guarantee(guarantee: Mapping[str, Any], path: Path, remedy: str) -> d
         if mode != "keyed" or noise.factor or not isinstance(delta, float | int) or not 0 <= delta < 1:
             raise UserError(f"{path}: states a noisy sum without delta in [0, 1), or beside labels or a seed; {remedy}")
         mechanism = NoisySum(noise.epsilon, float(delta))
-    words = stated(mechanism, mode) | noise.as_json()
+    by, unsigned = guarantee.get("randomised_by"), guarantee.get("unsigned", False)
+    if (by is not None and (mode != "local" or by not in RANDOMISED_BY)) or type(unsigned) is not bool:
+        raise UserError(f"{path}: states who randomised the labels in words that this program does not; {remedy}")
+    words = stated(mechanism, mode, by, unsigned) | noise.as_json()
     if guarantee["mechanism"] != words["mechanism"] or guarantee["mark"] != words["mark"]:
         raise UserError(f"{path}: states a mechanism or a mark that this program does not; {remedy}")
     return words

@@ -1,8 +1,8 @@
 """Who answers questions: one interface, whatever stands behind it. Each answer is randomised before it is stored.
 
 A labeller keeps what it was asked and answered in a folder of its own: one that is killed and made again there has the
-same answers, asks nothing twice and draws nothing twice. Answers are private labels z: 1 for response_a, -1 for
-response_b, None for a skip (which is public).
+same answers, asks nothing twice and draws nothing twice. A pair that comes again under another id has its answer.
+Answers are private labels z: 1 for response_a, -1 for response_b, None for a skip (which is public).
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from pipeline.core.atomic import sweep_temporaries, write_json
 from pipeline.core.documents import DocumentError, read_json
 from pipeline.core.errors import UserError
 from pipeline.core.noise import LEVELS, check_epsilon, check_label, keep_threshold
+from pipeline.labelling.draw_record import DRAWS, check_draws
 from pipeline.labelling.questions import (
     Question,
     add_answer,
+    answers_of_pairs,
     line,
     parse_row,
     read_answers,
@@ -37,6 +39,7 @@ from pipeline.labelling.questions import (
     write_answers,
     write_questions,
 )
+from pipeline.privacy.guarantee import RandomisedBy
 from pipeline.privacy.keys import make_private_folder
 from pipeline.privacy.local import DrawStore
 
@@ -50,6 +53,10 @@ class Labeller(Protocol):
 
     epsilon: float
     waits: bool
+
+    @property
+    def randomised_by(self) -> RandomisedBy | None:
+        """Where true answers became private labels; None: by a seed, so that nothing is private."""
 
     def ask(self, questions: Sequence[Question]) -> None:
         """Puts the questions, durably; those with known ids are not put again. UserError: a known id with other texts,
@@ -66,6 +73,7 @@ class _Kept:
     """Questions and answers in an owner-only folder. What a kill left unanswered is answered at the next `ask`."""
 
     waits = False
+    randomised_by: RandomisedBy | None = None
 
     def __init__(self, folder: Path, epsilon: float) -> None:
         self.folder, self.epsilon = folder, check_epsilon(epsilon)
@@ -91,9 +99,11 @@ class _Kept:
             self.check(asked)
             write_questions(self.folder / "questions.jsonl", asked.values(), 0o600)
             self._asked = asked
-        if waiting := [each for each in self._asked.values() if each.id not in self._answers]:
+        known = self.answers()
+        waiting = {each.record: each for each in self._asked.values() if each.id not in known}
+        if waiting:
             with (self.folder / "answers.jsonl").open("a", encoding="utf-8") as file:
-                for id, label in self.answer(waiting):
+                for id, label in self.answer(list(waiting.values())):
                     file.write(line({"id": id, "label": label}))
                     file.flush()
                     self._answers[id] = label
@@ -108,7 +118,9 @@ class _Kept:
 
     def answers(self) -> dict[str, int | None]:
         """`Labeller.answers`."""
-        return dict(self._answers)
+        open_ones = [each for id, each in self._asked.items() if id not in self._answers]
+        again = answers_of_pairs(open_ones, self._asked.values(), self._answers) if open_ones else {}
+        return self._answers | again
 
     def people(self) -> dict[str, int]:
         """`Labeller.people`."""
@@ -247,7 +259,8 @@ class Crowd(Simulated):
 
 class FileDrop:
     """A folder: `questions.jsonl` goes out, `answers.jsonl` comes in, with labels that were randomised at ε where they
-    were given (by `private-rlhf label-filter`, say). Nothing is drawn here."""
+    were given. Nothing is drawn here, and nobody here knows who drew. Where the folder holds `draws.db`, the record of
+    `private-rlhf label-filter`, every answer must be a draw of it."""
 
     waits = True
 
@@ -257,17 +270,29 @@ class FileDrop:
         _same_terms(folder / "labeller.json", {"kind": "FileDrop", "epsilon": self.epsilon})
         path = folder / "questions.jsonl"
         self._asked = {each.id: each for each in (read_questions(path) if path.exists() else ())}
+        self._again: dict[str, Question] = {}
+
+    @property
+    def randomised_by(self) -> RandomisedBy:
+        """Known by the record of label-filter."""
+        return "label-filter" if (self.folder / DRAWS).exists() else "files"
 
     def ask(self, questions: Sequence[Question]) -> None:
-        """`Labeller.ask`."""
-        if new := unasked(questions, self._asked):
-            self._asked |= {each.id: each for each in new}
+        """`Labeller.ask`; a pair that is in the file under another id is not put again."""
+        pairs, before = {each.record for each in self._asked.values()}, len(self._asked)
+        for each in unasked(questions, self._asked | self._again):
+            (self._again if each.record in pairs else self._asked)[each.id] = each
+            pairs.add(each.record)
+        if len(self._asked) > before:
             write_questions(self.folder / "questions.jsonl", self._asked.values())
 
     def answers(self) -> dict[str, int | None]:
-        """`Labeller.answers`; UserError for a file that is none."""
+        """`Labeller.answers`; UserError for a file that is none, or an answer that label-filter did not draw."""
         path = self.folder / "answers.jsonl"
-        return read_answers(path, self._asked) if path.exists() else {}
+        given = read_answers(path, self._asked) if path.exists() else {}
+        if self.randomised_by == "label-filter":
+            check_draws(self.folder, given, self.epsilon)
+        return given | answers_of_pairs(self._again.values(), self._asked.values(), given)
 
     def people(self) -> dict[str, int]:
         """`Labeller.people`."""
@@ -280,7 +305,7 @@ class _Drawn(_Kept):
 
     def __init__(self, folder: Path, epsilon: float) -> None:
         super().__init__(folder, epsilon)
-        self._draws = DrawStore(folder / "draws.db", (1, -1))
+        self._draws = DrawStore(folder / DRAWS, (1, -1))
 
     def draw(self, labels: Mapping[str, int | None]) -> Iterator[tuple[str, int | None]]:
         """(id, private label): all draws are on the disk before the first is given."""
@@ -297,6 +322,8 @@ class Command(_Drawn):
     It gives *true* labels: the answer is raw between the program and us (both on this machine), and the program sees
     it. It is randomised here before anything is stored. A question that it leaves out is put again next time.
     """
+
+    randomised_by = "command"
 
     def __init__(self, folder: Path, epsilon: float, command: str | Sequence[str], seconds: float = 3600.0) -> None:
         self.command = shlex.split(command) if isinstance(command, str) else list(command)
@@ -326,6 +353,8 @@ class Command(_Drawn):
 class Terminal(_Drawn):
     """A person at this terminal. The answers are shown in random order; what is typed is randomised before it is
     stored, and stays in the terminal's own scrollback."""
+
+    randomised_by = "terminal"
 
     def __init__(self, folder: Path, epsilon: float, source: IO[str] | None = None, out: IO[str] | None = None) -> None:
         super().__init__(folder, epsilon)

@@ -3,9 +3,9 @@
     questions: {"id": "17", "prompt": "…", "response_a": "…", "response_b": "…"}
     answers:   {"id": "17", "label": 1}     1: prefers response_a, -1: response_b, null: skipped, which is public
 
-An answer has the form of `private-rlhf label-filter`. Each question is a labelling event of its own, named by its id;
-whoever asks chooses the ids, and a pair that is asked twice has two. Which response is response_a must carry no
-information: `make_question` decides it by the texts.
+An answer has the form of `private-rlhf label-filter`. Each question is a labelling event, named by its id; whoever
+asks chooses the ids. A pair under two ids is one pair (`Question.record`): nobody answers it twice. Which response is
+response_a must carry no information: `make_question` decides it by the texts.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 from pipeline.core.atomic import write_text
 from pipeline.core.documents import DocumentError, parse_json
 from pipeline.core.errors import MOST_NAME, UserError, is_name
-from pipeline.privacy.records import Text, encode_text, is_blank
+from pipeline.privacy.records import Text, encode_text, is_blank, record_id
 
 MOST_LINE = 1 << 20
 """Bytes of a line of either file."""
@@ -53,6 +54,11 @@ class Question:
             raise ValueError("has an empty prompt or response")
         if self.response_a == self.response_b:
             raise ValueError("has two responses that are the same")
+
+    @cached_property
+    def record(self) -> str:
+        """The id of its unordered pair, whatever its own id is."""
+        return record_id(self.prompt, (self.response_a, self.response_b))
 
     def as_json(self) -> dict[str, Any]:
         """The object of its line."""
@@ -161,6 +167,23 @@ def unasked(questions: Sequence[Question], known: Mapping[str, Question]) -> lis
         elif before != question:
             raise UserError(f"question {question.id!r} was asked with other texts: a new question needs a new id")
     return list(new.values())
+
+
+def answers_of_pairs(
+    questions: Iterable[Question], asked: Iterable[Question], answers: Mapping[str, int | None]
+) -> dict[str, int | None]:
+    """Answers by id to those of `questions` whose pair was answered under another id in `asked`: the same draw again,
+    for a second one would cost another ε."""
+    drawn: dict[str, Question] = {}
+    for question in asked:
+        if question.id in answers:
+            drawn.setdefault(question.record, question)
+    found: dict[str, int | None] = {}
+    for question in questions:
+        if (first := drawn.get(question.record)) is not None:
+            label = answers[first.id]
+            found[question.id] = label if label is None or first.response_a == question.response_a else -label
+    return found
 
 
 def _kind(text: object) -> str:

@@ -3,6 +3,9 @@
 One SQLite file in an owner-only folder, with a write-ahead log and `synchronous=FULL`: what the server has confirmed is
 on the disk, whatever is killed. Several processes may use it at once (the server, an online run, `label export`).
 
+A person is asked a pair once, whatever ids it has, and however they were invited: a second draw would cost another ε.
+Several people may answer one pair, under ids of its own for each.
+
 It never sees a label: z was drawn in the page. Links and the browsers' secrets are kept as SHA-256. It keeps no times,
 and its rows stand in the order of random names, not of arrival (which the write-ahead log tells, for a while).
 """
@@ -23,6 +26,7 @@ from pipeline.core.errors import UserError, is_name, one_line
 from pipeline.core.noise import check_epsilon
 from pipeline.labelling.labellers import answers_within
 from pipeline.labelling.questions import Question, unasked
+from pipeline.privacy.guarantee import RandomisedBy
 from pipeline.privacy.keys import make_private_folder
 
 FILE = "answers.db"
@@ -41,6 +45,14 @@ CREATE TABLE events (
 ) WITHOUT ROWID;
 CREATE INDEX of_person ON events (person, place);
 """
+_PAIRS = """
+ALTER TABLE events ADD COLUMN record TEXT;
+CREATE TABLE asked (person TEXT, record TEXT, PRIMARY KEY (person, record)) WITHOUT ROWID;
+"""  # apart from the rest, so that a store that began without them gets them when it is opened
+_NEXT = (
+    "SELECT event, record FROM events WHERE person IS NULL AND NOT EXISTS"
+    " (SELECT 1 FROM asked WHERE asked.person = ? AND asked.record = events.record) ORDER BY place LIMIT 1"
+)
 
 
 @dataclass(frozen=True)
@@ -69,6 +81,7 @@ class AnswerStore:
     """
 
     waits = True
+    randomised_by: RandomisedBy = "page"
 
     def __init__(self, folder: Path, epsilon: float, budget: float | None = None) -> None:
         self.epsilon, self.budget = check_epsilon(epsilon), budget
@@ -92,6 +105,8 @@ class AnswerStore:
                 for statement in _SCHEMA.split(";"):
                     base.execute(statement)
                 base.execute("INSERT INTO facts VALUES ('terms', ?)", (terms,))
+            if not base.execute("SELECT 1 FROM sqlite_master WHERE name = 'asked'").fetchone():
+                _add_pairs(base)
             (before,) = base.execute("SELECT value FROM facts WHERE name = 'terms'").fetchone()
         if before != terms:
             raise UserError(f"{folder}: was begun on the terms {before}; keep those, or choose another --store")
@@ -120,10 +135,10 @@ class AnswerStore:
         with self._transaction() as base:
             known = {id: Question(**json.loads(text)) for id, text in base.execute("SELECT id, question FROM events")}
             rows = [
-                (secrets.token_bytes(EVENT_BYTES).hex(), place, each.id, json.dumps(each.as_json()))
+                (secrets.token_bytes(EVENT_BYTES).hex(), place, each.id, json.dumps(each.as_json()), each.record)
                 for place, each in enumerate(unasked(questions, known), len(known))
             ]
-            base.executemany("INSERT INTO events (event, place, id, question) VALUES (?, ?, ?, ?)", rows)
+            base.executemany("INSERT INTO events (event, place, id, question, record) VALUES (?, ?, ?, ?, ?)", rows)
 
     def answers(self) -> dict[str, int | None]:
         """`Labeller.answers`."""
@@ -192,14 +207,18 @@ class AnswerStore:
         return row[0] if row else None
 
     def open_questions(self, person: str) -> list[tuple[str, Question]]:
-        """(event, question) of what the person has to answer: at most `AHEAD`, and no more than the budget holds."""
+        """(event, question) of what the person has to answer: at most `AHEAD`, no more than the budget holds, and no
+        pair that the person was asked before."""
         with self._transaction() as base:
             held = "SELECT COUNT(*), COALESCE(SUM(answer IS NULL), 0) FROM events WHERE person = ? AND answer IS NOT 0"
             taken, waiting = base.execute(held, (person,)).fetchone()
             more = AHEAD - waiting if self.most is None else min(AHEAD - waiting, self.most - taken)
-            if more > 0:
-                free = "SELECT event FROM events WHERE person IS NULL ORDER BY place LIMIT ?"
-                base.execute(f"UPDATE events SET person = ? WHERE event IN ({free})", (person, more))
+            for _ in range(more):  # one by one: two ids of one pair may follow each other
+                row = base.execute(_NEXT, (person,)).fetchone()
+                if row is None:
+                    break
+                base.execute("UPDATE events SET person = ? WHERE event = ?", (person, row[0]))
+                base.execute("INSERT INTO asked VALUES (?, ?)", (person, row[1]))
             rows = base.execute(
                 "SELECT event, question FROM events WHERE person = ? AND answer IS NULL ORDER BY place", (person,)
             )
@@ -243,6 +262,15 @@ class AnswerStore:
             raise
         except sqlite3.DatabaseError:
             raise UserError(f"{file}: is damaged or no store of ours; restore it from a backup") from None
+
+
+def _add_pairs(base: sqlite3.Connection) -> None:
+    """Names the pair of each event, and the people who were asked it, in a store that has neither yet."""
+    for statement in filter(str.strip, _PAIRS.split(";")):
+        base.execute(statement)
+    for event, text in base.execute("SELECT event, question FROM events").fetchall():
+        base.execute("UPDATE events SET record = ? WHERE event = ?", (Question(**json.loads(text)).record, event))
+    base.execute("INSERT INTO asked SELECT DISTINCT person, record FROM events WHERE person IS NOT NULL")
 
 
 def _digest(token: str) -> bytes:

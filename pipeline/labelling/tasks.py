@@ -10,7 +10,8 @@ from pipeline.core.atomic import new_folder
 from pipeline.core.documents import DocumentError, read_json
 from pipeline.core.errors import UserError
 from pipeline.data.answered import write_answers as write_bundle
-from pipeline.labelling.labellers import FileDrop
+from pipeline.data.release import ReleaseManifest
+from pipeline.labelling.labellers import FileDrop, Labeller
 from pipeline.labelling.questions import MOST_FILE, Question, make_question, read_questions
 from pipeline.labelling.store import FILE, AnswerStore
 
@@ -55,22 +56,23 @@ def _question(task: Any, fields: Sequence[str], where: str) -> Question:
         raise UserError(f"{where}: {error}; mend or remove it") from None
 
 
-def open_answers(folder: Path) -> tuple[list[Question], dict[str, int | None], float]:
-    """(questions, private labels by id, ε) of a page's store or of a file drop. UserError for neither."""
+def open_answers(folder: Path) -> tuple[list[Question], Labeller]:
+    """(questions, who answers them) of a page's store or of a file drop. UserError for neither."""
     if (folder / FILE).exists() or not (folder / "labeller.json").is_file():
         store = AnswerStore.open(folder)
-        return store.questions(), store.answers(), store.epsilon
+        return store.questions(), store
     try:
         epsilon = read_json(folder / "labeller.json")["epsilon"]
     except (OSError, DocumentError, KeyError, TypeError):
         raise UserError(f"{folder / 'labeller.json'}: does not say at which ε was answered; restore it") from None
-    return read_questions(folder / "questions.jsonl"), FileDrop(folder, epsilon).answers(), epsilon
+    return read_questions(folder / "questions.jsonl"), FileDrop(folder, epsilon)
 
 
-def export_bundle(folder: Path, output: Path) -> int:
-    """Writes the answers of `folder`, less the skips, as a bundle that every stage takes; returns how many. UserError
-    where `output` is there already, or nothing was answered."""
-    questions, answers, epsilon = open_answers(folder)
+def export_bundle(folder: Path, output: Path) -> ReleaseManifest:
+    """Writes the answers of `folder`, less the skips, as a bundle that every stage takes; returns its manifest.
+    UserError where `output` is there already, or nothing was answered."""
+    questions, labeller = open_answers(folder)
+    answers, people = labeller.answers(), labeller.people()
     if output.exists():
         raise UserError(f"{output}: is there already; choose another --out")
     rows = [
@@ -80,6 +82,9 @@ def export_bundle(folder: Path, output: Path) -> int:
     ]
     if len({isinstance(prompt, str) for prompt, *_ in rows}) > 1:
         raise UserError(f"{folder}: has questions of plain text and of messages; use two stores: a bundle has one kind")
+    most = max(people.values(), default=None)
     with new_folder(output) as partial:
         partial.rmdir()  # it is made there
-        return write_bundle(partial, rows, epsilon, "local", f"labelling {folder.name}")
+        return write_bundle(
+            partial, rows, labeller.epsilon, f"labelling {folder.name}", labeller.randomised_by, most or None
+        )

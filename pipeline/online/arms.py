@@ -27,9 +27,9 @@ def beside(pool: Pool, learner: Learner, settings: OnlineConfig, generator: torc
         raise ValueError("arms are measured by a known truth")
     found: dict[str, list[Any]] = {"passive": [], "offline": []}
     regret = {"passive": 0.0, "offline": 0.0}
-    best = pool.best(learner.kl_coef)
+    best, pairs = pool.best(learner.kl_coef), pool.open_pairs()
     while len(found["passive"]) < settings.rounds:
-        picked = pool.different(choose("passive", learner.belief, pool.x, settings.questions, generator))
+        picked = choose("passive", learner.belief, pool.x, pairs, settings.questions, generator)
         prompt, one, other = picked.T
         regret["passive"] += regret_of(learner.belief, pool, len(picked))
         regret["offline"] += len(picked) * best  # π_ref answers while the labels are collected

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from pipeline.data.render import Prompt, Renderer
 from pipeline.embedded.truth import true_reward
 from pipeline.labelling.questions import Question, make_question
 from pipeline.online.candidates import Candidates, candidate_key, draw_candidates
+from pipeline.online.open_pairs import OpenPairs
 from pipeline.privacy.records import Text
 from reward_models.basis import FeatureBasis, pair_basis
 from reward_models.model import RewardModel
@@ -62,16 +63,13 @@ class Pool:
             found.append(make_question(f"{name}-{number:05d}", text, one, other))
         return found
 
-    def first_two(self) -> torch.Tensor:
-        """(M, 3): the first two candidates of every prompt."""
-        rows = torch.arange(len(self.x))
-        return torch.stack([rows, torch.zeros_like(rows), torch.ones_like(rows)], dim=1)
-
-    def different(self, picked: torch.Tensor) -> torch.Tensor:
-        """Those of the picked pairs that can be asked about: two different answers, none of them empty."""
-        texts = self.drawn.texts
-        pairs = [(texts[prompt][one], texts[prompt][other]) for prompt, one, other in picked.tolist()]
-        return picked[[one != other and bool(one.strip() and other.strip()) for one, other in pairs]]
+    def open_pairs(self, asked: Iterable[tuple[Any, ...]] = ()) -> OpenPairs:
+        """All pairs of the candidates but those asked already, as (prompt, one response, another, …)."""
+        pairs = OpenPairs.of(self.drawn.texts)
+        prompts: list[Any] = list(self.drawn.prompts)
+        forms = [[_like(p, text) for text in texts] for p, texts in zip(prompts, self.drawn.texts, strict=True)]
+        pairs.close_texts(prompts, forms, asked)
+        return pairs
 
     def signs(self, picked: torch.Tensor, questions: Sequence[Question]) -> torch.Tensor:
         """(n,) float64: +1 where the first picked answer is response_a."""

@@ -10,7 +10,7 @@ import torch
 
 from pipeline.core import atomic
 from pipeline.core.documents import read_json
-from pipeline.core.errors import RunStopped
+from pipeline.core.errors import RunWaits
 from pipeline.core.stats import wilson
 from pipeline.labelling.labellers import Labeller
 from pipeline.labelling.questions import Question
@@ -23,7 +23,7 @@ def ask_round(path: Path, questions: Sequence[Question], labeller: Labeller) -> 
     """The private answers of a round by question id, None for a skip; from `path` if the round is done, else put there.
 
     Raises:
-        RunStopped: the labeller has not answered all of them yet. Nothing is lost: the same command looks again.
+        RunWaits: the labeller has not answered all of them yet. Nothing is lost: the same command looks again.
     """
     asked = [question.as_json() for question in questions]
     if path.is_file():
@@ -34,7 +34,7 @@ def ask_round(path: Path, questions: Sequence[Question], labeller: Labeller) -> 
     labeller.ask(questions)
     given = labeller.answers()
     if missing := sum(question.id not in given for question in questions):
-        raise RunStopped(
+        raise RunWaits(
             f"online: {missing} of {len(questions)} questions of round {path.stem} wait for an answer; run the same"
             " command again when they are there"
         )

@@ -1,13 +1,14 @@
 """Which pairs to ask: all strategies behind one interface, and none that sees anything but released answers.
 
-`choose(strategy, belief, x, questions, …)` gets the candidates' coordinates x (M, N, k), N draws of π_ref for each of M
-prompts, and names `questions` pairs of them. The designs look at many pairs of the whole pool and take the best of them
-one by one, counting those already taken as answered; the others draw prompts evenly and two answers to each.
+`choose(strategy, belief, x, pairs, questions, …)` gets the candidates' coordinates x (M, N, k), N draws of π_ref for
+each of M prompts, and names `questions` of their open pairs, which it closes: each pair is asked once, since a second
+draw about it would cost another ε. The designs look at many pairs of the whole pool and take the best of them one by
+one, counting those already taken as answered; the others draw prompts evenly and two answers to each.
 
     passive   both answers from π_ref
     pokl      a¹ ~ π¹, a² ∝ π¹·exp(b/kl_coef) (POKL Algorithm 2, steps 3 and 10)
     mixture   a¹ ~ π¹, a² ~ (1−γ)π¹ + γ·π_ref, γ = min(1, m/((2α−1)²t)), t questions so far
-    duel      the two answers of the highest r̄ + b
+    duel      the open pair of the highest sum of r̄ + b
     fisher    D-optimal: the largest log det of the information of the *privatised* answers (compare arXiv 2502.04354)
     policy    V-optimal for J: the smallest variance of r̄ among the answers of the Gibbs policy
 
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor
 
 from pipeline.online.belief import Belief
+from pipeline.online.open_pairs import OpenPairs
 from reward_models.losses import fisher_weight
 
 Strategy = Literal["passive", "pokl", "mixture", "duel", "fisher", "policy"]
@@ -37,6 +39,7 @@ def choose(
     strategy: Strategy,
     belief: Belief,
     x: Tensor,
+    pairs: OpenPairs,
     questions: int,
     generator: torch.Generator,
     *,
@@ -45,47 +48,73 @@ def choose(
     mixture: float = 100.0,
     log_ratio: Tensor | float = 0.0,
 ) -> Tensor:
-    """Pairs to ask, (questions, 3) int64: prompt, one answer, another. asked: questions so far. mixture: m.
-    log_ratio: as in `Belief.policy`, where the candidates are another policy's.
+    """Pairs to ask, (questions, 3) int64: prompt, one answer, another; closed in `pairs`. asked: questions so far.
+    mixture: m. log_ratio: as in `Belief.policy`, where the candidates are another policy's.
 
-    ValueError for fewer than two answers per prompt, or for a design that is to find more pairs than there are.
+    ValueError where fewer pairs are open, or a design looks at fewer.
     """
-    if x.shape[1] < 2:
-        raise ValueError("a question needs two answers to a prompt")
+    if questions > (most := pairs_looked_at(len(pairs)) if strategy in DESIGNS else len(pairs)):
+        raise ValueError(f"there are {most} pairs for {questions} questions")
     if strategy in DESIGNS:
         looks_at = log_ratio if strategy == "policy" else None
-        return _design(belief, x, questions, generator, looks_at)
-    prompts = _evenly(len(x), questions, generator)
-    if strategy == "duel":
-        best = (belief.reward(x) + belief.bonus(x, kappa, log_ratio)).topk(2, dim=-1).indices[prompts]
-        return torch.cat([prompts[:, None], best], dim=1)
+        picked = _design(belief, x, pairs, questions, generator, looks_at)
+        pairs.close(picked)
+        return picked
     flat = torch.full(x.shape[:2], 1.0 / x.shape[1], dtype=torch.float64)
     first = second = flat
-    if strategy != "passive":
+    if strategy == "duel":
+        value = belief.reward(x) + belief.bonus(x, kappa, log_ratio)
+    elif strategy != "passive":
         first = belief.policy(x, log_ratio)
     if strategy == "pokl":
         second = torch.softmax(first.log() + belief.bonus(x, kappa, log_ratio) / belief.kl_coef, dim=-1)
     elif strategy == "mixture":
         share = min(1.0, mixture / (belief.noise.factor**2 * max(1, asked)))
         second = (1.0 - share) * first + share * flat
-    one = torch.multinomial(first[prompts], 1, generator=generator)
-    rest = second[prompts].clamp_min(1e-300).scatter(1, one, 0.0)  # two different answers
-    return torch.cat([prompts[:, None], one, torch.multinomial(rest, 1, generator=generator)], dim=1)
+    first, second = pairs.merged(first), pairs.merged(second)
+    found: list[Tensor] = []
+    while questions:  # one pair a prompt each time, and pairs that were taken are closed before the next
+        prompts = pairs.free.any(dim=2).any(dim=1).nonzero()[:, 0]
+        prompts = prompts[torch.randperm(len(prompts), generator=generator)[:questions]]
+        free = pairs.free[prompts]
+        if strategy == "duel":
+            one, other = _best_pair(value[prompts], free)
+        else:
+            one = _draw(first[prompts], free.any(dim=2), generator)
+            other = _draw(second[prompts], free[torch.arange(len(prompts)), one], generator)
+        found.append(torch.stack([prompts, one, other], dim=1))
+        pairs.close(found[-1])
+        questions -= len(prompts)
+    return torch.cat(found)
 
 
-def _evenly(prompts: int, questions: int, generator: torch.Generator) -> Tensor:
-    """(questions,) numbers of prompts, each as often as the others but for one."""
-    rounds = -(-questions // prompts)
-    return torch.cat([torch.randperm(prompts, generator=generator) for _ in range(rounds)])[:questions]
+def _draw(weights: Tensor, allowed: Tensor, generator: torch.Generator) -> Tensor:
+    """(n,) places drawn by weights (n, N) among the allowed ones of each row, of which there is one or more."""
+    return torch.multinomial(weights.clamp_min(1e-300) * allowed, 1, generator=generator)[:, 0]
+
+
+def _best_pair(value: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
+    """(n,), (n,): of each row's free pairs (n, N, N) the one of the largest sum of values (n, N), the better first."""
+    count = value.shape[1]
+    total = (value[:, :, None] + value[:, None, :]).masked_fill(~free, -math.inf)
+    best = total.flatten(1).argmax(dim=1)
+    one, other = best // count, best % count
+    rows = torch.arange(len(value))
+    turned = value[rows, one] < value[rows, other]
+    return torch.where(turned, other, one), torch.where(turned, one, other)
 
 
 def _design(
-    belief: Belief, x: Tensor, questions: int, generator: torch.Generator, log_ratio: Tensor | float | None
+    belief: Belief,
+    x: Tensor,
+    open_pairs: OpenPairs,
+    questions: int,
+    generator: torch.Generator,
+    log_ratio: Tensor | float | None,
 ) -> Tensor:
     """log_ratio: None for `fisher`. Greedy, with the rank-one update of H⁻¹ by each pair that was taken."""
-    pairs = _some_pairs(x, generator)
-    if questions > len(pairs):
-        raise ValueError(f"there are {len(pairs)} pairs for {questions} questions")
+    listed = open_pairs.listed()
+    pairs = listed[torch.randperm(len(listed), generator=generator)[:PAIRS_LOOKED_AT]]
     reward, gradient = belief.reward(x), belief.gradient(x)
     prompt, one, other = pairs.T
     difference = gradient[prompt, one] - gradient[prompt, other]
@@ -112,18 +141,9 @@ def _design(
     return pairs[torch.tensor(taken)]
 
 
-def pairs_looked_at(prompts: int, answers: int) -> int:
-    """How many pairs a design chooses among."""
-    return min(PAIRS_LOOKED_AT, prompts * math.comb(answers, 2))
-
-
-def _some_pairs(x: Tensor, generator: torch.Generator) -> Tensor:
-    """(n, 3): pairs of different answers, at most `PAIRS_LOOKED_AT`, at random."""
-    prompts, answers = x.shape[:2]
-    upper = torch.triu_indices(answers, answers, offset=1)
-    total = prompts * upper.shape[1]
-    picked = torch.randperm(total, generator=generator)[: pairs_looked_at(prompts, answers)]
-    return torch.stack([picked // upper.shape[1], *upper[:, picked % upper.shape[1]]], dim=1)
+def pairs_looked_at(pairs: int) -> int:
+    """The number of pairs among which a design chooses."""
+    return min(PAIRS_LOOKED_AT, pairs)
 
 
 def _policy_root(belief: Belief, x: Tensor, gradient: Tensor, log_ratio: Tensor | float) -> Tensor:

@@ -79,7 +79,7 @@ def privacy_card(
         "unit": unit,
         "neighbouring": neighbouring,
         "mechanism": mechanism,
-        "statement": guarantee.get("statement") if private else "none",
+        "statement": _statement(guarantee, status.claim) if private else "none",
         "key_mode": guarantee["key_mode"],
         "epsilon_per_event": epsilon,
         "epsilon_total_per_event": max(epsilon or 0.0, known.get("epsilon_total", 0.0)) if private else epsilon,
@@ -89,9 +89,12 @@ def privacy_card(
         "keep_prob": status.keep_prob,
         "warning": status.noise.warning,
         "delta": status.delta,
+        "totals": totals_sentence(manifest["totals"]) if private and manifest.get("totals") else None,
         "delta_total": max(status.delta or 0.0, known.get("delta_total", 0.0)) if private else status.delta,
         "who_must_be_trusted": status.trusted,
-        "person_level": _person_level(known.get("labelers"), delta) if private else {"statement": NO_PERSON_LEVEL},
+        "person_level": _person_level(known.get("labelers"), delta, manifest.get("totals"))
+        if private
+        else {"statement": NO_PERSON_LEVEL},
         "events": manifest.get("rows"),
         "evaluation_events": evaluation_events,
         "dropped": dict(manifest.get("dropped", {})),
@@ -102,9 +105,27 @@ def privacy_card(
     }
 
 
-def _person_level(labelers: Mapping[str, Any] | None, delta: float) -> dict[str, Any]:
-    """What the events of the busiest labeller cost together; labelers: the ledger's facts about them, if any."""
+def _statement(guarantee: Mapping[str, Any], claim: str | None) -> str | None:
+    statement = guarantee.get("statement")
+    return f"{statement} ({claim})" if statement and claim else statement
+
+
+def totals_sentence(totals: Mapping[str, float | None] | None) -> str:
+    """The largest totals of a release that states them; person: as stated, for rows do not name persons."""
+    if totals is None:
+        return "not stated"
+    person = "not known" if totals["person"] is None else f"{totals['person']:g}, as stated"
+    return f"largest total ε of any pair: {totals['record']:g}; of any person: {person}"
+
+
+def _person_level(
+    labelers: Mapping[str, Any] | None, delta: float, totals: Mapping[str, float | None] | None
+) -> dict[str, Any]:
+    """What the events of the busiest labeller cost together; labelers: the ledger's facts about them, if any; totals:
+    what the release states instead."""
     levels = [(level["epsilon"], level["events"]) for level in (labelers or {}).get("busiest", [])]
+    if not levels and totals and totals["person"] is not None:
+        return {"statement": f"at most epsilon {totals['person']:g} of one person, as the release states"}
     if labelers is None or not levels:
         return {"statement": "unknown: the data have no labeller column; a person with m events has m times epsilon"}
     events, total = sum(count for _, count in levels), labelers["max_epsilon"]
@@ -135,6 +156,7 @@ def render_markdown(card: Mapping[str, Any]) -> str:
         "Epsilon per event": "infinite" if epsilon is None else f"{epsilon:g}{at_delta(card['delta'])}",
         "Several releases": card["several_releases"],
         **ledger_rows(card),
+        **({"Totals": card["totals"]} if card["totals"] else {}),
         **(
             {"Realised alpha (probability that a label is kept)": alpha_text(card)}
             if card["delta"] is None

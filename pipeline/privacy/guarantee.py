@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from pipeline.core.errors import UserError
 from pipeline.privacy.keys import PrivacyKey
@@ -51,6 +51,27 @@ LOCAL = {  # what differs where each answer was randomised before anyone had it,
 }
 
 
+RandomisedBy = Literal["page", "command", "terminal", "label-filter", "files"]
+"""In local mode, where true answers became private labels; `files`: not known, they came in a file."""
+RANDOMISED_BY: tuple[RandomisedBy, ...] = get_args(RandomisedBy)
+TRUSTED: Mapping[str | None, str] = {
+    "page": "the page and the browser in which each person answers; what they send is private already",
+    "command": "the machine where answers are given, and the program that gives them: this process saw the true labels"
+    " and randomised each before it was stored",
+    "terminal": "the machine where answers are given: this process saw the true labels and randomised each before it"
+    " was stored",
+    "label-filter": "the machine where label-filter ran, and whatever gave it the true labels; its record holds the"
+    " draw of every answer",
+    "files": "whoever wrote answers.jsonl, and every machine that saw answers before they were randomised",
+    None: "not known: it is not recorded where the labels were randomised",
+}
+CLAIMS: Mapping[str | None, str] = {
+    "files": "as stated by whoever wrote answers.jsonl; not verified here",
+    None: "as stated without a record of who randomised the labels; not verified here",
+}
+UNSIGNED_CLAIM = "as stated by an unsigned manifest; not verified here"
+
+
 def key_mode(mechanism: Mechanism, key: PrivacyKey | None) -> str:
     """Where the randomness came from: "keyed", "insecure_seed" or "none" (public labels). UserError without a key."""
     if isinstance(mechanism, PublicLabels):
@@ -67,25 +88,40 @@ def guarantee(mechanism: Mechanism, key: PrivacyKey | None) -> dict[str, Any]:
     return stated(mechanism, key_mode(mechanism, key))
 
 
-def stated(mechanism: Mechanism, mode: str) -> dict[str, Any]:
-    """`guarantee` where the key mode is known and the key is not."""
+def stated(
+    mechanism: Mechanism, mode: str, randomised_by: RandomisedBy | None = None, unsigned: bool = False
+) -> dict[str, Any]:
+    """`guarantee` where the key mode is known and the key is not. randomised_by: in local mode, where that is known.
+    unsigned: it was taken over from a bundle that nobody signed."""
     facts = mechanism.guarantee() | {"key_mode": mode} | (LOCAL if mode == "local" else {})
+    facts |= {"randomised_by": randomised_by} if mode == "local" and randomised_by else {}
+    facts |= {"unsigned": True} if unsigned and mode not in REASONS else {}
     return facts | {"mark": NOT_PRIVATE if mode in REASONS else None, "mark_reason": REASONS.get(mode)}
+
+
+def claim_of(facts: Mapping[str, Any]) -> str | None:
+    """By whose word the labels of a release are private, by its guarantee; None where this program made them so, or a
+    key's holder signed for it."""
+    if facts.get("unsigned"):
+        return UNSIGNED_CLAIM
+    return CLAIMS.get(facts.get("randomised_by")) if facts["key_mode"] == "local" else None
 
 
 def who_is_trusted(facts: Mapping[str, Any]) -> str:
     """Who sees true labels, and so must be trusted with them, by a release's guarantee."""
-    mode = facts["key_mode"]
+    mode, claim = facts["key_mode"], claim_of(facts)
     if mode in REASONS:
         return "everybody who sees the release: it is not private"
     if mode == "local":
-        return "nobody: only the labeller sees a true label, which is randomised before anyone has it"
-    if facts.get("mechanism") == NOISY_SUM:
-        return (
+        trusted = TRUSTED[facts.get("randomised_by")]
+    elif facts.get("mechanism") == NOISY_SUM:
+        trusted = (
             "the holder of the labels and the key, and the machine that adds up every true label before it adds noise;"
             " whoever sees only what is released need not be trusted"
         )
-    return (
-        "whoever holds the raw labels or the key, until each label is randomised; training, and whoever sees only what"
-        " is released, sees no true label"
-    )
+    else:
+        trusted = (
+            "whoever holds the raw labels or the key, until each label is randomised; training, and whoever sees only"
+            " what is released, sees no true label"
+        )
+    return f"{trusted} ({claim})" if claim else trusted

@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.core.errors import UserError
 from pipeline.core.noise import LabelNoise
-from pipeline.privacy.guarantee import NOT_PRIVATE, REASONS, who_is_trusted
+from pipeline.privacy.guarantee import NOT_PRIVATE, REASONS, claim_of, who_is_trusted
 
 DECLARED_PUBLIC = "LABELS DECLARED PUBLIC"
 NO_CLAIM_ROW = "no claim: see the mark"
@@ -22,7 +22,9 @@ class PrivacyStatus:
     epsilon: of one label; None for ∞. keep_prob: in [0.5, 1]. reasons: why nothing is private; empty otherwise.
     declared_public: their holder declared the labels public or synthetic, whatever was done to them. trusted: who must
     be, with true labels. delta: of one noisy sum in place of the labels; None where the labels were randomised. keyed:
-    the promise assumes that nobody without the key can undo its function.
+    the promise assumes that nobody without the key can undo its function. claim: by whose word labels were randomised,
+    where this program did not see it. pair_total: ε of all answers about any one pair; None where the release does not
+    state it.
     """
 
     epsilon: float | None
@@ -32,6 +34,8 @@ class PrivacyStatus:
     trusted: str = ""
     delta: float | None = None
     keyed: bool = False
+    claim: str | None = None
+    pair_total: float | None = None
 
     @property
     def noise(self) -> LabelNoise:
@@ -47,6 +51,13 @@ class PrivacyStatus:
     def mark_reason(self) -> str | None:
         """Why."""
         return "; ".join(self.reasons) or (NO_CLAIM if self.declared_public else None)
+
+    @property
+    def several_answers(self) -> str:
+        """A sentence about a pair that has several answers; empty where none has."""
+        if self.pair_total is None or self.epsilon is None or self.pair_total <= self.epsilon:
+            return ""
+        return f"All answers about one pair together cost up to ε = {self.pair_total:g}. "
 
     @property
     def private(self) -> bool:
@@ -84,8 +95,17 @@ def status_of(
     epsilon = None if noise.public else noise.epsilon
     # A run that is not private may hold true labels in any of its files, whatever its release was made with.
     trusted = NO_CLAIM_ROW if reasons or declared_public else who_is_trusted(guarantee)
-    delta, keyed = guarantee.get("delta"), mode == "keyed"
-    return PrivacyStatus(epsilon, noise.keep_prob, tuple(reasons), declared_public, trusted, delta, keyed)
+    return PrivacyStatus(
+        epsilon,
+        noise.keep_prob,
+        tuple(reasons),
+        declared_public,
+        trusted,
+        guarantee.get("delta"),
+        mode == "keyed",
+        claim_of(guarantee),
+        (manifest.get("totals") or {}).get("record"),
+    )
 
 
 # --- who else had a hand in a run -------------------------------------------------------------------------------------

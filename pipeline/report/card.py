@@ -13,6 +13,7 @@ from pipeline.report.text import epsilon_text, number
 
 Row = tuple[str, list[str]]
 LABELS_PER_PERSON = (1, 10, 100)
+DROPPED = "answers as they came in answers.jsonl"
 CENTRAL = (
     "none is claimed for the released policy, and none follows from its KL penalty: the epsilon above, by randomised"
     " response alone, is what holds. KL regularisation makes something else differentially private: a stated number"
@@ -50,9 +51,10 @@ def run_card(facts: RunFacts, status: PrivacyStatus) -> dict[str, Any]:
     if released.get("adopted"):
         extra["labels_from"] = "a bundle released elsewhere; its ledger is with the holder of the labels"
     if "labeller" in released:
+        drawn = "each answer drawn once, before it was stored" if released["labeller"] != "files" else DROPPED
         extra["labels_from"] = (
-            f"{released['labeller']}: questions of this run, each answer drawn once, before it was stored; no"
-            " key, and no ledger beyond this run"
+            f"{released['labeller']}: questions of this run, each pair asked once, {drawn}; no key, and no ledger"
+            " beyond this run"
         )
     if released.get("signer") or released.get("adopted"):
         extra["labels_signed_by"] = released.get("signer") or "nobody: who wrote this bundle is not known"
@@ -102,6 +104,7 @@ def card_rows(card: dict[str, Any]) -> list[Row]:
         ("Guarantee", card["statement"]),
         ("Several releases", card["several_releases"]),
         *ledger_rows(card).items(),
+        ("Totals", card["totals"]),
         ("Person level", card["person_level"]["statement"]),
         ("Events", events_text(card)),
         ("Rows left out", ", ".join(f"{count} {name}" for name, count in card["dropped"].items())),

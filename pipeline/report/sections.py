@@ -139,10 +139,12 @@ def privacy_sentence(status: PrivacyStatus) -> str:
             f" but for δ = {status.delta:g}{reader}. {person}, and δ grows faster.{rest}"
         )
     weak = f" Beware: {status.noise.warning}." if status.noise.warning else ""
+    by = f" ({status.claim}). By that statement it" if status.claim else ". It"
+    several = f" {status.several_answers.strip()}" if status.several_answers else ""
     return (
-        f"Private: each preference label. It was kept with probability {status.noise.keep_text(percent=True)} and"
+        f"Private: each preference label{by} was kept with probability {status.noise.keep_text(percent=True)} and"
         " turned round otherwise, before anything was trained, so whatever is released is"
-        f" {likely} under the other{reader}. {person}.{weak}{rest}"
+        f" {likely} under the other{reader}. {person}.{several}{weak}{rest}"
     )
 
 
@@ -169,7 +171,7 @@ def tiles(facts: RunFacts, status: PrivacyStatus) -> list[dict[str, str]]:
     kept = f"kept with probability {status.noise.keep_text()}"
     if status.delta is not None:
         kept = f"at δ = {status.delta:g}, in one noisy sum"
-    note = NOT_PRIVATE if status.reasons else kept
+    note = NOT_PRIVATE if status.reasons else kept + (", as stated" if status.claim else "")
     shown.append({"label": "ε per label", "value": epsilon_text(status.epsilon), "note": note})
     return shown
 

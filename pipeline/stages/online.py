@@ -69,7 +69,6 @@ def run(context: StageContext) -> dict[str, Any]:
     if not accelerator.is_main_process:
         return {}
     pool, basis = load_pool(context, "train", asked)
-    check_questions(settings, len(asked))
 
     # --- what is known before -----------------------------------------------------------------------------------------
     noise, runs = LabelNoise.of(recipe.privatize.epsilon), 1 if earlier is None else 1 + earlier.count
@@ -91,12 +90,19 @@ def run(context: StageContext) -> dict[str, Any]:
 
     if earlier is None:
         tests, _ = load_pool(context, "evaluation", held_out, basis)
-        checked, answered = ask("evaluation", tests, tests.different(tests.first_two())), []
+        picked, answered = tests.open_pairs().listed(), []
+        pairs = pool.open_pairs(
+            (each.prompt, each.response_a, each.response_b) for each in tests.questions(picked, "evaluation")
+        )
+        check_questions(settings, len(pairs))
+        checked = ask("evaluation", tests, picked)
     else:
         how_known = (renderer, backbone, basis, recipe.evaluate.batch_size)
         checked, before = (known_pairs(earlier.pairs(part), *how_known) for part in ("evaluation", "release"))
         learner.add(before.one, before.other, before.z)
         answered = before.rows
+        pairs = pool.open_pairs([*checked.rows, *answered])
+        check_questions(settings, len(pairs))
     if not checked.rows:
         raise UserError("online: every question on held-out prompts was skipped; nothing would check the reward")
 
@@ -106,7 +112,7 @@ def run(context: StageContext) -> dict[str, Any]:
         generator = torch.Generator().manual_seed((recipe.seed * 1_000 + runs) * 1_000_000 + number)
         how: dict[str, Any] = {"asked": len(learner), "kappa": settings.kappa, "mixture": settings.mixture}
         how["log_ratio"] = pool.log_ratio
-        picked = pool.different(choose(settings.strategy, learner.belief, pool.x, settings.questions, generator, **how))
+        picked = choose(settings.strategy, learner.belief, pool.x, pairs, settings.questions, generator, **how)
         regret, about = regret + regret_of(learner.belief, pool, len(picked)), asked_about(learner.belief, pool, picked)
         found = ask(f"{number:03d}", pool, picked)
         belief = learner.add(found.one, found.other, found.z)
@@ -121,11 +127,12 @@ def run(context: StageContext) -> dict[str, Any]:
         arms = beside(pool, Learner(pool.x.shape[-1], noise, *of_recipe), settings, generator)
 
     # --- bundles, as every later stage reads them ---------------------------------------------------------------------
-    mode = "insecure_seed" if settings.simulated else "local"
+    people = labeller.people()
+    most = max(people.values(), default=None)
     for name, rows in {"evaluation": checked.rows, "release": answered}.items():
         made = context.folder / f".{name}.new.tmp"
         shutil.rmtree(made, ignore_errors=True)
-        write_answers(made, rows, recipe.privatize.epsilon, mode, "online rounds")
+        write_answers(made, rows, recipe.privatize.epsilon, "online rounds", labeller.randomised_by, most or None)
         shutil.rmtree(context.folder / name, ignore_errors=True)
         publish(made, context.folder / name)
     manifest = inputs.release(context.run).manifest
@@ -139,7 +146,8 @@ def run(context: StageContext) -> dict[str, Any]:
         "keep_prob": noise.keep_prob,
         "mark": manifest.guarantee["mark"],
         "labeller": settings.labeller,
-        "ledger": person_facts(labeller.people(), recipe.privatize.epsilon, len(answered) + len(checked.rows)),
+        "randomised_by": labeller.randomised_by,
+        "ledger": person_facts(people, recipe.privatize.epsilon, len(answered) + len(checked.rows)),
         "history": history,
         "arms": arms,
         "summary": f"{len(learner)} answers in {settings.rounds} rounds by {settings.strategy}, "
@@ -147,13 +155,20 @@ def run(context: StageContext) -> dict[str, Any]:
     }
 
 
-def check_questions(settings: OnlineConfig, prompts: int) -> None:
-    """UserError for more questions in a round than a design finds pairs."""
-    most = pairs_looked_at(prompts, settings.candidates)
+def check_questions(settings: OnlineConfig, pairs: int) -> None:
+    """UserError where the rounds would ask for more pairs than are open, or one round for more than a design finds."""
+    wanted = settings.rounds * settings.questions
+    if wanted > pairs:
+        raise UserError(
+            f"online.rounds x online.questions must be at most {pairs}, got {settings.rounds} x {settings.questions}:"
+            f" each pair of answers is asked once, and {pairs} are open; ask fewer, or raise online.max_prompts or"
+            " online.candidates"
+        )
+    most = pairs_looked_at(pairs)
     if settings.strategy in DESIGNS and settings.questions > most:
         raise UserError(
-            f"online.questions={settings.questions}: {settings.strategy} chooses among {most} pairs of answers to"
-            f" {prompts} prompts; ask fewer a round, or give more prompts or online.candidates"
+            f"online.questions must be at most {most} for {settings.strategy}, got {settings.questions}: ask fewer in"
+            " each of more rounds"
         )
 
 

@@ -1,7 +1,7 @@
 """How many labels each way of asking needs: rounds of questions on one pool of answers of π_ref, with the known truth.
 
 Of every training prompt N answers are drawn from π_ref once, and M of every held-out prompt. An arm asks in batches
-(`pipeline.online.strategies`), gets Bradley–Terry answers of r* through randomised response at ε, and fits r̄ again;
+(`pipeline.online.strategies`), each pair once, gets answers of r* through randomised response at ε, and fits r̄ again;
 after each batch the Gibbs policy π_ref·exp(r̄/kl_coef) is evaluated on the held-out prompts: J = E[r*] − kl_coef·KL,
 less π_ref's. Stated: J by labels; the labels at which the mean curve of an arm reaches what passive asking reaches with
 all labels, and the share saved [95 % bootstrap over paired seeds]; cumulative regret of the Gibbs policy on the
@@ -37,6 +37,7 @@ from pipeline.core.recipe import Recipe
 from pipeline.core.row_files import appending, rows_of
 from pipeline.core.rundir import RunDir
 from pipeline.online.belief import Belief, Learner
+from pipeline.online.open_pairs import OpenPairs
 from pipeline.online.strategies import STRATEGIES, Strategy, choose
 from reward_models.basis import pair_basis
 
@@ -47,6 +48,7 @@ ASKED, HELD_OUT = 16, 32  # answers to each prompt
 COMPONENTS = 128
 BATCH = 200
 RESAMPLES = 10_000
+SAME = 1e-3  # of the largest coordinate
 
 
 class Bed:
@@ -59,8 +61,15 @@ class Bed:
         self.x, self.truth = basis.coordinates(drawn), tensors["train_truth"].double()
         self.held_out = basis.coordinates(tensors["eval_features"]), tensors["eval_truth"].double()
         self.kl_coef, self.reward_bound = kl_coef, reward_bound
+        apart = (self.x[:, :, None] - self.x[:, None, :]).abs().amax(dim=-1)
+        self._first = (apart <= SAME * self.x.abs().amax()).int().argmax(dim=2)
         answers = hashlib.sha256(b"".join(tensors[name].numpy().tobytes() for name in sorted(tensors))).hexdigest()[:16]
-        self.identity = f"pool {answers}, kl_coef {kl_coef:g}, bound {reward_bound}, {COMPONENTS} directions"
+        settings = f"kl_coef {kl_coef:g}, bound {reward_bound}, {COMPONENTS} directions, each pair once"
+        self.identity = f"pool {answers}, {settings}"
+
+    def open_pairs(self) -> OpenPairs:
+        """All pairs of different answers; a pool has no texts, and equal ones have equal features, but for rounding."""
+        return OpenPairs.among(self._first)
 
     def objective(self, policy: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
         """J less that of π_ref, mean over prompts; policy (M, N) over draws of π_ref."""
@@ -108,13 +117,13 @@ def ask(bed: Bed, arm: str, epsilon: float, seed: int, labels: int) -> dict[str,
     π_ref, so 0, for `offline`, whose answers are those of passive asking and whose policy is pessimistic (κ = 1).
     """
     noise, generator = LabelNoise.of(epsilon), torch.Generator().manual_seed(seed)
-    learner = Learner(COMPONENTS, noise, bed.reward_bound, bed.kl_coef)
+    learner, pairs = Learner(COMPONENTS, noise, bed.reward_bound, bed.kl_coef), bed.open_pairs()
     strategy: Strategy = "passive" if arm == OFFLINE else cast(Strategy, arm)
     held_out, training = [], []
     while len(learner) < labels:
         policy = learner.belief.policy(bed.x)
         training.append(0.0 if arm == OFFLINE else float(bed.objective(policy, bed.truth)))
-        picked = choose(strategy, learner.belief, bed.x, BATCH, generator, asked=len(learner))
+        picked = choose(strategy, learner.belief, bed.x, pairs, BATCH, generator, asked=len(learner))
         prompt, one, other = picked.T
         z = answers_of(bed, picked, noise, generator)
         belief = learner.add(bed.x[prompt, one], bed.x[prompt, other], z)

@@ -37,7 +37,7 @@ def gain(bed: Bed, total: float, way: int, persons: int, seed: int) -> float:
     generator = torch.Generator().manual_seed(seed)
     noise = LabelNoise.of(epsilon_each(total, way))
     learner = Learner(COMPONENTS, noise, bed.reward_bound, bed.kl_coef)
-    picked = choose("passive", learner.belief, bed.x, persons * way, generator)
+    picked = choose("passive", learner.belief, bed.x, bed.open_pairs(), persons * way, generator)
     prompt, one, other = picked.T
     z = answers_of(bed, picked, noise, generator)
     belief = learner.add(bed.x[prompt, one], bed.x[prompt, other], z)

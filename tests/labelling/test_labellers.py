@@ -13,7 +13,15 @@ from scipy.stats import binom
 from pipeline.core.errors import UserError
 from pipeline.core.noise import LabelNoise
 from pipeline.labelling.labellers import Command, Crowd, FileDrop, Labeller, Simulated, Terminal, answers_within
-from pipeline.labelling.questions import Question, make_question, read_answers, read_questions, write_questions
+from pipeline.labelling.questions import (
+    Question,
+    make_question,
+    read_answers,
+    read_questions,
+    write_answers,
+    write_questions,
+)
+from pipeline.privacy.local import DrawStore
 
 QUESTIONS = [make_question(f"q{i}", f"prompt {i}", f"yes {i}", f"no {i}") for i in range(40)]
 
@@ -133,6 +141,52 @@ def test_a_file_drop_gives_and_takes(tmp_path: Path) -> None:
     assert FileDrop(tmp_path / "d", 1.0).answers() == {"q1": -1, "q0": None}
     with pytest.raises(UserError, match="other texts"):
         drop.ask([make_question("q1", "p", "another", "text")])
+
+
+THIRTY = [make_question(f"again {i}", "p", *("xy" if i % 2 else "yx")) for i in range(30)]
+TURNED = Question("turned", "p", THIRTY[0].response_b, THIRTY[0].response_a)
+
+
+def test_a_pair_under_thirty_ids_is_put_once_in_a_file_drop(tmp_path: Path) -> None:
+    for number in range(2):  # also by a process that is started again
+        drop = FileDrop(tmp_path / "d", 1.0)
+        drop.ask([*THIRTY, TURNED])
+        assert read_questions(tmp_path / "d" / "questions.jsonl") == THIRTY[:1]
+        assert len(drop.answers()) == (31 if number else 0)
+        (tmp_path / "d" / "answers.jsonl").write_text('{"id": "again 0", "label": -1}\n')
+    assert {drop.answers()[each.id] for each in THIRTY} == {-1}
+    assert drop.answers()["turned"] == 1
+
+
+def test_a_pair_under_thirty_ids_is_drawn_once(tmp_path: Path) -> None:
+    """Fair coins answer at random; thirty draws would agree once in 2^29."""
+    program = PROGRAM.replace("1})", "__import__('random').choice((1, -1))})")
+    for ids in (THIRTY[:10], THIRTY, [*THIRTY, TURNED]):
+        labeller = Command(tmp_path / "c", 1.0, [sys.executable, "-c", program])
+        labeller.ask(ids)
+    answers = labeller.answers()
+    assert len({answers[each.id] for each in THIRTY}) == 1
+    assert answers["turned"] == -answers["again 0"]  # type: ignore[operator]
+    assert len((tmp_path / "c" / "answers.jsonl").read_text().splitlines()) == 1
+
+
+def test_answers_of_a_file_are_known_by_the_record_of_label_filter(tmp_path: Path) -> None:
+    folder = tmp_path / "d"
+    drop = FileDrop(folder, 1.0)
+    drop.ask(QUESTIONS)
+    assert drop.randomised_by == "files"
+    draws = DrawStore(folder / "draws.db", (-1, 1))
+    labels = {each.id: (-1, 1)[draws.answer([(each.id, 1)], 1.0)[0] or 0] for each in QUESTIONS[:9]}
+    labels["q9"] = None
+    write_answers(folder / "answers.jsonl", labels)
+    assert drop.randomised_by == "label-filter"
+    assert drop.answers() == labels
+    for id, label, epsilon in (("q0", -int(labels["q0"] or 1), 1.0), ("q20", 1, 1.0), ("q0", labels["q0"], 2.0)):
+        write_answers(folder / "answers.jsonl", labels | {id: label})
+        drop.epsilon = epsilon
+        with pytest.raises(UserError, match=r"must be the draw of draws\.db") as error:
+            drop.answers()
+        assert "label\":" not in str(error.value)
 
 
 PROGRAM = """

@@ -12,7 +12,7 @@ from pipeline.cli import main
 from pipeline.core.errors import UserError
 from pipeline.data.release import read_release
 from pipeline.labelling.labellers import FileDrop
-from pipeline.labelling.questions import make_question, read_questions, write_answers
+from pipeline.labelling.questions import make_question, read_questions, write_answers, write_questions
 from pipeline.labelling.store import AnswerStore
 from pipeline.labelling.tasks import export_bundle, read_tasks
 
@@ -78,16 +78,70 @@ def test_a_store_is_exported_as_a_bundle_and_as_lines(tmp_path: Path) -> None:
     assert drop.answers() == {"q0": 1, "q1": -1, "q2": None, "q3": 1}
     export_bundle(tmp_path / "drop", tmp_path / "same")
     assert list(read_release(tmp_path / "same")) == list(release)
+    by = [read_release(tmp_path / name).manifest.guarantee["randomised_by"] for name in ("out", "same")]
+    assert by == ["page", "files"], "of a file nobody here knows who randomised it"
 
 
-def test_a_pair_that_was_asked_twice_is_there_twice(tmp_path: Path) -> None:
-    drop = FileDrop(tmp_path / "drop", 1.0)
-    drop.ask([make_question(id, "p", "x", "y") for id in ("1", "2", "3")])
-    write_answers(tmp_path / "drop" / "answers.jsonl", {"1": 1, "2": -1, "3": 1})
-    assert export_bundle(tmp_path / "drop", tmp_path / "out") == 3
+def test_a_pair_under_three_ids_is_charged_for_each_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder that an older program, or somebody by hand, filled; the bundle states what the answers cost together."""
+    drop = tmp_path / "drop"
+    FileDrop(drop, 1.0)
+    write_questions(drop / "questions.jsonl", [make_question(id, "p", "x", "y") for id in ("1", "2", "3")])
+    write_answers(drop / "answers.jsonl", {"1": 1, "2": -1, "3": 1})
+    assert main(["label", "export", "--store", str(drop), "--out", str(tmp_path / "out")]) == 0
     release = read_release(tmp_path / "out")
-    release.check_rows()
     assert sorted(row.chosen for row in release) in (["x", "x", "y"], ["x", "y", "y"])
+    assert release.manifest.totals == {"record": 3.0, "person": None}
+    assert main(["verify-release", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert said.count("largest total ε of any pair: 3; of any person: not known") == 2
+    assert "as stated by whoever wrote answers.jsonl" not in said, "an unsigned manifest says less"
+    assert "as stated by an unsigned manifest; not verified here" in said
+
+
+def edited(bundle: Path, **changes: Any) -> None:
+    """Changes what a manifest says; None takes a key out."""
+    facts = json.loads((bundle / "manifest.json").read_text()) | changes
+    kept = {name: value for name, value in facts.items() if value is not None}
+    (bundle / "manifest.json").write_text(json.dumps(kept))
+
+
+@pytest.mark.parametrize(
+    ("totals", "said"),
+    [
+        ({"record": 1.0, "person": None}, "totals.record must be at least 2"),
+        ({"record": 2.0, "person": 0.5}, "totals.person must be at least 1"),
+        ({"record": 2.0}, "`totals` has no valid value"),
+        ({"record": 0, "person": None}, "`totals` has no valid value"),
+    ],
+)
+def test_rows_that_cost_more_than_the_manifest_states_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], totals: dict[str, Any], said: str
+) -> None:
+    """As rows merged from two stores would: the second answer about a pair is in no statement."""
+    FileDrop(tmp_path / "drop", 1.0)
+    write_questions(tmp_path / "drop" / "questions.jsonl", [make_question(id, "p", "x", "y") for id in "12"])
+    write_answers(tmp_path / "drop" / "answers.jsonl", {"1": 1, "2": 1})
+    export_bundle(tmp_path / "drop", tmp_path / "out")
+    edited(tmp_path / "out", totals=totals)
+    assert main(["verify-release", str(tmp_path / "out")]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_bundle_without_a_statement_verifies_and_its_totals_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As 13e2ce0 exported it: nothing about totals, nor about who randomised the labels."""
+    answered_store(tmp_path / "s")
+    export_bundle(tmp_path / "s", tmp_path / "out")
+    assert read_release(tmp_path / "out").manifest.totals == {"record": 1.0, "person": 3.0}
+    guarantee = json.loads((tmp_path / "out" / "manifest.json").read_text())["guarantee"]
+    assert guarantee.pop("randomised_by") == "page"
+    edited(tmp_path / "out", totals=None, guarantee=guarantee)
+    assert main(["verify-release", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert "as counted from its rows, largest total ε of any pair: 1; of any person: not known" in said
+    assert "not known: it is not recorded where the labels were randomised" in said
 
 
 def test_what_cannot_be_exported_is_named(tmp_path: Path) -> None:
@@ -105,4 +159,4 @@ def test_what_cannot_be_exported_is_named(tmp_path: Path) -> None:
         export_bundle(tmp_path / "drop", tmp_path / "out")
     write_answers(tmp_path / "drop" / "answers.jsonl", {"m": 1})
     assert not (tmp_path / "out").exists()
-    assert export_bundle(tmp_path / "drop", tmp_path / "out") == 1
+    assert export_bundle(tmp_path / "drop", tmp_path / "out").rows == 1

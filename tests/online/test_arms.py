@@ -16,7 +16,7 @@ from pipeline.online.rounds import regret_of
 KL = 0.5
 
 
-def a_pool(known: bool = True, prompts: int = 12, answers: int = 4) -> Pool:
+def a_pool(known: bool = True, prompts: int = 24, answers: int = 4) -> Pool:
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(prompts, answers, 3, generator=generator, dtype=torch.float64)
     texts = [[f"{row} {place}" for place in range(answers)] for row in range(prompts)]

@@ -10,6 +10,7 @@ import torch
 
 from pipeline.core.noise import LabelNoise
 from pipeline.online.belief import Belief, Learner
+from pipeline.online.open_pairs import OpenPairs
 from pipeline.online.strategies import STRATEGIES, Strategy, choose
 from reward_models.losses import fisher_weight
 
@@ -26,6 +27,11 @@ def belief(components: int = 3, seed: int = 1, bound: float | None = 8.0) -> Bel
     theta = torch.randn(components, generator=generator, dtype=torch.float64)
     root = torch.randn(components, components, generator=generator, dtype=torch.float64)
     return Belief(theta, root @ root.T + torch.eye(components, dtype=torch.float64), 1.0, NOISE, bound, KL)
+
+
+def all_pairs(x: torch.Tensor) -> OpenPairs:
+    """Of candidates whose texts all differ."""
+    return OpenPairs.among(torch.arange(x.shape[1]).expand(x.shape[:2]))
 
 
 def fresh(seed: int = 0) -> torch.Generator:
@@ -58,7 +64,7 @@ def policy_variance(held: Belief, x: torch.Tensor, information: torch.Tensor) ->
 @pytest.mark.parametrize("bound", [8.0, None])
 def test_designs_are_the_greedy_choice_by_brute_force(strategy: Strategy, bound: float | None) -> None:
     x, held = candidates(), belief(bound=bound)
-    picked = [tuple(row) for row in choose(strategy, held, x, 6, fresh()).tolist()]
+    picked = [tuple(row) for row in choose(strategy, held, x, all_pairs(x), 6, fresh()).tolist()]
     information, left = held.information.clone(), every_pair(x)
     for found in picked:
         def value(pair: tuple[int, int, int], before: torch.Tensor = information) -> float:
@@ -73,28 +79,63 @@ def test_designs_are_the_greedy_choice_by_brute_force(strategy: Strategy, bound:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_pairs_are_of_one_prompt_and_two_answers(strategy: Strategy) -> None:
     x = candidates(prompts=7)
-    picked = choose(strategy, belief(), x, 20, fresh(), asked=10)
+    picked = choose(strategy, belief(), x, all_pairs(x), 20, fresh(), asked=10)
     assert picked.shape == (20, 3)
     assert (picked[:, 1] != picked[:, 2]).all()
     assert int(picked[:, 0].max()) < 7
     assert int(picked[:, 1:].max()) < 4
-    assert torch.equal(picked, choose(strategy, belief(), x, 20, fresh(), asked=10))
+    assert torch.equal(picked, choose(strategy, belief(), x, all_pairs(x), 20, fresh(), asked=10))
     if strategy not in ("fisher", "policy"):
         assert set(picked[:, 0].bincount(minlength=7).tolist()) <= {2, 3}  # prompts evenly
 
 
 def test_a_design_asks_no_pair_twice_in_a_round_and_needs_enough_of_them() -> None:
     x = candidates(prompts=2, answers=3)
-    assert len({tuple(row) for row in choose("policy", belief(), x, 6, fresh()).tolist()}) == 6
+    assert len({tuple(row) for row in choose("policy", belief(), x, all_pairs(x), 6, fresh()).tolist()}) == 6
     with pytest.raises(ValueError, match="6 pairs for 7 questions"):
-        choose("fisher", belief(), x, 7, fresh())
-    with pytest.raises(ValueError, match="two answers"):
-        choose("passive", belief(), x[:, :1], 1, fresh())
+        choose("fisher", belief(), x, all_pairs(x), 7, fresh())
+    with pytest.raises(ValueError, match="0 pairs for 1 questions"):
+        choose("passive", belief(), x[:, :1], all_pairs(x[:, :1]), 1, fresh())
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_no_pair_of_texts_is_asked_twice(strategy: Strategy) -> None:
+    """Over rounds, until the pool is dry; answer 2 of each prompt repeats answer 0, and answer 3 of one is blank."""
+    x = candidates(prompts=6, answers=5)
+    texts = [[f"{row} {place if place != 2 else 0}" for place in range(5)] for row in range(6)]
+    x[:, 2], texts[1][3] = x[:, 0], " "
+    pairs = OpenPairs.of(texts)
+    assert len(pairs) == 5 * 6 + 3
+    pairs.close_texts([f"prompt {row}" for row in range(6)], texts, [("prompt 4", "4 3", "4 0", 1), ("x", "a", "b")])
+    asked = [
+        frozenset((prompt, texts[prompt][place]) for place in sides)
+        for number in range(4)
+        for prompt, *sides in choose(strategy, belief(), x, pairs, 8, fresh(number), asked=8 * number).tolist()
+    ]
+    assert len(set(asked)) == len(asked) == 32
+    assert all(len(pair) == 2 for pair in asked)
+    assert all((1, " ") not in pair for pair in asked)
+    assert frozenset({(4, "4 3"), (4, "4 0")}) not in asked
+    assert len(pairs) == 0
+    with pytest.raises(ValueError, match="0 pairs for 1 questions"):
+        choose(strategy, belief(), x, pairs, 1, fresh())
+
+
+def test_answers_of_one_text_are_one_answer() -> None:
+    """Its weight is that of all its copies: 20,000 questions about a, a, b; within five standard errors."""
+    x = candidates(prompts=1, answers=3).expand(20_000, -1, -1).clone()
+    x[:, 1] = x[:, 0]
+    held, pairs = belief(), OpenPairs.among(torch.tensor([0, 0, 2]).expand(20_000, 3))
+    picked = choose("pokl", held, x, pairs, 20_000, fresh())
+    weights = torch.softmax(held.reward(x[0]) / KL, dim=0)
+    assert set(picked[:, 1:].flatten().tolist()) == {0, 2}
+    assert float((picked[:, 1] == 0).double().mean()) == pytest.approx(float(weights[0] + weights[1]), abs=0.018)
 
 
 def shares(strategy: Strategy, held: Belief, x: torch.Tensor, **how: float) -> tuple[torch.Tensor, torch.Tensor]:
     """How often each answer of the one prompt is the first and the second, of 20,000 questions."""
-    picked = choose(strategy, held, x.expand(20_000, -1, -1), 20_000, fresh(), **how)  # type: ignore[arg-type]
+    many = x.expand(20_000, -1, -1)
+    picked = choose(strategy, held, many, all_pairs(many), 20_000, fresh(), **how)  # type: ignore[arg-type]
     count = x.shape[1]
     return picked[:, 1].bincount(minlength=count) / 20_000, picked[:, 2].bincount(minlength=count) / 20_000
 
@@ -176,7 +217,7 @@ def test_rounds_give_the_fit_to_all_answers_at_once() -> None:
     rounds, once = (Learner(3, NOISE, 8.0, KL, ridge=0.5) for _ in range(2))
     parts = []
     for number in range(5):
-        picked = choose("passive", rounds.belief, x, 100, fresh(number))
+        picked = choose("passive", rounds.belief, x, all_pairs(x), 100, fresh(number))
         prompt, one, other = picked.T
         parts.append((x[prompt, one], x[prompt, other], answers(x, picked, theta, number)))
         rounds.add(*parts[-1])
@@ -190,7 +231,7 @@ def test_coins_are_given_a_strong_ridge() -> None:
     x = candidates(prompts=100)
     learner = Learner(3, NOISE, 8.0, KL)
     before = learner.belief.ridge
-    picked = choose("passive", learner.belief, x, 400, fresh())
+    picked = choose("passive", learner.belief, x, all_pairs(x), 400, fresh())
     prompt, one, other = picked.T
     coins = answers(x, picked, torch.zeros(3, dtype=torch.float64), 5)
     learner.add(x[prompt, one], x[prompt, other], coins)
@@ -198,9 +239,9 @@ def test_coins_are_given_a_strong_ridge() -> None:
 
 
 def test_the_truth_is_found() -> None:
-    x, theta = candidates(prompts=200), torch.tensor([1.0, -0.5, 0.25], dtype=torch.float64)
+    x, theta = candidates(prompts=2000), torch.tensor([1.0, -0.5, 0.25], dtype=torch.float64)
     learner = Learner(3, NOISE, 8.0, KL)
-    picked = choose("passive", learner.belief, x, 12_000, fresh())
+    picked = choose("passive", learner.belief, x, all_pairs(x), 12_000, fresh())
     prompt, one, other = picked.T
     learner.add(x[prompt, one], x[prompt, other], answers(x, picked, theta, 5))
     margin = learner.belief.reward(x[:, 0]) - learner.belief.reward(x[:, 1])

@@ -7,7 +7,15 @@ import math
 import pytest
 
 from pipeline.core.errors import UserError
-from pipeline.privacy.guarantee import DropCounts, guarantee, nothing_left, stated, who_is_trusted
+from pipeline.privacy.guarantee import (
+    RANDOMISED_BY,
+    DropCounts,
+    claim_of,
+    guarantee,
+    nothing_left,
+    stated,
+    who_is_trusted,
+)
 from pipeline.privacy.keys import PrivacyKey, insecure_seed_key
 from pipeline.privacy.mechanism import NoisySum, PublicLabels, RandomizedResponse, make_mechanism
 
@@ -38,9 +46,22 @@ def test_who_must_be_trusted() -> None:
     """With true labels, in every mode."""
     assert who_is_trusted(guarantee(SMALL, KEY)).startswith("whoever holds the raw labels or the key, until")
     assert who_is_trusted(guarantee(NoisySum(1.0, 0.0), KEY)).startswith("the holder of the labels and the key")
-    assert who_is_trusted(stated(SMALL, "local")).startswith("nobody: only the labeller sees a true label")
+    assert "the page and the browser" in who_is_trusted(stated(SMALL, "local", "page"))
+    for seen in ("command", "terminal"):
+        assert "this process saw the true labels" in who_is_trusted(stated(SMALL, "local", seen))
     for public in (guarantee(PublicLabels(), None), guarantee(SMALL, insecure_seed_key(1))):
         assert who_is_trusted(public).startswith("everybody who sees the release")
+
+
+def test_what_was_not_seen_is_somebody_s_word() -> None:
+    """Nobody is said to be trusted with nothing, and no file or unsigned bundle is believed without saying so."""
+    for by in (None, *RANDOMISED_BY):
+        assert "nobody" not in who_is_trusted(stated(SMALL, "local", by))
+        assert "unsigned manifest; not verified" in who_is_trusted(stated(SMALL, "local", by, unsigned=True))
+    assert [by for by in (None, *RANDOMISED_BY) if claim_of(stated(SMALL, "local", by))] == [None, "files"]
+    assert "whoever wrote answers.jsonl; not verified here" in who_is_trusted(stated(SMALL, "local", "files"))
+    assert claim_of(guarantee(SMALL, KEY)) is None
+    assert "unsigned manifest" in who_is_trusted(stated(SMALL, "keyed", unsigned=True))
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.1), (math.inf, 0.1), (1.0, 1.0), (1.0, math.nan), (1.0, -0.1)])

@@ -103,6 +103,18 @@ def test_the_page_says_when_next_to_nothing_is_protected(epsilon: float, kept: s
     assert f"Beware: at ε = {epsilon:g} nearly every label is released as it is: about one in " in said
 
 
+def test_a_page_claims_what_was_seen_and_charges_what_was_asked() -> None:
+    """By whose word labels are private, and what all answers about one pair cost, where that is more than one does."""
+    seen = PrivacyStatus(1.0, 0.731, trusted="the holder", pair_total=1.0)
+    assert sections.privacy_sentence(seen).startswith("Private: each preference label. It was kept with probability 73")
+    assert "together" not in sections.privacy_sentence(seen)
+    told = PrivacyStatus(1.0, 0.731, trusted="x", claim="as stated by y; not verified here", pair_total=12.0)
+    said = sections.privacy_sentence(told)
+    assert said.startswith("Private: each preference label (as stated by y; not verified here). By that statement it")
+    assert "All answers about one pair together cost up to ε = 12." in said
+    assert sections.tiles(facts(kl=1.0), told)[-1]["note"] == "kept with probability 0.731, as stated"
+
+
 def test_table_leaves_out_what_nobody_measured() -> None:
     columns, rows = sections.methods_table(facts(kl=0.5, kl_ci=[0.4, 0.6], true_reward=None))
     assert columns == ["π_ref (SFT)", "private", "Gibbs"]

@@ -13,8 +13,9 @@ from pipeline_runs import TINY, Workspace, read_json
 
 from pipeline import runner
 from pipeline.core.config import load_recipe, parse
-from pipeline.core.errors import RunStopped, UserError
+from pipeline.core.errors import RunWaits, UserError
 from pipeline.core.recipe import Recipe
+from pipeline.core.recipe_online import OnlineConfig
 from pipeline.core.rundir import RunDir
 from pipeline.data.release import read_release
 from pipeline.labelling import labellers
@@ -68,6 +69,8 @@ def test_a_whole_run_from_questions_to_the_report(online_run: Path) -> None:
     release = read_release(online_run / "online" / "release")
     assert sorted((row.prompt, row.chosen, row.rejected) for row in release) == sorted(asked)
     assert release.manifest.noise.epsilon == 2.0
+    assert len({row.record_id for row in release}) == len(release), "each pair once"
+    assert release.manifest.totals == {"record": 2.0, "person": None}
     assert release.manifest.guarantee["mark"] == "NOT PRIVATE"  # a seed's answers
     held_out = read_release(online_run / "online" / "evaluation")
     assert len(held_out) == len(found["evaluation.json"]["questions"])
@@ -181,6 +184,16 @@ def test_what_a_recipe_cannot_say(changes: dict[str, Any], said: str) -> None:
         recipe(**changes)
 
 
+def test_more_questions_than_pairs_are_refused() -> None:
+    """Before anything is asked, with the number that is there."""
+    settings = OnlineConfig(rounds=4, questions=20, candidates=3)
+    stage.check_questions(settings, 80)
+    with pytest.raises(UserError, match="must be at most 79, got 4 x 20: each pair of answers is asked once"):
+        stage.check_questions(settings, 79)
+    with pytest.raises(UserError, match="at most 8192 for fisher"):
+        stage.check_questions(OnlineConfig(rounds=1, questions=9000, strategy="fisher"), 9000)
+
+
 def test_the_stages_of_an_online_recipe() -> None:
     assert "privatize" in recipe().absent_stages
     assert "online" not in recipe().absent_stages
@@ -202,6 +215,7 @@ def test_a_second_policy_goes_on_from_the_first(workspace: Workspace, tmp_path: 
     texts = [sorted((row.prompt, row.chosen, row.rejected) for row in release) for release in (before, after)]
     assert len(texts[1]) == 2 * len(texts[0])
     assert not set(texts[0]) - set(texts[1])
+    assert len({row.record_id for row in after}) == len(after), "the second run asks no pair of the first"
     held_out = [read_release(run.stage("online") / "evaluation").manifest.rows for run in (first, second)]
     assert held_out[0] == held_out[1]
     facts = [run.require("online")["report"] for run in (first, second)]
@@ -225,7 +239,7 @@ def test_a_file_drop_is_waited_for_and_skips_are_left_out(workspace: Workspace, 
     given = online_recipe(workspace, "online.labeller=files", f"online.folder={drop}")
     runner.execute(given, run, runner.Selection(only="sft"))
     for part in range(3):
-        with pytest.raises(RunStopped, match="wait for an answer"):
+        with pytest.raises(RunWaits, match="wait for an answer"):
             runner.execute(given, run, runner.Selection(only="online"))
         ids = [json.loads(line)["id"] for line in (drop / "questions.jsonl").read_text().splitlines()]
         assert len(ids) == len(set(ids)) > seen
@@ -233,13 +247,14 @@ def test_a_file_drop_is_waited_for_and_skips_are_left_out(workspace: Workspace, 
         answers = [{"id": id, "label": label} for id, label in zip(ids, labels, strict=True)]
         (drop / "answers.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in answers[: len(ids) - part]))
         if part:
-            with pytest.raises(RunStopped, match=f"online: {part} of"):
+            with pytest.raises(RunWaits, match=f"online: {part} of"):
                 runner.execute(given, run, runner.Selection(only="online"))
             (drop / "answers.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in answers))
         seen = len(ids)
     runner.execute(given, run, runner.Selection(only="online"))
     bundles = [read_release(run.stage("online") / name) for name in ("release", "evaluation")]
     assert sum(bundle.manifest.rows for bundle in bundles) == sum(label is not None for label in labels)
+    assert {bundle.manifest.guarantee["randomised_by"] for bundle in bundles} == {"files"}
     facts = run.require("online")["report"]
     assert facts["arms"] == {}
     assert "gibbs_objective_gain" not in facts["history"][-1]
@@ -256,7 +271,7 @@ def test_people_at_pages_answer_a_run(workspace: Workspace, tmp_path: Path) -> N
     workspace.run(run, "--only", "sft", *ONLINE, *page)
     for part in range(4):
         done = workspace.finish(workspace.command("run", *options))
-        assert done.returncode == 1, done.stderr[-3000:]
+        assert done.returncode == 3, done.stderr[-3000:]
         assert "wait for an answer" in done.stderr
         history = run / "online" / "history.json"
         assert (len(read_json(history)) if history.exists() else 0) == max(0, part - 1)

@@ -1,0 +1,39 @@
+"""The largest total ε of any pair and of any person in a bundle: stated in its manifest, counted from its rows."""
+
+from __future__ import annotations
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline.core.errors import UserError
+from pipeline.data.release import MANIFEST, Release
+
+
+def most_per_record(bundle: Release) -> int:
+    """The number of rows of the record that has the most; rows of one record are in one shard."""
+    most = 0
+    for path in sorted(bundle.directory.glob("part-*.parquet")):
+        counts = pc.value_counts(pq.read_table(path, columns=["record_id"])["record_id"].combine_chunks())
+        most = max(most, pc.max(counts.field("counts")).as_py() or 0)
+    return most
+
+
+def check_totals(bundle: Release) -> float | None:
+    """ε of all rows of any one record together, as counted; None where the bundle has no private labels.
+
+    UserError where the manifest states less than the rows have: for a pair, or for a person, who gave one at least.
+    """
+    noise, stated = bundle.manifest.noise, bundle.manifest.totals
+    if noise.public or not bundle.manifest.labelled:
+        return None
+    total = most_per_record(bundle) * noise.epsilon
+    if stated is None:
+        return total
+    for name, least in {"record": total, "person": noise.epsilon if len(bundle) else 0.0}.items():
+        value = stated[name]
+        if value is not None and value < least:
+            raise UserError(
+                f"{bundle.directory / MANIFEST}: totals.{name} must be at least {least:g}, which its rows have, got"
+                f" {value:g}: ask whoever made it for a bundle that states what it costs"
+            )
+    return total
