@@ -38,6 +38,7 @@ from pipeline.data.adopted import is_adopted
 from pipeline.data.formats import PAIR
 from pipeline.data.layout import Layout
 from pipeline.data.sources import Row
+from pipeline.lm.models import base_checkpoint
 from pipeline.privacy.batches import canonicalize, event_tags, release_labels
 from pipeline.privacy.keys import PrivacyKey, keygen, load_key, make_private_folder
 from pipeline.privacy.mechanism import RandomizedResponse
@@ -116,6 +117,7 @@ def verify(recipe: Recipe, folder: Path, keep: bool = False, execute: Execute = 
             labels, turned = make_twins(recipe, folder)
         recipe = answered_twin(recipe, here) if asks else twin_recipe(recipe, here)
         barrier(world)
+        base_checkpoint(recipe.model)  # before the first twin, or the second would find what the first made
         for name in TWINS:
             if world.main:
                 (folder / name).rename(here)

@@ -278,6 +278,16 @@ def test_the_command_names_the_leak_and_cleans_up(
     assert "is left from an earlier verify-run" in capsys.readouterr().err
 
 
+def test_the_first_try_in_an_empty_folder_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relative names, and nothing there but the data: one twin must not find what the other made, such as the cache."""
+    monkeypatch.chdir(tmp_path)
+    write_pairs(Path("mine.jsonl"), 60)
+    recipe = load_recipe(Recipe, TINY, [*OWN, *SHORT, "data.preferences=mine.jsonl", "privatize.epsilon=0.5"])
+    found = verdict_of(recipe, Path("runs/mine.twins"), "privatize", "sft")
+    assert found.comparison.leaks == ()
+    assert Path("runs/cache/tiny").is_dir()
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
