@@ -291,6 +291,7 @@ def run_stage(stage: Stage, recipe: Recipe, run: RunDir, world: World) -> None:
             },
         )
         _write_metrics(recipe, run)
+        run.stamp(stage.name)
         say(f"{stage.name}: done in {seconds:.0f} s — {report.get('summary', '')}")
     release_memory()
     barrier(world)

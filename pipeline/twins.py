@@ -43,8 +43,11 @@ from pipeline.privacy.batches import canonicalize, event_tags, release_labels
 from pipeline.privacy.keys import PrivacyKey, keygen, load_key, make_private_folder
 from pipeline.privacy.mechanism import RandomizedResponse
 from pipeline.privacy.prf import Prf
+from pipeline.report.inputs import read_run
+from pipeline.report.render import time_passages
+from pipeline.stages.table import stages_of
 from pipeline.twin_answers import answered_twin, carry_draws, make_answerers
-from pipeline.twin_files import Comparison, compare_folders
+from pipeline.twin_files import Comparison, Passages, compare_folders
 
 TWINS = ("A", "B")
 BATCH_ROWS = 1024
@@ -131,10 +134,22 @@ def verify(recipe: Recipe, folder: Path, keep: bool = False, execute: Execute = 
                     labels = turned = carry_draws(*homes)
         if not world.main:
             return None
-        return Verdict(labels, turned, compare_folders(*(folder / name / "run" for name in TWINS)))
+        runs = [folder / name / "run" for name in TWINS]
+        return Verdict(labels, turned, compare_folders(*runs, _passages(recipe)))
     finally:
         if world.main and not keep:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _passages(recipe: Recipe) -> Passages:
+    """Of a finished run of the recipe, what its report says of time and memory."""
+    names = [stage.name for stage in stages_of(recipe) if not stage.prints]
+
+    def passages(root: Path) -> dict[str, tuple[str, ...]]:
+        run = RunDir(root)
+        return time_passages(read_run(run, names)) if (run.stage("report") / "report.html").is_file() else {}
+
+    return passages
 
 
 def twin_recipe(recipe: Recipe, here: Path) -> Recipe:

@@ -19,7 +19,9 @@ import resource
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,6 +135,17 @@ class RunDir:
         """Marks a stage complete, then removes its resume state."""
         atomic.write_json(self.stage(name) / "manifest.json", manifest)
         shutil.rmtree(self.checkpoints(name), ignore_errors=True)
+
+    def stamp(self, name: str) -> None:
+        """Gives all that stage `name` wrote, and the files beside it, the same time of change, in whole seconds.
+
+        Times of change travel with copies, and when a file was written may depend on more than released bits.
+        """
+        now, checkpoints = int(time.time()), self.checkpoints(name).parent
+        beside = [path for path in self.root.iterdir() if not path.is_dir() or path == checkpoints]
+        for path in (*self.stage(name).rglob("*"), self.stage(name), *beside, self.root):
+            with suppress(OSError):  # a link to nowhere, a file system that keeps no times
+                os.utime(path, (now, now), follow_symlinks=False)
 
     def reopen(self, name: str) -> None:
         """Marks a stage incomplete, before it runs again."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import os
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -199,6 +200,74 @@ def test_a_stage_that_opens_the_raw_file_is_found(
     assert leak.startswith("reward/baseline.json: line 1: ")
 
 
+def labels_in_mode(path: Path, labels: list[bool]) -> None:
+    path.chmod(0o600 + sum(label << place for place, label in enumerate(labels[:6])))
+
+
+def labels_in_attribute(path: Path, labels: list[bool]) -> None:
+    os.setxattr(path, "user.y", bytes(labels))
+
+
+def labels_as_seconds(path: Path, labels: list[bool]) -> None:
+    rows = [{"seconds": int(label)} for label in labels]
+    (path.parent / "timing.json").write_text(json.dumps(rows), encoding="utf-8")
+
+
+def label_in_time(path: Path, labels: list[bool]) -> None:
+    """After the stage was given its time: whatever a stage does to the times of its own files is undone."""
+    sound = RunDir.stamp
+
+    def stamp(run: RunDir, name: str) -> None:
+        sound(run, name)
+        if name == "sft":
+            os.utime(path, ns=(0, path.stat().st_mtime_ns + sum(labels)))
+
+    RunDir.stamp = stamp  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("plant", [labels_in_mode, labels_in_attribute, labels_as_seconds, label_in_time])
+def test_labels_beside_the_bytes_of_a_file_are_found(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    plant: Callable[[Path, list[bool]], None],
+) -> None:  # fmt: skip
+    def leaky(context: Any) -> dict[str, Any]:
+        rows = [json.loads(line) for line in Path(context.recipe.data.preferences).read_text().splitlines()]
+        context.folder.mkdir(parents=True, exist_ok=True)
+        (context.folder / "history.json").write_text("{}")
+        plant(context.folder / "history.json", [len(row["chosen"]) > len(row["rejected"]) for row in rows])
+        return {"summary": "none"}
+
+    monkeypatch.setattr(RunDir, "stamp", RunDir.stamp)  # so that it is put back
+    monkeypatch.setattr(importlib.import_module("pipeline.stages.sft"), "run", leaky)
+    recipe = own_recipe(write_pairs(tmp_path / "mine.jsonl", 60), workspace)
+    found = verdict_of(recipe, tmp_path / "twins", "privatize", "sft")
+    assert any(line.startswith("sft/") for line in found.comparison.leaks), found
+    assert len(found.comparison.leaks) == 1
+
+
+def test_times_that_a_stage_sets_itself_are_undone(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leaky(context: Any) -> dict[str, Any]:
+        rows = [json.loads(line) for line in Path(context.recipe.data.preferences).read_text().splitlines()]
+        context.folder.mkdir(parents=True, exist_ok=True)
+        (context.folder / "history.json").write_text("{}")
+        longer = sum(len(row["chosen"]) > len(row["rejected"]) for row in rows)
+        os.utime(context.folder / "history.json", ns=(longer, longer))
+        return {"summary": "none"}
+
+    monkeypatch.setattr(importlib.import_module("pipeline.stages.sft"), "run", leaky)
+    recipe = own_recipe(write_pairs(tmp_path / "mine.jsonl", 60), workspace)
+    found = verify(recipe, tmp_path / "twins", keep=True, execute=stages("privatize", "sft"))
+    assert found is not None
+    assert found.comparison.leaks == ()
+    for twin in TWINS:
+        run = tmp_path / "twins" / twin / "run"
+        times = {path.stat().st_mtime_ns for path in (run, run / "recipe.yaml", *(run / "sft").rglob("*"))}
+        assert len(times) == 1
+        assert times.pop() % 10**9 == 0
+
+
 # --- what the twins are -----------------------------------------------------------------------------------------------
 
 
@@ -263,6 +332,7 @@ def test_the_command_names_the_leak_and_cleans_up(
     def execute(recipe: Recipe, run: RunDir, selection: Any) -> None:
         run.root.mkdir()
         (run.root / "copy.txt").write_bytes(Path(recipe.data.preferences).read_bytes() if leaks else b"")
+        run.stamp("sft")
 
     monkeypatch.setattr(runner, "execute", execute)
     command = ["verify-run", "--config", str(TINY), "--data", str(data), *OWN, "privatize.epsilon=0.5"]
