@@ -38,8 +38,8 @@ class Launcher:
     processes: int
     options: Sequence[str]
 
-    def start(self, stage: str) -> None:
-        """Runs a stage to its end.
+    def start(self, stage: str, module: str) -> None:
+        """Runs a stage, which is in `module`, to its end.
 
         Raises:
             UserError: the stage refused its input, or there are fewer GPUs than processes.
@@ -60,7 +60,7 @@ class Launcher:
             raise UserError(f"--processes must be {rule}, got {self.processes}: lower it")
         places = ["--num_machines", "1", "--num_processes", str(self.processes), "--main_process_port", "0"]
         numerics = ["--mixed_precision", "no", "--dynamo_backend", "no"]
-        program = ["-m", f"pipeline.stages.{stage}", *self.options]
+        program = ["-m", module, *self.options]
         arguments = launch_command_parser().parse_args(["--multi_gpu", *places, *numerics, *program])
         try:
             with patch_environment(**environment), _silent_elastic():

@@ -209,7 +209,7 @@ def execute(
         for line in lines:
             if line.runs and launcher is not None and line.stage.launched:
                 run.reopen(line.stage.name)  # else it would skip a stage that is up to date and was asked for
-                launcher.start(line.stage.name)
+                launcher.start(line.stage.name, line.stage.module_name)
             elif line.runs:
                 run_stage(line.stage, recipe, run, world)
             elif world.main and line.stage.name in selection.names:

@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core.recipe_aligners import ALIGNERS
-from pipeline.stages.table import NAMES
+from pipeline.runner import Selection
 
+NAMES = Selection().names
+"""Of the stages."""
 NUMBER = re.compile(r"(0|[1-9]\d{0,6})(\.\d{1,3})?")
 """Seconds, MiB or tokens per second."""
 MOMENT = re.compile(r"20\d\d-[01]\d-[0-3]\dT[0-2]\d:[0-5]\d:[0-5]\d\+00:00")

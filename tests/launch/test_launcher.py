@@ -131,7 +131,7 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(launcher, "on_cpu", lambda: False)
     monkeypatch.setattr("torch.accelerator.device_count", lambda: 2)
     with pytest.raises(UserError, match=r"--processes must be at most 2, the number of GPUs here, got 3: lower it"):
-        Launcher(3, []).start("sft")
+        Launcher(3, []).start("sft", "pipeline.stages.sft")
 
 
 def test_an_interrupt_of_the_launcher_is_one_and_handlers_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +142,7 @@ def test_an_interrupt_of_the_launcher_is_one_and_handlers_are_put_back(monkeypat
     in_place_of_accelerate(monkeypatch, start)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        Launcher(2, []).start("sft")
+        Launcher(2, []).start("sft", "pipeline.stages.sft")
     assert signal.getsignal(signal.SIGINT) == before
 
 

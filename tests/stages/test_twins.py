@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-import os
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pipeline_runs import ROOT, TINY, Workspace, tree
+from twin_recipes import OWN, SHORT, own_recipe, verdict_of, write_pairs
 
 from pipeline import runner
 from pipeline.cli import main
@@ -24,49 +23,9 @@ from pipeline.core.rundir import RunDir
 from pipeline.data import curate, engine
 from pipeline.data.curate import Bundle
 from pipeline.privacy.mechanism import PublicLabels
-from pipeline.twins import TWINS, Verdict, make_twins, verify
+from pipeline.twins import TWINS, make_twins
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
-
-OWN = ("data.public_labels=false", "evaluation_labels=private", "data.demonstrations=release",
-       "data.prompts=release", "data.evaluation_prompts=evaluation", "model.dtype=float32")  # fmt: skip
-SHORT = ("sft.max_steps=2", "sft.batch_size=4", "sft.save_steps=2", "ppo.iterations=1", "ppo.reference_samples=2",
-         "ppo.rollouts=4", "evaluate.gibbs_candidates=2", "evaluate.num_prompts=4",
-         "evaluate.shown_samples=1")  # fmt: skip
-
-
-def write_pairs(path: Path, count: int, **columns: Callable[[int], Any]) -> Path:
-    """Pairs whose chosen response is the longer one of the two in most rows."""
-    dice = random.Random(count)
-    with path.open("w", encoding="utf-8") as file:
-        for number in range(count):
-            pair = [f"Answer {number} is short.", f"Answer {number} takes a few words more than that."]
-            if dice.random() < 0.7:
-                pair.reverse()
-            row = {"prompt": f"Say something about the number {number}.", "chosen": pair[0], "rejected": pair[1]}
-            file.write(json.dumps(row | {name: value(number) for name, value in columns.items()}) + "\n")
-    return path
-
-
-def own_recipe(data: Path, workspace: Workspace, *overrides: str) -> Recipe:
-    settings = (f"data.preferences={data}", f"model.cache_dir={workspace.root / 'cache'}", "privatize.epsilon=0.5")
-    return load_recipe(Recipe, TINY, [*OWN, *settings, *overrides])
-
-
-def stages(*names: str) -> Callable[[Recipe, RunDir], None]:
-    def execute(recipe: Recipe, run: RunDir) -> None:
-        for name in names:
-            runner.execute(recipe, run, runner.Selection(only=name))
-
-    return execute
-
-
-def verdict_of(recipe: Recipe, folder: Path, *names: str) -> Verdict:
-    found = verify(recipe, folder, execute=stages(*names)) if names else verify(recipe, folder)
-    assert found is not None
-    assert not folder.exists()
-    return found
-
 
 def test_a_whole_run_writes_the_same_under_other_labels(workspace: Workspace, tmp_path: Path) -> None:
     recipe = own_recipe(write_pairs(tmp_path / "mine.jsonl", 120), workspace, *SHORT)
@@ -198,74 +157,6 @@ def test_a_stage_that_opens_the_raw_file_is_found(
     found = verdict_of(recipe, tmp_path / "twins", "privatize", "sft", "reward")
     (leak,) = found.comparison.leaks
     assert leak.startswith("reward/baseline.json: line 1: ")
-
-
-def labels_in_mode(path: Path, labels: list[bool]) -> None:
-    path.chmod(0o600 + sum(label << place for place, label in enumerate(labels[:6])))
-
-
-def labels_in_attribute(path: Path, labels: list[bool]) -> None:
-    os.setxattr(path, "user.y", bytes(labels))
-
-
-def labels_as_seconds(path: Path, labels: list[bool]) -> None:
-    rows = [{"seconds": int(label)} for label in labels]
-    (path.parent / "timing.json").write_text(json.dumps(rows), encoding="utf-8")
-
-
-def label_in_time(path: Path, labels: list[bool]) -> None:
-    """After the stage was given its time: whatever a stage does to the times of its own files is undone."""
-    sound = RunDir.stamp
-
-    def stamp(run: RunDir, name: str) -> None:
-        sound(run, name)
-        if name == "sft":
-            os.utime(path, ns=(0, path.stat().st_mtime_ns + sum(labels)))
-
-    RunDir.stamp = stamp  # type: ignore[method-assign]
-
-
-@pytest.mark.parametrize("plant", [labels_in_mode, labels_in_attribute, labels_as_seconds, label_in_time])
-def test_labels_beside_the_bytes_of_a_file_are_found(
-    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    plant: Callable[[Path, list[bool]], None],
-) -> None:  # fmt: skip
-    def leaky(context: Any) -> dict[str, Any]:
-        rows = [json.loads(line) for line in Path(context.recipe.data.preferences).read_text().splitlines()]
-        context.folder.mkdir(parents=True, exist_ok=True)
-        (context.folder / "history.json").write_text("{}")
-        plant(context.folder / "history.json", [len(row["chosen"]) > len(row["rejected"]) for row in rows])
-        return {"summary": "none"}
-
-    monkeypatch.setattr(RunDir, "stamp", RunDir.stamp)  # so that it is put back
-    monkeypatch.setattr(importlib.import_module("pipeline.stages.sft"), "run", leaky)
-    recipe = own_recipe(write_pairs(tmp_path / "mine.jsonl", 60), workspace)
-    found = verdict_of(recipe, tmp_path / "twins", "privatize", "sft")
-    assert any(line.startswith("sft/") for line in found.comparison.leaks), found
-    assert len(found.comparison.leaks) == 1
-
-
-def test_times_that_a_stage_sets_itself_are_undone(
-    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def leaky(context: Any) -> dict[str, Any]:
-        rows = [json.loads(line) for line in Path(context.recipe.data.preferences).read_text().splitlines()]
-        context.folder.mkdir(parents=True, exist_ok=True)
-        (context.folder / "history.json").write_text("{}")
-        longer = sum(len(row["chosen"]) > len(row["rejected"]) for row in rows)
-        os.utime(context.folder / "history.json", ns=(longer, longer))
-        return {"summary": "none"}
-
-    monkeypatch.setattr(importlib.import_module("pipeline.stages.sft"), "run", leaky)
-    recipe = own_recipe(write_pairs(tmp_path / "mine.jsonl", 60), workspace)
-    found = verify(recipe, tmp_path / "twins", keep=True, execute=stages("privatize", "sft"))
-    assert found is not None
-    assert found.comparison.leaks == ()
-    for twin in TWINS:
-        run = tmp_path / "twins" / twin / "run"
-        times = {path.stat().st_mtime_ns for path in (run, run / "recipe.yaml", *(run / "sft").rglob("*"))}
-        assert len(times) == 1
-        assert times.pop() % 10**9 == 0
 
 
 # --- what the twins are -----------------------------------------------------------------------------------------------
