@@ -133,8 +133,8 @@ def verify(recipe: Recipe, folder: Path, keep: bool = False, execute: Execute = 
                     labels = turned = carry_draws(*homes)
         if not world.main:
             return None
-        runs = [folder / name / "run" for name in TWINS]
-        return Verdict(labels, turned, compare_folders(*runs, _passages(recipe)))
+        one, two = (folder / name / "run" for name in TWINS)
+        return Verdict(labels, turned, compare_folders(one, two, _passages(recipe)))
     finally:
         if world.main and not keep:
             shutil.rmtree(folder, ignore_errors=True)
