@@ -26,6 +26,7 @@ from pipeline.core.errors import RunStopped, RunWaits, UserError, one_line
 from pipeline.core.extras import extra_of, remedy
 from pipeline.core.threads import wait_briefly
 from pipeline.core.world import wait_for_first
+from pipeline.launcher import Launcher, planned_world, report
 from pipeline.stages.table import STAGES
 
 INTERRUPTED = "interrupted; run the same command again to resume"
@@ -71,6 +72,9 @@ def run(
     start: Annotated[str | None, typer.Option("--from", help="Run this stage and those after it.")] = None,
     only: Annotated[str | None, typer.Option("--only", help="Run this stage alone.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
+    processes: Annotated[
+        int, typer.Option("--processes", min=1, max=1024, help="Of each trained stage: on CPUs, or one per GPU.")
+    ] = 1,
     accept_code: AcceptCode = False,
     accept_reward: AcceptReward = False,
     overrides: Overrides = None,
@@ -80,17 +84,20 @@ def run(
     from pipeline.core.rundir import RunDir
     from pipeline.core.world import declared_world
 
+    planned = planned_world(processes)
     recipe = _recipe(config, data, overrides, accept_reward)
     directory = RunDir(run_dir or Path("runs") / recipe.name)
     selection = runner.Selection(start=start, only=only)
     if dry_run:
         recipe = runner.resolved(recipe, directory, declared_world())
-        lines = runner.check(recipe, directory, selection, declared_world())
+        lines = runner.check(recipe, directory, selection, planned)
         print(f"recipe {recipe.name} in {directory.root}")
         for line in lines:
             print(f"  {line.stage.name:<10} {'run ' if line.runs else 'skip'}  {line.reason}")
         return
-    runner.execute(recipe, directory, selection, accept_code)
+    options = ["--config", str(config), "--run-dir", str(directory.root), *(overrides or [])]
+    launcher = Launcher(processes, [*options, *(["--data", data] if data is not None else [])])
+    runner.execute(recipe, directory, selection, accept_code, launcher if processes > 1 else None)
     if runner.join_world().main:
         from pipeline.report.terminal import show_results
 
@@ -346,7 +353,8 @@ def _runtime_failure(error: Exception) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"private-rlhf: {one_line(message)}", file=sys.stderr)
+    if not report(one_line(message)):
+        print(f"private-rlhf: {one_line(message)}", file=sys.stderr)
     return code
 
 

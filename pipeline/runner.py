@@ -26,6 +26,7 @@ from pipeline.core.stage import StageContext, say
 from pipeline.core.strategies import WHOLE, strategy
 from pipeline.core.world import World, barrier, join_world, peak_gpu_mb, release_memory
 from pipeline.data.overlap import check_overlap
+from pipeline.launcher import Launcher
 from pipeline.privacy.guarantee import NOT_PRIVATE
 from pipeline.stages.base import Stage
 from pipeline.stages.table import NAMES, STAGES, preflight, stage_of, stages_of
@@ -197,19 +198,25 @@ def resolved(recipe: Recipe, run: RunDir, world: World) -> Recipe:
     return resolve_dtype(recipe, run, world)
 
 
-def execute(recipe: Recipe, run: RunDir, selection: Selection, accept_code: bool = False) -> None:
+def execute(
+    recipe: Recipe, run: RunDir, selection: Selection, accept_code: bool = False, launcher: Launcher | None = None
+) -> None:
     """Runs the selected stages that are not up to date, in order.
 
     accept_code: results that other code made stay beside those of this code.
+    launcher: starts the processes of the stages that take several.
     """
     world = join_world()
     recipe = resolved(recipe, run, world)
-    lines = check(recipe, run, selection, world)
+    lines = check(recipe, run, selection, world if launcher is None else World(0, launcher.processes))
     kept = [line.stage for line in lines if not line.runs and line.stage.name in selection.names]
     _check_code(kept, run, world, accept_code)
     with _claimed(recipe, run, world):
         for line in lines:
-            if line.runs:
+            if line.runs and launcher is not None and line.stage.launched:
+                run.reopen(line.stage.name)  # else it would skip a stage that is up to date and was asked for
+                launcher.start(line.stage.name, line.stage.module_name)
+            elif line.runs:
                 run_stage(line.stage, recipe, run, world)
             elif world.main and line.stage.name in selection.names:
                 say(f"{line.stage.name}: {line.reason}, skipped")
@@ -291,6 +298,7 @@ def run_stage(stage: Stage, recipe: Recipe, run: RunDir, world: World) -> None:
             },
         )
         _write_metrics(recipe, run)
+        run.stamp(stage.name)
         say(f"{stage.name}: done in {seconds:.0f} s — {report.get('summary', '')}")
     release_memory()
     barrier(world)

@@ -1,37 +1,48 @@
-"""Whether two folders hold the same, but for what is declared here: fields that say how long a run took and how much
-memory it used.
+"""Whether two run directories hold the same, but for what is declared here: how long a run took and how much memory.
 
-A file that is neither equal byte for byte nor equal once these are taken out is a difference, and its first differing
-line is named. What is declared is compared by nobody: keep it short, and never declare what a label could reach.
+What may differ is declared by the file and by the path of the field in it, and each such field is one short number or
+one moment. All else is a difference, and its first differing line is named: bytes, names, modes, owners, extended
+attributes. Times of change are of one whole second per stage (`RunDir.stamp`), shortly before the file's status last
+changed, which only the system can set. Values of declared fields are compared by nobody: keep the table short, and
+never declare what a label could reach.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FIELDS = frozenset(
-    {
-        "seconds",
-        "wall_seconds",
-        "generate_seconds",
-        "score_seconds",
-        "update_seconds",
-        "tokens_per_second",
-        "peak_rss_mb",
-        "peak_gpu_mb",
-        "time",
-    }
-)
-"""Keys of JSON objects, at any depth, in every .json and .jsonl file."""
-PASSAGES = {
-    "report.html": re.compile(r"<figure>\s*<figcaption><b>Where the time went</b>.*?</figure>", re.DOTALL),
-    "report.md": re.compile(r"^\d[^\n]* in all; [^\n]*peak memory[^\n]*$", re.MULTILINE),
+from pipeline.core.recipe_aligners import ALIGNERS
+from pipeline.runner import Selection
+
+NAMES = Selection().names
+"""Of the stages."""
+NUMBER = re.compile(r"(0|[1-9]\d{0,6})(\.\d{1,3})?")
+"""Seconds, MiB or tokens per second."""
+MOMENT = re.compile(r"20\d\d-[01]\d-[0-3]\dT[0-2]\d:[0-5]\d:[0-5]\d\+00:00")
+_RELEASES = 8
+_COSTS = ("seconds", "peak_rss_mb", "peak_gpu_mb", "report.peak_rss_mb")
+_PPO = ("tokens_per_second", "seconds.generate", "seconds.score", "seconds.update")
+FIELDS: Mapping[str, Mapping[str, re.Pattern[str]]] = {
+    **dict.fromkeys((f"{name}/manifest.json" for name in NAMES), dict.fromkeys(_COSTS, NUMBER)),
+    "privatize/manifest.json": dict.fromkeys(_COSTS, NUMBER)
+    | {f"report.ledger.releases.{number}.time": MOMENT for number in range(_RELEASES)},
+    "metrics.json": dict.fromkeys(("wall_seconds", "peak_rss_mb", *(f"seconds.{name}" for name in NAMES)), NUMBER),
+    **dict.fromkeys((f"{name}/history.jsonl" for name in ALIGNERS), dict.fromkeys(_PPO, NUMBER)),
+    "report/card.json": {f"releases.{number}.time": MOMENT for number in range(_RELEASES)},
 }
-"""By the name of a file, what it says about time and memory, in one place."""
+"""File -> path of the field in each of its JSON documents -> how the value must be written."""
+STAMPED_WITHIN = 60
+"""Seconds between the time of change that a file was given and the moment at which it was given."""
+
+Passages = Callable[[Path], Mapping[str, Sequence[str]]]
 
 _NUMBER = re.compile(r"-?\d[-+\d.eE]*")
 
@@ -51,22 +62,60 @@ class Comparison:
         return sorted({field for some in self.differing.values() for field in some})
 
 
-def compare_folders(one: Path, two: Path) -> Comparison:
-    """Compares all files below two folders; links are not followed, and are compared by where they lead."""
-    files = [{path.relative_to(root).as_posix(): path for path in root.rglob("*")} for root in (one, two)]
+def compare_folders(one: Path, two: Path, passages: Passages = lambda root: {}) -> Comparison:
+    """Compares all below two run directories; links are not followed, and are compared by where they lead.
+
+    passages: of a run directory, by file, texts that follow from the declared fields of its other files.
+    """
+    files = [{path.relative_to(root).as_posix(): path for path in (root, *root.rglob("*"))} for root in (one, two)]
     leaks = [f"{name}: is there in one twin alone" for name in sorted(files[0].keys() ^ files[1].keys())]
     differing: dict[str, tuple[str, ...]] = {}
     compared = 0
+    told = [passages(root) for root in (one, two)]
     for name in sorted(files[0].keys() & files[1].keys()):
+        kinds = [_metadata(found[name]) for found in files]
+        if kinds[0] != kinds[1]:
+            leaks.append(f"{name}: mode, owner, links or extended attributes differ")
         contents = [_content(found[name]) for found in files]
         compared += contents[0] is not None
         if contents[0] == contents[1]:
             continue
-        if None not in contents and (fields := _declared(Path(name), *map(bytes, contents))):  # type: ignore[arg-type]
-            differing[name] = fields
+        if None not in contents:
+            texts = [_without(each or b"", some.get(name, ())) for each, some in zip(contents, told, strict=True)]
+            fields = ("time and memory",) if texts[0] == texts[1] else _declared(name, *texts)
+            if fields:
+                differing[name] = fields
+            else:
+                leaks.append(f"{name}: {_first_difference(name, *texts)}")
         else:
-            leaks.append(f"{name}: {_first_difference(Path(name), *(each or b'' for each in contents))}")
+            leaks.append(f"{name}: is a file in one twin alone")
+    leaks += dict.fromkeys(line for found in files for line in _odd_times(found))  # of both twins, once
     return Comparison(compared, differing, tuple(leaks))
+
+
+def _metadata(path: Path) -> tuple[Any, ...]:
+    """Mode with the kind of file, owner, group, links to a file, and extended attributes."""
+    facts = path.lstat()
+    attributes: list[tuple[str, bytes]] = []
+    with suppress(OSError, AttributeError):  # a file system or a platform that has none
+        names = sorted(os.listxattr(path, follow_symlinks=False))
+        attributes = [(name, os.getxattr(path, name, follow_symlinks=False)) for name in names]
+    links = None if stat.S_ISDIR(facts.st_mode) else facts.st_nlink
+    return facts.st_mode, facts.st_uid, facts.st_gid, links, attributes
+
+
+def _odd_times(files: Mapping[str, Path]) -> list[str]:
+    """A line for each time of change that is not the one which its stage was stamped with."""
+    found: list[str] = []
+    stamps: dict[str, int] = {}
+    for name, path in sorted(files.items()):
+        facts, top = path.lstat(), name.partition("/")[0]
+        second, rest = divmod(facts.st_mtime_ns, 10**9)
+        stage = top if top in NAMES else ""
+        early = facts.st_ctime_ns // 10**9 - second
+        if rest or not 0 <= early <= STAMPED_WITHIN or stamps.setdefault(stage, second) != second:
+            found.append(f"{name}: its time of change is not the one that its stage was given")
+    return found
 
 
 def _content(path: Path) -> bytes | None:
@@ -76,67 +125,87 @@ def _content(path: Path) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
 
 
-def _declared(path: Path, one: bytes, two: bytes) -> tuple[str, ...]:
+def _without(content: bytes, passages: Sequence[str]) -> bytes:
+    """A content without texts that stand in it once."""
+    for passage in passages:
+        if content.count(passage.encode()) == 1:
+            content = content.replace(passage.encode(), b"")
+    return content
+
+
+def _declared(name: str, one: bytes, two: bytes) -> tuple[str, ...]:
     """The declared fields in which two contents that are not equal differ; none if they differ in anything else."""
+    fields = FIELDS.get(name)
+    if fields is None:
+        return ()
     try:
-        if path.suffix in (".json", ".jsonl"):
-            if _NUMBER.sub("0", one.decode()) != _NUMBER.sub("0", two.decode()):
-                return ()  # white space and order are no field's
-            return _differing_fields(_values(path, one), _values(path, two))
-        passage = PASSAGES.get(path.name)
-        if passage is not None and passage.sub("", one.decode(), 1) == passage.sub("", two.decode(), 1):
-            return ("time and memory",)
+        if _NUMBER.sub("0", one.decode()) != _NUMBER.sub("0", two.decode()):
+            return ()  # white space and order are no field's
+        found: set[str] = set()
+        documents = zip(_values(name, one), _values(name, two), strict=True)
+        alike = all(_alike(*pair, "", fields, found) for pair in documents)
+        return tuple(sorted(found)) if alike else ()
     except (ValueError, RecursionError):  # not what its name says: then only bytes count
-        pass
-    return ()
-
-
-def _values(path: Path, data: bytes) -> list[Any]:
-    """The JSON documents of a file, objects as lists of pairs so that their order and their copies count."""
-    texts = data.decode().split("\n") if path.suffix == ".jsonl" else [data.decode()]
-    return [json.loads(text, object_pairs_hook=_Pairs) if text.strip() else text for text in texts]
+        return ()
 
 
 class _Pairs(list[tuple[str, Any]]):
     """A JSON object."""
 
 
-def _differing_fields(one: Any, two: Any) -> tuple[str, ...]:
-    found: set[str] = set()
-    return tuple(sorted(found)) if _alike(one, two, found) else ()
+class _Number(str):
+    """A number as it is written."""
 
 
-def _alike(one: Any, two: Any, found: set[str]) -> bool:
-    """Whether two values differ in declared fields alone, whose names go into `found`; numbers by how they are written
-    out."""
-    if isinstance(one, list) and type(one) is type(two) and len(one) == len(two):
-        return all(_alike(*pair, found) for pair in zip(one, two, strict=True))
-    if isinstance(one, tuple) and isinstance(two, tuple) and one[0] == two[0]:
-        if one[0] in FIELDS:
-            found.update({one[0]} if one[1] != two[1] else ())
-            return True
-        return _alike(one[1], two[1], found)
-    return repr(one) == repr(two)
+def _values(name: str, data: bytes) -> list[Any]:
+    """The JSON documents of a file, objects as lists of pairs so that their order and their copies count."""
+    texts = data.decode().split("\n") if name.endswith(".jsonl") else [data.decode()]
+    how: dict[str, Any] = dict.fromkeys(("parse_float", "parse_int", "parse_constant"), _Number)
+    return [json.loads(text, object_pairs_hook=_Pairs, **how) if text.strip() else text for text in texts]
 
 
-def _first_difference(path: Path, one: bytes, two: bytes) -> str:
+def _alike(one: Any, two: Any, path: str, fields: Mapping[str, re.Pattern[str]], found: set[str]) -> bool:
+    """Whether two values at `path` differ in declared fields alone, whose names go into `found`."""
+    if type(one) is not type(two):
+        return False
+    if isinstance(one, _Pairs):
+        return len(one) == len(two) and all(
+            name == other and _alike(mine, theirs, f"{path}.{name}".lstrip("."), fields, found)
+            for (name, mine), (other, theirs) in zip(one, two, strict=True)
+        )
+    if isinstance(one, list):
+        pairs = enumerate(zip(one, two, strict=True)) if len(one) == len(two) else ()
+        return len(one) == len(two) and all(_alike(*pair, f"{path}.{place}", fields, found) for place, pair in pairs)
+    if one == two:
+        return True
+    form = fields.get(path)
+    if form is None or not isinstance(one, str) or not (form.fullmatch(one) and form.fullmatch(two)):
+        return False
+    if (form is NUMBER) != isinstance(one, _Number):
+        return False
+    found.add("seconds" if path.startswith("seconds.") else path.rpartition(".")[2])
+    return True
+
+
+def _first_difference(name: str, one: bytes, two: bytes) -> str:
     """Where two contents differ first, shown as far as it is text."""
-    passage = PASSAGES.get(path.name)
     try:
-        texts = [data.decode() for data in (one, two)]
+        lines = [data.decode().splitlines() for data in (one, two)]
     except UnicodeDecodeError:
         return f"differs ({len(one)} and {len(two)} bytes)"
-    lines = [(passage.sub("", text, 1) if passage else text).splitlines() for text in texts]
+    forms = {path.rpartition(".")[2]: form for path, form in FIELDS.get(name, {}).items()}
     for number, pair in enumerate(zip(*lines, strict=False), 1):
-        if pair[0] != pair[1] and not _declared(path.with_suffix(".json"), *(_as_object(line) for line in pair)):
+        declared = all(_is_field(line, forms) for line in pair) or _declared(name, *(line.encode() for line in pair))
+        if pair[0] != pair[1] and not declared:
             return f"line {number}: {_short(pair[0])} in one twin, {_short(pair[1])} in the other"
     return f"differs ({len(one)} and {len(two)} bytes)"
 
 
-def _as_object(line: str) -> bytes:
-    """A line of JSON, or of indented JSON, as a document."""
-    text = line.strip().rstrip(",")
-    return (f"{{{text}}}" if text.startswith('"') else text).encode()
+def _is_field(line: str, forms: Mapping[str, re.Pattern[str]]) -> bool:
+    """Whether a line of indented JSON holds a declared field."""
+    key, _, value = line.strip().rstrip(",").partition(": ")
+    form = forms.get(key.strip('"'))
+    return form is not None and form.fullmatch(value.strip('"')) is not None
 
 
 def _short(line: str) -> str:

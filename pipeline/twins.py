@@ -38,12 +38,15 @@ from pipeline.data.adopted import is_adopted
 from pipeline.data.formats import PAIR
 from pipeline.data.layout import Layout
 from pipeline.data.sources import Row
+from pipeline.lm.models import base_checkpoint
 from pipeline.privacy.batches import canonicalize, event_tags, release_labels
 from pipeline.privacy.keys import PrivacyKey, keygen, load_key, make_private_folder
 from pipeline.privacy.mechanism import RandomizedResponse
 from pipeline.privacy.prf import Prf
+from pipeline.report.inputs import read_run
+from pipeline.report.render import time_passages
 from pipeline.twin_answers import answered_twin, carry_draws, make_answerers
-from pipeline.twin_files import Comparison, compare_folders
+from pipeline.twin_files import Comparison, Passages, compare_folders
 
 TWINS = ("A", "B")
 BATCH_ROWS = 1024
@@ -118,6 +121,7 @@ def verify(recipe: Recipe, folder: Path, keep: bool = False, execute: Execute = 
         recipe = answered_twin(recipe, here) if asks else twin_recipe(recipe, here)
         recipe = replace(recipe, reward=replace(recipe.reward, accept_coin=True))  # their labels are coins
         barrier(world)
+        base_checkpoint(recipe.model)  # before the first twin, or the second would find what the first made
         for name in TWINS:
             if world.main:
                 (folder / name).rename(here)
@@ -131,10 +135,23 @@ def verify(recipe: Recipe, folder: Path, keep: bool = False, execute: Execute = 
                     labels = turned = carry_draws(*homes)
         if not world.main:
             return None
-        return Verdict(labels, turned, compare_folders(*(folder / name / "run" for name in TWINS)))
+        one, two = (folder / name / "run" for name in TWINS)
+        return Verdict(labels, turned, compare_folders(one, two, _passages(recipe)))
     finally:
         if world.main and not keep:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _passages(recipe: Recipe) -> Passages:
+    """Of a finished run of the recipe, what its report says of time and memory."""
+    absent = {"report", *recipe.absent_stages}  # it does not know its own time when it writes
+    names = [name for name in runner.Selection().names if name not in absent]
+
+    def passages(root: Path) -> dict[str, tuple[str, ...]]:
+        run = RunDir(root)
+        return time_passages(read_run(run, names)) if (run.stage("report") / "report.html").is_file() else {}
+
+    return passages
 
 
 def twin_recipe(recipe: Recipe, here: Path) -> Recipe:

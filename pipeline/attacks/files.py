@@ -20,7 +20,7 @@ from pipeline.attacks.judge import Guesses
 from pipeline.attacks.learn import cell_guesses, crossed
 from pipeline.attacks.view import View, file_rows, plain_text
 from pipeline.core.errors import UserError
-from pipeline.data.sources import SUFFIXES
+from pipeline.core.recipe_inputs import SUFFIXES
 
 PIECE = 16  # bytes of a response that are searched for
 STARTS = 24  # bytes within which a piece starts, or at the response's end; the first that is its own is taken

@@ -20,7 +20,8 @@ from pipeline.attacks.canaries import RawFacts, Truth, pair_key
 from pipeline.core.documents import read_json
 from pipeline.core.errors import UserError
 from pipeline.core.noise import LabelNoise, epsilon_of, is_public
-from pipeline.data.sources import SUFFIXES, open_source
+from pipeline.core.recipe_inputs import SUFFIXES
+from pipeline.data.sources import open_source
 from pipeline.privacy.records import Text
 
 RESPONSES = (

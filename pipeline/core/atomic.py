@@ -57,21 +57,15 @@ def json_text(value: Any) -> str:
 
 
 @contextmanager
-def new_folder(target: Path, keep: bool = False) -> Iterator[Path]:
-    """A temporary folder that takes the place of `target` when the block ends well, and vanishes when it fails.
-
-    keep: a `target` that another process has finished meanwhile stays, since its content is as good; whoever reads it
-        already is not disturbed.
-    """
+def new_folder(target: Path) -> Iterator[Path]:
+    """A temporary folder that takes the place of `target` when the block ends well, and vanishes when it fails."""
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
     temporary.mkdir()
     try:
         yield temporary
         sync_folder(temporary)
-        if keep:
-            _first_wins(temporary, target)
-        elif target.exists():
+        if target.exists():
             _swap(temporary, target)
         else:
             os.replace(temporary, target)
@@ -79,16 +73,6 @@ def new_folder(target: Path, keep: bool = False) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-
-
-def _first_wins(new: Path, target: Path) -> None:
-    """Gives `new` the name `target`, unless a folder has it, onto which no folder can be renamed."""
-    try:
-        os.rename(new, target)
-    except OSError:
-        if not target.is_dir():
-            raise
-        shutil.rmtree(new)
 
 
 def _swap(new: Path, target: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,6 +21,14 @@ BUILT_IN = {
     "evaluation_prompts": ("embedded", "evaluation"),
 }
 """Data key -> what it may name besides files. All of it is public, or post-processing of the released labels."""
+SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet", ".csv")
+"""Of files with rows."""
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def has_hub_form(source: str) -> bool:
+    """Whether a source is written as a hub id, `owner/name`; a folder can be too."""
+    return _HUB_ID.fullmatch(source) is not None and not source.endswith(SUFFIXES)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

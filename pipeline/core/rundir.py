@@ -19,7 +19,9 @@ import resource
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from pipeline.core.config import dump_yaml, effective, read_yaml, to_tree
 from pipeline.core.documents import DocumentError, read_json
 from pipeline.core.errors import MOST_NAME, UserError, one_line
 from pipeline.core.recipe import Recipe
+from pipeline.core.recipe_inputs import ModelConfig, has_hub_form
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "numpy", "private-rlhf")
 
@@ -134,6 +137,17 @@ class RunDir:
         atomic.write_json(self.stage(name) / "manifest.json", manifest)
         shutil.rmtree(self.checkpoints(name), ignore_errors=True)
 
+    def stamp(self, name: str) -> None:
+        """Gives all that stage `name` wrote, and the files beside it, the same time of change, in whole seconds.
+
+        Times of change travel with copies, and when a file was written may depend on more than released bits.
+        """
+        now, checkpoints = int(time.time()), self.checkpoints(name).parent
+        beside = [path for path in self.root.iterdir() if not path.is_dir() or path == checkpoints]
+        for path in (*self.stage(name).rglob("*"), self.stage(name), *beside, self.root):
+            with suppress(OSError):  # a link to nowhere, a file system that keeps no times
+                os.utime(path, (now, now), follow_symlinks=False)
+
     def reopen(self, name: str) -> None:
         """Marks a stage incomplete, before it runs again."""
         (self.stage(name) / "manifest.json").unlink(missing_ok=True)
@@ -147,7 +161,8 @@ def shareable(recipe: Recipe) -> Recipe:
     data: dict[str, Any] = {name: bare_name(str(getattr(recipe.data, name))) for name in OWN_FILES}
     key_file, own = recipe.privatize.key_file, recipe.privatize
     own = dataclasses.replace(own, key_file=None if key_file is None else Path(key_file.name))
-    model = dataclasses.replace(recipe.model, cache_dir=Path(bare_name(str(recipe.model.cache_dir))))
+    cache = recipe.model.cache_dir
+    model = dataclasses.replace(recipe.model, cache_dir=cache if cache == ModelConfig.cache_dir else Path(cache.name))
     asks = recipe.online
     if asks is not None:
         folder, after = (None if path is None else Path(path.name) for path in (asks.folder, asks.after))
@@ -157,9 +172,10 @@ def shareable(recipe: Recipe) -> Recipe:
 
 
 def bare_name(source: str) -> str:
-    """The last part of a path; names of built-in sources and of the hub as they are; printable (`one_line`)."""
-    path = Path(source).expanduser()
-    return one_line(path.name if path.is_absolute() or path.exists() else source, MOST_NAME)
+    """The last part of a path, whether or not it is there; a hub id as it is; printable (`one_line`)."""
+    # A folder of the user's with the form of a hub id is read as a folder. Runs make none such, so twins agree on it.
+    is_hub_id = has_hub_form(source) and not Path(source).exists()
+    return one_line(source if is_hub_id else Path(source).name, MOST_NAME)
 
 
 def _differences(before: Any, after: Any, path: str = "") -> list[str]:

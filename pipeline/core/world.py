@@ -8,10 +8,11 @@ import os
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeline.core.errors import UserError
 
+T = TypeVar("T")
 LAUNCH = "on CPUs launch with 'ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes N …'"
 
 
@@ -111,6 +112,16 @@ def barrier(world: World) -> None:
     """Waits for every process."""
     if world.size > 1:
         _process_state().wait_for_everyone()
+
+
+def broadcast(value: T, world: World) -> T:
+    """The main process's value, on every process."""
+    if world.size == 1:
+        return value
+    from accelerate.utils import broadcast_object_list
+
+    received: T = broadcast_object_list([value])[0]
+    return received
 
 
 def on_cpu() -> bool:

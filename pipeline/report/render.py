@@ -219,16 +219,24 @@ def reward_figures(facts: RunFacts) -> list[Figure]:
 
 def work_figures(facts: RunFacts) -> list[Figure]:
     """SFT loss and wall time."""
-    split = " PPO's bar: generating, scoring, updating, dark to light." if sections.ppo_seconds(facts) else ""
-    figures = [
-        _figure("SFT loss", plots.loss_curve("sft-loss", facts.sft_loss), ""),
-        _figure(
-            "Where the time went",
-            plots.stage_times("time", sections.stage_seconds(facts), sections.ppo_seconds(facts)),
-            _sentence(sections.time_sentence(facts)) + split,
-        ),
-    ]
+    figures = [_figure("SFT loss", plots.loss_curve("sft-loss", facts.sft_loss), ""), time_figure(facts)]
     return [figure for figure in figures if figure["svg"]]
+
+
+def time_figure(facts: RunFacts) -> Figure:
+    """Wall time of the stages."""
+    split = " PPO's bar: generating, scoring, updating, dark to light." if sections.ppo_seconds(facts) else ""
+    drawing = plots.stage_times("time", sections.stage_seconds(facts), sections.ppo_seconds(facts))
+    return _figure("Where the time went", drawing, _sentence(sections.time_sentence(facts)) + split)
+
+
+def time_passages(facts: RunFacts) -> dict[str, tuple[str, ...]]:
+    """All that the page and its text version say of time and memory, by file: it follows from the facts."""
+    figure = time_figure(facts)
+    return {
+        "report/report.html": (str(figure["svg"]), str(maths(figure["note"]))),
+        "report/report.md": (sections.time_sentence(facts),),
+    }
 
 
 def maths(text: str) -> Markup:

@@ -80,28 +80,12 @@ def test_a_replaced_folder_keeps_nothing_of_the_old_one(tmp_path: Path) -> None:
     assert names(tmp_path) == ["target"]
 
 
-def test_a_folder_that_appears_before_the_rename_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between looking for it and renaming, another process may finish."""
-    target, rename = tmp_path / "target", os.rename
-
-    def late(source: Path, destination: Path) -> None:
-        target.mkdir()
-        (target / "theirs").write_text("whole")
-        rename(source, destination)
-
-    monkeypatch.setattr(os, "rename", late)
-    with atomic.new_folder(target, keep=True) as temporary:
-        (temporary / "mine").write_text("whole")
-    assert names(target) == ["theirs"]
-    assert names(tmp_path) == ["target"]
-
-
-def test_a_full_disk_is_not_taken_for_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(source: Path, destination: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "rename", full)
-    with pytest.raises(OSError, match="No space"), atomic.new_folder(tmp_path / "target", keep=True) as temporary:
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space"), atomic.new_folder(tmp_path / "target") as temporary:
         (temporary / "mine").write_text("whole")
     assert names(tmp_path) == []
 
@@ -122,20 +106,6 @@ def test_a_failed_block_leaves_what_was_there(first: bool, tmp_path: Path) -> No
         fail()
     assert names(tmp_path) == ([] if first else ["target"])
     assert first or names(target) == ["old"]
-
-
-def test_the_first_of_two_folders_stays_where_it_is_kept(tmp_path: Path) -> None:
-    """Two processes fill one cache: who reads the first folder already must not lose it."""
-    target = tmp_path / "made"
-    with atomic.new_folder(target, keep=True) as late:
-        (late / "name").write_text("late")
-        with atomic.new_folder(target, keep=True) as early:
-            (early / "name").write_text("early")
-        reader = (target / "name").open()
-    assert os.path.samestat(os.fstat(reader.fileno()), (target / "name").stat())
-    assert reader.read() == "early"
-    reader.close()
-    assert [path.name for path in tmp_path.iterdir()] == ["made"]
 
 
 def test_a_failed_swap_puts_the_old_folder_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

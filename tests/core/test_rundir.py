@@ -26,10 +26,7 @@ def recipe(name: str = "one", **sections: Any) -> Recipe:
     return parse(Recipe, tree, "r")
 
 
-def test_a_claim_saves_the_resolved_recipe_and_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)  # a cache folder that is there, as after `make demo`, is saved by its last part
+def test_a_claim_saves_the_resolved_recipe_and_the_environment(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "a" / "run")
     run.claim(recipe())
     assert load_recipe(Recipe, run.root / "recipe.yaml") == recipe()
@@ -38,6 +35,49 @@ def test_a_claim_saves_the_resolved_recipe_and_the_environment(
     assert environment["code_digest"] == code.digest_of(code.all_files())
     run.claim(recipe(seed=5))  # a changed recipe of the same name goes on in the same directory
     assert load_recipe(Recipe, run.root / "recipe.yaml").seed == 5
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("embedded", "embedded"),
+        ("prefs.jsonl", "prefs.jsonl"),
+        ("ward 3/prefs.jsonl", "prefs.jsonl"),
+        ("ward/prefs.jsonl", "prefs.jsonl"),
+        ("a/b/prefs", "prefs"),
+        ("/home/vic/prefs", "prefs"),
+        ("~/prefs", "prefs"),
+        ("./prefs", "prefs"),
+        ("../ward/prefs/", "prefs"),
+        ("Anthropic/hh-rlhf", "Anthropic/hh-rlhf"),
+    ],
+)
+def test_what_a_run_keeps_of_a_source_does_not_depend_on_what_is_there(
+    source: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert rundir.bare_name(source) == name
+    if not Path(source).is_absolute() and "~" not in source and name == Path(source).name:
+        Path(source).mkdir(parents=True)
+        assert rundir.bare_name(source) == name
+
+
+@pytest.mark.parametrize("cache", ["runs/cache", "elsewhere/cache", "/home/vic/cache"])
+def test_what_a_run_keeps_of_the_cache_does_not_depend_on_what_is_there(
+    cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = recipe(model={"source": "tiny", "cache_dir": cache})
+    before = rundir.shareable(given)
+    (tmp_path / cache.removeprefix("/")).mkdir(parents=True)
+    assert rundir.shareable(given) == before
+    assert str(before.model.cache_dir) in ("runs/cache", "cache")
+
+
+def test_a_folder_with_the_form_of_a_hub_id_keeps_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ward/prefs").mkdir(parents=True)
+    assert rundir.bare_name("ward/prefs") == "prefs"
 
 
 def test_another_recipe_s_directory_is_refused_and_left_alone(tmp_path: Path) -> None:

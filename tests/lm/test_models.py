@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from pipeline_runs import Workspace, tree
+from pipeline_runs import Workspace
 from safetensors.torch import load_file, save_file
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
@@ -18,7 +18,6 @@ from pipeline.core.errors import UserError
 from pipeline.core.recipe_inputs import ModelConfig
 from pipeline.core.recipe_parts import LoraSettings
 from pipeline.data.render import Renderer
-from pipeline.lm import tiny
 from pipeline.lm.models import (
     add_lora,
     base_checkpoint,
@@ -234,24 +233,6 @@ def test_the_written_reference_quantises_to_itself(dtype: str, checkpoint: Path,
     model = load_causal_lm(checkpoint, dtype, four_bit=True)
     write_checkpoint(model, model.state_dict(), load_tokenizer(checkpoint), tmp_path / "reference", dtype)
     assert torch.equal(logprobs(load_causal_lm(tmp_path / "reference", dtype, four_bit=True)), logprobs(model))
-
-
-def test_the_tiny_model_that_two_processes_build_is_the_first_one_s(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second used to replace what the first had begun to read, or failed at the rename: 12 of 3000 times."""
-    folder, config = tmp_path / "cache" / "tiny", tiny.tiny_config
-
-    def meanwhile(*arguments: int) -> Any:
-        monkeypatch.setattr(tiny, "tiny_config", config)
-        tiny.tiny_checkpoint(folder, ["another process"], seed=1)
-        return config(*arguments)
-
-    monkeypatch.setattr(tiny, "tiny_config", meanwhile)
-    found = tiny.tiny_checkpoint(folder, ["this process"], seed=0)
-    alone = tiny.tiny_checkpoint(tmp_path / "alone", ["another process"], seed=1)
-    assert tree(found) == tree(alone)
-    assert [path.name for path in folder.parent.iterdir()] == ["tiny"]
 
 
 def test_four_bits_without_bitsandbytes_name_the_remedy(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

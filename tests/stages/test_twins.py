@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pipeline_runs import ROOT, TINY, Workspace, tree
+from twin_recipes import OWN, SHORT, own_recipe, verdict_of, write_pairs
 
 from pipeline import runner
 from pipeline.cli import main
@@ -23,49 +23,9 @@ from pipeline.core.rundir import RunDir
 from pipeline.data import curate, engine
 from pipeline.data.curate import Bundle
 from pipeline.privacy.mechanism import PublicLabels
-from pipeline.twins import TWINS, Verdict, make_twins, verify
+from pipeline.twins import TWINS, make_twins
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
-
-OWN = ("data.public_labels=false", "evaluation_labels=private", "data.demonstrations=release",
-       "data.prompts=release", "data.evaluation_prompts=evaluation", "model.dtype=float32")  # fmt: skip
-SHORT = ("sft.max_steps=2", "sft.batch_size=4", "sft.save_steps=2", "ppo.iterations=1", "ppo.reference_samples=2",
-         "ppo.rollouts=4", "evaluate.gibbs_candidates=2", "evaluate.num_prompts=4",
-         "evaluate.shown_samples=1")  # fmt: skip
-
-
-def write_pairs(path: Path, count: int, **columns: Callable[[int], Any]) -> Path:
-    """Pairs whose chosen response is the longer one of the two in most rows."""
-    dice = random.Random(count)
-    with path.open("w", encoding="utf-8") as file:
-        for number in range(count):
-            pair = [f"Answer {number} is short.", f"Answer {number} takes a few words more than that."]
-            if dice.random() < 0.7:
-                pair.reverse()
-            row = {"prompt": f"Say something about the number {number}.", "chosen": pair[0], "rejected": pair[1]}
-            file.write(json.dumps(row | {name: value(number) for name, value in columns.items()}) + "\n")
-    return path
-
-
-def own_recipe(data: Path, workspace: Workspace, *overrides: str) -> Recipe:
-    settings = (f"data.preferences={data}", f"model.cache_dir={workspace.root / 'cache'}", "privatize.epsilon=0.5")
-    return load_recipe(Recipe, TINY, [*OWN, *settings, *overrides])
-
-
-def stages(*names: str) -> Callable[[Recipe, RunDir], None]:
-    def execute(recipe: Recipe, run: RunDir) -> None:
-        for name in names:
-            runner.execute(recipe, run, runner.Selection(only=name))
-
-    return execute
-
-
-def verdict_of(recipe: Recipe, folder: Path, *names: str) -> Verdict:
-    found = verify(recipe, folder, execute=stages(*names)) if names else verify(recipe, folder)
-    assert found is not None
-    assert not folder.exists()
-    return found
-
 
 def test_a_whole_run_writes_the_same_under_other_labels(workspace: Workspace, tmp_path: Path) -> None:
     recipe = own_recipe(write_pairs(tmp_path / "mine.jsonl", 120), workspace, *SHORT)
@@ -263,6 +223,7 @@ def test_the_command_names_the_leak_and_cleans_up(
     def execute(recipe: Recipe, run: RunDir, selection: Any) -> None:
         run.root.mkdir()
         (run.root / "copy.txt").write_bytes(Path(recipe.data.preferences).read_bytes() if leaks else b"")
+        run.stamp("sft")
 
     monkeypatch.setattr(runner, "execute", execute)
     command = ["verify-run", "--config", str(TINY), "--data", str(data), *OWN, "privatize.epsilon=0.5"]
@@ -276,6 +237,16 @@ def test_the_command_names_the_leak_and_cleans_up(
     assert {path.name for path in Path("runs/tiny.twins").iterdir()} == set(TWINS)
     assert main(command) == 2
     assert "is left from an earlier verify-run" in capsys.readouterr().err
+
+
+def test_the_first_try_in_an_empty_folder_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relative names, and nothing there but the data: one twin must not find what the other made, such as the cache."""
+    monkeypatch.chdir(tmp_path)
+    write_pairs(Path("mine.jsonl"), 60)
+    recipe = load_recipe(Recipe, TINY, [*OWN, *SHORT, "data.preferences=mine.jsonl", "privatize.epsilon=0.5"])
+    found = verdict_of(recipe, Path("runs/mine.twins"), "privatize", "sft")
+    assert found.comparison.leaks == ()
+    assert Path("runs/cache/tiny").is_dir()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,34 @@
+"""One of two gloo processes that make the same checkpoints in empty caches, and one that cannot be made."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from two_processes import gloo_pair
+
+from pipeline.core.errors import UserError
+from pipeline.core.recipe_inputs import ModelConfig
+from pipeline.lm.made_once import is_whole, make_once
+from pipeline.lm.models import base_checkpoint
+
+
+def refuse(folder: Path) -> None:
+    raise UserError("there is no wheel")
+
+
+def main(folder: Path, rank: int, rounds: int) -> None:
+    """Writes which of the folders this process found whole, and the error it met."""
+    with gloo_pair(folder, rank, MASTER_ADDR="localhost", MASTER_PORT="0"):
+        made = [base_checkpoint(ModelConfig(source="tiny"), folder / f"cache {number}") for number in range(rounds)]
+        whole = [is_whole(Path(each)) for each in made]
+        try:
+            make_once(folder / "never", refuse)
+        except UserError as error:
+            said = str(error)
+        (folder / f"{rank}.json").write_text(json.dumps([whole, said]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), 5)
