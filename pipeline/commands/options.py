@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from pipeline.core.errors import UserError
+
+Force = Annotated[bool, typer.Option("--force", help="Replace a file that this command did not write.")]
 
 
 def one_way(
