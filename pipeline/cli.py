@@ -18,7 +18,7 @@ from pipeline.commands.attack import attack
 from pipeline.commands.compare import compare
 from pipeline.commands.keygen import keygen
 from pipeline.commands.label_filter import label_filter
-from pipeline.commands.options import Force, all_given, one_way
+from pipeline.commands.options import Force, all_given, one_way, refuse_digit_groups
 from pipeline.commands.plan import plan
 from pipeline.commands.sample import sample
 from pipeline.commands.validate import validate
@@ -177,6 +177,9 @@ def privatize(
         int | None, typer.Option("--max-events-per-person", min=1, help="Leave out further ones, for good.")
     ] = None,
     add_up: Annotated[bool | None, typer.Option("--add-up-renamed", help="Charge renamed pairs the sum.")] = None,
+    add_up_keys: Annotated[
+        bool | None, typer.Option("--add-up-keys", help="Charge pairs of another key of yours the sum.")
+    ] = None,
     columns: Annotated[str | None, typer.Option("--columns", help="Extra columns to release as they are: a,b.")] = None,
     label_column: Annotated[
         str | None, typer.Option("--label-column", help="Label of response_a against response_b.")
@@ -208,7 +211,8 @@ def privatize(
     named = tuple(name.strip() for name in columns.split(",")) if columns else ()
     options = Options(labeler_column, event_column, named, label_column, parse_labels(labels), corrects_column)
     limit = Budget(budget, "event" if budget_per is None else budget_per) if budget is not None else None  # type: ignore[arg-type]
-    request = Request(rows, folder, level, key_file, split, source, options, limit, bool(add_up), max_events, workers)
+    more: dict[str, Any] = {"add_up": bool(add_up), "add_up_keys": bool(add_up_keys), "max_events": max_events}
+    request = Request(rows, folder, level, key_file, split, source, options, limit, workers=workers, **more)
     print(privatize_source(request))
 
 
@@ -282,7 +286,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wait_briefly()
     try:
         given = list(arguments) if arguments is not None else None
-        code = app(args=given, prog_name="private-rlhf", standalone_mode=False)
+        command = typer.main.get_command(app)
+        refuse_digit_groups(command)
+        code = command(args=given, prog_name="private-rlhf", standalone_mode=False)
     except UserError as error:
         return _fail(str(error), 2)
     except RunStopped as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,3 +36,24 @@ def all_given(command: str, options: dict[str, Any]) -> list[Any]:
     if missing:
         raise UserError(f"{command} without --config needs {', '.join(missing)}")
     return list(options.values())
+
+
+def refuse_digit_groups(command: Any) -> None:
+    """Make every number option of a command, and of those below it, refuse 1_0, which Python reads as 10."""
+    for each in getattr(command, "commands", {}).values():
+        refuse_digit_groups(each)
+    for param in command.params:
+        if param.type.name.startswith(("int", "float")):
+            param.type = _plain(copy(param.type))
+
+
+def _plain(kind: Any) -> Any:
+    convert = kind.convert
+
+    def checked(value: Any, param: Any, ctx: Any) -> Any:
+        if isinstance(value, str) and "_" in value:
+            raise UserError(f"{param.opts[0]} must be a number without underscores, got {value!r}: write its digits")
+        return convert(value, param, ctx)
+
+    kind.convert = checked
+    return kind

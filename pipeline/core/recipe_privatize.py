@@ -55,6 +55,9 @@ class PrivatizeConfig:
     add_up_renamed: Annotated[bool, NO_EFFECT] = False
     """Pairs that were released before under other names of events or labellers are drawn again, and charged the sum,
     instead of refused."""
+    add_up_keys: Annotated[bool, NO_EFFECT] = False
+    """Pairs that another key of yours released before are drawn again under this one, and charged the sum, instead of
+    refused."""
     count_epsilon: float | None = Field(default=None, gt=0)
     """With evaluation_labels: laplace, what the noisy counts of one evaluation cost each evaluation label, all counts
     together and on top of epsilon."""
