@@ -287,7 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         given = list(arguments) if arguments is not None else None
         command = typer.main.get_command(app)
-        refuse_digit_groups(command)
+        refuse_digit_groups(command, sys.argv[1:] if given is None else given)
         code = command(args=given, prog_name="private-rlhf", standalone_mode=False)
     except UserError as error:
         return _fail(str(error), 2)

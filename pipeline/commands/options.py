@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,22 +37,22 @@ def all_given(command: str, options: dict[str, Any]) -> list[Any]:
     return list(options.values())
 
 
-def refuse_digit_groups(command: Any) -> None:
-    """Make every number option of a command, and of those below it, refuse 1_0, which Python reads as 10."""
-    for each in getattr(command, "commands", {}).values():
-        refuse_digit_groups(each)
-    for param in command.params:
-        if param.type.name.startswith(("int", "float")):
-            param.type = _plain(copy(param.type))
+def refuse_digit_groups(command: Any, arguments: Sequence[str]) -> None:
+    """UserError for a number option that is given as 1_0, which Python reads as 10."""
+    numbers = _number_options(command)
+    for place, each in enumerate(arguments):
+        option, equals, value = each.partition("=")
+        value = value if equals else next(iter(arguments[place + 1 : place + 2]), "")
+        if option in numbers and "_" in value:
+            raise UserError(f"{option} must be a number without underscores, got {value!r}: write its digits")
 
 
-def _plain(kind: Any) -> Any:
-    convert = kind.convert
-
-    def checked(value: Any, param: Any, ctx: Any) -> Any:
-        if isinstance(value, str) and "_" in value:
-            raise UserError(f"{param.opts[0]} must be a number without underscores, got {value!r}: write its digits")
-        return convert(value, param, ctx)
-
-    kind.convert = checked
-    return kind
+def _number_options(command: Any) -> set[str]:
+    """The options of a command, and of those below it, whose values are numbers."""
+    found = set().union(*map(_number_options, getattr(command, "commands", {}).values()))
+    for param in command.params:  # typer has a click of its own in recent versions, where a type is described otherwise
+        described = getattr(param, "type_descriptor", None)
+        kind = described.annotation if described is not None else getattr(getattr(param, "type", None), "name", "")
+        if kind in (int, float) or str(kind).startswith(("int", "float")):
+            found.update(param.opts)
+    return found

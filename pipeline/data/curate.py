@@ -343,8 +343,7 @@ def _enter(workspace: Workspace, entry: LedgerEntry, reservation: Reservation) -
     """Events into the store's next generation."""
     if reservation.already:
         return
-    remedy = None if entry.add_up_keys else entry.remedies[2]
-    compare_keys(workspace.pool, entry.ledger, entry.source, entry.rows, reservation, remedy)
+    compare_keys(workspace.pool, entry, reservation, None if entry.add_up_keys else entry.remedies[2])
     if entry.unnamed and reservation.generation.base.legacy:
         raise UserError(
             f"{entry.source}: {entry.unnamed} names of labellers or events are empty, and this key's ledger was begun"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -16,16 +17,21 @@ from pipeline.privacy.ledger import Ledger, Reservation
 from pipeline.privacy.sorted_runs import KeptRows, bucket_bits, partitions
 
 
-def compare_keys(
-    pool: Workers,
-    ledger: Ledger,
-    source: str,
-    rows: Sequence[KeptRows],
-    reservation: Reservation,
-    remedy: str | None,
-) -> None:
-    """Look for the records of these rows under this user's other keys. remedy: of the UserError where there are some;
+class Release(Protocol):
+    """The part of `curate.LedgerEntry` that is read here."""
+
+    @property
+    def ledger(self) -> Ledger: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def rows(self) -> Sequence[KeptRows]: ...
+
+
+def compare_keys(pool: Workers, release: Release, reservation: Reservation, remedy: str | None) -> None:
+    """Look for the records of a release under this user's other keys. remedy: of the UserError where there are some;
     None: they are charged the sum."""
+    ledger, source, rows = release.ledger, release.source, release.rows
     if reservation.resumed:
         return
     others, charges = ledger.other_keys(), {}

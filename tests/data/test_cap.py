@@ -102,9 +102,9 @@ def test_a_cap_stated_with_a_release_that_was_made_before_is_checked_and_kept(tm
     rows = rows_of(ann=range(6), bob=range(2))
     run(rows, tmp_path / "v1", key)
     with pytest.raises(UserError, match="--max-events-per-person must be 6 or more, got 3"):
-        run(rows, tmp_path / "v1", key, max_events=3)
+        run(rows, tmp_path / "again", key, max_events=3)
     assert shown(key)["max_events_per_person"] is None
-    run(rows, tmp_path / "v1", key, max_events=7)
+    run(rows, tmp_path / "again", key, max_events=7)
     assert (shown(key)["max_events_per_person"], len(shown(key)["releases"])) == (7, 1)
     assert len(run(rows_of(ann=range(9)), tmp_path / "v2", key)) == 7
 
@@ -114,7 +114,7 @@ def test_a_cap_stated_again_without_labellers_is_refused(tmp_path: Path, key: Pa
     data.write_text("".join(json.dumps(row) + "\n" for row in rows_of(ann=range(6))))
     privatize_source(Request(str(data), tmp_path / "v1", 1.0, key))
     with pytest.raises(UserError, match="needs the labeller of every event, and 6 events under this key have none"):
-        privatize_source(Request(str(data), tmp_path / "v1", 1.0, key, max_events=8))
+        privatize_source(Request(str(data), tmp_path / "again", 1.0, key, max_events=8))
     assert shown(key)["max_events_per_person"] is None
 
 
