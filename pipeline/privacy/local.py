@@ -193,12 +193,10 @@ def _create(path: Path, labels: tuple[Label, Label]) -> bool:
     except FileExistsError:  # another process was faster
         return False
     except (OSError, sqlite3.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        if getattr(error, "filename2", None) is not None:
-            reason = f"its file system has no hard links, by which a store appears whole: {reason}"
-        raise UserError(f"{path}: cannot make a store here ({reason}); choose another --store") from None
+        linked = " (a store needs hard links)" if getattr(error, "filename2", None) else ""
+        raise UserError(f"{path}: cannot make a store here: {error}{linked}; choose another --store") from None
     finally:
-        for leftover in filter(os.path.lexists, (partial, partial.with_name(partial.name + "-journal"))):
+        for leftover in (partial, partial.with_name(partial.name + "-journal")):
             leftover.unlink(missing_ok=True)
     return True
 

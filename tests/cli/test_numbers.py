@@ -25,7 +25,10 @@ TINY = Path(__file__).resolve().parents[2] / "configs" / "tiny.yaml"
         ["print-config", f"--config={TINY}", "sft.max_steps=1_0"],
     ],
 )
-def test_digit_groups_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_digit_groups_are_refused(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
     assert "underscore" in capsys.readouterr().err
 
