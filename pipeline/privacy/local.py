@@ -193,10 +193,10 @@ def _create(path: Path, labels: tuple[Label, Label]) -> bool:
     except FileExistsError:  # another process was faster
         return False
     except (OSError, sqlite3.Error) as error:
-        linked = " (a store needs hard links)" if getattr(error, "filename2", None) else ""
-        raise UserError(f"{path}: cannot make a store here: {error}{linked}; choose another --store") from None
+        why = f"{getattr(error, 'strerror', 0) or error}" + ", hard links" * bool(getattr(error, "filename2", None))
+        raise UserError(f"{path}: cannot make a store here ({why}); choose another --store") from None
     finally:
-        for leftover in (partial, partial.with_name(partial.name + "-journal")):
+        for leftover in filter(os.path.lexists, (partial, partial.with_name(partial.name + "-journal"))):
             leftover.unlink(missing_ok=True)
     return True
 
