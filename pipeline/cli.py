@@ -15,15 +15,18 @@ from typing import Annotated, Any
 import typer
 
 from pipeline.commands import account, benchmark, label, ledger
+from pipeline.commands.attack import attack
 from pipeline.commands.compare import compare
+from pipeline.commands.keygen import keygen
 from pipeline.commands.label_filter import label_filter
-from pipeline.commands.options import all_given, one_way
+from pipeline.commands.options import Force, all_given, one_way, refuse_digit_groups
 from pipeline.commands.plan import plan
 from pipeline.commands.sample import sample
 from pipeline.commands.validate import validate
 from pipeline.commands.verify_release import verify_release
 from pipeline.core.errors import RunStopped, RunWaits, UserError, one_line
 from pipeline.core.extras import extra_of, remedy
+from pipeline.core.outputs import json_with, output_file, output_folder
 from pipeline.core.threads import wait_briefly
 from pipeline.core.world import wait_for_first
 from pipeline.launcher import Launcher, planned_world, report
@@ -48,7 +51,9 @@ app.add_typer(benchmark.app, name="benchmark")
 app.add_typer(label.app, name="label")
 app.add_typer(ledger.app, name="ledger")
 app.command("label-filter")(label_filter)
+app.command()(attack)
 app.command()(compare)
+app.command()(keygen)
 app.command()(plan)
 app.command()(sample)
 app.command()(validate)
@@ -142,7 +147,8 @@ def verify_run(
     from pipeline.twins import verify
 
     recipe = _recipe(config, data, overrides)
-    verdict = verify(recipe, folder or Path("runs") / f"{recipe.name}.twins", keep)
+    twins = Path("runs") / f"{recipe.name}.twins" if folder is None else output_folder(folder, "--folder")
+    verdict = verify(recipe, twins, keep)
     if verdict is not None:
         print(verdict)
         raise typer.Exit(1 if verdict.comparison.leaks else 0)
@@ -166,16 +172,6 @@ def stages(config: Config, overrides: Overrides = None) -> None:
 
 
 @app.command()
-def keygen(
-    output: Annotated[Path, typer.Option("--output", help="Where the new secret key goes (mode 0600).")],
-) -> None:
-    """Make the owner's secret key for `privatize`."""
-    from pipeline.privacy.keys import keygen as make_key
-
-    print(f"new key in {make_key(output)}: keep it secret and outside every run directory")
-
-
-@app.command()
 def privatize(
     ctx: typer.Context,
     config: Annotated[Path | None, typer.Option("--config", help="Run as a stage of this recipe.")] = None,
@@ -183,7 +179,7 @@ def privatize(
     data: Annotated[str | None, typer.Option("--data", help="Preferences: file, folder or hub id.")] = None,
     output: Annotated[Path | None, typer.Option("--output", help="Folder of the release.")] = None,
     epsilon: Annotated[float | None, typer.Option("--epsilon", help="ε of each label, > 0.")] = None,
-    key: Annotated[Path | None, typer.Option("--key", help="Key file from `keygen`.")] = None,
+    key: Annotated[Path | None, typer.Option("--key", help="Key file; default: your own key.")] = None,
     split: Annotated[str | None, typer.Option("--split", help="Of a folder or hub data set; default train.")] = None,
     source: Annotated[str | None, typer.Option("--source", help="Name in manifest and ledger.")] = None,
     budget: Annotated[float | None, typer.Option("--budget", help="Refuse a release whose totals exceed it.")] = None,
@@ -195,6 +191,9 @@ def privatize(
         int | None, typer.Option("--max-events-per-person", min=1, help="Leave out further ones, for good.")
     ] = None,
     add_up: Annotated[bool | None, typer.Option("--add-up-renamed", help="Charge renamed pairs the sum.")] = None,
+    add_up_keys: Annotated[
+        bool | None, typer.Option("--add-up-keys", help="Charge pairs of another key of yours the sum.")
+    ] = None,
     columns: Annotated[str | None, typer.Option("--columns", help="Extra columns to release as they are: a,b.")] = None,
     label_column: Annotated[
         str | None, typer.Option("--label-column", help="Label of response_a against response_b.")
@@ -217,14 +216,17 @@ def privatize(
         raise UserError("--budget-per needs --budget")
     from pipeline.data.curate import Request, privatize_source
     from pipeline.data.layout import Options, parse_labels
+    from pipeline.privacy.keys import named_or_default
     from pipeline.privacy.ledger import Budget
 
-    needed = {"--data": data, "--output": output, "--epsilon": epsilon, "--key": key}
-    rows, folder, level, key_file = all_given("privatize", needed)
+    rows, output, level = all_given("privatize", {"--data": data, "--output": output, "--epsilon": epsilon})
+    key_file = named_or_default(key)
+    folder = output_folder(Path(output or ""), "--output", inputs=(rows, key_file))
     named = tuple(name.strip() for name in columns.split(",")) if columns else ()
     options = Options(labeler_column, event_column, named, label_column, parse_labels(labels), corrects_column)
     limit = Budget(budget, "event" if budget_per is None else budget_per) if budget is not None else None  # type: ignore[arg-type]
-    request = Request(rows, folder, level, key_file, split, source, options, limit, bool(add_up), max_events, workers)
+    more: dict[str, Any] = {"add_up": bool(add_up), "add_up_keys": bool(add_up_keys), "max_events": max_events}
+    request = Request(rows, folder, level, key_file, split, source, options, limit, workers=workers, **more)
     print(privatize_source(request))
 
 
@@ -257,6 +259,7 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(help="Use the first prompts only.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the sampling noise; default 0.")] = None,
     system_prompt: Annotated[str | None, typer.Option(help="System message; default: the checkpoints' own.")] = None,
+    force: Force = False,
     accept_code: AcceptCode = False,
     overrides: Overrides = None,
 ) -> None:
@@ -269,6 +272,9 @@ def evaluate(
     ours, theirs, file, named = all_given("evaluate", needed)
     if temperature is not None and not 0 < temperature < float("inf"):
         raise UserError(f"--temperature {temperature:g} is no finite number > 0: give one, or leave it out for 1")
+    if output is not None:
+        result = json_with("judge", "policy", "reference", "pairs")
+        output = output_file(output, "--output", rewrites=result, inputs=(policy, reference, prompts), force=force)
     from pipeline.evaluation.compare import MAX_PROMPT_TOKENS, compare
     from pipeline.evaluation.judges import parse_judge
 
@@ -289,37 +295,14 @@ def evaluate(
         print(f"win rate by {named}: {line}")
 
 
-@app.command()
-def attack(
-    targets: Annotated[list[Path], typer.Argument(help="Releases or run directories; with --plant: raw preferences.")],
-    raw: Annotated[str | None, typer.Option("--raw", help="The raw preferences, for their owner alone.")] = None,
-    canaries: Annotated[int | None, typer.Option("--canaries", help="How many canary events.")] = None,
-    key: Annotated[Path | None, typer.Option("--key", help="Key file that planted canaries lie beside.")] = None,
-    truth: Annotated[Path | None, typer.Option("--truth", help="Labels of planted canaries.")] = None,
-    plant: Annotated[Path | None, typer.Option("--plant", help="Write the source with canaries here (JSONL).")] = None,
-    epsilon: Annotated[float | None, typer.Option("--epsilon", help="Claim to test; default: the manifests'.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", help="Write the result here as JSON (0600).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Attack releases: exit code 1 if labels leak beyond ε, 0 if no leak was found."""
-    from pipeline.attacks.command import Request
-    from pipeline.attacks.command import attack as run_attack
-    from pipeline.data.curate import Request as Release
-    from pipeline.data.curate import privatize_source
-
-    def release(data: str, output: Path, epsilon: float, key_file: Path) -> str:
-        return privatize_source(Release(data, output, epsilon, key_file))
-
-    options = (raw, canaries, key, truth, plant, epsilon, output, as_json)
-    raise typer.Exit(run_attack(Request(targets, release, *options)))
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code; every foreseeable error is one line on stderr."""
     wait_briefly()
     try:
         given = list(arguments) if arguments is not None else None
-        code = app(args=given, prog_name="private-rlhf", standalone_mode=False)
+        command = typer.main.get_command(app)
+        refuse_digit_groups(command, sys.argv[1:] if given is None else given)
+        code = command(args=given, prog_name="private-rlhf", standalone_mode=False)
     except (UserError, RunStopped, RunWaits) as error:
         wait_for_first()
         codes = {UserError: 2, RunWaits: 3}

@@ -35,10 +35,20 @@ def _a_user_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _a_user_for_each_module(tmp_path_factory: pytest.TempPathFactory, _a_user_of_its_own: None) -> Iterator[None]:
+    """Of fixtures that a module shares: keys of two modules may release the same records."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("user")))
+        yield
+
+
 @pytest.fixture(autouse=True)
-def _on_the_first_machine(monkeypatch: pytest.MonkeyPatch, _a_user_of_its_own: None) -> None:
-    """A test may go to another machine (`other_machines`); the next one is back on the first."""
-    monkeypatch.setenv("XDG_STATE_HOME", os.environ["XDG_STATE_HOME"])
+def _on_the_first_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory, _a_user_for_each_module: None
+) -> None:
+    """Each test is a user of its own; it may go to another machine (`other_machines`), and comes back."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("user")))
 
 
 @pytest.fixture(scope="session", autouse=True)

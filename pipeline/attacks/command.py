@@ -17,10 +17,13 @@ from pipeline.core.atomic import write_json
 from pipeline.core.documents import read_json
 from pipeline.core.errors import UserError
 from pipeline.core.noise import check_epsilon
+from pipeline.core.outputs import json_with, output_file
 from pipeline.data.release import MANIFEST
 from pipeline.privacy.mechanism import NOISY_SUM
 
 DEFAULT_CANARIES = 2000
+RESULT = json_with("verdict", "judged_on", "attacks")
+"""Recognises the result of this command."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,7 @@ def _owner_output(request: Request, raw: str) -> Path:
     if request.output is not None:
         output = request.output
     elif Path(raw).exists():
-        output = Path(raw).with_name(Path(raw).name + ".attacks.json")
+        output = output_file(Path(raw).with_name(Path(raw).name + ".attacks.json"), "--raw", rewrites=RESULT)
     else:
         raise UserError("--raw is no file here, so --output FILE must say where the owner's result goes")
     home = output.resolve()

@@ -9,6 +9,7 @@ import typer
 
 from pipeline.core.errors import UserError
 from pipeline.core.extras import check_installed
+from pipeline.core.outputs import output_folder
 
 app = typer.Typer(no_args_is_help=True, help="Measure methods against each other where the truth is known.")
 ASKED, HELD_OUT = 24, 64
@@ -41,10 +42,13 @@ def preferences(
         raise UserError("--run and --pool are two beds: give one of them")
     if run_dir is not None and not (run_dir / "recipe.yaml").is_file():
         raise UserError(f"{run_dir}: is no run directory; name one whose sft is done")
+    name = "pool" if run_dir is not None else "linear" if pool is None else pool.stem
+    written = ("arms.jsonl", "pool.safetensors")
+    results = output_folder(output_folder(output, "--output") / name, "--output", rewrites=written)
     from pipeline.benchmark import preferences as bench
     from pipeline.benchmark.beds import Bed, linear_bed, pool_bed
 
-    name, bed = "linear", None
+    bed = None
     if run_dir is not None:
         from pipeline.benchmark.pool import make_pool
         from pipeline.core.config import load_recipe
@@ -53,11 +57,10 @@ def preferences(
 
         run = RunDir(run_dir)
         recipe = load_recipe(Recipe, run.root / "recipe.yaml")
-        pool, name = output / "pool" / "pool.safetensors", "pool"
+        pool = results / "pool.safetensors"
         make_pool(run, recipe, pool, ASKED, HELD_OUT)
         kl_coef = recipe.ppo.kl_coef
     if pool is not None:
-        name = name if run_dir is not None else pool.stem
         bed = pool_bed(pool, kl_coef)
 
     def make_bed(seed: int) -> Bed:
@@ -65,5 +68,5 @@ def preferences(
 
     epsilons, sizes = ((0.5, 1.0, 2.0), (500, 1500, 5000)) if quick else (bench.EPSILONS, bench.COUNTS)
     counts = [count for count in sizes if count <= make_bed(0).most_pairs]
-    print(bench.run(make_bed, output / name, seeds, epsilons, counts))
-    print(f"written: {output / name}")
+    print(bench.run(make_bed, results, seeds, epsilons, counts))
+    print(f"written: {results}")

@@ -7,12 +7,20 @@ from typing import Annotated
 
 import typer
 
+from pipeline.commands.options import Force
+from pipeline.core.outputs import begins_with, output_file
+
+PAGE = r"# \d+ runs on \d+ held-out prompts"
+
 
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Run directories; the others are compared with the first.")],
     output: Annotated[Path | None, typer.Option("--output", help="Write the page here too (Markdown).")] = None,
+    force: Force = False,
 ) -> None:
     """Put runs on one page: paired by held-out prompt, corrected for how many are compared."""
+    if output is not None:
+        output = output_file(output, "--output", rewrites=begins_with(PAGE), inputs=runs, force=force)
     from pipeline.core import atomic
     from pipeline.evaluation.runs import compare_runs
 

@@ -9,7 +9,9 @@ from typing import Annotated
 
 import typer
 
+from pipeline.commands.options import Force
 from pipeline.core.errors import UserError
+from pipeline.core.outputs import all_lines_in, output_file, output_folder
 
 app = typer.Typer(no_args_is_help=True, help="A labelling page that randomises every answer before it leaves it.")
 
@@ -95,16 +97,18 @@ def tasks(
     fields: Annotated[
         str, typer.Option("--fields", help="Prompt and the two responses in a task's data.")
     ] = "prompt,answer1,answer2",
+    force: Force = False,
 ) -> None:
     """Turn Label Studio tasks into questions."""
-    from pipeline.labelling.questions import write_questions
+    from pipeline.labelling.questions import line, write_questions
     from pipeline.labelling.tasks import read_tasks
 
     names = fields.split(",")
     if len(set(names)) != 3:
         raise UserError(f"--fields {fields!r} does not name three different fields; for example prompt,answer1,answer2")
     questions = read_tasks(source, names)
-    write_questions(output, questions)
+    known = all_lines_in(line(question.as_json()) for question in questions)
+    write_questions(output_file(output, "--output", rewrites=known, inputs=(source,), force=force), questions)
     print(f"{len(questions)} questions in {output}")
 
 
@@ -113,19 +117,24 @@ def export(
     store: Annotated[Path, typer.Option("--store", help="Store of `label serve`, or folder of files.")],
     out: Annotated[Path | None, typer.Option("--out", help="New folder: a bundle for --data.")] = None,
     answers: Annotated[Path | None, typer.Option("--answers", help="Write z here: JSON lines of id and label.")] = None,
+    force: Force = False,
 ) -> None:
     """Write the private answers so far as a release bundle, as JSON lines, or both."""
     from pipeline.core.atomic import sweep_temporaries
-    from pipeline.labelling.questions import write_answers
+    from pipeline.labelling.questions import line, write_answers
     from pipeline.labelling.tasks import export_bundle, open_answers
     from pipeline.privacy.card import totals_sentence
 
     if out is None and answers is None:
         raise UserError("label export writes nothing: give --out, --answers or both")
+    if out is not None:
+        out = output_folder(out, "--out")
     for output in filter(None, (answers, out)):
         sweep_temporaries(output.parent, output.name)  # of an export that was killed
     if answers is not None:
         found = open_answers(store)[1].answers()
+        known = all_lines_in(line({"id": id, "label": label}) for id, label in found.items())
+        answers = output_file(answers, "--answers", rewrites=known, force=force)
         write_answers(answers, dict(sorted(found.items())))
         print(f"{len(found)} answers in {answers}")
     if out is not None:

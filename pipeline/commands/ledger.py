@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.commands.options import Force
 from pipeline.core.errors import MOST_NAME, one_line
+from pipeline.core.outputs import json_with, output_file
 
 if TYPE_CHECKING:
     from pipeline.privacy.ledger import Ledger
@@ -19,26 +21,28 @@ KINDS = {"counts": " (noisy counts)", "sum": " (noisy sum)"}  # said of a releas
 
 app = typer.Typer(no_args_is_help=True, help="What was released under a key, and what it cost.")
 
-Key = Annotated[Path, typer.Option("--key", help="Key file from `keygen`; its ledger lies in FILE.state/.")]
+Key = Annotated[
+    Path | None, typer.Option("--key", help="Key file; its ledger lies in FILE.state/. Default: your own key.")
+]
 
 
 @app.command()
-def show(key: Key, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def show(key: Key = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Print the releases, the totals and the budgets."""
-    from pipeline.privacy.keys import load_key
+    from pipeline.privacy.keys import load_key, named_or_default
     from pipeline.privacy.signature import public_key
 
-    facts = _open(key).show() | {"public_key": public_key(load_key(key.expanduser()))}
+    facts = _open(key).show() | {"public_key": public_key(load_key(named_or_default(key)))}
     print(json.dumps(facts, indent=2, allow_nan=False) if as_json else as_text(facts))
 
 
 @app.command()
-def verify(key: Key) -> None:
+def verify(key: Key = None) -> None:
     """Check the ledger and its data for damage and edits: one line per problem and exit code 1, or exit code 0."""
-    from pipeline.privacy.keys import load_key
+    from pipeline.privacy.keys import load_key, named_or_default
     from pipeline.privacy.ledger import Ledger
 
-    problems = Ledger(load_key(key.expanduser())).verify()
+    problems = Ledger(load_key(named_or_default(key))).verify()
     for problem in problems:
         print(problem)
     if problems:
@@ -50,37 +54,41 @@ IKnow = Annotated[float, typer.Option("--i-know", help="Sum of the ε released t
 
 
 @app.command()
-def init(key: Key, i_know: IKnow) -> None:
+def init(i_know: IKnow, key: Key = None) -> None:
     """Begin a ledger for a key that has none; what was released before is charged in full, for every event."""
-    from pipeline.privacy.keys import load_key
+    from pipeline.privacy.keys import load_key, named_or_default
     from pipeline.privacy.ledger import Ledger
 
-    found = load_key(key.expanduser())
+    found = load_key(named_or_default(key))
     Ledger.begin(found, i_know)
     print(f"a ledger begins in {found.state.folder}; ε = {i_know:g} is charged to every event for what was released")
 
 
 @app.command()
 def restore(
-    key: Key,
     source: Annotated[Path, typer.Option("--from", help="Copy of the key's state folder (FILE.state).")],
     i_know: IKnow,
+    key: Key = None,
 ) -> None:
     """Put a backup of the state folder back; what was released since is charged in full, for every event."""
-    from pipeline.privacy.keys import load_key
+    from pipeline.privacy.keys import load_key, named_or_default
     from pipeline.privacy.ledger import Ledger
 
-    found = load_key(key.expanduser())
+    found = load_key(named_or_default(key))
     Ledger.restore(found, source.expanduser(), i_know)
     print(f"restored to {found.state.folder}; ε = {i_know:g} is charged to every event for what was released since")
 
 
 @app.command()
 def export(
-    key: Key, output: Annotated[Path, typer.Option("--output", help="JSON file for the privacy officer.")]
+    output: Annotated[Path, typer.Option("--output", help="JSON file for the privacy officer.")],
+    key: Key = None,
+    force: Force = False,
 ) -> None:
     """Write what `show` prints to a file; it holds no tags and no labels."""
-    _open(key).export(output.expanduser())
+    facts = json_with("key", "epsilon_total", "releases", "budgets")
+    place = output_file(output, "--output", rewrites=facts, force=force)
+    _open(key).export(place)
     print(f"ledger written to {output}")
 
 
@@ -127,8 +135,8 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def _open(key: Path) -> Ledger:
-    from pipeline.privacy.keys import load_key
+def _open(key: Path | None) -> Ledger:
+    from pipeline.privacy.keys import load_key, named_or_default
     from pipeline.privacy.ledger import Ledger
 
-    return Ledger.open(load_key(key.expanduser()))
+    return Ledger.open(load_key(named_or_default(key)))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from pipeline.core.errors import UserError
+
+Force = Annotated[bool, typer.Option("--force", help="Replace a file that this command did not write.")]
 
 
 def one_way(
@@ -33,3 +35,24 @@ def all_given(command: str, options: dict[str, Any]) -> list[Any]:
     if missing:
         raise UserError(f"{command} without --config needs {', '.join(missing)}")
     return list(options.values())
+
+
+def refuse_digit_groups(command: Any, arguments: Sequence[str]) -> None:
+    """UserError for a number option that is given as 1_0, which Python reads as 10."""
+    numbers = _number_options(command)
+    for place, each in enumerate(arguments):
+        option, equals, value = each.partition("=")
+        value = value if equals else next(iter(arguments[place + 1 : place + 2]), "")
+        if option in numbers and "_" in value:
+            raise UserError(f"{option} must be a number without underscores, got {value!r}: write its digits")
+
+
+def _number_options(command: Any) -> set[str]:
+    """The options of a command, and of those below it, whose values are numbers."""
+    found = set().union(*map(_number_options, getattr(command, "commands", {}).values()))
+    for param in command.params:  # typer has a click of its own in recent versions, where a type is described otherwise
+        described = getattr(param, "type_descriptor", None)
+        kind = described.annotation if described is not None else getattr(getattr(param, "type", None), "name", "")
+        if kind in (int, float) or str(kind).startswith(("int", "float")):
+            found.update(param.opts)
+    return found

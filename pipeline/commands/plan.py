@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
+from pipeline.commands.options import Force
 from pipeline.core.errors import UserError
+from pipeline.core.outputs import json_with, output_file
 
 UNKNOWN = "unknown here (no GPU to calibrate on)"
 
@@ -26,6 +28,7 @@ def plan(
         bool, typer.Option("--calibration/--no-calibration", help="Time some steps of the model for the hours.")
     ] = True,
     output: Annotated[Path | None, typer.Option("--json", help="Write the plan here as JSON.")] = None,
+    force: Force = False,
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value, e.g. ppo.minibatch_size=8")] = None,
 ) -> None:
     """Predict tokens, memory and hours of every stage; refuse what cannot fit."""
@@ -41,6 +44,9 @@ def plan(
         raise UserError("--gpus and --gpu-memory go together: give both, or neither for this machine")
     if sharded and gpus is None:
         raise UserError("--sharded needs --gpus and --gpu-memory")
+    if output is not None:
+        written = json_with("recipe", "device", "limit_bytes", "stages")
+        output = output_file(output, "--json", rewrites=written, inputs=(config, model_config), force=force)
     recipe = load_recipe(Recipe, config, overrides or [])
     recipe.data.check_preferences()
     run = RunDir(run_dir or Path("runs") / recipe.name)

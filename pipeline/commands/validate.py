@@ -9,6 +9,7 @@ import typer
 
 from pipeline.core.errors import UserError
 from pipeline.core.extras import check_installed
+from pipeline.core.outputs import begins_with, output_file, output_folder
 
 
 def validate(
@@ -22,6 +23,10 @@ def validate(
 ) -> None:
     """Check the papers' claims by exact small experiments; a refuted claim is a verdict, not a failure."""
     check_installed("validate")
+    output = output_folder(output, "--output")
+    if page is not None:
+        page = output_file(page, "--page", rewrites=begins_with("# What the papers claim"))
+        output_folder(page.with_suffix(""), "--page", rewrites=None if page.exists() else ())  # of the page's figures
     from pipeline.validation import lab
 
     if sweep:

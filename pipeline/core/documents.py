@@ -38,6 +38,8 @@ def read_json(path: Path, most: int = MOST_JSON) -> Any:
 
 def read_yaml(path: Path, most: int = MOST_YAML) -> Any:
     """The value in a YAML file of at most `most` bytes. DocumentError; OSError if it cannot be read."""
+    if path.is_fifo():
+        raise DocumentError("is a pipe, which may never end")
     return parse_yaml(_text(path, most))
 
 
@@ -159,7 +161,17 @@ class _Loader(yaml.SafeLoader):
             raise DocumentError(f"holds NUL or half a character at line {node.start_mark.line + 1}: remove it")
         return text
 
+    def construct_yaml_int(self, node: Any) -> int:
+        self._check_digits(node)
+        return int(super().construct_yaml_int(node))
+
+    def _check_digits(self, node: Any) -> None:
+        """YAML 1.1 reads 1_0 as 10."""
+        if "_" in node.value:
+            raise DocumentError(f"holds a number with an underscore at line {node.start_mark.line + 1}: write digits")
+
     def construct_yaml_float(self, node: Any) -> float:
+        self._check_digits(node)
         number: float = super().construct_yaml_float(node)
         if math.isinf(number) and "inf" not in node.value.lower():
             raise DocumentError(f"holds a number that no float can at line {node.start_mark.line + 1}: write .inf")
@@ -167,4 +179,5 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.add_constructor("tag:yaml.org,2002:str", _Loader.construct_yaml_str)
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 _Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_yaml_float)

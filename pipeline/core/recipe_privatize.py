@@ -13,7 +13,7 @@ from pipeline.core.config import IF_SET, NO_EFFECT
 from pipeline.core.noise import is_public
 from pipeline.core.person_budget import split_budget
 from pipeline.core.recipe_parts import STRICT
-from pipeline.core.user import user_folder
+from pipeline.core.user import default_key
 
 DEFAULT_DELTA = 1e-6
 
@@ -55,6 +55,9 @@ class PrivatizeConfig:
     add_up_renamed: Annotated[bool, NO_EFFECT] = False
     """Pairs that were released before under other names of events or labellers are drawn again, and charged the sum,
     instead of refused."""
+    add_up_keys: Annotated[bool, NO_EFFECT] = False
+    """Pairs that another key of yours released before are drawn again under this one, and charged the sum, instead of
+    refused."""
     count_epsilon: float | None = Field(default=None, gt=0)
     """With evaluation_labels: laplace, what the noisy counts of one evaluation cost each evaluation label, all counts
     together and on top of epsilon."""
@@ -78,7 +81,7 @@ class PrivatizeConfig:
     @property
     def key_path(self) -> Path:
         """Where the key is."""
-        return user_folder() / "owner.key" if self.key_file is None else self.key_file.expanduser()
+        return default_key() if self.key_file is None else self.key_file.expanduser()
 
     def __post_init__(self) -> None:
         if self.person_budget is not None:

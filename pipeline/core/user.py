@@ -14,6 +14,11 @@ def user_folder() -> Path:
     return (Path(home) if Path(home).is_absolute() else Path("~/.local/state").expanduser()) / "private-rlhf"
 
 
+def default_key() -> Path:
+    """The user's own key: what every command and recipe uses that names no other."""
+    return user_folder() / "owner.key"
+
+
 @contextmanager
 def another_user(folder: Path) -> Iterator[None]:
     """In the block `user_folder` is in `folder`: what throw-away keys leave behind is nobody's."""

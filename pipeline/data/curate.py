@@ -24,6 +24,7 @@ from typing import Any
 from pipeline.core.atomic import sync_folder, write_json
 from pipeline.core.errors import MOST_NAME, UserError, is_name, one_line
 from pipeline.data.chunks import CHUNK_BYTES, Chunk, cut
+from pipeline.data.elsewhere import compare_keys
 from pipeline.data.engine import (
     Events,
     KeyFile,
@@ -102,22 +103,25 @@ class Bundle:
 @dataclass(frozen=True)
 class LedgerEntry:
     """What goes into the ledger. remedies: for labels that contradict an earlier release, and for records of one that
-    come under other names. unnamed: empty names in the columns of labellers and events. add_up: charge such records
-    the sum."""
+    come under other names or of another key of this user. unnamed: empty names of labellers and events. add_up,
+    add_up_keys: charge such records the sum. rows: of the events."""
 
     ledger: Ledger
     source: str
     epsilon: float
     events: Events
+    rows: Sequence[KeptRows]
     columns: tuple[str, ...] = ()
     budget: Budget | None = None
     unnamed: int = 0
     add_up: bool = False
     max_events: int | None = None
-    remedies: tuple[str, str] = (
+    add_up_keys: bool = False
+    remedies: tuple[str, str, str] = (
         "a corrected label needs an event id of its own (--event-column) and names the record that it corrects"
         " (--corrects-column)",
         "keep the names of the first release, leave these rows out, or charge both draws (--add-up-renamed)",
+        "name that key (--key), leave these pairs out, or charge both draws (--add-up-keys)",
     )
 
 
@@ -140,6 +144,7 @@ class Request:
     add_up: bool = False
     max_events: int | None = None
     workers: int | None = None
+    add_up_keys: bool = False
     chunk_bytes: int = CHUNK_BYTES
 
     @property
@@ -198,9 +203,8 @@ def _release(
     else:
         check_publish(workspace.work, bundle.target)
     names = unnamed(rows.runs)
-    entry = LedgerEntry(
-        ledger, request.name, mechanism.epsilon, events, columns, request.budget, names, request.add_up, cap
-    )
+    up = (request.add_up, cap, request.add_up_keys)
+    entry = LedgerEntry(ledger, request.name, mechanism.epsilon, events, [rows], columns, request.budget, names, *up)
     with reserved(workspace, entry) as reservation:
         if not taken:
             write(workspace, bundle)
@@ -340,6 +344,7 @@ def _enter(workspace: Workspace, entry: LedgerEntry, reservation: Reservation) -
     """Events into the store's next generation."""
     if reservation.already:
         return
+    compare_keys(workspace.pool, entry, reservation, None if entry.add_up_keys else entry.remedies[2])
     if entry.unnamed and reservation.generation.base.legacy:
         raise UserError(
             f"{entry.source}: {entry.unnamed} names of labellers or events are empty, and this key's ledger was begun"

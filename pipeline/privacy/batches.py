@@ -266,6 +266,13 @@ def record_tags(keys: Keys) -> Bytes:
     return np.concatenate([_first_byte(keys), keys["record"]], axis=1)
 
 
+def record_tags_under(prf: Prf, keys: Keys) -> Bytes:
+    """`record_tags` as another key names the records: (n, 16)."""
+    names: list[bytes] = keys["id"].astype(">u8").view("V32").ravel().tolist() if len(keys) else []
+    roots = _roots(prf, names, [event_suffix(None, None)] * len(names))
+    return np.concatenate([_first_byte(keys), roots[:, _TAG]], axis=1)
+
+
 def blinds(keys: Keys) -> Signs:
     """The keyed sign of each event, -1 or +1, that its label has in the owner's store; a bit of the root for nothing
     else."""

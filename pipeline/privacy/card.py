@@ -28,7 +28,9 @@ NOT_PROTECTED = (
     " utility, and no defence against it is claimed.",
     "A person with many events: the loss adds up over that person's events; so does delta, and faster, where there is"
     " one.",
-    "New key for old data: releases under other keys are outside the ledger's sight, and add to what it states.",
+    "Other users and other machines: what was released of the same labels there, under any key, is outside the ledger's"
+    " sight, and adds to what it states. So does what keys of this user released that are gone, and a noisy sum or"
+    " counts under another key.",
 )
 NAMED_COLUMNS = (
     "The columns that the holder of the labels named ({}): they are released as they are. If one of them tells a label"
@@ -40,7 +42,10 @@ WHO_MARKS = (
     " removes it: make a new release with a key, and a new run of it."
 )
 NO_LABELS = "none is released, of any training pair: one noisy sum of them is"
-ON_TOP: Mapping[str | None, str] = {"counts": " (noisy counts, on top)", "sum": " (one noisy sum, on top)"}
+ON_TOP: Mapping[str | None, str] = {
+    "counts": " (noisy counts, on top)", "sum": " (one noisy sum, on top)",
+    "stated": " (stated by the holder, on top)",
+}
 MOST_CELL = 20_000
 NO_PERSON_LEVEL = "none: see the mark"
 

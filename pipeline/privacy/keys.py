@@ -21,9 +21,11 @@ from typing import NoReturn
 from pipeline.core.atomic import sync, write_json
 from pipeline.core.documents import read_json
 from pipeline.core.errors import UserError
+from pipeline.core.outputs import KEY_MARK
+from pipeline.core.user import default_key
 from pipeline.privacy.prf import KEY_BYTES, Prf, frame
 
-HEADER = "private-rlhf key v1"
+HEADER = f"{KEY_MARK}v1"
 MOST_BYTES = 4096
 DISTINCT_BYTES = 16  # of 32; of random keys 3 in 10^17 have fewer
 _DIGEST_DOMAIN = b"private-rlhf/input-digest/v1"
@@ -160,6 +162,15 @@ def keygen(path: str | Path) -> Path:
     return target
 
 
+def named_or_default(path: Path | None) -> Path:
+    """The key file that a command uses: the one named, else the user's own. UserError where that was never made."""
+    if path is not None:
+        return path.expanduser()
+    if not (place := default_key()).exists() and not state_folder(place).exists():
+        raise UserError(f"{place}: you have no key yet; make it with `private-rlhf keygen`, or name one with --key")
+    return place
+
+
 def begin_state(folder: Path) -> None:
     """The state of a ledger in which nothing stands yet, durably."""
     make_private_folder(folder)
@@ -206,7 +217,7 @@ def insecure_seed_key(seed: int) -> PrivacyKey:
 def _parse(text: str, source: Path) -> bytes:
     lines = text.splitlines()
     remedy = "restore it from a backup, or make a new one with `private-rlhf keygen --output FILE`"
-    if len(lines) != 2 or not lines[0].startswith("private-rlhf key "):
+    if len(lines) != 2 or not lines[0].startswith(KEY_MARK):
         raise UserError(f"{source}: is not a key file; {remedy}")
     if lines[0] != HEADER:
         raise UserError(f"{source}: this version reads `{HEADER}` files only; {remedy}")

@@ -19,16 +19,15 @@ A key has one ledger. A copy of the key, or a key that came back without its sta
 holder says what was released under it (`begin`, `restore`): that ε is charged in full on top of every event, since
 nobody knows any more which events it was spent on, or on which labels.
 
-What it cannot see: releases under other keys (a new key for old data starts from zero: independent flips on the same
-labels add up), and what a copy of key and state releases on another machine. Events are told apart as the engine names
-them: one person under two labeller names is two.
+Labels of records that another key of the same user released are drawn anew and add up: such a release is refused, or
+its holder has the other key's total charged too (`Reservation.add_up`; `other_keys`). What it cannot see: keys of other
+users, and what a copy of key and state releases on another machine. Events are told apart as the engine names them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -44,42 +43,24 @@ from pipeline.privacy.keys import PrivacyKey, make_private_folder
 from pipeline.privacy.labelers import join_tallies
 from pipeline.privacy.ledger_facts import (
     Budget,
-    Kind,
+    ReleasePlan,
+    added_by,
     added_delta,
     added_epsilon,
     check_budgets,
+    check_cap,
     kind_of,
     labeler_facts,
+    new_entry,
+    now,
     source_totals,
     stated_budget,
 )
 from pipeline.privacy.ledger_file import Book, LedgerFile
+from pipeline.privacy.other_keys import OtherKey, missing_charge, one_at_a_time, other_keys
 from pipeline.privacy.owner_files import Lock
 
 WAIT_SECONDS = 60.0
-
-
-@dataclass(frozen=True)
-class ReleasePlan:
-    """What is to be released. identity: keyed digest of (key, canonical content with labels in any order, ε, columns):
-    equal for a re-run that gives the same bits. kind: `labels` go through the chain of `mechanism`, and an event's cost
-    is the largest ε; `counts` (`privacy.counts`) and a `sum` (`privacy.statistic`, of `delta` too) come on top, for
-    every event of the key (an upper bound: which events they looked at is not kept), and so does what the holder
-    `stated`. max_events: of one person, the cap that was kept to. UserError unless epsilon is finite and > 0 and
-    events >= 0."""
-
-    source: str
-    epsilon: float
-    events: int
-    identity: str
-    kind: Kind = "labels"
-    max_events: int | None = None
-    delta: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_epsilon(self.epsilon)
-        if self.events < 0:
-            raise UserError(f"a release has {self.events} events; it must have 0 or more")
 
 
 class Ledger:
@@ -130,7 +111,7 @@ class Ledger:
         """Write a book one revision after all that is known, with an entry for what its holder says was released."""
         book.revision = max(book.revision, self._file.known())
         if epsilon:
-            entry = _new_entry(ReleasePlan("stated by the holder", epsilon, 0, "", "stated"))
+            entry = new_entry(ReleasePlan("stated by the holder", epsilon, 0, "", "stated"))
             book.entries.append(entry | {"status": "released", "released": entry["time"]})
         lock = Lock(self._file.lock_path, create=False)
         if not lock.acquire(0.0):
@@ -188,10 +169,10 @@ class Ledger:
         """Take the lock and enter the plan, durably.
 
         budget: replaces the ledger's budget of its kind from `written` on, or from `commit` on where the release is not
-        the first of its kind; the ledger's other budget holds too. wait: seconds to wait for a release of another
-        process. UserError if the release would exceed a budget per event, or another release is still under way. A plan
-        that was released before is `already` and costs nothing; one that was written but not finished is taken up
-        again; a budget that they exceed is refused all the same.
+        the first of its kind, as the plan's cap does; the ledger's other budget holds too. wait: seconds to wait for a
+        release of another process. UserError if the release would exceed a budget per event, or another release is
+        still under way. A plan that was released before is `already` and costs nothing; one that was written but not
+        finished is taken up again; a budget or cap that they exceed is refused all the same.
         """
         make_private_folder(self._file.folder)
         make_private_folder(self.store.folder)
@@ -203,17 +184,23 @@ class Ledger:
             entry = next((entry for entry in book.entries if entry["identity"] == plan.identity), None)
             if entry is None:
                 labels = max(book.events.epsilon, plan.epsilon) if plan.kind == "labels" else book.events.epsilon
-                check_budgets(book, plan.source, _added(plan), budget, labels, None)
-                entry = _new_entry(plan)
+                check_budgets(book, plan.source, added_by(plan), budget, labels, None)
+                entry = new_entry(plan)
                 book.entries.append(entry)
                 book.serial += 1
                 self._write(book, lock)
-            elif budget is not None:
-                check_budgets(book, plan.source, 0.0, budget, book.events.epsilon, book.labelers)
+            else:
+                if budget is not None:
+                    check_budgets(book, plan.source, 0.0, budget, book.events.epsilon, book.labelers)
+                check_cap(book, plan.source, plan.max_events)
             return Reservation(self, lock, book, entry, budget, plan.max_events)
         except BaseException:
             lock.release()
             raise
+
+    def other_keys(self) -> list[OtherKey]:
+        """The other keys of this user that released labels."""
+        return other_keys(self._file.key_id)
 
     def show(self) -> dict[str, Any]:
         """Everything the ledger states about releases and totals, as JSON types; no tags, no labels."""
@@ -238,7 +225,7 @@ class Ledger:
         """What the privacy card states of the ledger: `show` without the key's id and the owner's paths."""
         facts = self.show()
         del facts["key"]
-        hidden = ("output", "released")
+        hidden = ("output", "released", "other")
         facts["releases"] = [
             {name: value for name, value in entry.items() if name not in hidden}
             for entry in facts["releases"]
@@ -290,8 +277,26 @@ class Reservation:
     ) -> None:
         self._ledger, self._lock, self._book, self._entry, self._budget = ledger, lock, book, entry, budget
         self._max_events = book.max_events if max_events is None else max_events
+        self._others: list[OtherKey] | None = None  # as they were when the records were compared
+        self._charges: list[dict[str, Any]] = []
         self.already: bool = entry["status"] == "released"
         self.generation = StagedGeneration(book.events, ledger.store.folder / f"{book.serial:06d}.staged")
+
+    @property
+    def resumed(self) -> bool:
+        """These bits were written before, so that they cost nothing more."""
+        return self._entry["status"] != "reserved"
+
+    def add_up(self, others: list[OtherKey], charges: Mapping[str, float]) -> None:
+        """From `written` on the ledger charges also what other keys released of the same records.
+
+        others: the user's other keys as they were compared. charges: by their ids, the largest total of such a record.
+        """
+        self._others = others
+        for key_id, epsilon in charges.items():
+            if missing := missing_charge(self._book.entries, key_id, epsilon):
+                entry = new_entry(ReleasePlan("another key of this user", missing, 0, "", "stated"))
+                self._charges.append(entry | {"status": "released", "released": entry["time"], "other": key_id})
 
     def written(self) -> None:
         """The first output byte is about to be written: from here the budget stays spent, whatever happens.
@@ -303,13 +308,23 @@ class Reservation:
             return
         if not self._lock.held:
             raise RuntimeError("this reservation has ended")
+        with one_at_a_time(WAIT_SECONDS):
+            self._write_totals()
+
+    def _write_totals(self) -> None:
+        """Check the totals after the release, and make them current."""
+        if self._others is not None and [each.state for each in self._others] != [
+            each.state for each in self._ledger.other_keys()
+        ]:
+            raise UserError(f"{self._entry['source']}: another key of yours released labels meanwhile; run again")
         book, store = self._book, self._ledger.store
         joined = store.join(self.generation, book.serial)
         tallies = list(self.generation.pieces("tally").values())
         totals = join_tallies(book.labelers, tallies, store.folder / f"{book.serial:06d}.labelers")
         entry = self._entry
         plan = ReleasePlan(entry["source"], entry["epsilon"], entry["events"], entry["identity"], kind_of(entry))
-        check_budgets(book, plan.source, _added(plan), self._budget, joined.epsilon, totals)
+        added = added_by(plan) + sum(entry["epsilon"] for entry in self._charges)
+        check_budgets(book, plan.source, added, self._budget, joined.epsilon, totals)
         cap = self._max_events
         if cap is not None and totals.most > max(cap, book.labelers.most):
             raise UserError(f"{plan.source}: another release under this key was made meanwhile; run again")
@@ -320,23 +335,24 @@ class Reservation:
         book, budget = self._book, self._budget
         if budget is None or stated_budget(book, budget.per, None) == budget.epsilon:
             return book.budgets
-        return [*book.budgets, {"per": budget.per, "epsilon": float(budget.epsilon), "time": _now()}]
+        return [*book.budgets, {"per": budget.per, "epsilon": float(budget.epsilon), "time": now()}]
 
     def _advance(self, news: dict[str, Any], **changes: Any) -> None:
         """Write the book with the entry and other parts changed; nothing changes here if that fails."""
         entry = self._entry | news
         entries = [entry if other is self._entry else other for other in self._book.entries]
-        book = replace(self._book, entries=entries, **changes)
+        book = replace(self._book, entries=[*entries, *self._charges], **changes)
         self._ledger._write(book, self._lock)
-        self._book, self._entry = book, entry
+        self._book, self._entry, self._charges = book, entry, []
 
     def commit(self, output: Path | None = None) -> None:
         """The release is complete in `output`: finish the entry, durably, and let go of the lock."""
         self.written()
         if self._entry["status"] == "written":
-            self._advance({"status": "released", "output": None if output is None else str(output), "released": _now()})
-        if len(budgets := self._budgets()) > len(self._book.budgets):
-            self._advance({}, budgets=budgets)
+            self._advance({"status": "released", "output": None if output is None else str(output), "released": now()})
+        stated = {"budgets": self._budgets(), "max_events": self._max_events}
+        if any(getattr(self._book, name) != value for name, value in stated.items()):
+            self._advance({}, **stated)
         self._end()
 
     def abandon(self) -> None:
@@ -364,11 +380,6 @@ class Reservation:
             self.abandon()
 
 
-def _added(plan: ReleasePlan) -> float:
-    """What counts and sums cost on top of the labels' total."""
-    return plan.epsilon if plan.kind in ("counts", "sum") else 0.0
-
-
 def _check_stated(epsilon: float) -> None:
     """Before anything is begun: a state without what was released before it would count as a new key's."""
     if epsilon != 0.0:
@@ -377,21 +388,3 @@ def _check_stated(epsilon: float) -> None:
 
 def _busy(lock: Lock) -> UserError:
     return UserError(f"{lock.path}: another release under this key is under way; run again when it has ended")
-
-
-def _new_entry(plan: ReleasePlan) -> dict[str, Any]:
-    return {
-        "source": plan.source,
-        "events": plan.events,
-        "epsilon": float(plan.epsilon),
-        "status": "reserved",
-        "time": _now(),
-        "output": None,
-        "identity": plan.identity,
-        **({"kind": plan.kind} if plan.kind != "labels" else {}),
-        **({"delta": plan.delta} if plan.delta else {}),
-    }
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

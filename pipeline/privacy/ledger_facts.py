@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from pipeline.core.errors import UserError
@@ -29,6 +30,54 @@ class Budget:
         check_epsilon(self.epsilon, "--budget")
         if self.per not in ("event", "person"):
             raise UserError(f"--budget-per {self.per}: must be event or person")
+
+
+@dataclass(frozen=True)
+class ReleasePlan:
+    """What is to be released. identity: keyed digest of (key, canonical content with labels in any order, ε, columns):
+    equal for a re-run that gives the same bits. kind: `labels` go through the chain of `mechanism`, and an event's cost
+    is the largest ε; `counts` (`privacy.counts`) and a `sum` (`privacy.statistic`, of `delta` too) come on top, for
+    every event of the key (an upper bound: which events they looked at is not kept), and so does what the holder
+    `stated`. max_events: of one person, the cap that was kept to. UserError unless epsilon is finite and > 0 and
+    events >= 0."""
+
+    source: str
+    epsilon: float
+    events: int
+    identity: str
+    kind: Kind = "labels"
+    max_events: int | None = None
+    delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_epsilon(self.epsilon)
+        if self.events < 0:
+            raise UserError(f"a release has {self.events} events; it must have 0 or more")
+
+
+def added_by(plan: ReleasePlan) -> float:
+    """What counts and sums cost on top of the labels' total."""
+    return plan.epsilon if plan.kind in ("counts", "sum") else 0.0
+
+
+def new_entry(plan: ReleasePlan) -> dict[str, Any]:
+    """The plan as an entry of the book, reserved."""
+    return {
+        "source": plan.source,
+        "events": plan.events,
+        "epsilon": float(plan.epsilon),
+        "status": "reserved",
+        "time": now(),
+        "output": None,
+        "identity": plan.identity,
+        **({"kind": plan.kind} if plan.kind != "labels" else {}),
+        **({"delta": plan.delta} if plan.delta else {}),
+    }
+
+
+def now() -> str:
+    """The time in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def stated_budget(book: Book, per: str, budget: Budget | None) -> float | None:
@@ -108,6 +157,22 @@ def check_budgets(
         )
     if totals.with_counts(added) > limit:
         raise _over(source, "person", "labeller", book.labelers.with_counts(before), totals.with_counts(added), limit)
+
+
+def check_cap(book: Book, source: str, cap: int | None) -> None:
+    """UserError for a cap on a person's events, stated with a release that was made before, that does not hold."""
+    if cap is None or cap == book.max_events:
+        return
+    if book.labelers.unattributed:
+        raise UserError(
+            f"{source}: a cap on the events of a person needs the labeller of every event, and"
+            f" {book.labelers.unattributed} events under this key have none; leave --max-events-per-person out"
+        )
+    if book.labelers.most > cap:
+        raise UserError(
+            f"{source}: --max-events-per-person must be {book.labelers.most} or more, got {cap}: so many events of one"
+            " person were released under this key"
+        )
 
 
 def _over(source: str, per: str, whose: str, before: float, after: float, limit: float) -> UserError:

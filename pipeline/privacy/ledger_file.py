@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import math
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -114,7 +115,7 @@ class LedgerFile:
         body = self._body(book)
         write_json(self.path, {"ledger": body, "mac": self._mac(body)}, mode=0o600)
         sync(self.folder)
-        self._drop_anchor(book.revision)
+        self._drop_anchor(book)
 
     def sweep(self) -> None:
         """Removes what a killed writer left half made; the caller has the lock."""
@@ -178,13 +179,15 @@ class LedgerFile:
             )
         return revision
 
-    def _drop_anchor(self, revision: int) -> None:
+    def _drop_anchor(self, book: Book) -> None:
         """Best effort: a home that cannot be written makes no release fail."""
         try:
             self._anchor.parent.parent.mkdir(parents=True, exist_ok=True)
             for folder in (self._anchor.parent.parent, self._anchor.parent):
                 make_private_folder(folder)
-            write_json(self._anchor, {"folder": str(self.folder), "revision": revision}, mode=0o600)
+            spent = book.events.epsilon + added(book.entries)
+            facts = {"folder": str(self.folder), "revision": book.revision, "epsilon": spent}
+            write_json(self._anchor, facts, mode=0o600)
         except OSError:
             pass
 
@@ -271,6 +274,12 @@ class LedgerFile:
 
     def _data(self, name: str | None) -> Path | None:
         return None if name is None else self.folder / "events" / name
+
+
+def added(entries: list[dict[str, Any]]) -> float:
+    """Σ ε of what is charged on top of the labels' own, as far as it may be released."""
+    on_top = [entry for entry in entries if entry.get("kind", "labels") != "labels" and entry["status"] != "reserved"]
+    return math.fsum(entry["epsilon"] for entry in on_top)
 
 
 def _name(path: Path | None) -> str | None:

@@ -193,8 +193,8 @@ def _create(path: Path, labels: tuple[Label, Label]) -> bool:
     except FileExistsError:  # another process was faster
         return False
     except (OSError, sqlite3.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise UserError(f"{path}: cannot make a store here ({reason}); choose another --store") from None
+        why = f"{getattr(error, 'strerror', 0) or error}" + ", hard links" * bool(getattr(error, "filename2", None))
+        raise UserError(f"{path}: cannot make a store here ({why}); choose another --store") from None
     finally:
         for leftover in filter(os.path.lexists, (partial, partial.with_name(partial.name + "-journal"))):
             leftover.unlink(missing_ok=True)

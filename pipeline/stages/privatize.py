@@ -140,14 +140,17 @@ def entered(
         bare_name(recipe.data.preferences),
         recipe.privatize.epsilon,
         events,
+        rows,
         budget=protected.budget(recipe),
         max_events=cap,
         unnamed=curate.unnamed({run.path: run for part in rows for run in part.runs}.values()),
         add_up=recipe.privatize.add_up_renamed,
+        add_up_keys=recipe.privatize.add_up_keys,
         remedies=(
             "a corrected label needs an event id of its own (privatize.event_column) and names the record that it"
             " corrects (privatize.corrects_column)",
             "keep the names of the first release, leave the rows out, or charge both draws (privatize.add_up_renamed)",
+            "name that key (privatize.key_file), leave the pairs out, or charge both draws (privatize.add_up_keys)",
         ),
     )
     with curate.reserved(workspace, entry) as reservation:

@@ -19,6 +19,7 @@ from scipy import stats
 
 from pipeline.core import atomic
 from pipeline.core.errors import RunStopped, UserError
+from pipeline.core.outputs import output_folder
 from pipeline.core.rundir import environment
 from pipeline.core.stats import Estimate
 
@@ -169,7 +170,7 @@ class Report:
         """
         from pipeline.validation.panels import save
 
-        with atomic.new_folder(folder) as new:
+        with atomic.new_folder(output_folder(folder, "--output", rewrites=("claims.json",))) as new:
             atomic.write_json(new / "claims.json", [_plain(asdict(claim)) for claim in self.claims])
             for stem, rows in self.tables.items():
                 with (new / f"{stem}.csv").open("w", encoding="utf-8", newline="") as file:

@@ -81,7 +81,7 @@ def test_the_choice_depends_on_the_key_and_on_no_label(tmp_path: Path, key: Path
     first = run(rows, tmp_path / "v1", key, max_events=10)
     move_to(tmp_path)
     assert run(turned, tmp_path / "v2", copy_key(key, tmp_path / "copy.key"), max_events=10) == first
-    assert run(rows, tmp_path / "v3", keygen(tmp_path / "other.key"), max_events=10) != first
+    assert run(rows, tmp_path / "v3", keygen(tmp_path / "other.key"), max_events=10, add_up_keys=True) != first
 
 
 def test_a_cap_may_fall_and_not_rise(tmp_path: Path, key: Path) -> None:
@@ -95,6 +95,27 @@ def test_a_cap_may_fall_and_not_rise(tmp_path: Path, key: Path) -> None:
 def test_a_key_that_released_more_before_releases_no_more(tmp_path: Path, key: Path) -> None:
     run(rows_of(ann=range(8)), tmp_path / "v1", key)
     assert len(run(rows_of(ann=range(12), bob=range(5)), tmp_path / "v2", key, max_events=3)) == 8 + 3
+
+
+def test_a_cap_stated_with_a_release_that_was_made_before_is_checked_and_kept(tmp_path: Path, key: Path) -> None:
+    """The review's E6: it was dropped without a word."""
+    rows = rows_of(ann=range(6), bob=range(2))
+    run(rows, tmp_path / "v1", key)
+    with pytest.raises(UserError, match="--max-events-per-person must be 6 or more, got 3"):
+        run(rows, tmp_path / "again", key, max_events=3)
+    assert shown(key)["max_events_per_person"] is None
+    run(rows, tmp_path / "again", key, max_events=7)
+    assert (shown(key)["max_events_per_person"], len(shown(key)["releases"])) == (7, 1)
+    assert len(run(rows_of(ann=range(9)), tmp_path / "v2", key)) == 7
+
+
+def test_a_cap_stated_again_without_labellers_is_refused(tmp_path: Path, key: Path) -> None:
+    data = tmp_path / "v1.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows_of(ann=range(6))))
+    privatize_source(Request(str(data), tmp_path / "v1", 1.0, key))
+    with pytest.raises(UserError, match="needs the labeller of every event, and 6 events under this key have none"):
+        privatize_source(Request(str(data), tmp_path / "again", 1.0, key, max_events=8))
+    assert shown(key)["max_events_per_person"] is None
 
 
 def test_a_cap_needs_labellers(tmp_path: Path, key: Path) -> None:

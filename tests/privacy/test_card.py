@@ -79,7 +79,7 @@ def test_card_with_a_ledger_states_its_totals() -> None:
     assert "| Largest total of any event under this key | 2 |" in text
     assert "| Releases under this key | hh: 14 events at 2; hh: 12 events at 0.5 |" in text
     assert "| Budgets | 2 per event |" in text
-    assert "New key for old data: releases under other keys are outside the ledger's sight" in text
+    assert "Other users and other machines: what was released of the same labels there, under any key" in text
     assert "| Person level | unknown:" in text
 
 

@@ -1,0 +1,26 @@
+"""`private-rlhf keygen`: the owner's secret key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline.core.outputs import output_file
+from pipeline.core.user import default_key
+
+
+def keygen(
+    output: Annotated[
+        Path | None, typer.Option("--output", help="Where the new secret key goes (mode 0600); default: your own key.")
+    ] = None,
+) -> None:
+    """Make the owner's secret key: your own, which every command uses by default, or another one."""
+    from pipeline.privacy.keys import keygen as make_key
+    from pipeline.privacy.keys import state_folder
+
+    place = default_key() if output is None else output_file(output, "--output", secret=True)
+    key = make_key(place)
+    print(f"new key in {key}: keep it secret and outside every run directory")
+    print(f"back it up together with {state_folder(key)}, which keeps what was released under it")

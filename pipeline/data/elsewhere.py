@@ -1,0 +1,82 @@
+"""Are the pairs of a release among those that another key of this user released?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from pipeline.core.errors import UserError
+from pipeline.data.engine import ROWS_IN_MEMORY, KeyFile
+from pipeline.data.workers import Workers
+from pipeline.privacy.batches import record_tags_under
+from pipeline.privacy.events import Generation, as_tags, largest_total
+from pipeline.privacy.keys import PrivacyKey
+from pipeline.privacy.ledger import Ledger, Reservation
+from pipeline.privacy.sorted_runs import KeptRows, bucket_bits, partitions
+
+
+class Release(Protocol):
+    """The part of `curate.LedgerEntry` that is read here."""
+
+    @property
+    def ledger(self) -> Ledger: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def rows(self) -> Sequence[KeptRows]: ...
+
+
+def compare_keys(pool: Workers, release: Release, reservation: Reservation, remedy: str | None) -> None:
+    """Look for the records of a release under this user's other keys. remedy: of the UserError where there are some;
+    None: they are charged the sum."""
+    ledger, source, rows = release.ledger, release.source, release.rows
+    if reservation.resumed:
+        return
+    others, charges = ledger.other_keys(), {}
+    for other in others:
+        if other.key is None:
+            if remedy is not None:
+                raise UserError(
+                    f"{source}: {other.path}, another key of yours, released labels and cannot be read now, so nobody"
+                    f" knows whether it released these: put it and its state folder back, or {remedy}"
+                )
+            charges[other.key_id] = other.epsilon
+            continue
+        records, total = released_elsewhere(pool, rows, other.key, other.store)
+        if records and remedy is not None:
+            raise UserError(
+                f"{source}: {records} of these pairs were released before under another key of yours, {other.path}, and"
+                " this key would draw their labels a second time, at the sum of both costs; nothing is released:"
+                f" {remedy}"
+            )
+        if records:
+            charges[other.key_id] = total + other.epsilon
+    reservation.add_up(others, charges)
+
+
+def released_elsewhere(
+    pool: Workers, parts: Sequence[KeptRows], key: PrivacyKey, store: Generation
+) -> tuple[int, float]:
+    """How many records of these rows are in the store of another key as released, and the largest total of one of them
+    there."""
+    bits = bucket_bits(sum(run.rows for part in parts for run in part.runs), ROWS_IN_MEMORY)
+    tasks = ((parts, bits, group, KeyFile.of(key), store) for group in range(1 << min(bits, 8)))
+    found = list(pool.run(released_in_group, tasks))
+    return sum(records for records, _ in found), max(total for _, total in found)
+
+
+def released_in_group(
+    parts: Sequence[KeptRows], bits: int, group: int, key_file: KeyFile, store: Generation
+) -> tuple[int, float]:
+    """`released_elsewhere` for one group of partitions."""
+    prf, records, total = key_file.load().prf, 0, 0.0
+    for found in zip(*(partitions(part, bits, group) for part in parts), strict=True):
+        old = store.read(found[0][0])
+        old = old[old["label"] != 0]
+        if len(old):
+            tags = np.unique(as_tags(record_tags_under(prf, np.concatenate([keys for _, keys, _ in found]))))
+            records += int(np.isin(tags, old["record"]).sum())
+            total = max(total, largest_total(old[np.isin(old["record"], tags)]))
+    return records, total
