@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
+import secrets
 import shutil
 import signal
 import sqlite3
@@ -16,8 +18,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from conftest import SECRETS
 
 from pipeline.core.errors import RunStopped, UserError
 
@@ -88,8 +88,8 @@ def run_child(work: Callable[[], object], folder: Path, fatal: int | None = None
         steps = Steps(folder, fatal)
         code = 1
         try:
-            SECRETS.seed(seed)
             steps.watch()
+            _draw_from(random.Random(seed))
             try:
                 work()
             except (UserError, RunStopped) as error:
@@ -109,6 +109,13 @@ def run_child(work: Callable[[], object], folder: Path, fatal: int | None = None
         return Ended(True, 0, None)
     taken, refusal = json.loads(sent)
     return Ended(False, taken, refusal)
+
+
+def _draw_from(coins: random.Random) -> None:
+    """Secrets of this process come from these coins. Forked children would share the parent's."""
+    secrets.token_bytes = lambda size=32: coins.randbytes(size)
+    secrets.randbits = coins.getrandbits
+    secrets.SystemRandom = lambda: coins  # type: ignore[assignment,misc,return-value]
 
 
 def restore(saved: Path, folder: Path) -> None:

@@ -1,0 +1,53 @@
+"""A kill before any durable step of the online stage: it goes on to the bytes of a run that nobody killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from kills import Work, contents, kill_everywhere
+from pipeline_runs import TINY, Workspace
+
+from pipeline import runner
+from pipeline.core.config import load_recipe
+from pipeline.core.documents import read_json
+from pipeline.core.recipe import Recipe
+from pipeline.core.rundir import RunDir
+from pipeline.data.release import read_release
+from pipeline.stages import online  # noqa: F401  imported here, so that children need not
+
+ROUNDS = (
+    *("data.limit=null", "evaluation_labels=private", "model.dtype=float32", "sft.max_steps=1", "online.rounds=2"),
+    *("online.questions=4", "online.evaluation_questions=4", "online.candidates=2", "online.max_prompts=6"),
+)
+PARTS = ("release", "evaluation", "rounds")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stride", [pytest.param(41, id="sample"), pytest.param(1, id="every")])
+def test_rounds_go_on_after_any_kill(workspace: Workspace, tmp_path: Path, stride: int) -> None:
+    folder = tmp_path / "run"
+    recipe = load_recipe(Recipe, TINY, [f"model.cache_dir={workspace.root / 'cache'}", *ROUNDS])
+    runner.execute(recipe, RunDir(folder), runner.Selection(only="sft"))
+
+    def act(at: Path) -> None:
+        torch.set_num_threads(1)  # the pool of threads did not come along
+        runner.execute(recipe, RunDir(at), runner.Selection(only="online"))
+
+    def look(at: Path) -> None:
+        for name in PARTS[:2]:
+            if (at / "online" / name).exists():
+                read_release(at / "online" / name).check_rows()
+        for path in (at / "online" / "rounds").glob("[!.]*"):
+            assert {"questions", "answers"} == read_json(path).keys()
+
+    def result(at: Path) -> object:
+        parts = {name: contents(at / "online" / name) for name in PARTS}
+        return parts, (at / "online" / "history.json").read_bytes()
+
+    found = kill_everywhere(Work(act, look, result), folder, stride, start=0 if stride == 1 else 30)
+    print(f"| online round | {found.steps} | {found.kills} | {len(found.faults)} |")
+    assert not found.faults, found.faults
+    assert found.steps >= 60
+    assert found.kills >= 2
