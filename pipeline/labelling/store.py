@@ -41,6 +41,10 @@ CREATE TABLE events (
 ) WITHOUT ROWID;
 CREATE INDEX of_person ON events (person, place);
 """
+_GIVEN_BACK = (
+    "CREATE TABLE IF NOT EXISTS given_back (person TEXT NOT NULL, event TEXT NOT NULL, PRIMARY KEY (person, event))"
+    " WITHOUT ROWID"
+)  # not in the schema: older stores get it too
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,7 @@ class AnswerStore:
                 for statement in _SCHEMA.split(";"):
                     base.execute(statement)
                 base.execute("INSERT INTO facts VALUES ('terms', ?)", (terms,))
+            base.execute(_GIVEN_BACK)
             (before,) = base.execute("SELECT value FROM facts WHERE name = 'terms'").fetchone()
         if before != terms:
             raise UserError(f"{folder}: was begun on the terms {before}; keep those, or choose another --store")
@@ -148,15 +153,27 @@ class AnswerStore:
 
     # --- the operator's side ---
 
+    def keep_url(self, url: str) -> None:
+        """Where people reach the server, for the links that `url` begins."""
+        with self._transaction() as base:
+            base.execute("INSERT OR REPLACE INTO facts VALUES ('url', ?)", (url,))
+
+    def url(self) -> str | None:
+        """What the server that began last has kept; None before."""
+        with self._transaction() as base:
+            row = base.execute("SELECT value FROM facts WHERE name = 'url'").fetchone()
+        return row[0] if row else None
+
     def add_person(self, name: str) -> str:
-        """The token of a person's new link, known here as its SHA-256 alone; what the name had before ends. UserError
-        for what is no name."""
+        """The token of a person's new link, of which only the SHA-256 is kept. The earlier link and its browser end;
+        what they held goes to others, since that browser may have drawn already. UserError for what is no name."""
         if not is_name(name):
             raise UserError(f"{one_line(name)!r} is no name: give one line of printable characters")
         token = secrets.token_bytes(TOKEN_BYTES).hex()
         with self._transaction() as base:
             base.execute("INSERT INTO people (name) VALUES (?) ON CONFLICT DO NOTHING", (name,))
             base.execute("UPDATE people SET link = ?, secret = NULL WHERE name = ?", (_digest(token), name))
+            _give_back(base, name)
         return token
 
     def remove_person(self, name: str) -> None:
@@ -164,7 +181,7 @@ class AnswerStore:
         with self._transaction() as base:
             if not base.execute("UPDATE people SET link = NULL, secret = NULL WHERE name = ?", (name,)).rowcount:
                 raise UserError(f"{one_line(name)!r}: nobody here has that name")
-            base.execute("UPDATE events SET person = NULL WHERE person = ? AND answer IS NULL", (name,))
+            _give_back(base, name)
 
     def persons(self) -> list[Person]:
         """Everybody by name."""
@@ -192,14 +209,19 @@ class AnswerStore:
         return row[0] if row else None
 
     def open_questions(self, person: str) -> list[tuple[str, Question]]:
-        """(event, question) of what the person has to answer: at most `AHEAD`, and no more than the budget holds."""
+        """(event, question) of what the person has to answer: at most `AHEAD`, and no more than the budget holds. What
+        an earlier browser of the person held counts as answered, and is not asked again."""
         with self._transaction() as base:
             held = "SELECT COUNT(*), COALESCE(SUM(answer IS NULL), 0) FROM events WHERE person = ? AND answer IS NOT 0"
             taken, waiting = base.execute(held, (person,)).fetchone()
-            more = AHEAD - waiting if self.most is None else min(AHEAD - waiting, self.most - taken)
+            (back,) = base.execute("SELECT COUNT(*) FROM given_back WHERE person = ?", (person,)).fetchone()
+            more = AHEAD - waiting if self.most is None else min(AHEAD - waiting, self.most - taken - back)
             if more > 0:
-                free = "SELECT event FROM events WHERE person IS NULL ORDER BY place LIMIT ?"
-                base.execute(f"UPDATE events SET person = ? WHERE event IN ({free})", (person, more))
+                before = "SELECT event FROM given_back WHERE person = ?"
+                free = (
+                    f"SELECT event FROM events WHERE person IS NULL AND event NOT IN ({before}) ORDER BY place LIMIT ?"
+                )
+                base.execute(f"UPDATE events SET person = ? WHERE event IN ({free})", (person, person, more))
             rows = base.execute(
                 "SELECT event, question FROM events WHERE person = ? AND answer IS NULL ORDER BY place", (person,)
             )
@@ -243,6 +265,14 @@ class AnswerStore:
             raise
         except sqlite3.DatabaseError:
             raise UserError(f"{file}: is damaged or no store of ours; restore it from a backup") from None
+
+
+def _give_back(base: sqlite3.Connection, person: str) -> None:
+    """What the person holds unanswered is free for others, and is remembered as asked."""
+    base.execute(
+        "INSERT INTO given_back SELECT person, event FROM events WHERE person = ? AND answer IS NULL", (person,)
+    )
+    base.execute("UPDATE events SET person = NULL WHERE person = ? AND answer IS NULL", (person,))
 
 
 def _digest(token: str) -> bytes:
