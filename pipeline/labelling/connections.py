@@ -65,7 +65,7 @@ class Connection(H11Protocol):
         self.transport.abort()  # `close` would wait for whoever does not read
 
     def send_400_response(self, msg: str) -> None:
-        if not self._waits():  # the answer to an earlier request is not yet sent
+        if self.conn.our_state is not h11.IDLE:  # the answer to an earlier request is on its way
             return self.transport.abort()
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(REFUSAL)),
                    (b"connection", b"close")]  # fmt: skip
@@ -74,13 +74,10 @@ class Connection(H11Protocol):
             self.transport.write(self.conn.send(event) or b"")
         return self.transport.close()
 
-    def _waits(self) -> bool:
-        return self.cycle is None or self.cycle.response_complete
-
     def _make_room(self) -> None:
         others = [each for each in self.connections if isinstance(each, Connection) and each is not self]
         held = Counter(each.client and each.client[0] for each in others)
-        waiting = [each for each in others if each._waits()]
+        waiting = [each for each in others if each.conn.their_state in (h11.IDLE, h11.SEND_BODY)]
         if waiting:
             last = max(waiting, key=lambda each: (held[each.client and each.client[0]], -each._since))
             self.connections.discard(last)
