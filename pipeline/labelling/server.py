@@ -36,7 +36,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -302,7 +302,8 @@ async def _explain(request: Request, error: Exception) -> Response:
     if isinstance(error, UserError):
         print(f"label serve: {error}", file=sys.stderr)
         return _json(503, {"error": "the server cannot store answers now; keep the page open, it tries again"})
-    print(f"label serve: {type(error).__name__} while answering a request", file=sys.stderr)
+    if not isinstance(error, ClientDisconnect):
+        print(f"label serve: {type(error).__name__} while answering a request", file=sys.stderr)
     return _json(500, {"error": "the server failed; keep the page open, it tries again"})
 
 

@@ -81,6 +81,17 @@ def test_the_address_that_has_most_makes_room(server: LabelServer) -> None:
         each.close()
 
 
+def test_whoever_leaves_in_the_middle_is_no_error(server: LabelServer, capfd: pytest.CaptureFixture[str]) -> None:
+    for half in (b"", GET[:-2], HALF_BODY):
+        with connect(server) as connection:
+            connection.sendall(half)
+            time.sleep(0.1)
+    with connect(server) as connection:
+        connection.sendall(GET)
+        assert (read(connection) or (0,))[0] == 200
+    assert capfd.readouterr() == ("", "")
+
+
 def test_whoever_reads_nothing_is_ended(server: LabelServer) -> None:
     """Pages for a whole minute, none of them read: what is asked behind an answer is not."""
     with connect(server) as connection:
