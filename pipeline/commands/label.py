@@ -10,13 +10,13 @@ from typing import Annotated
 import typer
 
 from pipeline.commands.options import Force
-from pipeline.core.errors import UserError
+from pipeline.core.errors import UserError, one_line
 from pipeline.core.outputs import all_lines_in, output_file, output_folder
 
 app = typer.Typer(no_args_is_help=True, help="A labelling page that randomises every answer before it leaves it.")
 
 Store = Annotated[Path, typer.Option("--store", help="Owner-only folder of questions and private answers.")]
-LOCAL = ("127.0.0.1", "localhost", "::1")
+LOCAL, ANY = ("127.0.0.1", "localhost", "::1"), ("", "0.0.0.0", "::")
 
 
 @app.command()
@@ -31,6 +31,9 @@ def serve(
     ] = None,
     host: Annotated[str, typer.Option("--host", help="Where to listen; behind a proxy that ends TLS.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Where to listen; 0: any free one.")] = 8765,
+    url: Annotated[
+        str | None, typer.Option("--url", help="Where people reach it behind a proxy; it answers for that name too.")
+    ] = None,
     run: Annotated[
         Path | None, typer.Option("--run", help="Run directory of the online run that asks, for the operator's page.")
     ] = None,
@@ -42,20 +45,25 @@ def serve(
 
     if epsilon is None and budget is not None:
         raise UserError("--budget-per-person needs --epsilon: the two are the terms of a new store")
+    if host in ANY and url is None:
+        raise UserError(
+            f"--host {host} needs --url: the address that people open, for example https://label.example.org"
+        )
     questions = [] if pairs is None else read_questions(pairs)
     if pairs is not None and not questions:
         raise UserError(f"{pairs}: holds no question; give one a line")
     answers = AnswerStore.open(store) if epsilon is None else AnswerStore(store, epsilon, budget)
     answers.ask(questions)
     history = None if run is None else run / "online" / "history.json"
-    with LabelServer(answers, host, port, history) as server:
+    with LabelServer(answers, host, port, history, url) as server:
+        answers.keep_url(server.url)
         terms = f"ε = {answers.epsilon:g} an answer, " + (
             "no limit" if answers.budget is None else f"{answers.budget:g} (so {answers.most} answers)"
         )
         print(f"{answers.asked()} questions, {len(answers.persons())} people; {terms} a person")
         print(f"page SHA-256 {server.page.sha256}")
-        print(f"progress: http://{host}:{server.port}/operator#{server.operator}")
-        print(f"listening on http://{host}:{server.port}/", flush=True)
+        print(f"progress: {server.url}operator#{server.operator}")
+        print(f"listening on port {server.port} of {host} for {server.url}", flush=True)
         if host not in LOCAL:
             print("label serve: this is plain HTTP: put a proxy that ends TLS in front of it", file=sys.stderr)
         try:
@@ -68,14 +76,25 @@ def serve(
 def invite(
     store: Store,
     names: Annotated[list[str], typer.Argument(help="People; a name that is known gets a new link.")],
-    url: Annotated[str, typer.Option("--url", help="Where people reach the server.")] = "http://127.0.0.1:8765/",
+    url: Annotated[
+        str | None,
+        typer.Option("--url", help="Where people reach the server; by default as `label serve` was begun last."),
+    ] = None,
 ) -> None:
-    """Print a link for each person: it opens in one browser, once. Only its hash is kept."""
+    """Print a link for each person: it opens in one browser, once. Only its hash is kept. Earlier links end."""
     from pipeline.labelling.store import AnswerStore
 
     answers = AnswerStore.open(store)
+    begin = (url or answers.url() or "http://127.0.0.1:8765").rstrip("/")
+    known = answers.people()
     for name in names:
-        print(f"{name}: {url.rstrip('/')}/#{answers.add_person(name)}")
+        print(f"{name}: {begin}/#{answers.add_person(name)}")
+        if name in known:
+            print(
+                f"label invite: {one_line(name)!r} was invited before: the earlier link and its browser are void; what"
+                " they left unanswered goes to others and counts against this person's budget",
+                file=sys.stderr,
+            )
 
 
 @app.command()
@@ -106,10 +125,12 @@ def tasks(
     names = fields.split(",")
     if len(set(names)) != 3:
         raise UserError(f"--fields {fields!r} does not name three different fields; for example prompt,answer1,answer2")
-    questions = read_tasks(source, names)
+    questions, others = read_tasks(source, names)
     known = all_lines_in(line(question.as_json()) for question in questions)
     write_questions(output_file(output, "--output", rewrites=known, inputs=(source,), force=force), questions)
     print(f"{len(questions)} questions in {output}")
+    if others:
+        print(f"label tasks: left out, whatever they hold: {', '.join(map(one_line, others))}", file=sys.stderr)
 
 
 @app.command()

@@ -127,8 +127,10 @@ def line(row: Mapping[str, Any]) -> str:
 def read_rows(path: Path, whole: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
     """(number, object) of each line. whole: a last line without its end is still being written, and is left out.
 
-    UserError for a line that is no JSON object in UTF-8, or is too long.
+    UserError for a line that is no JSON object in UTF-8, or is too long, and for a pipe or device.
     """
+    if path.is_fifo() or path.is_char_device():
+        raise UserError(f"{path}: is a pipe or device, which may never end; give a file of JSON lines")
     try:
         with path.open("rb") as file:
             total = 0

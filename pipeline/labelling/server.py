@@ -6,42 +6,54 @@
     POST /answer     {"event":"<32 hex digits>","answer":"+"}: + prefers response_a, - response_b, 0 skips
     GET  /operator   a page for the operator, and GET /progress what it shows: counts, never an answer
 
-What a page sends is of constant size. Questions and answers go with the browser's secret in `Authorization: Bearer`,
-the progress with the operator's; nothing that a browser sends by itself (a cookie, say) counts, so no other site can
-act for a person. No request is logged. Plain HTTP: a proxy that ends TLS belongs in front of it
+What a page sends is of constant size; an answer is acknowledged in its own words, once it is on the disk. Questions and
+answers go with the browser's secret in `Authorization: Bearer`, the progress with the operator's; nothing that a
+browser sends by itself (a cookie, say) counts, so no other site can act for a person. Other names than the declared
+ones are not answered for. No request is logged. Plain HTTP: a proxy that ends TLS belongs in front of it
 (docs/how-to/labelling.md).
 """
 
 from __future__ import annotations
 
 import hmac
-import json
 import re
 import secrets
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pipeline.core.documents import DocumentError, read_json
-from pipeline.core.errors import UserError
+from pipeline.core.errors import UserError, is_name, one_line
+from pipeline.labelling.connections import MOST_CONNECTIONS, MOST_HEAD, SECONDS, Connection
 from pipeline.labelling.store import EVENT_BYTES, SKIPPED, TOKEN_BYTES, AnswerConflict, AnswerStore, NotAsked
 
-ANSWERS = {b"+": 1, b"-": -1, b"0": SKIPPED}
-ANSWER = re.compile(rb'\{"event":"([0-9a-f]{%d})","answer":"([-+0])"\}' % (2 * EVENT_BYTES))
-CLAIM = re.compile(rb'\{"link":"([0-9a-f]{%d})","secret":"([0-9a-f]{%d})"\}' % (2 * TOKEN_BYTES, 2 * TOKEN_BYTES))
+ANSWERS = {"+": 1, "-": -1, "0": SKIPPED}
+_EVENT, _TOKEN = f"([0-9a-f]{{{2 * EVENT_BYTES}}})", f"([0-9a-f]{{{2 * TOKEN_BYTES}}})"
+ANSWER = re.compile(rf'\{{"event":"{_EVENT}","answer":"([-+0])"\}}')
+CLAIM = re.compile(rf'\{{"link":"{_TOKEN}","secret":"{_TOKEN}"\}}')
 ANSWER_BYTES = len('{"event":"","answer":"+"}') + 2 * EVENT_BYTES
 CLAIM_BYTES = len('{"link":"","secret":""}') + 4 * TOKEN_BYTES
-MOST_CONNECTIONS = 512
-IDLE_SECONDS = 20.0
 HEADERS = {
+    "Server": "private-rlhf",
     "Cache-Control": "no-store",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -89,98 +101,96 @@ class Rate:
             return left >= 1
 
 
-class LabelServer(ThreadingHTTPServer):
-    """Serves a store until `shutdown`. host, port: where it listens; 0 is any free port. history: what an online run
-    says of its rounds, for the operator's page. UserError if it cannot listen."""
+class _Refused(Exception):
+    """A request that is not served: HTTP status and why."""
 
-    daemon_threads = True
-    request_queue_size = 128
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class LabelServer:
+    """Serves a store from `serve_forever` until `shutdown`. host, port: where it listens; 0 is any free port. url:
+    where people reach it, if that is another place; it answers for that name, for `host` and for the names of the
+    loopback. history: what an online run says of its rounds, for the operator's page.
+
+    Raises: UserError: it cannot listen, or the URL is none.
+    """
 
     def __init__(
-        self, store: AnswerStore, host: str = "127.0.0.1", port: int = 0, history: Path | None = None
-    ) -> None:
+        self, store: AnswerStore, host: str = "127.0.0.1", port: int = 0, history: Path | None = None,
+        url: str | None = None,
+    ) -> None:  # fmt: skip
         self.history = history
         self.store, self.page, self.operator_page = store, Page.load(), Page.load("operator.html")
         self.operator = secrets.token_bytes(TOKEN_BYTES).hex()
         self.of_person = Rate(per_second=20, burst=60)
         self.of_strangers = Rate(per_second=5, burst=50)  # all together: a right secret never waits for a wrong one
-        self._slots = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        names = set() if url is None else _names(url)
         try:
-            super().__init__((host, port), _Handler)
+            self._socket = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         except OSError as error:
             raise UserError(f"{host}:{port}: cannot listen here ({error.strerror}); choose another --port") from None
+        # connections inherit it: head and body leave as two packets, and the second would wait 40 ms for the first
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.port = int(self._socket.getsockname()[1])
+        local = {f"{name}:{self.port}" for name in ("127.0.0.1", "localhost", "[::1]", _bracketed(host))}
+        self._names = frozenset(names | local)
+        self.url = (url or f"http://{_bracketed(host)}:{self.port}").rstrip("/") + "/"
+        self._routes = Starlette(
+            routes=[
+                Route("/", _send_page(self.page)),
+                Route("/operator", _send_page(self.operator_page)),
+                Route("/questions", _send_json(self._questions)),
+                Route("/progress", _send_json(self._progress)),
+                Route("/claim", _send_json(self._claim, CLAIM, CLAIM_BYTES), methods=["POST"]),
+                Route("/answer", _send_json(self._answer, ANSWER, ANSWER_BYTES), methods=["POST"]),
+            ],
+            exception_handlers=dict.fromkeys((_Refused, HTTPException, UserError, Exception), _explain),
+        )
+        self._routes.router.redirect_slashes = False
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                self._answer_request, interface="asgi3", http=Connection, ws="none", loop="asyncio", lifespan="off",
+                log_config=None, log_level="critical", access_log=False, proxy_headers=False, server_header=False,
+                headers=list(HEADERS.items()), limit_concurrency=MOST_CONNECTIONS, timeout_keep_alive=SECONDS,
+                h11_max_incomplete_event_size=MOST_HEAD, timeout_graceful_shutdown=5,
+            )
+        )  # fmt: skip
 
-    @property
-    def port(self) -> int:
-        """Where it listens."""
-        return int(self.server_address[1])
+    def __enter__(self) -> LabelServer:
+        return self
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """One thread per connection, and no more than `MOST_CONNECTIONS`."""
-        if self._slots.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Gives the place free again."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._slots.release()
+    def serve_forever(self) -> None:
+        """Answers requests, in this thread and some of its own."""
+        self._server.run(sockets=[self._socket])
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """One line, without address and data; nothing where the other side only went away."""
-        error = sys.exception() if hasattr(sys, "exception") else sys.exc_info()[1]
-        if not isinstance(error, ConnectionError | TimeoutError | socket.timeout):
-            print(f"label serve: {type(error).__name__} while answering a request", file=sys.stderr)
+    def shutdown(self) -> None:
+        """Makes `serve_forever` end soon."""
+        self._server.should_exit = True
 
+    async def _answer_request(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuses what is for no route: another name, another method, a body where none belongs."""
+        headers = Headers(scope=scope)
+        answer: ASGIApp = self._routes
+        if headers.get("host", "").lower() not in self._names:
+            answer = _json(421, {"error": "this server does not answer for that name: begin it with --url"})
+        elif scope["method"] not in ("GET", "POST"):
+            answer = _json(501, {"error": "this server takes no such request"})
+        elif scope["method"] == "GET" and ("transfer-encoding" in headers or int(headers.get("content-length", 0))):
+            answer = _json(400, {"error": "a body does not belong here"})
+        await answer(scope, receive, send)
 
-class _Refused(Exception):
-    """An answer that is none: HTTP status and what to say."""
-
-    def __init__(self, status: int, said: str) -> None:
-        super().__init__(said)
-        self.status = status
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    timeout = IDLE_SECONDS
-    wbufsize = 1 << 16  # head and body leave together
-    server: LabelServer
-
-    def do_GET(self) -> None:
-        page = {"/": self.server.page, "/operator": self.server.operator_page}.get(self.path)
-        if page is not None:
-            self._send(200, page.data, "text/html; charset=utf-8", {"Content-Security-Policy": page.policy})
-        else:
-            self._route({"/questions": self._questions, "/progress": self._progress})
-
-    def do_POST(self) -> None:
-        self._route({"/claim": self._claim, "/answer": self._answer})
-
-    def _route(self, routes: dict[str, Callable[[], dict[str, Any]]]) -> None:
-        try:
-            if self.path not in routes:
-                raise _Refused(404, "there is nothing here")
-            self._json(200, routes[self.path]())
-        except _Refused as refused:
-            self.close_connection = True  # its body may be unread
-            self._json(refused.status, {"error": str(refused)})
-        except UserError as error:
-            print(f"label serve: {error}", file=sys.stderr)
-            self.close_connection = True
-            self._json(503, {"error": "the server cannot store answers now; keep the page open, it tries again"})
-
-    def _claim(self) -> dict[str, Any]:
-        link, secret = self._body(CLAIM, CLAIM_BYTES)
-        if not self.server.store.claim(link.decode(), secret.decode()):
+    def _claim(self, request: Request, link: str, secret: str) -> dict[str, Any]:
+        if not self.store.claim(link, secret):
             self._strange("this link is unknown, or another browser has opened it: ask for a new one")
         return {}
 
-    def _questions(self) -> dict[str, Any]:
-        store, person = self.server.store, self._person()
+    def _questions(self, request: Request) -> dict[str, Any]:
+        store, person = self.store, self._person(request)
         waiting = store.open_questions(person)
         (own,) = (each for each in store.persons() if each.name == person)
         return {
@@ -189,30 +199,27 @@ class _Handler(BaseHTTPRequestHandler):
             "skipped": own.skipped,
             "epsilon": store.epsilon,
             "budget": store.budget,
-            "page": self.server.page.sha256,
+            "page": self.page.sha256,
             "questions": [{"event": event} | question.as_json() for event, question in waiting],
         }
 
-    def _answer(self) -> dict[str, Any]:
-        person = self._person()
-        event, answer = self._body(ANSWER, ANSWER_BYTES)
+    def _answer(self, request: Request, event: str, answer: str) -> dict[str, Any]:
         try:
-            self.server.store.give(person, event.decode(), ANSWERS[answer])
+            self.store.give(self._person(request), event, ANSWERS[answer])
         except NotAsked:
             raise _Refused(404, "this question is not yours") from None
         except AnswerConflict:
             raise _Refused(409, "this question has another answer already, which stays") from None
-        return {}
+        return {"event": event, "answer": answer}
 
-    def _progress(self) -> dict[str, Any]:
-        if not hmac.compare_digest(self._secret().encode(), self.server.operator.encode()):
+    def _progress(self, request: Request) -> dict[str, Any]:
+        if not hmac.compare_digest(_secret(request).encode(), self.operator.encode()):
             self._strange("this link is unknown: the server prints a new one at each start")
-        store = self.server.store
-        people = store.persons()
+        people = self.store.persons()
         return {
-            "epsilon": store.epsilon,
-            "budget": store.budget,
-            "questions": store.asked(),
+            "epsilon": self.store.epsilon,
+            "budget": self.store.budget,
+            "questions": self.store.asked(),
             "answered": sum(each.given for each in people),
             "skipped": sum(each.skipped for each in people),
             "held": sum(each.held for each in people),
@@ -222,67 +229,93 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _rounds(self) -> list[dict[str, Any]] | None:
         """The accuracy of r̄ on held-out private answers after each round, with its interval; None without a run."""
-        if self.server.history is None:
+        if self.history is None:
             return None
         try:
-            return [row["held_out_accuracy_debiased"] for row in read_json(self.server.history)]
+            return [row["held_out_accuracy_debiased"] for row in read_json(self.history)]
         except FileNotFoundError:
             return []
         except (OSError, DocumentError, KeyError, TypeError):
             raise _Refused(503, "the history of the run's rounds cannot be read") from None
 
-    def _secret(self) -> str:
-        scheme, _, secret = self.headers.get("Authorization", "").partition(" ")
-        return secret if scheme == "Bearer" else ""
-
-    def _person(self) -> str:
-        person = self.server.store.person_of(self._secret())
+    def _person(self, request: Request) -> str:
+        person = self.store.person_of(_secret(request))
         if person is None:
             self._strange("this browser has no right to that: ask for a new link")
-        if not self.server.of_person.allows(person):
+        if not self.of_person.allows(person):
             raise _Refused(429, "too fast: wait a moment")
         return person
 
-    def _strange(self, said: str) -> NoReturn:
-        if not self.server.of_strangers.allows(""):
+    def _strange(self, text: str) -> NoReturn:
+        if not self.of_strangers.allows(""):
             raise _Refused(429, "too fast: wait a moment")
-        raise _Refused(401, said)
+        raise _Refused(401, text)
 
-    def _body(self, form: re.Pattern[bytes], size: int) -> tuple[bytes, ...]:
-        """The parts of a body that has exactly this size and form."""
-        stated = self.headers.get("Content-Length", "")
-        if not re.fullmatch("[0-9]{1,9}", stated) or "Transfer-Encoding" in self.headers:
-            raise _Refused(411, f"a body of {size} bytes belongs here")
-        if int(stated) > size:
-            raise _Refused(413, f"a body of {size} bytes belongs here")
-        found = form.fullmatch(self.rfile.read(int(stated)))
-        if found is None:
-            raise _Refused(400, "the body has not the form that belongs here")
-        return found.groups()
 
-    def _json(self, status: int, value: dict[str, Any]) -> None:
-        policy = {"Content-Security-Policy": "default-src 'none'"}
-        self._send(status, json.dumps(value).encode(), "application/json", policy)
+def _send_page(page: Page) -> Callable[[Request], Response]:
+    headers = {"Content-Security-Policy": page.policy}
+    return lambda request: Response(page.data, media_type="text/html", headers=headers)
 
-    def _send(self, status: int, data: bytes, kind: str, further: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in (HEADERS | further).items():
-            self.send_header(name, value)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(data)))
-        if self.close_connection:
-            self.send_header("Connection", "close")
-        self.end_headers()
-        self.wfile.write(data)
 
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the library refuses by itself: requests that are none, and other methods."""
-        self.close_connection = True
-        self._json(int(code), {"error": "this server takes no such request"})
+def _send_json(
+    work: Callable[..., dict[str, Any]], form: re.Pattern[str] | None = None, size: int = 0
+) -> Callable[[Request], Awaitable[Response]]:
+    """An endpoint. work: of the request and the parts of its body, in a thread: it may wait for the disk."""
 
-    def version_string(self) -> str:
-        """Of the header `Server`."""
-        return "private-rlhf"
+    async def answer(request: Request) -> Response:
+        parts = () if form is None else await _body(request, form, size)
+        return _json(200, await run_in_threadpool(work, request, *parts))
 
-    def log_message(self, format: str, *arguments: object) -> None:
-        """Nothing: who answered when is not kept."""
+    return answer
+
+
+async def _body(request: Request, form: re.Pattern[str], size: int) -> tuple[str, ...]:
+    """The parts of a body that has exactly this size and form."""
+    stated = request.headers.get("content-length")
+    if stated is None or "transfer-encoding" in request.headers:
+        raise _Refused(411, f"a body of {size} bytes belongs here")
+    if int(stated) > size:
+        raise _Refused(413, f"a body of {size} bytes belongs here")
+    found = form.fullmatch((await request.body()).decode("latin-1"))
+    if found is None:
+        raise _Refused(400, "the body has not the form that belongs here")
+    return found.groups()
+
+
+def _secret(request: Request) -> str:
+    scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+    return secret if scheme == "Bearer" else ""
+
+
+def _json(status: int, value: dict[str, Any]) -> Response:
+    """A refusal ends its connection: its body may be unread."""
+    headers = {"Content-Security-Policy": "default-src 'none'"} | ({} if status == 200 else {"Connection": "close"})
+    return JSONResponse(value, status, headers)
+
+
+async def _explain(request: Request, error: Exception) -> Response:
+    """A refusal, or one line on stderr without address and data."""
+    if isinstance(error, _Refused):
+        return _json(error.status, {"error": str(error)})
+    if isinstance(error, HTTPException):
+        return _json(404, {"error": "there is nothing here"})
+    if isinstance(error, UserError):
+        print(f"label serve: {error}", file=sys.stderr)
+        return _json(503, {"error": "the server cannot store answers now; keep the page open, it tries again"})
+    if not isinstance(error, ClientDisconnect):
+        print(f"label serve: {type(error).__name__} while answering a request", file=sys.stderr)
+    return _json(500, {"error": "the server failed; keep the page open, it tries again"})
+
+
+def _names(url: str) -> set[str]:
+    """The values of `Host` by which people reach a URL. UserError for what is no URL of a server's root."""
+    with suppress(ValueError):
+        parts = urlsplit(url)
+        root = parts.path in ("", "/") and not parts.query and not parts.fragment and "@" not in parts.netloc
+        if parts.scheme in ("http", "https") and parts.hostname and root and is_name(url):
+            return {parts.netloc.lower(), _bracketed(parts.hostname)}
+    raise UserError(f"--url must be http(s)://NAME[:PORT]/, got {one_line(url)!r}: give the address that people open")
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -53,6 +53,10 @@ _NEXT = (
     "SELECT event, record FROM events WHERE person IS NULL AND NOT EXISTS"
     " (SELECT 1 FROM asked WHERE asked.person = ? AND asked.record = events.record) ORDER BY place LIMIT 1"
 )
+_GIVEN_BACK = (
+    "SELECT COUNT(*) FROM asked WHERE person = ? AND NOT EXISTS"
+    " (SELECT 1 FROM events WHERE events.person = asked.person AND events.record = asked.record)"
+)
 
 
 @dataclass(frozen=True)
@@ -163,15 +167,27 @@ class AnswerStore:
 
     # --- the operator's side ---
 
+    def keep_url(self, url: str) -> None:
+        """Where people reach the server, for the links that `url` begins."""
+        with self._transaction() as base:
+            base.execute("INSERT OR REPLACE INTO facts VALUES ('url', ?)", (url,))
+
+    def url(self) -> str | None:
+        """What the server that began last has kept; None before."""
+        with self._transaction() as base:
+            row = base.execute("SELECT value FROM facts WHERE name = 'url'").fetchone()
+        return row[0] if row else None
+
     def add_person(self, name: str) -> str:
-        """The token of a person's new link, known here as its SHA-256 alone; what the name had before ends. UserError
-        for what is no name."""
+        """The token of a person's new link, of which only the SHA-256 is kept. The earlier link and its browser end;
+        what they held goes to others, since that browser may have drawn already. UserError for what is no name."""
         if not is_name(name):
             raise UserError(f"{one_line(name)!r} is no name: give one line of printable characters")
         token = secrets.token_bytes(TOKEN_BYTES).hex()
         with self._transaction() as base:
             base.execute("INSERT INTO people (name) VALUES (?) ON CONFLICT DO NOTHING", (name,))
             base.execute("UPDATE people SET link = ?, secret = NULL WHERE name = ?", (_digest(token), name))
+            _give_back(base, name)
         return token
 
     def remove_person(self, name: str) -> None:
@@ -179,7 +195,7 @@ class AnswerStore:
         with self._transaction() as base:
             if not base.execute("UPDATE people SET link = NULL, secret = NULL WHERE name = ?", (name,)).rowcount:
                 raise UserError(f"{one_line(name)!r}: nobody here has that name")
-            base.execute("UPDATE events SET person = NULL WHERE person = ? AND answer IS NULL", (name,))
+            _give_back(base, name)
 
     def persons(self) -> list[Person]:
         """Everybody by name."""
@@ -208,11 +224,12 @@ class AnswerStore:
 
     def open_questions(self, person: str) -> list[tuple[str, Question]]:
         """(event, question) of what the person has to answer: at most `AHEAD`, no more than the budget holds, and no
-        pair that the person was asked before."""
+        pair that the person was asked before. What an earlier browser of the person held counts as answered."""
         with self._transaction() as base:
             held = "SELECT COUNT(*), COALESCE(SUM(answer IS NULL), 0) FROM events WHERE person = ? AND answer IS NOT 0"
             taken, waiting = base.execute(held, (person,)).fetchone()
-            more = AHEAD - waiting if self.most is None else min(AHEAD - waiting, self.most - taken)
+            (given_back,) = base.execute(_GIVEN_BACK, (person,)).fetchone()
+            more = AHEAD - waiting if self.most is None else min(AHEAD - waiting, self.most - taken - given_back)
             for _ in range(more):  # one by one: two ids of one pair may follow each other
                 row = base.execute(_NEXT, (person,)).fetchone()
                 if row is None:
@@ -271,6 +288,11 @@ def _add_pairs(base: sqlite3.Connection) -> None:
     for event, text in base.execute("SELECT event, question FROM events").fetchall():
         base.execute("UPDATE events SET record = ? WHERE event = ?", (Question(**json.loads(text)).record, event))
     base.execute("INSERT INTO asked SELECT DISTINCT person, record FROM events WHERE person IS NOT NULL")
+
+
+def _give_back(base: sqlite3.Connection, person: str) -> None:
+    """Frees for others what the person holds unanswered; it stays among what the person was asked."""
+    base.execute("UPDATE events SET person = NULL WHERE person = ? AND answer IS NULL", (person,))
 
 
 def _digest(token: str) -> bytes:

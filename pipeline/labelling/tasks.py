@@ -19,8 +19,9 @@ LABELS = ("annotations", "completions", "predictions", "drafts", "total_annotati
 """Keys of a task under which Label Studio keeps what somebody, or a model, has answered."""
 
 
-def read_tasks(path: Path, fields: Sequence[str]) -> list[Question]:
-    """The questions of a JSON list of tasks {"id", "data": {…}}; fields: prompt and the two responses in `data`.
+def read_tasks(path: Path, fields: Sequence[str]) -> tuple[list[Question], list[str]]:
+    """(questions, names of what is left out) of a JSON list of tasks {"id", "data": {…}}; fields: prompt and the two
+    responses in `data`. Nothing but these and the id is read: any other field may carry an answer.
 
     UserError for what is no list of tasks, and for one that holds annotations.
     """
@@ -31,12 +32,14 @@ def read_tasks(path: Path, fields: Sequence[str]) -> list[Question]:
     if not isinstance(tasks, list) or not tasks:
         raise UserError(f"{path}: is no JSON list of Label Studio tasks; export the tasks as JSON")
     found: dict[str, Question] = {}
+    others: set[str] = set()
     for number, task in enumerate(tasks, 1):
         question = _question(task, fields, f"{path}, task {number}")
         if question.id in found:
             raise UserError(f"{path}, task {number}: its id was there before; each question is an event of its own")
         found[question.id] = question
-    return list(found.values())
+        others |= (set(task) - {"id", "data"}) | {f"data.{name}" for name in set(task["data"]) - set(fields)}
+    return list(found.values()), sorted(others)
 
 
 def _question(task: Any, fields: Sequence[str], where: str) -> Question:

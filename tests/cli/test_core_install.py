@@ -73,6 +73,7 @@ def test_the_core_privatises_accounts_and_attacks(folder: Path) -> None:
         (("evaluate", "--policy", "a", "--reference", "b", "--prompts", "embedded", "--judge", "truth"), "train"),
         (("sample", "--policy", "a", "Hi."), "train"),
         (("validate", "all", "--quick"), "validate"),
+        (("label", "serve", "--store", "s", "--epsilon", "1"), "label"),
     ],
 )
 def test_the_rest_names_its_extra_in_one_line(folder: Path, arguments: tuple[str, ...], extra: str) -> None:

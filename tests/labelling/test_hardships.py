@@ -198,6 +198,24 @@ def test_a_store_that_was_put_back_gets_the_answers_again(tmp_path: Path, store:
         same_z(tab, store)
 
 
+@pytest.mark.parametrize("words", ["{}", '{"event":"EVENT","answer":"+"}', "<!doctype html>", '{"person":"eve"}'])
+def test_another_acknowledgement_is_none(tmp_path: Path, store: AnswerStore, words: str) -> None:
+    """Status 200 with other words, as from a request that was swallowed: the page sends the answer again."""
+    with serving(store) as server, opened(server, tmp_path / "profile", store.add_person("anna")) as tab:
+        tab.run(f"""(() => {{
+            const send = globalThis.fetch;
+            globalThis.fetch = (path, how) => path === "/answer" && !globalThis.honest
+                ? Promise.resolve(new Response({json.dumps(words)})) : send(path, how);
+        }})()""")
+        answer(tab, "ArrowRight")
+        tab.wait("byId('count').textContent.includes('1 waiting to be sent')")
+        assert store.answers() == {}
+        tab.run("globalThis.honest = true")
+        delivered(tab)
+        same_z(tab, store)
+        assert len(store.answers()) == 1
+
+
 def test_a_text_that_is_markup_stays_text(tmp_path: Path) -> None:
     """Whoever writes prompts or answers (a model does) gets no script into the page."""
     texts = ["<img src=x onerror='globalThis.hit = 1'>", "</div><script>globalThis.hit = 1</script>",

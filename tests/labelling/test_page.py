@@ -27,10 +27,12 @@ QUESTIONS = [make_question(f"q{i}", f"prompt {i}", f"yes {i}", f"no {i}") for i 
 @contextmanager
 def serving(store: AnswerStore, port: int = 0) -> Iterator[LabelServer]:
     """A server in a thread."""
-    with LabelServer(store, port=port) as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    with LabelServer(store, port=port, url="https://label.example.org/") as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
         yield server
         server.shutdown()
+        thread.join()
 
 
 def answer(tab: Tab, *keys: str) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_page import serving
 
 from pipeline.cli import main
 from pipeline.core.errors import UserError
@@ -42,7 +42,6 @@ class Client:
         text = answer.read()
         connection.close()
         assert {name: answer.headers[name] for name in HEADERS} == HEADERS
-        assert answer.headers["Server"] == "private-rlhf"
         return answer.status, text.decode() if answer.headers["Content-Type"].startswith("text") else json.loads(text)
 
     def give(self, event: str, sign: str) -> tuple[int, Any]:
@@ -68,10 +67,8 @@ def store(tmp_path: Path) -> AnswerStore:
 
 @pytest.fixture
 def server(store: AnswerStore) -> Iterator[LabelServer]:
-    with LabelServer(store) as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    with serving(store) as server:
         yield server
-        server.shutdown()
 
 
 @pytest.fixture
@@ -87,11 +84,11 @@ def test_an_answer_is_kept_once(anna: Client, store: AnswerStore) -> None:
     assert status == 200
     assert [each["prompt"] for each in asked["questions"]] == [f"prompt {i}" for i in range(AHEAD)]
     event = asked["questions"][0]["event"]
-    assert anna.give(event, "-") == (200, {})
-    assert anna.give(event, "-") == (200, {}), "the same again, as after a lost confirmation"
+    for _ in "again, as after a lost confirmation", "":
+        assert anna.give(event, "-") == (200, {"event": event, "answer": "-"})
     assert anna.give(event, "+")[0] == 409
     assert anna.give(event, "0")[0] == 409
-    assert anna.give(asked["questions"][1]["event"], "0") == (200, {})
+    assert anna.give(other := asked["questions"][1]["event"], "0") == (200, {"event": other, "answer": "0"})
     assert store.answers() == {"q0": -1, "q1": None}
     assert store.people() == {"anna": 1}
 
@@ -149,7 +146,10 @@ def test_other_bodies_are_refused(anna: Client, store: AnswerStore, body: str, s
 
 
 def test_other_requests_are_refused(anna: Client) -> None:
-    assert anna("POST", "/answer", None, **{"Content-Length": "x"})[0] == 411
+    assert anna("POST", "/answer", None, **{"Content-Length": "x"})[0] == 400
+    assert anna("POST", "/answer", iter(()), **{"Transfer-Encoding": "chunked"})[0] == 411
+    assert anna("GET", "/questions", "x")[0] == 400
+    assert anna("GET", "/", None, **{"Transfer-Encoding": "chunked"})[0] == 400
     assert anna("POST", "/answer", None, **{"Transfer-Encoding": "chunked"})[0] == 411
     assert anna("GET", "/answers.db")[0] == 404
     assert anna("GET", "/../answers.db")[0] == 404
@@ -165,19 +165,6 @@ def test_wrong_tokens_wait_and_right_ones_do_not(anna: Client, server: LabelServ
     assert anna("GET", "/questions")[0] == 200
     server.of_person = Rate(per_second=0, burst=2)
     assert [anna("GET", "/questions")[0] for _ in range(4)] == [200] * 2 + [429] * 2
-
-
-def test_connections_over_the_limit_are_closed_and_places_given_free(store: AnswerStore) -> None:
-    with LabelServer(store) as server:
-        server._slots = threading.BoundedSemaphore(2)
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        idle = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(3)]
-        assert idle[2].recv(1) == b""
-        for connection in idle:
-            connection.close()
-        assert server._slots.acquire(timeout=10)
-        assert server._slots.acquire(timeout=10)
-        server.shutdown()
 
 
 def test_the_page_is_the_same_for_all_and_reaches_nobody_else(server: LabelServer) -> None:
@@ -209,6 +196,75 @@ def test_the_operator_sees_counts_alone(anna: Client, server: LabelServer, tmp_p
     assert operator("GET", "/progress")[0] == 503
     assert anna("GET", "/progress")[0] == Client(server.port)("GET", "/progress")[0] == 401
     assert Client(server.port)("GET", "/operator")[1].encode() == server.operator_page.data
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:PORT", 200), ("localhost:PORT", 200), ("LocalHost:PORT", 200), ("label.example.org", 200),
+        ("rebound.example.org:PORT", 421), ("127.0.0.1", 421), ("127.0.0.1:PORT@label.example.org", 421),
+        ("label.example.org.", 421), ("", 421),
+    ],
+)  # fmt: skip
+def test_other_names_are_not_answered_for(anna: Client, host: str, status: int) -> None:
+    """A site whose name was turned to this machine's address sends its own name."""
+    host = host.replace("PORT", str(anna.port))
+    for path in ("/", "/questions", "/operator"):
+        assert anna("GET", path, None, Host=host)[0] == status
+    assert anna("POST", "/claim", "x" * CLAIM_BYTES, Host=host)[0] == (400 if status == 200 else 421)
+
+
+def test_an_answer_is_acknowledged_once_it_is_on_the_disk(
+    anna: Client, server: LabelServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    event = anna("GET", "/questions")[1]["questions"][0]["event"]
+    begun, may_end = threading.Event(), threading.Event()
+
+    def give(*_: object) -> None:
+        begun.set()
+        assert may_end.wait(10)
+
+    def fail(*_: object) -> None:
+        raise UserError("the disk is full")
+
+    monkeypatch.setattr(server.store, "give", give)
+    answers: list[Any] = []
+    thread = threading.Thread(target=lambda: answers.append(anna.give(event, "+")))
+    thread.start()
+    assert begun.wait(10)
+    thread.join(0.2)
+    assert answers == [], "nothing is acknowledged while the store writes"
+    assert Client(server.port)("GET", "/")[0] == 200, "others do not wait for it"
+    may_end.set()
+    thread.join(10)
+    assert answers == [(200, {"event": event, "answer": "+"})]
+    monkeypatch.setattr(server.store, "give", fail)
+    assert anna.give(event, "+")[0] == 503
+    monkeypatch.setattr(server.store, "give", lambda *_: 1 / 0)
+    assert anna.give(event, "+")[0] == 500
+    assert capsys.readouterr().err.splitlines() == [
+        "label serve: the disk is full", "label serve: ZeroDivisionError while answering a request"
+    ]  # fmt: skip
+
+
+def test_a_second_invitation_asks_nothing_again(anna: Client, server: LabelServer) -> None:
+    """The earlier browser may have drawn what it held, and still sends it: 401, but the machine has seen the bytes."""
+    store = server.store
+    before = [each["event"] for each in anna("GET", "/questions")[1]["questions"]]
+    assert anna.give(before[0], "+")[0] == 200
+    again = Client(server.port, SECRETS[1])
+    assert again("POST", "/claim", claim(store.add_person("anna"), again.secret))[0] == 200
+    assert anna.give(before[1], "+")[0] == 401
+    after = [each["event"] for each in again("GET", "/questions")[1]["questions"]]
+    assert not set(before) & set(after)
+    assert len(after) == 1, "of a budget of six, one is answered and four may be drawn"
+    assert again.give(before[1], "-")[0] == 404
+    store.remove_person("anna")
+    store.claim(store.add_person("anna"), again.secret)
+    assert again("GET", "/questions")[1]["questions"] == []
+    ben = Client(server.port, "c" * 64)
+    store.claim(store.add_person("ben"), ben.secret)
+    assert {each["event"] for each in ben("GET", "/questions")[1]["questions"]} == {*before[1:], *after}
 
 
 def test_no_token_and_no_time_is_in_the_file(anna: Client, store: AnswerStore) -> None:
@@ -260,6 +316,38 @@ def test_answers_survive_a_kill(tmp_path: Path) -> None:
     assert AnswerStore.open(tmp_path / "s").answers() == {f"q{i}": 1 for i in range(2 * AHEAD)}
 
 
+def test_links_have_the_server_s_address_and_no_request_is_logged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(tmp_path / "s")
+    write_questions(tmp_path / "q.jsonl", QUESTIONS)
+    begin = [sys.executable, "-m", "pipeline.cli", "label", "serve", "--store", folder, "--port", "0"]
+    new = ["--epsilon", "1", "--pairs", str(tmp_path / "q.jsonl")]
+    for options, address in ((new, None), (["--url", "https://label.example.org"], "https://label.example.org/")):
+        with subprocess.Popen(
+            [*begin, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process:
+            try:
+                assert process.stdout is not None
+                lines = [process.stdout.readline() for _ in range(4)]
+                port = int(lines[3].split()[3])
+                url = address or f"http://127.0.0.1:{port}/"
+                assert lines[2].startswith(f"progress: {url}operator#")
+                assert lines[3] == f"listening on port {port} of 127.0.0.1 for {url}\n"
+                assert main(["label", "invite", "--store", folder, "anna"]) == 0
+                invited = capsys.readouterr()
+                assert re.fullmatch(f"anna: {re.escape(url)}#[0-9a-f]{{64}}\n", invited.out)
+                assert ("link and its browser are void" in invited.err) == (address is not None)
+                client = Client(port)
+                for path in ("/", "/questions", "/none"):
+                    client("GET", path)
+                client("GET", "/", "a body")
+                client("POST", "/answer", None, **{"Content-Length": "x"})
+            finally:
+                process.terminate()
+            assert process.stdout.read() == ""
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -269,6 +357,11 @@ def test_answers_survive_a_kill(tmp_path: Path) -> None:
         (["serve", "--store", "new", "--epsilon", "1", "--budget-per-person", "0.5"], "holds no answer"),
         (["serve", "--store", "store", "--epsilon", "2"], "was begun on the terms"),
         (["serve", "--store", "store", "--pairs", "none"], "cannot be read"),
+        (["serve", "--store", "store", "--pairs", "/dev/zero"], "pipe or device"),
+        (["serve", "--store", "store", "--pairs", "pipe"], "pipe or device"),
+        (["serve", "--store", "store", "--url", "label.example.org"], "--url must be"),
+        (["serve", "--store", "store", "--url", "https://label.example.org/page/"], "--url must be"),
+        (["serve", "--store", "store", "--host", "0.0.0.0"], "needs --url"),
         (["serve", "--store", "store", "--port", "PORT"], "cannot listen"),
         (["invite", "--store", "none", "anna"], "no store"),
         (["invite", "--store", "store", "an\x1bna"], "no name"),
@@ -282,6 +375,7 @@ def test_wrong_use_is_one_line(
     arguments: list[str], said: str,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
     given = [str(server.port) if each == "PORT" else each for each in arguments]
     assert main(["label", *given]) == 2
     error = capsys.readouterr().err
