@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.cli import main
+from pipeline.core.atomic import write_json
 from pipeline.core.errors import UserError
 from pipeline.data.release import read_release
 from pipeline.labelling.labellers import FileDrop
@@ -110,8 +111,10 @@ def test_a_pair_under_three_ids_is_charged_for_each_answer(tmp_path: Path, capsy
 def edited(bundle: Path, **changes: Any) -> None:
     """Changes what a manifest says; None takes a key out."""
     facts = json.loads((bundle / "manifest.json").read_text()) | changes
-    kept = {name: value for name, value in facts.items() if value is not None}
-    (bundle / "manifest.json").write_text(json.dumps(kept))
+    kept = {name: value for name, value in facts.items() if value is not None or name not in changes}
+    write_json(bundle / "manifest.json", kept)
+    for path in bundle.iterdir():  # as a copy, whose times are the tool's own
+        path.touch()
 
 
 @pytest.mark.parametrize(
