@@ -69,8 +69,16 @@ def trained_on(prompts: int, recipe: Recipe) -> str:
     return f"{prompts} prompts ({bare_name(recipe.data.prompts)}), its answers scored by the run's reward model"
 
 
-def card_head(recipe: Recipe, stage: str, text: CardText, private: bool) -> str:
-    """The YAML head, between its marks. private: labels were read, all under a finite epsilon."""
+def card_head(recipe: Recipe, stage: str, text: CardText, source: str | None, private: bool) -> str:
+    """The YAML head, between its marks.
+
+    Args:
+        recipe: its base model, demonstrations and prompts.
+        stage: that made the model.
+        text: the task.
+        source: of the released pairs, as declared; None where no label was read.
+        private: labels were read, all under a finite epsilon.
+    """
     base, licence = base_model(recipe)
     kind = "reward-model" if text.task == "text-classification" else stage.partition(",")[0]
     data = ModelCardData(
@@ -78,7 +86,7 @@ def card_head(recipe: Recipe, stage: str, text: CardText, private: bool) -> str:
         base_model=base,
         library_name="transformers",
         pipeline_tag=text.task,
-        datasets=hub_datasets(recipe, stage) or None,
+        datasets=hub_datasets(recipe, source) or None,
         tags=["private-rlhf", "rlhf", kind, *(["label-differential-privacy"] if private else [])],
     )
     return f"---\n{data.to_yaml()}\n---\n"
@@ -134,10 +142,7 @@ def licence_of(card: Path) -> str | None:
     return found if known else None
 
 
-def hub_datasets(recipe: Recipe, stage: str) -> list[str]:
-    """Hub ids among what a stage, and those before it, learn from."""
-    data = recipe.data
-    sources = {data.demonstrations}
-    if stage != "sft" or data.from_release("demonstrations"):
-        sources |= {data.preferences, data.prompts}
-    return sorted(source for source in sources if is_hub_id(source))
+def hub_datasets(recipe: Recipe, source: str | None) -> list[str]:
+    """Hub ids among what a model, and π_ref before it, learnt from. source: see `card_head`."""
+    sources = {recipe.data.demonstrations} | ({source, recipe.data.prompts} if source else set())
+    return sorted(name for name in sources if is_hub_id(name))

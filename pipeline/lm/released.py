@@ -63,7 +63,7 @@ def write_beside(
         card = privacy_card(manifest, **more)
         private = card["mark"] is None
         lines.append(render_markdown(card))
-    head = card_head(recipe, stage, text, private)
+    head = card_head(recipe, stage, text, None if manifest is None else manifest.get("source"), private)
     atomic.write_text(folder / "README.md", head + "\n".join(lines))
     rendering = Rendering(renderer.system_prompt, renderer.max_response_tokens, dict(renderer.chat_template_kwargs))
     atomic.write_json(folder / RENDERING, asdict(rendering))
