@@ -192,6 +192,7 @@ def save_reward_checkpoint(
     if bonus is not None:
         _check_bonus(bonus, weight, metadata)
 
+    model.config.problem_type = "regression"  # vLLM and text-classification would return its sigmoid
     with atomic.new_folder(target) as folder:
         model.save_pretrained(str(folder))
         if tokenizer is not None:

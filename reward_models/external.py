@@ -13,7 +13,9 @@ from pipeline.core.errors import UserError
 from pipeline.core.noise import PUBLIC
 from pipeline.core.recipe import Recipe
 from pipeline.core.recipe_parts import ExternalRewardSettings
+from pipeline.data.inputs import make_renderer
 from pipeline.lm.models import load_tokenizer
+from pipeline.lm.templates import tokenizer_as_trained
 from reward_models.checkpoint import (
     METADATA_FILE,
     RewardCheckpoint,
@@ -108,8 +110,9 @@ def use_external(recipe: Recipe, target: Path, main_process: bool) -> dict[str, 
         model: Any = checkpoint.model.model
         # Pooling goes by the mask; plain transformers goes by this id, which must not end a text.
         model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+        trained = tokenizer_as_trained(make_renderer(recipe, tokenizer), "right")  # how this run reads its scores
         bonus = None if checkpoint.bonus is None or kappa == 0 else replace(checkpoint.bonus, kappa=kappa)
-        save_reward_checkpoint(target / "model", model, metadata, bonus=bonus, tokenizer=tokenizer, overwrite=True)
+        save_reward_checkpoint(target / "model", model, metadata, bonus=bonus, tokenizer=trained, overwrite=True)
         atomic.write_json(target / "fit.json", facts)
     return {**facts, "losses": [], "summary": f"external reward model {facts['source']}, labels {facts['labels']}"}
 

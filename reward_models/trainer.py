@@ -1,9 +1,9 @@
 """Reward training with LoRA or all weights: TRL's RewardTrainer with a private loss on the bounded margin.
 
-Rows are pairs of token ids, `chosen_ids` and `rejected_ids`, where `chosen` is the response that the *private* label
-prefers; in that order z = +1 for every row, and the loss is ℓ(r(u_chosen) − r(u_rejected), +1; ε). TRL would append
-end-of-sequence tokens to text it tokenises itself, so that training and scoring would see different sequences: only
-rendered ids are accepted here, from the same function that scoring uses.
+Rows are TRL's: token ids (`chosen_ids`, `rejected_ids`), or preferences in text or messages, which TRL tokenises.
+`chosen` is the response that the *private* label prefers; in that order z = +1 for every row, and the loss is
+ℓ(r(u_chosen) − r(u_rejected), +1; ε). Stage reward gives token ids, from the function that scoring uses: TRL's own end
+otherwise (text gets its end-of-sequence token, messages what the chat template writes).
 """
 
 from __future__ import annotations
@@ -64,11 +64,12 @@ class _FollowEpoch(TrainerCallback):
 
 class PrivateRewardTrainer(RewardTrainer):
     """`RewardTrainer` plus `noise` (of the labels, or their ε), `loss` (a name of `losses`) and `reward_bound` B (None:
-    unbounded).
+    unbounded). At ε = ∞, without a bound, it computes what TRL's computes.
 
-    Everything else is TRL's: `model` (a sequence-classification model with one output), `args` (`RewardConfig`; on a
-    CPU with use_cpu=True, bf16=False, gradient_checkpointing=False), datasets, `processing_class`, `peft_config`
-    (LoRA with modules_to_save=["score"]), callbacks. Losses are means over the local batch, averaged over
+    The rest is TRL's: `model` (a sequence-classification model with one output), `args` (`RewardConfig`; on a CPU with
+    use_cpu=True, bf16=False, gradient_checkpointing=False), datasets in any of its preference formats but without a
+    `margin` column, `processing_class`, `peft_config` (LoRA with modules_to_save=["score"]), callbacks. TRL drops texts
+    over `max_length`; rows of token ids must not be over it. Losses are means over the local batch, averaged over
     processes and accumulation steps, so n processes with batch b equal one process with batch n·b.
 
     Logged beside TRL's metrics: `private_accuracy`, the share of released labels that the margin agrees with, and
@@ -135,12 +136,16 @@ class PrivateRewardTrainer(RewardTrainer):
         if renamed:
             dataset = dataset.rename_columns(renamed)
             columns = [renamed.get(column, column) for column in columns]
-        if missing := {"chosen_ids", "rejected_ids"} - set(columns):
-            raise ValueError(f"the {dataset_name} dataset has no {', '.join(sorted(missing))}; pass rendered token ids")
+        rendered = {"chosen_ids", "rejected_ids"} <= set(columns)
+        if not rendered and (missing := {"chosen", "rejected"} - set(columns)):
+            raise ValueError(
+                f"the {dataset_name} dataset has no {', '.join(sorted(missing))}; pass preferences, or token ids as "
+                "chosen_ids and rejected_ids"
+            )
         if "margin" in columns:
             raise ValueError(f"the {dataset_name} dataset has a margin column, which no private loss uses; drop it")
         prepared = super()._prepare_dataset(dataset, processing_class, args, dataset_name)
-        if isinstance(dataset, Dataset) and len(prepared) < len(dataset):
+        if rendered and isinstance(dataset, Dataset) and len(prepared) < len(dataset):
             raise ValueError(
                 f"{len(dataset) - len(prepared)} rows of the {dataset_name} dataset are longer than max_length "
                 f"{args.max_length} and would be dropped; render shorter texts or raise max_length"

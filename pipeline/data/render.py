@@ -35,6 +35,11 @@ class Renderer:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     max_text_tokens: int | None = None
 
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """All variables of the chat template, by name."""
+        return {"date_string": TEMPLATE_DATE, **self.chat_template_kwargs}
+
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Token ids of `prompt` up to where the assistant's answer starts.
 
@@ -109,7 +114,7 @@ class Renderer:
             add_generation_prompt=True,
             tokenize=True,
             return_dict=True,
-            **{"date_string": TEMPLATE_DATE, **self.chat_template_kwargs},
+            **self.template_variables,
         )
         return list(rendered["input_ids"])
 

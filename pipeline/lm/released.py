@@ -1,4 +1,4 @@
-"""What lies in a released checkpoint beside the weights: its privacy card, and how its prompts are rendered."""
+"""What lies in a released checkpoint beside the weights: its card, and how its prompts are rendered."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pipeline.core import atomic
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 from pipeline.data.render import Renderer
+from pipeline.lm.model_card import RENDERING, CardText, card_body, card_head
 from pipeline.privacy.card import privacy_card, render_markdown
 from pipeline.privacy.guarantee import NOT_PRIVATE
 
-RENDERING = "rendering.json"
 NO_LABEL = (
     "No preference label was read: which responses it was trained on does not depend on any. The prompts and responses"
     " themselves are not protected."
@@ -39,6 +39,7 @@ def write_beside(
     recipe: Recipe,
     renderer: Renderer,
     manifest: Mapping[str, Any] | None,
+    text: CardText,
     facts: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes README.md and rendering.json into a checkpoint folder; call it on one process only.
@@ -49,17 +50,21 @@ def write_beside(
         recipe: its name, and whether a guard was overruled.
         renderer: that training used.
         manifest: of the release that was read (`ReleaseManifest.as_dict()`); None where no label was.
-        facts: what else the card says, by row.
+        text: how to use the model, and what it was trained on.
+        facts: what else the privacy card says, by row.
     """
-    lines = [f"# {recipe.name}, stage {stage}", ""]
+    private, lines = False, [f"# {recipe.name}, stage {stage}", "", card_body(recipe, text)]
     if manifest is None:
         mark = [f"**{NOT_PRIVATE}**: {recipe.override}.", ""] if recipe.override else []
         lines += ["## Privacy card", "", *mark, NO_LABEL, ""]
     else:
         more: dict[str, Any] = {"overrides": [recipe.override], "declared_public": recipe.data.public_labels}
         more |= {"stage": stage, "recipe": recipe.name, **(facts or {})}
-        lines.append(render_markdown(privacy_card(manifest, **more)))
-    atomic.write_text(folder / "README.md", "\n".join(lines))
+        card = privacy_card(manifest, **more)
+        private = card["mark"] is None
+        lines.append(render_markdown(card))
+    head = card_head(recipe, stage, text, None if manifest is None else manifest.get("source"), private)
+    atomic.write_text(folder / "README.md", head + "\n".join(lines))
     rendering = Rendering(renderer.system_prompt, renderer.max_response_tokens, dict(renderer.chat_template_kwargs))
     atomic.write_json(folder / RENDERING, asdict(rendering))
 

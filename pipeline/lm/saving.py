@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pipeline.core import atomic
 from pipeline.core.errors import RunStopped, UserError
-from pipeline.lm.models import DTYPES, load_causal_lm, no_progress_bars, unwrap
+from pipeline.lm.models import DTYPES, end_ids, load_causal_lm, no_progress_bars, unwrap
 from pipeline.lm.quantised import dense_copy, is_four_bit
 
 if TYPE_CHECKING:
@@ -93,6 +93,8 @@ def write_checkpoint(
         RunStopped: what was written does not load whole, or computes something else.
     """
     plain = merged_copy(model, state, DTYPES[dtype])
+    ends = sorted(end_ids(model, tokenizer))  # plain `generate` goes by this list, not by the tokenizer
+    plain.generation_config.eos_token_id = ends if len(ends) > 1 else ends[0]
     with atomic.new_folder(target) as temporary, no_progress_bars():
         plain.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)

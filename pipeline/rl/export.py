@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 from pipeline.core.recipe import Recipe
 from pipeline.core.rundir import RunDir
 from pipeline.data.render import Renderer
+from pipeline.lm.model_card import policy_text
 from pipeline.lm.released import write_beside
 from pipeline.lm.saving import Read, save_merged
+from pipeline.lm.templates import tokenizer_as_trained
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -59,12 +61,13 @@ def save(
     Raises:
         RunStopped: see `save_merged`.
     """
-    dtype, reference = recipe.model.dtype, folder / REFERENCE
-    save_merged(accelerator, policy, renderer.tokenizer, folder / "model", dtype, read=read)
+    dtype, reference, tokenizer = recipe.model.dtype, folder / REFERENCE, tokenizer_as_trained(renderer)
+    save_merged(accelerator, policy, tokenizer, folder / "model", dtype, read=read)
     if quantised_reference(recipe):
         with policy.disable_adapter():
-            save_merged(accelerator, policy, renderer.tokenizer, reference, dtype, read=read)
+            save_merged(accelerator, policy, tokenizer, reference, dtype, read=read)
         if accelerator.is_main_process:
-            write_beside(reference, "sft, in 4 bits", recipe, renderer, None)
+            text = policy_text("what sft/model was; its linear layers are rounded to 4 bits", renderer, recipe)
+            write_beside(reference, "sft, in 4 bits", recipe, renderer, None, text)
     elif accelerator.is_main_process:
         shutil.rmtree(reference, ignore_errors=True)  # of an earlier recipe

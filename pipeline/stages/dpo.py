@@ -23,8 +23,10 @@ from pipeline.data import inputs
 from pipeline.data.release import ReleasedPair
 from pipeline.data.render import Renderer, keep_fitting_pairs, left_out, text_count
 from pipeline.lm import hf_trainer
+from pipeline.lm.model_card import policy_text
 from pipeline.lm.models import add_lora, load_causal_lm, load_tokenizer
 from pipeline.lm.released import write_beside
+from pipeline.lm.templates import tokenizer_as_trained
 from pipeline.rl.dpo import PrivateDpoTrainer, pair_dataset
 
 
@@ -69,11 +71,12 @@ def run(context: StageContext) -> dict[str, Any]:
     hf_trainer.train(trainer, context.checkpoints)
 
     # --- results ------------------------------------------------------------------------------------------------------
-    hf_trainer.save_trained(trainer, renderer.tokenizer, context.folder / "model", recipe.model.dtype)
+    hf_trainer.save_trained(trainer, tokenizer_as_trained(renderer), context.folder / "model", recipe.model.dtype)
     history = hf_trainer.loss_history(trainer.state)
     if context.world.main:
         atomic.write_json(context.folder / "history.json", {"loss": history})
-        write_beside(context.folder / "model", "dpo", recipe, renderer, release.manifest.as_dict())
+        text = policy_text(f"{len(dataset)} released preference pairs", renderer, recipe, measured=True)
+        write_beside(context.folder / "model", "dpo", recipe, renderer, release.manifest.as_dict(), text)
     return {
         "pairs": len(dataset),
         "texts": [text_count("pairs", len(rows), len(kept), renderer)],

@@ -47,6 +47,7 @@ from pipeline.lm.distributed import make_accelerator
 from pipeline.lm.generate import Sampling
 from pipeline.lm.human_truth import human_reward
 from pipeline.lm.likelihood import mean_logprobs
+from pipeline.lm.model_card import write_results
 from pipeline.lm.model_folders import weights_digest
 from pipeline.lm.models import load_causal_lm, load_tokenizer
 from pipeline.lm.numerics import precision
@@ -153,6 +154,7 @@ def run(context: StageContext) -> dict[str, Any]:
         }
         whose = {**identities, "judge": None if judge is None else judge.facts}
         atomic.write_json(context.folder / "pairs.json", {**whose, "pairs": compared})
+        write_results(run_dir.stage(recipe.aligner) / "model", card_lines(methods[method_name(recipe)]))
     dropped = len(rows) - len(fitting)
     return {
         "prompts": len(results),
@@ -298,10 +300,24 @@ def judge_notes(recipe: Recipe) -> list[str]:
     return notes
 
 
+JUDGES = {"truth": "truth", "judge": "outside judge", "rm": "reward model"}
+
+
+def card_lines(metrics: dict[str, Any]) -> list[str]:
+    """What the policy's card says of it; none of it reads a label."""
+    said = {name: metrics.get(f"generation_win_rate_{name}") for name in JUDGES}
+    lines = [
+        f"win rate against sft/model by the {JUDGES[name]}, on held-out prompts: {Estimate(**rate)}"
+        for name, rate in said.items()
+        if rate
+    ]
+    low, high = metrics["kl_ci"]
+    return [*lines, f"KL to sft/model: {metrics['kl']:.2f} [{low:.2f}, {high:.2f}] nats"]
+
+
 def headline(metrics: dict[str, Any], ratio: Any) -> str:
     """The stage's one line."""
-    judges = {"truth": "truth", "judge": "outside judge", "rm": "reward model"}
-    rates = {said: metrics.get(f"generation_win_rate_{name}") for name, said in judges.items()}
+    rates = {said: metrics.get(f"generation_win_rate_{name}") for name, said in JUDGES.items()}
     judge, rate = next((judge, rate) for judge, rate in rates.items() if rate)
     line = (
         f"win rate vs π_ref by {judge} {rate['value']:.3f} [{rate['ci_low']:.3f}, {rate['ci_high']:.3f}], "

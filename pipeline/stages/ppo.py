@@ -31,6 +31,7 @@ from pipeline.data.render import keep_fitting, text_count
 from pipeline.embedded.truth import true_reward
 from pipeline.lm.distributed import make_accelerator
 from pipeline.lm.logprobs import PolicyWithValue
+from pipeline.lm.model_card import policy_text, trained_on
 from pipeline.lm.models import add_lora, load_causal_lm, load_tokenizer
 from pipeline.lm.recompute import recompute_layers
 from pipeline.lm.released import write_beside
@@ -90,7 +91,8 @@ def run(context: StageContext) -> dict[str, Any]:
         manifest = inputs.release(context.run).manifest.as_dict()
         more = {"extra_rewards": extra_rewards_on_card(facts), "reference_policy": reference_fact}
         said = {name: fact for name, fact in more.items() if fact}
-        write_beside(context.folder / "model", "ppo", recipe, renderer, manifest, said)
+        text = policy_text(trained_on(len(prompts), recipe), renderer, recipe, measured=True)
+        write_beside(context.folder / "model", "ppo", recipe, renderer, manifest, text, said)
     return {
         "iterations": len(history),
         "rollouts": sum(entry["rollouts"] for entry in history),

@@ -24,13 +24,14 @@ from pipeline.core.errors import UserError
 from pipeline.core.noise import LabelNoise
 from pipeline.core.recipe import Recipe
 from pipeline.core.stage import StageContext
-from pipeline.core.stats import wilson
+from pipeline.core.stats import Estimate, wilson
 from pipeline.data import inputs
 from pipeline.data.render import left_out, text_count
 from pipeline.evaluation.calibration import preference_calibration
 from pipeline.lm.distributed import make_accelerator
 from pipeline.lm.models import load_tokenizer
 from pipeline.lm.released import write_beside
+from pipeline.lm.templates import tokenizer_as_trained
 from reward_models.backbone import load_backbone
 from reward_models.bound import bounded_reward
 from reward_models.central import fit_statistic, load_statistic
@@ -41,6 +42,7 @@ from reward_models.head import PairFeatures, fit_head, refit_head
 from reward_models.losses import get_loss
 from reward_models.model import RewardModel, set_score_weight
 from reward_models.pairs import pair_features, rendered_pairs
+from reward_models.quick_start import reward_text
 from reward_models.ridge import RidgeSelection
 from reward_models.training import TrainedBackbone, train_backbone
 from reward_models.uncertainty import FisherBonus
@@ -116,11 +118,13 @@ def run(context: StageContext) -> dict[str, Any]:
     )
     facts = describe(metadata, check | more, selection, result, dropped)
     if accelerator.is_main_process:
+        tokenizer = tokenizer_as_trained(renderer, "right")
         save_reward_checkpoint(
-            context.folder / "model", result.model, metadata, bonus=bonus, tokenizer=renderer.tokenizer, overwrite=True
+            context.folder / "model", result.model, metadata, bonus=bonus, tokenizer=tokenizer, overwrite=True
         )
         atomic.write_json(context.folder / "fit.json", facts)
-        write_beside(context.folder / "model", "reward", recipe, renderer, release.manifest.as_dict())
+        text = reward_text(f"{len(training)} released pairs", held_out_text(check), result.model, metadata.reward_bound)
+        write_beside(context.folder / "model", "reward", recipe, renderer, release.manifest.as_dict(), text)
     accuracy = check["validation_accuracy_debiased"]
     return {
         **{name: facts[name] for name in ("mode", "loss", "ridge", "num_pairs", "validation_log_likelihood")},
@@ -164,8 +168,9 @@ def from_noisy_sum(context: StageContext) -> dict[str, Any]:
         uncertainty=settings.uncertainty.kind,
     )
     bonus = FisherBonus(weight, basis, fit.information, settings.reward_bound, settings.kappa)
+    tokenizer = tokenizer_as_trained(renderer, "right")
     save_reward_checkpoint(
-        context.folder / "model", backbone, metadata, bonus=bonus, tokenizer=renderer.tokenizer, overwrite=True
+        context.folder / "model", backbone, metadata, bonus=bonus, tokenizer=tokenizer, overwrite=True
     )
     stated = {name: metadata.to_json()[name] for name in ("mode", "loss", "epsilon", "reward_bound", "ridge", "kappa")}
     noise_over_data = math.sqrt(statistic.variance * len(fit.theta)) / float((statistic.x**2).sum().sqrt())
@@ -180,7 +185,9 @@ def from_noisy_sum(context: StageContext) -> dict[str, Any]:
         "held_out_labels": "none were read",
     }
     atomic.write_json(context.folder / "fit.json", facts)
-    write_beside(context.folder / "model", "reward", recipe, renderer, release.manifest.as_dict())
+    results = "None: a check on held-out labels would be another release of them."
+    text = reward_text(f"one noisy sum of {metadata.n_pairs} labels", results, backbone, metadata.reward_bound)
+    write_beside(context.folder / "model", "reward", recipe, renderer, release.manifest.as_dict(), text)
     return {
         **{name: facts[name] for name in ("mode", "loss", "ridge", "num_pairs")},
         "summary": f"head fit of one noisy sum of {metadata.n_pairs} labels, λ = {fit.ridge:.3g}; the noise is "
@@ -230,6 +237,18 @@ def held_out(model: RewardModel, features: PairFeatures, noise: LabelNoise, reci
         "validation_accuracy_debiased": noise.debias(share).as_dict(),
         "calibration": preference_calibration(margin.numpy(), noise),
     }
+
+
+def held_out_text(check: dict[str, Any]) -> str:
+    """What `held_out` says, on the card."""
+    accuracy = Estimate(**check["validation_accuracy_debiased"])
+    likelihood, error = check["validation_log_likelihood"], check["validation_log_likelihood_se"]
+    spread = f" (standard error {error:.3f})" if error is not None else ""
+    return (
+        f"On {check['validation_pairs']} held-out pairs: accuracy {accuracy} on true labels, estimated from the private"
+        f" ones, chance .5; private log-likelihood per pair {likelihood:.3f}{spread}, chance"
+        f" {check['null_log_likelihood']:.3f}."
+    )
 
 
 def describe(

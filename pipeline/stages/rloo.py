@@ -21,8 +21,10 @@ from pipeline.data import inputs
 from pipeline.data.render import keep_fitting, text_count
 from pipeline.lm import hf_trainer
 from pipeline.lm.generate import Sampling
+from pipeline.lm.model_card import policy_text, trained_on
 from pipeline.lm.models import add_lora, load_causal_lm, load_tokenizer
 from pipeline.lm.released import write_beside
+from pipeline.lm.templates import tokenizer_as_trained
 from pipeline.rl.group import TRAINERS, Task, history_of, prompt_dataset, trl_arguments
 from pipeline.rl.rollout import evenly_spaced, summary_of
 from reward_models.scorer import load_scorer
@@ -73,13 +75,14 @@ def run(context: StageContext) -> dict[str, Any]:
     hf_trainer.train(trainer, context.checkpoints)
 
     # --- results ------------------------------------------------------------------------------------------------------
-    hf_trainer.save_trained(trainer, renderer.tokenizer, context.folder / "model", recipe.model.dtype)
+    hf_trainer.save_trained(trainer, tokenizer_as_trained(renderer), context.folder / "model", recipe.model.dtype)
     history = history_of(trainer.state, settings.rollouts, fixed["beta"])
     if context.world.main:
         lines = "".join(json.dumps(entry) + "\n" for entry in history)
         atomic.write_text(context.folder / "history.jsonl", lines)
         manifest = inputs.release(context.run).manifest.as_dict()
-        write_beside(context.folder / "model", aligner, recipe, renderer, manifest)
+        text = policy_text(trained_on(len(prompts), recipe), renderer, recipe, measured=True)
+        write_beside(context.folder / "model", aligner, recipe, renderer, manifest, text)
     return {
         "iterations": len(history),
         "rollouts": len(history) * settings.rollouts,

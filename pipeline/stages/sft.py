@@ -23,10 +23,12 @@ from pipeline.data.formats import Demonstration
 from pipeline.data.render import Renderer, left_out, text_count
 from pipeline.lm import hf_trainer
 from pipeline.lm.architectures import base_config, check_architecture, check_tokens
+from pipeline.lm.model_card import policy_text
 from pipeline.lm.model_folders import check_context
 from pipeline.lm.models import add_lora, base_checkpoint, load_causal_lm, load_tokenizer
 from pipeline.lm.released import write_beside
 from pipeline.lm.sft_training import RowSftTrainer
+from pipeline.lm.templates import tokenizer_as_trained
 
 
 def run(context: StageContext) -> dict[str, Any]:
@@ -71,11 +73,12 @@ def run(context: StageContext) -> dict[str, Any]:
     hf_trainer.train(trainer, context.checkpoints)
 
     # --- results ----------------------------------------------------------------------------------------------------
-    hf_trainer.save_trained(trainer, renderer.tokenizer, context.folder / "model", recipe.model.dtype)
+    hf_trainer.save_trained(trainer, tokenizer_as_trained(renderer), context.folder / "model", recipe.model.dtype)
     history, source = hf_trainer.loss_history(trainer.state), bare_name(recipe.data.demonstrations)
     if context.world.main:
         atomic.write_json(context.folder / "history.json", {"loss": history})
-        write_beside(context.folder / "model", "sft", recipe, renderer, None)
+        text = policy_text(f"{len(dataset)} demonstrations ({source})", renderer, recipe)
+        write_beside(context.folder / "model", "sft", recipe, renderer, None, text)
     return {
         "demonstrations": len(dataset),
         "texts": [text_count("demonstrations", len(dataset) + dropped, len(dataset), renderer)],

@@ -11,6 +11,7 @@ from pipeline.core.config import parse
 from pipeline.core.errors import UserError
 from pipeline.core.recipe import Recipe
 from pipeline.data.render import Renderer
+from pipeline.lm.model_card import policy_text
 from pipeline.lm.released import Rendering, read_rendering, write_beside
 
 
@@ -26,13 +27,15 @@ def recipe(**data: Any) -> Recipe:
 
 
 def test_the_rendering_survives(tmp_path: Path) -> None:
-    write_beside(tmp_path, "sft", recipe(), Renderer(None, 10, 7, "", {"think": False}), None)
+    renderer = Renderer(None, 10, 7, "", {"think": False})
+    write_beside(tmp_path, "sft", recipe(), renderer, None, policy_text("texts", renderer, recipe()))
     assert read_rendering(tmp_path) == Rendering("", 7, {"think": False})
     assert "No preference label was read" in (tmp_path / "README.md").read_text(encoding="utf-8")
 
 
 def test_an_overruled_guard_is_on_the_card(tmp_path: Path) -> None:
-    write_beside(tmp_path, "sft", recipe(allow_label_overlap=True), Renderer(None, 10, 7), None)
+    renderer, run = Renderer(None, 10, 7), recipe(allow_label_overlap=True)
+    write_beside(tmp_path, "sft", run, renderer, None, policy_text("texts", renderer, run))
     assert "**NOT PRIVATE**" in (tmp_path / "README.md").read_text(encoding="utf-8")
 
 

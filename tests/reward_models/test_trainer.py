@@ -9,12 +9,14 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
 from reward_trainers import make_rows, make_tokenizer, make_trainer, step_losses
+from trl import RewardTrainer
 
 from pipeline.core.noise import LabelNoise
 from pipeline.core.world import join_world
@@ -112,8 +114,52 @@ def test_legacy_column_names_are_accepted(tiny_causal_lm: Path, tmp_path: Path) 
     assert set(trainer.train_dataset.column_names) == {"chosen_ids", "rejected_ids"}
 
 
+def trl_rows() -> dict[str, Dataset]:
+    """Preferences in each of TRL's formats; one text is over a `max_length` of 24."""
+    words = [f"w{3 + i} w{20 + i}" for i in range(7)] + [" ".join(f"w{i}" for i in range(3, 40))]
+    other = [f"w{40 - i} w7 w{9 + i}" for i in range(8)]
+
+    def said(role: str, text: str) -> list[dict[str, str]]:
+        return [{"role": role, "content": text}]
+
+    answers = {"chosen": [f" {text}" for text in words], "rejected": [f" {text}" for text in other]}
+    talks = {name: [said("assistant", text) for text in texts] for name, texts in answers.items()}
+    asked = [said("user", f"w{50 + i}") for i in range(8)]
+    whole = {name: [ask + talk for ask, talk in zip(asked, talks[name], strict=True)] for name in talks}
+    tables = {
+        "text": {"prompt": [f"w{50 + i}" for i in range(8)], **answers},
+        "text, implicit prompt": answers,
+        "messages": {"prompt": asked, **talks},
+        "messages, implicit prompt": whole,
+    }
+    return {name: Dataset.from_dict(table) for name, table in tables.items()}
+
+
+@pytest.mark.parametrize("name", trl_rows())
+def test_without_noise_and_bound_it_is_trl_s_trainer(tiny_causal_lm: Path, tmp_path: Path, name: str) -> None:
+    """TRL's preference columns by TRL's own processing: token ids, losses and weights after two steps."""
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ bos_token + ' ' + m['content'] + ' ' + eos_token + ' ' }}{% endfor %}"
+    )
+    how: dict[str, Any] = {"train_dataset": trl_rows()[name], "processing_class": tokenizer, "max_length": 24}
+    how |= {"per_device_train_batch_size": 4, "optim": "sgd"}
+    ours = make_trainer(tiny_causal_lm, tmp_path / "ours", noise=math.inf, reward_bound=None, **how)
+    theirs = make_trainer(tiny_causal_lm, tmp_path / "theirs", kind=RewardTrainer, **how)
+    assert len(ours.train_dataset) == 7
+    assert list(ours.train_dataset["chosen_ids"]) == list(theirs.train_dataset["chosen_ids"])
+    assert list(ours.train_dataset["rejected_ids"]) == list(theirs.train_dataset["rejected_ids"])
+    for trainer in (ours, theirs):
+        trainer.train()
+    assert step_losses(ours) == pytest.approx(step_losses(theirs), abs=1e-5)
+    assert step_losses(ours)[0] != pytest.approx(step_losses(ours)[1], abs=1e-4)
+    weights = dict(theirs.model.named_parameters())
+    for parameter, weight in ours.model.named_parameters():
+        torch.testing.assert_close(weight, weights[parameter], rtol=1e-4, atol=1e-6)
+
+
 def test_errors_name_the_culprit(tiny_causal_lm: Path, tmp_path: Path) -> None:
-    text = Dataset.from_dict({"chosen": ["w5 w6"], "rejected": ["w7"]})
+    text = Dataset.from_dict({"chosen": ["w5 w6"], "text": ["w7"]})
     no_pad = make_tokenizer()
     no_pad.pad_token = "</s>"
     margins = make_rows(2).add_column("margin", [0.0, 1.0])
@@ -122,7 +168,7 @@ def test_errors_name_the_culprit(tiny_causal_lm: Path, tmp_path: Path) -> None:
         ({"reward_bound": -1.0}, "reward_bound must be"),
         ({"loss": "bt"}, "unknown loss"),
         ({"label_smoothing_factor": 0.1}, f"label_smoothing_factor must be 0: {SMOOTHING_REFUSED}"),
-        ({"train_dataset": text}, "no chosen_ids, rejected_ids; pass rendered token ids"),
+        ({"train_dataset": text}, "has no rejected; pass preferences, or token ids as chosen_ids and rejected_ids"),
         ({"train_dataset": margins}, "has a margin column"),
         ({"max_length": 7}, "rows of the train dataset are longer than max_length 7"),
         ({"processing_class": no_pad}, "the tokenizer pads with 2, the model with 0"),

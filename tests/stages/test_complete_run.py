@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 from pathlib import Path
@@ -9,10 +10,15 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from other_machines import copy_key, move_to
+from outside import imported, quick_start, run_outside
 from pipeline_runs import STAGES, Workspace, read_json, stages_started, timeless, tree
+from transformers import AutoTokenizer
 
 from pipeline.cli import main
+from pipeline.core.config import load_recipe
+from pipeline.core.recipe import Recipe
 from pipeline.embedded import task
+from reward_models.scorer import load_scorer
 
 INTERVALS = ("generation_win_rate_truth", "generation_win_rate_rm", "likelihood_win_rate")
 PLAIN = ("kl", "true_reward", "objective", "keep_prob")
@@ -86,6 +92,26 @@ def test_checkpoints_carry_their_card_and_their_rendering(finished_run: Path) ->
         assert rendering == {"system_prompt": None, "max_response_tokens": 12, "chat_template_kwargs": {}}
     weights = finished_run / "ppo" / "model" / "model.safetensors"
     assert weights.stat().st_mode & 0o777 == 0o644
+
+
+def test_models_work_where_this_package_is_not(finished_run: Path) -> None:
+    """Their cards' programs run; prompts are those of the stage; stage evaluate wrote its results."""
+    folders = [finished_run / stage / "model" for stage in ("sft", "reward", "ppo")]
+    assert {name for folder in folders for name in imported(quick_start(folder))} == {"torch", "transformers"}
+    printed = run_outside(*folders)
+    scorer = load_scorer(folders[1], load_recipe(Recipe, finished_run / "recipe.yaml", []), use_bonus=False)
+    inside = scorer.score(["Name a river."] * 2, ["The Rhine is a lovely river.", "No."]).reward
+    assert ast.literal_eval(printed[1]) == pytest.approx(inside.tolist(), abs=1e-5)
+    for folder in (folders[0], folders[2]):
+        plain = AutoTokenizer.from_pretrained(folder)
+        turns = [{"role": "user", "content": "Name a river."}]
+        ids = plain.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)["input_ids"]
+        assert ids == scorer.renderer.prompt_ids("Name a river.")
+    card = (folders[2] / "README.md").read_text(encoding="utf-8")
+    assert "win rate against sft/model by the truth, on held-out prompts: " in card
+    places = [card.index(f"## {section}") for section in ("Quick start", "Results", "Files", "Privacy card")]
+    assert places == sorted(places)
+    assert "held-out pairs: accuracy" in (folders[1] / "README.md").read_text(encoding="utf-8")
 
 
 def test_nothing_that_can_run_code_is_released(finished_run: Path) -> None:

@@ -6,8 +6,6 @@ import json
 import shutil
 import signal
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from accelerate import Accelerator
@@ -17,6 +15,7 @@ from safetensors.torch import load_file
 from pipeline.cli import main
 from pipeline.core.config import load_recipe
 from pipeline.core.recipe import Recipe
+from pipeline.data.render import Renderer
 from pipeline.lm.models import load_causal_lm, load_tokenizer
 from pipeline.rl import export
 
@@ -84,9 +83,9 @@ def test_killed_resumed_evaluated_and_sampled(
     assert "win rate by truth" in capsys.readouterr().out
 
     # Without the key π_ref is sft/model again, and nothing is left of the other one.
-    tokenizer: Any = SimpleNamespace(tokenizer=load_tokenizer(run / "sft" / "model"))
+    renderer = Renderer(load_tokenizer(run / "sft" / "model"), 256, 64)
     plain = load_recipe(Recipe, TINY, ["model.dtype=float32"])
-    export.save(Accelerator(cpu=True), load_causal_lm(run / "sft" / "model", "float32"), tokenizer, run / "ppo", plain)
+    export.save(Accelerator(cpu=True), load_causal_lm(run / "sft" / "model", "float32"), renderer, run / "ppo", plain)
     assert not (run / "ppo" / "reference").exists()
     assert export.reference_fact(plain) is None
 

