@@ -222,8 +222,8 @@ class Digests:
                 for part in (history, one[len(history) :], other[len(history) :])
             ]
             sides.append((_without(parts[1], parts[2], parts[0]), _without(parts[2], parts[1], parts[0])))
-            first_text, second_text = ("".join(text for _, text in part[len(history) :]) for part in (one, other))
-            texts.append((last_question(history), first_text, second_text))
+            answer, another = ("".join(content for _, content in part[len(history) :]) for part in (one, other))
+            texts.append((last_question(history), answer, another))
             rows.append((*self.of(one), *self.of(other), self.whole(history)))
         return LookedPairs(np.array(rows, dtype=np.uint64), sides, texts)
 

@@ -26,6 +26,7 @@ def ask_round(path: Path, questions: Sequence[Question], labeller: Labeller) -> 
         RunWaits: the labeller has not answered all of them yet. Nothing is lost: the same command looks again.
     """
     asked = [question.as_json() for question in questions]
+    atomic.sweep_temporaries(path.parent, path.name)
     if path.is_file():
         stored = read_json(path)
         if stored["questions"] == asked:
