@@ -14,7 +14,7 @@ from rooms import room_of
 MAX_FUNCTION_LINES, MAX_STAGE_RUN_LINES = 80, 150
 ROOM_LINES = {
     "pipeline": 1_500, "accounting": 1_350, "attacks": 2_950, "benchmark": 750, "commands": 1_050, "core": 3_200,
-    "data": 4_600, "embedded": 300, "evaluation": 2_000, "labelling": 1_450, "lm": 3_700, "online": 900,
+    "data": 4_600, "embedded": 300, "evaluation": 2_000, "labelling": 1_450, "lm": 3_800, "online": 900,
     "planning": 1_100, "privacy": 4_250, "report": 1_600, "rl": 1_800, "stages": 2_400, "validation": 9_600,
     "reward_models": 4_150,
 }
