@@ -227,8 +227,11 @@ def _labels(
     now = keys["label"].copy()  # that a row has when it is written with sign 1
     blocks = coins.blocks(_COIN, map(bytes, event_tags(keys)))
     one = np.where(np.frombuffer(blocks, np.uint8).reshape(len(keys), -1)[:, 0] & 1, 1, -1)
-    keys["label"] = 0  # no label at all: what comes out all the same does not depend on it
-    free = release_labels(mechanism, key.prf, keys) != 0
+    answers = []
+    for label in (1, -1):
+        keys["label"] = label
+        answers.append(release_labels(mechanism, key.prf, keys))
+    free = answers[0] == answers[1]  # what comes out does not depend on the label
     places = keys["position"].astype(np.int64)
     signs, first = np.tile(np.array([1, -1], np.int8), (len(rows), 1)), np.zeros(len(rows), bool)
     for place, tag in sorted(zip(places.tolist(), map(bytes, event_tags(keys)), strict=True)):
