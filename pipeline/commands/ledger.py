@@ -110,7 +110,8 @@ def as_text(facts: Mapping[str, Any]) -> str:
     if labelers["unattributed_events"]:
         lines.append(f"events that name no labeller: {labelers['unattributed_events']}")
     if facts["events"]:
-        lines.append("records are recognised by their text, events and labellers by name: another spelling is another")
+        exact = labelers["count"] and not facts["names_folded"]
+        lines.append(f"another spelling of a text or an event{' or a labeller' * bool(exact)} counts as another one")
     if facts.get("public_key"):
         lines.append(f"signs releases as: {facts['public_key']}")
     rows = [

@@ -61,13 +61,14 @@ def output_file(
     *,
     rewrites: Test | None = None,
     inputs: Iterable[str | Path | None] = (),
-    force: bool = False,
+    force: bool | None = None,
     secret: bool = False,
 ) -> Path:
     """`path`, `~` expanded, where a command may write a file there.
 
     option: for messages. rewrites: recognises what this command wrote before. inputs: what the command reads. force:
-    other files are replaced too. secret: the file must not lie in a run directory, from where things are released.
+    other files are replaced too; None where the command has no such option. secret: the file must not lie in a run
+    directory, from where things are released.
 
     Raises:
         UserError: it may not.
@@ -91,7 +92,7 @@ def output_file(
         raise UserError(f"{option} {path} is a file of the run in {run}, which is not overwritten: choose another file")
     if force:
         return place
-    remedy = "choose another file" if rewrites is None else "choose another file, or add --force"
+    remedy = "choose another file" if force is None else "choose another file, or add --force"
     raise UserError(f"{option} {path} exists and was not written by this command: {remedy}")
 
 

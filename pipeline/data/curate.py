@@ -23,6 +23,7 @@ from typing import Any
 
 from pipeline.core.atomic import sync_folder, write_json
 from pipeline.core.errors import MOST_NAME, UserError, is_name, one_line
+from pipeline.core.stage import say
 from pipeline.data.chunks import CHUNK_BYTES, Chunk, cut
 from pipeline.data.elsewhere import compare_keys
 from pipeline.data.engine import (
@@ -36,7 +37,7 @@ from pipeline.data.engine import (
     spill,
     write_bucket,
 )
-from pipeline.data.layout import Layout, Options, find_layout
+from pipeline.data.layout import Layout, Options, find_layout, respelled
 from pipeline.data.publish import check_publish, occupied, publish, refusals, same_release
 from pipeline.data.release import MANIFEST, ROWS_PER_SHARD, SIGNATURE, ReleaseManifest, shard_name
 from pipeline.data.sources import Part, open_source
@@ -171,7 +172,8 @@ def privatize_source(request: Request) -> str:
         if state in (place, *place.parents):
             raise UserError(f"{target}: is in the key's state folder; choose another output folder")
         ledger = Ledger.open(key)
-        opened = OpenedSource.open(request.data, open_source(request.data, request.split), request.options)
+        options = replace(request.options, fold_names=ledger.folds_names)
+        opened = OpenedSource.open(request.data, open_source(request.data, request.split), options)
         workers = request.workers or default_workers(opened.size)
         plan = work_plan([opened], mechanism.epsilon, key, request.chunk_bytes)
         folder = target.with_name(f".{target.name}.work")
@@ -261,6 +263,8 @@ def read(workspace: Workspace, opened: OpenedSource, folder: str = "") -> tuple[
             advance(sum(run.facts["bytes"] for run in some[:1]))
     if all(part.files for part in opened.parts) and source_identity(opened.parts, workspace.key) != before:
         raise UserError(f"{opened.name}: changed while it was read; run again")
+    if more := respelled(run.facts["spellings"] for run in runs):
+        say(f"{opened.name}: {more} names of labellers are other spellings of names that are there: one person each")
     return tuple(runs)
 
 

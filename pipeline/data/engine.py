@@ -22,7 +22,7 @@ from pipeline.core.atomic import new_file
 from pipeline.core.errors import UserError
 from pipeline.data.chunks import Chunk, read_chunk
 from pipeline.data.container import ROWS_PER_GROUP, write_shard
-from pipeline.data.layout import Layout
+from pipeline.data.layout import Layout, spelling_digests
 from pipeline.data.release import MESSAGES_TYPE, release_schema, shard_name
 from pipeline.data.workers import Workers
 from pipeline.privacy.batches import (
@@ -121,6 +121,7 @@ def spill(chunk: Chunk, number: int, layout: Layout, key_file: KeyFile | KeyInHa
         rows = canonicalize(some, position, prf)
         path, last = _run_path(folder, number, len(runs)), following is None
         facts = {"last": last, "extra": kinds, "bytes": chunk.size(), "unnamed": some.unnamed}
+        facts["spellings"] = spelling_digests(some.spellings)
         runs.append(write_run(path, rows, **facts))
         position += len(some.preferred)
         some = following

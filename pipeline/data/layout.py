@@ -14,9 +14,11 @@ something is wrong, goes row by row, so that both ways give the same rows and th
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -33,11 +35,12 @@ from pipeline.data.formats import (
     pair_converter,
     require_columns,
 )
-from pipeline.data.sources import TWICE, Part, Row
+from pipeline.data.sources import TWICE, Part, Row, check_spellings
 from pipeline.privacy.batches import Columns, blank_texts
-from pipeline.privacy.records import MESSAGES, TEXT, encode_text, is_blank, record_id
+from pipeline.privacy.records import MESSAGES, TEXT, encode_text, fold_name, is_blank, record_id
 
 RESPONSES = ("response_a", "response_b")
+MOST_SPELLINGS = 1000  # of a run, whose facts stay in memory
 _RESERVED = frozenset({"prompt", "record_id", *PAIR, *RESPONSES})
 
 
@@ -45,7 +48,8 @@ _RESERVED = frozenset({"prompt", "record_id", *PAIR, *RESPONSES})
 class Options:
     """What the holder of the labels declares about the columns; UserError if it does not fit together.
 
-    labels: the values of `label_column` for "response_a preferred" and "response_b preferred".
+    labels: the values of `label_column` for "response_a preferred" and "response_b preferred". fold_names: spellings of
+    a labeller's name are one person (`records.fold_name`), as the key's ledger has it (`Ledger.folds_names`).
     """
 
     labeler_column: str | None = None
@@ -54,6 +58,7 @@ class Options:
     label_column: str | None = None
     labels: tuple[str, str] | None = None
     corrects_column: str | None = None
+    fold_names: bool = False
 
     def __post_init__(self) -> None:
         if (self.label_column is None) != (self.labels is None):
@@ -96,6 +101,18 @@ class Options:
         return ("prompt", *self.pair, *self.beside)
 
 
+def spelling_digests(spellings: Mapping[str, str]) -> list[list[str]]:
+    """Digests of (name, spelling) of labellers as JSON types, of the first `MOST_SPELLINGS`."""
+    some = islice(spellings.items(), MOST_SPELLINGS)
+    return [[blake2b(text.encode(), digest_size=8).hexdigest() for text in (name, spelling)] for spelling, name in some]
+
+
+def respelled(digests: Iterable[list[list[str]]]) -> int:
+    """How many spellings of labellers are there beyond one for each; digests: of `spelling_digests`."""
+    names, spellings = (set(each) for each in zip(*chain([("", "")], *digests), strict=True))
+    return len(spellings) - len(names)
+
+
 def parse_labels(text: str | None) -> tuple[str, str] | None:
     """`A,B` as ("A", "B"). UserError unless there are two values."""
     if text is None:
@@ -121,10 +138,8 @@ class Layout:
     @property
     def fast(self) -> bool:
         """Whether whole columns of strings can be read."""
-        return self.convert is explicit_text and set(self.options.beside) <= {
-            self.options.labeler_column,
-            self.options.event_column,
-        }
+        names = {self.options.labeler_column, self.options.event_column}
+        return self.convert is explicit_text and not self.options.columns and set(self.options.beside) <= names
 
     def fast_columns(self, table: pa.Table) -> Columns | None:
         """The columns of a table of strings without nulls; None if it is anything else."""
@@ -139,7 +154,15 @@ class Layout:
         prompt = arrays["prompt"]
         blank = blank_texts(prompt) | blank_texts(first) | blank_texts(second)
         labelers, events = (arrays[name].to_pylist() if name else None for name in self._names)
-        return Columns(prompt, first, second, np.ones(len(table), np.int8), TEXT, blank, labelers, events)
+        signs = np.ones(len(table), np.int8)
+        return self._folded(Columns(prompt, first, second, signs, TEXT, blank, labelers, events))
+
+    def _folded(self, columns: Columns) -> Columns:
+        """The columns with one name for each labeller, where the options say so."""
+        if columns.labelers is None or not self.options.fold_names:
+            return columns
+        spellings = {name: fold_name(name) for name in set(columns.labelers)}
+        return replace(columns, labelers=[spellings[name] for name in columns.labelers], spellings=spellings)
 
     @property
     def _names(self) -> tuple[str | None, str | None]:
@@ -176,7 +199,7 @@ class Layout:
             preferred.append(sign)
             blank.append(any(map(is_blank, converted)))
         prompt, first, second = (pa.array(column, pa.large_string()) for column in texts)
-        return Columns(
+        columns = Columns(
             prompt,
             first,
             second,
@@ -188,6 +211,7 @@ class Layout:
             pa.array(extra, pa.large_string()) if self.options.columns else None,
             np.array(corrects, bool) if self.options.corrects_column else None,
         )
+        return self._folded(columns)
 
     def _corrects(self, row: Row, converted: Converted) -> bool:
         """Whether the row corrects an earlier label. RowError if it names another record, or is no event of its own."""
@@ -220,8 +244,10 @@ def find_layout(source: str, parts: Sequence[Part], options: Options) -> Layout:
     for part in parts:
         if part.columns:
             require_columns(part, (*options.pair, *options.beside))
+            check_spellings(part.name, part.columns, options.wanted)
     for part in parts:
         for number, row in part.rows((*options.wanted, "record_id")):
+            check_spellings(part.name, row, options.wanted)
             try:
                 if options.labels is None:
                     layout = Layout(options, pair_converter(row))

@@ -42,11 +42,18 @@ FIRST_ROWS = 100
 def open_sources(recipe: Recipe) -> list[OpenedSource]:
     """The training and the evaluation split of the preferences; one opened where a file serves for both."""
     source, own = recipe.data.preferences, recipe.privatize
-    options = Options(own.labeler_column, own.event_column, corrects_column=own.corrects_column)
+    fold = own.labeler_column is not None and _folds(recipe)
+    options = Options(own.labeler_column, own.event_column, corrects_column=own.corrects_column, fold_names=fold)
     splits = ("train",) if single_file(source) else ("train", "eval")
     if source == "embedded":
         return [OpenedSource.open(source, [embedded_part(recipe, split)], options) for split in splits]
     return [OpenedSource.open(source, open_source(source, split), options) for split in splits]
+
+
+def _folds(recipe: Recipe) -> bool:
+    """Spellings of a labeller's name are one person under the key that the recipe's labels go out with."""
+    path = recipe.privatize.key_path
+    return recipe.private and path.exists() and Ledger(load_key(path)).folds_names
 
 
 def embedded_part(recipe: Recipe, split: str) -> Part:

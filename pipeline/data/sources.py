@@ -15,7 +15,7 @@ import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from pipeline.core.errors import UserError
 from pipeline.core.recipe_inputs import SUFFIXES, has_hub_form
 from pipeline.data.release import is_release
 from pipeline.privacy.prf import frame
+from pipeline.privacy.records import fold_name
 
 Row = dict[str, Any]
 Rows = Callable[[Sequence[str]], Iterator[tuple[int, Row]]]
@@ -247,6 +248,17 @@ def _json_row(path: str | Path, number: int, line: str) -> Row:
 def _check_once(path: Path, columns: Sequence[str], wanted: Sequence[str]) -> None:
     if any(columns.count(name) > 1 for name in wanted):
         raise UserError(f"{path}: has a column twice; keep one")
+
+
+def check_spellings(name: str | Path, columns: Collection[str], wanted: Sequence[str]) -> None:
+    """UserError for a column beside a wanted one whose name differs in case, Unicode form or white space only."""
+    names = {fold_name(column): column for column in wanted if column in columns}
+    for column in columns:
+        other = names.get(fold_name(column), column)
+        if other != column:
+            raise UserError(
+                f"{name}: has the columns {other!r} and {column!r}, two spellings of one name; keep or rename one"
+            )
 
 
 def _csv_rows(path: Path, header: tuple[str, ...], wanted: Sequence[str]) -> Iterator[tuple[int, Row]]:

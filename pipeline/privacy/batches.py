@@ -10,7 +10,7 @@ n: rows. Keys are structured arrays of `KEYS`, one entry a row; texts of a row l
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,7 @@ class Columns:
     prompt, first, second: Arrow string or large_string, no nulls. preferred: +1 where `first` was preferred, else -1.
     kind: `records.TEXT` or `records.MESSAGES` (texts are then canonical JSON). blank: a row without text in prompt or a
     response. labelers, events: "" for none; or None without such a column. corrects: or None without such a column.
-    extra: JSON of the extra columns, or None.
+    extra: JSON of the extra columns, or None. spellings: of the labellers as read, and the name each stands for.
     """
 
     prompt: pa.Array
@@ -71,6 +71,7 @@ class Columns:
     events: list[str] | None = None
     extra: pa.Array | None = None
     corrects: Bools | None = None
+    spellings: dict[str, str] = field(default_factory=dict)
 
     @property
     def unnamed(self) -> int:

@@ -25,11 +25,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from pipeline.core.errors import UserError
 from pipeline.core.noise import check_epsilon
 from pipeline.privacy.prf import BLOCK_BYTES, Prf
 
 COUNT_DOMAIN = b"noisy count/v1"  # of the PRF
 NAME_BYTES = 32
+LEAST_EPSILON = Fraction(1, 10**120)  # the variance, 2/epsilon^2, is a float far from its largest
 
 
 class Bits:
@@ -75,8 +77,12 @@ class DiscreteLaplace:
 
     @classmethod
     def shared(cls, epsilon: float, counts: int) -> DiscreteLaplace:
-        """Of each of `counts` counts of the same events that cost `epsilon` together; UserError for a bad epsilon."""
-        return cls(Fraction(check_epsilon(epsilon)) / counts)
+        """Of each of `counts` counts of the same events that cost `epsilon` together, or of a sum that a label moves by
+        `counts`; UserError for a bad epsilon."""
+        each = Fraction(check_epsilon(epsilon)) / counts
+        if each < LEAST_EPSILON:
+            raise UserError(f"epsilon must leave noise that fits a number, got {epsilon!r}: take a larger one")
+        return cls(each)
 
     def draw(self, bits: Bits) -> int:
         """One draw (algorithm 2)."""

@@ -198,6 +198,12 @@ class Ledger:
             lock.release()
             raise
 
+    @property
+    def folds_names(self) -> bool:
+        """Labellers are told apart by folded names: unless earlier releases told them apart by exact ones."""
+        book = self._file.read()
+        return book.folded or not book.labelers.labelers
+
     def other_keys(self) -> list[OtherKey]:
         """The other keys of this user that released labels."""
         return other_keys(self._file.key_id)
@@ -215,6 +221,7 @@ class Ledger:
             "events": book.events.events,
             "events_left_out": book.events.left_out,
             "max_events_per_person": book.max_events,
+            "names_folded": book.folded,
             "releases": [{name: value for name, value in e.items() if name != "identity"} for e in book.entries],
             "sources": source_totals(spent),
             "labelers": labeler_facts(book.labelers, added_epsilon(spent)),
@@ -224,7 +231,7 @@ class Ledger:
     def card_facts(self) -> dict[str, Any]:
         """What the privacy card states of the ledger: `show` without the key's id and the owner's paths."""
         facts = self.show()
-        del facts["key"]
+        del facts["key"], facts["names_folded"]
         hidden = ("output", "released", "other")
         facts["releases"] = [
             {name: value for name, value in entry.items() if name not in hidden}
@@ -328,7 +335,9 @@ class Reservation:
         cap = self._max_events
         if cap is not None and totals.most > max(cap, book.labelers.most):
             raise UserError(f"{plan.source}: another release under this key was made meanwhile; run again")
-        self._advance({"status": "written"}, events=joined, labelers=totals, budgets=self._budgets(), max_events=cap)
+        folded = book.folded or totals.labelers > 0 == book.labelers.labelers
+        stated = {"budgets": self._budgets(), "max_events": cap, "folded": folded}
+        self._advance({"status": "written"}, events=joined, labelers=totals, **stated)
 
     def _budgets(self) -> list[dict[str, Any]]:
         """The budgets stated so far, with the one of this release if it is another."""

@@ -34,7 +34,8 @@ from pipeline.privacy.owner_files import read_number
 
 FORMAT = 2
 WITH_SUMS = 3  # once it holds a noisy sum, which programs of before would not add up
-READABLE = (1, FORMAT, WITH_SUMS)
+WITH_FOLDED_NAMES = 4  # once labellers are told apart by folded names, which programs of before would not fold
+READABLE = (1, FORMAT, WITH_SUMS, WITH_FOLDED_NAMES)
 _MAC_DOMAIN = b"private-rlhf/ledger/v1"
 _ID_DOMAIN = b"private-rlhf/key-id/v1"
 _RESTORE = "restore the key's state folder from a backup"
@@ -43,7 +44,7 @@ _RESTORE = "restore the key's state folder from a backup"
 @dataclass
 class Book:
     """The content of the file. `revision` rises with every write, `serial` with every reservation. `max_events`: of one
-    person, over the ledger's life."""
+    person, over the ledger's life. `folded`: its labellers go by `records.fold_name`."""
 
     revision: int = 0
     serial: int = 0
@@ -52,6 +53,7 @@ class Book:
     events: Generation = field(default_factory=Generation)
     labelers: LabelerTotals = field(default_factory=LabelerTotals)
     max_events: int | None = None
+    folded: bool = False
 
 
 class LedgerFile:
@@ -206,8 +208,9 @@ class LedgerFile:
 
     def _body(self, book: Book) -> dict[str, Any]:
         events, labelers = book.events, book.labelers
+        version = WITH_SUMS if any(entry.get("kind") == "sum" for entry in book.entries) else FORMAT
         return {
-            "format": WITH_SUMS if any(entry.get("kind") == "sum" for entry in book.entries) else FORMAT,
+            "format": WITH_FOLDED_NAMES if book.folded else version,
             "key": self.key_id,
             "revision": book.revision,
             "serial": book.serial,
@@ -261,6 +264,7 @@ class LedgerFile:
                 events.get("left_out", 0),
             ),
             max_events=body.get("max_events"),
+            folded=version == WITH_FOLDED_NAMES,
             labelers=LabelerTotals(
                 self._data(labelers["file"]),
                 tuple(labelers["bounds"]),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -103,6 +104,15 @@ def record_id(prompt: Text, responses: Sequence[Text]) -> str:
     if record is None:
         raise ValueError("a pair has two different responses")
     return record.record_id
+
+
+def fold_name(name: str) -> str:
+    """The spelling that stands for all spellings of a labeller's name: without format characters (Unicode category Cf),
+    in NFKC, casefolded, with single spaces between words. It is its own fold."""
+    if not name.isascii():
+        name = "".join(character for character in name if unicodedata.category(character) != "Cf")
+        name = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+    return " ".join(name.casefold().split())
 
 
 def event_bytes(record_id: str, labeler: str | None = None, event: str | None = None) -> bytes:

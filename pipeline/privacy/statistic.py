@@ -24,7 +24,6 @@ from fractions import Fraction
 
 import numpy as np
 
-from pipeline.core.noise import check_epsilon
 from pipeline.privacy.counts import NAME_BYTES, Bits, DiscreteLaplace
 from pipeline.privacy.prf import KEY_BYTES, Prf
 
@@ -90,7 +89,7 @@ def gaussian_for(rows: np.ndarray, rho: Fraction) -> DiscreteGaussian:
 
 def laplace_for(rows: np.ndarray, epsilon: float) -> DiscreteLaplace:
     """The noise at which s is ε-DP; UserError for a bad ε."""
-    return DiscreteLaplace(Fraction(check_epsilon(epsilon)) / max(l1_sensitivity(rows), 1))
+    return DiscreteLaplace.shared(epsilon, max(l1_sensitivity(rows), 1))
 
 
 def exact_statistic(rows: np.ndarray, labels: np.ndarray) -> np.ndarray:

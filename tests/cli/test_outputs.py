@@ -184,3 +184,14 @@ def test_what_is_no_file_is_no_output(tmp_path: Path) -> None:
         output_folder(tmp_path / "mine", "--output", rewrites=("run.json",))
     (tmp_path / "mine" / "run.json").write_text("{}")
     assert output_folder(tmp_path / "mine", "--output", rewrites=("run.json",)) == tmp_path / "mine"
+
+
+def test_force_is_named_where_the_command_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "page.md").write_text("my page")
+    monkeypatch.chdir(tmp_path)
+    assert main(["validate", "kl_dp", "--output=results", "--page=page.md"]) == 2
+    assert capsys.readouterr().err.endswith("was not written by this command: choose another file\n")
+    with pytest.raises(UserError, match="choose another file, or add --force"):
+        output_file(Path("page.md"), "--output", force=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -189,6 +190,18 @@ def test_other_labels_need_another_store(tmp_path: Path) -> None:
 def test_a_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot make a store here"):
         DrawStore(tmp_path / "nowhere" / "draws.db", SIGNS)
+
+
+def test_a_file_system_without_hard_links_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(source: Path, target: Path) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM), str(source), None, str(target))
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(UserError) as refused:
+        DrawStore(tmp_path / "draws.db", SIGNS)
+    reason = "cannot make a store here (Operation not permitted, hard links); choose another --store"
+    assert str(refused.value) == f"{tmp_path / 'draws.db'}: {reason}"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_name_that_is_too_long_is_named_as_it_was_given(tmp_path: Path) -> None:

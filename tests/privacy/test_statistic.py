@@ -125,6 +125,13 @@ def test_planted_neighbours_stay_below_epsilon_and_too_little_noise_is_caught(ep
     assert audited(ROWS, laplace_for(ROWS, 6 * epsilon), 0.0) > epsilon
 
 
+def test_an_epsilon_whose_noise_fits_no_number_is_refused() -> None:
+    for epsilon in (1e-140, 1e-300, 5e-324):
+        with pytest.raises(UserError, match=r"epsilon must leave noise that fits a number, got .*: take a larger one"):
+            laplace_for(ROWS, epsilon)
+    assert math.isfinite(laplace_for(ROWS, 1e-100).variance)
+
+
 def test_noise_is_fresh_unless_bits_are_given() -> None:
     noise, labels = gaussian_for(ROWS * 1000, Fraction(1, 100)), np.array([1, -1, 1])
     assert noisy_statistic(ROWS, labels, noise) != noisy_statistic(ROWS, labels, noise)
