@@ -295,12 +295,17 @@ def evaluate(
         print(f"win rate by {named}: {line}")
 
 
+def command_line() -> Any:
+    """The whole command line as one click command."""
+    return typer.main.get_command(app)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code; every foreseeable error is one line on stderr."""
     wait_briefly()
     try:
         given = list(arguments) if arguments is not None else None
-        command = typer.main.get_command(app)
+        command = command_line()
         refuse_digit_groups(command, sys.argv[1:] if given is None else given)
         code = command(args=given, prog_name="private-rlhf", standalone_mode=False)
     except (UserError, RunStopped, RunWaits) as error:

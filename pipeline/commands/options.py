@@ -21,7 +21,7 @@ def one_way(
     if config is not None:
         shared = {"config", "run_dir", "data", "accept_code", "overrides"}
         own = [part for part in ctx.command.params if part.name not in shared]
-        given = [part.opts[0] for part in own if ctx.params[str(part.name)] is not None]
+        given = [part.opts[0] for part in own if ctx.params[str(part.name)] not in (None, False)]
         if given:
             raise UserError(f"{command} --config takes no {', '.join(given)}: the recipe says that (section.key=value)")
     elif run_dir is not None or overrides:

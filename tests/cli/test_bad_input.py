@@ -280,7 +280,7 @@ def test_a_stage_without_its_input(refused: Refused) -> None:
         (["run", "--config", str(TINY), "--colour"], "--colour"),
         (["run"], "--config"),
         (["walk"], "walk"),
-        (["privatize", "--data", "d", "--output", "o", "--epsilon", "1"], "privatize without --config needs --key"),
+        (["privatize", "--data", "d", "--output", "o", "--epsilon", "1"], "make it with `private-rlhf keygen`"),
         (["evaluate", "--policy", "p"], "evaluate without --config needs --reference, --prompts, --judge"),
         (["privatize", "--epsilon", "much"], "--epsilon"),
         (
@@ -303,7 +303,7 @@ def test_privatize_wants_a_positive_finite_epsilon(refused: Refused, tmp_path: P
 
 
 def test_a_key_is_never_overwritten(refused: Refused, tmp_path: Path) -> None:
-    assert "exists and is not overwritten" in refused("keygen", "--output", str(tmp_path / "owner.key"))
+    assert "is a key, which no command overwrites" in refused("keygen", "--output", str(tmp_path / "owner.key"))
 
 
 def test_a_missing_key_file(refused: Refused, tmp_path: Path) -> None:

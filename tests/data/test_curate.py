@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from other_machines import move_to
 from plain_release import manifest_of, privatize_records, write_release
 
 from pipeline.core.errors import UserError
@@ -74,6 +75,7 @@ def test_the_bytes_and_the_refusals_of_the_plain_way(
 ) -> None:
     """From no rows up; ties, copies, contradicting copies, blanks; chunks of one line and of all."""
     folder = tmp_path_factory.mktemp("plain")
+    move_to(tmp_path_factory.mktemp("machine"))  # where no earlier example left a key
     key, data = keygen(folder / "key"), write(folder / "train.jsonl", rows)
     refusal = None
     try:
@@ -165,6 +167,7 @@ def test_labellers_and_events_tell_copies_apart_and_are_not_released(tmp_path: P
         ("event", Options(event_column="event"), 2),
         ("both", Options(labeler_column="who", event_column="event"), 4),
     ):
+        move_to(tmp_path / f"machine of {name}")
         own = keygen(tmp_path / f"{name}.key")  # for one key these are other names of the same labels
         run(data, tmp_path / name, own, 50.0, options=options)
         opened = read_release(tmp_path / name)

@@ -85,7 +85,7 @@ def test_bad_input_is_refused() -> None:
     x, y, _ = drawn(5, 10, 3)
     with pytest.raises(ValueError, match="clip"):
         release_statistic(x, y, 1.0, 0.0, clip=0.0)
-    with pytest.raises(ValueError, match="private_label"):
+    with pytest.raises(ValueError, match="label must be -1 or \\+1"):
         release_statistic(x, 0.5 * y, 1.0, 0.0)
     with pytest.raises(UserError, match="epsilon"):
         release_statistic(x, y, math.inf, 0.0)

@@ -146,9 +146,9 @@ def test_a_policy_that_ran_away_stops_before_it_learns_more(problem: Any, tmp_pa
 def test_the_command_line_says_it_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def stop(**_: Any) -> None:
+    def stop() -> None:
         raise RunStopped("gradient norm is nan; see ppo/nonfinite.json")
 
-    monkeypatch.setattr(cli, "app", stop)
+    monkeypatch.setattr(cli, "command_line", stop)
     assert cli.main([]) == 1
     assert capsys.readouterr().err == "private-rlhf: gradient norm is nan; see ppo/nonfinite.json\n"

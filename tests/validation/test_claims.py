@@ -147,7 +147,7 @@ def example() -> Report:
 def test_a_report_replaces_the_folder_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "toy"
     folder.mkdir()
-    (folder / "old.csv").write_text("old")
+    (folder / "claims.json").write_text("old")
     example().write(folder, quick=True, started=time.monotonic())
     assert {path.name for path in folder.iterdir()} == {"claims.json", "run.json", "rows.csv", "line.png", "line.svg"}
     (claim,) = json.loads((folder / "claims.json").read_text())
@@ -167,11 +167,11 @@ def test_a_report_replaces_the_folder_whole(tmp_path: Path, capsys: pytest.Captu
 def test_a_failed_write_leaves_the_old_folder(tmp_path: Path) -> None:
     folder = tmp_path / "toy"
     folder.mkdir()
-    (folder / "old.csv").write_text("old")
+    (folder / "claims.json").write_text("old")
     broken = Report("toy", [], {"rows": [{"a": 1}, {"b": 2}]})
     with pytest.raises(ValueError):
         broken.write(folder, quick=True, started=0.0)
-    assert [path.name for path in tmp_path.rglob("*")] == ["toy", "old.csv"]
+    assert [path.name for path in tmp_path.rglob("*")] == ["toy", "claims.json"]
 
 
 def test_validate_runs_a_module_and_exits_0_though_a_claim_is_refuted(

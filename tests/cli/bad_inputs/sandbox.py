@@ -26,16 +26,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import typer
-
 from pipeline import cli
 
 ROWS = [{"prompt": f"prompt {i}", "chosen": f"yes {i}", "rejected": f"no {i}"} for i in range(8)]
 KINDS = ("refused", "accepted legally", "said", "traceback", "hang", "hog", "silent damage", "wrong answer")
 SOUND = frozenset(KINDS[:3])
 """Others are defects. `said`: exit code 1 with its reason, for a verdict (a leak, a damaged ledger)."""
-APP = cli.app
-COMMAND: Any = typer.main.get_command(APP)
+COMMAND_LINE = cli.command_line
+COMMAND: Any = COMMAND_LINE()
 """The same commands, put together once and not for each row."""
 SECONDS, MEMORY_MIB = 8.0, 400
 RELEASED = ("out", "home/", "owner.key.state/")
@@ -153,14 +151,14 @@ def call(row: Row) -> tuple[int | None, str, str, str, int]:
         shown = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
         with warnings.catch_warnings(), _descriptors(row.stdin) as written, shown[0], shown[1]:
             warnings.simplefilter("ignore")  # of libraries, once in a process
-            cli.app = COMMAND
+            cli.command_line = lambda: COMMAND
             code = cli.main(row.command)
     except Hang:
         trace = "hang"
     except BaseException:
         trace = traceback.format_exc()
     finally:
-        cli.app = APP
+        cli.command_line = COMMAND_LINE
         faulthandler.cancel_dump_traceback_later()
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
