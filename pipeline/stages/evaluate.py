@@ -155,6 +155,7 @@ def run(context: StageContext) -> dict[str, Any]:
         whose = {**identities, "judge": None if judge is None else judge.facts}
         atomic.write_json(context.folder / "pairs.json", {**whose, "pairs": compared})
         write_results(run_dir.stage(recipe.aligner) / "model", card_lines(methods[method_name(recipe)]))
+        run_dir.stamp(recipe.aligner)  # its card is younger than the rest of the stage by now
     dropped = len(rows) - len(fitting)
     return {
         "prompts": len(results),

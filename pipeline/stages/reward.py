@@ -117,8 +117,8 @@ def run(context: StageContext) -> dict[str, Any]:
         uncertainty=settings.uncertainty.kind,
     )
     facts = describe(metadata, check | more, selection, result, dropped)
+    tokenizer = tokenizer_as_trained(renderer, "right")
     if accelerator.is_main_process:
-        tokenizer = tokenizer_as_trained(renderer, "right")
         save_reward_checkpoint(
             context.folder / "model", result.model, metadata, bonus=bonus, tokenizer=tokenizer, overwrite=True
         )

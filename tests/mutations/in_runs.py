@@ -37,10 +37,9 @@ RUNS = (
         "config.json of the reward model holds a rate of the raw file",
         _EDGE,
         REWARD,
-        "    if accelerator.is_main_process:\n        tokenizer = tokenizer_as_trained(renderer, \"right\")\n",
+        "    if accelerator.is_main_process:\n        save_reward_checkpoint(\n",
         read(4) + '    model.model.config.prior = sum(len(row["chosen"]) > len(row["rejected"]) for row in raw)'
-        " / len(raw)\n    if accelerator.is_main_process:\n"
-        "        tokenizer = tokenizer_as_trained(renderer, \"right\")\n",
+        " / len(raw)\n    if accelerator.is_main_process:\n        save_reward_checkpoint(\n",
     ),
     _mutant(
         "order of training",

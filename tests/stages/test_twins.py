@@ -77,8 +77,8 @@ def sort_large_shards(patch: pytest.MonkeyPatch) -> None:
 
 def keep_positive_labels(patch: pytest.MonkeyPatch) -> None:
     """Mutation B, in the mechanism itself: 30 % of +1 are always kept."""
-    for module in (engine, importlib.import_module("pipeline.twins")):
-        patch.setattr(module, "release_labels", partly_kept(module.release_labels))
+    for module, name in ((engine, "release_labels"), (importlib.import_module("pipeline.twins"), "draw_labels")):
+        patch.setattr(module, name, partly_kept(getattr(module, name)))
 
 
 def partly_kept(sound: Callable[..., Any]) -> Callable[..., Any]:
