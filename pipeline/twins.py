@@ -39,7 +39,7 @@ from pipeline.data.formats import PAIR
 from pipeline.data.layout import Layout
 from pipeline.data.sources import Row
 from pipeline.lm.models import base_checkpoint
-from pipeline.privacy.batches import canonicalize, draw_labels, event_tags
+from pipeline.privacy.batches import apply_coins, canonicalize, event_tags
 from pipeline.privacy.keys import PrivacyKey, keygen, load_key, make_private_folder
 from pipeline.privacy.mechanism import RandomizedResponse
 from pipeline.privacy.prf import Prf
@@ -228,7 +228,7 @@ def _labels(
     blocks = coins.blocks(_COIN, map(bytes, event_tags(keys)))
     one = np.where(np.frombuffer(blocks, np.uint8).reshape(len(keys), -1)[:, 0] & 1, 1, -1)
     keys["label"] = 0  # no label at all: what comes out all the same does not depend on it
-    free = draw_labels(mechanism, key.prf, keys) != 0
+    free = apply_coins(mechanism, key.prf, keys) != 0
     places = keys["position"].astype(np.int64)
     signs, first = np.tile(np.array([1, -1], np.int8), (len(rows), 1)), np.zeros(len(rows), bool)
     for place, tag in sorted(zip(places.tolist(), map(bytes, event_tags(keys)), strict=True)):

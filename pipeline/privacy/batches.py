@@ -319,10 +319,10 @@ def a_is_lower(keys: Keys) -> Bools:
 def release_labels(mechanism: RandomizedResponse, prf: Prf, keys: Keys) -> Signs:
     """z in {-1, +1} of every row, as `mechanism.release` on its event and label, which UserError is for as there."""
     _check_labels(keys["label"])
-    return draw_labels(mechanism, prf, keys)
+    return apply_coins(mechanism, prf, keys)
 
 
-def draw_labels(mechanism: RandomizedResponse, prf: Prf, keys: Keys) -> Signs:
+def apply_coins(mechanism: RandomizedResponse, prf: Prf, keys: Keys) -> Signs:
     """`release_labels` without its check: a label of 0 stays 0 where no coin decides, and so shows that none does."""
     threshold = mechanism.threshold
     if threshold == 0:

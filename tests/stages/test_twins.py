@@ -77,7 +77,7 @@ def sort_large_shards(patch: pytest.MonkeyPatch) -> None:
 
 def keep_positive_labels(patch: pytest.MonkeyPatch) -> None:
     """Mutation B, in the mechanism itself: 30 % of +1 are always kept."""
-    for module, name in ((engine, "release_labels"), (importlib.import_module("pipeline.twins"), "draw_labels")):
+    for module, name in ((engine, "release_labels"), (importlib.import_module("pipeline.twins"), "apply_coins")):
         patch.setattr(module, name, partly_kept(getattr(module, name)))
 
 
