@@ -138,6 +138,15 @@ def tree(folder: Path) -> dict[str, bytes | None]:
     }
 
 
+def trained(folder: Path) -> dict[str, bytes | None]:
+    """`tree` of a model's folder without the section of its card that stage evaluate writes later."""
+    found = tree(folder)
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    before, heading, after = card.partition("\n## Results\n")
+    assert heading
+    return found | {"README.md": (before + after[after.index("\n## ") :]).encode()}
+
+
 def numbers(value: Any, prefix: str = "") -> dict[str, float]:
     """Every number of a JSON value by its path."""
     if isinstance(value, bool) or value is None or isinstance(value, str):

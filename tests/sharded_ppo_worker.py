@@ -110,7 +110,7 @@ def refused(trainer: PpoTrainer) -> dict[str, Any]:
 def work(folder: Path, rank: int, lora: bool) -> dict[str, Any]:
     """Learns, with a checkpoint after the first iteration; saves the policy; learns again from the checkpoint on."""
     name = "lora" if lora else "full"
-    tokenizer: Any = SimpleNamespace(save_pretrained=lambda target: None)
+    tokenizer: Any = SimpleNamespace(save_pretrained=lambda target: None, eos_token_id=1)
 
     def make(**more: Any) -> PpoTrainer:
         problem = with_references(make_problem())

@@ -57,7 +57,7 @@ def main(folder: Path, rank: int) -> None:
         }
         state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
         if rank == 0:
-            tokenizer: Any = SimpleNamespace(save_pretrained=lambda target: None)
+            tokenizer: Any = SimpleNamespace(save_pretrained=lambda target: None, eos_token_id=1)
             write_checkpoint(whole, state, tokenizer, folder / "model", "float32")
             whole.save_pretrained(folder / "expected")
         (folder / f"seen-{rank}.json").write_text(json.dumps(seen))

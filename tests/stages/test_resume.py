@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from pipeline_runs import Workspace, history, read_json, stages_started, timeless, tree
+from pipeline_runs import Workspace, history, read_json, stages_started, timeless, trained, tree
 
 PROMPTS = 10  # fewer than PPO draws, so that prompts come again after the resumption
 WEIGHTS = ("sft/model", "reward/model", "ppo/model")
@@ -112,5 +112,5 @@ def test_interrupted_by_the_user_in_ppo(
     assert list(state.glob("step-*"))
     assert "ppo        run   resumes" in workspace.run(run, "--dry-run", *lora).stdout
     workspace.run(run, "--only", "ppo", *lora)
-    assert tree(run / "ppo" / "model") == tree(undisturbed / "ppo" / "model")
+    assert trained(run / "ppo" / "model") == trained(undisturbed / "ppo" / "model")
     assert history(run) == history(undisturbed)

@@ -45,7 +45,7 @@ def keygen_rows() -> Iterator[Row]:
             yield Row(f"keygen: {name}", command, make=lambda: Path("lost.key.state").mkdir())
     for name, target in (("a link to nowhere", "nowhere"), ("a link to a key", "owner.key"), ("a loop", "link.key")):
         yield Row(f"keygen: {name}", ["keygen", "--output=link.key"], make=lambda t=target: os.symlink(t, "link.key"))
-    yield Row("keygen: no output", ["keygen"])
+    yield Row("keygen: no output", ["keygen"], code=0, may_change=("home/",))
     yield Row("keygen: an option it lacks", ["keygen", "--outptu=x"])
     yield Row("keygen: an argument", ["keygen", "x.key"])
     yield Row("keygen: a new folder", ["keygen", "--output=new/deep/x.key"], code=0, may_change=("new", "home/"))
@@ -53,10 +53,10 @@ def keygen_rows() -> Iterator[Row]:
 
 def option_rows() -> Iterator[Row]:
     """Values of single options of `privatize`."""
-    epsilons = ("nan", "-nan", "inf", "-inf", "1e400", "0", "-0.0", "1e-400", "-1", "one", "", " ", "1,5", "0x1", "1_0_", "١٢x")
+    epsilons = ("nan", "-nan", "inf", "-inf", "1e400", "0", "-0.0", "1e-400", "-1", "one", "", " ", "1,5", "0x1", "1_0", "1_0_", "١٢x")
     for value in epsilons:
         yield Row(f"privatize --epsilon {value!r}", privatize(epsilon=value))
-    for value in ("1e-300", "5e-324", "745", "1.7e308", "1_0"):
+    for value in ("1e-300", "5e-324", "745", "1.7e308"):
         yield Row(f"privatize --epsilon {value!r}", privatize(epsilon=value), code=0, may_change=RELEASED)
     for value in ("0", "-1", "65", "100000000000000000000", "1.5", "many", "", "nan", "٣x"):
         yield Row(f"privatize --workers {value!r}", privatize(workers=value))

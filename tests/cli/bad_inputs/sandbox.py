@@ -258,7 +258,7 @@ RECIPE = """\
 name: tiny
 evaluation_labels: public
 model: {source: tiny, dtype: float32, max_prompt_tokens: 96, max_response_tokens: 12, cache_dir: cache}
-data: {public_labels: true, limit: 200}
+data: {preferences: embedded, public_labels: true, limit: 200}
 privatize: {epsilon: 2.0, key_file: owner.key}
 sft: {max_steps: 12, batch_size: 8}
 reward: {num_components: 16}
