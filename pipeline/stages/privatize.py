@@ -145,7 +145,8 @@ def entered(
         max_events=cap,
         unnamed=curate.unnamed({run.path: run for part in rows for run in part.runs}.values()),
         add_up=recipe.privatize.add_up_renamed,
-        add_up_keys=recipe.privatize.add_up_keys,
+        # labels declared public have nobody to protect: another draw is charged and does not stop the run
+        add_up_keys=recipe.privatize.add_up_keys or recipe.data.public_labels,
         remedies=(
             "a corrected label needs an event id of its own (privatize.event_column) and names the record that it"
             " corrects (privatize.corrects_column)",

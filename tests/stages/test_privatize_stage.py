@@ -256,3 +256,16 @@ def test_what_counts_refuse(tmp_path: Path, key: Path, context: Callable[..., St
     with pytest.raises(UserError, match="is not what the privatise stage released"):
         count.noisy_counts(asking(context(data, labels="laplace", count_epsilon=0.5, budget=3.0)), {"all": [1] * 10})
     assert Ledger.open(load_key(key)).show()["epsilon_total"] == 1.5
+
+
+def test_public_labels_go_out_under_a_second_key_and_private_ones_do_not(
+    context: Callable[..., StageContext], tmp_path: Path
+) -> None:
+    """As two shipped recipes do with the built-in task, whose labels belong to nobody; the sum is charged."""
+    data = write(tmp_path / "train.jsonl", rows_of(0, 40))
+    privatize.run(context(data, "public"))
+    other = keygen(tmp_path / "other.key")
+    with pytest.raises(UserError, match="another key of yours"):
+        privatize.run(context(data, key_file=str(other)))
+    privatize.run(context(data, "public", key_file=str(other)))
+    assert Ledger.open(load_key(other)).show()["epsilon_total"] == 2 * EPSILON
