@@ -1,4 +1,4 @@
-"""Whether two run directories hold the same, but for what is declared here: how long a run took and how much memory.
+"""Comparison of two run directories, which may differ only in declared fields: time and memory of a run.
 
 What may differ is declared by the file and by the path of the field in it, and each such field is one short number or
 one moment. All else is a difference, and its first differing line is named: bytes, names, modes, owners, extended
@@ -165,7 +165,7 @@ def _values(name: str, data: bytes) -> list[Any]:
 
 
 def _alike(one: Any, two: Any, path: str, fields: Mapping[str, re.Pattern[str]], found: set[str]) -> bool:
-    """Whether two values at `path` differ in declared fields alone, whose names go into `found`."""
+    """True if two values at `path` differ only in declared fields, whose names go into `found`."""
     if type(one) is not type(two):
         return False
     if isinstance(one, _Pairs):
@@ -202,7 +202,7 @@ def _first_difference(name: str, one: bytes, two: bytes) -> str:
 
 
 def _is_field(line: str, forms: Mapping[str, re.Pattern[str]]) -> bool:
-    """Whether a line of indented JSON holds a declared field."""
+    """True for a line of indented JSON that holds a declared field."""
     key, _, value = line.strip().rstrip(",").partition(": ")
     form = forms.get(key.strip('"'))
     return form is not None and form.fullmatch(value.strip('"')) is not None

@@ -1,4 +1,4 @@
-"""How the card of a reward model says to score with plain transformers, and get what this package gets."""
+"""The program on a reward model's card: scores with plain transformers, equal to this package's."""
 
 from __future__ import annotations
 

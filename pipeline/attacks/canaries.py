@@ -31,7 +31,7 @@ KEY_BYTES = 16
 DIGESTS = ("md5", "sha1", "sha256", "sha512", "blake2b", "blake2s")
 
 FRAMES = ("response_a", "the longer response")
-"""What a label may be relative to beside the first response."""
+"""Orders of a pair, besides that of its texts, to which a label may be relative."""
 
 Coin = Callable[[], int]
 

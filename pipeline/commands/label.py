@@ -150,12 +150,12 @@ def export(
         raise UserError("label export writes nothing: give --out, --answers or both")
     if out is not None:
         out = output_folder(out, "--out")
-    for output in filter(None, (answers, out)):
-        sweep_temporaries(output.parent, output.name)  # of an export that was killed
+        sweep_temporaries(out.parent, out.name)  # of an export that was killed
     if answers is not None:
         found = open_answers(store)[1].answers()
         known = all_lines_in(line({"id": id, "label": label}) for id, label in found.items())
         answers = output_file(answers, "--answers", rewrites=known, force=force)
+        sweep_temporaries(answers.parent, answers.name)
         write_answers(answers, dict(sorted(found.items())))
         print(f"{len(found)} answers in {answers}")
     if out is not None:

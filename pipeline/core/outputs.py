@@ -1,4 +1,4 @@
-"""Where a command may write: one decision for every output that a user names.
+"""The rule for every output that a user names: where a command may write.
 
 An output never takes the place of what the user would miss: an existing file is replaced only if the same command
 wrote it, or with `--force`; and never, by no option, a key, a database of draws or answers, an input of the command, a
@@ -134,7 +134,7 @@ def _place(path: Path, option: str) -> Path:
 
 
 def _guarded(folder: Path) -> str | None:
-    """What the folder is, if nothing else may be put into it."""
+    """The kind of a folder that takes no foreign files; None for any other folder."""
     if folder.name.endswith(".state") and any((folder / name).exists() for name in ("ledger.lock", "ledger.json")):
         return "a key's state folder"
     if folder == (user_folder() / "ledgers").resolve():
@@ -165,7 +165,7 @@ def _check_inputs(place: Path, path: Path, option: str, inputs: Iterable[str | P
 
 
 def _kept(place: Path) -> str | None:
-    """What an existing file is, if it is never replaced."""
+    """The kind of an existing file that no command replaces; None for any other file."""
     head = _head(place, 64)
     if head.startswith(KEY_MARK.encode()):
         return "a key"

@@ -27,7 +27,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def has_hub_form(source: str) -> bool:
-    """Whether a source is written as a hub id, `owner/name`; a folder can be too."""
+    """True for a source with the form of a hub id, `owner/name`; a folder can have it too."""
     return _HUB_ID.fullmatch(source) is not None and not source.endswith(SUFFIXES)
 
 

@@ -40,7 +40,7 @@ class RewardVerdict:
 
     @property
     def is_coin(self) -> bool:
-        """Whether the interval leaves 1/2 possible, or lies below it."""
+        """True if the interval contains 1/2 or lies below it."""
         return not self.low > 0.5
 
     def labels_needed(self, accuracy: float) -> float:

@@ -121,9 +121,9 @@ def divide(bundle: Release, limit: int | None, train: Path, test: Path) -> tuple
 
 def _taken_over(bundle: Release) -> ReleaseManifest:
     """The bundle's manifest; it says where nobody signed for it, and what local answers about one pair cost."""
-    manifest, total = bundle.manifest, check_totals(bundle)
+    manifest = bundle.manifest
     if manifest.guarantee["key_mode"] == "local" and manifest.totals is None:
-        manifest = replace(manifest, totals={"record": total, "person": None})
+        manifest = replace(manifest, totals={"record": check_totals(bundle), "person": None})
     if bundle.signer is None and manifest.private:
         manifest = replace(manifest, guarantee={**manifest.guarantee, "unsigned": True})
     return manifest

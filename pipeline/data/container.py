@@ -149,7 +149,7 @@ def unpublished(folder: Path) -> str | None:
 
 
 def is_copy(folder: Path) -> bool:
-    """Whether no file has the time of publication: a tool that copies has set times of its own."""
+    """True if no file has the time of publication: a tool that copies sets its own times."""
     return all(path.stat().st_mtime_ns != PUBLISHED * 10**9 for path in folder.iterdir())
 
 

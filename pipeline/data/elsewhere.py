@@ -59,8 +59,7 @@ def compare_keys(pool: Workers, release: Release, reservation: Reservation, reme
 def released_elsewhere(
     pool: Workers, parts: Sequence[KeptRows], key: PrivacyKey, store: Generation
 ) -> tuple[int, float]:
-    """How many records of these rows are in the store of another key as released, and the largest total of one of them
-    there."""
+    """(count of the records of these rows that another key's store has as released, their largest total there)."""
     bits = bucket_bits(sum(run.rows for part in parts for run in part.runs), ROWS_IN_MEMORY)
     tasks = ((parts, bits, group, KeyFile.of(key), store) for group in range(1 << min(bits, 8)))
     found = list(pool.run(released_in_group, tasks))

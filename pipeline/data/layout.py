@@ -108,7 +108,7 @@ def spelling_digests(spellings: Mapping[str, str]) -> list[list[str]]:
 
 
 def respelled(digests: Iterable[list[list[str]]]) -> int:
-    """How many spellings of labellers are there beyond one for each; digests: of `spelling_digests`."""
+    """The number of spellings of labellers beyond one for each; digests: from `spelling_digests`."""
     names, spellings = (set(each) for each in zip(*chain([("", "")], *digests), strict=True))
     return len(spellings) - len(names)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 from pipeline.core.errors import UserError
@@ -28,11 +29,10 @@ class DrawRecord(DrawStore):
 
 def check_draws(folder: Path, given: Mapping[str, int | None], epsilon: float) -> None:
     """UserError for an answer, other than a skip, that is not the draw of the folder's record; it names no label."""
-    record = DrawRecord(folder / DRAWS, LABELS)
-    for id, label in given.items():
-        if label is not None and record.recorded(id, epsilon) != label:
-            raise UserError(
-                f"{folder / 'answers.jsonl'}: answer {id!r} must be the draw of {DRAWS} at epsilon {epsilon:g}, got"
-                " another: put there what `private-rlhf label-filter` gave"
-            )
-    record.close()
+    with closing(DrawRecord(folder / DRAWS, LABELS)) as record:
+        for id, label in given.items():
+            if label is not None and record.recorded(id, epsilon) != label:
+                raise UserError(
+                    f"{folder / 'answers.jsonl'}: answer {id!r} must be the draw of {DRAWS} at epsilon {epsilon:g}, got"
+                    " another: put there what `private-rlhf label-filter` gave"
+                )

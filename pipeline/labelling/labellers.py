@@ -56,7 +56,7 @@ class Labeller(Protocol):
 
     @property
     def randomised_by(self) -> RandomisedBy | None:
-        """Where true answers became private labels; None: by a seed, so that nothing is private."""
+        """The place where true answers became private labels; None: by a seed, so nothing is private."""
 
     def ask(self, questions: Sequence[Question]) -> None:
         """Puts the questions, durably; those with known ids are not put again. UserError: a known id with other texts,

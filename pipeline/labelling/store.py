@@ -168,12 +168,12 @@ class AnswerStore:
     # --- the operator's side ---
 
     def keep_url(self, url: str) -> None:
-        """Where people reach the server, for the links that `url` begins."""
+        """Store the address under which people reach the server; links begin with it."""
         with self._transaction() as base:
             base.execute("INSERT OR REPLACE INTO facts VALUES ('url', ?)", (url,))
 
     def url(self) -> str | None:
-        """What the server that began last has kept; None before."""
+        """The address that the latest server stored; None before the first one."""
         with self._transaction() as base:
             row = base.execute("SELECT value FROM facts WHERE name = 'url'").fetchone()
         return row[0] if row else None

@@ -56,7 +56,7 @@ def _make_in_turn(target: Path, make: Callable[[Path], None]) -> None:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether configuration, weights, tokenizer and chat template of a checkpoint are there and can be read.
+    """True if configuration, weights, tokenizer and chat template of a checkpoint can be read.
 
     Reads the header of the weights, which states the length of their file.
     """

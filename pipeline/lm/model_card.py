@@ -1,4 +1,4 @@
-"""What a model card says before its privacy card: the head that hubs read, where the model is from, how to use it.
+"""The part of a model card before its privacy card: YAML head, origin, quick start, results, files.
 
 The quick start imports only torch and transformers. A test runs it in the model's folder.
 """
@@ -33,7 +33,7 @@ NO_RESULTS = "None yet: stage evaluate writes them here."
 
 @dataclass(frozen=True)
 class CardText:
-    """What differs between the cards of models.
+    """The text of a card that differs between models.
 
     Attributes:
         trained_on: a noun phrase.
@@ -65,7 +65,7 @@ print(generate(conversation, {", ".join(how)})[0]["generated_text"][-1]["content
 
 
 def trained_on(prompts: int, recipe: Recipe) -> str:
-    """What a policy learnt from that was sampled and scored."""
+    """The training data of a policy whose own answers were scored, as a noun phrase."""
     return f"{prompts} prompts ({bare_name(recipe.data.prompts)}), its answers scored by the run's reward model"
 
 

@@ -1,4 +1,4 @@
-"""What lies in a released checkpoint beside the weights: its card, and how its prompts are rendered."""
+"""The files beside the weights of a released checkpoint: its card, and the settings that render its prompts."""
 
 from __future__ import annotations
 

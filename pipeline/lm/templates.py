@@ -45,7 +45,7 @@ ANSWER_BACK = (
 )
 """`final_turn` is emptied so that a template saved twice, with other settings, writes the answer once."""
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-"""What templates mark tokens of the assistant with; not every Jinja knows it, so only those that have it keep it."""
+"""The mark of assistant tokens in templates. Not every Jinja knows it, so only templates that have it keep it."""
 GAPS = ("", "{{ ' ' if answer and answer[0] != ' ' else '' }}")
 """Written before an answer: tokenizers of the sentencepiece kind put a space before each text, so also before answers,
 which training renders by themselves."""
@@ -118,7 +118,7 @@ def template_as_trained(renderer: Renderer, gap: str = "") -> str:
 
 
 def takes_system_message(renderer: Renderer) -> bool:
-    """Whether the template takes system messages; `Renderer` goes without an empty one where it does not."""
+    """True if the template takes system messages; `Renderer` goes without an empty one where it does not."""
     turns = [{"role": "system", "content": renderer.system_prompt or ""}, {"role": "user", "content": "a question"}]
     try:
         renderer.tokenizer.apply_chat_template(turns, tokenize=False, **renderer.template_variables)
@@ -128,7 +128,7 @@ def takes_system_message(renderer: Renderer) -> bool:
 
 
 def renders_alike(tokenizer: Any, renderer: Renderer, answer: str) -> bool:
-    """Whether a tokenizer's template gives the token ids that the renderer gives to a question and `answer`."""
+    """True if a tokenizer's template gives the token ids that the renderer gives to a question and `answer`."""
     turns = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": answer}]
     try:
         prompt = replace(renderer, max_prompt_tokens=sys.maxsize).prompt_ids("a question")

@@ -126,7 +126,7 @@ def totals_sentence(totals: Mapping[str, float | None] | None) -> str:
 def _person_level(
     labelers: Mapping[str, Any] | None, delta: float, totals: Mapping[str, float | None] | None
 ) -> dict[str, Any]:
-    """What the events of the busiest labeller cost together; labelers: the ledger's facts about them, if any; totals:
+    """The cost of all events of the busiest labeller; labelers: the ledger's facts about them, if any; totals:
     what the release states instead."""
     levels = [(level["epsilon"], level["events"]) for level in (labelers or {}).get("busiest", [])]
     if not levels and totals and totals["person"] is not None:
@@ -183,7 +183,7 @@ def render_markdown(card: Mapping[str, Any]) -> str:
 
 
 def events_text(card: Mapping[str, Any]) -> str:
-    """How many events are for training and, where that is known, for evaluation."""
+    """The number of events for training and, where it is known, for evaluation."""
     held_out = card["evaluation_events"]
     return f"{card['events']} to train" + (f", {held_out} to evaluate" if held_out is not None else "")
 

@@ -34,12 +34,14 @@ class Budget:
 
 @dataclass(frozen=True)
 class ReleasePlan:
-    """What is to be released. identity: keyed digest of (key, canonical content with labels in any order, ε, columns):
-    equal for a re-run that gives the same bits. kind: `labels` go through the chain of `mechanism`, and an event's cost
-    is the largest ε; `counts` (`privacy.counts`) and a `sum` (`privacy.statistic`, of `delta` too) come on top, for
-    every event of the key (an upper bound: which events they looked at is not kept), and so does what the holder
-    `stated`. max_events: of one person, the cap that was kept to. UserError unless epsilon is finite and > 0 and
-    events >= 0."""
+    """A release before it is made.
+
+    identity: keyed digest of (key, canonical content with labels in any order, ε, columns): equal for a re-run that
+    gives the same bits. kind: `labels` go through the chain of `mechanism`, and an event's cost is the largest ε;
+    `counts` (`privacy.counts`) and a `sum` (`privacy.statistic`, of `delta` too) come on top, for every event of the
+    key (an upper bound: which events they looked at is not kept), and so does what the holder `stated`. max_events: of
+    one person, the cap that was kept to. UserError unless epsilon is finite and > 0 and events >= 0.
+    """
 
     source: str
     epsilon: float
@@ -56,7 +58,7 @@ class ReleasePlan:
 
 
 def added_by(plan: ReleasePlan) -> float:
-    """What counts and sums cost on top of the labels' total."""
+    """The ε that counts and sums add to the labels' total."""
     return plan.epsilon if plan.kind in ("counts", "sum") else 0.0
 
 

@@ -35,7 +35,7 @@ class OtherKey:
 
     @property
     def state(self) -> tuple[str, str, float]:
-        """What changes with a release under it."""
+        """Facts that change with every release under the key."""
         return self.key_id, self.store.digest, self.epsilon
 
 
@@ -86,6 +86,6 @@ def one_at_a_time(seconds: float) -> Iterator[None]:
 
 
 def missing_charge(entries: list[dict[str, object]], key_id: str, epsilon: float) -> float:
-    """How much of ε is not charged yet for what the other key released."""
+    """The part of ε that is not charged yet for releases of the other key."""
     before = math.fsum(float(str(entry["epsilon"])) for entry in entries if entry.get("other") == key_id)
     return max(0.0, epsilon - before)

@@ -83,7 +83,7 @@ def _document(public: str | None, files: Mapping[str, str], signature: str) -> d
 
 
 def _has_small_order(public: bytes) -> bool:
-    """Whether eight times the point is the identity, by its coordinate y on -x² + y² = 1 + d x² y², d = -121665/121666.
+    """True if eight times the point is the identity, by its y on -x² + y² = 1 + d x² y², d = -121665/121666.
 
     Order 1 or 2: y² = 1. Order 4: y = 0. Order 8: twice the point has y = 0, so y² = -x², and d y⁴ + 2y² - 1 = 0.
     """

@@ -69,7 +69,7 @@ class Stage:
         """What can be found wrong with the data. new_release: labels are about to be released. Raises: UserError."""
 
     def check_read(self, recipe: Recipe, run: RunDir) -> None:
-        """What complete stages that it reads measured lets it start. Raises: RunStopped."""
+        """Check what the complete stages that it reads have measured. RunStopped: it must not start."""
 
     def changed(self, recipe: Recipe, run: RunDir) -> str | None:
         """Why a complete result is not up to date, beyond recipe and inputs."""

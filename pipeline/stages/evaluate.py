@@ -305,7 +305,7 @@ JUDGES = {"truth": "truth", "judge": "outside judge", "rm": "reward model"}
 
 
 def card_lines(metrics: dict[str, Any]) -> list[str]:
-    """What the policy's card says of it; none of it reads a label."""
+    """Results for the policy's card, one line each; none reads a label."""
     said = {name: metrics.get(f"generation_win_rate_{name}") for name in JUDGES}
     lines = [
         f"win rate against sft/model by the {JUDGES[name]}, on held-out prompts: {Estimate(**rate)}"

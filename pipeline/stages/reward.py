@@ -240,7 +240,7 @@ def held_out(model: RewardModel, features: PairFeatures, noise: LabelNoise, reci
 
 
 def held_out_text(check: dict[str, Any]) -> str:
-    """What `held_out` says, on the card."""
+    """The result of `held_out` as a sentence for the card."""
     accuracy = Estimate(**check["validation_accuracy_debiased"])
     likelihood, error = check["validation_log_likelihood"], check["validation_log_likelihood_se"]
     spread = f" (standard error {error:.3f})" if error is not None else ""
