@@ -152,7 +152,8 @@ def export(
         out = output_folder(out, "--out")
         sweep_temporaries(out.parent, out.name)  # of an export that was killed
     if answers is not None:
-        found = open_answers(store)[1].answers()
+        with open_answers(store) as (_, labeller):
+            found = labeller.answers()
         known = all_lines_in(line({"id": id, "label": label}) for id, label in found.items())
         answers = output_file(answers, "--answers", rewrites=known, force=force)
         sweep_temporaries(answers.parent, answers.name)

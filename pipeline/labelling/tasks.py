@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,23 +60,26 @@ def _question(task: Any, fields: Sequence[str], where: str) -> Question:
         raise UserError(f"{where}: {error}; mend or remove it") from None
 
 
-def open_answers(folder: Path) -> tuple[list[Question], Labeller]:
-    """(questions, who answers them) of a page's store or of a file drop. UserError for neither."""
+@contextmanager
+def open_answers(folder: Path) -> Iterator[tuple[list[Question], Labeller]]:
+    """(questions, who answers them) of a page's store, closed after the block, or of a file drop. UserError for
+    neither."""
     if (folder / FILE).exists() or not (folder / "labeller.json").is_file():
-        store = AnswerStore.open(folder)
-        return store.questions(), store
+        with closing(AnswerStore.open(folder)) as store:  # an open one leaves its write-ahead log behind
+            yield store.questions(), store
+        return
     try:
         epsilon = read_json(folder / "labeller.json")["epsilon"]
     except (OSError, DocumentError, KeyError, TypeError):
         raise UserError(f"{folder / 'labeller.json'}: does not say at which ε was answered; restore it") from None
-    return read_questions(folder / "questions.jsonl"), FileDrop(folder, epsilon)
+    yield read_questions(folder / "questions.jsonl"), FileDrop(folder, epsilon)
 
 
 def export_bundle(folder: Path, output: Path) -> ReleaseManifest:
     """Writes the answers of `folder`, less the skips, as a bundle that every stage takes; returns its manifest.
     UserError where `output` is there already, or nothing was answered."""
-    questions, labeller = open_answers(folder)
-    answers, people = labeller.answers(), labeller.people()
+    with open_answers(folder) as (questions, labeller):
+        answers, people = labeller.answers(), labeller.people()
     if output.exists():
         raise UserError(f"{output}: is there already; choose another --out")
     rows = [

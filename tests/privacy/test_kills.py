@@ -7,6 +7,7 @@ The default tier tries a sample of the steps, `slow` every one; the table of doc
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -149,14 +150,18 @@ def label(folder: Path) -> None:
 
 def confirmed_stand(folder: Path) -> None:
     """What the store confirmed is there, as it was given; nothing else is."""
-    stored = AnswerStore(folder / "store", 1.0).answers() if (folder / "store" / "answers.db").exists() else {}
+    stored: dict[str, int | None] = {}
+    if (folder / "store" / "answers.db").exists():
+        with closing(AnswerStore(folder / "store", 1.0)) as store:
+            stored = store.answers()
     confirmed = (folder / "confirmed").read_text().split() if (folder / "confirmed").exists() else []
     assert set(confirmed) <= stored.keys(), "a confirmed answer is lost"
     assert stored.items() <= DRAWN.items(), "an answer that nobody gave"
 
 
 def exported(folder: Path) -> object:
-    people = AnswerStore(folder / "store", 1.0).people()
+    with closing(AnswerStore(folder / "store", 1.0)) as store:
+        people = store.people()
     return (folder / "answers.jsonl").read_bytes(), contents(folder / "bundle"), people
 
 

@@ -20,7 +20,7 @@ from pipeline.stages import online  # noqa: F401  imported here, so that childre
 
 ROUNDS = (
     *("data.limit=null", "evaluation_labels=private", "model.dtype=float32", "sft.max_steps=1", "online.rounds=2"),
-    *("online.questions=4", "online.evaluation_questions=4", "online.candidates=2", "online.max_prompts=6"),
+    *("online.questions=4", "online.evaluation_questions=4", "online.candidates=3", "online.max_prompts=6"),
 )
 PARTS = ("release", "evaluation", "rounds")
 
