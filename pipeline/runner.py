@@ -214,7 +214,7 @@ def execute(
     with _claimed(recipe, run, world):
         for line in lines:
             if line.runs and launcher is not None and line.stage.launched:
-                run.reopen(line.stage.name)  # else it would skip a stage that is up to date and was asked for
+                run.reopen(line.stage.name)  # it would skip a stage that is up to date, though asked for
                 launcher.start(line.stage.name, line.stage.module_name)
             elif line.runs:
                 run_stage(line.stage, recipe, run, world)

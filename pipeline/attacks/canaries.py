@@ -49,7 +49,7 @@ class RawFacts:
 class Truth:
     """labels: pair key -> the labels of its events, +1 if the first response was preferred (one event, mostly).
     coins: the labels are fair coins (canaries), not people's. facts: of the raw files. frames: pair key -> for each of
-    FRAMES +1 if that is the first response, -1 if it is the second, 0 for neither; files of before have none.
+    FRAMES +1 if that is the first response, -1 if it is the second, 0 for neither; older files have none.
     """
 
     labels: Mapping[bytes, tuple[int, ...]]

@@ -51,7 +51,7 @@ class ContainedAnswers:
         self._telling: list[list[bool]] = []  # of each pair, which responses are long enough to tell
 
     def look(self, texts: Sequence[tuple[str, str, str]]) -> None:
-        """texts: of each pair the last user turn and the two responses, letters and digits alone."""
+        """texts: of each pair the last user turn and the two responses, as letters and digits."""
         for question, one, other in texts:
             pair, telling = len(self._telling), [len(text) >= LEAST_LETTERS for text in (one, other)]
             self._telling.append(telling)
@@ -66,7 +66,7 @@ class ContainedAnswers:
                     self._hits.append((pair, row if prompt else -1, places[0] >= 0, places[1] >= 0, order))
 
     def one_sided(self, public: np.ndarray) -> np.ndarray:
-        """(pairs,) bool. public: (rows,) bool, rows whose prompt is a pair's own, so that what it holds is no sign."""
+        """(pairs,) bool. public: (rows,) bool, rows whose prompt is a pair's own, so that its text is not a sign."""
         pairs = len(self._telling)
         held, order = np.zeros((pairs, 2), dtype=bool), np.zeros(pairs, dtype=np.int64)
         for pair, row, one, other, before in self._hits:

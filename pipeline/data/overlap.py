@@ -9,7 +9,7 @@ four 64-bit keyed digests:
 - of its last user turn and last assistant turn, whatever came before (another system prompt, a shorter history); but
   an answer of under 32 characters ("You're welcome!") says little without what came before;
 - of its last assistant turn alone, whatever it answers, if it has 40 characters: it counts where both responses of a
-  pair have them and no other pair holds them, so that a phrase that many answers share is no sign;
+  pair have them and no other pair holds them, so that a phrase that many answers share is not a sign;
 - of the letters of its last turns, without digits, if they have 32: it counts as the one before.
 
 A demonstration counts with its whole conversation and with every assistant turn in its history, a prompt with every
@@ -74,8 +74,8 @@ class Pair(NamedTuple):
 
 class LookedPairs(NamedTuple):
     """digests: (n, 9) uint64, the four of the first response, those of the second, the whole of the prompt. sides: of
-    each pair the shingles that its first and its second response alone have. texts: the last user turn and the two
-    responses, letters and digits alone."""
+    each pair the shingles that only its first and only its second response have. texts: the last user turn and the
+    two responses, as letters and digits."""
 
     digests: np.ndarray
     sides: list[tuple[np.ndarray, np.ndarray]]

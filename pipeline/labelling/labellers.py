@@ -287,7 +287,7 @@ class FileDrop:
             write_questions(self.folder / "questions.jsonl", self._asked.values())
 
     def answers(self) -> dict[str, int | None]:
-        """`Labeller.answers`; UserError for a file that is none, or an answer that label-filter did not draw."""
+        """`Labeller.answers`; UserError for a file without answers, or an answer that label-filter did not draw."""
         path = self.folder / "answers.jsonl"
         given = read_answers(path, self._asked) if path.exists() else {}
         if self.randomised_by == "label-filter":

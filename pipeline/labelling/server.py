@@ -308,7 +308,7 @@ async def _explain(request: Request, error: Exception) -> Response:
 
 
 def _names(url: str) -> set[str]:
-    """The values of `Host` by which people reach a URL. UserError for what is no URL of a server's root."""
+    """The values of `Host` by which people reach a URL. UserError if it is not the URL of a server's root."""
     with suppress(ValueError):
         parts = urlsplit(url)
         root = parts.path in ("", "/") and not parts.query and not parts.fragment and "@" not in parts.netloc

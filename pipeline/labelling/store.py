@@ -180,7 +180,7 @@ class AnswerStore:
 
     def add_person(self, name: str) -> str:
         """The token of a person's new link, of which only the SHA-256 is kept. The earlier link and its browser end;
-        what they held goes to others, since that browser may have drawn already. UserError for what is no name."""
+        what they held goes to others, since that browser may have drawn already. UserError if it is not a name."""
         if not is_name(name):
             raise UserError(f"{one_line(name)!r} is no name: give one line of printable characters")
         token = secrets.token_bytes(TOKEN_BYTES).hex()

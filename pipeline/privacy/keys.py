@@ -163,7 +163,7 @@ def keygen(path: str | Path) -> Path:
 
 
 def named_or_default(path: Path | None) -> Path:
-    """The key file that a command uses: the one named, else the user's own. UserError where that was never made."""
+    """The key file that a command uses: the one named, or the user's default. UserError if that was never made."""
     if path is not None:
         return path.expanduser()
     if not (place := default_key()).exists() and not state_folder(place).exists():

@@ -34,7 +34,7 @@ from pipeline.privacy.owner_files import read_number
 
 FORMAT = 2
 WITH_SUMS = 3  # once it holds a noisy sum, which programs of before would not add up
-WITH_FOLDED_NAMES = 4  # once labellers are told apart by folded names, which programs of before would not fold
+WITH_FOLDED_NAMES = 4  # once labellers are told apart by folded names, which earlier programs would not fold
 READABLE = (1, FORMAT, WITH_SUMS, WITH_FOLDED_NAMES)
 _MAC_DOMAIN = b"private-rlhf/ledger/v1"
 _ID_DOMAIN = b"private-rlhf/key-id/v1"
