@@ -16,8 +16,7 @@ from typing import Any
 
 import typer
 import yaml
-
-from pipeline.core import (
+from private_rlhf.core import (
     recipe,
     recipe_aligners,
     recipe_inputs,
@@ -125,7 +124,7 @@ def parts_of(hint: Any) -> list[Any]:
 
 def cli_page() -> str:
     """Every command with its options."""
-    from pipeline.cli import app
+    from private_rlhf.cli import app
 
     lines = ["# Commands", "", "Made by `docs/generate.py` from the command line itself.", ""]
     root = typer.main.get_command(app)

@@ -45,12 +45,12 @@ overrides=()
 for argument in "$@"; do
     [[ "$argument" == -* || "$argument" != *=* ]] || overrides+=("$argument")
 done
-stages="$("$python" -m pipeline.cli stages --config "$config" ${overrides[@]+"${overrides[@]}"})"
+stages="$("$python" -m private_rlhf.cli stages --config "$config" ${overrides[@]+"${overrides[@]}"})"
 while read -r stage how; do
     starter=("$python" -m)
     if [[ "$how" == launched ]]; then
         starter+=(accelerate.commands.launch --config_file "$accelerate_config")
         starter+=(${accelerate_args[@]+"${accelerate_args[@]}"} -m)
     fi
-    "${starter[@]}" "pipeline.stages.$stage" --config "$config" --run-dir "$run_dir" "$@" </dev/null
+    "${starter[@]}" "private_rlhf.stages.$stage" --config "$config" --run-dir "$run_dir" "$@" </dev/null
 done <<<"$stages"

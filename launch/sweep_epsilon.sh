@@ -32,7 +32,7 @@ for epsilon in "${epsilons[@]}"; do
     for seed in "${seeds[@]}"; do
         run_dir="runs/$name-eps${epsilon#.}-seed$seed"
         [[ "$epsilon" == .inf || "$epsilon" != .* ]] || run_dir="runs/$name-eps0$epsilon-seed$seed"
-        "$python" -m pipeline.cli run --config "$config" --run-dir "$run_dir" \
+        "$python" -m private_rlhf.cli run --config "$config" --run-dir "$run_dir" \
             --accept-reward "$@" "privatize.epsilon=$epsilon" "seed=$seed"
         run_dirs+=("$run_dir")
     done

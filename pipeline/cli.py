@@ -13,24 +13,23 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-
-from pipeline.commands import account, benchmark, label, ledger
-from pipeline.commands.attack import attack
-from pipeline.commands.compare import compare
-from pipeline.commands.keygen import keygen
-from pipeline.commands.label_filter import label_filter
-from pipeline.commands.options import Force, all_given, one_way, refuse_digit_groups
-from pipeline.commands.plan import plan
-from pipeline.commands.sample import sample
-from pipeline.commands.validate import validate
-from pipeline.commands.verify_release import verify_release
-from pipeline.core.errors import RunStopped, RunWaits, UserError, one_line
-from pipeline.core.extras import extra_of, remedy
-from pipeline.core.outputs import json_with, output_file, output_folder
-from pipeline.core.threads import wait_briefly
-from pipeline.core.world import wait_for_first
-from pipeline.launcher import Launcher, planned_world, report
-from pipeline.stages.table import STAGES
+from private_rlhf.commands import account, benchmark, label, ledger
+from private_rlhf.commands.attack import attack
+from private_rlhf.commands.compare import compare
+from private_rlhf.commands.keygen import keygen
+from private_rlhf.commands.label_filter import label_filter
+from private_rlhf.commands.options import Force, all_given, one_way, refuse_digit_groups
+from private_rlhf.commands.plan import plan
+from private_rlhf.commands.sample import sample
+from private_rlhf.commands.validate import validate
+from private_rlhf.commands.verify_release import verify_release
+from private_rlhf.core.errors import RunStopped, RunWaits, UserError, one_line
+from private_rlhf.core.extras import extra_of, remedy
+from private_rlhf.core.outputs import json_with, output_file, output_folder
+from private_rlhf.core.threads import wait_briefly
+from private_rlhf.core.world import wait_for_first
+from private_rlhf.launcher import Launcher, planned_world, report
+from private_rlhf.stages.table import STAGES
 
 INTERRUPTED = "interrupted; run the same command again to resume"
 UNUSABLE = frozenset(
@@ -85,9 +84,9 @@ def run(
     overrides: Overrides = None,
 ) -> None:
     """Run a recipe: stages that are up to date are skipped, an interrupted one resumes."""
-    from pipeline import runner
-    from pipeline.core.rundir import RunDir
-    from pipeline.core.world import declared_world
+    from private_rlhf import runner
+    from private_rlhf.core.rundir import RunDir
+    from private_rlhf.core.world import declared_world
 
     planned = planned_world(processes)
     recipe = _recipe(config, data, overrides, accept_reward)
@@ -104,7 +103,7 @@ def run(
     launcher = Launcher(processes, [*options, *(["--data", data] if data is not None else [])])
     runner.execute(recipe, directory, selection, accept_code, launcher if processes > 1 else None)
     if runner.join_world().main:
-        from pipeline.report.terminal import show_results
+        from private_rlhf.report.terminal import show_results
 
         show_results(directory)
 
@@ -121,13 +120,13 @@ def online(
     overrides: Overrides = None,
 ) -> None:
     """Run a recipe that asks for labels (section online), with all its stages; resumes like `run`."""
-    from pipeline.policies import run_policies
-    from pipeline.runner import join_world
+    from private_rlhf.policies import run_policies
+    from private_rlhf.runner import join_world
 
     recipe = _recipe(config, None, overrides, accept_reward)
     last = run_policies(recipe, run_dir or Path("runs") / recipe.name, policies, accept_code)
     if join_world().main:
-        from pipeline.report.terminal import show_results
+        from private_rlhf.report.terminal import show_results
 
         show_results(last)
 
@@ -144,7 +143,7 @@ def verify_run(
 
     Neither run sees a true label, and no ledger is charged. It takes twice the time of a run.
     """
-    from pipeline.twins import verify
+    from private_rlhf.twins import verify
 
     recipe = _recipe(config, data, overrides)
     twins = Path("runs") / f"{recipe.name}.twins" if folder is None else output_folder(folder, "--folder")
@@ -157,7 +156,7 @@ def verify_run(
 @app.command("print-config")
 def print_config(config: Config, data: Data = None, overrides: Overrides = None) -> None:
     """Print the resolved recipe, every key written out."""
-    from pipeline.core.config import dump_yaml
+    from private_rlhf.core.config import dump_yaml
 
     print(dump_yaml(_recipe(config, data, overrides)), end="")
 
@@ -165,7 +164,7 @@ def print_config(config: Config, data: Data = None, overrides: Overrides = None)
 @app.command()
 def stages(config: Config, overrides: Overrides = None) -> None:
     """Print the stages of a recipe in order: `launched` ones take several processes, the others are `alone`."""
-    from pipeline.stages.table import stages_of
+    from private_rlhf.stages.table import stages_of
 
     for stage in stages_of(_recipe(config, None, overrides)):
         print(stage.name, "launched" if stage.launched else "alone")
@@ -214,10 +213,10 @@ def privatize(
         return
     if budget_per is not None and budget is None:
         raise UserError("--budget-per needs --budget")
-    from pipeline.data.curate import Request, privatize_source
-    from pipeline.data.layout import Options, parse_labels
-    from pipeline.privacy.keys import named_or_default
-    from pipeline.privacy.ledger import Budget
+    from private_rlhf.data.curate import Request, privatize_source
+    from private_rlhf.data.layout import Options, parse_labels
+    from private_rlhf.privacy.keys import named_or_default
+    from private_rlhf.privacy.ledger import Budget
 
     rows, output, level = all_given("privatize", {"--data": data, "--output": output, "--epsilon": epsilon})
     key_file = named_or_default(key)
@@ -275,8 +274,8 @@ def evaluate(
     if output is not None:
         result = json_with("judge", "policy", "reference", "pairs")
         output = output_file(output, "--output", rewrites=result, inputs=(policy, reference, prompts), force=force)
-    from pipeline.evaluation.compare import MAX_PROMPT_TOKENS, compare
-    from pipeline.evaluation.judges import parse_judge
+    from private_rlhf.evaluation.compare import MAX_PROMPT_TOKENS, compare
+    from private_rlhf.evaluation.judges import parse_judge
 
     line = compare(
         ours,
@@ -347,8 +346,8 @@ def _fail(message: str, code: int) -> int:
 
 
 def _recipe(config: Path, data: str | None, overrides: Sequence[str] | None, accept_reward: bool = False) -> Any:
-    from pipeline.core.config import load_recipe
-    from pipeline.core.recipe import Recipe
+    from private_rlhf.core.config import load_recipe
+    from private_rlhf.core.recipe import Recipe
 
     extra = [f"data.preferences={data}"] if data is not None else []
     extra += ["reward.accept_coin=true"] if accept_reward else []
@@ -364,8 +363,8 @@ def _stage(
     accept_code: bool,
     accept_reward: bool = False,
 ) -> None:
-    from pipeline import runner
-    from pipeline.core.rundir import RunDir
+    from private_rlhf import runner
+    from private_rlhf.core.rundir import RunDir
 
     recipe = _recipe(config, data, overrides, accept_reward)
     runner.execute_one(name, recipe, RunDir(run_dir or Path("runs") / recipe.name), accept_code)

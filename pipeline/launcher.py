@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.core.errors import RunStopped, UserError
-from pipeline.core.world import World, declared_world, on_cpu
+from private_rlhf.core.errors import RunStopped, UserError
+from private_rlhf.core.world import World, declared_world, on_cpu
 
 MARK, ERROR_FILE = "PRIVATE_RLHF_LAUNCHED", "TORCHELASTIC_ERROR_FILE"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)

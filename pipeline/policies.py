@@ -7,12 +7,12 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline import runner
-from pipeline.core import atomic
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import RunDir
-from pipeline.core.world import barrier
+from private_rlhf import runner
+from private_rlhf.core import atomic
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.core.world import barrier
 
 
 def run_policies(recipe: Recipe, root: Path, policies: int, accept_code: bool = False) -> RunDir:

@@ -2,7 +2,7 @@
 
 A stage is up to date when its manifest's fingerprint is that of its config sections, its upstream stages and its
 label-free inputs, and what the stage itself looks at. Where the code changed that a stage imports, the user decides.
-The stages are those of `pipeline.stages.table`; no stage is known here by name.
+The stages are those of `private_rlhf.stages.table`; no stage is known here by name.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.core import atomic, resume, rundir
-from pipeline.core.code import digest_of, source_files
-from pipeline.core.config import effective, nearest, to_tree
-from pipeline.core.errors import UserError
-from pipeline.core.metrics import write_metrics
-from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import RunDir
-from pipeline.core.stage import StageContext, say
-from pipeline.core.strategies import WHOLE, strategy
-from pipeline.core.world import World, barrier, join_world, peak_gpu_mb, release_memory
-from pipeline.data.overlap import check_overlap
-from pipeline.launcher import Launcher
-from pipeline.privacy.guarantee import NOT_PRIVATE
-from pipeline.stages.base import Stage
-from pipeline.stages.table import NAMES, STAGES, preflight, stage_of, stages_of
+from private_rlhf.core import atomic, resume, rundir
+from private_rlhf.core.code import digest_of, source_files
+from private_rlhf.core.config import effective, nearest, to_tree
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.metrics import write_metrics
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.core.stage import StageContext, say
+from private_rlhf.core.strategies import WHOLE, strategy
+from private_rlhf.core.world import World, barrier, join_world, peak_gpu_mb, release_memory
+from private_rlhf.data.overlap import check_overlap
+from private_rlhf.launcher import Launcher
+from private_rlhf.privacy.guarantee import NOT_PRIVATE
+from private_rlhf.stages.base import Stage
+from private_rlhf.stages.table import NAMES, STAGES, preflight, stage_of, stages_of
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def resolved(recipe: Recipe, run: RunDir, world: World) -> Recipe:
     """The recipe with a stated `model.dtype` (`numerics.resolve_dtype`). UserError: it names no preferences, or the run
     directory is another recipe's.
     """
-    from pipeline.lm.numerics import resolve_dtype
+    from private_rlhf.lm.numerics import resolve_dtype
 
     recipe.data.check_preferences()
     run.check(recipe)
@@ -242,7 +242,7 @@ def _check_code(stages: Sequence[Stage], run: RunDir, world: World, accept: bool
 
 
 def execute_one(name: str, recipe: Recipe, run: RunDir, accept_code: bool = False) -> None:
-    """Runs one stage, as `accelerate launch -m pipeline.stages.NAME` does; a complete one is skipped."""
+    """Runs one stage, as `accelerate launch -m private_rlhf.stages.NAME` does; a complete one is skipped."""
     world = join_world()
     recipe = resolved(recipe, run, world)
     _check_stage(name, recipe)
@@ -334,7 +334,7 @@ def _claim(recipe: Recipe, run: RunDir, world: World) -> None:
         changed = run.changed_keys(recipe)
         if changed:
             say(f"{run.root} was last started with another {', '.join(changed)}: what depends on it is made anew")
-        from pipeline.lm.numerics import described
+        from private_rlhf.lm.numerics import described
 
         run.claim(recipe, described(recipe))
         if recipe.override:

@@ -14,10 +14,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import Recipe
-from pipeline.labelling.questions import read_rows
-from pipeline.privacy.keys import make_private_folder
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.labelling.questions import read_rows
+from private_rlhf.privacy.keys import make_private_folder
 
 PROGRAM = """\
 import hashlib, json, sys

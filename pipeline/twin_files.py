@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.recipe_aligners import ALIGNERS
-from pipeline.runner import Selection
+from private_rlhf.core.recipe_aligners import ALIGNERS
+from private_rlhf.runner import Selection
 
 NAMES = Selection().names
 """Of the stages."""

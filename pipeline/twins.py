@@ -26,27 +26,26 @@ from typing import TextIO
 
 import numpy as np
 import numpy.typing as npt
-
-from pipeline import runner
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import RunDir
-from pipeline.core.user import another_user
-from pipeline.core.world import barrier, join_world
-from pipeline.data import protected
-from pipeline.data.adopted import is_adopted
-from pipeline.data.formats import PAIR
-from pipeline.data.layout import Layout
-from pipeline.data.sources import Row
-from pipeline.lm.models import base_checkpoint
-from pipeline.privacy.batches import apply_coins, canonicalize, event_tags
-from pipeline.privacy.keys import PrivacyKey, keygen, load_key, make_private_folder
-from pipeline.privacy.mechanism import RandomizedResponse
-from pipeline.privacy.prf import Prf
-from pipeline.report.inputs import read_run
-from pipeline.report.render import time_passages
-from pipeline.twin_answers import answered_twin, carry_draws, make_answerers
-from pipeline.twin_files import Comparison, Passages, compare_folders
+from private_rlhf import runner
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.core.user import another_user
+from private_rlhf.core.world import barrier, join_world
+from private_rlhf.data import protected
+from private_rlhf.data.adopted import is_adopted
+from private_rlhf.data.formats import PAIR
+from private_rlhf.data.layout import Layout
+from private_rlhf.data.sources import Row
+from private_rlhf.lm.models import base_checkpoint
+from private_rlhf.privacy.batches import apply_coins, canonicalize, event_tags
+from private_rlhf.privacy.keys import PrivacyKey, keygen, load_key, make_private_folder
+from private_rlhf.privacy.mechanism import RandomizedResponse
+from private_rlhf.privacy.prf import Prf
+from private_rlhf.report.inputs import read_run
+from private_rlhf.report.render import time_passages
+from private_rlhf.twin_answers import answered_twin, carry_draws, make_answerers
+from private_rlhf.twin_files import Comparison, Passages, compare_folders
 
 TWINS = ("A", "B")
 BATCH_ROWS = 1024

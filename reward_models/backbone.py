@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.data.render import Renderer
+from private_rlhf.lm.architectures import check_layers
+from private_rlhf.lm.models import DTYPES
+from private_rlhf.reward_models.model import build_reward_backbone
 from safetensors import SafetensorError
 from transformers import AutoConfig
-
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import Recipe
-from pipeline.data.render import Renderer
-from pipeline.lm.architectures import check_layers
-from pipeline.lm.models import DTYPES
-from reward_models.model import build_reward_backbone
 
 
 def load_backbone(path: Path, recipe: Recipe, renderer: Renderer) -> Any:

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from private_rlhf.reward_models.spread import ALONE, Spread
 from torch import Tensor
-
-from reward_models.spread import ALONE, Spread
 
 FeatureArray = Tensor | np.ndarray
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import torch
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.reward_models.basis import FeatureBasis, IdentityBasis, identity_basis
+from private_rlhf.reward_models.dropout import DropoutBonus
+from private_rlhf.reward_models.elliptical import EllipticalBonus, EllipticalConstants
+from private_rlhf.reward_models.ensemble import EnsembleBonus
+from private_rlhf.reward_models.uncertainty import FisherBonus
 from torch import Tensor
-
-from pipeline.core.noise import LabelNoise
-from reward_models.basis import FeatureBasis, IdentityBasis, identity_basis
-from reward_models.dropout import DropoutBonus
-from reward_models.elliptical import EllipticalBonus, EllipticalConstants
-from reward_models.ensemble import EnsembleBonus
-from reward_models.uncertainty import FisherBonus
 
 Bonus = FisherBonus | EllipticalBonus | EnsembleBonus | DropoutBonus
 BONUS_KINDS = ("fisher", "elliptical", "ensemble", "mc_dropout")

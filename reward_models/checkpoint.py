@@ -19,23 +19,18 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
-from torch import Tensor
-from transformers import PreTrainedModel
-
-from pipeline.core import atomic
-from pipeline.core.noise import LabelNoise
-from pipeline.core.world import device_type
-from pipeline.lm.kernels.attention import use_grouped_attention
-from pipeline.lm.kernels.products import speed_up_products
-from pipeline.lm.numerics import affordable
-from reward_models.bonuses import BONUS_KINDS, Bonus, bonus_from_tensors, bonus_kind, bonus_tensors
-from reward_models.bound import check_reward_bound
-from reward_models.classifiers import load_classifier
-from reward_models.dropout import DropoutBonus, DropoutRewardModel
-from reward_models.losses import get_loss
-from reward_models.model import (
+from private_rlhf.core import atomic
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.world import device_type
+from private_rlhf.lm.kernels.attention import use_grouped_attention
+from private_rlhf.lm.kernels.products import speed_up_products
+from private_rlhf.lm.numerics import affordable
+from private_rlhf.reward_models.bonuses import BONUS_KINDS, Bonus, bonus_from_tensors, bonus_kind, bonus_tensors
+from private_rlhf.reward_models.bound import check_reward_bound
+from private_rlhf.reward_models.classifiers import load_classifier
+from private_rlhf.reward_models.dropout import DropoutBonus, DropoutRewardModel
+from private_rlhf.reward_models.losses import get_loss
+from private_rlhf.reward_models.model import (
     PaddedTexts,
     RewardModel,
     check_pad_token,
@@ -43,7 +38,11 @@ from reward_models.model import (
     score_layer,
     set_score_weight,
 )
-from reward_models.uncertainty import RewardScore
+from private_rlhf.reward_models.uncertainty import RewardScore
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
 
 METADATA_FILE = "reward_metadata.json"
 BONUS_FILE = "bonus.safetensors"
@@ -52,7 +51,7 @@ SCORE_TOLERANCE = 0.05
 """Of a score read again, absolute and relative: weights are equal, and products on another device in bfloat16 nearly.
 Weights drawn at random differ by the size of the scores."""
 NOISY_SUM_LOSS = "noisy_sum"
-"""The loss of a fit to one noisy sum of labels (`reward_models.central`), none of which was released."""
+"""The loss of a fit to one noisy sum of labels (`private_rlhf.reward_models.central`), none of which was released."""
 MODES = ("head", "lora", "full", "external")
 
 

@@ -7,10 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from private_rlhf.lm.models import load_whole
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedConfig
 from transformers.modeling_layers import GenericForSequenceClassification
-
-from pipeline.lm.models import load_whole
 
 LAYER = re.compile(r"\.(?:layers|h)\.(\d+)\.")
 

@@ -12,12 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from private_rlhf.lm.rows import Rows
+from private_rlhf.reward_models.bound import bounded_reward
+from private_rlhf.reward_models.model import RewardModel
+from private_rlhf.reward_models.uncertainty import RewardScore, check_kappa, check_references
 from torch import Tensor, nn
-
-from pipeline.lm.rows import Rows
-from reward_models.bound import bounded_reward
-from reward_models.model import RewardModel
-from reward_models.uncertainty import RewardScore, check_kappa, check_references
 
 
 def has_dropout(model: nn.Module) -> bool:

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
+from private_rlhf.lm.sharding import put_back, whole_tensor
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-
-from pipeline.lm.sharding import put_back, whole_tensor
 
 STATE_FILE = "early_stopping.safetensors"
 

@@ -20,13 +20,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from private_rlhf.core.noise import LabelNoise, Noise
+from private_rlhf.reward_models.basis import FeatureBasis
+from private_rlhf.reward_models.bound import check_reward_bound
+from private_rlhf.reward_models.gram import StreamedGram, definite_factor
+from private_rlhf.reward_models.uncertainty import LinearizedBonus, PairGradients, check_kappa
 from torch import Tensor
-
-from pipeline.core.noise import LabelNoise, Noise
-from reward_models.basis import FeatureBasis
-from reward_models.bound import check_reward_bound
-from reward_models.gram import StreamedGram, definite_factor
-from reward_models.uncertainty import LinearizedBonus, PairGradients, check_kappa
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from private_rlhf.core.noise import LabelNoise, Noise
+from private_rlhf.reward_models.basis import FeatureArray, FeatureBasis, as_double, count_pairs, identity_basis
+from private_rlhf.reward_models.bound import bounded_reward, check_reward_bound
+from private_rlhf.reward_models.linear import PairProblem, check_labels, minimize
+from private_rlhf.reward_models.losses import get_loss
+from private_rlhf.reward_models.spread import ALONE, Spread
+from private_rlhf.reward_models.uncertainty import RewardScore, check_kappa, check_references
 from torch import Tensor
-
-from pipeline.core.noise import LabelNoise, Noise
-from reward_models.basis import FeatureArray, FeatureBasis, as_double, count_pairs, identity_basis
-from reward_models.bound import bounded_reward, check_reward_bound
-from reward_models.linear import PairProblem, check_labels, minimize
-from reward_models.losses import get_loss
-from reward_models.spread import ALONE, Spread
-from reward_models.uncertainty import RewardScore, check_kappa, check_references
 
 
 @dataclass(frozen=True)

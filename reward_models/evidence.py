@@ -16,13 +16,12 @@ from __future__ import annotations
 import math
 
 import torch
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.reward_models.linear import PairProblem, minimize
+from private_rlhf.reward_models.losses import PreferenceLoss, fisher_weight, get_loss
+from private_rlhf.reward_models.ridge import ridge_from_margin_scale
+from private_rlhf.reward_models.spread import ALONE, Spread
 from torch import Tensor
-
-from pipeline.core.noise import LabelNoise
-from reward_models.linear import PairProblem, minimize
-from reward_models.losses import PreferenceLoss, fisher_weight, get_loss
-from reward_models.ridge import ridge_from_margin_scale
-from reward_models.spread import ALONE, Spread
 
 MARGIN_SCALE = 0.7
 """Nats: standard deviation of a margin before there are labels. Differences of two answers of one model are mild."""

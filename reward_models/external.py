@@ -6,23 +6,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
-from pipeline.core import atomic
-from pipeline.core.errors import UserError
-from pipeline.core.noise import PUBLIC
-from pipeline.core.recipe import Recipe
-from pipeline.core.recipe_parts import ExternalRewardSettings
-from pipeline.data.inputs import make_renderer
-from pipeline.lm.models import load_tokenizer
-from pipeline.lm.templates import tokenizer_as_trained
-from reward_models.checkpoint import (
+from private_rlhf.core import atomic
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise import PUBLIC
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.recipe_parts import ExternalRewardSettings
+from private_rlhf.data.inputs import make_renderer
+from private_rlhf.lm.models import load_tokenizer
+from private_rlhf.lm.templates import tokenizer_as_trained
+from private_rlhf.reward_models.checkpoint import (
     METADATA_FILE,
     RewardCheckpoint,
     RewardMetadata,
     load_reward_checkpoint,
     save_reward_checkpoint,
 )
+from safetensors import SafetensorError
 
 
 def check_external(settings: ExternalRewardSettings) -> None:
@@ -77,7 +76,7 @@ def load_external(folder: Path, public: bool, name: str, declaration: str) -> Re
 
 
 def card_facts(checkpoint: RewardCheckpoint, folder: Path, metadata: RewardMetadata) -> dict[str, Any]:
-    """What the card says about a reward model that was not fitted in this run (`pipeline.privacy.status`)."""
+    """What the card says about a reward model that was not fitted in this run (`private_rlhf.privacy.status`)."""
     return {
         "mode": "external",
         "source": folder.resolve().name,

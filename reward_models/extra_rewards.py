@@ -9,16 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import Recipe
-from pipeline.core.recipe_inputs import ModelConfig
-from pipeline.core.recipe_parts import ExtraRewardSettings
-from pipeline.data.render import Prompt, Renderer, preview
-from pipeline.lm.model_folders import check_function
-from pipeline.lm.models import load_tokenizer
-from reward_models.external import card_facts, described, key_names, load_external
-from reward_models.scorer import RewardScorer
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.recipe_inputs import ModelConfig
+from private_rlhf.core.recipe_parts import ExtraRewardSettings
+from private_rlhf.data.render import Prompt, Renderer, preview
+from private_rlhf.lm.model_folders import check_function
+from private_rlhf.lm.models import load_tokenizer
+from private_rlhf.reward_models.external import card_facts, described, key_names, load_external
+from private_rlhf.reward_models.scorer import RewardScorer
 
 Function = Callable[[Sequence[Prompt], Sequence[str]], Sequence[float]]
 ROOM = 4  # another tokenizer may need this many times the tokens of the policy's
@@ -48,7 +47,7 @@ def load_extra_rewards(recipe: Recipe, device: torch.device) -> list[ExtraReward
 
     Raises:
         UserError: a folder that holds no reward model, one whose training labels nobody declared (see
-            `reward_models.external`), or a function that cannot be imported.
+            `private_rlhf.reward_models.external`), or a function that cannot be imported.
     """
     rewards: list[ExtraReward] = []
     for place, settings in enumerate(recipe.ppo.extra_rewards):

@@ -5,17 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-
-from pipeline.core.errors import UserError
-from pipeline.core.noise import LabelNoise
-from pipeline.core.recipe import Recipe, RewardConfig
-from reward_models.bonuses import Bonus
-from reward_models.dropout import DropoutBonus, check_dropout
-from reward_models.elliptical import EllipticalAccumulator, EllipticalConstants
-from reward_models.ensemble import fit_ensemble
-from reward_models.head import PairFeatures
-from reward_models.linear import LinearFit
-from reward_models.uncertainty import FisherBonus
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.recipe import Recipe, RewardConfig
+from private_rlhf.reward_models.bonuses import Bonus
+from private_rlhf.reward_models.dropout import DropoutBonus, check_dropout
+from private_rlhf.reward_models.elliptical import EllipticalAccumulator, EllipticalConstants
+from private_rlhf.reward_models.ensemble import fit_ensemble
+from private_rlhf.reward_models.head import PairFeatures
+from private_rlhf.reward_models.linear import LinearFit
+from private_rlhf.reward_models.uncertainty import FisherBonus
 
 
 def check_uncertainty(backbone: torch.nn.Module, settings: RewardConfig) -> None:

@@ -11,13 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from private_rlhf.core.noise import LabelNoise, Noise
+from private_rlhf.reward_models.basis import FeatureArray, FeatureBasis, as_double, count_pairs, identity_basis
+from private_rlhf.reward_models.bound import bound_slope, bounded_reward, check_reward_bound
+from private_rlhf.reward_models.losses import PreferenceLoss, check_signs, fisher_weight, get_loss
+from private_rlhf.reward_models.spread import ALONE, Spread
 from torch import Tensor
-
-from pipeline.core.noise import LabelNoise, Noise
-from reward_models.basis import FeatureArray, FeatureBasis, as_double, count_pairs, identity_basis
-from reward_models.bound import bound_slope, bounded_reward, check_reward_bound
-from reward_models.losses import PreferenceLoss, check_signs, fisher_weight, get_loss
-from reward_models.spread import ALONE, Spread
 
 _ARMIJO = 1e-4
 _MAX_HALVINGS = 40

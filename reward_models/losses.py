@@ -22,10 +22,9 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from private_rlhf.core.noise import LABEL_RULE, LabelNoise, Noise
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
-
-from pipeline.core.noise import LABEL_RULE, LabelNoise, Noise
 
 LossFunction = Callable[[Tensor, Tensor, Noise], Tensor]
 CurvatureFunction = Callable[[Tensor, Noise], Tensor]

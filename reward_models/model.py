@@ -20,17 +20,16 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
+from private_rlhf.lm.kernels.attention import use_grouped_attention
+from private_rlhf.lm.kernels.products import speed_up_products
+from private_rlhf.lm.models import unwrap
+from private_rlhf.lm.quantised import dense_copy, four_bit_config, four_bit_place, is_four_bit, keep_differentiable
+from private_rlhf.lm.rows import Rows, Sharing, sharing_of
+from private_rlhf.reward_models.bound import bounded_reward, check_reward_bound
+from private_rlhf.reward_models.classifiers import load_backbone_of
 from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
-
-from pipeline.lm.kernels.attention import use_grouped_attention
-from pipeline.lm.kernels.products import speed_up_products
-from pipeline.lm.models import unwrap
-from pipeline.lm.quantised import dense_copy, four_bit_config, four_bit_place, is_four_bit, keep_differentiable
-from pipeline.lm.rows import Rows, Sharing, sharing_of
-from reward_models.bound import bounded_reward, check_reward_bound
-from reward_models.classifiers import load_backbone_of
 
 
 @contextmanager
@@ -175,7 +174,7 @@ class RewardModel:
 
     @property
     def sharing(self) -> Sharing | None:
-        """How texts may share rows (`pipeline.lm.rows`)."""
+        """How texts may share rows (`private_rlhf.lm.rows`)."""
         return sharing_of(self.model)
 
     @property

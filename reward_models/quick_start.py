@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from private_rlhf.lm.model_card import FILES, FOLDER, CardText
+from private_rlhf.reward_models.bound import check_reward_bound
+from private_rlhf.reward_models.model import score_layer
 from transformers import AutoModelForSequenceClassification
-
-from pipeline.lm.model_card import FILES, FOLDER, CardText
-from reward_models.bound import check_reward_bound
-from reward_models.model import score_layer
 
 METADATA = "noise of the labels, loss, bound and size of the fit; private-rlhf reads no reward model without it"
 BONUS = "statistics of the uncertainty, which private-rlhf subtracts from the reward; the scores above are without it"

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from private_rlhf.core.noise import LabelNoise, Noise
+from private_rlhf.reward_models.basis import FeatureArray, FeatureBasis, as_double, identity_basis
+from private_rlhf.reward_models.bound import check_reward_bound
+from private_rlhf.reward_models.linear import PairProblem, check_labels, minimize
+from private_rlhf.reward_models.losses import get_loss
+from private_rlhf.reward_models.spread import ALONE, Spread
 from torch import Tensor
-
-from pipeline.core.noise import LabelNoise, Noise
-from reward_models.basis import FeatureArray, FeatureBasis, as_double, identity_basis
-from reward_models.bound import check_reward_bound
-from reward_models.linear import PairProblem, check_labels, minimize
-from reward_models.losses import get_loss
-from reward_models.spread import ALONE, Spread
 
 # Standard deviations of the margin under the prior that a ridge stands for, in nats.
 _MARGIN_SCALES = (0.03, 0.1, 0.2, 0.4, 0.7, 1.2, 2.0, 4.0, 8.0)

@@ -15,20 +15,19 @@ import torch
 from accelerate.utils import gather_object
 from datasets import Dataset, IterableDataset
 from peft import PeftModel, get_peft_model
+from private_rlhf.core.noise import LabelNoise, Noise
+from private_rlhf.lm.kernels.lora import speed_up
+from private_rlhf.lm.models import unwrap
+from private_rlhf.lm.rows import make_rows, shared_length, sharing_of
+from private_rlhf.reward_models.bound import bounded_reward, check_reward_bound
+from private_rlhf.reward_models.length_groups import PairLengthSampler
+from private_rlhf.reward_models.losses import SMOOTHING_REFUSED, get_loss
+from private_rlhf.reward_models.model import check_pad_token, score_layer
 from torch import Tensor, nn
 from torch.utils.data import Sampler
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from trl import RewardConfig, RewardTrainer
 from trl.trainer.reward_trainer import DataCollatorForPreference
-
-from pipeline.core.noise import LabelNoise, Noise
-from pipeline.lm.kernels.lora import speed_up
-from pipeline.lm.models import unwrap
-from pipeline.lm.rows import make_rows, shared_length, sharing_of
-from reward_models.bound import bounded_reward, check_reward_bound
-from reward_models.length_groups import PairLengthSampler
-from reward_models.losses import SMOOTHING_REFUSED, get_loss
-from reward_models.model import check_pad_token, score_layer
 
 
 def row_length(chosen: Sequence[int], rejected: Sequence[int]) -> int:
@@ -78,7 +77,7 @@ class PrivateRewardTrainer(RewardTrainer):
 
     `train_sampling_strategy="group_by_length"` groups pairs by their rows' lengths (`PairLengthSampler`); it needs
     `remove_unused_columns=False`. Where the model allows it, what texts begin with alike is computed once
-    (`pipeline.lm.rows`; `share_prompts=False`: never), which changes scores and gradients by rounding alone.
+    (`private_rlhf.lm.rows`; `share_prompts=False`: never), which changes scores and gradients by rounding alone.
     """
 
     _tag_names = ["trl", "reward-trainer", "private-rlhf"]  # noqa: RUF012 - as in the parent class

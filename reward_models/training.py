@@ -10,19 +10,18 @@ from typing import Any
 import torch
 from datasets import Dataset
 from peft import get_peft_model
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.world import World, check_rows
+from private_rlhf.data.render import Renderer
+from private_rlhf.lm import hf_trainer
+from private_rlhf.lm.models import DTYPES, lora_config
+from private_rlhf.lm.sharding import whole_model
+from private_rlhf.reward_models.early_stopping import HeldOutStopping
+from private_rlhf.reward_models.model import merge_adapters, set_score_weight
+from private_rlhf.reward_models.trainer import PrivateRewardTrainer
 from trl import RewardConfig
-
-from pipeline.core.errors import UserError
-from pipeline.core.noise import LabelNoise
-from pipeline.core.recipe import Recipe
-from pipeline.core.world import World, check_rows
-from pipeline.data.render import Renderer
-from pipeline.lm import hf_trainer
-from pipeline.lm.models import DTYPES, lora_config
-from pipeline.lm.sharding import whole_model
-from reward_models.early_stopping import HeldOutStopping
-from reward_models.model import merge_adapters, set_score_weight
-from reward_models.trainer import PrivateRewardTrainer
 
 Pairs = list[tuple[list[int], list[int]]]
 

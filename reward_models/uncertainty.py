@@ -24,14 +24,13 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
+from private_rlhf.core.noise import LabelNoise, Noise
+from private_rlhf.reward_models.basis import FeatureBasis, identity_basis
+from private_rlhf.reward_models.bound import bound_slope, bounded_reward, check_reward_bound
+from private_rlhf.reward_models.gram import BLOCK, StreamedGram, definite_factor
+from private_rlhf.reward_models.linear import LinearFit
+from private_rlhf.reward_models.losses import fisher_weight
 from torch import Tensor
-
-from pipeline.core.noise import LabelNoise, Noise
-from reward_models.basis import FeatureBasis, identity_basis
-from reward_models.bound import bound_slope, bounded_reward, check_reward_bound
-from reward_models.gram import BLOCK, StreamedGram, definite_factor
-from reward_models.linear import LinearFit
-from reward_models.losses import fisher_weight
 
 
 class RewardScore(NamedTuple):

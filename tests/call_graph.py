@@ -11,12 +11,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Mapping
 
+from rooms import dotted
+
 Graph = dict[str, set[str]]
 
 
 def call_graph(sources: Mapping[str, ast.Module]) -> Graph:
     """Node to the nodes that it names."""
-    names = {path: path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in sources}
+    names = {path: dotted(path) for path in sources}
     trees = {names[path]: tree for path, tree in sources.items()}
     graph: Graph = {}
     for module, tree in trees.items():
@@ -69,7 +71,7 @@ def _imported(nodes: Collection[ast.AST], trees: Mapping[str, ast.Module]) -> di
     for node in nodes:
         if isinstance(node, ast.Import):
             found |= {alias.asname or alias.name: alias.name for alias in node.names if alias.name in trees}
-        elif isinstance(node, ast.ImportFrom) and node.module in trees | {"pipeline": None} and not node.level:
+        elif isinstance(node, ast.ImportFrom) and node.module in trees | {"private_rlhf": None} and not node.level:
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"
                 found[alias.asname or alias.name] = inner if inner in trees else f"{node.module}:{alias.name}"

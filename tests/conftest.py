@@ -12,8 +12,7 @@ from typing import Any
 import hypothesis
 import pytest
 from pipeline_runs import Workspace
-
-from pipeline.privacy.keys import keygen
+from private_rlhf.privacy.keys import keygen
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers share the cores: torch with one thread each is faster than all of them with a thread per core. Set before
@@ -103,7 +102,7 @@ def finished_run(workspace: Workspace) -> Path:
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The kernels are on, also where the suite runs with PRIVATE_RLHF_KERNELS=plain."""
-    from pipeline.lm.kernels import SWITCH, plain
+    from private_rlhf.lm.kernels import SWITCH, plain
 
     monkeypatch.delenv(SWITCH, raising=False)
     plain.cache_clear()
@@ -115,7 +114,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Llama with its tokenizer on disk."""
-    from pipeline.lm.tiny import tiny_checkpoint
+    from private_rlhf.lm.tiny import tiny_checkpoint
 
     texts = ["the quick brown fox jumps over the lazy dog", "write one kind sentence about rivers", "12345 ünïcode"]
     return tiny_checkpoint(tmp_path_factory.mktemp("models") / "tiny", texts)
@@ -125,9 +124,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small() -> Any:
     """A Llama of eight tokens, to enumerate; pad 0, end-of-turn 1. Far from uniform."""
     import torch
+    from private_rlhf.lm.tiny import tiny_config
     from transformers import LlamaForCausalLM
-
-    from pipeline.lm.tiny import tiny_config
 
     with torch.random.fork_rng():
         torch.manual_seed(0)

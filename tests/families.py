@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from private_rlhf.lm.tiny import tiny_tokenizer
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
-
-from pipeline.lm.tiny import tiny_tokenizer
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64,

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.core.errors import RunStopped, UserError
+from private_rlhf.core.errors import RunStopped, UserError
 
 CALLS = (
     *("fsync", "fdatasync", "replace", "rename", "link", "unlink", "remove", "rmdir", "mkdir", "chmod", "fchmod"),

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-
-from pipeline.core.errors import UserError
-from pipeline.privacy.events import MergeResult, StagedGeneration, entries
-from pipeline.privacy.ledger import Budget, Ledger, ReleasePlan
+from private_rlhf.core.errors import UserError
+from private_rlhf.privacy.events import MergeResult, StagedGeneration, entries
+from private_rlhf.privacy.ledger import Budget, Ledger, ReleasePlan
 
 
 class Event(NamedTuple):

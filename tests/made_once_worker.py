@@ -6,12 +6,11 @@ import json
 import sys
 from pathlib import Path
 
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe_inputs import ModelConfig
+from private_rlhf.lm.made_once import is_whole, make_once
+from private_rlhf.lm.models import base_checkpoint
 from two_processes import gloo_pair
-
-from pipeline.core.errors import UserError
-from pipeline.core.recipe_inputs import ModelConfig
-from pipeline.lm.made_once import is_whole, make_once
-from pipeline.lm.models import base_checkpoint
 
 
 def refuse(folder: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from pipeline.privacy.keys import begin_state, state_folder
+from private_rlhf.privacy.keys import begin_state, state_folder
 
 
 def move_to(folder: Path) -> None:

@@ -20,7 +20,7 @@ class Refused:
 
 sys.meta_path.insert(0, Refused())
 try:
-    import pipeline
+    import private_rlhf
 except ImportError:
     pass
 else:

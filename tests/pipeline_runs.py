@@ -32,7 +32,7 @@ class Workspace:
 
     def command(self, *arguments: str) -> list[str]:
         """`private-rlhf` with `arguments`."""
-        return [sys.executable, "-m", "pipeline.cli", *arguments]
+        return [sys.executable, "-m", "private_rlhf.cli", *arguments]
 
     def start(self, command: list[str], **environment: str) -> subprocess.Popen[str]:
         """Starts a command in a process group of its own."""
@@ -69,13 +69,13 @@ class Workspace:
         self, stage: str, run: Path, *overrides: str, processes: int = 2
     ) -> subprocess.CompletedProcess[str]:
         """One stage under accelerate with several CPU processes."""
-        done = self._launched(processes, ["-m", f"pipeline.stages.{stage}"], self.options(run, *overrides))
+        done = self._launched(processes, ["-m", f"private_rlhf.stages.{stage}"], self.options(run, *overrides))
         assert done.returncode == 0, done.stderr[-3000:]
         return done
 
     def launch_command(self, *arguments: str, processes: int) -> subprocess.CompletedProcess[str]:
         """A command of `private-rlhf` under accelerate."""
-        done = self._launched(processes, ["-m", "pipeline.cli"], list(arguments))
+        done = self._launched(processes, ["-m", "private_rlhf.cli"], list(arguments))
         assert done.returncode == 0, done.stderr[-3000:]
         return done
 

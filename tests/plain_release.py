@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
-
-from pipeline.core.atomic import write_json
-from pipeline.data.container import ROWS_PER_GROUP, write_shard
-from pipeline.data.release import MANIFEST, SIGNATURE, ReleaseManifest, release_schema, shard_name
-from pipeline.privacy.guarantee import DropCounts, guarantee, nothing_left
-from pipeline.privacy.keys import PrivacyKey
-from pipeline.privacy.mechanism import Mechanism, PublicLabels
-from pipeline.privacy.records import RawPair, Text, canonical_record, event_bytes, is_blank
-from pipeline.privacy.signature import file_digest, sign
+from private_rlhf.core.atomic import write_json
+from private_rlhf.data.container import ROWS_PER_GROUP, write_shard
+from private_rlhf.data.release import MANIFEST, SIGNATURE, ReleaseManifest, release_schema, shard_name
+from private_rlhf.privacy.guarantee import DropCounts, guarantee, nothing_left
+from private_rlhf.privacy.keys import PrivacyKey
+from private_rlhf.privacy.mechanism import Mechanism, PublicLabels
+from private_rlhf.privacy.records import RawPair, Text, canonical_record, event_bytes, is_blank
+from private_rlhf.privacy.signature import file_digest, sign
 
 
 class PrivateRecord(NamedTuple):

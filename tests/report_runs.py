@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 import yaml
-
-from pipeline.core.rundir import RunDir
-from pipeline.data.release import ReleaseManifest
-from pipeline.privacy.guarantee import guarantee
-from pipeline.privacy.keys import PrivacyKey, insecure_seed_key
-from pipeline.privacy.mechanism import make_mechanism
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.data.release import ReleaseManifest
+from private_rlhf.privacy.guarantee import guarantee
+from private_rlhf.privacy.keys import PrivacyKey, insecure_seed_key
+from private_rlhf.privacy.mechanism import make_mechanism
 
 MakeRun = Callable[..., RunDir]
 

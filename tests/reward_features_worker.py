@@ -15,18 +15,17 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from pipeline_runs import ROOT
+from private_rlhf.core.config import load_recipe
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.world import World
+from private_rlhf.lm.distributed import make_accelerator
+from private_rlhf.lm.rows import Rows
+from private_rlhf.reward_models.fitted_bonus import head_bonus
+from private_rlhf.reward_models.head import PairFeatures, fit_head, refit_head
+from private_rlhf.reward_models.pairs import pair_features
+from private_rlhf.stages.reward import held_out, split
 from two_processes import gloo_pair
-
-from pipeline.core.config import load_recipe
-from pipeline.core.noise import LabelNoise
-from pipeline.core.recipe import Recipe
-from pipeline.core.world import World
-from pipeline.lm.distributed import make_accelerator
-from pipeline.lm.rows import Rows
-from pipeline.stages.reward import held_out, split
-from reward_models.fitted_bonus import head_bonus
-from reward_models.head import PairFeatures, fit_head, refit_head
-from reward_models.pairs import pair_features
 
 SIZES = (2500, 5000)
 DIM = 576

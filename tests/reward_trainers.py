@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from private_rlhf.reward_models.model import build_reward_backbone, set_score_weight
+from private_rlhf.reward_models.trainer import PrivateRewardTrainer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from trl import RewardConfig
-
-from reward_models.model import build_reward_backbone, set_score_weight
-from reward_models.trainer import PrivateRewardTrainer
 
 OF_THE_TRAINER = ("loss", "peft_config", "eval_dataset", "model", "callbacks", "share_prompts")
 

@@ -16,21 +16,20 @@ from typing import Any
 
 import torch
 from ppo_problem import EOS, PAD, VOCABULARY, Problem, StubRenderer, make_problem
+from private_rlhf.core.world import World
+from private_rlhf.lm.distributed import make_accelerator
+from private_rlhf.lm.generate import sharded
+from private_rlhf.lm.saving import save_merged
+from private_rlhf.lm.tiny import tiny_config
+from private_rlhf.reward_models.checkpoint import RewardCheckpoint
+from private_rlhf.reward_models.model import RewardModel, set_score_weight
+from private_rlhf.reward_models.scorer import RewardScorer
+from private_rlhf.rl import resume_state
+from private_rlhf.rl.nonfinite import NonFiniteError
+from private_rlhf.rl.trainer import PpoTrainer
 from torch.distributed.tensor import DTensor
 from transformers import LlamaForSequenceClassification
 from two_processes import FSDP, gloo_pair
-
-from pipeline.core.world import World
-from pipeline.lm.distributed import make_accelerator
-from pipeline.lm.generate import sharded
-from pipeline.lm.saving import save_merged
-from pipeline.lm.tiny import tiny_config
-from pipeline.rl import resume_state
-from pipeline.rl.nonfinite import NonFiniteError
-from pipeline.rl.trainer import PpoTrainer
-from reward_models.checkpoint import RewardCheckpoint
-from reward_models.model import RewardModel, set_score_weight
-from reward_models.scorer import RewardScorer
 
 # One process has two responses of each minibatch in two micro-batches, the other has one.
 SETTINGS = {

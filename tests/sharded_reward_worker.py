@@ -12,17 +12,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from private_rlhf.core.config import parse
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.world import World
+from private_rlhf.lm import hf_trainer
+from private_rlhf.lm.distributed import make_accelerator
+from private_rlhf.lm.models import load_tokenizer
+from private_rlhf.lm.sharding import whole_tensor
+from private_rlhf.reward_models.model import build_reward_backbone
+from private_rlhf.reward_models.training import Pairs, train_backbone
 from two_processes import FSDP, gloo_pair
-
-from pipeline.core.config import parse
-from pipeline.core.recipe import Recipe
-from pipeline.core.world import World
-from pipeline.lm import hf_trainer
-from pipeline.lm.distributed import make_accelerator
-from pipeline.lm.models import load_tokenizer
-from pipeline.lm.sharding import whole_tensor
-from reward_models.model import build_reward_backbone
-from reward_models.training import Pairs, train_backbone
 
 KINDS: dict[str, dict[str, Any]] = {
     "lora": {

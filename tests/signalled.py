@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 
-from pipeline.cli import main
+from private_rlhf.cli import main
 
 
 def signal_when(path: str, number: int) -> None:

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline_runs import TINY, Workspace
-
-from pipeline import runner
-from pipeline.core.config import load_recipe
-from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import RunDir
-from pipeline.twins import Verdict, verify
+from private_rlhf import runner
+from private_rlhf.core.config import load_recipe
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.twins import Verdict, verify
 
 OWN = ("data.public_labels=false", "evaluation_labels=private", "data.demonstrations=release",
        "data.prompts=release", "data.evaluation_prompts=evaluation", "model.dtype=float32")  # fmt: skip

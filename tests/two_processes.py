@@ -11,8 +11,7 @@ from pathlib import Path
 
 import torch
 from pipeline_runs import ROOT, TIMEOUT, clean_environment
-
-from pipeline.core.world import World
+from private_rlhf.core.world import World
 
 FSDP = {
     "ACCELERATE_USE_FSDP": "true",

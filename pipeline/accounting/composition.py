@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import sys
 
-from pipeline.accounting.conversions import (
+from private_rlhf.accounting.conversions import (
     advanced_composition,
     bounded_range_zcdp,
     zcdp_epsilon,
     zcdp_epsilon_closed,
 )
-from pipeline.accounting.guarantee import (
+from private_rlhf.accounting.guarantee import (
     Guarantee,
     OutsideAssumptions,
     count,
@@ -20,7 +20,7 @@ from pipeline.accounting.guarantee import (
     positive,
     probability,
 )
-from pipeline.core.noise import LabelNoise
+from private_rlhf.core.noise import LabelNoise
 
 
 def repeated_draws(epsilon: float, delta: float, draws: int, target_delta: float) -> Guarantee:
@@ -30,7 +30,7 @@ def repeated_draws(epsilon: float, delta: float, draws: int, target_delta: float
     interval of length ε, so m draws are mε²/8-zCDP outside a set of mass mδ, and (ε_m, mδ + δ')-DP by the zCDP
     conversion at δ' = target_delta − mδ. Basic composition (mε, mδ) where that is smaller. Source: bounded range is
     ε²/8-zCDP (`conversions`); at most half the ε of the KL-DP paper's advanced composition, which is also printed.
-    Assumes: `epsilon` bounds the *range* of the log ratio, as every accountant of `pipeline.accounting.draws` gives it;
+    Assumes: `epsilon` bounds the *range* of the log ratio, as every accountant of `accounting.draws` gives it;
     one fixed data set; the number of draws fixed in advance.
     Units: ε nats; δ, target_delta probabilities. Fails: for a mechanism that is only ε-DP (then ε²/2, not ε²/8); if the
     weights or probabilities of the policy are released beside the draws. Raises OutsideAssumptions for

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 
+from private_rlhf.accounting.guarantee import count, not_negative, positive, probability
 from scipy.optimize import brentq, minimize_scalar
-
-from pipeline.accounting.guarantee import count, not_negative, positive, probability
 
 
 def bounded_range_zcdp(epsilon: float, times: int = 1) -> float:

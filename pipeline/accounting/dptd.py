@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from pipeline.accounting.guarantee import (
+from private_rlhf.accounting.guarantee import (
     Guarantee,
     OutsideAssumptions,
     count,
@@ -12,7 +12,7 @@ from pipeline.accounting.guarantee import (
     positive,
     probability,
 )
-from pipeline.accounting.subset_sampling import composed_epsilon
+from private_rlhf.accounting.subset_sampling import composed_epsilon
 
 
 def joint_sensitivity(clip: float) -> float:
@@ -52,7 +52,7 @@ def dptd(
     Theorem: a step is one Gaussian release of the concatenated query (α ν_t g_θ, α ν_t g_ω) on one transition drawn
     uniformly, of sensitivity 2√2·α ν_t·G, with noise of deviation α ν_t·σ on each player: a noise multiplier
     σ/(2√2·G) at every t (at t = 0 without the factor α ν_t). transition: one of n, replaced; T steps compose as in
-    `pipeline.accounting.subset_sampling`, proved in docs/explanation/subset-sampling.md. trajectory: a trajectory is
+    `accounting.subset_sampling`, proved in docs/explanation/subset-sampling.md. trajectory: a trajectory is
     drawn uniformly, then a transition of it, so the population is m = `trajectories`; the sensitivity stays 2√2·G,
     since a step uses one transition (divergences are jointly convex, so the draw inside the trajectory costs nothing).
     Source: DPTD Algorithm 1; the paper's Theorem 5.1 does not give the ε that it claims, as its side conditions fail

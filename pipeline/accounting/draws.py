@@ -22,7 +22,7 @@ import math
 import sys
 from dataclasses import dataclass
 
-from pipeline.accounting.guarantee import (
+from private_rlhf.accounting.guarantee import (
     Guarantee,
     OutsideAssumptions,
     count,

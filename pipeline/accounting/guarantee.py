@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.core.errors import UserError
+from private_rlhf.core.errors import UserError
 
 
 class OutsideAssumptions(UserError):

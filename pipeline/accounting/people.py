@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.accounting.guarantee import Guarantee, count, guarantee, positive, probability
-from pipeline.core.person_budget import epsilon_each, information, split_budget
-from pipeline.privacy.person import person_epsilon
+from private_rlhf.accounting.guarantee import Guarantee, count, guarantee, positive, probability
+from private_rlhf.core.person_budget import epsilon_each, information, split_budget
+from private_rlhf.privacy.person import person_epsilon
 
 LARGEST_EXACT = 20_000
 
@@ -15,7 +15,7 @@ def randomized_response(epsilon: float, labels_per_person: int, target_delta: fl
     """All labels of a person who gave at most m of them, each released by randomised response at ε.
 
     Theorem: m·ε with δ = 0 (tight: both vectors of m equal labels), and beside it the exact smallest ε at
-    `target_delta` from the binomial privacy loss (`pipeline.privacy.person.person_epsilon`; None above
+    `target_delta` from the binomial privacy loss (`private_rlhf.privacy.person.person_epsilon`; None above
     `LARGEST_EXACT` labels, where the sum takes too long). Source: PPKL Eq. 7 with basic composition. Assumes distinct
     events with independent flips, and a key (or coins) that nobody else has. Units: ε nats a label. Fails: if one event
     is released under two keys, which adds up.
@@ -42,7 +42,7 @@ def person(budget: float, questions: int, target_delta: float = 1e-6) -> Guarant
     """A person who may lose `budget` E by all their answers, at most n of them: how many should count, at which ε.
 
     Theorem: k answers at ε = E/k together cost E (basic composition, tight). k carries most Fisher information at
-    margin 0, k tanh²(E/(2k))/4 (`pipeline.core.person_budget`). Details: `answers` k, `epsilon_each` ε, and `table`,
+    margin 0, k tanh²(E/(2k))/4 (`core.person_budget`). Details: `answers` k, `epsilon_each` ε, and `table`,
     one row for every k up to n, or for a choice of them where n is large: information relative to the best, and the
     exact smallest ε of the person at `target_delta` (as `randomized_response`). Assumes and fails as
     `randomized_response`; the other answers must stay unasked or unreleased for good.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from pipeline.accounting.bounded_range import largest_factor
-from pipeline.accounting.conversions import advanced_composition_step, zcdp_rho
-from pipeline.accounting.guarantee import Guarantee, count, guarantee, positive, probability
+from private_rlhf.accounting.bounded_range import largest_factor
+from private_rlhf.accounting.conversions import advanced_composition_step, zcdp_rho
+from private_rlhf.accounting.guarantee import Guarantee, count, guarantee, positive, probability
 
 MOST_EXACT = 128
 WORTH_A_DELTA = 1.01  # what an exponent must gain for a δ above 0

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from private_rlhf.accounting.guarantee import OutsideAssumptions, count, positive, probability
 from scipy.optimize import brentq
 from scipy.special import ndtr
-
-from pipeline.accounting.guarantee import OutsideAssumptions, count, positive, probability
 
 if TYPE_CHECKING:
     from dp_accounting.pld.pld_pmf import DensePLDPmf

@@ -19,7 +19,7 @@ of place and file (`coordinates`). Boosted trees on all of these are the catch-a
 recomputation from seeds, digests in ids, rows sorted by the answer, texts in files, checkpoints.
 
 **Several releases** of the same events count as one with the largest epsilon, because that is what the project claims
-(a chain of releases, see `pipeline.privacy.mechanism`).
+(a chain of releases, see `private_rlhf.privacy.mechanism`).
 
 **Evidence of another kind.** Some leaks are no matter of chance: a number that is named after the flips and equals
 their count, a plain digest of the raw file. They are reported as findings, without a p-value.
@@ -31,6 +31,6 @@ loses more than one event does; a reader with prior p from the text is right max
 that changes what is released (a poisoned response, a planted event) is outside this adversary model, and so are timings
 of the machine that privatises.
 
-Imports `pipeline.core`, `pipeline.privacy`, `pipeline.data`; torch only inside `trained_models`, when there is one, and
+Imports `core`, `privacy`, `data`; torch only inside `trained_models`, when there is one, and
 scikit-learn, where it is installed, inside `distinguisher`.
 """

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-
-from pipeline.attacks.canaries import FRAMES, Truth
-from pipeline.attacks.judge import Verdict, clopper_pearson, upper_tail
-from pipeline.attacks.view import View
+from private_rlhf.attacks.canaries import FRAMES, Truth
+from private_rlhf.attacks.judge import Verdict, clopper_pearson, upper_tail
+from private_rlhf.attacks.view import View
 
 FAIR = 0.5
 

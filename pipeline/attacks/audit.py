@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from pipeline.attacks.judge import clopper_pearson
-from pipeline.core.errors import UserError
+from private_rlhf.attacks.judge import clopper_pearson
+from private_rlhf.core.errors import UserError
 
 FALSE_ALARM = 0.001
 FEW = 8  # outcomes: 254 sets

@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.atomic import new_file, write_text
-from pipeline.core.documents import parse_json
-from pipeline.core.errors import UserError
-from pipeline.data.formats import read_preferences
-from pipeline.privacy.prf import frame
-from pipeline.privacy.records import Text, canonical_record, encode_text
+from private_rlhf.core.atomic import new_file, write_text
+from private_rlhf.core.documents import parse_json
+from private_rlhf.core.errors import UserError
+from private_rlhf.data.formats import read_preferences
+from private_rlhf.privacy.prf import frame
+from private_rlhf.privacy.records import Text, canonical_record, encode_text
 
 HEADER = "private-rlhf canaries v1"
 KEY_BYTES = 16

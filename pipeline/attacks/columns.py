@@ -8,11 +8,10 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-
-from pipeline.attacks.coordinates import HEX, fitted
-from pipeline.attacks.judge import Guesses
-from pipeline.attacks.learn import bins, categories
-from pipeline.attacks.view import Table, View, plain_text
+from private_rlhf.attacks.coordinates import HEX, fitted
+from private_rlhf.attacks.judge import Guesses
+from private_rlhf.attacks.learn import bins, categories
+from private_rlhf.attacks.view import Table, View, plain_text
 
 MOST_NUMBERS = 8
 

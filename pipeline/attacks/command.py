@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.attacks.canaries import plant, raw_truth, read_truth, truth_path
-from pipeline.attacks.judge import FAMILY_WISE
-from pipeline.attacks.replay import Privatize, replay
-from pipeline.attacks.suite import NOT_EXAMINED, SPECS, Outcome, run_attacks
-from pipeline.core.atomic import write_json
-from pipeline.core.documents import read_json
-from pipeline.core.errors import UserError
-from pipeline.core.noise import check_epsilon
-from pipeline.core.outputs import json_with, output_file
-from pipeline.data.release import MANIFEST
-from pipeline.privacy.mechanism import NOISY_SUM
+from private_rlhf.attacks.canaries import plant, raw_truth, read_truth, truth_path
+from private_rlhf.attacks.judge import FAMILY_WISE
+from private_rlhf.attacks.replay import Privatize, replay
+from private_rlhf.attacks.suite import NOT_EXAMINED, SPECS, Outcome, run_attacks
+from private_rlhf.core.atomic import write_json
+from private_rlhf.core.documents import read_json
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise import check_epsilon
+from private_rlhf.core.outputs import json_with, output_file
+from private_rlhf.data.release import MANIFEST
+from private_rlhf.privacy.mechanism import NOISY_SUM
 
 DEFAULT_CANARIES = 2000
 RESULT = json_with("verdict", "judged_on", "attacks")
@@ -134,7 +134,7 @@ def _unlabelled(target: Path) -> bool:
 
 def _affordable(targets: Sequence[Path]) -> int:
     """The default number of replayed canaries, or as many as there are pairs."""
-    from pipeline.attacks.view import unlabelled_view
+    from private_rlhf.attacks.view import unlabelled_view
 
     return max(1, min(DEFAULT_CANARIES, unlabelled_view(targets, DEFAULT_CANARIES, epsilon=1.0).size))
 

@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-
-from pipeline.attacks.judge import Guesses
-from pipeline.attacks.learn import cell_guesses, crossed
-from pipeline.attacks.view import Table, View, plain_text
+from private_rlhf.attacks.judge import Guesses
+from private_rlhf.attacks.learn import cell_guesses, crossed
+from private_rlhf.attacks.view import Table, View, plain_text
 
 HEX = re.compile(r"[0-9a-fA-F-]{8,128}")
 ID_BITS = 4  # at either end of an id

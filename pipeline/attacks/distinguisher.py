@@ -11,11 +11,10 @@ from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
-
-from pipeline.attacks.coordinates import CRITERION, frames
-from pipeline.attacks.judge import Guesses
-from pipeline.attacks.view import Table, View, plain_text
-from pipeline.core.extras import remedy
+from private_rlhf.attacks.coordinates import CRITERION, frames
+from private_rlhf.attacks.judge import Guesses
+from private_rlhf.attacks.view import Table, View, plain_text
+from private_rlhf.core.extras import remedy
 
 MOST_ROWS = 50_000  # that the trees are fitted on
 LEAST_ROWS = 400  # known ones, below which trees learn nothing

@@ -15,12 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-
-from pipeline.attacks.judge import Guesses
-from pipeline.attacks.learn import cell_guesses, crossed
-from pipeline.attacks.view import View, file_rows, plain_text
-from pipeline.core.errors import UserError
-from pipeline.core.recipe_inputs import SUFFIXES
+from private_rlhf.attacks.judge import Guesses
+from private_rlhf.attacks.learn import cell_guesses, crossed
+from private_rlhf.attacks.view import View, file_rows, plain_text
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe_inputs import SUFFIXES
 
 PIECE = 16  # bytes of a response that are searched for
 STARTS = 24  # bytes within which a piece starts, or at the response's end; the first that is its own is taken

@@ -10,11 +10,10 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-
-from pipeline.attacks.judge import Guesses
-from pipeline.attacks.view import Table, View
-from pipeline.privacy.prf import frame
-from pipeline.privacy.records import ID_DOMAIN, Text, encode_text, text_kind
+from private_rlhf.attacks.judge import Guesses
+from private_rlhf.attacks.view import Table, View
+from private_rlhf.privacy.prf import frame
+from private_rlhf.privacy.records import ID_DOMAIN, Text, encode_text, text_kind
 
 SAMPLE = 24  # rows on which every recipe is tried; one hit in them is enough for all rows to be tried
 LEAST_DIGITS = 8

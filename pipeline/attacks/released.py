@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-
-from pipeline.attacks.coordinates import fitted, frames, relative
-from pipeline.attacks.judge import Guesses
-from pipeline.attacks.learn import cell_guesses, crossed
-from pipeline.attacks.view import Table, View
-from pipeline.core.noise import is_public
+from private_rlhf.attacks.coordinates import fitted, frames, relative
+from private_rlhf.attacks.judge import Guesses
+from private_rlhf.attacks.learn import cell_guesses, crossed
+from private_rlhf.attacks.view import Table, View
+from private_rlhf.core.noise import is_public
 
 MOST_TABLES = 6  # joint outcomes are 2^tables
 

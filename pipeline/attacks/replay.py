@@ -15,16 +15,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.attacks import ids
-from pipeline.attacks.canaries import Truth, pair_key
-from pipeline.attacks.statistics import Finding
-from pipeline.attacks.suite import Outcome, run_attacks
-from pipeline.attacks.view import View, unlabelled_view
-from pipeline.core.errors import UserError
-from pipeline.core.noise import is_public
-from pipeline.core.user import another_user
-from pipeline.privacy.keys import keygen
-from pipeline.privacy.records import is_blank
+from private_rlhf.attacks import ids
+from private_rlhf.attacks.canaries import Truth, pair_key
+from private_rlhf.attacks.statistics import Finding
+from private_rlhf.attacks.suite import Outcome, run_attacks
+from private_rlhf.attacks.view import View, unlabelled_view
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise import is_public
+from private_rlhf.core.user import another_user
+from private_rlhf.privacy.keys import keygen
+from private_rlhf.privacy.records import is_blank
 
 MOST_EPSILONS = 6
 

@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
-
-from pipeline.attacks.ids import id_columns
-from pipeline.attacks.judge import Guesses
-from pipeline.attacks.view import Table, View
-from pipeline.core.noise import LabelNoise
-from pipeline.privacy.keys import insecure_seed_key
-from pipeline.privacy.mechanism import RandomizedResponse
-from pipeline.privacy.records import canonical_record, event_bytes
+from private_rlhf.attacks.ids import id_columns
+from private_rlhf.attacks.judge import Guesses
+from private_rlhf.attacks.view import Table, View
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.privacy.keys import insecure_seed_key
+from private_rlhf.privacy.mechanism import RandomizedResponse
+from private_rlhf.privacy.records import canonical_record, event_bytes
 
 SCREEN = 64  # known events on which a way of drawing is tried
 GLANCE = 12  # of which it must explain the first ones but one

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from pipeline.attacks.ids import digests, recipes
-from pipeline.attacks.view import Answers, Table, View, plain_text
-from pipeline.core.documents import DocumentError, parse_json, parse_yaml
+from private_rlhf.attacks.ids import digests, recipes
+from private_rlhf.attacks.view import Answers, Table, View, plain_text
+from private_rlhf.core.documents import DocumentError, parse_json, parse_yaml
 
 NAMED = re.compile(
     r"flip(?!.?prob)|\bkept|unchanged|agree|\braw|_raw|true_?label|non_?private|accuracy|chosen_(first|is)|win_?rate"

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from pipeline.attacks import (
+from private_rlhf.attacks import (
     absence,
     columns,
     coordinates,
@@ -22,9 +21,9 @@ from pipeline.attacks import (
     statistics,
     trained_models,
 )
-from pipeline.attacks.audit import Audit, audit_outcomes
-from pipeline.attacks.canaries import Truth
-from pipeline.attacks.judge import (
+from private_rlhf.attacks.audit import Audit, audit_outcomes
+from private_rlhf.attacks.canaries import Truth
+from private_rlhf.attacks.judge import (
     FAMILY_WISE,
     POWER,
     Guesses,
@@ -35,8 +34,8 @@ from pipeline.attacks.judge import (
     judge_one,
     upper_tail,
 )
-from pipeline.attacks.statistics import Finding, Matches
-from pipeline.attacks.view import Answers, View, build_view, plain_text
+from private_rlhf.attacks.statistics import Finding, Matches
+from private_rlhf.attacks.view import Answers, View, build_view, plain_text
 
 HALF = FAMILY_WISE / 2
 NOT_EXAMINED = (

@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from pipeline.attacks.judge import Guesses
-from pipeline.attacks.learn import bins, cell_guesses, crossed
-from pipeline.attacks.view import View, plain_text
-from pipeline.core.documents import read_json
-from pipeline.core.extras import check_installed
-from pipeline.core.noise import is_public
-from pipeline.data.render import Renderer
+from private_rlhf.attacks.judge import Guesses
+from private_rlhf.attacks.learn import bins, cell_guesses, crossed
+from private_rlhf.attacks.view import View, plain_text
+from private_rlhf.core.documents import read_json
+from private_rlhf.core.extras import check_installed
+from private_rlhf.core.noise import is_public
+from private_rlhf.data.render import Renderer
 
 MOST_EVENTS = 2000
 MOST_TOKENS = 512
@@ -126,7 +125,7 @@ def _batches(rows: list[tuple[list[int], list[int]]]) -> Iterator[tuple[list[int
 
 def _reward_scores(model: Any, rows: list[tuple[list[int], list[int]]]) -> np.ndarray:
     """(n,) raw score of each row: the linear head on the last token's state, and on the sum of all tokens' states where
-    it has two outputs (`reward_models.model`)."""
+    it has two outputs (`private_rlhf.reward_models.model`)."""
     import torch
 
     values = np.zeros(len(rows))

@@ -27,15 +27,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+from private_rlhf.benchmark.beds import Bed, Labels
+from private_rlhf.core.noise import LabelNoise, Noise
+from private_rlhf.reward_models.evidence import ridge_by_evidence
+from private_rlhf.reward_models.linear import PairProblem, minimize
+from private_rlhf.reward_models.losses import (
+    PreferenceLoss,
+    get_loss,
+    logistic_curvature,
+    uncorrected_loss,
+    uncorrected_slope,
+)
+from private_rlhf.reward_models.ridge import ridge_from_margin_scale
 from scipy.special import wrightomega
 from torch import Tensor
-
-from pipeline.benchmark.beds import Bed, Labels
-from pipeline.core.noise import LabelNoise, Noise
-from reward_models.evidence import ridge_by_evidence
-from reward_models.linear import PairProblem, minimize
-from reward_models.losses import PreferenceLoss, get_loss, logistic_curvature, uncorrected_loss, uncorrected_slope
-from reward_models.ridge import ridge_from_margin_scale
 
 MARGIN_SCALES = (0.05, 0.1, 0.2, 0.35, 0.6, 1.0, 1.7, 3.0)
 
@@ -170,7 +175,7 @@ def halves(bed: Bed, labels: Labels) -> tuple[Labels, Labels]:
 
 
 def by_loss(name: str) -> Arm:
-    """A loss of `reward_models.losses`."""
+    """A loss of `private_rlhf.reward_models.losses`."""
     loss = get_loss(name)
     return lambda bed, labels: gibbs(bed, fit(bed, labels, loss, loss if name == "uncorrected" else None))
 

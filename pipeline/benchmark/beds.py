@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.reward_models.basis import pair_basis
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
-
-from pipeline.core.errors import UserError
-from pipeline.core.noise import LabelNoise
-from reward_models.basis import pair_basis
 
 COMPONENTS = 128
 

@@ -14,13 +14,12 @@ from functools import partial
 
 import numpy as np
 import torch
+from private_rlhf.benchmark.arms import Arm, Fit, Outcome, gibbs
+from private_rlhf.benchmark.beds import Bed, Labels
+from private_rlhf.privacy.counts import Bits
+from private_rlhf.privacy.prf import Prf
+from private_rlhf.reward_models.central import fit_statistic, release_statistic
 from scipy.cluster.vq import kmeans2, vq
-
-from pipeline.benchmark.arms import Arm, Fit, Outcome, gibbs
-from pipeline.benchmark.beds import Bed, Labels
-from pipeline.privacy.counts import Bits
-from pipeline.privacy.prf import Prf
-from reward_models.central import fit_statistic, release_statistic
 
 DELTA = 1e-6
 CLUSTERS = 5

@@ -5,25 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from private_rlhf.core import atomic
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.data import inputs
+from private_rlhf.embedded import task
+from private_rlhf.embedded.truth import true_reward
+from private_rlhf.lm.model_folders import weights_digest
+from private_rlhf.lm.models import load_causal_lm, load_tokenizer
+from private_rlhf.online.candidates import candidate_key, draw_candidates
+from private_rlhf.reward_models.backbone import load_backbone
+from private_rlhf.reward_models.model import RewardModel
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from pipeline.core import atomic
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import RunDir
-from pipeline.data import inputs
-from pipeline.embedded import task
-from pipeline.embedded.truth import true_reward
-from pipeline.lm.model_folders import weights_digest
-from pipeline.lm.models import load_causal_lm, load_tokenizer
-from pipeline.online.candidates import candidate_key, draw_candidates
-from reward_models.backbone import load_backbone
-from reward_models.model import RewardModel
-
 
 def make_pool(run: RunDir, recipe: Recipe, path: Path, asked: int, held_out: int) -> dict[str, torch.Tensor]:
-    """What `pipeline.benchmark.beds.pool_bed` reads; from `path` if it is there, else drawn and put there.
+    """What `private_rlhf.benchmark.beds.pool_bed` reads; from `path` if it is there, else drawn and put there.
 
     asked, held_out: answers to each of at most 400 training and 100 held-out prompts. Minutes; the run's sft is done.
     UserError where the pool that is there is another run's, or does not say whose.

@@ -13,15 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from private_rlhf.benchmark.arms import ARMS, OURS, PROJECT, PUBLISHED
+from private_rlhf.benchmark.beds import Bed, Labels, draw_private
+from private_rlhf.benchmark.central import CENTRAL
+from private_rlhf.core import atomic
+from private_rlhf.core.noise import epsilon_of, is_public
+from private_rlhf.core.row_files import Row, appending, rows_of
+from private_rlhf.core.stats import fieller, holm, paired_p, student_mean
 from torch.nn.functional import softplus
-
-from pipeline.benchmark.arms import ARMS, OURS, PROJECT, PUBLISHED
-from pipeline.benchmark.beds import Bed, Labels, draw_private
-from pipeline.benchmark.central import CENTRAL
-from pipeline.core import atomic
-from pipeline.core.noise import epsilon_of, is_public
-from pipeline.core.row_files import Row, appending, rows_of
-from pipeline.core.stats import fieller, holm, paired_p, student_mean
 
 EPSILONS = (0.1, 0.5, 1.0, 2.0, 4.0)
 COUNTS = (500, 1500, 5000, 15_000, 50_000)

@@ -1,1 +1,1 @@
-"""Groups of commands that `pipeline.cli` mounts; each imports what is heavy inside its functions."""
+"""Groups of commands that `private_rlhf.cli` mounts; each imports what is heavy inside its functions."""

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-
-from pipeline.core.errors import UserError
+from private_rlhf.core.errors import UserError
 
 if TYPE_CHECKING:
-    from pipeline.accounting.draws import Thresholds
-    from pipeline.accounting.guarantee import Guarantee
+    from private_rlhf.accounting.draws import Thresholds
+    from private_rlhf.accounting.guarantee import Guarantee
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -41,7 +40,7 @@ def randomized_response(
     as_json: AsJson = True,
 ) -> None:
     """All labels of one person under randomised response."""
-    from pipeline.accounting.people import randomized_response as accountant
+    from private_rlhf.accounting.people import randomized_response as accountant
 
     _print(accountant, epsilon, labels_per_person, target_delta)
 
@@ -54,7 +53,7 @@ def person(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not a table.")] = False,
 ) -> None:
     """How many answers of a person should count within a budget, and at which ε: a table, the best marked."""
-    from pipeline.accounting.people import person as accountant
+    from private_rlhf.accounting.people import person as accountant
 
     if as_json:
         _print(accountant, budget, questions, target_delta)
@@ -84,7 +83,7 @@ def bandit(
     as_json: AsJson = True,
 ) -> None:
     """One pull of a Gibbs bandit policy: with --min-count or --unconditional pure, else approximate at any coverage."""
-    from pipeline.accounting.draws import bandit_approximate, bandit_pure, bandit_unconditional
+    from private_rlhf.accounting.draws import bandit_approximate, bandit_pure, bandit_unconditional
 
     approximate = {
         "--max-count": max_count,
@@ -124,7 +123,7 @@ def linear(
     as_json: AsJson = True,
 ) -> None:
     """One action of a Gibbs policy on a ridge estimate; features of norm at most 1. With --tau approximate."""
-    from pipeline.accounting.draws import linear_draw
+    from private_rlhf.accounting.draws import linear_draw
 
     split = _thresholds(tau, core, reference_odds, separation)
     given = {"thresholds": split, "parameter_norm": parameter_norm}
@@ -147,7 +146,7 @@ def rlhf(
     as_json: AsJson = True,
 ) -> None:
     """One response of a Gibbs policy on a constrained Bradley–Terry fit, frozen features. With --tau approximate."""
-    from pipeline.accounting.draws import rlhf_draw
+    from private_rlhf.accounting.draws import rlhf_draw
 
     _print(
         rlhf_draw,
@@ -172,7 +171,7 @@ def rlhf_features(
     as_json: AsJson = True,
 ) -> None:
     """One response as by `rlhf`, label notion, for the features at hand: never more than the worst case."""
-    from pipeline.accounting.draws import rlhf_label_instance
+    from private_rlhf.accounting.draws import rlhf_label_instance
 
     _print(rlhf_label_instance, kl_coef, parameter_norm, action_width, pair_width, feature_norm)
 
@@ -186,7 +185,7 @@ def inexact(
     as_json: AsJson = True,
 ) -> None:
     """One draw from a policy that is near the exact one, for both neighbouring data sets."""
-    from pipeline.accounting.composition import inexact_pointwise, inexact_total_variation
+    from private_rlhf.accounting.composition import inexact_pointwise, inexact_total_variation
 
     if (distance is None) == (log_error is None):
         raise UserError("account inexact needs --distance or --log-error: pass one of them")
@@ -203,7 +202,7 @@ def combined(
     as_json: AsJson = True,
 ) -> None:
     """One draw from a policy fitted to randomised labels, where nothing but the draw is released."""
-    from pipeline.accounting.composition import combined_draw
+    from private_rlhf.accounting.composition import combined_draw
 
     _print(combined_draw, epsilon_draw, epsilon_label)
 
@@ -217,7 +216,7 @@ def repeated(
     as_json: AsJson = True,
 ) -> None:
     """m draws from one Gibbs policy."""
-    from pipeline.accounting.composition import repeated_draws
+    from private_rlhf.accounting.composition import repeated_draws
 
     _print(repeated_draws, epsilon, delta, draws, target_delta)
 
@@ -234,7 +233,7 @@ def dptd(
     as_json: AsJson = True,
 ) -> None:
     """T steps of private primal-dual TD, both players jointly."""
-    from pipeline.accounting.dptd import dptd as accountant
+    from private_rlhf.accounting.dptd import dptd as accountant
 
     _print(accountant, rows, steps, clip, sigma, target_delta, neighbors, trajectories)
 
@@ -250,7 +249,7 @@ def private_rl(
     as_json: AsJson = True,
 ) -> None:
     """M exponential mechanisms: the exponent that a total ε allows, by exact, zCDP, advanced and basic composition."""
-    from pipeline.accounting.private_rl import private_rl as accountant
+    from private_rlhf.accounting.private_rl import private_rl as accountant
 
     _print(accountant, updates, epsilon_total, delta, sensitivity)
 
@@ -259,7 +258,7 @@ def _thresholds(
     tau: float | None, core: float | None, reference_odds: float | None, separation: float | None
 ) -> Thresholds | None:
     """The split of actions behind an approximate guarantee; None without --tau."""
-    from pipeline.accounting.draws import Thresholds
+    from private_rlhf.accounting.draws import Thresholds
 
     if tau is None or core is None or reference_odds is None:
         if (tau, core, reference_odds, separation) != (None, None, None, None):
@@ -270,7 +269,7 @@ def _thresholds(
 
 def _asked(accountant: Callable[..., Guarantee], *given: Any, **named: Any) -> Guarantee:
     """The guarantee; a refusal names the flag."""
-    from pipeline.accounting.guarantee import OutsideAssumptions
+    from private_rlhf.accounting.guarantee import OutsideAssumptions
 
     try:
         return accountant(*given, **named)

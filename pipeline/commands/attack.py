@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-
-from pipeline.commands.options import Force
-from pipeline.core.outputs import output_file
+from private_rlhf.commands.options import Force
+from private_rlhf.core.outputs import output_file
 
 
 def attack(
@@ -24,10 +23,10 @@ def attack(
     force: Force = False,
 ) -> None:
     """Attack releases: exit code 1 if labels leak beyond ε, 0 if no leak was found."""
-    from pipeline.attacks.command import RESULT, Request
-    from pipeline.attacks.command import attack as run_attack
-    from pipeline.data.curate import Request as Release
-    from pipeline.data.curate import privatize_source
+    from private_rlhf.attacks.command import RESULT, Request
+    from private_rlhf.attacks.command import attack as run_attack
+    from private_rlhf.data.curate import Request as Release
+    from private_rlhf.data.curate import privatize_source
 
     def release(data: str, output: Path, epsilon: float, key_file: Path) -> str:
         return privatize_source(Release(data, output, epsilon, key_file))

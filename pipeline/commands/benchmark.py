@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-
-from pipeline.core.errors import UserError
-from pipeline.core.extras import check_installed
-from pipeline.core.outputs import output_folder
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.extras import check_installed
+from private_rlhf.core.outputs import output_folder
 
 app = typer.Typer(no_args_is_help=True, help="Measure methods against each other where the truth is known.")
 ASKED, HELD_OUT = 24, 64
@@ -45,15 +44,15 @@ def preferences(
     name = "pool" if run_dir is not None else "linear" if pool is None else pool.stem
     written = ("arms.jsonl", "pool.safetensors")
     results = output_folder(output_folder(output, "--output") / name, "--output", rewrites=written)
-    from pipeline.benchmark import preferences as bench
-    from pipeline.benchmark.beds import Bed, linear_bed, pool_bed
+    from private_rlhf.benchmark import preferences as bench
+    from private_rlhf.benchmark.beds import Bed, linear_bed, pool_bed
 
     bed = None
     if run_dir is not None:
-        from pipeline.benchmark.pool import make_pool
-        from pipeline.core.config import load_recipe
-        from pipeline.core.recipe import Recipe
-        from pipeline.core.rundir import RunDir
+        from private_rlhf.benchmark.pool import make_pool
+        from private_rlhf.core.config import load_recipe
+        from private_rlhf.core.recipe import Recipe
+        from private_rlhf.core.rundir import RunDir
 
         run = RunDir(run_dir)
         recipe = load_recipe(Recipe, run.root / "recipe.yaml")

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-
-from pipeline.commands.options import Force
-from pipeline.core.outputs import begins_with, output_file
+from private_rlhf.commands.options import Force
+from private_rlhf.core.outputs import begins_with, output_file
 
 PAGE = r"# \d+ runs on \d+ held-out prompts"
 
@@ -21,8 +20,8 @@ def compare(
     """Put runs on one page: paired by held-out prompt, corrected for how many are compared."""
     if output is not None:
         output = output_file(output, "--output", rewrites=begins_with(PAGE), inputs=runs, force=force)
-    from pipeline.core import atomic
-    from pipeline.evaluation.runs import compare_runs
+    from private_rlhf.core import atomic
+    from private_rlhf.evaluation.runs import compare_runs
 
     page = compare_runs(runs)
     print(page)

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-
-from pipeline.core.outputs import output_file
-from pipeline.core.user import default_key
+from private_rlhf.core.outputs import output_file
+from private_rlhf.core.user import default_key
 
 
 def keygen(
@@ -17,8 +16,8 @@ def keygen(
     ] = None,
 ) -> None:
     """Make the owner's secret key: your own, which every command uses by default, or another one."""
-    from pipeline.privacy.keys import keygen as make_key
-    from pipeline.privacy.keys import state_folder
+    from private_rlhf.privacy.keys import keygen as make_key
+    from private_rlhf.privacy.keys import state_folder
 
     place = default_key() if output is None else output_file(output, "--output", secret=True)
     key = make_key(place)

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-
-from pipeline.commands.options import Force
-from pipeline.core.errors import UserError, one_line
-from pipeline.core.outputs import all_lines_in, output_file, output_folder
+from private_rlhf.commands.options import Force
+from private_rlhf.core.errors import UserError, one_line
+from private_rlhf.core.outputs import all_lines_in, output_file, output_folder
 
 app = typer.Typer(no_args_is_help=True, help="A labelling page that randomises every answer before it leaves it.")
 
@@ -39,9 +38,9 @@ def serve(
     ] = None,
 ) -> None:
     """Serve the page, and take private answers in, until stopped."""
-    from pipeline.labelling.questions import read_questions
-    from pipeline.labelling.server import LabelServer
-    from pipeline.labelling.store import AnswerStore
+    from private_rlhf.labelling.questions import read_questions
+    from private_rlhf.labelling.server import LabelServer
+    from private_rlhf.labelling.store import AnswerStore
 
     if epsilon is None and budget is not None:
         raise UserError("--budget-per-person needs --epsilon: the two are the terms of a new store")
@@ -82,7 +81,7 @@ def invite(
     ] = None,
 ) -> None:
     """Print a link for each person: it opens in one browser, once. Only its hash is kept. Earlier links end."""
-    from pipeline.labelling.store import AnswerStore
+    from private_rlhf.labelling.store import AnswerStore
 
     answers = AnswerStore.open(store)
     begin = (url or answers.url() or "http://127.0.0.1:8765").rstrip("/")
@@ -102,7 +101,7 @@ def remove(
     store: Store, names: Annotated[list[str], typer.Argument(help="People whose answers stay and who give no more.")]
 ) -> None:
     """End people's links, and give what they left unanswered to others."""
-    from pipeline.labelling.store import AnswerStore
+    from private_rlhf.labelling.store import AnswerStore
 
     answers = AnswerStore.open(store)
     for name in names:
@@ -119,8 +118,8 @@ def tasks(
     force: Force = False,
 ) -> None:
     """Turn Label Studio tasks into questions."""
-    from pipeline.labelling.questions import line, write_questions
-    from pipeline.labelling.tasks import read_tasks
+    from private_rlhf.labelling.questions import line, write_questions
+    from private_rlhf.labelling.tasks import read_tasks
 
     names = fields.split(",")
     if len(set(names)) != 3:
@@ -141,10 +140,10 @@ def export(
     force: Force = False,
 ) -> None:
     """Write the private answers so far as a release bundle, as JSON lines, or both."""
-    from pipeline.core.atomic import sweep_temporaries
-    from pipeline.labelling.questions import line, write_answers
-    from pipeline.labelling.tasks import export_bundle, open_answers
-    from pipeline.privacy.card import totals_sentence
+    from private_rlhf.core.atomic import sweep_temporaries
+    from private_rlhf.labelling.questions import line, write_answers
+    from private_rlhf.labelling.tasks import export_bundle, open_answers
+    from private_rlhf.privacy.card import totals_sentence
 
     if out is None and answers is None:
         raise UserError("label export writes nothing: give --out, --answers or both")

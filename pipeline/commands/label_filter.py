@@ -17,8 +17,8 @@ def label_filter(
     keep: Annotated[str, typer.Option("--keep", help="Further fields to pass through, comma-separated.")] = "",
 ) -> None:
     """Local mode: randomise labels on their way from stdin to stdout, JSON lines, once per event."""
-    from pipeline.core.noise import LabelNoise
-    from pipeline.privacy.local import filter_stdin
+    from private_rlhf.core.noise import LabelNoise
+    from private_rlhf.privacy.local import filter_stdin
 
     if epsilon > 0 and (warning := LabelNoise.of(epsilon).warning):
         typer.echo(f"beware: {warning}", err=True)

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-
-from pipeline.commands.options import Force
-from pipeline.core.errors import MOST_NAME, one_line
-from pipeline.core.outputs import json_with, output_file
+from private_rlhf.commands.options import Force
+from private_rlhf.core.errors import MOST_NAME, one_line
+from private_rlhf.core.outputs import json_with, output_file
 
 if TYPE_CHECKING:
-    from pipeline.privacy.ledger import Ledger
+    from private_rlhf.privacy.ledger import Ledger
 
 KINDS = {"counts": " (noisy counts)", "sum": " (noisy sum)"}  # said of a release in the table
 
@@ -29,8 +28,8 @@ Key = Annotated[
 @app.command()
 def show(key: Key = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Print the releases, the totals and the budgets."""
-    from pipeline.privacy.keys import load_key, named_or_default
-    from pipeline.privacy.signature import public_key
+    from private_rlhf.privacy.keys import load_key, named_or_default
+    from private_rlhf.privacy.signature import public_key
 
     facts = _open(key).show() | {"public_key": public_key(load_key(named_or_default(key)))}
     print(json.dumps(facts, indent=2, allow_nan=False) if as_json else as_text(facts))
@@ -39,8 +38,8 @@ def show(key: Key = None, as_json: Annotated[bool, typer.Option("--json", help="
 @app.command()
 def verify(key: Key = None) -> None:
     """Check the ledger and its data for damage and edits: one line per problem and exit code 1, or exit code 0."""
-    from pipeline.privacy.keys import load_key, named_or_default
-    from pipeline.privacy.ledger import Ledger
+    from private_rlhf.privacy.keys import load_key, named_or_default
+    from private_rlhf.privacy.ledger import Ledger
 
     problems = Ledger(load_key(named_or_default(key))).verify()
     for problem in problems:
@@ -56,8 +55,8 @@ IKnow = Annotated[float, typer.Option("--i-know", help="Sum of the ε released t
 @app.command()
 def init(i_know: IKnow, key: Key = None) -> None:
     """Begin a ledger for a key that has none; what was released before is charged in full, for every event."""
-    from pipeline.privacy.keys import load_key, named_or_default
-    from pipeline.privacy.ledger import Ledger
+    from private_rlhf.privacy.keys import load_key, named_or_default
+    from private_rlhf.privacy.ledger import Ledger
 
     found = load_key(named_or_default(key))
     Ledger.begin(found, i_know)
@@ -71,8 +70,8 @@ def restore(
     key: Key = None,
 ) -> None:
     """Put a backup of the state folder back; what was released since is charged in full, for every event."""
-    from pipeline.privacy.keys import load_key, named_or_default
-    from pipeline.privacy.ledger import Ledger
+    from private_rlhf.privacy.keys import load_key, named_or_default
+    from private_rlhf.privacy.ledger import Ledger
 
     found = load_key(named_or_default(key))
     Ledger.restore(found, source.expanduser(), i_know)
@@ -137,7 +136,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _open(key: Path | None) -> Ledger:
-    from pipeline.privacy.keys import load_key, named_or_default
-    from pipeline.privacy.ledger import Ledger
+    from private_rlhf.privacy.keys import load_key, named_or_default
+    from private_rlhf.privacy.ledger import Ledger
 
     return Ledger.open(load_key(named_or_default(key)))

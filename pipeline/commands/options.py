@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-
-from pipeline.core.errors import UserError
+from private_rlhf.core.errors import UserError
 
 Force = Annotated[bool, typer.Option("--force", help="Replace a file that this command did not write.")]
 

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-
-from pipeline.commands.options import Force
-from pipeline.core.errors import UserError
-from pipeline.core.outputs import json_with, output_file
+from private_rlhf.commands.options import Force
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.outputs import json_with, output_file
 
 UNKNOWN = "unknown here (no GPU to calibrate on)"
 
@@ -32,13 +31,13 @@ def plan(
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value, e.g. ppo.minibatch_size=8")] = None,
 ) -> None:
     """Predict tokens, memory and hours of every stage; refuse what cannot fit."""
-    from pipeline.core import atomic
-    from pipeline.core.config import load_recipe
-    from pipeline.core.recipe import Recipe
-    from pipeline.core.rundir import RunDir
-    from pipeline.core.world import declared_world
-    from pipeline.lm.numerics import resolve_dtype
-    from pipeline.planning import plan as planning
+    from private_rlhf.core import atomic
+    from private_rlhf.core.config import load_recipe
+    from private_rlhf.core.recipe import Recipe
+    from private_rlhf.core.rundir import RunDir
+    from private_rlhf.core.world import declared_world
+    from private_rlhf.lm.numerics import resolve_dtype
+    from private_rlhf.planning import plan as planning
 
     if (gpus is None) != (gpu_memory is None):
         raise UserError("--gpus and --gpu-memory go together: give both, or neither for this machine")
@@ -66,7 +65,7 @@ def plan(
     elif not calibrate:
         unknown = "not asked for (--no-calibration)"
     else:
-        from pipeline.planning.calibration import with_hours
+        from private_rlhf.planning.calibration import with_hours
 
         made, unknown = with_hours(made, model_config)
     print("\n".join(planning.table(made, unknown)))

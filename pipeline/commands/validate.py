@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-
-from pipeline.core.errors import UserError
-from pipeline.core.extras import check_installed
-from pipeline.core.outputs import begins_with, output_file, output_folder
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.extras import check_installed
+from private_rlhf.core.outputs import begins_with, output_file, output_folder
 
 
 def validate(
-    name: Annotated[str, typer.Argument(help="Module of pipeline.validation, or `all`.")],
+    name: Annotated[str, typer.Argument(help="Module of private_rlhf.validation, or `all`.")],
     quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes, seconds instead of minutes.")] = False,
     sweep: Annotated[bool, typer.Option("--sweep", help="Long searches instead: hours, resumable.")] = False,
     page: Annotated[Path | None, typer.Option("--page", help="Write all full results as one Markdown page.")] = None,
@@ -27,7 +26,7 @@ def validate(
     if page is not None:
         page = output_file(page, "--page", rewrites=begins_with("# What the papers claim"))
         output_folder(page.with_suffix(""), "--page", rewrites=None if page.exists() else ())  # of the page's figures
-    from pipeline.validation import lab
+    from private_rlhf.validation import lab
 
     if sweep:
         if quick or page:

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-
-from pipeline.core.errors import UserError
+from private_rlhf.core.errors import UserError
 
 
 def verify_release(
@@ -18,13 +17,13 @@ def verify_release(
     ] = False,
 ) -> None:
     """Read every row of a bundle, write its files again from them, compare, and check manifest and signature."""
-    from pipeline.data.container import is_copy, unpublished
-    from pipeline.data.release import read_release
-    from pipeline.data.totals import check_totals
-    from pipeline.privacy.card import totals_sentence
-    from pipeline.privacy.guarantee import who_is_trusted
-    from pipeline.privacy.mechanism import NOISY_SUM
-    from pipeline.privacy.signature import is_public_key
+    from private_rlhf.data.container import is_copy, unpublished
+    from private_rlhf.data.release import read_release
+    from private_rlhf.data.totals import check_totals
+    from private_rlhf.privacy.card import totals_sentence
+    from private_rlhf.privacy.guarantee import who_is_trusted
+    from private_rlhf.privacy.mechanism import NOISY_SUM
+    from private_rlhf.privacy.signature import is_public_key
 
     if signer is not None and not is_public_key(signer):
         raise UserError("--signer takes a public key of 64 hexadecimal digits, as `private-rlhf ledger show` prints it")

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-PACKAGES = ("pipeline", "reward_models")
+PACKAGE = "private_rlhf"
+REWARD_MODELS = f"{PACKAGE}.reward_models"
 DATA = frozenset({".j2", ".parquet"})
 """Files beside the modules that are part of the program."""
 
@@ -34,7 +35,7 @@ def source_files(*modules: str) -> dict[str, str]:
 
 def all_files() -> dict[str, str]:
     """Path in the checkout -> digest of every source file of both packages."""
-    paths = [path for package in PACKAGES for path in (_root() / package).rglob("*")]
+    paths = [path for folder in {_folder(PACKAGE), _folder(REWARD_MODELS)} for path in folder.rglob("*")]
     return {str(path.relative_to(_root())): _digest(path) for path in sorted(paths) if path.suffix in {".py", *DATA}}
 
 
@@ -47,11 +48,22 @@ def _root() -> Path:
     return Path(__file__).resolve().parents[2]
 
 
+def _folder(package: str) -> Path:
+    """The folder of a package: in a checkout `pipeline` and `reward_models`, in a wheel one inside the other."""
+    here = Path(__file__).resolve().parents[1]
+    if package == PACKAGE:
+        return here
+    return next(folder for folder in (here / "reward_models", here.parent / "reward_models") if folder.is_dir())
+
+
 def _path(module: str) -> Path | None:
     """The file of a module of these packages; None of another one, and of a name in a module."""
-    if module.partition(".")[0] not in PACKAGES:
+    if not _inside(module, PACKAGE):
         return None
-    base = _root().joinpath(*module.split("."))
+    package = REWARD_MODELS if _inside(module, REWARD_MODELS) else PACKAGE
+    base = _folder(package).joinpath(*module.removeprefix(package).split(".")[1:])
+    if base == _folder(package):
+        return base / "__init__.py"
     return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)
 
 
@@ -69,8 +81,12 @@ def _imported(path: Path) -> tuple[str, ...]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    own = {name for name in found if name.partition(".")[0] in PACKAGES}
+    own = {name for name in found if _inside(name, PACKAGE)}
     return tuple(sorted(own | _packages(own)))
+
+
+def _inside(module: str, package: str) -> bool:
+    return module == package or module.startswith(f"{package}.")
 
 
 def _packages(names: Iterable[str]) -> set[str]:

@@ -1,4 +1,4 @@
-"""Reads one YAML recipe per experiment into strict, typed dataclasses (`pipeline.core.recipe`).
+"""Reads one YAML recipe per experiment into strict, typed dataclasses (`private_rlhf.core.recipe`).
 
 Unknown or ill-typed keys are errors that name the key, the section and the nearest valid key. Overrides from the
 command line (`reward.epochs=3`) go through the same check.
@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
+from private_rlhf.core import documents
+from private_rlhf.core.errors import UserError
 from pydantic import TypeAdapter, ValidationError
-
-from pipeline.core import documents
-from pipeline.core.errors import UserError
 
 T = TypeVar("T")
 

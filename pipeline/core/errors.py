@@ -1,4 +1,4 @@
-"""The kinds of failure a command can end in, and the exit codes they map to (`pipeline.cli`)."""
+"""The kinds of failure a command can end in, and the exit codes they map to (`private_rlhf.cli`)."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from pipeline.core.errors import UserError
+from private_rlhf.core.errors import UserError
 
 EXTRAS = {
     "train": ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "safetensors", "requests", "jinja2"),

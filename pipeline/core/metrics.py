@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.core import atomic
-from pipeline.core.errors import UserError
-from pipeline.core.rundir import RunDir
+from private_rlhf.core import atomic
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.rundir import RunDir
 
 _BESIDE = ("ppo_over_gibbs", "best_of_four", "longer_answer_baseline")
 

@@ -15,10 +15,10 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from pipeline.core.errors import UserError
+from private_rlhf.core.errors import UserError
 
 if TYPE_CHECKING:  # it loads scipy
-    from pipeline.core.stats import Estimate
+    from private_rlhf.core.stats import Estimate
 
 LEVELS = 1 << 128
 LABEL_RULE = "a label must be -1 or +1: map labels of 0 and 1 with 2*label - 1"

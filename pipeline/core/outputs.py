@@ -12,9 +12,9 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from pipeline.core.documents import DocumentError, read_json
-from pipeline.core.errors import UserError
-from pipeline.core.user import user_folder
+from private_rlhf.core.documents import DocumentError, read_json
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.user import user_folder
 
 KEY_MARK = "private-rlhf key "
 """Begins every key file."""

@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from pipeline.core.errors import UserError
-from pipeline.core.noise import LabelNoise, check_epsilon
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise import LabelNoise, check_epsilon
 
 
 def split_budget(total: float, questions: int | None = None) -> tuple[int, float]:

@@ -8,16 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
-from pydantic.dataclasses import dataclass
-
-from pipeline.core.config import IF_SET, NO_EFFECT
-from pipeline.core.noise import is_public
-from pipeline.core.person_budget import split_budget
-from pipeline.core.recipe_aligners import ALIGNERS, DpoConfig, GroupConfig
-from pipeline.core.recipe_inputs import BUILT_IN, DataConfig, ModelConfig
-from pipeline.core.recipe_online import OnlineConfig
-from pipeline.core.recipe_parts import (
+from private_rlhf.core.config import IF_SET, NO_EFFECT
+from private_rlhf.core.noise import is_public
+from private_rlhf.core.person_budget import split_budget
+from private_rlhf.core.recipe_aligners import ALIGNERS, DpoConfig, GroupConfig
+from private_rlhf.core.recipe_inputs import BUILT_IN, DataConfig, ModelConfig
+from private_rlhf.core.recipe_online import OnlineConfig
+from private_rlhf.core.recipe_parts import (
     SMOOTHING,
     STRICT,
     EarlyStoppingSettings,
@@ -29,7 +26,9 @@ from pipeline.core.recipe_parts import (
     UncertaintySettings,
     refuse_smoothing,
 )
-from pipeline.core.recipe_privatize import PrivatizeConfig
+from private_rlhf.core.recipe_privatize import PrivatizeConfig
+from pydantic import BeforeValidator, Field
+from pydantic.dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

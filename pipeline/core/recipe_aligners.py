@@ -1,13 +1,12 @@
-"""Sections of the aligners that TRL trains, in the place of PPO; see `pipeline.core.recipe`."""
+"""Sections of the aligners that TRL trains, in the place of PPO; see `private_rlhf.core.recipe`."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
+from private_rlhf.core.recipe_parts import STRICT, LoraSettings
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-
-from pipeline.core.recipe_parts import STRICT, LoraSettings
 
 ALIGNERS = ("ppo", "dpo", "rloo", "grpo")
 """What makes a policy; each is a section of the recipe and a stage, and a recipe has one of them."""

@@ -6,12 +6,11 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from private_rlhf.core.config import IF_SET
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe_parts import STRICT
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-
-from pipeline.core.config import IF_SET
-from pipeline.core.errors import UserError
-from pipeline.core.recipe_parts import STRICT
 
 OF_RELEASE = ("release", "release_both", "release_preferred")
 """What data.demonstrations may name of the released pairs."""

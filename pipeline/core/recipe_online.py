@@ -5,16 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
+from private_rlhf.core.config import IF_SET
+from private_rlhf.core.recipe_parts import STRICT
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-
-from pipeline.core.config import IF_SET
-from pipeline.core.recipe_parts import STRICT
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class CrowdSettings:
-    """Simulated persons; see `pipeline.labelling.labellers.Crowd`."""
+    """Simulated persons; see `private_rlhf.labelling.labellers.Crowd`."""
 
     persons: int = Field(gt=0)
     most: int = Field(gt=0)
@@ -36,7 +35,7 @@ class OnlineConfig:
     evaluation_questions: int = Field(default=100, gt=1)
     """At most, one on each held-out prompt, about two answers of π_ref: what r̄ is checked by, never learnt from."""
     strategy: Literal["passive", "pokl", "mixture", "duel", "fisher", "policy"] = "pokl"
-    """Which pairs to ask, see `pipeline.online.strategies`; the choice sees released answers alone. `pokl` needed the
+    """Which pairs to ask, see `online.strategies`; the choice sees released answers alone. `pokl` needed the
     fewest labels where they were compared (docs/results/online.md)."""
     candidates: int = Field(default=8, gt=1)
     """Answers of π_ref to each prompt, among which the policy ∝ π_ref·exp(r̄/kl_coef) and the questions choose."""

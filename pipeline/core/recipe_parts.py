@@ -1,4 +1,4 @@
-"""Settings that sections of the recipe nest or share; see `pipeline.core.recipe`."""
+"""Settings that sections of the recipe nest or share; see `private_rlhf.core.recipe`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
+from private_rlhf.core.config import IF_SET, NO_EFFECT
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
-
-from pipeline.core.config import IF_SET, NO_EFFECT
 
 STRICT = ConfigDict(extra="forbid", use_enum_values=True, allow_inf_nan=False)
 """A number is finite unless its own field says that .inf switches something off."""

@@ -6,14 +6,13 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from private_rlhf.core.config import IF_SET, NO_EFFECT
+from private_rlhf.core.noise import is_public
+from private_rlhf.core.person_budget import split_budget
+from private_rlhf.core.recipe_parts import STRICT
+from private_rlhf.core.user import default_key
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-
-from pipeline.core.config import IF_SET, NO_EFFECT
-from pipeline.core.noise import is_public
-from pipeline.core.person_budget import split_budget
-from pipeline.core.recipe_parts import STRICT
-from pipeline.core.user import default_key
 
 DEFAULT_DELTA = 1e-6
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
 
-from pipeline.core import atomic
+from private_rlhf.core import atomic
 
 MARKER = "fingerprint.json"
 CODE = "code"

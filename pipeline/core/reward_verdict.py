@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
-from pipeline.core.noise import LabelNoise
+from private_rlhf.core.noise import LabelNoise
 
 Z = NormalDist().inv_cdf(0.975)
 MOST_LABELS = 10_000_000

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import UserError
+from private_rlhf.core.errors import UserError
 
 Row = dict[str, Any]
 

@@ -26,12 +26,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.core import atomic, code
-from pipeline.core.config import dump_yaml, effective, read_yaml, to_tree
-from pipeline.core.documents import DocumentError, read_json
-from pipeline.core.errors import MOST_NAME, UserError, one_line
-from pipeline.core.recipe import Recipe
-from pipeline.core.recipe_inputs import ModelConfig, has_hub_form
+from private_rlhf.core import atomic, code
+from private_rlhf.core.config import dump_yaml, effective, read_yaml, to_tree
+from private_rlhf.core.documents import DocumentError, read_json
+from private_rlhf.core.errors import MOST_NAME, UserError, one_line
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.recipe_inputs import ModelConfig, has_hub_form
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "numpy", "private-rlhf")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import Recipe
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import Recipe
 
 WHOLE = "whole weights"
 """One process, or several with a copy of all weights each (DDP)."""

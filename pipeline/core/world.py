@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from pipeline.core.errors import UserError
+from private_rlhf.core.errors import UserError
 
 T = TypeVar("T")
 LAUNCH = "on CPUs launch with 'ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes N …'"

@@ -13,12 +13,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import Recipe
-from pipeline.data.answered import write_pairs
-from pipeline.data.publish import publish, refusals
-from pipeline.data.release import ROWS_PER_SHARD, Release, ReleasedPair, ReleaseManifest, is_release, read_release
-from pipeline.data.totals import check_totals
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.data.answered import write_pairs
+from private_rlhf.data.publish import publish, refusals
+from private_rlhf.data.release import ROWS_PER_SHARD, Release, ReleasedPair, ReleaseManifest, is_release, read_release
+from private_rlhf.data.totals import check_totals
 
 HELD_OUT_SHARE = 0.1
 

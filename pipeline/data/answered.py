@@ -8,20 +8,19 @@ from itertools import groupby, islice
 from pathlib import Path
 
 import pyarrow as pa
-
-from pipeline.core.atomic import sync_folder, write_json
-from pipeline.core.errors import UserError
-from pipeline.data.container import ROWS_PER_GROUP, settle, write_shard
-from pipeline.data.release import (
+from private_rlhf.core.atomic import sync_folder, write_json
+from private_rlhf.core.errors import UserError
+from private_rlhf.data.container import ROWS_PER_GROUP, settle, write_shard
+from private_rlhf.data.release import (
     MANIFEST,
     ReleasedPair,
     ReleaseManifest,
     release_schema,
     shard_name,
 )
-from pipeline.privacy.guarantee import DropCounts, RandomisedBy, stated
-from pipeline.privacy.mechanism import RandomizedResponse
-from pipeline.privacy.records import Text, record_id
+from private_rlhf.privacy.guarantee import DropCounts, RandomisedBy, stated
+from private_rlhf.privacy.mechanism import RandomizedResponse
+from private_rlhf.privacy.records import Text, record_id
 
 ID_BITS = 256
 

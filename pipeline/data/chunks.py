@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.json as pj
-
-from pipeline.core.errors import UserError
-from pipeline.data.layout import Layout
-from pipeline.data.sources import (
+from private_rlhf.core.errors import UserError
+from private_rlhf.data.layout import Layout
+from private_rlhf.data.sources import (
     MOST_LINE_BYTES,
     Part,
     Row,
@@ -31,7 +30,7 @@ from pipeline.data.sources import (
     open_lines,
     parquet_file,
 )
-from pipeline.privacy.batches import Columns
+from private_rlhf.privacy.batches import Columns
 
 CHUNK_BYTES = 16 << 20
 CHUNK_ROWS = 16384

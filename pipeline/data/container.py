@@ -17,8 +17,7 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-
-from pipeline.core.errors import UserError
+from private_rlhf.core.errors import UserError
 
 ROWS_PER_GROUP = 8192
 FILE_MODE, FOLDER_MODE = 0o644, 0o755

@@ -8,7 +8,7 @@
              owner-only, so that a disk that fills up costs nobody's budget; the manifest is last
     publish  the budget is spent, durably; the folder takes its name; the ledger's entry is finished
 
-The stage of a recipe (`pipeline.stages.privatize`) takes the same steps for its two folders.
+The stage of a recipe (`private_rlhf.stages.privatize`) takes the same steps for its two folders.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.atomic import sync_folder, write_json
-from pipeline.core.errors import MOST_NAME, UserError, is_name, one_line
-from pipeline.core.stage import say
-from pipeline.data.chunks import CHUNK_BYTES, Chunk, cut
-from pipeline.data.elsewhere import compare_keys
-from pipeline.data.engine import (
+from private_rlhf.core.atomic import sync_folder, write_json
+from private_rlhf.core.errors import MOST_NAME, UserError, is_name, one_line
+from private_rlhf.core.stage import say
+from private_rlhf.data.chunks import CHUNK_BYTES, Chunk, cut
+from private_rlhf.data.elsewhere import compare_keys
+from private_rlhf.data.engine import (
     Events,
     KeyFile,
     KeyInHand,
@@ -37,21 +37,21 @@ from pipeline.data.engine import (
     spill,
     write_bucket,
 )
-from pipeline.data.layout import Layout, Options, find_layout, respelled
-from pipeline.data.publish import check_publish, occupied, publish, refusals, same_release
-from pipeline.data.release import MANIFEST, ROWS_PER_SHARD, SIGNATURE, ReleaseManifest, shard_name
-from pipeline.data.sources import Part, open_source
-from pipeline.data.workers import Workers, default_workers, start_workers
-from pipeline.data.workfolder import boot_id, code_version, source_identity, work_folder
-from pipeline.privacy.guarantee import DropCounts, guarantee, nothing_left
-from pipeline.privacy.keys import PrivacyKey, load_key, make_private_folder
-from pipeline.privacy.ledger import Budget, Ledger, ReleasePlan, Reservation
-from pipeline.privacy.mechanism import Mechanism, RandomizedResponse
-from pipeline.privacy.owner_files import replace_file
-from pipeline.privacy.prf import frame
-from pipeline.privacy.records import MESSAGES
-from pipeline.privacy.signature import file_digest, public_key, sign
-from pipeline.privacy.sorted_runs import KeptRows, Run
+from private_rlhf.data.layout import Layout, Options, find_layout, respelled
+from private_rlhf.data.publish import check_publish, occupied, publish, refusals, same_release
+from private_rlhf.data.release import MANIFEST, ROWS_PER_SHARD, SIGNATURE, ReleaseManifest, shard_name
+from private_rlhf.data.sources import Part, open_source
+from private_rlhf.data.workers import Workers, default_workers, start_workers
+from private_rlhf.data.workfolder import boot_id, code_version, source_identity, work_folder
+from private_rlhf.privacy.guarantee import DropCounts, guarantee, nothing_left
+from private_rlhf.privacy.keys import PrivacyKey, load_key, make_private_folder
+from private_rlhf.privacy.ledger import Budget, Ledger, ReleasePlan, Reservation
+from private_rlhf.privacy.mechanism import Mechanism, RandomizedResponse
+from private_rlhf.privacy.owner_files import replace_file
+from private_rlhf.privacy.prf import frame
+from private_rlhf.privacy.records import MESSAGES
+from private_rlhf.privacy.signature import file_digest, public_key, sign
+from private_rlhf.privacy.sorted_runs import KeptRows, Run
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-
-from pipeline.core.errors import UserError
-from pipeline.data.engine import ROWS_IN_MEMORY, KeyFile
-from pipeline.data.workers import Workers
-from pipeline.privacy.batches import record_tags_under
-from pipeline.privacy.events import Generation, as_tags, largest_total
-from pipeline.privacy.keys import PrivacyKey
-from pipeline.privacy.ledger import Ledger, Reservation
-from pipeline.privacy.sorted_runs import KeptRows, bucket_bits, partitions
+from private_rlhf.core.errors import UserError
+from private_rlhf.data.engine import ROWS_IN_MEMORY, KeyFile
+from private_rlhf.data.workers import Workers
+from private_rlhf.privacy.batches import record_tags_under
+from private_rlhf.privacy.events import Generation, as_tags, largest_total
+from private_rlhf.privacy.keys import PrivacyKey
+from private_rlhf.privacy.ledger import Ledger, Reservation
+from private_rlhf.privacy.sorted_runs import KeptRows, bucket_bits, partitions
 
 
 class Release(Protocol):

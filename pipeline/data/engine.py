@@ -17,15 +17,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-
-from pipeline.core.atomic import new_file
-from pipeline.core.errors import UserError
-from pipeline.data.chunks import Chunk, read_chunk
-from pipeline.data.container import ROWS_PER_GROUP, write_shard
-from pipeline.data.layout import Layout, spelling_digests
-from pipeline.data.release import MESSAGES_TYPE, release_schema, shard_name
-from pipeline.data.workers import Workers
-from pipeline.privacy.batches import (
+from private_rlhf.core.atomic import new_file
+from private_rlhf.core.errors import UserError
+from private_rlhf.data.chunks import Chunk, read_chunk
+from private_rlhf.data.container import ROWS_PER_GROUP, write_shard
+from private_rlhf.data.layout import Layout, spelling_digests
+from private_rlhf.data.release import MESSAGES_TYPE, release_schema, shard_name
+from private_rlhf.data.workers import Workers
+from private_rlhf.privacy.batches import (
     Keys,
     Signs,
     a_is_lower,
@@ -36,13 +35,13 @@ from pipeline.privacy.batches import (
     record_tags,
     release_labels,
 )
-from pipeline.privacy.counts import Bits, DiscreteLaplace
-from pipeline.privacy.events import ENTRY, EventStore, MergeResult, StagedGeneration, as_tags, entries
-from pipeline.privacy.keys import PrivacyKey, load_key, make_private_folder
-from pipeline.privacy.mechanism import Mechanism, NoisySum, PublicLabels, RandomizedResponse
-from pipeline.privacy.prf import frame
-from pipeline.privacy.records import MESSAGES, decode_messages
-from pipeline.privacy.sorted_runs import (
+from private_rlhf.privacy.counts import Bits, DiscreteLaplace
+from private_rlhf.privacy.events import ENTRY, EventStore, MergeResult, StagedGeneration, as_tags, entries
+from private_rlhf.privacy.keys import PrivacyKey, load_key, make_private_folder
+from private_rlhf.privacy.mechanism import Mechanism, NoisySum, PublicLabels, RandomizedResponse
+from private_rlhf.privacy.prf import frame
+from private_rlhf.privacy.records import MESSAGES, decode_messages
+from private_rlhf.privacy.sorted_runs import (
     Bucket,
     KeptRows,
     Run,
@@ -52,7 +51,7 @@ from pipeline.privacy.sorted_runs import (
     read_bucket,
     write_run,
 )
-from pipeline.privacy.statistic import DiscreteGaussian, noisy_statistic
+from private_rlhf.privacy.statistic import DiscreteGaussian, noisy_statistic
 
 ROWS_IN_MEMORY = 131_072  # of keys, when events are gathered
 _HEX = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), np.uint8).reshape(256, 2)

@@ -9,15 +9,15 @@ from __future__ import annotations
 from itertools import islice
 from pathlib import Path
 
-from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import RunDir
-from pipeline.data.adopted import held_out, is_adopted
-from pipeline.data.formats import read_demonstrations
-from pipeline.data.inputs import release
-from pipeline.data.overlap import protected_pairs
-from pipeline.data.release import read_release
-from pipeline.data.sources import is_hub_id
-from pipeline.embedded import task
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.data.adopted import held_out, is_adopted
+from private_rlhf.data.formats import read_demonstrations
+from private_rlhf.data.inputs import release
+from private_rlhf.data.overlap import protected_pairs
+from private_rlhf.data.release import read_release
+from private_rlhf.data.sources import is_hub_id
+from private_rlhf.embedded import task
 
 
 def demonstrations(recipe: Recipe, run: RunDir, new: bool, size: int) -> int | None:

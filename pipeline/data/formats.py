@@ -21,9 +21,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from pipeline.core.errors import UserError
-from pipeline.data.sources import Part, Row, open_source
-from pipeline.privacy.records import Message, RawPair, Text, encode_text, is_blank
+from private_rlhf.core.errors import UserError
+from private_rlhf.data.sources import Part, Row, open_source
+from private_rlhf.privacy.records import Message, RawPair, Text, encode_text, is_blank
 
 T = TypeVar("T")
 PAIR = ("chosen", "rejected")

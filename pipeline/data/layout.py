@@ -23,9 +23,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-
-from pipeline.core.errors import UserError
-from pipeline.data.formats import (
+from private_rlhf.core.errors import UserError
+from private_rlhf.data.formats import (
     PAIR,
     Converted,
     Converter,
@@ -35,9 +34,9 @@ from pipeline.data.formats import (
     pair_converter,
     require_columns,
 )
-from pipeline.data.sources import TWICE, Part, Row, check_spellings
-from pipeline.privacy.batches import Columns, blank_texts
-from pipeline.privacy.records import MESSAGES, TEXT, encode_text, fold_name, is_blank, record_id
+from private_rlhf.data.sources import TWICE, Part, Row, check_spellings
+from private_rlhf.privacy.batches import Columns, blank_texts
+from private_rlhf.privacy.records import MESSAGES, TEXT, encode_text, fold_name, is_blank, record_id
 
 RESPONSES = ("response_a", "response_b")
 MOST_SPELLINGS = 1000  # of a run, whose facts stay in memory

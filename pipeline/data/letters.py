@@ -6,7 +6,7 @@ import html
 import re
 import unicodedata
 
-from pipeline.privacy.records import Text
+from private_rlhf.privacy.records import Text
 
 _MARK = re.compile(r"(?:^|\n\n)(Human|Assistant):")
 _TEMPLATE = re.compile(  # special tokens and what chat templates put around a turn

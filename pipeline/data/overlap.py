@@ -22,7 +22,7 @@ too (`near_copies`): edited, cut, or both in one text. Rows with a pair's prompt
 
 What it cannot see: short responses under another prompt; texts that were rewritten, translated, encoded (base64, rot13)
 or had their words reordered or left out; a choice among prompts that depends
-on labels; an order of rows that does (`pipeline.data.inputs` reads rows in an order of its own for that reason).
+on labels; an order of rows that does (`private_rlhf.data.inputs` reads rows in an order of its own for that reason).
 
 The key is drawn anew for each look and the digests are never written. Texts are streamed, the pairs once for all files.
 Memory: 64 bytes per assistant turn of the demonstrations or prompts and 40 per pair that shares a text with them, and
@@ -42,21 +42,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.data.adopted import is_adopted
+from private_rlhf.data.contained import ContainedAnswers, SearchedRows
+from private_rlhf.data.formats import read_demonstrations, read_preferences, read_prompts
+from private_rlhf.data.inputs import evaluation_release, release
+from private_rlhf.data.letters import Turns, last_question, turns
+from private_rlhf.data.near_copies import NearCopies, ShingledRows, Shingler
+from private_rlhf.data.release import read_release
+from private_rlhf.embedded import task
+from private_rlhf.embedded.topics import Split
+from private_rlhf.privacy.records import Text, encode_text
 from tqdm import tqdm
-
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import RunDir
-from pipeline.data.adopted import is_adopted
-from pipeline.data.contained import ContainedAnswers, SearchedRows
-from pipeline.data.formats import read_demonstrations, read_preferences, read_prompts
-from pipeline.data.inputs import evaluation_release, release
-from pipeline.data.letters import Turns, last_question, turns
-from pipeline.data.near_copies import NearCopies, ShingledRows, Shingler
-from pipeline.data.release import read_release
-from pipeline.embedded import task
-from pipeline.embedded.topics import Split
-from pipeline.privacy.records import Text, encode_text
 
 PAIRS_PER_LOOK = 8192
 TELLING_CHARACTERS = 32

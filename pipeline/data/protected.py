@@ -15,26 +15,26 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import UserError
-from pipeline.core.noise import is_public
-from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import RunDir, bare_name
-from pipeline.core.stage import StageContext, say
-from pipeline.data import curate
-from pipeline.data.adopted import held_out, is_adopted, open_adopted
-from pipeline.data.chunks import CHUNK_BYTES
-from pipeline.data.curate import OpenedSource, Workspace
-from pipeline.data.engine import gather_events
-from pipeline.data.formats import PAIR
-from pipeline.data.layout import Options
-from pipeline.data.sources import Part, Row, is_hub_id, open_source, source_chunks
-from pipeline.data.workers import default_workers, start_workers
-from pipeline.data.workfolder import work_folder
-from pipeline.embedded import task
-from pipeline.privacy.guarantee import DropCounts, nothing_left
-from pipeline.privacy.keys import PrivacyKey, insecure_seed_key, keygen, load_key, make_private_folder, state_folder
-from pipeline.privacy.ledger import Budget, Ledger
-from pipeline.privacy.sorted_runs import KeptRows, id_at
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise import is_public
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.rundir import RunDir, bare_name
+from private_rlhf.core.stage import StageContext, say
+from private_rlhf.data import curate
+from private_rlhf.data.adopted import held_out, is_adopted, open_adopted
+from private_rlhf.data.chunks import CHUNK_BYTES
+from private_rlhf.data.curate import OpenedSource, Workspace
+from private_rlhf.data.engine import gather_events
+from private_rlhf.data.formats import PAIR
+from private_rlhf.data.layout import Options
+from private_rlhf.data.sources import Part, Row, is_hub_id, open_source, source_chunks
+from private_rlhf.data.workers import default_workers, start_workers
+from private_rlhf.data.workfolder import work_folder
+from private_rlhf.embedded import task
+from private_rlhf.privacy.guarantee import DropCounts, nothing_left
+from private_rlhf.privacy.keys import PrivacyKey, insecure_seed_key, keygen, load_key, make_private_folder, state_folder
+from private_rlhf.privacy.ledger import Budget, Ledger
+from private_rlhf.privacy.sorted_runs import KeptRows, id_at
 
 FIRST_ROWS = 100
 

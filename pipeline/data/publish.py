@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.core.atomic import sync, sync_folder, write_text
-from pipeline.core.errors import UserError
-from pipeline.data.container import settle
-from pipeline.data.release import SIGNATURE
+from private_rlhf.core.atomic import sync, sync_folder, write_text
+from private_rlhf.core.errors import UserError
+from private_rlhf.data.container import settle
+from private_rlhf.data.release import SIGNATURE
 
 LONGEST_NAME = 200
 """Bytes of a folder's name: file systems take 255, and what is not finished has a longer one."""

@@ -22,12 +22,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-
-from pipeline.core.atomic import json_text
-from pipeline.core.documents import DocumentError, read_json
-from pipeline.core.errors import UserError
-from pipeline.core.noise import LabelNoise
-from pipeline.data.container import (
+from private_rlhf.core.atomic import json_text
+from private_rlhf.core.documents import DocumentError, read_json
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.data.container import (
     EXTRA_TYPES,
     ROWS_PER_GROUP,
     check_columns,
@@ -35,12 +34,12 @@ from pipeline.data.container import (
     differs_from_rows,
     writer_version,
 )
-from pipeline.privacy.batches import record_ids
-from pipeline.privacy.guarantee import RANDOMISED_BY, DropCounts, stated
-from pipeline.privacy.mechanism import NOISY_SUM, Mechanism, NoisySum, PublicLabels, RandomizedResponse
-from pipeline.privacy.records import CANONICALISATION, MESSAGES, TEXT, Text, encode_text
-from pipeline.privacy.signature import file_digest, verify
-from pipeline.privacy.sorted_runs import bucket_bits
+from private_rlhf.privacy.batches import record_ids
+from private_rlhf.privacy.guarantee import RANDOMISED_BY, DropCounts, stated
+from private_rlhf.privacy.mechanism import NOISY_SUM, Mechanism, NoisySum, PublicLabels, RandomizedResponse
+from private_rlhf.privacy.records import CANONICALISATION, MESSAGES, TEXT, Text, encode_text
+from private_rlhf.privacy.signature import file_digest, verify
+from private_rlhf.privacy.sorted_runs import bucket_bits
 
 SCHEMA_VERSION = 2
 ROWS_PER_SHARD = 65_536

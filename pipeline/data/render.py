@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.core.errors import UserError
+from private_rlhf.core.errors import UserError
 
 TEMPLATE_DATE = "26 Jul 2024"
 """For templates that print a date (Llama 3 does): today's would change prompts, and so results, at midnight."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-
-from pipeline.core.errors import UserError
-from pipeline.data.release import MANIFEST, Release
+from private_rlhf.core.errors import UserError
+from private_rlhf.data.release import MANIFEST, Release
 
 
 def most_per_record(bundle: Release) -> int:

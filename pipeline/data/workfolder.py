@@ -23,13 +23,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-
-from pipeline.core.atomic import write_json
-from pipeline.core.errors import RunStopped, UserError
-from pipeline.data.sources import Part
-from pipeline.privacy.keys import PrivacyKey
-from pipeline.privacy.owner_files import Lock
-from pipeline.privacy.prf import frame
+from private_rlhf.core.atomic import write_json
+from private_rlhf.core.errors import RunStopped, UserError
+from private_rlhf.data.sources import Part
+from private_rlhf.privacy.keys import PrivacyKey
+from private_rlhf.privacy.owner_files import Lock
+from private_rlhf.privacy.prf import frame
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow.parquet as pq
-
-from pipeline.embedded.topics import Split
-from pipeline.embedded.truth import true_reward
+from private_rlhf.embedded.topics import Split
+from private_rlhf.embedded.truth import true_reward
 
 _FOLDER = Path(__file__).parent
 _PAIR_FILES: dict[Split, str] = {"train": "pairs.parquet", "eval": "eval_pairs.parquet"}

@@ -10,9 +10,8 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-
-from pipeline.core.noise import LabelNoise
-from pipeline.core.stats import wilson
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.stats import wilson
 
 KAPPAS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 BINS = 5

@@ -13,16 +13,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import requests
+from private_rlhf.core.errors import MOST_NAME, RunStopped, UserError, one_line
+from private_rlhf.core.recipe_parts import LOOPBACK, JudgeSettings
+from private_rlhf.core.row_files import Row, appending, read_rows
+from private_rlhf.core.stage import say
+from private_rlhf.data.render import Prompt
+from private_rlhf.evaluation.verdicts import messages, parse_verdict
 from requests.adapters import HTTPAdapter
 from requests.auth import AuthBase
 from urllib3.util import Retry
-
-from pipeline.core.errors import MOST_NAME, RunStopped, UserError, one_line
-from pipeline.core.recipe_parts import LOOPBACK, JudgeSettings
-from pipeline.core.row_files import Row, appending, read_rows
-from pipeline.core.stage import say
-from pipeline.data.render import Prompt
-from pipeline.evaluation.verdicts import messages, parse_verdict
 
 DEFAULTS = {"temperature": 0.0, "max_tokens": 1024}
 LONGEST_WAIT = 60.0

@@ -14,23 +14,22 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import gather_object
+from private_rlhf.core import atomic
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe_parts import EvaluateConfig, JudgeSettings
+from private_rlhf.core.row_files import appending, read_rows
+from private_rlhf.core.stats import Estimate
+from private_rlhf.core.world import World, barrier, device_type, join_world
+from private_rlhf.data.formats import read_prompts
+from private_rlhf.data.render import Prompt, Renderer
+from private_rlhf.evaluation.judges import TruthJudge, judged_pairs, judged_rates, make_judge
+from private_rlhf.evaluation.rates import NOT_AT_EQUAL_LENGTH
+from private_rlhf.lm.generate import Sampling, sample_key, sample_responses
+from private_rlhf.lm.model_folders import check_checkpoint, weights_digest
+from private_rlhf.lm.models import end_ids, load_causal_lm, load_tokenizer
+from private_rlhf.lm.numerics import affordable
+from private_rlhf.lm.released import read_rendering
 from tqdm import tqdm
-
-from pipeline.core import atomic
-from pipeline.core.errors import UserError
-from pipeline.core.recipe_parts import EvaluateConfig, JudgeSettings
-from pipeline.core.row_files import appending, read_rows
-from pipeline.core.stats import Estimate
-from pipeline.core.world import World, barrier, device_type, join_world
-from pipeline.data.formats import read_prompts
-from pipeline.data.render import Prompt, Renderer
-from pipeline.evaluation.judges import TruthJudge, judged_pairs, judged_rates, make_judge
-from pipeline.evaluation.rates import NOT_AT_EQUAL_LENGTH
-from pipeline.lm.generate import Sampling, sample_key, sample_responses
-from pipeline.lm.model_folders import check_checkpoint, weights_digest
-from pipeline.lm.models import end_ids, load_causal_lm, load_tokenizer
-from pipeline.lm.numerics import affordable
-from pipeline.lm.released import read_rendering
 
 MAX_PROMPT_TOKENS = 1024
 BATCH = 32
@@ -215,7 +214,7 @@ def check_output(path: Path) -> None:
 def load_prompts(source: str) -> list[Prompt]:
     """Prompts of a file, or the embedded held-out ones."""
     if source == "embedded":
-        from pipeline.embedded.task import load_prompts as load_embedded
+        from private_rlhf.embedded.task import load_prompts as load_embedded
 
         return list(load_embedded("eval"))
     prompts: list[Prompt] = list(read_prompts(source))

@@ -1,7 +1,7 @@
 """Win rates from noisy counts of the true evaluation labels (`evaluation_labels: laplace`).
 
 Every rule (a policy that finds one response likelier, "the longer answer wins") is a choice of one response per pair.
-Stage count counts how often each is right, adds discrete Laplace noise (`pipeline.privacy.counts`) and enters the cost
+Stage count counts how often each is right, adds discrete Laplace noise (`privacy.counts`) and enters the cost
 into the ledger; nothing here sees a label.
 """
 
@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from pipeline.core.atomic import write_json
-from pipeline.core.errors import UserError
-from pipeline.core.stats import Estimate
-from pipeline.privacy.counts import DiscreteLaplace
+from private_rlhf.core.atomic import write_json
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.stats import Estimate
+from private_rlhf.privacy.counts import DiscreteLaplace
 
 LONGER = "longer_answer"  # the rule that prints beside the policies' rates
 

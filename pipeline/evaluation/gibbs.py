@@ -1,12 +1,11 @@
-"""What the Gibbs policy of r̂ reaches (`reward_models.gibbs`), estimated from N draws of π_ref."""
+"""What the Gibbs policy of r̂ reaches (`private_rlhf.reward_models.gibbs`), estimated from N draws of π_ref."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-
-from reward_models.gibbs import gibbs_weights, kl_from_uniform
+from private_rlhf.reward_models.gibbs import gibbs_weights, kl_from_uniform
 
 
 @dataclass(frozen=True)

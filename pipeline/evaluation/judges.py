@@ -1,5 +1,5 @@
 """Judges of two policies' answers: the known truth, a reward model, sentence embeddings, a language model
-(`pipeline.evaluation.lm_judge`) or a chat model (`pipeline.evaluation.chat_judge`).
+(`private_rlhf.evaluation.lm_judge`) or a chat model (`private_rlhf.evaluation.chat_judge`).
 
 A judge gives, for each prompt, the outcome of the policy's answer against the reference's: 1, ½ for a tie, 0, or None
 where it gave no clear verdict; and beside it whatever the outcome was made of, so that it can be checked.
@@ -14,18 +14,17 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-
-from pipeline.core.config import parse
-from pipeline.core.errors import UserError
-from pipeline.core.extras import check_installed
-from pipeline.core.recipe import Recipe
-from pipeline.core.recipe_parts import JudgeSettings
-from pipeline.core.stats import bootstrap_mean, wilson
-from pipeline.data.render import Prompt, Renderer, plain_prompt
-from pipeline.evaluation.chat_judge import ChatJudge
-from pipeline.evaluation.gibbs import beats
-from pipeline.evaluation.rates import agreement, decided_win_rate, length_controlled
-from reward_models.external import card_facts, described, load_external
+from private_rlhf.core.config import parse
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.extras import check_installed
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.recipe_parts import JudgeSettings
+from private_rlhf.core.stats import bootstrap_mean, wilson
+from private_rlhf.data.render import Prompt, Renderer, plain_prompt
+from private_rlhf.evaluation.chat_judge import ChatJudge
+from private_rlhf.evaluation.gibbs import beats
+from private_rlhf.evaluation.rates import agreement, decided_win_rate, length_controlled
+from private_rlhf.reward_models.external import card_facts, described, load_external
 
 ORDERS = ("policy_first", "reference_first")
 VALUES = {"policy": 1.0, "reference": 0.0, "tie": 0.5}
@@ -66,7 +65,7 @@ class TruthJudge:
         self, prompts: Sequence[Prompt], answers: Sequence[str], references: Sequence[str]
     ) -> list[dict[str, Any]]:
         """See `Judge`."""
-        from pipeline.embedded.truth import true_reward
+        from private_rlhf.embedded.truth import true_reward
 
         def score(texts: Sequence[str]) -> np.ndarray:
             return np.array(
@@ -94,7 +93,7 @@ class RewardJudge:
 
 @dataclass(frozen=True)
 class EmbeddingJudge:
-    """What people prefer as MiniLM's sentence embeddings know it: r* of `pipeline.lm.human_truth`, right on 60 % of
+    """What people prefer as MiniLM's sentence embeddings know it: r* of `private_rlhf.lm.human_truth`, right on 60 % of
     people's pairs that it was not fitted to. Where the recipe's truth is `hh_truth` it is that truth."""
 
     @property
@@ -106,7 +105,7 @@ class EmbeddingJudge:
         self, prompts: Sequence[Prompt], answers: Sequence[str], references: Sequence[str]
     ) -> list[dict[str, Any]]:
         """See `Judge`."""
-        from pipeline.lm.human_truth import HumanTruth
+        from private_rlhf.lm.human_truth import HumanTruth
 
         truth, asked = HumanTruth(), [plain_prompt(prompt) for prompt in prompts]
         return _by_score(*(truth.rewards(asked, texts).numpy() for texts in (answers, references)))
@@ -178,13 +177,13 @@ def make_judge(
         check_installed("truth")
         return EmbeddingJudge()
     if settings.lm is not None:
-        from pipeline.evaluation.lm_judge import LmJudge
+        from private_rlhf.evaluation.lm_judge import LmJudge
 
         return LmJudge(settings.lm, device)
     assert settings.path is not None
-    from pipeline.lm.models import load_tokenizer
-    from reward_models.extra_rewards import wide_renderer
-    from reward_models.scorer import RewardScorer
+    from private_rlhf.lm.models import load_tokenizer
+    from private_rlhf.reward_models.extra_rewards import wide_renderer
+    from private_rlhf.reward_models.scorer import RewardScorer
 
     folder = settings.path
     checkpoint = load_external(folder, settings.public, *names)

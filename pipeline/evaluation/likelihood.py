@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-
-from pipeline.core.noise import LabelNoise
-from pipeline.core.stats import Estimate, win_rate
-from pipeline.data.release import ReleasedPair
-from pipeline.data.render import Renderer, plain_text
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.stats import Estimate, win_rate
+from private_rlhf.data.release import ReleasedPair
+from private_rlhf.data.render import Renderer, plain_text
 
 LIKELIHOOD_TEXTS = 32
 """Texts per forward pass."""

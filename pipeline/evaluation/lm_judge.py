@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from pipeline.core.errors import UserError
-from pipeline.data.render import Prompt, Renderer
-from pipeline.evaluation.verdicts import messages
-from pipeline.lm.logprobs import response_forward, token_batch
-from pipeline.lm.model_folders import check_lm_folder, weights_digest
-from pipeline.lm.rows import batches, sharing_of
+from private_rlhf.core.errors import UserError
+from private_rlhf.data.render import Prompt, Renderer
+from private_rlhf.evaluation.verdicts import messages
+from private_rlhf.lm.logprobs import response_forward, token_batch
+from private_rlhf.lm.model_folders import check_lm_folder, weights_digest
+from private_rlhf.lm.rows import batches, sharing_of
 
 BATCH = 8
 """Questions per forward pass."""
@@ -36,7 +35,7 @@ class LmJudge:
     """
 
     def __init__(self, folder: Path, device: torch.device) -> None:
-        from pipeline.lm.models import load_causal_lm, load_tokenizer
+        from private_rlhf.lm.models import load_causal_lm, load_tokenizer
 
         check_lm_folder(folder, "judge: lm")
         self.device = device

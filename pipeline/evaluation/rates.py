@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from private_rlhf.core.stats import Estimate, bootstrap_mean, wilson
+from private_rlhf.evaluation.gibbs import beats
 from scipy import optimize, special, stats
-
-from pipeline.core.stats import Estimate, bootstrap_mean, wilson
-from pipeline.evaluation.gibbs import beats
 
 Z = float(stats.norm.ppf(0.975))
 NOT_AT_EQUAL_LENGTH = "no answer to compare at equal length: the lengths separate the two policies"

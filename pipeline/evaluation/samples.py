@@ -10,15 +10,14 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-
-from pipeline.core import atomic
-from pipeline.data.render import Prompt, Renderer, plain_prompt
-from pipeline.lm.generate import Sampling, sample_key, sample_responses
-from pipeline.lm.logprobs import response_forward, token_batch, token_kl
-from pipeline.lm.models import end_ids
-from pipeline.lm.numerics import precision
-from pipeline.lm.rows import batches, sharing_of
-from reward_models.scorer import RewardScorer
+from private_rlhf.core import atomic
+from private_rlhf.data.render import Prompt, Renderer, plain_prompt
+from private_rlhf.lm.generate import Sampling, sample_key, sample_responses
+from private_rlhf.lm.logprobs import response_forward, token_batch, token_kl
+from private_rlhf.lm.models import end_ids
+from private_rlhf.lm.numerics import precision
+from private_rlhf.lm.rows import batches, sharing_of
+from private_rlhf.reward_models.scorer import RewardScorer
 
 LEAST_CENTRING = 8
 KL_TEXTS = 16

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-
-from pipeline.core.stats import (
+from private_rlhf.core.stats import (
     Estimate,
     bootstrap,
     bootstrap_mean,
@@ -15,11 +14,11 @@ from pipeline.core.stats import (
     student_mean,
     win_rate,
 )
-from pipeline.evaluation.calibration import coverage
-from pipeline.evaluation.gibbs import GibbsResult, beats, gibbs_expectations
-from pipeline.evaluation.rates import agreement, best_of_four, decided_win_rate, length_controlled
-from pipeline.evaluation.samples import Answer, PromptResult
-from reward_models.gibbs import gibbs_weights
+from private_rlhf.evaluation.calibration import coverage
+from private_rlhf.evaluation.gibbs import GibbsResult, beats, gibbs_expectations
+from private_rlhf.evaluation.rates import agreement, best_of_four, decided_win_rate, length_controlled
+from private_rlhf.evaluation.samples import Answer, PromptResult
+from private_rlhf.reward_models.gibbs import gibbs_weights
 
 _RATES = (
     "generation_win_rate_truth",

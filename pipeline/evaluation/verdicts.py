@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from pipeline.data.render import Prompt
+from private_rlhf.data.render import Prompt
 
 INSTRUCTION = (
     "You compare two answers to the last message of a conversation. You get JSON with the conversation, answer_A and "

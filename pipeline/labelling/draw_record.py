@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
-from pipeline.core.errors import UserError
-from pipeline.privacy.local import DrawStore
+from private_rlhf.core.errors import UserError
+from private_rlhf.privacy.local import DrawStore
 
 DRAWS = "draws.db"
 LABELS = (-1, 1)  # as `label-filter` has them

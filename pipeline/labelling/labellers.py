@@ -21,12 +21,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO, Protocol
 
-from pipeline.core.atomic import sweep_temporaries, write_json
-from pipeline.core.documents import DocumentError, read_json
-from pipeline.core.errors import UserError
-from pipeline.core.noise import LEVELS, check_epsilon, check_label, keep_threshold
-from pipeline.labelling.draw_record import DRAWS, check_draws
-from pipeline.labelling.questions import (
+from private_rlhf.core.atomic import sweep_temporaries, write_json
+from private_rlhf.core.documents import DocumentError, read_json
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise import LEVELS, check_epsilon, check_label, keep_threshold
+from private_rlhf.labelling.draw_record import DRAWS, check_draws
+from private_rlhf.labelling.questions import (
     Question,
     add_answer,
     answers_of_pairs,
@@ -39,9 +39,9 @@ from pipeline.labelling.questions import (
     write_answers,
     write_questions,
 )
-from pipeline.privacy.guarantee import RandomisedBy
-from pipeline.privacy.keys import make_private_folder
-from pipeline.privacy.local import DrawStore
+from private_rlhf.privacy.guarantee import RandomisedBy
+from private_rlhf.privacy.keys import make_private_folder
+from private_rlhf.privacy.local import DrawStore
 
 Margin = Callable[[Question], float]
 """r*(response_a) - r*(response_b) of a known truth, finite."""

@@ -18,10 +18,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.atomic import write_text
-from pipeline.core.documents import DocumentError, parse_json
-from pipeline.core.errors import MOST_NAME, UserError, is_name
-from pipeline.privacy.records import Text, encode_text, is_blank, record_id
+from private_rlhf.core.atomic import write_text
+from private_rlhf.core.documents import DocumentError, parse_json
+from private_rlhf.core.errors import MOST_NAME, UserError, is_name
+from private_rlhf.privacy.records import Text, encode_text, is_blank, record_id
 
 MOST_LINE = 1 << 20
 """Bytes of a line of either file."""

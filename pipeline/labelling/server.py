@@ -32,6 +32,10 @@ from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 import uvicorn
+from private_rlhf.core.documents import DocumentError, read_json
+from private_rlhf.core.errors import UserError, is_name, one_line
+from private_rlhf.labelling.connections import MOST_CONNECTIONS, MOST_HEAD, SECONDS, Connection
+from private_rlhf.labelling.store import EVENT_BYTES, SKIPPED, TOKEN_BYTES, AnswerConflict, AnswerStore, NotAsked
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
@@ -40,11 +44,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
-
-from pipeline.core.documents import DocumentError, read_json
-from pipeline.core.errors import UserError, is_name, one_line
-from pipeline.labelling.connections import MOST_CONNECTIONS, MOST_HEAD, SECONDS, Connection
-from pipeline.labelling.store import EVENT_BYTES, SKIPPED, TOKEN_BYTES, AnswerConflict, AnswerStore, NotAsked
 
 ANSWERS = {"+": 1, "-": -1, "0": SKIPPED}
 _EVENT, _TOKEN = f"([0-9a-f]{{{2 * EVENT_BYTES}}})", f"([0-9a-f]{{{2 * TOKEN_BYTES}}})"
@@ -76,7 +75,7 @@ class Page:
     @classmethod
     def load(cls, name: str = "page.html") -> Page:
         """A page of this package."""
-        data = resources.files("pipeline.labelling").joinpath(name).read_bytes()
+        data = resources.files("private_rlhf.labelling").joinpath(name).read_bytes()
         stated = re.search(rb'http-equiv="Content-Security-Policy"\s+content="([^"]+)"', data)
         assert stated
         return cls(data, sha256(data).hexdigest(), f"{stated[1].decode()}; frame-ancestors 'none'")

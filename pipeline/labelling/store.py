@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from pipeline.core.errors import UserError, is_name, one_line
-from pipeline.core.noise import check_epsilon
-from pipeline.labelling.labellers import answers_within
-from pipeline.labelling.questions import Question, unasked
-from pipeline.privacy.guarantee import RandomisedBy
-from pipeline.privacy.keys import make_private_folder
+from private_rlhf.core.errors import UserError, is_name, one_line
+from private_rlhf.core.noise import check_epsilon
+from private_rlhf.labelling.labellers import answers_within
+from private_rlhf.labelling.questions import Question, unasked
+from private_rlhf.privacy.guarantee import RandomisedBy
+from private_rlhf.privacy.keys import make_private_folder
 
 FILE = "answers.db"
 AHEAD = 5

@@ -7,14 +7,14 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.atomic import new_folder
-from pipeline.core.documents import DocumentError, read_json
-from pipeline.core.errors import UserError
-from pipeline.data.answered import write_answers as write_bundle
-from pipeline.data.release import ReleaseManifest
-from pipeline.labelling.labellers import FileDrop, Labeller
-from pipeline.labelling.questions import MOST_FILE, Question, make_question, read_questions
-from pipeline.labelling.store import FILE, AnswerStore
+from private_rlhf.core.atomic import new_folder
+from private_rlhf.core.documents import DocumentError, read_json
+from private_rlhf.core.errors import UserError
+from private_rlhf.data.answered import write_answers as write_bundle
+from private_rlhf.data.release import ReleaseManifest
+from private_rlhf.labelling.labellers import FileDrop, Labeller
+from private_rlhf.labelling.questions import MOST_FILE, Question, make_question, read_questions
+from private_rlhf.labelling.store import FILE, AnswerStore
 
 LABELS = ("annotations", "completions", "predictions", "drafts", "total_annotations", "total_predictions", "result")
 """Keys of a task under which Label Studio keeps what somebody, or a model, has answered."""

@@ -10,15 +10,14 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.recipe_inputs import ModelConfig
+from private_rlhf.core.recipe_parts import LoraSettings
+from private_rlhf.lm.models import add_lora
+from private_rlhf.lm.smollm2 import smollm2_config
+from private_rlhf.lm.tiny import tiny_config
 from transformers import AutoConfig, AutoModelForCausalLM
-
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import Recipe
-from pipeline.core.recipe_inputs import ModelConfig
-from pipeline.core.recipe_parts import LoraSettings
-from pipeline.lm.models import add_lora
-from pipeline.lm.smollm2 import smollm2_config
-from pipeline.lm.tiny import tiny_config
 
 
 def base_config(model: ModelConfig, local: bool = True) -> Any | None:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from accelerate import Accelerator, FullyShardedDataParallelPlugin, PartialState
 from accelerate.utils import DistributedType, ProjectConfiguration, parse_flag_from_env
-
-from pipeline.core.errors import UserError
-from pipeline.core.world import World, on_cpu
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.world import World, on_cpu
 
 
 def make_accelerator(world: World, trackers: Sequence[str] = (), logs: Path | None = None) -> Accelerator:

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from private_rlhf.core import atomic
+from private_rlhf.lm.rows import batches, make_rows
+from private_rlhf.lm.sharding import turns
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
-
-from pipeline.core import atomic
-from pipeline.lm.rows import batches, make_rows
-from pipeline.lm.sharding import turns
 
 PART = 2048
 
@@ -32,7 +31,7 @@ def extract_features(
     """φ (N, d) float32 of N token sequences, in their order.
 
     Args:
-        model: a `reward_models.model.RewardModel`.
+        model: a `private_rlhf.reward_models.model.RewardModel`.
         rows: token ids of each text, end-of-turn token included.
         pad_token_id: masked by length.
         batch_size: texts per forward pass.

@@ -15,16 +15,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from private_rlhf.lm.kernels.cache import with_room
+from private_rlhf.lm.kernels.packed import packed_linears
+from private_rlhf.lm.kernels.token_terms import row_chunks
+from private_rlhf.lm.models import unwrap
+from private_rlhf.lm.rows import make_rows, sharing_of
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from tqdm import tqdm
 from transformers import DynamicCache, TopPLogitsWarper
-
-from pipeline.lm.kernels.cache import with_room
-from pipeline.lm.kernels.packed import packed_linears
-from pipeline.lm.kernels.token_terms import row_chunks
-from pipeline.lm.models import unwrap
-from pipeline.lm.rows import make_rows, sharing_of
 
 BLOCK = 256
 """Tokens of the vocabulary whose probabilities are added up before the sums are: fewer passes, less rounding."""

@@ -9,6 +9,13 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import PartialState
+from private_rlhf.core import atomic
+from private_rlhf.core.config import nearest
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.strategies import LAUNCHED
+from private_rlhf.core.world import World, global_batch, on_cpu
+from private_rlhf.lm.distributed import obey_on_cpus
+from private_rlhf.lm.saving import save_merged
 from transformers import (
     PreTrainedTokenizerBase,
     Trainer,
@@ -18,14 +25,6 @@ from transformers import (
     TrainingArguments,
 )
 from transformers.trainer_callback import ProgressCallback
-
-from pipeline.core import atomic
-from pipeline.core.config import nearest
-from pipeline.core.errors import UserError
-from pipeline.core.strategies import LAUNCHED
-from pipeline.core.world import World, global_batch, on_cpu
-from pipeline.lm.distributed import obey_on_cpus
-from pipeline.lm.saving import save_merged
 
 T = TypeVar("T")
 

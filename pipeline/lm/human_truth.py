@@ -16,9 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
+from private_rlhf.lm.sentences import SentenceModel
 from safetensors import safe_open
-
-from pipeline.lm.sentences import SentenceModel
 
 WEIGHTS = Path(__file__).with_name("human_truth.safetensors")
 

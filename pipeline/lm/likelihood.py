@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from private_rlhf.lm.logprobs import response_forward, token_batch, token_logprobs
+from private_rlhf.lm.rows import batches, sharing_of
 from tqdm import tqdm
-
-from pipeline.lm.logprobs import response_forward, token_batch, token_logprobs
-from pipeline.lm.rows import batches, sharing_of
 
 
 @torch.no_grad()

@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from private_rlhf.lm.generate import pad_right
+from private_rlhf.lm.kernels.token_terms import token_kl, token_logprobs, token_terms
+from private_rlhf.lm.models import unwrap
+from private_rlhf.lm.rows import Rows, Sharing, make_rows
+from private_rlhf.lm.trunk import left_out
 from torch import nn
-
-from pipeline.lm.generate import pad_right
-from pipeline.lm.kernels.token_terms import token_kl, token_logprobs, token_terms
-from pipeline.lm.models import unwrap
-from pipeline.lm.rows import Rows, Sharing, make_rows
-from pipeline.lm.trunk import left_out
 
 __all__ = [
     "PolicyWithValue",
@@ -33,7 +32,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Responses behind their prompts, in rows that may share what they begin with (`pipeline.lm.rows`).
+    """Responses behind their prompts, in rows that may share what they begin with (`private_rlhf.lm.rows`).
 
     Attributes:
         rows: R rows of T tokens, of the B prompts with their responses.
@@ -41,7 +40,7 @@ class TokenBatch:
         response_mask: (B, C) int64, 1 on real response tokens.
         before: (N,) int64 index into the R·T columns: the one that foretells each real response token, in the order in
             which `response_mask` has them.
-        layers: bottom layers that are left out (`pipeline.lm.trunk`).
+        layers: bottom layers that are left out (`private_rlhf.lm.trunk`).
         states: (R, T, d) what enters the layer above them; None to start from the tokens.
     """
 
@@ -157,7 +156,7 @@ class PolicyWithValue(nn.Module):
     """A causal LM (usually under LoRA) and a float32 linear value head on its last hidden states.
 
     The head reads detached states: value errors do not disturb the policy, and both come out of one forward pass.
-    It samples as well, so that all that is done with the policy goes through one module (`pipeline.lm.sharding`).
+    It samples as well, so that all that is done with the policy goes through one module (`private_rlhf.lm.sharding`).
     """
 
     def __init__(self, policy: Any, hidden_size: int) -> None:

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from filelock import FileLock
+from private_rlhf.core import atomic
+from private_rlhf.core.errors import RunStopped
+from private_rlhf.core.world import broadcast, join_world
 from safetensors import SafetensorError, safe_open
-
-from pipeline.core import atomic
-from pipeline.core.errors import RunStopped
-from pipeline.core.world import broadcast, join_world
 
 JSON_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 WEIGHTS, TEMPLATE = "model.safetensors", "chat_template.jinja"

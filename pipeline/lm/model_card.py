@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData, try_to_load_from_cache
-
-from pipeline.core import atomic
-from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import bare_name
-from pipeline.data.render import Renderer
-from pipeline.data.sources import is_hub_id
-from pipeline.privacy.card import markdown
+from private_rlhf.core import atomic
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.rundir import bare_name
+from private_rlhf.data.render import Renderer
+from private_rlhf.data.sources import is_hub_id
+from private_rlhf.privacy.card import markdown
 
 RENDERING = "rendering.json"
 FOLDER = 'folder = "."  # this folder, or the name under which it is published'

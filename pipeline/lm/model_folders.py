@@ -10,10 +10,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.core.code import PACKAGES
-from pipeline.core.errors import UserError
-from pipeline.core.recipe_inputs import ModelConfig
-from pipeline.core.recipe_parts import ExtraRewardSettings, JudgeSettings
+from private_rlhf.core.code import PACKAGE
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe_inputs import ModelConfig
+from private_rlhf.core.recipe_parts import ExtraRewardSettings, JudgeSettings
 
 
 def check_checkpoint(name: str, where: str, others: str = "") -> str:
@@ -133,7 +133,7 @@ def check_function(name: str, key: str) -> None:
             it is a part of this package: those that read labels are reached by the privatize stage alone.
     """
     module, _, function = name.partition(":")
-    if module.split(".")[0] in PACKAGES:
+    if module.split(".")[0] == PACKAGE:
         raise UserError(f"{key}.callable {name} is a part of this package, not a reward: name a function of your own")
     path = module_file(module)
     if path is None:

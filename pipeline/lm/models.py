@@ -1,4 +1,4 @@
-"""Loading the base model, π_ref and the policy (`pipeline.lm.saving` writes them)."""
+"""Loading the base model, π_ref and the policy (`private_rlhf.lm.saving` writes them)."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe_inputs import ModelConfig
+from private_rlhf.core.recipe_parts import LoraSettings
+from private_rlhf.core.world import declared_world
+from private_rlhf.lm.kernels.attention import use_grouped_attention
+from private_rlhf.lm.kernels.lora import speed_up
+from private_rlhf.lm.kernels.products import speed_up_products
+from private_rlhf.lm.model_folders import check_checkpoint, positions_of
+from private_rlhf.lm.quantised import four_bit_config, four_bit_place, keep_differentiable
+from private_rlhf.lm.templates import end_of_turn, give_plain_template
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
-
-from pipeline.core.errors import UserError
-from pipeline.core.recipe_inputs import ModelConfig
-from pipeline.core.recipe_parts import LoraSettings
-from pipeline.core.world import declared_world
-from pipeline.lm.kernels.attention import use_grouped_attention
-from pipeline.lm.kernels.lora import speed_up
-from pipeline.lm.kernels.products import speed_up_products
-from pipeline.lm.model_folders import check_checkpoint, positions_of
-from pipeline.lm.quantised import four_bit_config, four_bit_place, keep_differentiable
-from pipeline.lm.templates import end_of_turn, give_plain_template
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -49,12 +48,12 @@ def base_checkpoint(config: ModelConfig, cache_dir: Path | None = None) -> str:
     """
     cache = cache_dir or config.cache_dir
     if config.source == "smollm2":
-        from pipeline.lm.smollm2 import smollm2_checkpoint
+        from private_rlhf.lm.smollm2 import smollm2_checkpoint
 
         return str(smollm2_checkpoint(cache / "smollm2"))
     if config.source == "tiny":
-        from pipeline.embedded.task import load_demonstrations
-        from pipeline.lm.tiny import tiny_checkpoint
+        from private_rlhf.embedded.task import load_demonstrations
+        from private_rlhf.lm.tiny import tiny_checkpoint
 
         texts = (f"{row.prompt}\n{row.response}" for row in load_demonstrations())
         return str(tiny_checkpoint(cache / "tiny", texts))
@@ -70,7 +69,7 @@ def load_tokenizer(
     Args:
         path: folder or hub id.
         revision: of a hub id.
-        plain_template: give a tokenizer without a chat template the plain one (`pipeline.lm.templates`), and say so.
+        plain_template: give a tokenizer without a chat template the plain one (`lm.templates`), and say so.
 
     Raises:
         UserError: no tokenizer there, no chat template, or no token that could serve as padding.

@@ -10,13 +10,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import RunDir
-from pipeline.core.world import World, broadcast, device_type
-from pipeline.lm.kernels import KERNELS, plain, runs
-from pipeline.lm.kernels.cpu import processor
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.core.world import World, broadcast, device_type
+from private_rlhf.lm.kernels import KERNELS, plain, runs
+from private_rlhf.lm.kernels.cpu import processor
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -12,10 +12,9 @@ import importlib.util
 from typing import Any, cast
 
 import torch
+from private_rlhf.core.world import on_cpu
 from torch import Tensor, nn
 from transformers import BitsAndBytesConfig, PreTrainedModel
-
-from pipeline.core.world import on_cpu
 
 
 def four_bit_config(compute_dtype: torch.dtype, skip: list[str] | None) -> BitsAndBytesConfig:

@@ -10,10 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from private_rlhf.core.errors import UserError
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
-
-from pipeline.core.errors import UserError
 
 
 def recompute_layers(model: Any) -> None:

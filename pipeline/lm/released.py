@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.core import atomic
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import Recipe
-from pipeline.data.render import Renderer
-from pipeline.lm.model_card import RENDERING, CardText, card_body, card_head
-from pipeline.privacy.card import privacy_card, render_markdown
-from pipeline.privacy.guarantee import NOT_PRIVATE
+from private_rlhf.core import atomic
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.data.render import Renderer
+from private_rlhf.lm.model_card import RENDERING, CardText, card_body, card_head
+from private_rlhf.privacy.card import privacy_card, render_markdown
+from private_rlhf.privacy.guarantee import NOT_PRIVATE
 
 NO_LABEL = (
     "No preference label was read: which responses it was trained on does not depend on any. The prompts and responses"

@@ -18,11 +18,10 @@ from itertools import pairwise, takewhile
 from typing import Any
 
 import torch
+from private_rlhf.lm.kernels import runs
+from private_rlhf.lm.kernels.attention import NAME as GROUPED
+from private_rlhf.lm.models import unwrap
 from torch import Tensor
-
-from pipeline.lm.kernels import runs
-from pipeline.lm.kernels.attention import NAME as GROUPED
-from pipeline.lm.models import unwrap
 
 FAMILIES = frozenset({"gemma", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3"})
 """`model_type` of rotary decoders in which tokens meet in causal attention alone, by test."""

@@ -17,12 +17,11 @@ import torch
 from accelerate.utils import broadcast_object_list
 from peft import PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
+from private_rlhf.core import atomic
+from private_rlhf.core.errors import RunStopped, UserError
+from private_rlhf.lm.models import DTYPES, end_ids, load_causal_lm, no_progress_bars, unwrap
+from private_rlhf.lm.quantised import dense_copy, is_four_bit
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-from pipeline.core import atomic
-from pipeline.core.errors import RunStopped, UserError
-from pipeline.lm.models import DTYPES, end_ids, load_causal_lm, no_progress_bars, unwrap
-from pipeline.lm.quantised import dense_copy, is_four_bit
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

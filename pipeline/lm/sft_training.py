@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from private_rlhf.lm.kernels import plain
+from private_rlhf.lm.logprobs import take_batches, token_batch
+from private_rlhf.lm.rows import sharing_of
 from torch import Tensor
 from trl import SFTTrainer
-
-from pipeline.lm.kernels import plain
-from pipeline.lm.logprobs import take_batches, token_batch
-from pipeline.lm.rows import sharing_of
 
 
 def leave_out_router_loss(trainer: Any) -> None:

@@ -14,12 +14,11 @@ from typing import Any, TypeVar
 import torch
 from accelerate import Accelerator
 from peft.tuners.tuners_utils import BaseTunerLayer
+from private_rlhf.lm.generate import largest
+from private_rlhf.lm.logprobs import PolicyWithValue
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
-
-from pipeline.lm.generate import largest
-from pipeline.lm.logprobs import PolicyWithValue
 
 T = TypeVar("T")
 

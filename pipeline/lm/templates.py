@@ -16,9 +16,8 @@ from dataclasses import replace
 from typing import Any
 
 from jinja2 import TemplateError
-
-from pipeline.core.errors import UserError
-from pipeline.data.render import Renderer
+from private_rlhf.core.errors import UserError
+from private_rlhf.data.render import Renderer
 
 ANSWER = "an answer"
 PLAIN = (

@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from private_rlhf.lm.made_once import make_once
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-from pipeline.lm.made_once import make_once
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"

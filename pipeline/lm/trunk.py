@@ -11,11 +11,10 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from private_rlhf.lm.kernels import runs
+from private_rlhf.lm.models import unwrap
+from private_rlhf.lm.rows import sharing_of
 from torch import Tensor, nn
-
-from pipeline.lm.kernels import runs
-from pipeline.lm.models import unwrap
-from pipeline.lm.rows import sharing_of
 
 SCALES_EMBEDDINGS = frozenset({"gemma"})
 """Families that do something to what stands in for embeddings, and would do it to the states."""

@@ -9,13 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from private_rlhf.core.recipe_online import OnlineConfig
+from private_rlhf.online.belief import Learner
+from private_rlhf.online.pool import Pool
+from private_rlhf.online.rounds import regret_of
+from private_rlhf.online.strategies import choose
 from torch import Tensor
-
-from pipeline.core.recipe_online import OnlineConfig
-from pipeline.online.belief import Learner
-from pipeline.online.pool import Pool
-from pipeline.online.rounds import regret_of
-from pipeline.online.strategies import choose
 
 
 def beside(pool: Pool, learner: Learner, settings: OnlineConfig, generator: torch.Generator) -> dict[str, list[Any]]:

@@ -9,14 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.reward_models.bound import bound_slope, bounded_reward
+from private_rlhf.reward_models.evidence import MARGIN_SCALE, ridge_by_evidence, ridge_in_units_of
+from private_rlhf.reward_models.linear import PairProblem, minimize
+from private_rlhf.reward_models.losses import check_signs, get_loss
+from private_rlhf.reward_models.ridge import ridge_from_margin_scale
 from torch import Tensor
-
-from pipeline.core.noise import LabelNoise
-from reward_models.bound import bound_slope, bounded_reward
-from reward_models.evidence import MARGIN_SCALE, ridge_by_evidence, ridge_in_units_of
-from reward_models.linear import PairProblem, minimize
-from reward_models.losses import check_signs, get_loss
-from reward_models.ridge import ridge_from_margin_scale
 
 
 @dataclass(frozen=True)

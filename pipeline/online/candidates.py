@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-
-from pipeline.data.render import Prompt, Renderer
-from pipeline.lm.features import extract_features
-from pipeline.lm.generate import Sampling, sample_key, sample_responses
-from pipeline.lm.likelihood import mean_logprobs
-from pipeline.lm.models import end_ids
-from reward_models.model import RewardModel
+from private_rlhf.data.render import Prompt, Renderer
+from private_rlhf.lm.features import extract_features
+from private_rlhf.lm.generate import Sampling, sample_key, sample_responses
+from private_rlhf.lm.likelihood import mean_logprobs
+from private_rlhf.lm.models import end_ids
+from private_rlhf.reward_models.model import RewardModel
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import RunDir
-from pipeline.data.release import ReleasedPair, read_release
-from pipeline.data.render import Renderer
-from pipeline.lm.features import extract_features
-from pipeline.privacy.records import Text
-from reward_models.basis import FeatureBasis
-from reward_models.model import RewardModel
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.data.release import ReleasedPair, read_release
+from private_rlhf.data.render import Renderer
+from private_rlhf.lm.features import extract_features
+from private_rlhf.privacy.records import Text
+from private_rlhf.reward_models.basis import FeatureBasis
+from private_rlhf.reward_models.model import RewardModel
 
 
 @dataclass(frozen=True)

@@ -9,20 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from private_rlhf.core import atomic
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.stage import StageContext
+from private_rlhf.data.render import Prompt, Renderer
+from private_rlhf.embedded.truth import true_reward
+from private_rlhf.labelling.questions import Question, make_question
+from private_rlhf.online.candidates import Candidates, candidate_key, draw_candidates
+from private_rlhf.online.open_pairs import OpenPairs
+from private_rlhf.privacy.records import Text
+from private_rlhf.reward_models.basis import FeatureBasis, pair_basis
+from private_rlhf.reward_models.model import RewardModel
 from safetensors import safe_open
 from safetensors.torch import save_file
-
-from pipeline.core import atomic
-from pipeline.core.recipe import Recipe
-from pipeline.core.stage import StageContext
-from pipeline.data.render import Prompt, Renderer
-from pipeline.embedded.truth import true_reward
-from pipeline.labelling.questions import Question, make_question
-from pipeline.online.candidates import Candidates, candidate_key, draw_candidates
-from pipeline.online.open_pairs import OpenPairs
-from pipeline.privacy.records import Text
-from reward_models.basis import FeatureBasis, pair_basis
-from reward_models.model import RewardModel
 
 BLOCK = 16  # prompts whose candidates are drawn and kept together
 COMPONENTS = 128

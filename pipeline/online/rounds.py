@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from pipeline.core import atomic
-from pipeline.core.documents import read_json
-from pipeline.core.errors import RunWaits
-from pipeline.core.stats import wilson
-from pipeline.labelling.labellers import Labeller
-from pipeline.labelling.questions import Question
-from pipeline.online.belief import Belief
-from pipeline.online.earlier import Known
-from pipeline.online.pool import Pool
+from private_rlhf.core import atomic
+from private_rlhf.core.documents import read_json
+from private_rlhf.core.errors import RunWaits
+from private_rlhf.core.stats import wilson
+from private_rlhf.labelling.labellers import Labeller
+from private_rlhf.labelling.questions import Question
+from private_rlhf.online.belief import Belief
+from private_rlhf.online.earlier import Known
+from private_rlhf.online.pool import Pool
 
 
 def ask_round(path: Path, questions: Sequence[Question], labeller: Labeller) -> dict[str, int | None]:

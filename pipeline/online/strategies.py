@@ -22,11 +22,10 @@ import math
 from typing import Literal, get_args
 
 import torch
+from private_rlhf.online.belief import Belief
+from private_rlhf.online.open_pairs import OpenPairs
+from private_rlhf.reward_models.losses import fisher_weight
 from torch import Tensor
-
-from pipeline.online.belief import Belief
-from pipeline.online.open_pairs import OpenPairs
-from reward_models.losses import fisher_weight
 
 Strategy = Literal["passive", "pokl", "mixture", "duel", "fisher", "policy"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)

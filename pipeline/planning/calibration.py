@@ -9,19 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from pipeline.core.recipe import Recipe
-from pipeline.core.recipe_aligners import ON_PROMPTS
-from pipeline.core.recipe_parts import LoraSettings
-from pipeline.core.world import World
-from pipeline.lm.distributed import make_accelerator
-from pipeline.lm.generate import Sampling, sample_responses
-from pipeline.lm.logprobs import response_forward, token_batch, token_logprobs
-from pipeline.lm.models import add_lora, base_checkpoint, load_causal_lm
-from pipeline.lm.rows import sharing_of
-from pipeline.planning.memory import trains_with
-from pipeline.planning.model import config_of, shape_of, skeleton
-from pipeline.planning.plan import Plan, StagePlan
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.recipe_aligners import ON_PROMPTS
+from private_rlhf.core.recipe_parts import LoraSettings
+from private_rlhf.core.world import World
+from private_rlhf.lm.distributed import make_accelerator
+from private_rlhf.lm.generate import Sampling, sample_responses
+from private_rlhf.lm.logprobs import response_forward, token_batch, token_logprobs
+from private_rlhf.lm.models import add_lora, base_checkpoint, load_causal_lm
+from private_rlhf.lm.rows import sharing_of
+from private_rlhf.planning.memory import trains_with
+from private_rlhf.planning.model import config_of, shape_of, skeleton
+from private_rlhf.planning.plan import Plan, StagePlan
 
 FEW, MORE = 2, 8
 """Tokens that are decoded in each of two runs; their difference leaves out what is done once per batch."""

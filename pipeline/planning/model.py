@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 from huggingface_hub import try_to_load_from_cache
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe_inputs import ModelConfig
+from private_rlhf.core.recipe_parts import LoraSettings
+from private_rlhf.lm.models import add_lora, base_checkpoint
+from private_rlhf.lm.rows import sharing_of
+from private_rlhf.lm.trunk import frozen_layers
 from transformers import AutoConfig, AutoModelForCausalLM
-
-from pipeline.core.errors import UserError
-from pipeline.core.recipe_inputs import ModelConfig
-from pipeline.core.recipe_parts import LoraSettings
-from pipeline.lm.models import add_lora, base_checkpoint
-from pipeline.lm.rows import sharing_of
-from pipeline.lm.trunk import frozen_layers
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class ModelShape:
     """Attributes:
     parameters: of the causal LM, tied weights once; `linear` of them in linear layers within decoder layers.
     layers, hidden, inner, heads, groups, head_size, vocabulary: as in its config; groups are key-value heads.
-    shares_rows: whether texts share what they begin with (`pipeline.lm.rows`).
+    shares_rows: whether texts share what they begin with (`private_rlhf.lm.rows`).
     """
 
     parameters: int

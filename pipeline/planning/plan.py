@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import RunDir
-from pipeline.core.world import declared_world, on_cpu
-from pipeline.data.inputs import make_renderer
-from pipeline.lm.kernels import runs
-from pipeline.lm.models import load_tokenizer
-from pipeline.planning.memory import CONTEXT, GIB, Machine, Planner, Terms, peak, trains_with
-from pipeline.planning.model import Adapter, ModelShape, adapter_of, config_of, shape_of, skeleton
-from pipeline.planning.tokens import Texts, Work, passes_of, texts_of, work_of
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.core.world import declared_world, on_cpu
+from private_rlhf.data.inputs import make_renderer
+from private_rlhf.lm.kernels import runs
+from private_rlhf.lm.models import load_tokenizer
+from private_rlhf.planning.memory import CONTEXT, GIB, Machine, Planner, Terms, peak, trains_with
+from private_rlhf.planning.model import Adapter, ModelShape, adapter_of, config_of, shape_of, skeleton
+from private_rlhf.planning.tokens import Texts, Work, passes_of, texts_of, work_of
 
 CGROUP = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 BATCH = ("activations", "logits", "KV cache")
@@ -132,7 +132,7 @@ def resident() -> float:
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
     except OSError:
-        from pipeline.core.rundir import peak_rss_mb
+        from private_rlhf.core.rundir import peak_rss_mb
 
         return peak_rss_mb() * 2**20
     return float(pages * os.sysconf("SC_PAGE_SIZE"))

@@ -9,16 +9,16 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-from pipeline.core.recipe import PpoConfig, Recipe
-from pipeline.core.recipe_aligners import ON_PROMPTS, GroupConfig
-from pipeline.core.rundir import RunDir
-from pipeline.data import inputs
-from pipeline.data.render import Prompt, Renderer
-from pipeline.embedded import task
-from pipeline.evaluation.likelihood import LIKELIHOOD_TEXTS
-from pipeline.evaluation.samples import KL_TEXTS, LEAST_CENTRING
-from pipeline.privacy.records import Text
-from pipeline.rl.trainer import EVALUATED
+from private_rlhf.core.recipe import PpoConfig, Recipe
+from private_rlhf.core.recipe_aligners import ON_PROMPTS, GroupConfig
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.data import inputs
+from private_rlhf.data.render import Prompt, Renderer
+from private_rlhf.embedded import task
+from private_rlhf.evaluation.likelihood import LIKELIHOOD_TEXTS
+from private_rlhf.evaluation.samples import KL_TEXTS, LEAST_CENTRING
+from private_rlhf.privacy.records import Text
+from private_rlhf.rl.trainer import EVALUATED
 
 
 @dataclass(frozen=True)

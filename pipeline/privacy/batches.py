@@ -17,12 +17,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-
-from pipeline.core.errors import UserError
-from pipeline.core.noise import LABEL_RULE
-from pipeline.privacy.mechanism import DOMAIN, WALK_DOMAIN, RandomizedResponse, walk_counter
-from pipeline.privacy.prf import Prf
-from pipeline.privacy.records import HEADER_BYTES, ID_DOMAIN, event_suffix
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise import LABEL_RULE
+from private_rlhf.privacy.mechanism import DOMAIN, WALK_DOMAIN, RandomizedResponse, walk_counter
+from private_rlhf.privacy.prf import Prf
+from private_rlhf.privacy.records import HEADER_BYTES, ID_DOMAIN, event_suffix
 
 Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]

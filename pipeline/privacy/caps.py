@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-
-from pipeline.core.errors import UserError
-from pipeline.privacy.events import NOBODY, TAG, Generation, places
-from pipeline.privacy.labelers import TALLY, LabelerTotals
-from pipeline.privacy.owner_files import read_rows
+from private_rlhf.core.errors import UserError
+from private_rlhf.privacy.events import NOBODY, TAG, Generation, places
+from private_rlhf.privacy.labelers import TALLY, LabelerTotals
+from private_rlhf.privacy.owner_files import read_rows
 
 
 def left_out(

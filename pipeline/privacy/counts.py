@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from pipeline.core.errors import UserError
-from pipeline.core.noise import check_epsilon
-from pipeline.privacy.prf import BLOCK_BYTES, Prf
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise import check_epsilon
+from private_rlhf.privacy.prf import BLOCK_BYTES, Prf
 
 COUNT_DOMAIN = b"noisy count/v1"  # of the PRF
 NAME_BYTES = 32

@@ -24,11 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-
-from pipeline.core.errors import UserError
-from pipeline.core.noise import is_public
-from pipeline.privacy.labelers import tally
-from pipeline.privacy.owner_files import check_rows, create_file, read_rows, replace_file, row_digest
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise import is_public
+from private_rlhf.privacy.labelers import tally
+from private_rlhf.privacy.owner_files import check_rows, create_file, read_rows, replace_file, row_digest
 
 TAG_BYTES = 16
 PARTITIONS = 256

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from pipeline.core.errors import UserError
-from pipeline.privacy.keys import PrivacyKey
-from pipeline.privacy.mechanism import NOISY_SUM, Mechanism, PublicLabels
+from private_rlhf.core.errors import UserError
+from private_rlhf.privacy.keys import PrivacyKey
+from private_rlhf.privacy.mechanism import NOISY_SUM, Mechanism, PublicLabels
 
 NOT_PRIVATE = "NOT PRIVATE"
 REASONS = {  # by key mode

@@ -18,12 +18,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from pipeline.core.atomic import sync, write_json
-from pipeline.core.documents import read_json
-from pipeline.core.errors import UserError
-from pipeline.core.outputs import KEY_MARK
-from pipeline.core.user import default_key
-from pipeline.privacy.prf import KEY_BYTES, Prf, frame
+from private_rlhf.core.atomic import sync, write_json
+from private_rlhf.core.documents import read_json
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.outputs import KEY_MARK
+from private_rlhf.core.user import default_key
+from private_rlhf.privacy.prf import KEY_BYTES, Prf, frame
 
 HEADER = f"{KEY_MARK}v1"
 MOST_BYTES = 4096

@@ -14,9 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-
-from pipeline.core.errors import UserError
-from pipeline.privacy.owner_files import check_rows, create_file, read_rows, row_digest
+from private_rlhf.core.errors import UserError
+from private_rlhf.privacy.owner_files import check_rows, create_file, read_rows, row_digest
 
 SLICE_BYTES = 64_000_000
 TALLY = np.dtype([("labeler", "S16"), ("epsilon", "<f8"), ("events", "<i8")])

@@ -33,15 +33,14 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-
-from pipeline.core.atomic import write_json
-from pipeline.core.errors import UserError
-from pipeline.core.noise import check_epsilon
-from pipeline.privacy import caps, events, labelers
-from pipeline.privacy.events import EventStore, StagedGeneration
-from pipeline.privacy.keys import PrivacyKey, make_private_folder
-from pipeline.privacy.labelers import join_tallies
-from pipeline.privacy.ledger_facts import (
+from private_rlhf.core.atomic import write_json
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise import check_epsilon
+from private_rlhf.privacy import caps, events, labelers
+from private_rlhf.privacy.events import EventStore, StagedGeneration
+from private_rlhf.privacy.keys import PrivacyKey, make_private_folder
+from private_rlhf.privacy.labelers import join_tallies
+from private_rlhf.privacy.ledger_facts import (
     Budget,
     ReleasePlan,
     added_by,
@@ -56,9 +55,9 @@ from pipeline.privacy.ledger_facts import (
     source_totals,
     stated_budget,
 )
-from pipeline.privacy.ledger_file import Book, LedgerFile
-from pipeline.privacy.other_keys import OtherKey, missing_charge, one_at_a_time, other_keys
-from pipeline.privacy.owner_files import Lock
+from private_rlhf.privacy.ledger_file import Book, LedgerFile
+from private_rlhf.privacy.other_keys import OtherKey, missing_charge, one_at_a_time, other_keys
+from private_rlhf.privacy.owner_files import Lock
 
 WAIT_SECONDS = 60.0
 

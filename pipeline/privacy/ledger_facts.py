@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from pipeline.core.errors import UserError
-from pipeline.core.noise import check_epsilon
-from pipeline.privacy.labelers import LabelerTotals
-from pipeline.privacy.ledger_file import Book
-from pipeline.privacy.person import person_epsilon
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise import check_epsilon
+from private_rlhf.privacy.labelers import LabelerTotals
+from private_rlhf.privacy.ledger_file import Book
+from private_rlhf.privacy.person import person_epsilon
 
 DELTA = 1e-6
 Per = Literal["event", "person"]

@@ -23,14 +23,14 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.atomic import sweep_temporaries, sync, write_json
-from pipeline.core.documents import parse_json, read_json
-from pipeline.core.errors import UserError
-from pipeline.core.user import user_folder
-from pipeline.privacy.events import Generation
-from pipeline.privacy.keys import PrivacyKey, begin_state, lock_file, make_private_folder
-from pipeline.privacy.labelers import TALLY, LabelerTotals
-from pipeline.privacy.owner_files import read_number
+from private_rlhf.core.atomic import sweep_temporaries, sync, write_json
+from private_rlhf.core.documents import parse_json, read_json
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.user import user_folder
+from private_rlhf.privacy.events import Generation
+from private_rlhf.privacy.keys import PrivacyKey, begin_state, lock_file, make_private_folder
+from private_rlhf.privacy.labelers import TALLY, LabelerTotals
+from private_rlhf.privacy.owner_files import read_number
 
 FORMAT = 2
 WITH_SUMS = 3  # once it holds a noisy sum, which programs of before would not add up

@@ -46,7 +46,7 @@ from pathlib import Path
 from typing import Any
 
 try:
-    from pipeline.core.errors import UserError
+    from private_rlhf.core.errors import UserError
 except ImportError:  # as a single file
 
     class UserError(Exception):  # type: ignore[no-redef]

@@ -44,9 +44,9 @@ from fractions import Fraction
 from itertools import count
 from typing import Any
 
-from pipeline.core.errors import UserError
-from pipeline.core.noise import PUBLIC, LabelNoise, check_epsilon, check_label, is_public, keep_threshold
-from pipeline.privacy.prf import Prf
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise import PUBLIC, LabelNoise, check_epsilon, check_label, is_public, keep_threshold
+from private_rlhf.privacy.prf import Prf
 
 OCTAVES = 128
 DOMAIN, WALK_DOMAIN = b"label event/v2", b"octave walk/v2"  # of the PRF

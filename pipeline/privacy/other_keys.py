@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.core.documents import read_json
-from pipeline.core.errors import UserError
-from pipeline.core.user import user_folder
-from pipeline.privacy.events import Generation
-from pipeline.privacy.keys import PrivacyKey, load_key
-from pipeline.privacy.ledger_file import LedgerFile, added
-from pipeline.privacy.owner_files import Lock
+from private_rlhf.core.documents import read_json
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.user import user_folder
+from private_rlhf.privacy.events import Generation
+from private_rlhf.privacy.keys import PrivacyKey, load_key
+from private_rlhf.privacy.ledger_file import LedgerFile, added
+from private_rlhf.privacy.owner_files import Lock
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-
-from pipeline.core.atomic import new_file
-from pipeline.core.errors import UserError
+from private_rlhf.core.atomic import new_file
+from private_rlhf.core.errors import UserError
 
 POLL_SECONDS = 0.02
 

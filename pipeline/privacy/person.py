@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-
-from pipeline.core.errors import UserError
+from private_rlhf.core.errors import UserError
 
 CELLS = 1 << 17
 NEGLIGIBLE = 1e-25  # masses below it are counted as certain disclosure rather than convolved

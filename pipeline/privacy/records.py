@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pipeline.privacy.prf import frame
+from private_rlhf.privacy.prf import frame
 
 CANONICALISATION = 2  # part of every manifest; raise it when an order, an id or a drop rule below changes
 ID_DOMAIN = b"record2"  # 7 bytes; then the kind of text, 1 byte, and the lengths of the three texts

@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-
-from pipeline.core.atomic import new_file
-from pipeline.privacy.batches import KEYS, Canonical, Keys, event_order, event_tags, first_of_each
-from pipeline.privacy.records import HEADER_BYTES
+from private_rlhf.core.atomic import new_file
+from private_rlhf.privacy.batches import KEYS, Canonical, Keys, event_order, event_tags, first_of_each
+from private_rlhf.privacy.records import HEADER_BYTES
 
 PREFIX_BITS = 12  # at most 4096 buckets
 _MAGIC = b"prlhfrun"

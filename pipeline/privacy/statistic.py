@@ -23,9 +23,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-
-from pipeline.privacy.counts import NAME_BYTES, Bits, DiscreteLaplace
-from pipeline.privacy.prf import KEY_BYTES, Prf
+from private_rlhf.privacy.counts import NAME_BYTES, Bits, DiscreteLaplace
+from private_rlhf.privacy.prf import KEY_BYTES, Prf
 
 LARGEST = 1 << 62  # below the range of int64, with room for every sum that is checked
 
@@ -81,7 +80,7 @@ def l1_sensitivity(rows: np.ndarray) -> int:
 
 
 def gaussian_for(rows: np.ndarray, rho: Fraction) -> DiscreteGaussian:
-    """The noise at which s is ρ-zCDP, ρ > 0 (for (ε, δ): `pipeline.accounting.conversions.zcdp_rho`)."""
+    """The noise at which s is ρ-zCDP, ρ > 0 (for (ε, δ): `private_rlhf.accounting.conversions.zcdp_rho`)."""
     if not rho > 0:
         raise ValueError(f"rho must be above 0, got {rho}")
     return DiscreteGaussian(Fraction(math.ceil(max(squared_l2_sensitivity(rows), 1) / (2 * Fraction(rho)))))

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.core.errors import UserError
-from pipeline.core.noise import LabelNoise
-from pipeline.privacy.guarantee import NOT_PRIVATE, REASONS, claim_of, who_is_trusted
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.privacy.guarantee import NOT_PRIVATE, REASONS, claim_of, who_is_trusted
 
 DECLARED_PUBLIC = "LABELS DECLARED PUBLIC"
 NO_CLAIM_ROW = "no claim: see the mark"

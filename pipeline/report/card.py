@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.accounting.guarantee import Guarantee
-from pipeline.accounting.people import randomized_response
-from pipeline.privacy.card import NO_LABELS, alpha_text, at_delta, events_text, ledger_rows, privacy_card
-from pipeline.privacy.status import PrivacyStatus, external_reward, extra_rewards, outside_judge
-from pipeline.report.inputs import RunFacts
-from pipeline.report.text import epsilon_text, number
+from private_rlhf.accounting.guarantee import Guarantee
+from private_rlhf.accounting.people import randomized_response
+from private_rlhf.privacy.card import NO_LABELS, alpha_text, at_delta, events_text, ledger_rows, privacy_card
+from private_rlhf.privacy.status import PrivacyStatus, external_reward, extra_rewards, outside_judge
+from private_rlhf.report.inputs import RunFacts
+from private_rlhf.report.text import epsilon_text, number
 
 Row = tuple[str, list[str]]
 LABELS_PER_PERSON = (1, 10, 100)

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-
-from pipeline.core.errors import UserError
-from pipeline.core.metrics import read_evaluation
-from pipeline.core.rundir import RunDir
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.metrics import read_evaluation
+from private_rlhf.core.rundir import RunDir
 
 REFERENCE = "sft"
 GIBBS = "gibbs"

@@ -10,12 +10,11 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba_array
 from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-from pipeline.report.inputs import GIBBS as GIBBS_METHOD
-from pipeline.report.inputs import REFERENCE as REFERENCE_METHOD
-from pipeline.report.sections import label_of
-from pipeline.report.svg import GIBBS, INK, MUTED, OTHER, PAPER, POLICY, REFERENCE, draw
-from pipeline.report.text import duration, known, number, percent, significant, usable
+from private_rlhf.report.inputs import GIBBS as GIBBS_METHOD
+from private_rlhf.report.inputs import REFERENCE as REFERENCE_METHOD
+from private_rlhf.report.sections import label_of
+from private_rlhf.report.svg import GIBBS, INK, MUTED, OTHER, PAPER, POLICY, REFERENCE, draw
+from private_rlhf.report.text import duration, known, number, percent, significant, usable
 
 History = Sequence[dict[str, Any]]
 Series = tuple[str, str, str]

@@ -7,16 +7,15 @@ from typing import Any
 
 import jinja2
 from markupsafe import Markup, escape
-
-from pipeline.core.reward_verdict import RewardVerdict
-from pipeline.privacy.card import markdown
-from pipeline.privacy.card import render_markdown as render_card
-from pipeline.privacy.status import PrivacyStatus
-from pipeline.report import plots, sections
-from pipeline.report.card import card_rows
-from pipeline.report.inputs import REFERENCE, RunFacts
-from pipeline.report.svg import GIBBS, INK, OTHER, POLICY
-from pipeline.report.text import UNKNOWN, number, usable
+from private_rlhf.core.reward_verdict import RewardVerdict
+from private_rlhf.privacy.card import markdown
+from private_rlhf.privacy.card import render_markdown as render_card
+from private_rlhf.privacy.status import PrivacyStatus
+from private_rlhf.report import plots, sections
+from private_rlhf.report.card import card_rows
+from private_rlhf.report.inputs import REFERENCE, RunFacts
+from private_rlhf.report.svg import GIBBS, INK, OTHER, POLICY
+from private_rlhf.report.text import UNKNOWN, number, usable
 
 Figure = dict[str, Any]
 """{"title", "note", "svg"}: one picture with its caption."""
@@ -25,7 +24,7 @@ Figure = dict[str, Any]
 def render_html(facts: RunFacts, status: PrivacyStatus, card: dict[str, Any]) -> str:
     """The self-contained page. Everything that comes from a file is escaped."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("pipeline.report", ""),
+        loader=jinja2.PackageLoader("private_rlhf.report", ""),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,

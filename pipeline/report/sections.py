@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.privacy.guarantee import NOT_PRIVATE
-from pipeline.privacy.status import PrivacyStatus
-from pipeline.report.inputs import GIBBS, REFERENCE, RunFacts
-from pipeline.report.text import (
+from private_rlhf.privacy.guarantee import NOT_PRIVATE
+from private_rlhf.privacy.status import PrivacyStatus
+from private_rlhf.report.inputs import GIBBS, REFERENCE, RunFacts
+from private_rlhf.report.text import (
     SPACE,
     duration,
     epsilon_text,

@@ -1,14 +1,14 @@
-"""The privacy status of a run, from the files that the report reads (`pipeline.privacy.status` decides)."""
+"""The privacy status of a run, from the files that the report reads (`private_rlhf.privacy.status` decides)."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from pipeline.core.errors import UserError
-from pipeline.privacy.status import PrivacyStatus, status_of
-from pipeline.report.inputs import RunFacts
-from pipeline.report.text import known
+from private_rlhf.core.errors import UserError
+from private_rlhf.privacy.status import PrivacyStatus, status_of
+from private_rlhf.report.inputs import RunFacts
+from private_rlhf.report.text import known
 
 
 def privacy_status(facts: RunFacts) -> PrivacyStatus:

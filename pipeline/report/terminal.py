@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.report.sections import label_of
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.text import Text
-
-from pipeline.core.rundir import RunDir
-from pipeline.report.sections import label_of
 
 SHOWN = 3
 CARD = "## Privacy card"

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from pipeline.core import atomic
+from private_rlhf.core import atomic
 
 FILE = "nonfinite.json"
 

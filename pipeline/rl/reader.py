@@ -8,17 +8,16 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-
-from pipeline.lm.logprobs import TokenBatch, response_forward, token_batch, token_logprobs
-from pipeline.lm.rows import batches, sharing_of
-from pipeline.lm.sharding import adapter_off, split_frozen, turns
-from pipeline.lm.trunk import frozen_layers, recorded
+from private_rlhf.lm.logprobs import TokenBatch, response_forward, token_batch, token_logprobs
+from private_rlhf.lm.rows import batches, sharing_of
+from private_rlhf.lm.sharding import adapter_off, split_frozen, turns
+from private_rlhf.lm.trunk import frozen_layers, recorded
 
 Evaluated = tuple[list[list[float]], list[list[float]], list[list[float]]]
 """Per response and token: log-probabilities under π, under π_ref, and values."""
 
 KEPT_BYTES = 1 << 30
-"""Of the states of an iteration's responses that updates start from (`pipeline.lm.trunk`)."""
+"""Of the states of an iteration's responses that updates start from (`private_rlhf.lm.trunk`)."""
 
 
 class PolicyReader:

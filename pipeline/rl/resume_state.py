@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from private_rlhf.core import atomic
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-
-from pipeline.core import atomic
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -9,12 +9,11 @@ from itertools import groupby
 from typing import Any
 
 import torch
-
-from pipeline.data.render import Prompt
-from pipeline.lm.generate import sample_key
-from pipeline.lm.rows import Sharing, batches
-from pipeline.rl.advantages import generalised_advantages, token_rewards, whiten
-from pipeline.rl.nonfinite import NonFiniteError, nonfinite_rows, tensor_statistics
+from private_rlhf.data.render import Prompt
+from private_rlhf.lm.generate import sample_key
+from private_rlhf.lm.rows import Sharing, batches
+from private_rlhf.rl.advantages import generalised_advantages, token_rewards, whiten
+from private_rlhf.rl.nonfinite import NonFiniteError, nonfinite_rows, tensor_statistics
 
 
 @dataclass
@@ -221,7 +220,7 @@ def shares(
     """The rows of a minibatch that one of several processes takes, in micro-batches.
 
     All processes have equally many, as their forward and backward passes are joint ones: where one has less, some are
-    empty. sharing: `pipeline.lm.rows.sharing_of` the model.
+    empty. sharing: `private_rlhf.lm.rows.sharing_of` the model.
     """
     found = []
     for start in range(processes):

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.core import atomic
-from pipeline.data.render import preview
-from pipeline.rl.rollout import Rollout
-from pipeline.rl.trainer import PpoTrainer
+from private_rlhf.core import atomic
+from private_rlhf.data.render import preview
+from private_rlhf.rl.rollout import Rollout
+from private_rlhf.rl.trainer import PpoTrainer
 
 FILE = "samples.jsonl"
 SHOWN_WIDTH = 80  # characters

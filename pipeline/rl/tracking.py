@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import PpoConfig
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import PpoConfig
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -15,20 +15,21 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-
-from pipeline.core.recipe import PpoConfig
-from pipeline.data.render import Prompt, Renderer, prompt_key
-from pipeline.lm.generate import Sampling, sample_key, sample_responses, sharded
-from pipeline.lm.logprobs import PolicyWithValue
-from pipeline.lm.models import end_ids
-from pipeline.lm.numerics import precision
-from pipeline.lm.sharding import as_number, gathered, prepare
-from pipeline.rl.kl_control import KlController
-from pipeline.rl.losses import clipped_policy_loss, clipped_value_loss
-from pipeline.rl.nonfinite import NonFiniteError, nonfinite_gradient, step_error
-from pipeline.rl.optimizer import make_optimizer, set_rates
-from pipeline.rl.reader import Evaluated, PolicyReader
-from pipeline.rl.rollout import (
+from private_rlhf.core.recipe import PpoConfig
+from private_rlhf.data.render import Prompt, Renderer, prompt_key
+from private_rlhf.lm.generate import Sampling, sample_key, sample_responses, sharded
+from private_rlhf.lm.logprobs import PolicyWithValue
+from private_rlhf.lm.models import end_ids
+from private_rlhf.lm.numerics import precision
+from private_rlhf.lm.sharding import as_number, gathered, prepare
+from private_rlhf.reward_models.extra_rewards import ExtraReward
+from private_rlhf.reward_models.scorer import RewardScorer, Scores
+from private_rlhf.rl.kl_control import KlController
+from private_rlhf.rl.losses import clipped_policy_loss, clipped_value_loss
+from private_rlhf.rl.nonfinite import NonFiniteError, nonfinite_gradient, step_error
+from private_rlhf.rl.optimizer import make_optimizer, set_rates
+from private_rlhf.rl.reader import Evaluated, PolicyReader
+from private_rlhf.rl.rollout import (
     ResponseRecord,
     Rollout,
     Targets,
@@ -38,8 +39,6 @@ from pipeline.rl.rollout import (
     prompt_index,
     shares,
 )
-from reward_models.extra_rewards import ExtraReward
-from reward_models.scorer import RewardScorer, Scores
 
 LOGGED = ("policy_loss", "value_loss", "entropy", "clip_fraction", "approx_kl")
 """What a step reports, in the order in which `PpoTrainer._loss` gives it; means over tokens."""

@@ -1,15 +1,15 @@
-"""What a stage says of itself before it runs. `pipeline.stages.table` lists all of them."""
+"""What a stage says of itself before it runs. `private_rlhf.stages.table` lists all of them."""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any, ClassVar
 
-from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import RunDir
-from pipeline.core.world import World
-from pipeline.data.inputs import input_digest
-from pipeline.stages.checks import check_first_rows
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.core.world import World
+from private_rlhf.data.inputs import input_digest
+from private_rlhf.stages.checks import check_first_rows
 
 
 class Stage:
@@ -44,7 +44,7 @@ class Stage:
     @property
     def module_name(self) -> str:
         """Where `run(context)` is."""
-        return f"pipeline.stages.{self.name}"
+        return f"private_rlhf.stages.{self.name}"
 
     def belongs(self, recipe: Recipe) -> bool:
         """Whether the recipe has this stage."""

@@ -1,4 +1,4 @@
-"""Checks of a recipe that several stages make before anything runs (see `pipeline.stages.table`)."""
+"""Checks of a recipe that several stages make before anything runs (see `private_rlhf.stages.table`)."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.documents import read_json
-from pipeline.core.errors import RunStopped, UserError
-from pipeline.core.extras import check_installed
-from pipeline.core.recipe import PpoConfig, Recipe, RewardConfig
-from pipeline.core.recipe_aligners import ON_PROMPTS
-from pipeline.core.recipe_inputs import DataConfig
-from pipeline.core.recipe_parts import JudgeSettings
-from pipeline.core.reward_verdict import RewardVerdict
-from pipeline.core.rundir import RunDir
-from pipeline.core.world import World, on_cpu
-from pipeline.data.formats import read_demonstrations, read_prompts
-from pipeline.lm.model_folders import (
+from private_rlhf.core.documents import read_json
+from private_rlhf.core.errors import RunStopped, UserError
+from private_rlhf.core.extras import check_installed
+from private_rlhf.core.recipe import PpoConfig, Recipe, RewardConfig
+from private_rlhf.core.recipe_aligners import ON_PROMPTS
+from private_rlhf.core.recipe_inputs import DataConfig
+from private_rlhf.core.recipe_parts import JudgeSettings
+from private_rlhf.core.reward_verdict import RewardVerdict
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.core.world import World, on_cpu
+from private_rlhf.data.formats import read_demonstrations, read_prompts
+from private_rlhf.lm.model_folders import (
     check_checkpoint,
     check_context,
     check_function,
@@ -37,8 +37,8 @@ def check_base_model(recipe: Recipe) -> None:
     """The base model is there, long enough, and of an architecture that can be trained as the recipe says; a hub id
     that is not on this machine is left to the sft stage.
     """
-    from pipeline.lm.architectures import base_config, check_architecture, check_tokens
-    from pipeline.lm.models import load_tokenizer
+    from private_rlhf.lm.architectures import base_config, check_architecture, check_tokens
+    from private_rlhf.lm.models import load_tokenizer
 
     model = recipe.model
     check_positions(model, POSITIONS.get(model.source))
@@ -62,8 +62,8 @@ def check_base_model(recipe: Recipe) -> None:
 
 def check_backbone(recipe: Recipe) -> None:
     """The base model, where its config can be read, has the layers and the dropout that the reward asks for."""
-    from pipeline.lm.architectures import base_config, check_layers, skeleton
-    from reward_models.fitted_bonus import check_uncertainty
+    from private_rlhf.lm.architectures import base_config, check_layers, skeleton
+    from private_rlhf.reward_models.fitted_bonus import check_uncertainty
 
     config = base_config(recipe.model)
     if config is not None:
@@ -109,7 +109,7 @@ def check_extra_rewards(settings: PpoConfig) -> None:
 
 def check_model_folder(key: str, path: Path, public: bool) -> None:
     """A finished reward model that the recipe names under `key` is there and may be used."""
-    from reward_models.external import check_folder, key_names
+    from private_rlhf.reward_models.external import check_folder, key_names
 
     check_folder(path, public, *key_names(key))
 
@@ -117,7 +117,7 @@ def check_model_folder(key: str, path: Path, public: bool) -> None:
 def check_judge(judge: JudgeSettings) -> None:
     """What `evaluate.judge` names is there and may be used; a chat endpoint is not asked."""
     if judge.url is not None:
-        from pipeline.evaluation.chat_judge import check_key_host
+        from private_rlhf.evaluation.chat_judge import check_key_host
 
         check_key_host(judge.url)
     if judge.path is not None:
@@ -141,9 +141,8 @@ def check_trainer_args(name: str, settings: Any, recipe: Recipe, world: World) -
     if not settings.trainer_args:
         return
     import trl
-
-    from pipeline.lm.hf_trainer import trainer_config
-    from pipeline.rl.group import trl_arguments
+    from private_rlhf.lm.hf_trainer import trainer_config
+    from private_rlhf.rl.group import trl_arguments
 
     schema = getattr(trl, f"{'Reward' if name == 'reward' else name.upper()}Config")
     fixed = trl_arguments(name, settings, recipe) if name in ON_PROMPTS else {}

@@ -1,11 +1,11 @@
 """Stage count: how often the evaluated policies are right about true evaluation labels, with discrete Laplace noise.
 
 Only under `evaluation_labels: laplace`. The answer is differentially private and its cost is in the ledger; a question
-that was asked before is free (`pipeline.privacy.counts`).
+that was asked before is free (`private_rlhf.privacy.counts`).
 
 Reads:   evaluate/decisions.json, data.preferences (raw), the owner's key file.
 Writes:  count/counts.json, count/rates.json (likelihood win rates, which metrics and report take).
-Run alone: python -m pipeline.stages.count --config RECIPE [--run-dir DIR]
+Run alone: python -m private_rlhf.stages.count --config RECIPE [--run-dir DIR]
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.core.atomic import write_json
-from pipeline.core.rundir import bare_name
-from pipeline.core.stage import StageContext
-from pipeline.data.engine import count_right, gather_events
-from pipeline.data.protected import (
+from private_rlhf.core.atomic import write_json
+from private_rlhf.core.rundir import bare_name
+from private_rlhf.core.stage import StageContext
+from private_rlhf.data.engine import count_right, gather_events
+from private_rlhf.data.protected import (
     budget,
     changed,
     input_unchanged,
@@ -26,12 +26,12 @@ from pipeline.data.protected import (
     split_rows,
     workspace_for,
 )
-from pipeline.data.publish import refusals
-from pipeline.evaluation.counted import LONGER, counted_rates, read_decisions, spread
-from pipeline.privacy import counts as privacy_counts
-from pipeline.privacy.ledger import Ledger, ReleasePlan
-from pipeline.privacy.mechanism import RandomizedResponse
-from pipeline.privacy.prf import frame
+from private_rlhf.data.publish import refusals
+from private_rlhf.evaluation.counted import LONGER, counted_rates, read_decisions, spread
+from private_rlhf.privacy import counts as privacy_counts
+from private_rlhf.privacy.ledger import Ledger, ReleasePlan
+from private_rlhf.privacy.mechanism import RandomizedResponse
+from private_rlhf.privacy.prf import frame
 
 KNOWN_ALREADY = 5e-324  # an ε that changes no total: the events are compared with the store and not entered
 
@@ -92,6 +92,6 @@ def noisy_counts(context: StageContext, decisions: Mapping[str, Sequence[int]]) 
 
 
 if __name__ == "__main__":
-    from pipeline.stages.entry import main_for
+    from private_rlhf.stages.entry import main_for
 
     main_for("count")

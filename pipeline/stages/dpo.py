@@ -5,29 +5,28 @@ on its margins. The reward stage still runs: the evaluation judges by it and by 
 
 Reads:   privatize/release (z and its ε), sft/model (π_ref).
 Writes:  dpo/model (ordinary checkpoint, adapter merged), dpo/history.json.
-Run alone: accelerate launch -m pipeline.stages.dpo --config RECIPE [--run-dir DIR]
+Run alone: accelerate launch -m private_rlhf.stages.dpo --config RECIPE [--run-dir DIR]
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from private_rlhf.core import atomic
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.rundir import peak_rss_mb
+from private_rlhf.core.stage import StageContext
+from private_rlhf.core.world import check_rows
+from private_rlhf.data import inputs
+from private_rlhf.data.release import ReleasedPair
+from private_rlhf.data.render import Renderer, keep_fitting_pairs, left_out, text_count
+from private_rlhf.lm import hf_trainer
+from private_rlhf.lm.model_card import policy_text
+from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer
+from private_rlhf.lm.released import write_beside
+from private_rlhf.lm.templates import tokenizer_as_trained
+from private_rlhf.rl.dpo import PrivateDpoTrainer, pair_dataset
 from trl import DPOConfig
-
-from pipeline.core import atomic
-from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import peak_rss_mb
-from pipeline.core.stage import StageContext
-from pipeline.core.world import check_rows
-from pipeline.data import inputs
-from pipeline.data.release import ReleasedPair
-from pipeline.data.render import Renderer, keep_fitting_pairs, left_out, text_count
-from pipeline.lm import hf_trainer
-from pipeline.lm.model_card import policy_text
-from pipeline.lm.models import add_lora, load_causal_lm, load_tokenizer
-from pipeline.lm.released import write_beside
-from pipeline.lm.templates import tokenizer_as_trained
-from pipeline.rl.dpo import PrivateDpoTrainer, pair_dataset
 
 
 def run(context: StageContext) -> dict[str, Any]:
@@ -104,6 +103,6 @@ def policy_and_reference(context: StageContext, recipe: Recipe) -> tuple[Any, An
 
 
 if __name__ == "__main__":
-    from pipeline.stages.entry import main_for
+    from private_rlhf.stages.entry import main_for
 
     main_for("dpo")

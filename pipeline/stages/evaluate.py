@@ -8,7 +8,7 @@ Reads:   sft/model (π_ref; ppo/reference under ppo.quantize), ppo/model (or dpo
 Writes:  evaluate/evaluation.json, evaluate/samples.json, evaluate/by_prompt.json (for paired comparisons of runs),
          evaluate/decisions.json (which answer of each held-out pair the policies find likelier, for stage count),
          evaluate/pairs.json (the answers that were compared, their scores and verdicts, and whose they are).
-Run alone: accelerate launch -m pipeline.stages.evaluate --config RECIPE [--run-dir DIR]
+Run alone: accelerate launch -m private_rlhf.stages.evaluate --config RECIPE [--run-dir DIR]
 """
 
 from __future__ import annotations
@@ -18,19 +18,18 @@ from typing import Any
 
 import numpy as np
 from accelerate.utils import gather_object
-
-from pipeline.core import atomic
-from pipeline.core.noise import LabelNoise, is_public
-from pipeline.core.recipe import Recipe
-from pipeline.core.stage import StageContext
-from pipeline.core.stats import Estimate
-from pipeline.data import inputs
-from pipeline.data.release import ReleasedPair
-from pipeline.data.render import Renderer, dialogue, keep_fitting, keep_fitting_pairs, left_out, text_count
-from pipeline.embedded.truth import true_reward
-from pipeline.evaluation.counted import LONGER, write_decisions
-from pipeline.evaluation.judges import Judge, judged_pairs, judged_rates, make_judge, truth_name
-from pipeline.evaluation.likelihood import (
+from private_rlhf.core import atomic
+from private_rlhf.core.noise import LabelNoise, is_public
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.stage import StageContext
+from private_rlhf.core.stats import Estimate
+from private_rlhf.data import inputs
+from private_rlhf.data.release import ReleasedPair
+from private_rlhf.data.render import Renderer, dialogue, keep_fitting, keep_fitting_pairs, left_out, text_count
+from private_rlhf.embedded.truth import true_reward
+from private_rlhf.evaluation.counted import LONGER, write_decisions
+from private_rlhf.evaluation.judges import Judge, judged_pairs, judged_rates, make_judge, truth_name
+from private_rlhf.evaluation.likelihood import (
     LIKELIHOOD_TEXTS,
     likelihood_win_rate,
     longer_answer_baseline,
@@ -40,20 +39,20 @@ from pipeline.evaluation.likelihood import (
     prefers_longer,
     win_rate_at_like_length,
 )
-from pipeline.evaluation.rates import beats_by_truth
-from pipeline.evaluation.samples import Answer, PromptResult, Sampler, once
-from pipeline.evaluation.summary import Summary
-from pipeline.lm.distributed import make_accelerator
-from pipeline.lm.generate import Sampling
-from pipeline.lm.human_truth import human_reward
-from pipeline.lm.likelihood import mean_logprobs
-from pipeline.lm.model_card import write_results
-from pipeline.lm.model_folders import weights_digest
-from pipeline.lm.models import load_causal_lm, load_tokenizer
-from pipeline.lm.numerics import precision
-from pipeline.rl import export
-from reward_models.external import key_names
-from reward_models.scorer import load_scorer
+from private_rlhf.evaluation.rates import beats_by_truth
+from private_rlhf.evaluation.samples import Answer, PromptResult, Sampler, once
+from private_rlhf.evaluation.summary import Summary
+from private_rlhf.lm.distributed import make_accelerator
+from private_rlhf.lm.generate import Sampling
+from private_rlhf.lm.human_truth import human_reward
+from private_rlhf.lm.likelihood import mean_logprobs
+from private_rlhf.lm.model_card import write_results
+from private_rlhf.lm.model_folders import weights_digest
+from private_rlhf.lm.models import load_causal_lm, load_tokenizer
+from private_rlhf.lm.numerics import precision
+from private_rlhf.reward_models.external import key_names
+from private_rlhf.reward_models.scorer import load_scorer
+from private_rlhf.rl import export
 
 
 def run(context: StageContext) -> dict[str, Any]:
@@ -355,6 +354,6 @@ def as_sample(answer: Answer) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    from pipeline.stages.entry import main_for
+    from private_rlhf.stages.entry import main_for
 
     main_for("evaluate")

@@ -1,6 +1,6 @@
-"""Stage grpo from the command line; what it does stands in `pipeline.stages.rloo`."""
+"""Stage grpo from the command line; what it does stands in `private_rlhf.stages.rloo`."""
 
-from pipeline.stages.entry import main_for
+from private_rlhf.stages.entry import main_for
 
 if __name__ == "__main__":
     main_for("grpo")

@@ -12,7 +12,7 @@ The same question has the same id, and for an id there is one draw.
 Reads:   sft/model (π_ref and backbone), training and evaluation prompts.
 Writes:  online/release and online/evaluation (bundles: z and its ε), online/rounds/NNN.json (what was asked and
          answered), online/history.json.
-Run alone: accelerate launch -m pipeline.stages.online --config RECIPE [--run-dir DIR]
+Run alone: accelerate launch -m private_rlhf.stages.online --config RECIPE [--run-dir DIR]
 """
 
 from __future__ import annotations
@@ -22,29 +22,28 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-
-from pipeline.core import atomic
-from pipeline.core.errors import UserError
-from pipeline.core.noise import LabelNoise
-from pipeline.core.recipe import Recipe
-from pipeline.core.recipe_online import OnlineConfig
-from pipeline.core.stage import StageContext, say
-from pipeline.data import inputs
-from pipeline.data.answered import write_answers
-from pipeline.data.publish import publish
-from pipeline.data.render import Prompt, Renderer, keep_fitting
-from pipeline.lm.distributed import make_accelerator
-from pipeline.lm.models import load_causal_lm, load_tokenizer
-from pipeline.online.arms import beside
-from pipeline.online.belief import Learner
-from pipeline.online.earlier import Known, earlier_run, known_pairs
-from pipeline.online.labeller import make_labeller
-from pipeline.online.pool import Pool, draw_blocks, load_pool
-from pipeline.online.rounds import ask_round, asked_about, labels_of, measure, regret_of, said
-from pipeline.online.strategies import DESIGNS, choose, pairs_looked_at
-from pipeline.rl.rollout import evenly_spaced
-from reward_models.backbone import load_backbone
-from reward_models.model import RewardModel
+from private_rlhf.core import atomic
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.recipe_online import OnlineConfig
+from private_rlhf.core.stage import StageContext, say
+from private_rlhf.data import inputs
+from private_rlhf.data.answered import write_answers
+from private_rlhf.data.publish import publish
+from private_rlhf.data.render import Prompt, Renderer, keep_fitting
+from private_rlhf.lm.distributed import make_accelerator
+from private_rlhf.lm.models import load_causal_lm, load_tokenizer
+from private_rlhf.online.arms import beside
+from private_rlhf.online.belief import Learner
+from private_rlhf.online.earlier import Known, earlier_run, known_pairs
+from private_rlhf.online.labeller import make_labeller
+from private_rlhf.online.pool import Pool, draw_blocks, load_pool
+from private_rlhf.online.rounds import ask_round, asked_about, labels_of, measure, regret_of, said
+from private_rlhf.online.strategies import DESIGNS, choose, pairs_looked_at
+from private_rlhf.reward_models.backbone import load_backbone
+from private_rlhf.reward_models.model import RewardModel
+from private_rlhf.rl.rollout import evenly_spaced
 
 
 def run(context: StageContext) -> dict[str, Any]:
@@ -188,6 +187,6 @@ def fitting(prompts: Sequence[Prompt], renderer: Renderer, recipe: Recipe, most:
 
 
 if __name__ == "__main__":
-    from pipeline.stages.entry import main_for
+    from private_rlhf.stages.entry import main_for
 
     main_for("online")

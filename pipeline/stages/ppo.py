@@ -7,7 +7,7 @@ Reads:   sft/model (π_ref), reward/model (r̄ and the statistics of Γ), traini
 Writes:  ppo/model (ordinary checkpoint, adapter merged), ppo/history.jsonl; under ppo.quantize ppo/reference (π_ref:
          sft/model in 4 bits, as an ordinary checkpoint of its dequantised weights); where the recipe asks for them,
          ppo/samples.jsonl and ppo/tracking; ppo/nonfinite.json when it stops on a number that is not finite.
-Run alone: accelerate launch -m pipeline.stages.ppo --config RECIPE [--run-dir DIR]
+Run alone: accelerate launch -m private_rlhf.stages.ppo --config RECIPE [--run-dir DIR]
 """
 
 from __future__ import annotations
@@ -19,31 +19,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from private_rlhf.core import atomic
+from private_rlhf.core.errors import RunStopped
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.rundir import peak_rss_mb
+from private_rlhf.core.stage import StageContext
+from private_rlhf.data import inputs
+from private_rlhf.data.render import keep_fitting, text_count
+from private_rlhf.embedded.truth import true_reward
+from private_rlhf.lm.distributed import make_accelerator
+from private_rlhf.lm.logprobs import PolicyWithValue
+from private_rlhf.lm.model_card import policy_text, trained_on
+from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer
+from private_rlhf.lm.recompute import recompute_layers
+from private_rlhf.lm.released import write_beside
+from private_rlhf.online.earlier import earlier_run
+from private_rlhf.privacy.status import extra_rewards as extra_rewards_on_card
+from private_rlhf.reward_models.extra_rewards import load_extra_rewards
+from private_rlhf.reward_models.scorer import load_scorer
+from private_rlhf.rl import export, nonfinite, resume_state, samples
+from private_rlhf.rl.nonfinite import NonFiniteError
+from private_rlhf.rl.rollout import Rollout, evenly_spaced, summary_of
+from private_rlhf.rl.tracking import report, tracked
+from private_rlhf.rl.trainer import PpoTrainer
 from tqdm import tqdm
-
-from pipeline.core import atomic
-from pipeline.core.errors import RunStopped
-from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import peak_rss_mb
-from pipeline.core.stage import StageContext
-from pipeline.data import inputs
-from pipeline.data.render import keep_fitting, text_count
-from pipeline.embedded.truth import true_reward
-from pipeline.lm.distributed import make_accelerator
-from pipeline.lm.logprobs import PolicyWithValue
-from pipeline.lm.model_card import policy_text, trained_on
-from pipeline.lm.models import add_lora, load_causal_lm, load_tokenizer
-from pipeline.lm.recompute import recompute_layers
-from pipeline.lm.released import write_beside
-from pipeline.online.earlier import earlier_run
-from pipeline.privacy.status import extra_rewards as extra_rewards_on_card
-from pipeline.rl import export, nonfinite, resume_state, samples
-from pipeline.rl.nonfinite import NonFiniteError
-from pipeline.rl.rollout import Rollout, evenly_spaced, summary_of
-from pipeline.rl.tracking import report, tracked
-from pipeline.rl.trainer import PpoTrainer
-from reward_models.extra_rewards import load_extra_rewards
-from reward_models.scorer import load_scorer
 
 
 def run(context: StageContext) -> dict[str, Any]:
@@ -237,6 +236,6 @@ def timing(rollout: Rollout, seconds: dict[str, float]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    from pipeline.stages.entry import main_for
+    from private_rlhf.stages.entry import main_for
 
     main_for("ppo")

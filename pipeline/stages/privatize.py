@@ -3,14 +3,14 @@ only one that reads raw labels.
 
 Pairs are put into an order that does not depend on their label, duplicates keep the first, and each label is kept with
 probability α = e^ε/(1+e^ε) by a keyed function of the labelling event, so that a repeated run releases the same bits.
-The steps are those of `private-rlhf privatize` (`pipeline.data.curate`), taken for two folders at once; what holds true
+The steps are those of `private-rlhf privatize` (`data.curate`), taken for two folders at once; what holds true
 labels on the way lies in the key's state folder, and what is not finished in hidden folders that the next start sweeps.
 
 With privatize.trust: holder the training pairs are released without labels (in canonical order), at no cost.
 
 Reads:   data.preferences (raw), the owner's key file.
 Writes:  privatize/release (Parquet + manifest), privatize/evaluation (raw labels only where declared public).
-Run alone: python -m pipeline.stages.privatize --config RECIPE [--run-dir DIR]
+Run alone: python -m private_rlhf.stages.privatize --config RECIPE [--run-dir DIR]
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from pipeline.core.noise import LabelNoise
-from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import bare_name
-from pipeline.core.stage import StageContext
-from pipeline.data import curate, protected
-from pipeline.data.adopted import adopt, is_adopted
-from pipeline.data.curate import Bundle, LedgerEntry, Workspace
-from pipeline.data.engine import Events
-from pipeline.data.protected import Split, open_sources, split_rows, workspace_for
-from pipeline.data.publish import check_output, refusals
-from pipeline.privacy.guarantee import guarantee
-from pipeline.privacy.ledger import Ledger
-from pipeline.privacy.mechanism import Mechanism, NoisySum, PublicLabels, make_mechanism
-from pipeline.privacy.signature import public_key
-from pipeline.privacy.sorted_runs import KeptRows
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.rundir import bare_name
+from private_rlhf.core.stage import StageContext
+from private_rlhf.data import curate, protected
+from private_rlhf.data.adopted import adopt, is_adopted
+from private_rlhf.data.curate import Bundle, LedgerEntry, Workspace
+from private_rlhf.data.engine import Events
+from private_rlhf.data.protected import Split, open_sources, split_rows, workspace_for
+from private_rlhf.data.publish import check_output, refusals
+from private_rlhf.privacy.guarantee import guarantee
+from private_rlhf.privacy.ledger import Ledger
+from private_rlhf.privacy.mechanism import Mechanism, NoisySum, PublicLabels, make_mechanism
+from private_rlhf.privacy.signature import public_key
+from private_rlhf.privacy.sorted_runs import KeptRows
 
 
 def run(context: StageContext) -> dict[str, Any]:
@@ -159,6 +159,6 @@ def entered(
 
 
 if __name__ == "__main__":
-    from pipeline.stages.entry import main_for
+    from private_rlhf.stages.entry import main_for
 
     main_for("privatize")

@@ -1,6 +1,6 @@
 """Report: one self-contained page, a text version and the privacy card, from what the other stages released.
 
-Reads only released JSON (`pipeline.report.inputs`); writes `report/report.html`, `report.md`, `card.json`, `card.md`.
+Reads only released JSON (`report.inputs`); writes `report/report.html`, `report.md`, `card.json`, `card.md`.
 The main process works, the others wait.
 """
 
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.core import atomic
-from pipeline.core.stage import StageContext
-from pipeline.privacy.card import render_markdown as render_card
-from pipeline.report.card import run_card
-from pipeline.report.inputs import read_run
-from pipeline.report.render import render_html, render_markdown
-from pipeline.report.sections import headline
-from pipeline.report.status import privacy_status
+from private_rlhf.core import atomic
+from private_rlhf.core.stage import StageContext
+from private_rlhf.privacy.card import render_markdown as render_card
+from private_rlhf.report.card import run_card
+from private_rlhf.report.inputs import read_run
+from private_rlhf.report.render import render_html, render_markdown
+from private_rlhf.report.sections import headline
+from private_rlhf.report.status import privacy_status
 
 
 def run(context: StageContext) -> dict[str, Any]:
@@ -35,6 +35,6 @@ def run(context: StageContext) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    from pipeline.stages.entry import main_for
+    from private_rlhf.stages.entry import main_for
 
     main_for("report")

@@ -5,11 +5,11 @@ chosen by cross-validated private log-likelihood (reading z only, so it costs no
 there with TRL's RewardTrainer, and fit the head again on the trained features. Either way the statistics of Γ are those
 of the head's own fit, of the privatised likelihood's Fisher information unless the recipe asks for another kind.
 `reward.external` takes a finished reward model instead. With `privatize.trust: holder` r̄ and Γ are those of one noisy
-sum of the labels (`reward_models.central`).
+sum of the labels (`private_rlhf.reward_models.central`).
 
 Reads:   privatize/release (z and its ε) or statistic/sum, sft/model (backbone).
 Writes:  reward/model (AutoModelForSequenceClassification + metadata + bonus statistics), reward/fit.json.
-Run alone: accelerate launch -m pipeline.stages.reward --config RECIPE [--run-dir DIR]
+Run alone: accelerate launch -m private_rlhf.stages.reward --config RECIPE [--run-dir DIR]
 """
 
 from __future__ import annotations
@@ -18,34 +18,33 @@ import math
 from typing import Any
 
 import torch
-
-from pipeline.core import atomic
-from pipeline.core.errors import UserError
-from pipeline.core.noise import LabelNoise
-from pipeline.core.recipe import Recipe
-from pipeline.core.stage import StageContext
-from pipeline.core.stats import Estimate, wilson
-from pipeline.data import inputs
-from pipeline.data.render import left_out, text_count
-from pipeline.evaluation.calibration import preference_calibration
-from pipeline.lm.distributed import make_accelerator
-from pipeline.lm.models import load_tokenizer
-from pipeline.lm.released import write_beside
-from pipeline.lm.templates import tokenizer_as_trained
-from reward_models.backbone import load_backbone
-from reward_models.bound import bounded_reward
-from reward_models.central import fit_statistic, load_statistic
-from reward_models.checkpoint import NOISY_SUM_LOSS, RewardMetadata, save_reward_checkpoint
-from reward_models.external import use_external
-from reward_models.fitted_bonus import check_uncertainty, head_bonus
-from reward_models.head import PairFeatures, fit_head, refit_head
-from reward_models.losses import get_loss
-from reward_models.model import RewardModel, set_score_weight
-from reward_models.pairs import pair_features, rendered_pairs
-from reward_models.quick_start import reward_text
-from reward_models.ridge import RidgeSelection
-from reward_models.training import TrainedBackbone, train_backbone
-from reward_models.uncertainty import FisherBonus
+from private_rlhf.core import atomic
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.stage import StageContext
+from private_rlhf.core.stats import Estimate, wilson
+from private_rlhf.data import inputs
+from private_rlhf.data.render import left_out, text_count
+from private_rlhf.evaluation.calibration import preference_calibration
+from private_rlhf.lm.distributed import make_accelerator
+from private_rlhf.lm.models import load_tokenizer
+from private_rlhf.lm.released import write_beside
+from private_rlhf.lm.templates import tokenizer_as_trained
+from private_rlhf.reward_models.backbone import load_backbone
+from private_rlhf.reward_models.bound import bounded_reward
+from private_rlhf.reward_models.central import fit_statistic, load_statistic
+from private_rlhf.reward_models.checkpoint import NOISY_SUM_LOSS, RewardMetadata, save_reward_checkpoint
+from private_rlhf.reward_models.external import use_external
+from private_rlhf.reward_models.fitted_bonus import check_uncertainty, head_bonus
+from private_rlhf.reward_models.head import PairFeatures, fit_head, refit_head
+from private_rlhf.reward_models.losses import get_loss
+from private_rlhf.reward_models.model import RewardModel, set_score_weight
+from private_rlhf.reward_models.pairs import pair_features, rendered_pairs
+from private_rlhf.reward_models.quick_start import reward_text
+from private_rlhf.reward_models.ridge import RidgeSelection
+from private_rlhf.reward_models.training import TrainedBackbone, train_backbone
+from private_rlhf.reward_models.uncertainty import FisherBonus
 
 
 def run(context: StageContext) -> dict[str, Any]:
@@ -275,6 +274,6 @@ def describe(
 
 
 if __name__ == "__main__":
-    from pipeline.stages.entry import main_for
+    from private_rlhf.stages.entry import main_for
 
     main_for("reward")

@@ -1,12 +1,12 @@
 """Stages rloo and grpo: PPO's task without a value model, in its place where the recipe says `aligner: rloo` or `grpo`.
 
 TRL's trainers on the pessimistic reward r̂ = r̄ − Γ; several responses to a prompt are each other's baseline. How their
-objectives relate to J stands in `pipeline.rl.group`. The section is called as the stage; what makes the task (kl_coef,
+objectives relate to J stands in `rl.group`. The section is called as the stage; what makes the task (kl_coef,
 temperature, prompts) is read from section ppo.
 
 Reads:   sft/model (π_ref), reward/model (r̄ and the statistics of Γ), training prompts.
 Writes:  rloo/model or grpo/model (ordinary checkpoint, adapter merged), and history.jsonl beside it.
-Run alone: accelerate launch -m pipeline.stages.rloo (or grpo) --config RECIPE [--run-dir DIR]
+Run alone: accelerate launch -m private_rlhf.stages.rloo (or grpo) --config RECIPE [--run-dir DIR]
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pipeline.core import atomic
-from pipeline.core.rundir import peak_rss_mb
-from pipeline.core.stage import StageContext
-from pipeline.data import inputs
-from pipeline.data.render import keep_fitting, text_count
-from pipeline.lm import hf_trainer
-from pipeline.lm.generate import Sampling
-from pipeline.lm.model_card import policy_text, trained_on
-from pipeline.lm.models import add_lora, load_causal_lm, load_tokenizer
-from pipeline.lm.released import write_beside
-from pipeline.lm.templates import tokenizer_as_trained
-from pipeline.rl.group import TRAINERS, Task, history_of, prompt_dataset, trl_arguments
-from pipeline.rl.rollout import evenly_spaced, summary_of
-from reward_models.scorer import load_scorer
+from private_rlhf.core import atomic
+from private_rlhf.core.rundir import peak_rss_mb
+from private_rlhf.core.stage import StageContext
+from private_rlhf.data import inputs
+from private_rlhf.data.render import keep_fitting, text_count
+from private_rlhf.lm import hf_trainer
+from private_rlhf.lm.generate import Sampling
+from private_rlhf.lm.model_card import policy_text, trained_on
+from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer
+from private_rlhf.lm.released import write_beside
+from private_rlhf.lm.templates import tokenizer_as_trained
+from private_rlhf.reward_models.scorer import load_scorer
+from private_rlhf.rl.group import TRAINERS, Task, history_of, prompt_dataset, trl_arguments
+from private_rlhf.rl.rollout import evenly_spaced, summary_of
 
 
 def run(context: StageContext) -> dict[str, Any]:
@@ -96,6 +96,6 @@ def run(context: StageContext) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    from pipeline.stages.entry import main_for
+    from private_rlhf.stages.entry import main_for
 
     main_for("rloo")

@@ -2,7 +2,7 @@
 
 Reads:   demonstrations (embedded, a file, or responses of the release), never a protected label.
 Writes:  sft/model (ordinary checkpoint), sft/history.json.
-Run alone: accelerate launch -m pipeline.stages.sft --config RECIPE [--run-dir DIR]
+Run alone: accelerate launch -m private_rlhf.stages.sft --config RECIPE [--run-dir DIR]
 """
 
 from __future__ import annotations
@@ -12,23 +12,22 @@ from typing import Any
 
 from datasets import Dataset
 from peft import PeftModel
+from private_rlhf.core import atomic
+from private_rlhf.core.rundir import bare_name
+from private_rlhf.core.stage import StageContext
+from private_rlhf.core.world import check_rows
+from private_rlhf.data import inputs
+from private_rlhf.data.formats import Demonstration
+from private_rlhf.data.render import Renderer, left_out, text_count
+from private_rlhf.lm import hf_trainer
+from private_rlhf.lm.architectures import base_config, check_architecture, check_tokens
+from private_rlhf.lm.model_card import policy_text
+from private_rlhf.lm.model_folders import check_context
+from private_rlhf.lm.models import add_lora, base_checkpoint, load_causal_lm, load_tokenizer
+from private_rlhf.lm.released import write_beside
+from private_rlhf.lm.sft_training import RowSftTrainer
+from private_rlhf.lm.templates import tokenizer_as_trained
 from trl import SFTConfig
-
-from pipeline.core import atomic
-from pipeline.core.rundir import bare_name
-from pipeline.core.stage import StageContext
-from pipeline.core.world import check_rows
-from pipeline.data import inputs
-from pipeline.data.formats import Demonstration
-from pipeline.data.render import Renderer, left_out, text_count
-from pipeline.lm import hf_trainer
-from pipeline.lm.architectures import base_config, check_architecture, check_tokens
-from pipeline.lm.model_card import policy_text
-from pipeline.lm.model_folders import check_context
-from pipeline.lm.models import add_lora, base_checkpoint, load_causal_lm, load_tokenizer
-from pipeline.lm.released import write_beside
-from pipeline.lm.sft_training import RowSftTrainer
-from pipeline.lm.templates import tokenizer_as_trained
 
 
 def run(context: StageContext) -> dict[str, Any]:
@@ -101,6 +100,6 @@ def tokenized(demonstrations: list[Demonstration], renderer: Renderer) -> Datase
 
 
 if __name__ == "__main__":
-    from pipeline.stages.entry import main_for
+    from private_rlhf.stages.entry import main_for
 
     main_for("sft")

@@ -7,7 +7,7 @@ that was released before. docs/explanation/central-label-dp.md has the proof and
 
 Reads:   privatize/release (pairs without labels), sft/model (backbone), data.preferences (raw), the owner's key file.
 Writes:  statistic/sum (s̃, the public rows and their basis as safetensors; what they are as JSON).
-Run alone: accelerate launch -m pipeline.stages.statistic --config RECIPE [--run-dir DIR]
+Run alone: accelerate launch -m private_rlhf.stages.statistic --config RECIPE [--run-dir DIR]
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from typing import Any
 
 import numpy as np
 import torch
-
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import bare_name
-from pipeline.core.stage import StageContext
-from pipeline.data import inputs
-from pipeline.data.engine import gather_events, sum_of_labels
-from pipeline.data.protected import (
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.rundir import bare_name
+from private_rlhf.core.stage import StageContext
+from private_rlhf.data import inputs
+from private_rlhf.data.engine import gather_events, sum_of_labels
+from private_rlhf.data.protected import (
     budget,
     changed,
     check_no_cap,
@@ -33,19 +32,19 @@ from pipeline.data.protected import (
     split_rows,
     workspace_for,
 )
-from pipeline.data.publish import refusals
-from pipeline.data.render import left_out, text_count
-from pipeline.lm.distributed import make_accelerator
-from pipeline.lm.models import load_tokenizer
-from pipeline.privacy.ledger import Ledger, ReleasePlan
-from pipeline.privacy.mechanism import NoisySum
-from pipeline.privacy.prf import frame
-from reward_models.backbone import load_backbone
-from reward_models.basis import FeatureBasis, pair_basis
-from reward_models.central import from_integers, noise_for, public_rows, save_statistic
-from reward_models.head import PairFeatures
-from reward_models.model import RewardModel
-from reward_models.pairs import pair_features, rendered_pairs
+from private_rlhf.data.publish import refusals
+from private_rlhf.data.render import left_out, text_count
+from private_rlhf.lm.distributed import make_accelerator
+from private_rlhf.lm.models import load_tokenizer
+from private_rlhf.privacy.ledger import Ledger, ReleasePlan
+from private_rlhf.privacy.mechanism import NoisySum
+from private_rlhf.privacy.prf import frame
+from private_rlhf.reward_models.backbone import load_backbone
+from private_rlhf.reward_models.basis import FeatureBasis, pair_basis
+from private_rlhf.reward_models.central import from_integers, noise_for, public_rows, save_statistic
+from private_rlhf.reward_models.head import PairFeatures
+from private_rlhf.reward_models.model import RewardModel
+from private_rlhf.reward_models.pairs import pair_features, rendered_pairs
 
 KNOWN_ALREADY = 5e-324  # an ε that changes no total: the events are compared with the store, the sum's ε comes on top
 
@@ -134,6 +133,6 @@ def released_sum(context: StageContext, matrix: np.ndarray, clip: float, basis: 
 
 
 if __name__ == "__main__":
-    from pipeline.stages.entry import main_for
+    from private_rlhf.stages.entry import main_for
 
     main_for("statistic")

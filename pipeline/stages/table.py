@@ -9,18 +9,18 @@ from collections.abc import Collection
 from os import environ
 from pathlib import Path
 
-from pipeline.core.errors import UserError
-from pipeline.core.extras import check_installed
-from pipeline.core.recipe import Recipe
-from pipeline.core.recipe_aligners import ALIGNERS
-from pipeline.core.rundir import RunDir
-from pipeline.core.strategies import check_strategy
-from pipeline.core.world import World, check_rows, global_batch
-from pipeline.data import enough
-from pipeline.data.adopted import is_adopted
-from pipeline.lm.model_folders import extra_reward_digests, folder_digest, judge_digests
-from pipeline.stages.base import Stage
-from pipeline.stages.checks import (
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.extras import check_installed
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.recipe_aligners import ALIGNERS
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.core.strategies import check_strategy
+from private_rlhf.core.world import World, check_rows, global_batch
+from private_rlhf.data import enough
+from private_rlhf.data.adopted import is_adopted
+from private_rlhf.lm.model_folders import extra_reward_digests, folder_digest, judge_digests
+from private_rlhf.stages.base import Stage
+from private_rlhf.stages.checks import (
     check_backbone,
     check_base_model,
     check_bits,
@@ -120,7 +120,7 @@ class Reward(Stage):
     def check(self, recipe: Recipe, world: World) -> None:
         settings = recipe.reward
         if settings.external is not None:
-            from reward_models.external import check_external
+            from private_rlhf.reward_models.external import check_external
 
             check_external(settings.external)
             return
@@ -170,7 +170,7 @@ class Ppo(OnReward):
         settings = recipe.ppo
         check_bits(self.name, settings)
         if settings.report_to:
-            from pipeline.rl.tracking import check_trackers
+            from private_rlhf.rl.tracking import check_trackers
 
             check_trackers(settings.report_to)
         check_extra_rewards(settings)

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-from pipeline.core.noise import LabelNoise
-from pipeline.validation.newton import Array, Integers, minimise
-from reward_models.gibbs import gibbs_log_policy
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.reward_models.gibbs import gibbs_log_policy
+from private_rlhf.validation.newton import Array, Integers, minimise
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -138,14 +137,13 @@ def _torch(values: Array) -> Tensor:
 
 
 def loss_values(margin: Array, epsilon: float, loss: str) -> tuple[Array, Array]:
-    """The loss of `reward_models.losses` at a label +1 and at −1, shapes as `margin`."""
+    """The loss of `private_rlhf.reward_models.losses` at a label +1 and at −1, shapes as `margin`."""
     return _of_both_labels(margin, epsilon, loss, "value")
 
 
 def _of_both_labels(margin: Array, epsilon: float, loss: str, field: str) -> tuple[Array, Array]:
     import torch
-
-    from reward_models.losses import get_loss
+    from private_rlhf.reward_models.losses import get_loss
 
     tensor = _torch(margin)
     function = getattr(get_loss(loss), field)
@@ -160,8 +158,8 @@ def total_loss(counts: Counts, margin: Array, epsilon: float, loss: str = "priva
 
 
 def fisher_weights(margin: Array, epsilon: float) -> Array:
-    """Information of one private label about its margin, `reward_models.losses.fisher_weight`."""
-    from reward_models.losses import fisher_weight
+    """Information of one private label about its margin, `private_rlhf.reward_models.losses.fisher_weight`."""
+    from private_rlhf.reward_models.losses import fisher_weight
 
     return np.asarray(fisher_weight(_torch(margin), epsilon).numpy())
 
@@ -219,7 +217,7 @@ class _Fits:
         return np.asarray(data + 0.5 * self.ridge * (theta**2).sum(axis=1))
 
     def derivatives(self, theta: Array, rows: Integers) -> tuple[Array, Array]:
-        from reward_models.losses import get_loss
+        from private_rlhf.reward_models.losses import get_loss
 
         margin = theta @ self.difference.T
         slope = self._summed(_of_both_labels(margin, self.epsilon, self.loss, "slope"), rows)

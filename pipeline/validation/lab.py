@@ -15,13 +15,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from private_rlhf.core import atomic
+from private_rlhf.core.errors import RunStopped, UserError
+from private_rlhf.core.outputs import output_folder
+from private_rlhf.core.rundir import environment
+from private_rlhf.core.stats import Estimate
 from scipy import stats
-
-from pipeline.core import atomic
-from pipeline.core.errors import RunStopped, UserError
-from pipeline.core.outputs import output_folder
-from pipeline.core.rundir import environment
-from pipeline.core.stats import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -154,7 +153,7 @@ def _stretched(claim: Claim, number: int) -> Claim:
 @dataclass(frozen=True)
 class Report:
     """name: of the study. claims: in the order of the table. tables: file stem to rows with equal keys. figures: file
-    stem to a drawing (`pipeline.validation.panels`).
+    stem to a drawing (`private_rlhf.validation.panels`).
     """
 
     name: str
@@ -168,7 +167,7 @@ class Report:
 
         started: `time.monotonic()` when the study began. All or nothing: a failure leaves the old folder.
         """
-        from pipeline.validation.panels import save
+        from private_rlhf.validation.panels import save
 
         with atomic.new_folder(output_folder(folder, "--output", rewrites=("claims.json",))) as new:
             atomic.write_json(new / "claims.json", [_plain(asdict(claim)) for claim in self.claims])
@@ -215,7 +214,7 @@ def _plain(value: Any) -> Any:
 def validate(name: str, *, quick: bool, output: Path, page: Path | None = None) -> list[Report]:
     """Runs one study or `all`, prints each table and last a summary, and writes OUTPUT/full/NAME or OUTPUT/quick/NAME.
 
-    page: the Markdown page of all full results under OUTPUT is written here (`pipeline.validation.page`).
+    page: the Markdown page of all full results under OUTPUT is written here (`private_rlhf.validation.page`).
     A refuted claim is a result. A study that fails is named at the end, when the others are done: RunStopped.
     UserError for an unknown name, or a page of quick results.
     """
@@ -223,8 +222,8 @@ def validate(name: str, *, quick: bool, output: Path, page: Path | None = None) 
         raise UserError(f"there is no validation module {name!r}: choose {', '.join(STUDIES)} or all")
     if page and quick:
         raise UserError("--page shows full results: leave out --quick")
-    from pipeline.validation import page as pages
-    from pipeline.validation.panels import style
+    from private_rlhf.validation import page as pages
+    from private_rlhf.validation.panels import style
 
     reports, failed = [], []
     results = output / ("quick" if quick else "full")
@@ -232,7 +231,7 @@ def validate(name: str, *, quick: bool, output: Path, page: Path | None = None) 
         started = time.monotonic()
         try:
             with style():
-                report: Report = importlib.import_module(f"pipeline.validation.{chosen}.run").run(quick)
+                report: Report = importlib.import_module(f"private_rlhf.validation.{chosen}.run").run(quick)
         except Exception as error:
             traceback.print_exc()
             failed.append(f"{chosen} ({type(error).__name__}: {error})")
@@ -254,8 +253,8 @@ def sweep(name: str, output: Path) -> None:
     """Runs the long searches of one study or `all`, resumable, in OUTPUT/sweep/NAME. UserError for a study without."""
     import importlib.util
 
-    with_sweep = [each for each in STUDIES if importlib.util.find_spec(f"pipeline.validation.{each}.sweep")]
+    with_sweep = [each for each in STUDIES if importlib.util.find_spec(f"private_rlhf.validation.{each}.sweep")]
     if name != "all" and name not in with_sweep:
         raise UserError(f"{name!r} has no sweep: choose {', '.join([*with_sweep, 'all'])}")
     for chosen in with_sweep if name == "all" else (name,):
-        importlib.import_module(f"pipeline.validation.{chosen}.sweep").run_sweep(output / "sweep" / chosen)
+        importlib.import_module(f"private_rlhf.validation.{chosen}.sweep").run_sweep(output / "sweep" / chosen)

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from pipeline.core import atomic
-from pipeline.core.errors import UserError
-from pipeline.validation.lab import STUDIES, Claim, Kind, Verdict, figure_of
+from private_rlhf.core import atomic
+from private_rlhf.core.errors import UserError
+from private_rlhf.validation.lab import STUDIES, Claim, Kind, Verdict, figure_of
 
 TITLES = {
     "offline": "Learning from privatised preferences, offline (PPKL)",

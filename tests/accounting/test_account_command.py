@@ -7,11 +7,10 @@ import math
 import shlex
 
 import pytest
-
-from pipeline.accounting.draws import linear_epsilon, rlhf_epsilon
-from pipeline.cli import main
-from pipeline.core.person_budget import epsilon_each
-from pipeline.privacy.person import person_epsilon
+from private_rlhf.accounting.draws import linear_epsilon, rlhf_epsilon
+from private_rlhf.cli import main
+from private_rlhf.core.person_budget import epsilon_each
+from private_rlhf.privacy.person import person_epsilon
 
 Capture = pytest.CaptureFixture[str]
 

@@ -7,11 +7,10 @@ import math
 
 import numpy as np
 import pytest
+from private_rlhf.accounting.bounded_range import composed_delta, composed_epsilon, largest_factor
+from private_rlhf.accounting.conversions import bounded_range_zcdp, zcdp_epsilon
+from private_rlhf.accounting.guarantee import OutsideAssumptions
 from scipy.stats import binom
-
-from pipeline.accounting.bounded_range import composed_delta, composed_epsilon, largest_factor
-from pipeline.accounting.conversions import bounded_range_zcdp, zcdp_epsilon
-from pipeline.accounting.guarantee import OutsideAssumptions
 
 Array = np.ndarray
 

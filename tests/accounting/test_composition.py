@@ -6,9 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import binom, norm
-
-from pipeline.accounting.composition import (
+from private_rlhf.accounting.composition import (
     combined_draw,
     distance_from_gap,
     draw_after_randomized_response,
@@ -16,7 +14,7 @@ from pipeline.accounting.composition import (
     inexact_total_variation,
     repeated_draws,
 )
-from pipeline.accounting.conversions import (
+from private_rlhf.accounting.conversions import (
     advanced_composition,
     advanced_composition_step,
     bounded_range_zcdp,
@@ -24,7 +22,8 @@ from pipeline.accounting.conversions import (
     zcdp_epsilon_closed,
     zcdp_rho,
 )
-from pipeline.accounting.guarantee import OutsideAssumptions
+from private_rlhf.accounting.guarantee import OutsideAssumptions
+from scipy.stats import binom, norm
 
 
 def gaussian_delta(epsilon: float, rho: float) -> float:

@@ -7,8 +7,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from pipeline.accounting.draws import (
+from private_rlhf.accounting.draws import (
     Thresholds,
     bandit_approximate,
     bandit_epsilon,
@@ -21,7 +20,7 @@ from pipeline.accounting.draws import (
     rlhf_epsilon,
     rlhf_label_instance_epsilon,
 )
-from pipeline.accounting.guarantee import OutsideAssumptions
+from private_rlhf.accounting.guarantee import OutsideAssumptions
 
 POSITIVE = st.floats(0.01, 50.0)
 

@@ -7,14 +7,13 @@ import math
 
 import numpy as np
 import pytest
+from private_rlhf.accounting.conversions import advanced_composition, zcdp_epsilon
+from private_rlhf.accounting.dptd import dptd, joint_sensitivity
+from private_rlhf.accounting.guarantee import OutsideAssumptions
+from private_rlhf.accounting.people import randomized_response
+from private_rlhf.accounting.private_rl import private_rl
+from private_rlhf.accounting.subset_sampling import least_noise_multiplier
 from scipy.stats import norm
-
-from pipeline.accounting.conversions import advanced_composition, zcdp_epsilon
-from pipeline.accounting.dptd import dptd, joint_sensitivity
-from pipeline.accounting.guarantee import OutsideAssumptions
-from pipeline.accounting.people import randomized_response
-from pipeline.accounting.private_rl import private_rl
-from pipeline.accounting.subset_sampling import least_noise_multiplier
 
 
 def test_person_level_by_enumeration() -> None:

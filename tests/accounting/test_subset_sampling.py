@@ -9,19 +9,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.integrate import quad
-from scipy.optimize import brentq
-from scipy.stats import norm
-
-from pipeline.accounting import subset_sampling
-from pipeline.accounting.guarantee import OutsideAssumptions
-from pipeline.accounting.subset_sampling import (
+from private_rlhf.accounting import subset_sampling
+from private_rlhf.accounting.guarantee import OutsideAssumptions
+from private_rlhf.accounting.subset_sampling import (
     composed_delta,
     composed_epsilon,
     least_noise_multiplier,
     pair_epsilon,
     renyi_epsilon,
 )
+from scipy.integrate import quad
+from scipy.optimize import brentq
+from scipy.stats import norm
 
 DELTA = 1e-5
 

@@ -1,6 +1,6 @@
 """Which room imports which, read from the syntax trees; nothing is imported.
 
-A room is a folder of `pipeline/`, `reward_models/`, or `pipeline` for the files that stand directly in it.
+A room is a folder of `pipeline/`, `reward_models/`, or `private_rlhf` for the files that stand directly in `pipeline/`.
 `python tests/architecture/rooms.py [CHECKOUT]` prints what is between the rooms of a checkout.
 """
 
@@ -13,10 +13,11 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-PACKAGES = ("pipeline", "reward_models")
+FOLDERS = {"pipeline": "private_rlhf", "reward_models": "private_rlhf.reward_models"}
+"""Folder of the checkout to its import name."""
 
-STARTS = {("pipeline.stages.entry", "pipeline.cli")}
-"""`python -m pipeline.stages.NAME` is `private-rlhf NAME`: when it runs, it asks the command line. No code goes up."""
+STARTS = {("private_rlhf.stages.entry", "private_rlhf.cli")}
+"""`python -m private_rlhf.stages.NAME` is `private-rlhf NAME`: it asks the command line when it runs."""
 
 Sources = dict[str, ast.Module]
 Graph = Mapping[str, set[str]]
@@ -24,13 +25,14 @@ Graph = Mapping[str, set[str]]
 
 def read_sources(root: Path) -> Sources:
     """Every module of the two packages by its path in the checkout, e.g. `pipeline/core/config.py`."""
-    files = [path for package in PACKAGES for path in sorted((root / package).rglob("*.py"))]
+    files = [path for folder in FOLDERS for path in sorted((root / folder).rglob("*.py"))]
     return {path.relative_to(root).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in files}
 
 
 def dotted(path: str) -> str:
     """The module name of a path in the checkout."""
-    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    folder, _, rest = path.removesuffix(".py").removesuffix("/__init__").partition("/")
+    return ".".join([FOLDERS[folder], *filter(None, rest.split("/"))])
 
 
 def nodes(tree: ast.AST, module_level: bool) -> Iterator[ast.AST]:
@@ -73,9 +75,9 @@ def inside(name: str, *packages: str) -> bool:
 
 
 def room_of(path: str) -> str:
-    """The room of a path in the checkout, e.g. `pipeline.data`."""
+    """The room of a path in the checkout, e.g. `private_rlhf.data`."""
     folders = path.split("/")[:-1]
-    return ".".join(folders[:2]) if folders[0] == "pipeline" else folders[0]
+    return ".".join([FOLDERS[folders[0]], *folders[1:2]])
 
 
 def crossings(sources: Sources, module_level: bool = False) -> set[tuple[str, str]]:
@@ -85,7 +87,7 @@ def crossings(sources: Sources, module_level: bool = False) -> set[tuple[str, st
     """
     room = {dotted(path): room_of(path) for path in sources}
     return {(name, target) for name, used in graph(sources, module_level).items() for target in used & set(room)
-            if room[target] != room[name] and target != "pipeline" and (name, target) not in STARTS}
+            if room[target] != room[name] and target != "private_rlhf" and (name, target) not in STARTS}
 
 
 def between_rooms(sources: Sources, module_level: bool = False) -> Counter[tuple[str, str]]:
@@ -152,7 +154,7 @@ def main() -> None:
     print(f"longest chain, {len(chain)} rooms: {' → '.join(chain)}")
     length = {dotted(path): len((root / path).read_text(encoding="utf-8").splitlines()) for path in sources}
     for path in sorted(sources):
-        if room_of(path) == "pipeline.stages" and not path.endswith(("__init__.py", "entry.py")):
+        if room_of(path) == "private_rlhf.stages" and not path.endswith(("__init__.py", "entry.py")):
             loaded = closure(sources, dotted(path))
             print(f"{dotted(path)} loads {len(loaded)} files, {sum(map(length.__getitem__, loaded))} lines")
 

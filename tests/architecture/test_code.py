@@ -13,7 +13,7 @@ from rooms import room_of
 
 MAX_FUNCTION_LINES, MAX_STAGE_RUN_LINES = 80, 150
 ROOM_LINES = {
-    "pipeline": 1_600, "accounting": 1_350, "attacks": 2_950, "benchmark": 750, "commands": 1_200, "core": 3_300,
+    "private_rlhf": 1_600, "accounting": 1_350, "attacks": 2_950, "benchmark": 750, "commands": 1_200, "core": 3_300,
     "data": 4_750, "embedded": 300, "evaluation": 2_050, "labelling": 1_500, "lm": 3_800, "online": 900,
     "planning": 1_100, "privacy": 4_400, "report": 1_650, "rl": 1_800, "stages": 2_450, "validation": 9_600,
     "reward_models": 4_250,
@@ -32,7 +32,8 @@ Sources = dict[str, ast.Module]
 def test_rooms_keep_to_their_budget(root: Path, sources: Sources) -> None:
     lines: Counter[str] = Counter()
     for path in sources:
-        lines[room_of(path).removeprefix("pipeline.")] += len((root / path).read_text(encoding="utf-8").splitlines())
+        room = room_of(path).removeprefix("private_rlhf.")
+        lines[room] += len((root / path).read_text(encoding="utf-8").splitlines())
     assert lines.keys() == ROOM_LINES.keys()
     assert not {room: count for room, count in lines.items() if count > ROOM_LINES[room]}
 
@@ -112,16 +113,16 @@ def test_the_mutation_finder_finds_mutations() -> None:
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_recipe_loads_strictly(path: Path) -> None:
-    from pipeline.core.config import load_recipe
-    from pipeline.core.recipe import Recipe
+    from private_rlhf.core.config import load_recipe
+    from private_rlhf.core.recipe import Recipe
 
     assert load_recipe(Recipe, path).name == path.stem
 
 
 def test_the_paper_s_settings_are_the_paper_s() -> None:
     """Section 6 of the PPKL paper, key by key; deviations stand in the recipe's header."""
-    from pipeline.core.config import load_recipe
-    from pipeline.core.recipe import Recipe
+    from private_rlhf.core.config import load_recipe
+    from private_rlhf.core.recipe import Recipe
 
     recipe = load_recipe(Recipe, CONFIGS[0].parent / "hh_rlhf_llama3_1b.yaml")
     paper = {"iterations": 500, "rollouts": 16, "ppo_epochs": 3, "minibatch_size": 4, "temperature": 1.0, "top_p": 0.9,

@@ -21,29 +21,29 @@ from rooms import (
 
 HEAVY = {"torch", "transformers", "trl", "peft", "accelerate"}
 # Modules of the light packages that may be heavy themselves: they turn text into tokens, or open `datasets` folders.
-HEAVY_ALLOWED = {"pipeline.data.render", "pipeline.data.sources"}
-LIGHT = ("pipeline.core", "pipeline.privacy", "pipeline.data", "pipeline.labelling")
+HEAVY_ALLOWED = {"private_rlhf.data.render", "private_rlhf.data.sources"}
+LIGHT = ("private_rlhf.core", "private_rlhf.privacy", "private_rlhf.data", "private_rlhf.labelling")
 
 def test_the_graph_sees_known_imports(sources: Sources) -> None:
     """Guards the other tests: an import finder that finds nothing passes everything."""
     full, loading = graph(sources), graph(sources, module_level=True)
-    assert "pipeline.core.errors" in loading["pipeline.core.config"]
-    assert "accelerate" in full["pipeline.core.world"] - loading["pipeline.core.world"]
+    assert "private_rlhf.core.errors" in loading["private_rlhf.core.config"]
+    assert "accelerate" in full["private_rlhf.core.world"] - loading["private_rlhf.core.world"]
     assert any("torch" in names for names in loading.values())
 
 
 FLOORS = (
-    ("pipeline",),  # the command line and the runner
-    ("pipeline.stages",),
-    ("pipeline.commands",),
-    ("pipeline.planning", "pipeline.validation", "pipeline.benchmark"),
-    ("pipeline.rl", "pipeline.evaluation", "pipeline.online"),
-    ("reward_models",),
-    ("pipeline.lm", "pipeline.attacks", "pipeline.report"),
-    ("pipeline.labelling",),
-    ("pipeline.data", "pipeline.accounting"),
-    ("pipeline.privacy",),
-    ("pipeline.core", "pipeline.embedded"),
+    ("private_rlhf",),  # the command line and the runner
+    ("private_rlhf.stages",),
+    ("private_rlhf.commands",),
+    ("private_rlhf.planning", "private_rlhf.validation", "private_rlhf.benchmark"),
+    ("private_rlhf.rl", "private_rlhf.evaluation", "private_rlhf.online"),
+    ("private_rlhf.reward_models",),
+    ("private_rlhf.lm", "private_rlhf.attacks", "private_rlhf.report"),
+    ("private_rlhf.labelling",),
+    ("private_rlhf.data", "private_rlhf.accounting"),
+    ("private_rlhf.privacy",),
+    ("private_rlhf.core", "private_rlhf.embedded"),
 )
 """From the top down: a room imports rooms of lower floors alone, and none beside it. So there is no cycle of rooms."""
 
@@ -64,33 +64,34 @@ def test_tangled_rooms_are_found() -> None:
     """Guards the tests of rooms: a short loop, a lazy import, and the longest chain around them."""
     tree = ast.parse
     house = {
-        "pipeline/cli.py": tree("import pipeline.data.one"),
-        "pipeline/data/one.py": tree("def f():\n    from pipeline.lm import two"),
-        "pipeline/lm/two.py": tree("from pipeline.data import one\nimport pipeline.core.three"),
+        "pipeline/cli.py": tree("import private_rlhf.data.one"),
+        "pipeline/data/one.py": tree("def f():\n    from private_rlhf.lm import two"),
+        "pipeline/lm/two.py": tree("from private_rlhf.data import one\nimport private_rlhf.core.three"),
         "pipeline/core/three.py": tree(""),
     }
     arrows = between_rooms(house)
-    assert arrows["pipeline.data", "pipeline.lm"] == arrows["pipeline.lm", "pipeline.data"] == 1
-    assert between_rooms(house, module_level=True)["pipeline.data", "pipeline.lm"] == 0
-    assert tangles(as_graph(arrows)) == [{"pipeline.data", "pipeline.lm"}]
-    assert longest_chain(as_graph(arrows)) == ["pipeline", "pipeline.data+pipeline.lm", "pipeline.core"]
+    assert arrows["private_rlhf.data", "private_rlhf.lm"] == arrows["private_rlhf.lm", "private_rlhf.data"] == 1
+    assert between_rooms(house, module_level=True)["private_rlhf.data", "private_rlhf.lm"] == 0
+    assert tangles(as_graph(arrows)) == [{"private_rlhf.data", "private_rlhf.lm"}]
+    assert longest_chain(as_graph(arrows)) == ["private_rlhf", "private_rlhf.data+private_rlhf.lm", "private_rlhf.core"]
 
 
 def test_kernels_know_no_stage_of_learning(sources: Sources) -> None:
     """What computes a product or an attention imports nothing of the pipeline but errors and the device of the run."""
-    known = ("pipeline", "pipeline.core.errors", "pipeline.core.world")
-    wrong = {(name, target) for name, used in graph(sources).items() if inside(name, "pipeline.lm.kernels")
-             for target in used if inside(target, "pipeline", "reward_models")
-             and target not in known and not inside(target, "pipeline.lm.kernels")}
+    known = ("private_rlhf", "private_rlhf.core.errors", "private_rlhf.core.world")
+    wrong = {(name, target) for name, used in graph(sources).items() if inside(name, "private_rlhf.lm.kernels")
+             for target in used if inside(target, "private_rlhf")
+             and target not in known and not inside(target, "private_rlhf.lm.kernels")}
     assert not wrong
 
 
 def test_core_and_privacy_stand_alone(sources: Sources) -> None:
-    """pipeline.core imports no other part of the pipeline; pipeline.privacy core alone, so that it can be audited."""
-    allowed = {"pipeline.core": ("pipeline.core",), "pipeline.privacy": ("pipeline.core", "pipeline.privacy")}
+    """`core` imports only itself, `privacy` only `core`, so that it can be audited."""
+    core, privacy = "private_rlhf.core", "private_rlhf.privacy"
+    allowed = {core: (core,), privacy: (core, privacy)}
     wrong = {(name, target) for package, own in allowed.items() for name, used in graph(sources).items()
              if inside(name, package) for target in used
-             if inside(target, "pipeline", "reward_models") and target != "pipeline" and not inside(target, *own)}
+             if inside(target, "private_rlhf") and target != "private_rlhf" and not inside(target, *own)}
     assert not wrong
 
 
@@ -117,19 +118,19 @@ def test_nothing_imports_a_stage(sources: Sources) -> None:
     known = {dotted(path) for path in sources}
     wrong = set()
     for path, tree in sources.items():
-        targets = {name for name in imports(path, tree, known) if inside(name, "pipeline.stages")}
+        targets = {name for name in imports(path, tree, known) if inside(name, "private_rlhf.stages")}
         if path in ("pipeline/runner.py", "pipeline/cli.py"):
-            targets -= {"pipeline.stages.table", "pipeline.stages.base"}
-        if inside(dotted(path), "pipeline.stages"):
-            targets -= {"pipeline.stages.entry"}
+            targets -= {"private_rlhf.stages.table", "private_rlhf.stages.base"}
+        if inside(dotted(path), "private_rlhf.stages"):
+            targets -= {"private_rlhf.stages.entry"}
         if path in ("pipeline/stages/table.py", "pipeline/stages/base.py"):
-            targets -= {"pipeline.stages.base", "pipeline.stages.checks"}
+            targets -= {"private_rlhf.stages.base", "private_rlhf.stages.checks"}
         wrong |= {(path, target) for target in targets}
         if path == "pipeline/stages/base.py":  # starts them by name
             continue
         prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
         wrong |= {(path, node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)
-                  and isinstance(node.value, str) and id(node) not in prose and "pipeline.stages." in node.value}
+                  and isinstance(node.value, str) and id(node) not in prose and "private_rlhf.stages." in node.value}
     assert not wrong
 
 

@@ -9,33 +9,33 @@ from call_graph import Graph, call_graph, nodes_of, reachable
 
 # Functions and classes that yield or carry a true label, or the bytes of a raw file.
 LABELS = {
-    "pipeline.data.chunks:read_chunk",
-    "pipeline.data.formats:read_preferences",
-    "pipeline.data.sources:source_chunks",
-    "pipeline.embedded.task:draw_labels",
-    "pipeline.privacy.records:RawPair",
-    "pipeline.privacy.records:PreferenceRecord",
-    "pipeline.privacy.records:canonical_record",
-    "pipeline.privacy.sorted_runs:read_bucket",
+    "private_rlhf.data.chunks:read_chunk",
+    "private_rlhf.data.formats:read_preferences",
+    "private_rlhf.data.sources:source_chunks",
+    "private_rlhf.embedded.task:draw_labels",
+    "private_rlhf.privacy.records:RawPair",
+    "private_rlhf.privacy.records:PreferenceRecord",
+    "private_rlhf.privacy.records:canonical_record",
+    "private_rlhf.privacy.sorted_runs:read_bucket",
 }
 # The one door for everybody else: what comes out of it has forgotten the labels (tested below).
-GUARD = "pipeline.data.overlap:protected_pairs"
-# What learns, samples, measures or prints. `pipeline.stages.privatize` and `pipeline.data.curate` randomise; the runner
+GUARD = "private_rlhf.data.overlap:protected_pairs"
+# What learns, samples, measures or prints. `stages.privatize` and `data.curate` randomise; the runner
 # and the command line start stages by name.
 STAGES = ("base", "checks", "dpo", "entry", "evaluate", "ppo", "report", "reward", "rloo", "sft", "table")
 OUTSIDE = (
-    "pipeline.core",
-    "pipeline.data.enough",
-    "pipeline.data.inputs",
-    "pipeline.data.release",
-    "pipeline.data.render",
-    "pipeline.evaluation",
-    "pipeline.lm",
-    "pipeline.report",
-    "pipeline.rl",
-    "pipeline.runner",
-    *(f"pipeline.stages.{name}" for name in STAGES),
-    "reward_models",
+    "private_rlhf.core",
+    "private_rlhf.data.enough",
+    "private_rlhf.data.inputs",
+    "private_rlhf.data.release",
+    "private_rlhf.data.render",
+    "private_rlhf.evaluation",
+    "private_rlhf.lm",
+    "private_rlhf.report",
+    "private_rlhf.rl",
+    "private_rlhf.runner",
+    *(f"private_rlhf.stages.{name}" for name in STAGES),
+    "private_rlhf.reward_models",
 )
 
 
@@ -47,13 +47,13 @@ def graph(sources: dict[str, ast.Module]) -> Graph:
 def test_the_labels_are_where_they_were(graph: Graph) -> None:
     """A renamed source of labels would slip past; and so would a graph without edges."""
     assert set(graph) >= LABELS | {GUARD}
-    assert reachable(graph, ["pipeline.stages.privatize:run"]) & LABELS >= {
-        "pipeline.data.chunks:read_chunk",
-        "pipeline.embedded.task:draw_labels",
-        "pipeline.privacy.sorted_runs:read_bucket",
+    assert reachable(graph, ["private_rlhf.stages.privatize:run"]) & LABELS >= {
+        "private_rlhf.data.chunks:read_chunk",
+        "private_rlhf.embedded.task:draw_labels",
+        "private_rlhf.privacy.sorted_runs:read_bucket",
     }
     # A long way round: through the inputs to the reader of releases.
-    assert "pipeline.data.release:_parse_manifest" in reachable(graph, ["pipeline.stages.evaluate:run"])
+    assert "private_rlhf.data.release:_parse_manifest" in reachable(graph, ["private_rlhf.stages.evaluate:run"])
 
 
 @pytest.mark.parametrize("outside", OUTSIDE)
@@ -118,7 +118,7 @@ def test_only_the_noisy_sum_leaves_the_holder_s_door(sources: dict[str, ast.Modu
 
 
 def test_stages_are_started_by_name_in_one_place(sources: dict[str, ast.Module]) -> None:
-    """The graph does not see computed imports; those of validation modules lead to `pipeline.validation` alone, and
+    """The graph does not see computed imports; those of validation modules lead to `private_rlhf.validation` alone, and
     those of reward functions that a recipe names never into this package (tests/rl/test_extra_rewards.py)."""
     users = {path for path, tree in sources.items() for node in ast.walk(tree)
              if isinstance(node, ast.Attribute | ast.Name) and "import_module" in ast.unparse(node)}
@@ -128,15 +128,16 @@ def test_stages_are_started_by_name_in_one_place(sources: dict[str, ast.Module])
 @pytest.mark.parametrize(
     "leak",
     [
-        "from pipeline.data.formats import read_preferences\ndef run(context): return list(read_preferences('x'))",
-        "def run(context):\n    from pipeline.data import formats\n    return formats.read_preferences('x')",
-        "import pipeline.data.formats\ndef run(context): return pipeline.data.formats.read_preferences('x')",
-        "from pipeline.data import protected\nclass Reader:\n    def go(self): return protected.embedded_part(1, 2)\n"
+        "from private_rlhf.data.formats import read_preferences\ndef run(context): return list(read_preferences('x'))",
+        "def run(context):\n    from private_rlhf.data import formats\n    return formats.read_preferences('x')",
+        "import private_rlhf.data.formats\ndef run(context): return private_rlhf.data.formats.read_preferences('x')",
+        "from private_rlhf.data import protected\nclass Reader:\n"
+        "    def go(self): return protected.embedded_part(1, 2)\n"
         "def run(context): return Reader().go()",
-        "from pipeline.data.protected import embedded_part as prompts\nTABLE = {'a': prompts}\n"
+        "from private_rlhf.data.protected import embedded_part as prompts\nTABLE = {'a': prompts}\n"
         "def run(context): return TABLE['a'](1, 2)",
     ],
 )
 def test_a_leak_is_found(sources: dict[str, ast.Module], leak: str) -> None:
     leaky = call_graph({**sources, "pipeline/stages/evaluate.py": ast.parse(leak)})
-    assert reachable(leaky, ["pipeline.stages.evaluate:run"], closed={GUARD}) & LABELS
+    assert reachable(leaky, ["private_rlhf.stages.evaluate:run"], closed={GUARD}) & LABELS

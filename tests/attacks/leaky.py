@@ -28,11 +28,10 @@ from leaky_coordinates import (
     sorted_by_own_label,
 )
 from plain_release import release_pairs
+from private_rlhf.privacy.keys import insecure_seed_key
+from private_rlhf.privacy.mechanism import RandomizedResponse
+from private_rlhf.privacy.records import RawPair
 from worlds import COINS, World, bundle, flip, flips, keep_prob, sound, trl_rows, write_jsonl
-
-from pipeline.privacy.keys import insecure_seed_key
-from pipeline.privacy.mechanism import RandomizedResponse
-from pipeline.privacy.records import RawPair
 
 # --- 1: column order --------------------------------------------------------------------------------------------------
 

@@ -8,12 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from private_rlhf.attacks.canaries import frames_of, plant, read_truth, write_truth
+from private_rlhf.attacks.suite import NOT_EXAMINED, Outcome, run_attacks
+from private_rlhf.cli import main
+from private_rlhf.privacy.records import canonical_record
 from worlds import World, make_world, sound
-
-from pipeline.attacks.canaries import frames_of, plant, read_truth, write_truth
-from pipeline.attacks.suite import NOT_EXAMINED, Outcome, run_attacks
-from pipeline.cli import main
-from pipeline.privacy.records import canonical_record
 
 
 def without(world: World, drop: Callable[[str, str, str], bool], folder: Path) -> Outcome:
@@ -57,7 +56,7 @@ def test_rows_dropped_by_their_texts_are_no_leak(tmp_path: Path) -> None:
 
 def test_false_alarms_are_as_rare_as_the_p_value_says() -> None:
     """P(p <= 1/20) <= 1/20 for fair coins, in each of 400 worlds: at most 34 of them, or 1 time in 1,000."""
-    from pipeline.attacks.absence import _verdicts
+    from private_rlhf.attacks.absence import _verdicts
 
     small = 0
     for seed in range(400):

@@ -8,15 +8,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+from private_rlhf.attacks.audit import FALSE_ALARM, Audit, audit_outcomes
+from private_rlhf.attacks.judge import upper_tail
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.privacy.local import privatize_label
+from private_rlhf.privacy.mechanism import RandomizedResponse
+from private_rlhf.privacy.prf import Prf
 from scipy import stats
-
-from pipeline.attacks.audit import FALSE_ALARM, Audit, audit_outcomes
-from pipeline.attacks.judge import upper_tail
-from pipeline.core.errors import UserError
-from pipeline.core.noise import LabelNoise
-from pipeline.privacy.local import privatize_label
-from pipeline.privacy.mechanism import RandomizedResponse
-from pipeline.privacy.prf import Prf
 
 
 def keyed(epsilon: float, secret: bytes):

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 from leaky import chosen_first, id_of_joined_texts, kept_column
+from private_rlhf.attacks.canaries import write_truth
+from private_rlhf.cli import main
+from private_rlhf.core.user import user_folder
 from worlds import World, make_world, sound
-
-from pipeline.attacks.canaries import write_truth
-from pipeline.cli import main
-from pipeline.core.user import user_folder
 
 Capture = pytest.CaptureFixture[str]
 

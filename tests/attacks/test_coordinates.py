@@ -9,14 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from leaky_coordinates import column_of_own_label, raw_evaluation, sorted_by_own_label
+from private_rlhf.attacks.columns import row_order
+from private_rlhf.attacks.command import render
+from private_rlhf.attacks.coordinates import CRITERION
+from private_rlhf.attacks.distinguisher import distinguisher
+from private_rlhf.attacks.released import private_label
+from private_rlhf.attacks.suite import Attack, run_attacks
 from worlds import make_world, sound
-
-from pipeline.attacks.columns import row_order
-from pipeline.attacks.command import render
-from pipeline.attacks.coordinates import CRITERION
-from pipeline.attacks.distinguisher import distinguisher
-from pipeline.attacks.released import private_label
-from pipeline.attacks.suite import Attack, run_attacks
 
 
 def test_rows_sorted_by_the_programs_own_label_are_read(tmp_path: Path) -> None:
@@ -68,7 +67,7 @@ def test_without_scikit_learn_one_line_says_what_was_not_tried(
 ) -> None:
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
-        "pipeline.attacks.distinguisher.find_spec", lambda name: None if name == "sklearn" else find_spec(name)
+        "private_rlhf.attacks.distinguisher.find_spec", lambda name: None if name == "sklearn" else find_spec(name)
     )
     world = make_world(300, seed=25)
     outcome = run_attacks([sound(world, tmp_path / "bundle")], world.truth(), attacks=(distinguisher,))

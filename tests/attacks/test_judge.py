@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from pipeline.attacks.judge import (
+from private_rlhf.attacks.judge import (
     Guesses,
     adjust,
     clopper_pearson,

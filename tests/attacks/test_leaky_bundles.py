@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 from leaky import LEAKS, Generator, the_reference_way
+from private_rlhf.attacks.columns import extra_columns, file_of_row, row_order, sorted_rows
+from private_rlhf.attacks.files import texts_in_files
+from private_rlhf.attacks.ids import ids
+from private_rlhf.attacks.released import column_order, copies, private_label, public_signs, several_releases
+from private_rlhf.attacks.seeds import recomputation
+from private_rlhf.attacks.suite import ATTACKS, SPECS, Attack, run_attacks
 from worlds import facts_of, make_world, sound
-
-from pipeline.attacks.columns import extra_columns, file_of_row, row_order, sorted_rows
-from pipeline.attacks.files import texts_in_files
-from pipeline.attacks.ids import ids
-from pipeline.attacks.released import column_order, copies, private_label, public_signs, several_releases
-from pipeline.attacks.seeds import recomputation
-from pipeline.attacks.suite import ATTACKS, SPECS, Attack, run_attacks
 
 CASES = [(leak, attack, made) for leak, attack, generators in LEAKS.values() for made in generators]
 NEEDED: dict[str, tuple[Attack, ...]] = {

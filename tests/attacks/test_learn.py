@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from pipeline.attacks.columns import sorted_choice
-from pipeline.attacks.learn import bins, categories, cell_guesses, crossed
+from private_rlhf.attacks.columns import sorted_choice
+from private_rlhf.attacks.learn import bins, categories, cell_guesses, crossed
 
 
 def test_a_cell_guesses_what_its_known_half_shows() -> None:

@@ -11,15 +11,14 @@ from pathlib import Path
 import pytest
 from other_machines import copy_key, move_to
 from pipeline_runs import clean_environment
+from private_rlhf.attacks.canaries import Truth, plant, read_truth, truth_path
+from private_rlhf.attacks.released import column_order, copies, private_label, several_releases
+from private_rlhf.attacks.suite import ATTACKS, Attack, run_attacks
+from private_rlhf.cli import main
+from private_rlhf.core.errors import UserError
+from private_rlhf.data.formats import read_preferences
+from private_rlhf.privacy.keys import keygen
 from worlds import make_world, write_jsonl
-
-from pipeline.attacks.canaries import Truth, plant, read_truth, truth_path
-from pipeline.attacks.released import column_order, copies, private_label, several_releases
-from pipeline.attacks.suite import ATTACKS, Attack, run_attacks
-from pipeline.cli import main
-from pipeline.core.errors import UserError
-from pipeline.data.formats import read_preferences
-from pipeline.privacy.keys import keygen
 
 EPSILONS = (0.1, 0.5, 1.0, 2.0)
 
@@ -33,7 +32,7 @@ def command(data: Path, output: Path, epsilon: float, key: Path) -> list[str]:
 def kill_a_release(arguments: list[str]) -> None:
     """Starts the release in a process of its own and kills it on the way (or lets it finish, if it is that quick)."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "pipeline.cli", *arguments],
+        [sys.executable, "-m", "private_rlhf.cli", *arguments],
         env=clean_environment(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 from pipeline_runs import Workspace
-
-from pipeline.attacks.canaries import plant, read_truth
-from pipeline.attacks.suite import Outcome, run_attacks
-from pipeline.embedded import task
+from private_rlhf.attacks.canaries import plant, read_truth
+from private_rlhf.attacks.suite import Outcome, run_attacks
+from private_rlhf.embedded import task
 
 OWN = ("data.public_labels=false", "data.demonstrations=release", "evaluation_labels=private", "privatize.epsilon=0.5")
 

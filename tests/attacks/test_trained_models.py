@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from private_rlhf.attacks import trained_models
+from private_rlhf.attacks.suite import Outcome, run_attacks
+from private_rlhf.attacks.view import build_view
+from private_rlhf.lm.tiny import tiny_checkpoint
+from private_rlhf.reward_models.model import RewardModel, build_reward_backbone, set_score_weight
 from worlds import World, bundle, flips, make_world, trl_rows
-
-from pipeline.attacks import trained_models
-from pipeline.attacks.suite import Outcome, run_attacks
-from pipeline.attacks.view import build_view
-from pipeline.lm.tiny import tiny_checkpoint
-from reward_models.model import RewardModel, build_reward_backbone, set_score_weight
 
 EPSILON = 0.1
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-
-from pipeline.attacks.canaries import RawFacts, Truth, frames_of, pair_key, raw_facts
+from private_rlhf.attacks.canaries import RawFacts, Truth, frames_of, pair_key, raw_facts
 
 Row = dict[str, Any]
 WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "haven", "inlet", "jetty", "knoll", "ledge")

@@ -11,18 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from private_rlhf.benchmark import arms, central, preferences
+from private_rlhf.benchmark import pool as pool_module
+from private_rlhf.benchmark.beds import Bed, draw_private, linear_bed, pool_bed
+from private_rlhf.cli import app
+from private_rlhf.core.config import load_recipe
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.rundir import RunDir
 from safetensors.torch import save_file
 from typer.testing import CliRunner
-
-from pipeline.benchmark import arms, central, preferences
-from pipeline.benchmark import pool as pool_module
-from pipeline.benchmark.beds import Bed, draw_private, linear_bed, pool_bed
-from pipeline.cli import app
-from pipeline.core.config import load_recipe
-from pipeline.core.errors import UserError
-from pipeline.core.noise import LabelNoise
-from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import RunDir
 
 
 @pytest.fixture(scope="module")

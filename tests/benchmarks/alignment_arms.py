@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from pipeline.core import atomic
-from pipeline.core.config import load_recipe
-from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import RunDir
-from pipeline.lm.models import base_checkpoint
-from pipeline.privacy.keys import keygen
-from pipeline.stages.table import stage_of
+from private_rlhf.core import atomic
+from private_rlhf.core.config import load_recipe
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.lm.models import base_checkpoint
+from private_rlhf.privacy.keys import keygen
+from private_rlhf.stages.table import stage_of
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Workshop:
         threads = str(max(1, (os.cpu_count() or 1) // self.lanes))
         with log.open("a", encoding="utf-8") as file:
             return subprocess.run(
-                [sys.executable, "-m", "pipeline.cli", command, *options, *overrides],
+                [sys.executable, "-m", "private_rlhf.cli", command, *options, *overrides],
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env=os.environ | {"OMP_NUM_THREADS": threads},

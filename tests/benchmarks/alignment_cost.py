@@ -29,12 +29,11 @@ import matplotlib
 import numpy as np
 from alignment_arms import Arm, Workshop
 from epsilon_tables import Share, mean_sd, name_of, over_prompts, share_of
-
-from pipeline.core import atomic
-from pipeline.core.config import load_recipe
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import RunDir
+from private_rlhf.core import atomic
+from private_rlhf.core.config import load_recipe
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.rundir import RunDir
 
 LABELS = {"ppo": "PPO", "dpo": "private DPO"}
 NOT_METHODS = {"sft", "gibbs"}

@@ -20,12 +20,11 @@ import matplotlib
 import numpy as np
 import torch
 from epsilon_tables import cell, interval
-
-from pipeline.benchmark.beds import Bed, Labels, draw_private, linear_bed
-from pipeline.benchmark.central import central_fit
-from pipeline.core import atomic
-from reward_models.evidence import ridge_by_evidence
-from reward_models.linear import fit_linear
+from private_rlhf.benchmark.beds import Bed, Labels, draw_private, linear_bed
+from private_rlhf.benchmark.central import central_fit
+from private_rlhf.core import atomic
+from private_rlhf.reward_models.evidence import ridge_by_evidence
+from private_rlhf.reward_models.linear import fit_linear
 
 EPSILONS = (0.1, 0.5, 1.0, 2.0, 4.0)
 COUNTS = (500, 1000, 2000, 4000, 8000, 16000, 50000)

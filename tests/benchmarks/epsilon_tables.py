@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from private_rlhf.core.stats import Estimate, bootstrap_mean
 from scipy import stats
-
-from pipeline.core.stats import Estimate, bootstrap_mean
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

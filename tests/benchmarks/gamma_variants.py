@@ -25,20 +25,19 @@ import torch
 from epsilon_tables import cell, interval, name_of
 from kappa_without_labels import SHARE, needed
 from privacy_cost import Pool, gibbs_point, opened, private_labels
+from private_rlhf.core import atomic
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.data.render import prompt_key
+from private_rlhf.embedded import task
+from private_rlhf.reward_models.basis import FeatureBasis
+from private_rlhf.reward_models.bound import bounded_reward
+from private_rlhf.reward_models.head import PairFeatures, fit_head
+from private_rlhf.reward_models.linear import LinearFit, PairProblem, fit_linear
+from private_rlhf.reward_models.losses import get_loss
+from private_rlhf.reward_models.uncertainty import FisherBonus
 from tqdm import tqdm
-
-from pipeline.core import atomic
-from pipeline.core.noise import LabelNoise
-from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import RunDir
-from pipeline.data.render import prompt_key
-from pipeline.embedded import task
-from reward_models.basis import FeatureBasis
-from reward_models.bound import bounded_reward
-from reward_models.head import PairFeatures, fit_head
-from reward_models.linear import LinearFit, PairProblem, fit_linear
-from reward_models.losses import get_loss
-from reward_models.uncertainty import FisherBonus
 
 EPSILONS = (0.5, 2.0, math.inf)
 # Of κ for 68 %, in units in which the Fisher bonus has 2.5 there.

@@ -25,28 +25,27 @@ import numpy as np
 import torch
 from alignment_cost import bounded, percent
 from epsilon_tables import over_prompts, share_of
+from private_rlhf.core import atomic
+from private_rlhf.core.config import load_recipe
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.row_files import appending, rows_of
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.core.world import declared_world
+from private_rlhf.data import inputs
+from private_rlhf.data.render import Prompt, Renderer, keep_fitting, prompt_key
+from private_rlhf.embedded.truth import true_reward
+from private_rlhf.evaluation.samples import Sampler
+from private_rlhf.lm.distributed import make_accelerator
+from private_rlhf.lm.generate import Sampling, sample_key, sample_responses
+from private_rlhf.lm.logprobs import response_forward, token_batch, token_logprobs
+from private_rlhf.lm.models import add_lora, end_ids, load_causal_lm, load_tokenizer
+from private_rlhf.lm.rows import batches, sharing_of
+from private_rlhf.reward_models.gibbs import gibbs_weights, kl_from_uniform
+from private_rlhf.reward_models.scorer import load_scorer
 from safetensors import safe_open
 from safetensors.torch import save_file
 from tqdm import tqdm
-
-from pipeline.core import atomic
-from pipeline.core.config import load_recipe
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import Recipe
-from pipeline.core.row_files import appending, rows_of
-from pipeline.core.rundir import RunDir
-from pipeline.core.world import declared_world
-from pipeline.data import inputs
-from pipeline.data.render import Prompt, Renderer, keep_fitting, prompt_key
-from pipeline.embedded.truth import true_reward
-from pipeline.evaluation.samples import Sampler
-from pipeline.lm.distributed import make_accelerator
-from pipeline.lm.generate import Sampling, sample_key, sample_responses
-from pipeline.lm.logprobs import response_forward, token_batch, token_logprobs
-from pipeline.lm.models import add_lora, end_ids, load_causal_lm, load_tokenizer
-from pipeline.lm.rows import batches, sharing_of
-from reward_models.gibbs import gibbs_weights, kl_from_uniform
-from reward_models.scorer import load_scorer
 
 BATCH, MICRO = 32, 16
 LEAST = 0.1  # of the mean weight

@@ -25,21 +25,20 @@ import numpy as np
 import torch
 from epsilon_tables import cell, interval
 from privacy_cost import Pool, gibbs_point, load_pool, private_labels, true_labels
-
-from pipeline.core import atomic
-from pipeline.core.config import load_recipe
-from pipeline.core.noise import LabelNoise
-from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import RunDir
-from pipeline.data import inputs
-from pipeline.embedded import task
-from pipeline.privacy.counts import Bits
-from pipeline.privacy.prf import Prf
-from reward_models.basis import pair_basis
-from reward_models.central import fit_statistic, release_statistic
-from reward_models.checkpoint import load_reward_checkpoint
-from reward_models.head import PairFeatures, fit_head
-from reward_models.uncertainty import FisherBonus
+from private_rlhf.core import atomic
+from private_rlhf.core.config import load_recipe
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.data import inputs
+from private_rlhf.embedded import task
+from private_rlhf.privacy.counts import Bits
+from private_rlhf.privacy.prf import Prf
+from private_rlhf.reward_models.basis import pair_basis
+from private_rlhf.reward_models.central import fit_statistic, release_statistic
+from private_rlhf.reward_models.checkpoint import load_reward_checkpoint
+from private_rlhf.reward_models.head import PairFeatures, fit_head
+from private_rlhf.reward_models.uncertainty import FisherBonus
 
 EPSILONS = (0.1, 0.5, 1.0, 2.0)
 COMPONENTS = (128, 32)

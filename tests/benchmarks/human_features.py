@@ -18,18 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from private_rlhf.core import atomic
+from private_rlhf.core.errors import UserError
+from private_rlhf.data.render import Prompt, Renderer
+from private_rlhf.lm.models import DTYPES, load_tokenizer
+from private_rlhf.lm.rows import batches, make_rows, sharing_of
+from private_rlhf.lm.smollm2 import smollm2_checkpoint
+from private_rlhf.reward_models.model import build_reward_backbone
 from safetensors import safe_open
 from safetensors.torch import save_file
 from text_lengths import read_pairs
 from tqdm import tqdm
-
-from pipeline.core import atomic
-from pipeline.core.errors import UserError
-from pipeline.data.render import Prompt, Renderer
-from pipeline.lm.models import DTYPES, load_tokenizer
-from pipeline.lm.rows import batches, make_rows, sharing_of
-from pipeline.lm.smollm2 import smollm2_checkpoint
-from reward_models.model import build_reward_backbone
 
 HELPFUL = "hh_helpful"
 LAYERS = (0, 5, 10, 15, 20, 25, 30)

@@ -17,10 +17,9 @@ from typing import Any
 
 import torch
 from human_features import data_folder
+from private_rlhf.core import atomic
+from private_rlhf.lm.human_truth import HumanTruth
 from text_lengths import read_pairs
-
-from pipeline.core import atomic
-from pipeline.lm.human_truth import HumanTruth
 
 
 def relabelled(rows: Sequence[dict[str, Any]], truth: HumanTruth, seed: int) -> list[dict[str, str]]:

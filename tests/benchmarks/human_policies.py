@@ -36,20 +36,19 @@ from alignment_arms import Arm, Workshop
 from alignment_cost import bounded
 from epsilon_tables import interval, name_of
 from human_features import digest
+from private_rlhf.core import atomic
+from private_rlhf.core.config import load_recipe
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.stats import Estimate, fieller, holm, paired_p
+from private_rlhf.data.inputs import make_renderer
+from private_rlhf.data.release import ReleasedPair
+from private_rlhf.evaluation.likelihood import like_length, longer_answers, pair_rows, preferences, prefers_longer
+from private_rlhf.lm.logprobs import TokenBatch, response_forward, token_batch, token_logprobs
+from private_rlhf.lm.models import load_causal_lm, load_tokenizer
+from private_rlhf.lm.rows import batches, sharing_of
+from private_rlhf.lm.trunk import recorded
 from scipy import stats
-
-from pipeline.core import atomic
-from pipeline.core.config import load_recipe
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import Recipe
-from pipeline.core.stats import Estimate, fieller, holm, paired_p
-from pipeline.data.inputs import make_renderer
-from pipeline.data.release import ReleasedPair
-from pipeline.evaluation.likelihood import like_length, longer_answers, pair_rows, preferences, prefers_longer
-from pipeline.lm.logprobs import TokenBatch, response_forward, token_batch, token_logprobs
-from pipeline.lm.models import load_causal_lm, load_tokenizer
-from pipeline.lm.rows import batches, sharing_of
-from pipeline.lm.trunk import recorded
 
 RECIPE = Path(__file__).resolve().parents[2] / "configs" / "hh_rlhf_smollm2.yaml"
 ADAPTED = 10  # layers from the top that learn, of 30; those below are read once for all arms

@@ -24,16 +24,15 @@ from pathlib import Path
 
 import torch
 from human_features import LAYERS, backbone_features, load_pairs, renderer_of
+from private_rlhf.core import atomic
+from private_rlhf.data.render import Renderer
+from private_rlhf.lm.generate import Sampling, sample_key, sample_responses
+from private_rlhf.lm.human_truth import HumanTruth
+from private_rlhf.lm.model_folders import weights_digest
+from private_rlhf.lm.models import end_ids, load_causal_lm
+from private_rlhf.lm.smollm2 import smollm2_checkpoint
+from private_rlhf.reward_models.gibbs import gibbs_weights, kl_from_uniform
 from safetensors.torch import save_file
-
-from pipeline.core import atomic
-from pipeline.data.render import Renderer
-from pipeline.lm.generate import Sampling, sample_key, sample_responses
-from pipeline.lm.human_truth import HumanTruth
-from pipeline.lm.model_folders import weights_digest
-from pipeline.lm.models import end_ids, load_causal_lm
-from pipeline.lm.smollm2 import smollm2_checkpoint
-from reward_models.gibbs import gibbs_weights, kl_from_uniform
 
 SPLITS = {"train": (250, 24), "eval": (100, 32)}  # prompts, answers to each: 69,000 pairs to ask about
 LONGEST_PROMPT = 96

@@ -28,22 +28,21 @@ import numpy as np
 import torch
 from epsilon_tables import interval, name_of, over_prompts
 from human_features import HELPFUL, LAYERS, Pairs, backbone_features, digest, kept_features, load_pairs, renderer_of
+from private_rlhf.core import atomic
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.row_files import appending, rows_of
+from private_rlhf.core.stats import wilson
+from private_rlhf.data.render import Renderer, dialogue
+from private_rlhf.lm.human_truth import truth_features
+from private_rlhf.lm.sentences import SentenceModel
+from private_rlhf.lm.smollm2 import smollm2_checkpoint
+from private_rlhf.privacy.keys import insecure_seed_key
+from private_rlhf.privacy.mechanism import RandomizedResponse
+from private_rlhf.reward_models.basis import pair_basis
+from private_rlhf.reward_models.linear import fit_linear
+from private_rlhf.reward_models.ridge import assign_folds, ridge_from_margin_scale, select_ridge
 from tqdm import tqdm
-
-from pipeline.core import atomic
-from pipeline.core.errors import UserError
-from pipeline.core.noise import LabelNoise
-from pipeline.core.row_files import appending, rows_of
-from pipeline.core.stats import wilson
-from pipeline.data.render import Renderer, dialogue
-from pipeline.lm.human_truth import truth_features
-from pipeline.lm.sentences import SentenceModel
-from pipeline.lm.smollm2 import smollm2_checkpoint
-from pipeline.privacy.keys import insecure_seed_key
-from pipeline.privacy.mechanism import RandomizedResponse
-from reward_models.basis import pair_basis
-from reward_models.linear import fit_linear
-from reward_models.ridge import assign_folds, ridge_from_margin_scale, select_ridge
 
 EPSILONS = (math.inf, 2.0, 1.0, 0.5)
 LIKE = 0.2

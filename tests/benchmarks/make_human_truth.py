@@ -21,17 +21,16 @@ from pathlib import Path
 
 import torch
 from human_features import HELPFUL, kept_features, load_pairs, renderer_of
+from private_rlhf.core import atomic
+from private_rlhf.core.stats import wilson
+from private_rlhf.data.render import dialogue
+from private_rlhf.lm.human_truth import WEIGHTS, truth_features
+from private_rlhf.lm.sentences import SentenceModel
+from private_rlhf.lm.smollm2 import smollm2_checkpoint
+from private_rlhf.reward_models.basis import FeatureBasis, pair_basis
+from private_rlhf.reward_models.linear import fit_linear
+from private_rlhf.reward_models.ridge import assign_folds, default_ridges, select_ridge
 from safetensors.torch import save_file
-
-from pipeline.core import atomic
-from pipeline.core.stats import wilson
-from pipeline.data.render import dialogue
-from pipeline.lm.human_truth import WEIGHTS, truth_features
-from pipeline.lm.sentences import SentenceModel
-from pipeline.lm.smollm2 import smollm2_checkpoint
-from reward_models.basis import FeatureBasis, pair_basis
-from reward_models.linear import fit_linear
-from reward_models.ridge import assign_folds, default_ridges, select_ridge
 
 COMPONENTS = (16, 32, 64, 128, 256)
 

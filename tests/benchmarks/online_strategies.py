@@ -1,7 +1,7 @@
 """How many labels each way of asking needs: rounds of questions on one pool of answers of π_ref, with the known truth.
 
 Of every training prompt N answers are drawn from π_ref once, and M of every held-out prompt. An arm asks in batches
-(`pipeline.online.strategies`), each pair once, gets answers of r* through randomised response at ε, and fits r̄ again;
+(`online.strategies`), each pair once, gets answers of r* through randomised response at ε, and fits r̄ again;
 after each batch the Gibbs policy π_ref·exp(r̄/kl_coef) is evaluated on the held-out prompts: J = E[r*] − kl_coef·KL,
 less π_ref's. Stated: J by labels; the labels at which the mean curve of an arm reaches what passive asking reaches with
 all labels, and the share saved [95 % bootstrap over paired seeds]; cumulative regret of the Gibbs policy on the
@@ -27,19 +27,18 @@ import matplotlib
 import numpy as np
 import torch
 from epsilon_tables import interval
+from private_rlhf.benchmark.pool import make_pool
+from private_rlhf.core import atomic
+from private_rlhf.core.config import load_recipe
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.row_files import appending, rows_of
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.online.belief import Belief, Learner
+from private_rlhf.online.open_pairs import OpenPairs
+from private_rlhf.online.strategies import STRATEGIES, Strategy, choose
+from private_rlhf.reward_models.basis import pair_basis
 from tqdm import tqdm
-
-from pipeline.benchmark.pool import make_pool
-from pipeline.core import atomic
-from pipeline.core.config import load_recipe
-from pipeline.core.noise import LabelNoise
-from pipeline.core.recipe import Recipe
-from pipeline.core.row_files import appending, rows_of
-from pipeline.core.rundir import RunDir
-from pipeline.online.belief import Belief, Learner
-from pipeline.online.open_pairs import OpenPairs
-from pipeline.online.strategies import STRATEGIES, Strategy, choose
-from reward_models.basis import pair_basis
 
 EPSILONS = (0.5, 1.0, 2.0)
 OFFLINE = "offline"

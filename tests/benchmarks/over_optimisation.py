@@ -19,14 +19,13 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 from epsilon_tables import cell, interval, name_of
+from private_rlhf.benchmark.arms import fit
+from private_rlhf.benchmark.beds import Bed, draw_private, pool_bed
+from private_rlhf.core import atomic
+from private_rlhf.core.errors import UserError
+from private_rlhf.reward_models.gibbs import gibbs_weights, kl_from_uniform
+from private_rlhf.reward_models.losses import get_loss
 from tqdm import tqdm
-
-from pipeline.benchmark.arms import fit
-from pipeline.benchmark.beds import Bed, draw_private, pool_bed
-from pipeline.core import atomic
-from pipeline.core.errors import UserError
-from reward_models.gibbs import gibbs_weights, kl_from_uniform
-from reward_models.losses import get_loss
 
 EPSILONS = (0.5, 1.0, 2.0, float("inf"))
 KAPPAS = (0.0, 1.0)

@@ -15,21 +15,20 @@ import peer_inputs
 import torch
 from accelerate import Accelerator
 from peer_processes import Measured, serve
+from private_rlhf.core.recipe import PpoConfig
+from private_rlhf.core.recipe_parts import LoraSettings
+from private_rlhf.lm.generate import pad_left, pad_right
+from private_rlhf.lm.logprobs import PolicyWithValue
+from private_rlhf.lm.models import add_lora, load_causal_lm
+from private_rlhf.lm.numerics import fast_dtype
+from private_rlhf.reward_models.checkpoint import RewardCheckpoint
+from private_rlhf.reward_models.model import RewardModel, build_reward_backbone, set_score_weight
+from private_rlhf.reward_models.scorer import RewardScorer
+from private_rlhf.reward_models.uncertainty import FisherAccumulator, FisherBonus
+from private_rlhf.rl.trainer import PpoTrainer
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
-
-from pipeline.core.recipe import PpoConfig
-from pipeline.core.recipe_parts import LoraSettings
-from pipeline.lm.generate import pad_left, pad_right
-from pipeline.lm.logprobs import PolicyWithValue
-from pipeline.lm.models import add_lora, load_causal_lm
-from pipeline.lm.numerics import fast_dtype
-from pipeline.rl.trainer import PpoTrainer
-from reward_models.checkpoint import RewardCheckpoint
-from reward_models.model import RewardModel, build_reward_backbone, set_score_weight
-from reward_models.scorer import RewardScorer
-from reward_models.uncertainty import FisherAccumulator, FisherBonus
 
 CPU = torch.device("cpu")
 BOUND = 8.0  # of rewards

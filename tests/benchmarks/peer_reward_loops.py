@@ -18,16 +18,15 @@ import torch
 from datasets import Dataset
 from peer_processes import Measured, serve
 from peft import LoraConfig, get_peft_model
+from private_rlhf.core.recipe_parts import LoraSettings
+from private_rlhf.lm.generate import pad_right
+from private_rlhf.lm.models import load_tokenizer, lora_config
+from private_rlhf.reward_models.model import build_reward_backbone, set_score_weight
+from private_rlhf.reward_models.trainer import PrivateRewardTrainer
+from private_rlhf.reward_models.training import as_dataset
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, TrainerCallback
 from trl import RewardConfig, RewardTrainer
-
-from pipeline.core.recipe_parts import LoraSettings
-from pipeline.lm.generate import pad_right
-from pipeline.lm.models import load_tokenizer, lora_config
-from reward_models.model import build_reward_backbone, set_score_weight
-from reward_models.trainer import PrivateRewardTrainer
-from reward_models.training import as_dataset
 
 EPSILON = 2.0
 RATE = 1e-5

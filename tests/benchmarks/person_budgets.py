@@ -2,7 +2,7 @@
 
 Persons with a budget E each answer k questions at ε = E/k about answers of π_ref (passive asking, the pool and truth of
 `online_strategies.py`); r̄ is fitted once, and the Gibbs policy π_ref·exp(r̄/kl_coef) evaluated on held-out prompts.
-Beside J stands k·tanh²(E/2k), what the law of `pipeline.core.person_budget` says that a person's answers carry.
+Beside J stands k·tanh²(E/2k), what the law of `private_rlhf.core.person_budget` says that a person's answers carry.
 
 Run:  python tests/benchmarks/person_budgets.py --run runs/online [--seeds 20]   (minutes, after online_strategies.py)
 Writes RUN/online_strategies/persons.md (docs/results/online.md)
@@ -17,17 +17,16 @@ from pathlib import Path
 import torch
 from epsilon_tables import interval
 from online_strategies import ASKED, COMPONENTS, HELD_OUT, Bed, answers_of
+from private_rlhf.benchmark.pool import make_pool
+from private_rlhf.core import atomic
+from private_rlhf.core.config import load_recipe
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.person_budget import epsilon_each, information, split_budget
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.online.belief import Learner
+from private_rlhf.online.strategies import choose
 from tqdm import tqdm
-
-from pipeline.benchmark.pool import make_pool
-from pipeline.core import atomic
-from pipeline.core.config import load_recipe
-from pipeline.core.noise import LabelNoise
-from pipeline.core.person_budget import epsilon_each, information, split_budget
-from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import RunDir
-from pipeline.online.belief import Learner
-from pipeline.online.strategies import choose
 
 BUDGETS, WAYS, PERSONS = (2.0, 8.0), (1, 2, 4, 10, 20), (100, 300, 1000)
 

@@ -76,7 +76,7 @@ CONFIGURATIONS = {
 def cli(*arguments: str) -> None:
     """`private-rlhf` with these arguments; SystemExit with what it said where it fails."""
     done = subprocess.run(
-        [sys.executable, "-m", "pipeline.cli", *arguments], cwd=ROOT, capture_output=True, text=True, check=False,
+        [sys.executable, "-m", "private_rlhf.cli", *arguments], cwd=ROOT, capture_output=True, text=True, check=False,
         env=os.environ | {"HF_HUB_OFFLINE": "1"},
     )  # fmt: skip
     if done.returncode:

@@ -51,9 +51,8 @@ from typing import Any
 
 import peer_inputs
 from peer_processes import Measured, in_turn, spread, table, write_json
+from private_rlhf.lm.kernels import runs
 from trl_environment import trl_interpreter
-
-from pipeline.lm.kernels import runs
 
 HERE = Path(__file__).parent
 PHASES = ("generate", "score", "update")

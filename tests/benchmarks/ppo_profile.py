@@ -22,9 +22,8 @@ import torch
 from peer_ppo_loops import OurLoop
 from peer_processes import table
 from ppo_peers import settings_of
+from private_rlhf.rl.rollout import learning_targets
 from torch.profiler import ProfilerActivity, profile
-
-from pipeline.rl.rollout import learning_targets
 
 DECODED = 16  # tokens
 

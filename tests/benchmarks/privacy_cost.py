@@ -33,32 +33,31 @@ import matplotlib
 import numpy as np
 import torch
 from epsilon_tables import cell, interval, name_of
+from private_rlhf.core import atomic
+from private_rlhf.core.config import load_recipe
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.data import inputs
+from private_rlhf.embedded import task
+from private_rlhf.embedded.truth import true_reward
+from private_rlhf.evaluation.calibration import coverage
+from private_rlhf.lm.features import extract_features
+from private_rlhf.lm.generate import Sampling, sample_key, sample_responses
+from private_rlhf.lm.models import end_ids, load_causal_lm, load_tokenizer
+from private_rlhf.privacy.keys import insecure_seed_key
+from private_rlhf.privacy.mechanism import RandomizedResponse
+from private_rlhf.reward_models.backbone import load_backbone
+from private_rlhf.reward_models.basis import FeatureBasis, pair_basis
+from private_rlhf.reward_models.evidence import ridge_by_evidence
+from private_rlhf.reward_models.gibbs import gibbs_weights, kl_from_uniform
+from private_rlhf.reward_models.head import PairFeatures, fit_head
+from private_rlhf.reward_models.linear import fit_linear
+from private_rlhf.reward_models.model import RewardModel
+from private_rlhf.reward_models.uncertainty import FisherBonus
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
-
-from pipeline.core import atomic
-from pipeline.core.config import load_recipe
-from pipeline.core.noise import LabelNoise
-from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import RunDir
-from pipeline.data import inputs
-from pipeline.embedded import task
-from pipeline.embedded.truth import true_reward
-from pipeline.evaluation.calibration import coverage
-from pipeline.lm.features import extract_features
-from pipeline.lm.generate import Sampling, sample_key, sample_responses
-from pipeline.lm.models import end_ids, load_causal_lm, load_tokenizer
-from pipeline.privacy.keys import insecure_seed_key
-from pipeline.privacy.mechanism import RandomizedResponse
-from reward_models.backbone import load_backbone
-from reward_models.basis import FeatureBasis, pair_basis
-from reward_models.evidence import ridge_by_evidence
-from reward_models.gibbs import gibbs_weights, kl_from_uniform
-from reward_models.head import PairFeatures, fit_head
-from reward_models.linear import fit_linear
-from reward_models.model import RewardModel
-from reward_models.uncertainty import FisherBonus
 
 EPSILONS = (0.5, 1.0, 2.0, math.inf)
 LOSSES = ("private_likelihood", "uncorrected")

@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--workers", default=None)
     parser.add_argument("--kill", action="store_true")
     arguments = parser.parse_args()
-    program = [sys.executable, "-m", "pipeline.cli"]
+    program = [sys.executable, "-m", "private_rlhf.cli"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for kind in arguments.kinds:

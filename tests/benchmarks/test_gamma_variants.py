@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gamma_variants as bench
 import torch
-
-from reward_models.linear import fit_linear
+from private_rlhf.reward_models.linear import fit_linear
 
 
 def fitted(copies: int) -> tuple[torch.Tensor, torch.Tensor]:

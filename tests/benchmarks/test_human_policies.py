@@ -10,8 +10,7 @@ import human_policies as bench
 import numpy as np
 import pytest
 from alignment_arms import Arm, Workshop
-
-from pipeline.core.errors import UserError
+from private_rlhf.core.errors import UserError
 
 WHOLE, HALF = Arm("ppo", math.inf, 0), Arm("ppo", 0.5, 0)
 

@@ -19,13 +19,12 @@ from human_features import Pairs, kept_features, load_pairs, text_features
 from human_labels import relabelled
 from human_reward import Bed, Setting, accuracy, beyond, fit, hits, lines_of, private_labels
 from make_human_truth import calibrated
+from private_rlhf.core.errors import UserError
+from private_rlhf.data.render import Renderer
+from private_rlhf.lm.models import load_tokenizer
+from private_rlhf.lm.tiny import tiny_checkpoint
+from private_rlhf.reward_models.model import RewardModel, build_reward_backbone
 from safetensors.torch import save_file
-
-from pipeline.core.errors import UserError
-from pipeline.data.render import Renderer
-from pipeline.lm.models import load_tokenizer
-from pipeline.lm.tiny import tiny_checkpoint
-from reward_models.model import RewardModel, build_reward_backbone
 
 PAIRS = 400
 

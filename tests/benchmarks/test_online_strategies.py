@@ -7,8 +7,7 @@ from pathlib import Path
 import online_strategies as bench
 import pytest
 import torch
-
-from pipeline.core.errors import UserError
+from private_rlhf.core.errors import UserError
 
 
 def a_bed(kl_coef: float, seed: int = 0) -> bench.Bed:

@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 from over_optimisation import KL_COEFS, curve_of, measure, table
-
-from pipeline.benchmark.beds import linear_bed
+from private_rlhf.benchmark.beds import linear_bed
 
 
 def test_the_truth_keeps_its_promise_and_noise_keeps_none_of_it() -> None:

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from pipeline.data.formats import read_preferences
-from pipeline.data.render import Renderer, plain_text
-from pipeline.lm.models import load_tokenizer
-from pipeline.lm.smollm2 import smollm2_checkpoint
+from private_rlhf.data.formats import read_preferences
+from private_rlhf.data.render import Renderer, plain_text
+from private_rlhf.lm.models import load_tokenizer
+from private_rlhf.lm.smollm2 import smollm2_checkpoint
 
 
 def main() -> None:

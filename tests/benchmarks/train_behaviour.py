@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from pipeline.core import atomic
-from pipeline.validation.dptd.environments import TASKS, Array, Task, make, state
-from pipeline.validation.dptd.policies import (
+from private_rlhf.core import atomic
+from private_rlhf.validation.dptd.environments import TASKS, Array, Task, make, state
+from private_rlhf.validation.dptd.policies import (
     EXPLORE,
     FOLDER,
     Policy,
@@ -154,7 +153,7 @@ def _learn(online: Any, target: Any, optimizer: Any, batch: list[Any]) -> None:
 
 def score(policy: Policy, episodes: int, seed: int) -> float:
     """Mean undiscounted return of `episodes` new episodes."""
-    from pipeline.validation.dptd.trajectories import collect
+    from private_rlhf.validation.dptd.trajectories import collect
 
     found = collect(policy, episodes, seed)
     return float(found.reward.sum() / episodes)

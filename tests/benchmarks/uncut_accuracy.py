@@ -17,21 +17,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from private_rlhf.core.config import load_recipe
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.data.render import Renderer
+from private_rlhf.lm.features import extract_features
+from private_rlhf.lm.models import load_tokenizer
+from private_rlhf.lm.smollm2 import smollm2_checkpoint
+from private_rlhf.privacy.keys import insecure_seed_key
+from private_rlhf.privacy.mechanism import RandomizedResponse
+from private_rlhf.reward_models.bound import bounded_reward
+from private_rlhf.reward_models.head import PairFeatures, fit_head
+from private_rlhf.reward_models.model import RewardModel, build_reward_backbone
 from scipy.stats import t as student
 from text_lengths import read_pairs
-
-from pipeline.core.config import load_recipe
-from pipeline.core.noise import LabelNoise
-from pipeline.core.recipe import Recipe
-from pipeline.data.render import Renderer
-from pipeline.lm.features import extract_features
-from pipeline.lm.models import load_tokenizer
-from pipeline.lm.smollm2 import smollm2_checkpoint
-from pipeline.privacy.keys import insecure_seed_key
-from pipeline.privacy.mechanism import RandomizedResponse
-from reward_models.bound import bounded_reward
-from reward_models.head import PairFeatures, fit_head
-from reward_models.model import RewardModel, build_reward_backbone
 
 EPSILONS = (0.5, 2.0, math.inf)
 Pair = tuple[list[int], list[int]]

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 from pipeline_runs import TINY, Workspace, tree
-
-from pipeline.cli import main
-from pipeline.lm.tiny import tiny_config
-from pipeline.privacy.keys import keygen
-from pipeline.stages.checks import POSITIONS
+from private_rlhf.cli import main
+from private_rlhf.lm.tiny import tiny_config
+from private_rlhf.privacy.keys import keygen
+from private_rlhf.stages.checks import POSITIONS
 
 ROWS = [{"prompt": f"Say {i}.", "chosen": f"yes {i}", "rejected": f"no {i}"} for i in range(40)]
 

@@ -13,8 +13,7 @@ import pytest
 import yaml
 from evaluation.chat_endpoint import serving
 from pipeline_runs import TINY, Workspace, read_json, tree
-
-from pipeline.cli import main
+from private_rlhf.cli import main
 
 ROWS = [{"prompt": f"Say {i}.", "chosen": f"yes {i}", "rejected": f"no {i}"} for i in range(60)]
 Capture = pytest.CaptureFixture[str]
@@ -88,7 +87,7 @@ def test_no_option_is_ignored(arguments: list[str], said: str, capsys: Capture) 
 
 
 def test_answers_have_the_form_that_training_gave_them(finished_run: Path) -> None:
-    from pipeline.evaluation.compare import renderer_of
+    from private_rlhf.evaluation.compare import renderer_of
 
     policy = str(finished_run / "ppo" / "model")
     assert renderer_of(policy, None, None).max_response_tokens == 12

@@ -10,8 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-
-from pipeline.core.extras import EXTRAS
+from private_rlhf.core.extras import EXTRAS
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCKED = sorted({module for modules in EXTRAS.values() for module in modules} | {"tokenizers", "huggingface_hub"})
@@ -25,7 +24,7 @@ class Without:
         return None if name.partition(".")[0] in {BLOCKED!r} else self.finder.find_spec(name, path, target)
 
 sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
-from pipeline.cli import main
+from private_rlhf.cli import main
 sys.exit(main(sys.argv[1:]))
 """
 TINY = ["--config", "tiny"]

@@ -45,7 +45,7 @@ def test_the_single_file_and_the_command_answer_alike(tmp_path: Path) -> None:
     alone = run([sys.executable, "-I", str(copy), "--epsilon", "0.3", "--store", str(store)], lines_of(range(200)))
     assert alone.returncode == 0
     assert alone.stderr.decode() == f"new store {store}: keep it, events in it are never drawn again\n"
-    command = [sys.executable, "-m", "pipeline.cli", "label-filter", "--epsilon", "0.3", "--store", str(store)]
+    command = [sys.executable, "-m", "private_rlhf.cli", "label-filter", "--epsilon", "0.3", "--store", str(store)]
     packaged = run(command, lines_of(range(200), label=-1))
     assert (packaged.returncode, packaged.stderr) == (0, b"")
     assert packaged.stdout == alone.stdout
@@ -98,7 +98,7 @@ def test_refused_lines_give_exit_code_2(tmp_path: Path) -> None:
 )
 def test_a_wrong_option_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str], option: tuple[str, str],
                                     said: str) -> None:
-    from pipeline.cli import main
+    from private_rlhf.cli import main
 
     options = {"--epsilon": "1", "--store": str(tmp_path / "draws.db")} | dict([option])
     assert main(["label-filter", *(part for pair in options.items() for part in pair)]) == 2
@@ -112,7 +112,8 @@ def test_a_wrong_option_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture
 def killed_between_store_and_send(store: Path) -> int:
     """A process whose first write kills it: the draws are stored and nothing was sent."""
     code = (
-        "import os, signal, sys; from pathlib import Path; from pipeline.privacy.local import DrawStore, LabelFilter\n"
+        "import os, signal, sys; from pathlib import Path\n"
+        "from private_rlhf.privacy.local import DrawStore, LabelFilter\n"
         "store = DrawStore(Path(sys.argv[1]), (-1, 1))\n"
         "LabelFilter(store, 0.3, (-1, 1)).serve(lambda: os.read(0, 65536), lambda _: os.kill(os.getpid(), 9))"
     )

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 from ledger_releases import events_of, release
-
-from pipeline.cli import main
-from pipeline.privacy.keys import keygen, load_key
-from pipeline.privacy.ledger import Budget, Ledger
+from private_rlhf.cli import main
+from private_rlhf.privacy.keys import keygen, load_key
+from private_rlhf.privacy.ledger import Budget, Ledger
 
 Capture = pytest.CaptureFixture[str]
 

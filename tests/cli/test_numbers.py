@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-
-from pipeline.cli import main
+from private_rlhf.cli import main
 
 TINY = Path(__file__).resolve().parents[2] / "configs" / "tiny.yaml"
 

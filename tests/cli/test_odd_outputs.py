@@ -10,11 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from pipeline.cli import main
-from pipeline.core.errors import one_line
-from pipeline.privacy.keys import load_key
-from pipeline.privacy.ledger import Ledger
+from private_rlhf.cli import main
+from private_rlhf.core.errors import one_line
+from private_rlhf.privacy.keys import load_key
+from private_rlhf.privacy.ledger import Ledger
 
 ROWS = [{"prompt": f"p{i}", "chosen": f"c{i}", "rejected": f"r{i}"} for i in range(8)]
 

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from pipeline.cli import main
-from pipeline.core.errors import UserError
-from pipeline.core.outputs import all_lines_in, begins_with, json_with, output_file, output_folder
+from private_rlhf.cli import main
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.outputs import all_lines_in, begins_with, json_with, output_file, output_folder
 
 TINY = Path(__file__).resolve().parents[2] / "configs" / "tiny.yaml"
 TASKS = [{"id": i, "data": {"prompt": f"q{i}", "answer1": "a", "answer2": "b"}} for i in range(3)]

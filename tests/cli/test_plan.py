@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 from pipeline_runs import TINY, Workspace, read_json
-
-from pipeline.cli import main
-from pipeline.core.config import load_recipe
-from pipeline.core.recipe import Recipe
-from pipeline.core.recipe_parts import LoraSettings
-from pipeline.core.rundir import RunDir
-from pipeline.planning.calibration import Rates, hours
-from pipeline.planning.memory import (
+from private_rlhf.cli import main
+from private_rlhf.core.config import load_recipe
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.recipe_parts import LoraSettings
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.planning.calibration import Rates, hours
+from private_rlhf.planning.memory import (
     GIB,
     Learner,
     Machine,
@@ -27,9 +26,9 @@ from pipeline.planning.memory import (
     peak,
     trains_with,
 )
-from pipeline.planning.model import Adapter, ModelShape, adapter_of, shape_of, skeleton
-from pipeline.planning.plan import StagePlan, gpus, make_plan
-from pipeline.planning.tokens import Lengths, Work, passes_of, texts_of, work_of
+from private_rlhf.planning.model import Adapter, ModelShape, adapter_of, shape_of, skeleton
+from private_rlhf.planning.plan import StagePlan, gpus, make_plan
+from private_rlhf.planning.tokens import Lengths, Work, passes_of, texts_of, work_of
 
 Capture = pytest.CaptureFixture[str]
 CONFIG = {

@@ -19,8 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-from pipeline.cli import main
+from private_rlhf.cli import main
 
 SECRET = "unspeakable"  # in every text of every row: no message may repeat it
 ROWS = [{"prompt": f"{SECRET} p{i}", "chosen": f"{SECRET} c{i}", "rejected": f"{SECRET} r{i}"} for i in range(8)]

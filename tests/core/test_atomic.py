@@ -12,8 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from pipeline.core import atomic
+from private_rlhf.core import atomic
 
 
 class Killed(BaseException):
@@ -132,7 +131,7 @@ def test_a_killed_process_leaves_the_old_content_and_swept_debris(tmp_path: Path
     target.mkdir()
     (target / "old").write_text("old")
     script = (
-        "import os, signal, sys; from pathlib import Path; from pipeline.core import atomic\n"
+        "import os, signal, sys; from pathlib import Path; from private_rlhf.core import atomic\n"
         "with atomic.new_folder(Path(sys.argv[1])) as folder:\n"
         "    (folder / 'new').write_text('half'); os.kill(os.getpid(), signal.SIGKILL)\n"
     )

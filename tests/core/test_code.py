@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from pipeline.core import code
-from pipeline.stages.table import STAGES
+from private_rlhf.core import code
+from private_rlhf.stages.table import STAGES
 
 LEARN = ("sft", "reward", "ppo", "dpo", "rloo")
 
@@ -15,7 +14,7 @@ LEARN = ("sft", "reward", "ppo", "dpo", "rloo")
 @pytest.mark.parametrize("stage", sorted({stage.module_name.rpartition(".")[2] for stage in STAGES}))
 def test_a_stage_is_made_of_what_it_imports(stage: str) -> None:
     """Not of the commands, the plan, the validation studies and the attacks; a report's plots train nothing again."""
-    files = code.source_files(f"pipeline.stages.{stage}")
+    files = code.source_files(f"private_rlhf.stages.{stage}")
     assert f"pipeline/stages/{stage}.py" in files
     assert {"pipeline/core/recipe.py", "pipeline/core/__init__.py", "pipeline/__init__.py"} <= set(files)
     rooms = {Path(name).parts[1] for name in files}
@@ -39,14 +38,14 @@ def test_code_that_only_some_stages_use() -> None:
 
 
 def test_a_change_is_seen_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = code.source_files("pipeline.stages.sft")
+    before = code.source_files("private_rlhf.stages.sft")
     digest = code._digest
 
     def other(path: Path) -> str:
         return "other" if path.name == "sft_training.py" else digest(path)
 
     monkeypatch.setattr(code, "_digest", other)
-    after = code.source_files("pipeline.stages.sft")
+    after = code.source_files("private_rlhf.stages.sft")
     assert [name for name in after if after[name] != before.get(name)] == ["pipeline/lm/sft_training.py"]
     assert code.digest_of(after) != code.digest_of(before)
 

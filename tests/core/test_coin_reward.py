@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from pipeline import runner
-from pipeline.core.atomic import write_json
-from pipeline.core.config import parse
-from pipeline.core.errors import RunStopped
-from pipeline.core.noise import LabelNoise
-from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import RunDir
-from pipeline.core.stage import StageContext
-from pipeline.core.world import World
-from pipeline.runner import Selection
-from pipeline.stages.base import Stage
+from private_rlhf import runner
+from private_rlhf.core.atomic import write_json
+from private_rlhf.core.config import parse
+from private_rlhf.core.errors import RunStopped
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.core.stage import StageContext
+from private_rlhf.core.world import World
+from private_rlhf.runner import Selection
+from private_rlhf.stages.base import Stage
 
 BEFORE = ["privatize", "sft", "reward"]
 

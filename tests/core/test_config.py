@@ -11,8 +11,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from pipeline.core.config import (
+from private_rlhf.core.config import (
     NO_EFFECT,
     apply_overrides,
     dump_yaml,
@@ -23,8 +22,8 @@ from pipeline.core.config import (
     read_yaml,
     to_tree,
 )
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import Recipe
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import Recipe
 
 
 def tree(**sections: Any) -> dict[str, Any]:

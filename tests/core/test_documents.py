@@ -12,9 +12,8 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from pipeline.core import documents
-from pipeline.core.documents import DocumentError, parse_json, parse_yaml, read_json
+from private_rlhf.core import documents
+from private_rlhf.core.documents import DocumentError, parse_json, parse_yaml, read_json
 
 NAMES = "abcdefghijklmnop"
 BOMB = "a: &a [1, 1]\n" + "".join(

@@ -11,24 +11,23 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-
-from pipeline.benchmark.arms import smoothed_loss, smoothed_slope
-from pipeline.core.errors import UserError
-from pipeline.core.noise import LabelNoise, check_label
-from pipeline.labelling.labellers import Command
-from pipeline.online.belief import Learner
-from pipeline.privacy.batches import KEYS, Columns, canonicalize, release_labels
-from pipeline.privacy.local import DrawStore, privatize_label
-from pipeline.privacy.mechanism import Coins, RandomizedResponse, last_coin
-from pipeline.privacy.prf import Prf
-from pipeline.privacy.records import TEXT
-from pipeline.privacy.statistic import DiscreteGaussian, exact_statistic, noisy_statistic
-from reward_models.central import release_statistic
-from reward_models.ensemble import fit_ensemble
-from reward_models.evidence import ridge_by_evidence
-from reward_models.linear import PairProblem, fit_linear
-from reward_models.losses import get_loss, loss_names
-from reward_models.ridge import select_ridge
+from private_rlhf.benchmark.arms import smoothed_loss, smoothed_slope
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise import LabelNoise, check_label
+from private_rlhf.labelling.labellers import Command
+from private_rlhf.online.belief import Learner
+from private_rlhf.privacy.batches import KEYS, Columns, canonicalize, release_labels
+from private_rlhf.privacy.local import DrawStore, privatize_label
+from private_rlhf.privacy.mechanism import Coins, RandomizedResponse, last_coin
+from private_rlhf.privacy.prf import Prf
+from private_rlhf.privacy.records import TEXT
+from private_rlhf.privacy.statistic import DiscreteGaussian, exact_statistic, noisy_statistic
+from private_rlhf.reward_models.central import release_statistic
+from private_rlhf.reward_models.ensemble import fit_ensemble
+from private_rlhf.reward_models.evidence import ridge_by_evidence
+from private_rlhf.reward_models.linear import PairProblem, fit_linear
+from private_rlhf.reward_models.losses import get_loss, loss_names
+from private_rlhf.reward_models.ridge import select_ridge
 
 PRF, NOISE = Prf(bytes(range(32))), LabelNoise.of(1.0)
 DRAWN = torch.Generator().manual_seed(0)

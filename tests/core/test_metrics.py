@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from pipeline.core.errors import UserError
-from pipeline.core.metrics import write_metrics
-from pipeline.core.rundir import RunDir
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.metrics import write_metrics
+from private_rlhf.core.rundir import RunDir
 
 STAGES = ("privatize", "sft", "ppo", "evaluate")
 

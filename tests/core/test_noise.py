@@ -7,9 +7,8 @@ from decimal import Decimal, localcontext
 from fractions import Fraction
 
 import pytest
-
-from pipeline.core.noise import PUBLIC, LabelNoise, check_epsilon, epsilon_of, is_public
-from pipeline.core.stats import Estimate
+from private_rlhf.core.noise import PUBLIC, LabelNoise, check_epsilon, epsilon_of, is_public
+from private_rlhf.core.stats import Estimate
 
 EPSILONS = (1e-300, 1e-20, 1e-4, 0.5, 2.0, 37.0, 89.5, 1e300)
 
@@ -130,7 +129,7 @@ def test_a_label_that_is_nearly_always_kept_is_warned_of() -> None:
 
 
 def test_a_huge_whole_number_is_refused_in_one_line() -> None:
-    from pipeline.core.errors import UserError
+    from private_rlhf.core.errors import UserError
 
     with pytest.raises(UserError, match="--budget must be a finite number above 0"):
         check_epsilon(10**400, "--budget")

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from pipeline import runner
-from pipeline.core.config import parse, to_tree
-from pipeline.core.errors import UserError
-from pipeline.core.person_budget import best_epsilon, epsilon_each, information, split_budget
-from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import RunDir
-from pipeline.data.release import read_release
-from pipeline.labelling.store import AnswerStore
-from pipeline.online.labeller import make_labeller
+from private_rlhf import runner
+from private_rlhf.core.config import parse, to_tree
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.person_budget import best_epsilon, epsilon_each, information, split_budget
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.data.release import read_release
+from private_rlhf.labelling.store import AnswerStore
+from private_rlhf.online.labeller import make_labeller
 
 
 def fisher(epsilon: float, margin: float) -> float:

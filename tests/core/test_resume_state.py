@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from pipeline import runner
-from pipeline.core.config import parse
-from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import RunDir
-from pipeline.core.stage import StageContext
-from pipeline.core.world import World
-from pipeline.stages.table import stage_of
+from private_rlhf import runner
+from private_rlhf.core.config import parse
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.core.stage import StageContext
+from private_rlhf.core.world import World
+from private_rlhf.stages.table import stage_of
 
 TREE = {"name": "one", "evaluation_labels": "private", "model": {"source": "tiny"}, "privatize": {"epsilon": 1.0}}
 ALONE, TWO = World(rank=0, size=1), World(rank=0, size=2)

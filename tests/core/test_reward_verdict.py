@@ -6,10 +6,9 @@ import math
 from typing import Any
 
 import pytest
-
-from pipeline.core.noise import LabelNoise
-from pipeline.core.reward_verdict import RewardVerdict
-from pipeline.core.stats import wilson
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.reward_verdict import RewardVerdict
+from private_rlhf.core.stats import wilson
 
 
 def fit(private_share: float, held_out: int, epsilon: float, trained: int = 900) -> dict[str, Any]:

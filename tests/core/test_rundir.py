@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from pipeline.core import code, rundir
-from pipeline.core.config import load_recipe, parse
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import RunDir
+from private_rlhf.core import code, rundir
+from private_rlhf.core.config import load_recipe, parse
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.rundir import RunDir
 
 
 def recipe(name: str = "one", **sections: Any) -> Recipe:

@@ -7,18 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from pipeline import runner
-from pipeline.core import code
-from pipeline.core.config import parse, to_tree
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import RunDir
-from pipeline.core.stage import StageContext
-from pipeline.core.world import World, declared_world
-from pipeline.runner import Selection, plan, stage_fingerprint
-from pipeline.stages.base import Stage
-from pipeline.stages.table import STAGES, stage_of, stages_of
+from private_rlhf import runner
+from private_rlhf.core import code
+from private_rlhf.core.config import parse, to_tree
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.core.stage import StageContext
+from private_rlhf.core.world import World, declared_world
+from private_rlhf.runner import Selection, plan, stage_fingerprint
+from private_rlhf.stages.base import Stage
+from private_rlhf.stages.table import STAGES, stage_of, stages_of
 
 ALONE = World(rank=0, size=1)
 CODE = {"pipeline/one.py": "1", "pipeline/two.py": "2"}
@@ -214,8 +213,8 @@ def test_a_changed_prompt_file_reruns_ppo(tmp_path: Path) -> None:
 
 
 def test_changed_raw_preferences_rerun_privatize_and_leave_no_digest_in_the_run(tmp_path: Path) -> None:
-    from pipeline.data.protected import remember_input
-    from pipeline.privacy.keys import keygen
+    from private_rlhf.data.protected import remember_input
+    from private_rlhf.privacy.keys import keygen
 
     raw, key = tmp_path / "raw.jsonl", tmp_path / "keys" / "k"
     raw.write_text('{"prompt": "p", "chosen": "a", "rejected": "b"}\n')

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from scipy import stats
-
-from pipeline.core.stats import (
+from private_rlhf.core.stats import (
     Estimate,
     bootstrap,
     bootstrap_mean,
@@ -22,6 +20,7 @@ from pipeline.core.stats import (
     wilson,
     win_rate,
 )
+from scipy import stats
 
 
 @pytest.mark.parametrize(

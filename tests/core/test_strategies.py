@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import yaml
-
-from pipeline.core.config import load_recipe, parse
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import Recipe
-from pipeline.core.recipe_aligners import ALIGNERS
-from pipeline.core.strategies import FSDP2, LAUNCHED, TABLE, WHOLE, check_strategy, strategy
-from pipeline.core.world import World
-from pipeline.stages.table import preflight, stage_of
+from private_rlhf.core.config import load_recipe, parse
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.recipe_aligners import ALIGNERS
+from private_rlhf.core.strategies import FSDP2, LAUNCHED, TABLE, WHOLE, check_strategy, strategy
+from private_rlhf.core.world import World
+from private_rlhf.stages.table import preflight, stage_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TREE = {"name": "x", "evaluation_labels": "private", "model": {"source": "tiny"}, "privatize": {"epsilon": 1.0}}

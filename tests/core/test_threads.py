@@ -7,8 +7,7 @@ import sys
 
 import pytest
 from pipeline_runs import clean_environment
-
-from pipeline.core.threads import WAITING, wait_briefly
+from private_rlhf.core.threads import WAITING, wait_briefly
 
 NAMES = ("OMP_WAIT_POLICY", *WAITING)
 
@@ -24,7 +23,7 @@ def test_what_the_user_says_stays(monkeypatch: pytest.MonkeyPatch, name: str) ->
     assert {each: os.environ.get(each) for each in NAMES} == {each: "7" if each == name else None for each in NAMES}
 
 
-@pytest.mark.parametrize("start", ["import pipeline.stages", "import pipeline.cli; pipeline.cli.main(['--help'])"])
+@pytest.mark.parametrize("start", ["import private_rlhf.stages", "from private_rlhf import cli; cli.main(['--help'])"])
 def test_both_ways_to_start_a_stage_set_it_before_pytorch(start: str) -> None:
     code = f"{start}\nimport os, sys\nassert 'torch' not in sys.modules\nprint(os.environ['GOMP_SPINCOUNT'])"
     environment = {name: value for name, value in clean_environment().items() if name not in NAMES}

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from pipeline.core.rundir import RunDir
-from pipeline.twin_files import Comparison, compare_folders
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.twin_files import Comparison, compare_folders
 
 M, H, C = "sft/manifest.json", "ppo/history.jsonl", "report/card.json"
 PAGE = "<p>a</p><figure>{} s in all</figure><p>{}</p>"

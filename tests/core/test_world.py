@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
-from pipeline import cli
-from pipeline.core import world
+from private_rlhf import cli
+from private_rlhf.core import world
 
 
 @pytest.mark.parametrize(("local_rank", "waits"), [(None, []), ("0", []), ("1", [10.0])])

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from pipeline.core.config import parse
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import Recipe
-from pipeline.data.adopted import adopt, divide, is_adopted, open_adopted
-from pipeline.data.curate import Request, privatize_source
-from pipeline.data.layout import Options
-from pipeline.data.release import Release, read_release
-from pipeline.privacy.keys import keygen
+from private_rlhf.core.config import parse
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.data.adopted import adopt, divide, is_adopted, open_adopted
+from private_rlhf.data.curate import Request, privatize_source
+from private_rlhf.data.layout import Options
+from private_rlhf.data.release import Release, read_release
+from private_rlhf.privacy.keys import keygen
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -69,7 +68,7 @@ def test_the_last_tenth_is_held_out_and_no_pair_is_on_both_sides(
 def test_many_rows_keep_the_layout_of_ranges_of_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = released(tmp_path, 40)
     for module in ("adopted", "release"):
-        monkeypatch.setattr(f"pipeline.data.{module}.ROWS_PER_SHARD", 10)
+        monkeypatch.setattr(f"private_rlhf.data.{module}.ROWS_PER_SHARD", 10)
     divide(bundle, None, tmp_path / "train", tmp_path / "test")
     train = read_release(tmp_path / "train")
     assert len(list((tmp_path / "train").glob("part-*.parquet"))) == 1 << train.manifest.shard_bits == 4

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 from other_machines import copy_key, move_to
-
-from pipeline.core.errors import UserError
-from pipeline.data.curate import Request, privatize_source
-from pipeline.data.layout import Options
-from pipeline.data.release import read_release
-from pipeline.privacy.keys import keygen, load_key
-from pipeline.privacy.ledger import Ledger
+from private_rlhf.core.errors import UserError
+from private_rlhf.data.curate import Request, privatize_source
+from private_rlhf.data.layout import Options
+from private_rlhf.data.release import read_release
+from private_rlhf.privacy.keys import keygen, load_key
+from private_rlhf.privacy.ledger import Ledger
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 Row = dict[str, Any]

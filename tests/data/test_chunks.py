@@ -11,12 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-
-from pipeline.core.errors import UserError
-from pipeline.data.chunks import Chunk, cut, read_chunk
-from pipeline.data.formats import explicit_text, read_preferences
-from pipeline.data.layout import Layout, Options, find_layout
-from pipeline.data.sources import open_source
+from private_rlhf.core.errors import UserError
+from private_rlhf.data.chunks import Chunk, cut, read_chunk
+from private_rlhf.data.formats import explicit_text, read_preferences
+from private_rlhf.data.layout import Layout, Options, find_layout
+from private_rlhf.data.sources import open_source
 
 LAYOUT = Layout(Options(), explicit_text)
 ODD = ["", " ", "é", "\u2028", "\U0001f600", "\0", '"', "\\", "}\n{", "]", "x" * 99]

@@ -14,16 +14,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from pipeline.cli import main
-from pipeline.core.atomic import json_text, write_json
-from pipeline.core.errors import UserError
-from pipeline.data.container import PUBLISHED, is_copy, settle, unpublished, write_shard
-from pipeline.data.curate import Request, privatize_source
-from pipeline.data.layout import Options
-from pipeline.data.release import read_release
-from pipeline.privacy.keys import keygen, load_key
-from pipeline.privacy.signature import file_digest, sign
+from private_rlhf.cli import main
+from private_rlhf.core.atomic import json_text, write_json
+from private_rlhf.core.errors import UserError
+from private_rlhf.data.container import PUBLISHED, is_copy, settle, unpublished, write_shard
+from private_rlhf.data.curate import Request, privatize_source
+from private_rlhf.data.layout import Options
+from private_rlhf.data.release import read_release
+from private_rlhf.privacy.keys import keygen, load_key
+from private_rlhf.privacy.signature import file_digest, sign
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 GOLDEN = Path(__file__).parents[1] / "golden" / "releases"
@@ -190,7 +189,7 @@ def test_rows_that_no_release_holds_are_refused(bundle: Path, kind: str) -> None
 
 def test_a_row_in_another_shard_is_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All rows in the first of two shards: where the border lies is not the writer's to choose."""
-    monkeypatch.setattr("pipeline.data.release.ROWS_PER_SHARD", 40)
+    monkeypatch.setattr("private_rlhf.data.release.ROWS_PER_SHARD", 40)
     facts = json.loads((bundle / "manifest.json").read_text()) | {"rows_per_shard": 40}
     write_json(bundle / "manifest.json", facts)
     (bundle / "signature.json").unlink()

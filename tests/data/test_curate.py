@@ -20,16 +20,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from other_machines import move_to
 from plain_release import manifest_of, privatize_records, write_release
-
-from pipeline.core.errors import UserError
-from pipeline.data import engine
-from pipeline.data.curate import Request, privatize_source
-from pipeline.data.formats import read_preferences
-from pipeline.data.layout import Options, parse_labels
-from pipeline.data.release import read_release
-from pipeline.privacy.keys import keygen, load_key
-from pipeline.privacy.ledger import Budget, Ledger
-from pipeline.privacy.mechanism import RandomizedResponse
+from private_rlhf.core.errors import UserError
+from private_rlhf.data import engine
+from private_rlhf.data.curate import Request, privatize_source
+from private_rlhf.data.formats import read_preferences
+from private_rlhf.data.layout import Options, parse_labels
+from private_rlhf.data.release import read_release
+from private_rlhf.privacy.keys import keygen, load_key
+from private_rlhf.privacy.ledger import Budget, Ledger
+from private_rlhf.privacy.mechanism import RandomizedResponse
 
 Row = dict[str, Any]
 words = st.sampled_from(["", " ", "a", "b", "c", "é\u2028", "\U0001f600", "\0", "a b"])
@@ -336,8 +335,8 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, key: Path, monkeypatch: 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from pipeline.data import curate, engine
-from pipeline.data.curate import Request, privatize_source
+from private_rlhf.data import curate, engine
+from private_rlhf.data.curate import Request, privatize_source
 step, left, data, output, key = sys.argv[1], int(sys.argv[2]), *sys.argv[3:]
 
 def killed(function):

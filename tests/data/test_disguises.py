@@ -10,10 +10,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
-
-from pipeline.data.contained import LEAST_LETTERS, MOST_ROWS
-from pipeline.data.overlap import Digests, Overlap, Pair, Texts, overlaps
-from pipeline.privacy.records import Text
+from private_rlhf.data.contained import LEAST_LETTERS, MOST_ROWS
+from private_rlhf.data.overlap import Digests, Overlap, Pair, Texts, overlaps
+from private_rlhf.privacy.records import Text
 
 WORDS = [f"{a}{b}" for a in ("ba", "ke", "lo", "mu", "ri", "so", "ta") for b in ("n", "rd", "st", "mp", "ll", "ck")]
 LENGTHS = {"long": 24, "short": 5}

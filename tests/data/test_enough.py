@@ -9,22 +9,21 @@ from typing import Any
 
 import pytest
 from plain_release import release_pairs
-
-from pipeline.core.config import parse
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import RunDir
-from pipeline.core.stage import StageContext
-from pipeline.core.world import World, check_rows
-from pipeline.data import inputs
-from pipeline.data.adopted import adopt
-from pipeline.embedded import task
-from pipeline.privacy.keys import keygen, load_key
-from pipeline.privacy.mechanism import RandomizedResponse
-from pipeline.privacy.records import RawPair
-from pipeline.stages import privatize
-from pipeline.stages.reward import split
-from pipeline.stages.table import stage_of
+from private_rlhf.core.config import parse
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.core.stage import StageContext
+from private_rlhf.core.world import World, check_rows
+from private_rlhf.data import inputs
+from private_rlhf.data.adopted import adopt
+from private_rlhf.embedded import task
+from private_rlhf.privacy.keys import keygen, load_key
+from private_rlhf.privacy.mechanism import RandomizedResponse
+from private_rlhf.privacy.records import RawPair
+from private_rlhf.stages import privatize
+from private_rlhf.stages.reward import split
+from private_rlhf.stages.table import stage_of
 
 
 def rows_of(count: int) -> list[dict[str, str]]:

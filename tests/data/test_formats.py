@@ -22,10 +22,9 @@ from preference_files import (
     write_jsonl,
     write_parquet,
 )
-
-from pipeline.core.errors import UserError
-from pipeline.data.formats import _common, read_demonstrations, read_preferences, read_prompts
-from pipeline.privacy.records import RawPair
+from private_rlhf.core.errors import UserError
+from private_rlhf.data.formats import _common, read_demonstrations, read_preferences, read_prompts
+from private_rlhf.privacy.records import RawPair
 
 GOOD = {"prompt": "p", "chosen": "a", "rejected": "b"}
 

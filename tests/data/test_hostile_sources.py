@@ -13,13 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from pipeline.core.errors import UserError
-from pipeline.data import chunks, sources
-from pipeline.data.chunks import cut, read_chunk
-from pipeline.data.layout import Options, find_layout
-from pipeline.data.sources import open_source
-from pipeline.privacy.records import record_id
+from private_rlhf.core.errors import UserError
+from private_rlhf.data import chunks, sources
+from private_rlhf.data.chunks import cut, read_chunk
+from private_rlhf.data.layout import Options, find_layout
+from private_rlhf.data.sources import open_source
+from private_rlhf.privacy.records import record_id
 
 ROW = {"prompt": "p", "chosen": "c", "rejected": "r"}
 

@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 from plain_release import release_pairs
-
-from pipeline.core.config import parse
-from pipeline.core.recipe import Recipe
-from pipeline.core.recipe_inputs import OF_RELEASE
-from pipeline.core.rundir import RunDir
-from pipeline.data import inputs
-from pipeline.data.formats import Demonstration
-from pipeline.privacy.keys import keygen, load_key
-from pipeline.privacy.mechanism import RandomizedResponse
-from pipeline.privacy.records import RawPair
+from private_rlhf.core.config import parse
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.recipe_inputs import OF_RELEASE
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.data import inputs
+from private_rlhf.data.formats import Demonstration
+from private_rlhf.privacy.keys import keygen, load_key
+from private_rlhf.privacy.mechanism import RandomizedResponse
+from private_rlhf.privacy.records import RawPair
 
 PAIRS = 400
 

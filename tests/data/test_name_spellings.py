@@ -14,15 +14,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from pipeline.core.errors import UserError
-from pipeline.data.curate import Request, privatize_source
-from pipeline.data.layout import Options
-from pipeline.data.release import read_release
-from pipeline.privacy.keys import keygen, load_key
-from pipeline.privacy.ledger import Budget, Ledger
-from pipeline.privacy.ledger_file import LedgerFile
-from pipeline.privacy.records import fold_name
+from private_rlhf.core.errors import UserError
+from private_rlhf.data.curate import Request, privatize_source
+from private_rlhf.data.layout import Options
+from private_rlhf.data.release import read_release
+from private_rlhf.privacy.keys import keygen, load_key
+from private_rlhf.privacy.ledger import Budget, Ledger
+from private_rlhf.privacy.ledger_file import LedgerFile
+from private_rlhf.privacy.records import fold_name
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 Row = dict[str, Any]
@@ -113,7 +112,7 @@ def test_programs_of_before_refuse_a_ledger_with_folded_names(
     tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(rows_of(), tmp_path / "v1", key)
-    monkeypatch.setattr("pipeline.privacy.ledger_file.READABLE", (1, 2, 3))
+    monkeypatch.setattr("private_rlhf.privacy.ledger_file.READABLE", (1, 2, 3))
     with pytest.raises(UserError, match="has format 4"):
         shown(key)
 

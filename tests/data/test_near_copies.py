@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-
-from pipeline.data.near_copies import SHINGLE, Shingler
-from pipeline.data.overlap import Digests, Overlap, Pair, Texts, overlaps
+from private_rlhf.data.near_copies import SHINGLE, Shingler
+from private_rlhf.data.overlap import Digests, Overlap, Pair, Texts, overlaps
 
 WORDS = [f"{a}{b}" for a in ("ba", "ke", "lo", "mu", "ri", "so", "ta") for b in ("n", "rd", "st", "mp", "ll", "ck")]
 PHRASE = "As an assistant I have to say that it depends on what you would like to do about it in the end, if at all."

@@ -11,15 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from plain_release import PrivateRecord, manifest_of, privatize_records, write_release
-
-from pipeline.core.atomic import json_text
-from pipeline.core.errors import UserError
-from pipeline.core.noise import PUBLIC
-from pipeline.data.container import ROWS_PER_GROUP, write_shard
-from pipeline.data.release import MESSAGES_TYPE, read_release
-from pipeline.privacy.keys import PrivacyKey
-from pipeline.privacy.mechanism import Mechanism, PublicLabels, RandomizedResponse
-from pipeline.privacy.records import RawPair, Text
+from private_rlhf.core.atomic import json_text
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise import PUBLIC
+from private_rlhf.data.container import ROWS_PER_GROUP, write_shard
+from private_rlhf.data.release import MESSAGES_TYPE, read_release
+from private_rlhf.privacy.keys import PrivacyKey
+from private_rlhf.privacy.mechanism import Mechanism, PublicLabels, RandomizedResponse
+from private_rlhf.privacy.records import RawPair, Text
 
 KEY = PrivacyKey(bytes(range(32)))
 
@@ -77,7 +76,7 @@ def test_shards_are_ranges_of_record_ids(
     tmp_path: Path, rows: int, shards: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A power of two of them, at most 6 rows in one on average; a range may be empty."""
-    monkeypatch.setattr("pipeline.data.release.ROWS_PER_SHARD", 6)
+    monkeypatch.setattr("private_rlhf.data.release.ROWS_PER_SHARD", 6)
     records = release(tmp_path / "out", pairs(rows), rows_per_shard=6)
     names = sorted(contents(tmp_path / "out"))
     assert names == ["manifest.json", *(f"part-{i:05d}.parquet" for i in range(shards))]
@@ -237,7 +236,7 @@ def test_nulls_inside_messages_are_refused(tmp_path: Path) -> None:
 
 
 def test_incomplete_folders_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.data.release.ROWS_PER_SHARD", 6)
+    monkeypatch.setattr("private_rlhf.data.release.ROWS_PER_SHARD", 6)
     with pytest.raises(UserError, match="no such release folder; write it again"):
         read_release(tmp_path / "none")
     release(tmp_path / "out", pairs(13), rows_per_shard=6)

@@ -9,19 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from pipeline.core.errors import UserError
-from pipeline.data import engine
-from pipeline.data.curate import Request, privatize_source
-from pipeline.data.layout import Options
-from pipeline.data.release import read_release
-from pipeline.privacy import ledger_file
-from pipeline.privacy.events import EVENT, LEGACY, EventStore, Generation, StagedGeneration
-from pipeline.privacy.keys import keygen, load_key
-from pipeline.privacy.ledger import Budget, Ledger
-from pipeline.privacy.ledger_file import LedgerFile
-from pipeline.privacy.owner_files import row_digest
-from pipeline.privacy.records import record_id
+from private_rlhf.core.errors import UserError
+from private_rlhf.data import engine
+from private_rlhf.data.curate import Request, privatize_source
+from private_rlhf.data.layout import Options
+from private_rlhf.data.release import read_release
+from private_rlhf.privacy import ledger_file
+from private_rlhf.privacy.events import EVENT, LEGACY, EventStore, Generation, StagedGeneration
+from private_rlhf.privacy.keys import keygen, load_key
+from private_rlhf.privacy.ledger import Budget, Ledger
+from private_rlhf.privacy.ledger_file import LedgerFile
+from private_rlhf.privacy.owner_files import row_digest
+from private_rlhf.privacy.records import record_id
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 Row = dict[str, Any]

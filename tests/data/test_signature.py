@@ -9,18 +9,17 @@ from typing import Any
 import pytest
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
-from pipeline.cli import main
-from pipeline.core.atomic import write_json
-from pipeline.core.config import parse
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import Recipe
-from pipeline.data.adopted import adopt
-from pipeline.data.container import settle
-from pipeline.data.curate import Request, privatize_source
-from pipeline.data.release import read_release
-from pipeline.privacy.keys import insecure_seed_key, keygen, load_key
-from pipeline.privacy.signature import public_key, sign, verify
+from private_rlhf.cli import main
+from private_rlhf.core.atomic import write_json
+from private_rlhf.core.config import parse
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.data.adopted import adopt
+from private_rlhf.data.container import settle
+from private_rlhf.data.curate import Request, privatize_source
+from private_rlhf.data.release import read_release
+from private_rlhf.privacy.keys import insecure_seed_key, keygen, load_key
+from private_rlhf.privacy.signature import public_key, sign, verify
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 

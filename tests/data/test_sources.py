@@ -17,13 +17,12 @@ from preference_files import (
     write_saved,
     write_shards,
 )
-
-from pipeline.core.errors import UserError
-from pipeline.data.formats import read_preferences, read_prompts
-from pipeline.data.sources import source_chunks
-from pipeline.privacy.keys import PrivacyKey
-from pipeline.privacy.mechanism import RandomizedResponse
-from pipeline.privacy.records import RawPair
+from private_rlhf.core.errors import UserError
+from private_rlhf.data.formats import read_preferences, read_prompts
+from private_rlhf.data.sources import source_chunks
+from private_rlhf.privacy.keys import PrivacyKey
+from private_rlhf.privacy.mechanism import RandomizedResponse
+from private_rlhf.privacy.records import RawPair
 
 ROWS = [explicit(*row) for row in triples(40)]
 LINE = '{"prompt": "p", "chosen": "a", "rejected": "b"}\n'

@@ -15,14 +15,13 @@ import pytest
 from other_machines import copy_key, move_to
 from plain_release import release_pairs
 from preference_files import CASES, STYLES, WRITERS, Row, triples, write_jsonl
-
-from pipeline.core.errors import UserError
-from pipeline.data.curate import Request, privatize_source
-from pipeline.data.formats import read_demonstrations, read_preferences, read_prompts
-from pipeline.data.layout import Options
-from pipeline.data.release import read_release
-from pipeline.privacy.keys import keygen, load_key
-from pipeline.privacy.mechanism import RandomizedResponse
+from private_rlhf.core.errors import UserError
+from private_rlhf.data.curate import Request, privatize_source
+from private_rlhf.data.formats import read_demonstrations, read_preferences, read_prompts
+from private_rlhf.data.layout import Options
+from private_rlhf.data.release import read_release
+from private_rlhf.privacy.keys import keygen, load_key
+from private_rlhf.privacy.mechanism import RandomizedResponse
 
 EPSILON = 2.0
 

@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 import typer
-
-from pipeline.cli import app
-from pipeline.core.config import load_recipe
-from pipeline.core.recipe import Recipe
+from private_rlhf.cli import app
+from private_rlhf.core.config import load_recipe
+from private_rlhf.core.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -131,9 +130,10 @@ def test_named_files_and_links_exist(page: Path) -> None:
     assert not [link for link in links if not (page.parent / link).exists()]
     files = re.findall(r"[` ]((?:tests|pipeline|reward_models|launch|configs)/[\w/]+\.(?:py|sh|md|yaml|sbatch))", text)
     assert not [name for name in files if name != "configs/mine.yaml" and not (ROOT / name).exists()]
-    modules = re.findall(r"`((?:pipeline|reward_models)(?:\.\w+)+)`", text)
+    modules = re.findall(r"`(private_rlhf(?:\.\w+)+)`", text)
     for module in modules:
-        parts = module.split(".")
+        parts = module.split(".")[1:]
+        parts = parts if parts[0] == "reward_models" else ["pipeline", *parts]
         assert any((ROOT / "/".join(parts[:end])).with_suffix(".py").is_file() for end in range(1, len(parts) + 1)) or (
             ROOT / "/".join(parts)
         ).is_dir(), module

@@ -6,16 +6,15 @@ import math
 import random
 from pathlib import Path
 
+import private_rlhf.embedded
 import pyarrow.parquet as pq
 import pytest
+from private_rlhf.embedded import task
+from private_rlhf.embedded.topics import EVAL_TOPICS, TRAIN_TOPICS, prompts, topic_of
+from private_rlhf.embedded.truth import true_reward
 from scipy.stats import binomtest, chi2
 
-import pipeline.embedded
-from pipeline.embedded import task
-from pipeline.embedded.topics import EVAL_TOPICS, TRAIN_TOPICS, prompts, topic_of
-from pipeline.embedded.truth import true_reward
-
-FOLDER = Path(pipeline.embedded.__file__).parent
+FOLDER = Path(private_rlhf.embedded.__file__).parent
 SCHEMAS = {
     "pairs.parquet": ["prompt", "response_a", "response_b"],
     "eval_pairs.parquet": ["prompt", "response_a", "response_b"],

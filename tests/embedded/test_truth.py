@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from pipeline.embedded.truth import TRUTH_RANGE, brevity, sentiment, true_reward
+from private_rlhf.embedded.truth import TRUTH_RANGE, brevity, sentiment, true_reward
 
 NEUTRAL = "The bus passes this house every morning at seven."
 PLEASANT = "The bus driver was a wonderful and kind person to meet."

@@ -7,9 +7,8 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-
-from pipeline.core.noise import PUBLIC, LabelNoise
-from pipeline.evaluation.calibration import coverage, preference_calibration
+from private_rlhf.core.noise import PUBLIC, LabelNoise
+from private_rlhf.evaluation.calibration import coverage, preference_calibration
 
 QUARTER = LabelNoise(math.log(3), Fraction(3, 4))
 

@@ -6,9 +6,8 @@ import math
 
 import numpy as np
 import pytest
-
-from pipeline.evaluation.counted import LONGER, counted_rates, counted_share, spread
-from pipeline.privacy.counts import DiscreteLaplace
+from private_rlhf.evaluation.counted import LONGER, counted_rates, counted_share, spread
+from private_rlhf.privacy.counts import DiscreteLaplace
 
 
 def test_choices_are_spread_over_the_rows_of_the_bundle() -> None:

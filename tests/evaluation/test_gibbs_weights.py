@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from pipeline.evaluation.gibbs import beats, gibbs_expectations
-from reward_models.gibbs import gibbs_weights, kl_from_uniform
+from private_rlhf.evaluation.gibbs import beats, gibbs_expectations
+from private_rlhf.reward_models.gibbs import gibbs_weights, kl_from_uniform
 
 
 @given(gap=st.floats(-20, 20), kl_coef=st.floats(0.05, 5), shift=st.floats(-1e3, 1e3))

@@ -10,13 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaForCausalLM
-
-from pipeline.core.noise import PUBLIC, LabelNoise
-from pipeline.core.stats import Estimate, wilson
-from pipeline.data.release import ReleasedPair
-from pipeline.data.render import Renderer
-from pipeline.evaluation.likelihood import (
+from private_rlhf.core.noise import PUBLIC, LabelNoise
+from private_rlhf.core.stats import Estimate, wilson
+from private_rlhf.data.release import ReleasedPair
+from private_rlhf.data.render import Renderer
+from private_rlhf.evaluation.likelihood import (
     like_length,
     likelihood_win_rate,
     longer_answer_baseline,
@@ -26,8 +24,9 @@ from pipeline.evaluation.likelihood import (
     prefers_longer,
     win_rate_at_like_length,
 )
-from pipeline.lm.likelihood import mean_logprobs
-from pipeline.lm.tiny import tiny_config, tiny_tokenizer
+from private_rlhf.lm.likelihood import mean_logprobs
+from private_rlhf.lm.tiny import tiny_config, tiny_tokenizer
+from transformers import LlamaForCausalLM
 
 NOISE, QUARTER = LabelNoise.of(0.5), LabelNoise(math.log(3), Fraction(3, 4))
 FLIP = 1 / (1 + math.exp(0.5))

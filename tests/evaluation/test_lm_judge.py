@@ -8,20 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from pipeline.core.config import parse
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import Recipe
-from pipeline.core.recipe_parts import JudgeSettings
-from pipeline.core.world import World
-from pipeline.data.render import Renderer
-from pipeline.evaluation import lm_judge
-from pipeline.evaluation.judges import EmbeddingJudge, judged_rates, make_judge
-from pipeline.evaluation.lm_judge import LmJudge
-from pipeline.lm.human_truth import human_reward
-from pipeline.lm.tiny import tiny_checkpoint, tiny_tokenizer
-from pipeline.privacy.status import outside_judge
-from pipeline.stages.table import preflight
+from private_rlhf.core.config import parse
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.recipe_parts import JudgeSettings
+from private_rlhf.core.world import World
+from private_rlhf.data.render import Renderer
+from private_rlhf.evaluation import lm_judge
+from private_rlhf.evaluation.judges import EmbeddingJudge, judged_rates, make_judge
+from private_rlhf.evaluation.lm_judge import LmJudge
+from private_rlhf.lm.human_truth import human_reward
+from private_rlhf.lm.tiny import tiny_checkpoint, tiny_tokenizer
+from private_rlhf.privacy.status import outside_judge
+from private_rlhf.stages.table import preflight
 
 CPU = torch.device("cpu")
 NAMES = ("--judge rm:", "--judge-public")

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from private_rlhf.core.stats import Estimate, wilson
+from private_rlhf.evaluation.judges import judged_rates
+from private_rlhf.evaluation.rates import agreement, best_of_four, decided_win_rate, length_controlled
 from scipy import optimize, special
 from sklearn.linear_model import LogisticRegression
-
-from pipeline.core.stats import Estimate, wilson
-from pipeline.evaluation.judges import judged_rates
-from pipeline.evaluation.rates import agreement, best_of_four, decided_win_rate, length_controlled
 
 EVALUATIONS = 2000
 

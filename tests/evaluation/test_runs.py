@@ -8,11 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from pipeline.core.errors import UserError
-from pipeline.core.rundir import RunDir
-from pipeline.core.stats import holm
-from pipeline.evaluation.runs import MEASURES, Run, compare_runs, differences, page, read_run
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.core.stats import holm
+from private_rlhf.evaluation.runs import MEASURES, Run, compare_runs, differences, page, read_run
 
 TERMS = {"judge": "embedded", "kl_coef": "0.5", "truth": "embedded", "sampling": "temperature 1"}
 

@@ -7,10 +7,9 @@ import math
 
 import numpy as np
 import pytest
-
-from pipeline.core.stats import wilson
-from pipeline.evaluation.samples import Answer, PromptResult
-from pipeline.evaluation.summary import FRONTIER, Summary, distinct_n, per_prompt
+from private_rlhf.core.stats import wilson
+from private_rlhf.evaluation.samples import Answer, PromptResult
+from private_rlhf.evaluation.summary import FRONTIER, Summary, distinct_n, per_prompt
 
 
 def answer(truth: float | None, kl: float = 0.0, tokens: int = 3, text: str = "a b c") -> Answer:

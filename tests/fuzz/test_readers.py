@@ -26,23 +26,22 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-from pipeline.attacks.canaries import plant, read_truth
-from pipeline.commands.ledger import as_text
-from pipeline.core.config import load_recipe
-from pipeline.core.errors import UserError, one_line
-from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import RunDir
-from pipeline.data.chunks import cut, read_chunk
-from pipeline.data.curate import Request, privatize_source
-from pipeline.data.formats import read_demonstrations, read_prompts
-from pipeline.data.layout import Options, find_layout
-from pipeline.data.release import read_release
-from pipeline.data.sources import open_source
-from pipeline.labelling.questions import read_answers, read_questions
-from pipeline.labelling.tasks import read_tasks
-from pipeline.privacy.keys import keygen, load_key
-from pipeline.privacy.ledger import Ledger
+from private_rlhf.attacks.canaries import plant, read_truth
+from private_rlhf.commands.ledger import as_text
+from private_rlhf.core.config import load_recipe
+from private_rlhf.core.errors import UserError, one_line
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.data.chunks import cut, read_chunk
+from private_rlhf.data.curate import Request, privatize_source
+from private_rlhf.data.formats import read_demonstrations, read_prompts
+from private_rlhf.data.layout import Options, find_layout
+from private_rlhf.data.release import read_release
+from private_rlhf.data.sources import open_source
+from private_rlhf.labelling.questions import read_answers, read_questions
+from private_rlhf.labelling.tasks import read_tasks
+from private_rlhf.privacy.keys import keygen, load_key
+from private_rlhf.privacy.ledger import Ledger
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 

@@ -39,7 +39,7 @@ def trajectories(folder: Path, dtype: str) -> Trajectories:
     own = [public, f"model.cache_dir={folder / 'cache'}", f"model.dtype={dtype}", *SHORTER]
 
     def stage(name: str, *overrides: str) -> None:
-        from pipeline.cli import main
+        from private_rlhf.cli import main
 
         command = ["run", "--config", str(ROOT / "configs" / "tiny.yaml"), "--run-dir", str(run), "--only", name]
         if code := main([*command, *own, *overrides]):

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 import torch
 from gpu.machine import make_trainer
+from private_rlhf.lm.kernels import KERNELS, runs
+from private_rlhf.lm.kernels.attention import NAME as GROUPED
+from private_rlhf.lm.kernels.products import OneDnnLinear
+from private_rlhf.lm.models import unwrap
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-
-from pipeline.lm.kernels import KERNELS, runs
-from pipeline.lm.kernels.attention import NAME as GROUPED
-from pipeline.lm.kernels.products import OneDnnLinear
-from pipeline.lm.models import unwrap
 
 pytestmark = pytest.mark.gpu
 

@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from private_rlhf.labelling import connections
+from private_rlhf.labelling.server import HEADERS, LabelServer
+from private_rlhf.labelling.store import AnswerStore
 from proxies import HOST, proxy
 from test_page import serving
 from test_smuggling import EVE, FORMS, INNER, House, house, of_vic, read
-
-from pipeline.labelling import connections
-from pipeline.labelling.server import HEADERS, LabelServer
-from pipeline.labelling.store import AnswerStore
 
 GET = f"GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode()
 HALF_BODY = GET.replace(b"GET /", b"POST /claim")[:-2] + b"Content-Length: 147\r\n\r\n{"
@@ -26,8 +25,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LabelSer
     """Eight places, and a second for a request."""
     monkeypatch.setattr(connections, "MOST_CONNECTIONS", 8)
     monkeypatch.setattr(connections, "SECONDS", 1)
-    monkeypatch.setattr("pipeline.labelling.server.MOST_CONNECTIONS", 8)
-    monkeypatch.setattr("pipeline.labelling.server.SECONDS", 2)
+    monkeypatch.setattr("private_rlhf.labelling.server.MOST_CONNECTIONS", 8)
+    monkeypatch.setattr("private_rlhf.labelling.server.SECONDS", 2)
     with serving(AnswerStore(tmp_path / "store", 1.0)) as server:
         yield server
 

@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 from chromium import Chromium, Tab, wait_for
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.labelling.labellers import FileDrop
+from private_rlhf.labelling.questions import make_question, write_questions
+from private_rlhf.labelling.server import ANSWER_BYTES, LabelServer
+from private_rlhf.labelling.store import AnswerStore
 from scipy.stats import binom
 from test_page import PAGE, QUESTIONS, answer, serving
-
-from pipeline.core.noise import LabelNoise
-from pipeline.labelling.labellers import FileDrop
-from pipeline.labelling.questions import make_question, write_questions
-from pipeline.labelling.server import ANSWER_BYTES, LabelServer
-from pipeline.labelling.store import AnswerStore
 
 pytestmark = pytest.mark.slow
 
@@ -257,7 +256,7 @@ def test_the_server_is_killed_in_the_middle_of_answers(tmp_path: Path) -> None:
     link = AnswerStore.open(folder).add_person("anna")
 
     def begin(port: str) -> tuple[subprocess.Popen[str], str]:
-        process = subprocess.Popen([sys.executable, "-m", "pipeline.cli", "label", "serve", "--store", str(folder),
+        process = subprocess.Popen([sys.executable, "-m", "private_rlhf.cli", "label", "serve", "--store", str(folder),
                                     "--pairs", str(tmp_path / "q.jsonl"), "--port", port],
                                    stdout=subprocess.PIPE, text=True)  # fmt: skip
         assert process.stdout is not None

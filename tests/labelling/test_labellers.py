@@ -8,12 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from scipy.stats import binom
-
-from pipeline.core.errors import UserError
-from pipeline.core.noise import LabelNoise
-from pipeline.labelling.labellers import Command, Crowd, FileDrop, Labeller, Simulated, Terminal, answers_within
-from pipeline.labelling.questions import (
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.labelling.labellers import Command, Crowd, FileDrop, Labeller, Simulated, Terminal, answers_within
+from private_rlhf.labelling.questions import (
     Question,
     make_question,
     read_answers,
@@ -21,7 +19,8 @@ from pipeline.labelling.questions import (
     write_answers,
     write_questions,
 )
-from pipeline.privacy.local import DrawStore
+from private_rlhf.privacy.local import DrawStore
+from scipy.stats import binom
 
 QUESTIONS = [make_question(f"q{i}", f"prompt {i}", f"yes {i}", f"no {i}") for i in range(40)]
 

@@ -12,9 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
-
-from pipeline.labelling.questions import make_question
-from pipeline.labelling.store import AnswerStore
+from private_rlhf.labelling.questions import make_question
+from private_rlhf.labelling.store import AnswerStore
 
 PEOPLE, EACH = 100, 50
 
@@ -25,7 +24,7 @@ def test_a_hundred_people_at_once_on_one_core(tmp_path: Path) -> None:
     store = AnswerStore(tmp_path / "store", 1.0, float(EACH))
     store.ask([make_question(f"q{i}", f"prompt {i}", f"yes {i}", f"no {i}") for i in range(PEOPLE * EACH)])
     links = [store.add_person(f"person {i}") for i in range(PEOPLE)]
-    command = [sys.executable, "-m", "pipeline.cli", "label", "serve", "--store", str(tmp_path / "store")]
+    command = [sys.executable, "-m", "private_rlhf.cli", "label", "serve", "--store", str(tmp_path / "store")]
     process = subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     port = int([process.stdout.readline() for _ in range(4)][-1].rpartition(":")[2].strip("/\n"))

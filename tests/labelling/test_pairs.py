@@ -5,11 +5,11 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from pipeline.data.release import read_release
-from pipeline.data.totals import check_totals
-from pipeline.labelling.questions import Question, make_question
-from pipeline.labelling.store import AHEAD, FILE, AnswerStore
-from pipeline.labelling.tasks import export_bundle
+from private_rlhf.data.release import read_release
+from private_rlhf.data.totals import check_totals
+from private_rlhf.labelling.questions import Question, make_question
+from private_rlhf.labelling.store import AHEAD, FILE, AnswerStore
+from private_rlhf.labelling.tasks import export_bundle
 
 THIRTY = [make_question(f"again {i}", "p", "x", "y") for i in range(30)]
 TURNED = Question("turned", "p", THIRTY[0].response_b, THIRTY[0].response_a)

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from private_rlhf.cli import main
+from private_rlhf.core.errors import UserError
+from private_rlhf.labelling.questions import make_question, write_questions
+from private_rlhf.labelling.server import ANSWER_BYTES, CLAIM_BYTES, HEADERS, LabelServer, Page, Rate
+from private_rlhf.labelling.store import AHEAD, FILE, AnswerStore
 from test_page import serving
-
-from pipeline.cli import main
-from pipeline.core.errors import UserError
-from pipeline.labelling.questions import make_question, write_questions
-from pipeline.labelling.server import ANSWER_BYTES, CLAIM_BYTES, HEADERS, LabelServer, Page, Rate
-from pipeline.labelling.store import AHEAD, FILE, AnswerStore
 
 QUESTIONS = [make_question(f"q{i}", f"prompt {i}", f"yes {i}", f"no {i}") for i in range(40)]
 SECRETS = ["a" * 64, "b" * 64]
@@ -293,7 +292,7 @@ def test_a_store_keeps_its_terms(store: AnswerStore) -> None:
 def test_answers_survive_a_kill(tmp_path: Path) -> None:
     """The command line, killed without warning after its confirmations, and begun again on what lies there."""
     write_questions(tmp_path / "q.jsonl", QUESTIONS)
-    program = [sys.executable, "-m", "pipeline.cli", "label"]
+    program = [sys.executable, "-m", "private_rlhf.cli", "label"]
     begin = [*program, "serve", "--store", str(tmp_path / "s"), "--port", "0"]
     given: dict[str, str] = {}
     for terms in (["--epsilon", "1", "--pairs", str(tmp_path / "q.jsonl")], []):
@@ -321,7 +320,7 @@ def test_links_have_the_server_s_address_and_no_request_is_logged(
 ) -> None:
     folder = str(tmp_path / "s")
     write_questions(tmp_path / "q.jsonl", QUESTIONS)
-    begin = [sys.executable, "-m", "pipeline.cli", "label", "serve", "--store", folder, "--port", "0"]
+    begin = [sys.executable, "-m", "private_rlhf.cli", "label", "serve", "--store", folder, "--port", "0"]
     new = ["--epsilon", "1", "--pairs", str(tmp_path / "q.jsonl")]
     for options, address in ((new, None), (["--url", "https://label.example.org"], "https://label.example.org/")):
         with subprocess.Popen(

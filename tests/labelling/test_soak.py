@@ -21,10 +21,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from private_rlhf.labelling.questions import make_question
+from private_rlhf.labelling.store import AnswerStore
 from test_smuggling import FORMS, INNER, read
-
-from pipeline.labelling.questions import make_question
-from pipeline.labelling.store import AnswerStore
 
 
 class Soak:
@@ -47,7 +46,7 @@ class Soak:
     def begin(self) -> None:
         """Starts the server, on the port that it had."""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "pipeline.cli", "label", "serve", "--store", str(self.folder), "--port",
+            [sys.executable, "-m", "private_rlhf.cli", "label", "serve", "--store", str(self.folder), "--port",
              str(self.port), "--url", "https://label.example.org/"], stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert self.process.stdout is not None

@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from pipeline.cli import main
-from pipeline.core.atomic import write_json
-from pipeline.core.errors import UserError
-from pipeline.data.release import read_release
-from pipeline.labelling.labellers import FileDrop
-from pipeline.labelling.questions import make_question, read_questions, write_answers, write_questions
-from pipeline.labelling.store import AnswerStore
-from pipeline.labelling.tasks import export_bundle, read_tasks
+from private_rlhf.cli import main
+from private_rlhf.core.atomic import write_json
+from private_rlhf.core.errors import UserError
+from private_rlhf.data.release import read_release
+from private_rlhf.labelling.labellers import FileDrop
+from private_rlhf.labelling.questions import make_question, read_questions, write_answers, write_questions
+from private_rlhf.labelling.store import AnswerStore
+from private_rlhf.labelling.tasks import export_bundle, read_tasks
 
 QUESTIONS = [make_question(f"q{i}", f"prompt {i}", f"yes {i}", f"no {i}") for i in range(6)]
 FIELDS = ("prompt", "answer1", "answer2")

@@ -32,7 +32,7 @@ line = f"world={os.environ['WORLD_SIZE']} accelerate={accelerator.num_processes}
 os.write(1, line.encode())  # one write per process, so that lines do not mix
 """
 STAGE_LIKE = f"""
-from pipeline.core.world import join_world
+from private_rlhf.core.world import join_world
 
 world = join_world()  # first, as in a stage: what it finds must hold for the accelerator that follows
 {REPORT}

@@ -15,13 +15,12 @@ from typing import Any
 import pytest
 from accelerate.commands import launch
 from pipeline_runs import TINY, Workspace, read_json
+from private_rlhf import launcher
+from private_rlhf.cli import main
+from private_rlhf.core.errors import UserError
+from private_rlhf.launcher import Launcher
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-
-from pipeline import launcher
-from pipeline.cli import main
-from pipeline.core.errors import UserError
-from pipeline.launcher import Launcher
 
 Start = Callable[[Any], None]
 
@@ -76,17 +75,19 @@ def test_stages_that_take_several_processes_are_launched(tmp_path: Path, monkeyp
 
     def start(arguments: Any) -> None:
         started.append((arguments, dict(os.environ)))
-        assert main([arguments.training_script.removeprefix("pipeline.stages."), *arguments.training_script_args]) == 0
+        stage = arguments.training_script.removeprefix("private_rlhf.stages.")
+        assert main([stage, *arguments.training_script_args]) == 0
 
     in_place_of_accelerate(monkeypatch, start)
     for name in ("privatize", "sft"):
         done = {"summary": "nothing learnt"}
-        monkeypatch.setattr(importlib.import_module(f"pipeline.stages.{name}"), "run", lambda context, done=done: done)
+        stage = importlib.import_module(f"private_rlhf.stages.{name}")
+        monkeypatch.setattr(stage, "run", lambda context, done=done: done)
     options = ["--config", str(TINY), "--data", "embedded", "model.dtype=float32", "privatize.key_file=k.key"]
     for stage in ("privatize", "sft"):
         assert main(["run", "--processes", "2", "--only", stage, *options]) == 0
     ((arguments, environment),) = started
-    assert arguments.training_script == "pipeline.stages.sft"
+    assert arguments.training_script == "private_rlhf.stages.sft"
     assert (arguments.num_processes, arguments.multi_gpu, arguments.module) == (2, True, True)
     assert environment["ACCELERATE_USE_CPU"] == "true"
     assert launcher.MARK not in os.environ
@@ -99,7 +100,7 @@ def test_stages_that_take_several_processes_are_launched(tmp_path: Path, monkeyp
 def test_one_process_needs_no_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     in_place_of_accelerate(monkeypatch, lambda arguments: pytest.fail("launched"))
-    monkeypatch.setattr(importlib.import_module("pipeline.stages.sft"), "run", lambda context: {"summary": "none"})
+    monkeypatch.setattr(importlib.import_module("private_rlhf.stages.sft"), "run", lambda context: {"summary": "none"})
     options = ["--config", str(TINY), "--only", "sft", "model.dtype=float32"]
     assert main(["run", "--processes", "1", *options]) == 0
 
@@ -131,7 +132,7 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(launcher, "on_cpu", lambda: False)
     monkeypatch.setattr("torch.accelerator.device_count", lambda: 2)
     with pytest.raises(UserError, match=r"--processes must be at most 2, the number of GPUs here, got 3: lower it"):
-        Launcher(3, []).start("sft", "pipeline.stages.sft")
+        Launcher(3, []).start("sft", "private_rlhf.stages.sft")
 
 
 def test_an_interrupt_of_the_launcher_is_one_and_handlers_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +143,7 @@ def test_an_interrupt_of_the_launcher_is_one_and_handlers_are_put_back(monkeypat
     in_place_of_accelerate(monkeypatch, start)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        Launcher(2, []).start("sft", "pipeline.stages.sft")
+        Launcher(2, []).start("sft", "private_rlhf.stages.sft")
     assert signal.getsignal(signal.SIGINT) == before
 
 

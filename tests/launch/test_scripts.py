@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = [*sorted((ROOT / "launch").glob("*.sh")), ROOT / "launch" / "slurm.sbatch", ROOT / ".ci" / "run"]
 FAKE_PYTHON = """#!/usr/bin/env bash
-if [[ "$*" == *"pipeline.cli stages"* ]]; then
+if [[ "$*" == *"private_rlhf.cli stages"* ]]; then
     printf 'privatize alone\\nsft launched\\nreward launched\\ndpo launched\\nevaluate launched\\nreport alone\\n'
     exit
 fi
@@ -47,7 +47,7 @@ def test_script_parses_and_stops_on_errors(path: Path) -> None:
 def test_pipeline_runs_the_stages_that_the_program_names(tmp_path: Path) -> None:
     code, calls, _ = run(tmp_path, "run_pipeline.sh", "configs/x.yaml", "runs/a", "seed=3", "ppo.iterations=2")
     assert code == 0
-    modules = [re.search(r"pipeline\.stages\.(\w+)", call) for call in calls]
+    modules = [re.search(r"private_rlhf\.stages\.(\w+)", call) for call in calls]
     assert [found[1] for found in modules if found] == ["privatize", "sft", "reward", "dpo", "evaluate", "report"]
     assert all(call.endswith("--config configs/x.yaml --run-dir runs/a seed=3 ppo.iterations=2") for call in calls)
     launched = {found[1] for call, found in zip(calls, modules, strict=True) if found and "commands.launch" in call}
@@ -55,7 +55,7 @@ def test_pipeline_runs_the_stages_that_the_program_names(tmp_path: Path) -> None
 
 
 def test_the_program_names_the_stages_of_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
-    from pipeline.cli import main
+    from private_rlhf.cli import main
 
     assert main(["stages", "--config", str(ROOT / "configs" / "tiny.yaml"), "aligner=rloo"]) == 0
     lines = ["privatize alone", "sft launched", "reward launched", "rloo launched", "evaluate launched", "report alone"]
@@ -65,20 +65,20 @@ def test_the_program_names_the_stages_of_a_recipe(capsys: pytest.CaptureFixture[
 def test_pipeline_defaults_to_two_cpu_processes_and_a_run_named_after_the_recipe(tmp_path: Path) -> None:
     _, calls, _ = run(tmp_path, "run_pipeline.sh", "configs/tiny.yaml", "seed=3")
     assert all("--run-dir runs/tiny seed=3" in call and call.startswith("cpu=true ") for call in calls)
-    assert any("cpu2.yaml -m pipeline.stages.sft" in call for call in calls)
+    assert any("cpu2.yaml -m private_rlhf.stages.sft" in call for call in calls)
 
 
 def test_pipeline_takes_another_accelerate_file_and_options(tmp_path: Path) -> None:
     _, calls, _ = run(tmp_path, "run_pipeline.sh", "configs/x.yaml",
                       ACCELERATE_CONFIG="launch/ddp.yaml", ACCELERATE_ARGS="--num_processes 8")
-    assert any("--config_file launch/ddp.yaml --num_processes 8 -m pipeline.stages.dpo" in call for call in calls)
+    assert any("--config_file launch/ddp.yaml --num_processes 8 -m private_rlhf.stages.dpo" in call for call in calls)
     assert all(call.startswith("cpu= ") for call in calls)
 
 
 def test_pipeline_stops_at_the_first_failing_stage(tmp_path: Path) -> None:
-    code, calls, _ = run(tmp_path, "run_pipeline.sh", "configs/x.yaml", FAIL_ON="pipeline.stages.reward")
+    code, calls, _ = run(tmp_path, "run_pipeline.sh", "configs/x.yaml", FAIL_ON="private_rlhf.stages.reward")
     assert code != 0
-    assert "pipeline.stages.reward" in calls[-1]
+    assert "private_rlhf.stages.reward" in calls[-1]
 
 
 @pytest.mark.parametrize("script", ["run_pipeline.sh", "sweep_epsilon.sh"])

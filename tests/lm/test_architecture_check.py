@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 from families import FAMILIES, family_checkpoint
-
-from pipeline.core.config import parse
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import Recipe
-from pipeline.core.world import World
-from pipeline.lm.architectures import base_config, check_architecture
-from pipeline.stages.table import preflight
+from private_rlhf.core.config import parse
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.world import World
+from private_rlhf.lm.architectures import base_config, check_architecture
+from private_rlhf.stages.table import preflight
 
 TEXTS = ["the quick brown fox"]
 OTHER_MODULES = {"lora": {"target_modules": ["c_attn"]}}

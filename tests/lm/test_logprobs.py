@@ -7,6 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from private_rlhf.lm.logprobs import (
+    PolicyWithValue,
+    response_forward,
+    token_batch,
+    token_kl,
+    token_logprobs,
+)
+from private_rlhf.lm.rows import Sharing
 from transformers import (
     CohereConfig,
     CohereForCausalLM,
@@ -19,15 +27,6 @@ from transformers import (
     GraniteConfig,
     GraniteForCausalLM,
 )
-
-from pipeline.lm.logprobs import (
-    PolicyWithValue,
-    response_forward,
-    token_batch,
-    token_kl,
-    token_logprobs,
-)
-from pipeline.lm.rows import Sharing
 
 CPU = torch.device("cpu")
 ALWAYS = Sharing(price=10**9, columns=0)

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 from pipeline_runs import Workspace, read_json, tree
+from private_rlhf.core.errors import RunStopped
+from private_rlhf.core.recipe_inputs import ModelConfig
+from private_rlhf.lm.made_once import JSON_FILES, TEMPLATE, WEIGHTS, is_whole, make_once
+from private_rlhf.lm.models import base_checkpoint
 from two_processes import run_two
-
-from pipeline.core.errors import RunStopped
-from pipeline.core.recipe_inputs import ModelConfig
-from pipeline.lm.made_once import JSON_FILES, TEMPLATE, WEIGHTS, is_whole, make_once
-from pipeline.lm.models import base_checkpoint
 
 
 def cut(path: Path) -> None:

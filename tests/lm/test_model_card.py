@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 from huggingface_hub import ModelCard
-
-from pipeline.core.config import parse
-from pipeline.core.recipe import Recipe
-from pipeline.data.render import Renderer
-from pipeline.lm.model_card import base_model, policy_text, write_results
-from pipeline.lm.released import write_beside
+from private_rlhf.core.config import parse
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.data.render import Renderer
+from private_rlhf.lm.model_card import base_model, policy_text, write_results
+from private_rlhf.lm.released import write_beside
 
 
 def recipe(source: str = "tiny", **data: object) -> Recipe:

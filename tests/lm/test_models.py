@@ -10,22 +10,21 @@ from typing import Any
 import pytest
 import torch
 from pipeline_runs import Workspace
-from safetensors.torch import load_file, save_file
-from tokenizers.processors import TemplateProcessing
-from transformers import AutoTokenizer
-
-from pipeline.core.errors import UserError
-from pipeline.core.recipe_inputs import ModelConfig
-from pipeline.core.recipe_parts import LoraSettings
-from pipeline.data.render import Renderer
-from pipeline.lm.models import (
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe_inputs import ModelConfig
+from private_rlhf.core.recipe_parts import LoraSettings
+from private_rlhf.data.render import Renderer
+from private_rlhf.lm.models import (
     add_lora,
     base_checkpoint,
     end_ids,
     load_causal_lm,
     load_tokenizer,
 )
-from pipeline.lm.saving import merged_copy, write_checkpoint
+from private_rlhf.lm.saving import merged_copy, write_checkpoint
+from safetensors.torch import load_file, save_file
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer
 
 IDS = torch.tensor([[5, 9, 200, 31, 7]])
 FORMAT = {"format": "pt"}

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from pipeline.core.config import parse
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import Recipe
-from pipeline.data.render import Renderer
-from pipeline.lm.model_card import policy_text
-from pipeline.lm.released import Rendering, read_rendering, write_beside
+from private_rlhf.core.config import parse
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.data.render import Renderer
+from private_rlhf.lm.model_card import policy_text
+from private_rlhf.lm.released import Rendering, read_rendering, write_beside
 
 
 def recipe(**data: Any) -> Recipe:

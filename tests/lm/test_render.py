@@ -6,10 +6,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-from pipeline.core.errors import UserError
-from pipeline.data.render import Prompt, Renderer, keep_fitting, keep_fitting_pairs, plain_prompt, plain_text, preview
-from pipeline.lm.models import load_tokenizer
+from private_rlhf.core.errors import UserError
+from private_rlhf.data.render import (
+    Prompt,
+    Renderer,
+    keep_fitting,
+    keep_fitting_pairs,
+    plain_prompt,
+    plain_text,
+    preview,
+)
+from private_rlhf.lm.models import load_tokenizer
 
 NO_SYSTEM = (
     "{% for message in messages %}"

@@ -10,13 +10,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from private_rlhf.lm.kernels.attention import NAME as GROUPED
+from private_rlhf.lm.kernels.attention import use_grouped_attention
+from private_rlhf.lm.rows import FAMILIES, LIKE, Rows, Sharing, batches, grouped, make_rows, sharing_of
+from private_rlhf.reward_models.model import RewardModel
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification
-
-from pipeline.lm.kernels.attention import NAME as GROUPED
-from pipeline.lm.kernels.attention import use_grouped_attention
-from pipeline.lm.rows import FAMILIES, LIKE, Rows, Sharing, batches, grouped, make_rows, sharing_of
-from reward_models.model import RewardModel
 
 CPU = torch.device("cpu")
 ALWAYS = Sharing(price=10**9, columns=0)

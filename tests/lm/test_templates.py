@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 import trl
 from families import FAMILIES
+from private_rlhf.core.errors import UserError
+from private_rlhf.data.render import TEMPLATE_DATE, Prompt, Renderer
+from private_rlhf.lm.smollm2 import smollm2_checkpoint
+from private_rlhf.lm.templates import end_of_turn, give_plain_template, tokenizer_as_trained
+from private_rlhf.lm.tiny import CHAT_TEMPLATE, tiny_tokenizer
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
-
-from pipeline.core.errors import UserError
-from pipeline.data.render import TEMPLATE_DATE, Prompt, Renderer
-from pipeline.lm.smollm2 import smollm2_checkpoint
-from pipeline.lm.templates import end_of_turn, give_plain_template, tokenizer_as_trained
-from pipeline.lm.tiny import CHAT_TEMPLATE, tiny_tokenizer
 
 TEXTS = ["the quick brown fox jumps over the lazy dog", "write one kind sentence about rivers", "12345 ünïcode"]
 THEIRS = Path(trl.__file__).parent / "chat_templates"
@@ -216,7 +215,7 @@ def test_what_cannot_be_rendered_alike_is_said(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.slow
 def test_smollm2_s_own_template(tmp_path: Path) -> None:
-    from pipeline.lm.models import load_tokenizer
+    from private_rlhf.lm.models import load_tokenizer
 
     tokenizer = load_tokenizer(smollm2_checkpoint(tmp_path / "cache"))
     for number, system in enumerate((None, "", "be kind")):

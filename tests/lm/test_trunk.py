@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from private_rlhf.core.recipe_parts import LoraSettings
+from private_rlhf.lm.logprobs import response_forward, token_batch, token_logprobs
+from private_rlhf.lm.models import add_lora
+from private_rlhf.lm.rows import FAMILIES, sharing_of
+from private_rlhf.lm.trunk import SCALES_EMBEDDINGS, frozen_layers, left_out, recorded
 from transformers import AutoConfig, AutoModelForCausalLM
-
-from pipeline.core.recipe_parts import LoraSettings
-from pipeline.lm.logprobs import response_forward, token_batch, token_logprobs
-from pipeline.lm.models import add_lora
-from pipeline.lm.rows import FAMILIES, sharing_of
-from pipeline.lm.trunk import SCALES_EMBEDDINGS, frozen_layers, left_out, recorded
 
 CPU = torch.device("cpu")
 PROMPTS = [[5, 9, 7], [5, 9, 7], [5, 8]]

@@ -23,14 +23,13 @@ ROOT = Path(__file__).resolve().parents[2]
 for folder in ("tests/attacks", "tests", "."):
     sys.path.insert(0, str(ROOT / folder))
 
+from private_rlhf.attacks.canaries import plant, read_truth, truth_path  # noqa: E402
+from private_rlhf.attacks.judge import FAMILY_WISE  # noqa: E402
+from private_rlhf.attacks.released import column_order, private_label, several_releases  # noqa: E402
+from private_rlhf.attacks.suite import ATTACKS, run_attacks  # noqa: E402
+from private_rlhf.data.curate import Request, privatize_source  # noqa: E402
+from private_rlhf.privacy.keys import keygen  # noqa: E402
 from worlds import make_world  # noqa: E402
-
-from pipeline.attacks.canaries import plant, read_truth, truth_path  # noqa: E402
-from pipeline.attacks.judge import FAMILY_WISE  # noqa: E402
-from pipeline.attacks.released import column_order, private_label, several_releases  # noqa: E402
-from pipeline.attacks.suite import ATTACKS, run_attacks  # noqa: E402
-from pipeline.data.curate import Request, privatize_source  # noqa: E402
-from pipeline.privacy.keys import keygen  # noqa: E402
 
 COUNT = 200_000
 EPSILONS = (0.1, 0.5, 1.0, 2.0)

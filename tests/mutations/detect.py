@@ -22,24 +22,24 @@ ROOT = Path(__file__).resolve().parents[2]
 for folder in ("tests/attacks", "tests", "."):
     sys.path.insert(0, str(ROOT / folder))
 
+from private_rlhf import runner  # noqa: E402
+from private_rlhf.attacks.audit import Audit, audit_outcomes  # noqa: E402
+from private_rlhf.attacks.released import private_label  # noqa: E402
+from private_rlhf.attacks.suite import ATTACKS, Outcome, run_attacks  # noqa: E402
+from private_rlhf.core.config import load_recipe  # noqa: E402
+from private_rlhf.core.errors import UserError  # noqa: E402
+from private_rlhf.core.recipe import Recipe  # noqa: E402
+from private_rlhf.core.rundir import RunDir  # noqa: E402
+from private_rlhf.core.user import another_user  # noqa: E402
+from private_rlhf.data.curate import Request, privatize_source  # noqa: E402
+from private_rlhf.data.layout import Options  # noqa: E402
+from private_rlhf.data.release import read_release  # noqa: E402
+from private_rlhf.privacy.counts import noisy_counts  # noqa: E402
+from private_rlhf.privacy.keys import keygen  # noqa: E402
+from private_rlhf.privacy.local import DrawStore  # noqa: E402
+from private_rlhf.privacy.prf import Prf  # noqa: E402
+from private_rlhf.twins import verify  # noqa: E402
 from worlds import World, make_world, write_jsonl  # noqa: E402
-
-from pipeline import runner  # noqa: E402
-from pipeline.attacks.audit import Audit, audit_outcomes  # noqa: E402
-from pipeline.attacks.released import private_label  # noqa: E402
-from pipeline.attacks.suite import ATTACKS, Outcome, run_attacks  # noqa: E402
-from pipeline.core.config import load_recipe  # noqa: E402
-from pipeline.core.errors import UserError  # noqa: E402
-from pipeline.core.recipe import Recipe  # noqa: E402
-from pipeline.core.rundir import RunDir  # noqa: E402
-from pipeline.data.curate import Request, privatize_source  # noqa: E402
-from pipeline.data.layout import Options  # noqa: E402
-from pipeline.data.release import read_release  # noqa: E402
-from pipeline.privacy.counts import noisy_counts  # noqa: E402
-from pipeline.privacy.keys import keygen  # noqa: E402
-from pipeline.privacy.local import DrawStore  # noqa: E402
-from pipeline.privacy.prf import Prf  # noqa: E402
-from pipeline.twins import verify  # noqa: E402
 
 Found = tuple[bool, str]
 OWN = ("data.public_labels=false", "evaluation_labels=private", "data.demonstrations=release", "data.prompts=release",
@@ -55,9 +55,10 @@ SHORT = ("sft.max_steps=2", "sft.batch_size=4", "sft.save_steps=2", "ppo.iterati
 def release(home: Path, data: Path, name: str, epsilon: float, options: Options | None = None) -> Path:
     """A release of `data` under the key of this home."""
     key = home / "owner.key"
-    if not key.exists():
-        keygen(key)
-    privatize_source(Request(str(data), home / name, epsilon, key, source="declared", options=options or Options()))
+    with another_user(home / "user"):  # a second home is a second holder: one user may not charge pairs under two keys
+        if not key.exists():
+            keygen(key)
+        privatize_source(Request(str(data), home / name, epsilon, key, source="declared", options=options or Options()))
     return home / name
 
 

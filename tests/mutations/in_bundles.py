@@ -131,7 +131,7 @@ ORDER = (
             Edit(
                 PROTECTED,
                 "        count = total - held_out(total)\n",
-                "        import numpy as np\n\n        from pipeline.privacy.events import ENTRY\n\n"
+                "        import numpy as np\n\n        from private_rlhf.privacy.events import ENTRY\n\n"
                 '        labels = np.concatenate([np.fromfile(part.path, ENTRY)["label"] for part in survey.pieces])\n'
                 "        count = total - held_out(total) - int((labels > 0).sum()) % 97\n",
             ),

@@ -126,13 +126,13 @@ LAW = (
             Edit(
                 ENGINE,
                 "    prf = key_file.load().prf\n    runs: list[Run] = []\n",
-                "    from pipeline.privacy.keys import insecure_seed_key\n\n"
+                "    from private_rlhf.privacy.keys import insecure_seed_key\n\n"
                 "    prf = insecure_seed_key(42).prf\n    runs: list[Run] = []\n",
             ),
             Edit(
                 ENGINE,
                 "release_labels(job.mechanism, job.key_file.load().prf, bucket.keys)",
-                "release_labels(job.mechanism, __import__('pipeline.privacy.keys', fromlist=['keys'])"
+                "release_labels(job.mechanism, __import__('private_rlhf.privacy.keys', fromlist=['keys'])"
                 ".insecure_seed_key(42).prf, bucket.keys)",
             ),
         ),
@@ -143,7 +143,7 @@ LAW = (
         "every label is released a second time under a key of its own",
         "Several keys for the same labels",
         (
-            Edit(ENGINE, "from pipeline.privacy.prf import frame\n", "from pipeline.privacy.prf import Prf, frame\n"),
+            Edit(ENGINE, "privacy.prf import frame\n", "privacy.prf import Prf, frame\n"),
             _after(
                 ENGINE,
                 _SHARD,

@@ -91,7 +91,7 @@ def refused(copy: Path) -> tuple[bool, str]:
         if made.returncode:
             raise RuntimeError(f"no release: {made.stderr[-2000:]}")
         bundle = str(Path(name) / "release")
-        done = run_in(ROOT, "-m", "pipeline.cli", "verify-release", "--as-published", bundle)
+        done = run_in(ROOT, "-m", "private_rlhf.cli", "verify-release", "--as-published", bundle)
         if done.returncode not in (0, 2):
             raise RuntimeError(f"verify-release: {done.stderr[-2000:]}")
         return done.returncode == 2, done.stderr.replace(name, "…").strip() or "verified"

@@ -9,6 +9,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from package_links import link_package
+
 ROOT = Path(__file__).resolve().parents[2]
 TOPS = ("pipeline", "reward_models", "tests", "configs", "pyproject.toml")
 """Of the checkout, what the detectors need."""
@@ -51,6 +53,7 @@ def plant(mutant: Mutant | None, folder: Path) -> Path:
             shutil.copytree(source, target, ignore=shutil.ignore_patterns(".hypothesis"))
         else:
             shutil.copy2(source, target)
+    link_package(folder, folder / "import")
     for edit in mutant.edits if mutant else ():
         path = folder / edit.file
         path.write_text(edited(path.read_text(encoding="utf-8"), edit), encoding="utf-8")
@@ -66,7 +69,7 @@ def edited(text: str, edit: Edit) -> str:
 
 def run_in(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Python with these arguments on a copy, one thread."""
-    paths = os.pathsep.join(filter(None, [str(copy), os.environ.get("PYTHONPATH_MORE")]))
+    paths = os.pathsep.join(filter(None, [str(copy / "import"), str(copy), os.environ.get("PYTHONPATH_MORE")]))
     environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     environment.pop("PYTEST_ADDOPTS", None)
     return subprocess.run(

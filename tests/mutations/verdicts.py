@@ -27,8 +27,8 @@ WITHIN_SLACK = ("O11",)  # no error: a bound that is far from tight may be that 
 UNSEEN: tuple[str, ...] = ()
 _PROGRAM = (
     "import importlib, json, sys\n"
-    "from pipeline.validation.lab import _stretched\n"
-    "study = vars(importlib.import_module(f'pipeline.validation.{sys.argv[1]}.run'))\n"
+    "from private_rlhf.validation.lab import _stretched\n"
+    "study = vars(importlib.import_module(f'private_rlhf.validation.{sys.argv[1]}.run'))\n"
     "claims = [_stretched(one, 100) if one.interval else one for one in eval(sys.argv[2], study)]\n"
     "print(json.dumps([(f'{one.claim} [{one.source}]', one.verdict, one.measured) for one in claims]))\n"
 )

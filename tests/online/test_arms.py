@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-from pipeline.core.noise import LabelNoise
-from pipeline.core.recipe_online import OnlineConfig
-from pipeline.online.arms import beside
-from pipeline.online.belief import Belief, Learner
-from pipeline.online.candidates import Candidates
-from pipeline.online.pool import Pool
-from pipeline.online.rounds import regret_of
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.recipe_online import OnlineConfig
+from private_rlhf.online.arms import beside
+from private_rlhf.online.belief import Belief, Learner
+from private_rlhf.online.candidates import Candidates
+from private_rlhf.online.pool import Pool
+from private_rlhf.online.rounds import regret_of
 
 KL = 0.5
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from pipeline.core.config import load_recipe
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import Recipe
-from pipeline.labelling.labellers import Labeller
-from pipeline.labelling.store import AnswerStore
-from pipeline.online.labeller import make_labeller
+from private_rlhf.core.config import load_recipe
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.labelling.labellers import Labeller
+from private_rlhf.labelling.store import AnswerStore
+from private_rlhf.online.labeller import make_labeller
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "online_demo.yaml"
 

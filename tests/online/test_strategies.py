@@ -7,12 +7,11 @@ import math
 
 import pytest
 import torch
-
-from pipeline.core.noise import LabelNoise
-from pipeline.online.belief import Belief, Learner
-from pipeline.online.open_pairs import OpenPairs
-from pipeline.online.strategies import STRATEGIES, Strategy, choose
-from reward_models.losses import fisher_weight
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.online.belief import Belief, Learner
+from private_rlhf.online.open_pairs import OpenPairs
+from private_rlhf.online.strategies import STRATEGIES, Strategy, choose
+from private_rlhf.reward_models.losses import fisher_weight
 
 NOISE, KL = LabelNoise.of(1.0), 0.5
 

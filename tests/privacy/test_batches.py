@@ -7,8 +7,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from pipeline.privacy.batches import (
+from private_rlhf.privacy.batches import (
     KEYS,
     Canonical,
     Columns,
@@ -23,9 +22,9 @@ from pipeline.privacy.batches import (
     record_tags,
     release_labels,
 )
-from pipeline.privacy.mechanism import RandomizedResponse
-from pipeline.privacy.prf import Prf
-from pipeline.privacy.records import (
+from private_rlhf.privacy.mechanism import RandomizedResponse
+from private_rlhf.privacy.prf import Prf
+from private_rlhf.privacy.records import (
     HEADER_BYTES,
     MESSAGES,
     TEXT,

@@ -6,13 +6,12 @@ import re
 from typing import Any
 
 import pytest
-
-from pipeline.core.errors import UserError
-from pipeline.privacy.card import NAMED_COLUMNS, ledger_rows, privacy_card, render_markdown
-from pipeline.privacy.guarantee import guarantee
-from pipeline.privacy.keys import PrivacyKey, insecure_seed_key
-from pipeline.privacy.mechanism import PublicLabels, RandomizedResponse
-from pipeline.privacy.person import person_epsilon
+from private_rlhf.core.errors import UserError
+from private_rlhf.privacy.card import NAMED_COLUMNS, ledger_rows, privacy_card, render_markdown
+from private_rlhf.privacy.guarantee import guarantee
+from private_rlhf.privacy.keys import PrivacyKey, insecure_seed_key
+from private_rlhf.privacy.mechanism import PublicLabels, RandomizedResponse
+from private_rlhf.privacy.person import person_epsilon
 
 KEY = PrivacyKey(bytes(32))
 

@@ -8,11 +8,10 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from private_rlhf.core.errors import UserError
+from private_rlhf.privacy.counts import Bits, DiscreteLaplace, noisy_counts
+from private_rlhf.privacy.prf import Prf
 from scipy import stats
-
-from pipeline.core.errors import UserError
-from pipeline.privacy.counts import Bits, DiscreteLaplace, noisy_counts
-from pipeline.privacy.prf import Prf
 
 PRF = Prf(bytes(range(32)))
 

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 from other_machines import move_to
-
-from pipeline.core.config import load_recipe
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import RunDir
-from pipeline.data.protected import check_input, owner_key
-from pipeline.privacy.keys import keygen
+from private_rlhf.core.config import load_recipe
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.data.protected import check_input, owner_key
+from private_rlhf.privacy.keys import keygen
 
 TINY = Path(__file__).resolve().parents[2] / "configs" / "tiny.yaml"
 

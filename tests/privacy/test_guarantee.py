@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-
-from pipeline.core.errors import UserError
-from pipeline.privacy.guarantee import (
+from private_rlhf.core.errors import UserError
+from private_rlhf.privacy.guarantee import (
     RANDOMISED_BY,
     DropCounts,
     claim_of,
@@ -16,8 +15,8 @@ from pipeline.privacy.guarantee import (
     stated,
     who_is_trusted,
 )
-from pipeline.privacy.keys import PrivacyKey, insecure_seed_key
-from pipeline.privacy.mechanism import NoisySum, PublicLabels, RandomizedResponse, make_mechanism
+from private_rlhf.privacy.keys import PrivacyKey, insecure_seed_key
+from private_rlhf.privacy.mechanism import NoisySum, PublicLabels, RandomizedResponse, make_mechanism
 
 KEY = PrivacyKey(bytes(range(32)))
 SMALL = RandomizedResponse(0.5)

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 from ledger_releases import events_of, release
-
-from pipeline.core.errors import UserError
-from pipeline.core.user import user_folder
-from pipeline.privacy.keys import PrivacyKey, keygen, load_key
-from pipeline.privacy.ledger import Budget, Ledger
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.user import user_folder
+from private_rlhf.privacy.keys import PrivacyKey, keygen, load_key
+from private_rlhf.privacy.ledger import Budget, Ledger
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 ANN = events_of("ann", 3)

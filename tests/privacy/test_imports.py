@@ -7,14 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pipeline.privacy
+import private_rlhf.privacy
 
 MODULES = (
     *(
-        f"pipeline.privacy.{name}"
+        f"private_rlhf.privacy.{name}"
         for name in ("card", "events", "keys", "ledger", "mechanism", "person", "prf", "guarantee", "records")
     ),
-    *(f"pipeline.data.{name}" for name in ("formats", "release", "sources")),
+    *(f"private_rlhf.data.{name}" for name in ("formats", "release", "sources")),
 )
 ARRAYS = frozenset({"numpy", "pyarrow"})
 SIGNATURES = {"signature.py": {"cryptography"}}  # Ed25519 is not ours to write
@@ -28,14 +28,14 @@ def test_no_heavy_import() -> None:
 
 
 def test_privacy_imports_the_core_and_arrays_alone() -> None:
-    for path in Path(pipeline.privacy.__path__[0]).glob("*.py"):
+    for path in Path(private_rlhf.privacy.__path__[0]).glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             for name in names:
                 top = name.split(".")[0]
                 allowed = (
-                    name.startswith(("pipeline.privacy", "pipeline.core"))
+                    name.startswith(("private_rlhf.privacy", "private_rlhf.core"))
                     or top in ARRAYS | sys.stdlib_module_names
                     or top in SIGNATURES.get(path.name, ())
                 )

@@ -9,11 +9,10 @@ import stat
 from pathlib import Path
 
 import pytest
-
-from pipeline.core.errors import UserError
-from pipeline.privacy.keys import HEADER, PrivacyKey, insecure_seed_key, keygen, load_key
-from pipeline.privacy.mechanism import RandomizedResponse
-from pipeline.privacy.prf import frame
+from private_rlhf.core.errors import UserError
+from private_rlhf.privacy.keys import HEADER, PrivacyKey, insecure_seed_key, keygen, load_key
+from private_rlhf.privacy.mechanism import RandomizedResponse
+from private_rlhf.privacy.prf import frame
 
 
 def mode(path: Path) -> int:

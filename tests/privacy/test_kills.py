@@ -14,16 +14,15 @@ from typing import Any
 import pytest
 from kills import Work, contents, kill_everywhere
 from other_machines import move_to
-
-from pipeline.commands.label import export
-from pipeline.data.curate import Request, privatize_source
-from pipeline.data.layout import Options
-from pipeline.labelling.questions import Question
-from pipeline.labelling.store import AnswerStore
-from pipeline.privacy.keys import keygen, load_key
-from pipeline.privacy.ledger import Ledger
-from pipeline.privacy.local import DrawStore, LabelFilter
-from pipeline.privacy.records import record_id
+from private_rlhf.commands.label import export
+from private_rlhf.data.curate import Request, privatize_source
+from private_rlhf.data.layout import Options
+from private_rlhf.labelling.questions import Question
+from private_rlhf.labelling.store import AnswerStore
+from private_rlhf.privacy.keys import keygen, load_key
+from private_rlhf.privacy.ledger import Ledger
+from private_rlhf.privacy.local import DrawStore, LabelFilter
+from private_rlhf.privacy.records import record_id
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 COUNT = 8

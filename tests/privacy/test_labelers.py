@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from pipeline.core.errors import UserError
-from pipeline.privacy import labelers
-from pipeline.privacy.labelers import NO_LABELER, TALLY, LabelerTotals, join_tallies, tally
+from private_rlhf.core.errors import UserError
+from private_rlhf.privacy import labelers
+from private_rlhf.privacy.labelers import NO_LABELER, TALLY, LabelerTotals, join_tallies, tally
 
 # Tags that share the first 8 bytes, differ in zero bytes alone, or stand at the ends of the range.
 PEOPLE = [NO_LABELER, bytes(15) + b"\1", b"\1" * 8 + bytes(8), b"\1" * 8 + bytes(7) + b"\2", b"\1" * 16, b"\xff" * 16]

@@ -14,11 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_releases import Event, events_of, merge, plan, release
-
-from pipeline.core.errors import UserError
-from pipeline.privacy.keys import PrivacyKey, insecure_seed_key, keygen, load_key
-from pipeline.privacy.ledger import Budget, Ledger, ReleasePlan
-from pipeline.privacy.person import person_epsilon
+from private_rlhf.core.errors import UserError
+from private_rlhf.privacy.keys import PrivacyKey, insecure_seed_key, keygen, load_key
+from private_rlhf.privacy.ledger import Budget, Ledger, ReleasePlan
+from private_rlhf.privacy.person import person_epsilon
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 POOL = [*events_of("ann", 5), *events_of("bob", 3), *events_of("", 2)]
@@ -363,7 +362,7 @@ def test_a_noisy_sum_adds_and_older_programs_refuse_its_ledger(key: PrivacyKey, 
     assert facts["labelers"]["max_epsilon"] == 5 * 1.5
     with pytest.raises(UserError, match=r"over the budget of 1\.5 per"):
         ledger.reserve(ReleasePlan("s", 0.5, 5, "another", "sum"), Budget(1.5, "event"))
-    monkeypatch.setattr("pipeline.privacy.ledger_file.READABLE", (1, 2))
+    monkeypatch.setattr("private_rlhf.privacy.ledger_file.READABLE", (1, 2))
     with pytest.raises(UserError, match="has format 4"):
         Ledger.open(key)
 

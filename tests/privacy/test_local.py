@@ -15,10 +15,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import binomtest
-
-from pipeline.core.errors import UserError
-from pipeline.privacy.local import (
+from private_rlhf.core.errors import UserError
+from private_rlhf.privacy.local import (
     LEVELS,
     MAX_LINE_BYTES,
     DrawStore,
@@ -27,7 +25,8 @@ from pipeline.privacy.local import (
     parse_labels,
     privatize_label,
 )
-from pipeline.privacy.mechanism import RandomizedResponse
+from private_rlhf.privacy.mechanism import RandomizedResponse
+from scipy.stats import binomtest
 
 SIGNS = (-1, 1)
 

@@ -20,14 +20,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binomtest, chi2, chisquare
-
-from pipeline.core.errors import UserError
-from pipeline.core.noise import LEVELS
-from pipeline.privacy.batches import KEYS, LABELER_DOMAIN, blinds, event_tags
-from pipeline.privacy.counts import COUNT_DOMAIN
-from pipeline.privacy.local import privatize_label
-from pipeline.privacy.mechanism import (
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise import LEVELS
+from private_rlhf.privacy.batches import KEYS, LABELER_DOMAIN, blinds, event_tags
+from private_rlhf.privacy.counts import COUNT_DOMAIN
+from private_rlhf.privacy.local import privatize_label
+from private_rlhf.privacy.mechanism import (
     DOMAIN,
     WALK_DOMAIN,
     Coins,
@@ -36,7 +34,8 @@ from pipeline.privacy.mechanism import (
     last_coin,
     make_mechanism,
 )
-from pipeline.privacy.prf import DIGEST_DOMAIN, Prf, frame
+from private_rlhf.privacy.prf import DIGEST_DOMAIN, Prf, frame
+from scipy.stats import binomtest, chi2, chisquare
 
 ALARM = 1e-4
 OCTAVES_OF_TEST = 3
@@ -317,7 +316,7 @@ def test_tags_and_blinds_share_no_bit_with_the_coins() -> None:
 
 
 def test_uses_of_the_key_are_told_apart_by_their_domain() -> None:
-    """No two uses ever give the key the same input. (`pipeline.twins` has a key of its own.)"""
+    """No two uses ever give the key the same input. (`private_rlhf.twins` has a key of its own.)"""
     domains = {"DOMAIN": DOMAIN, "WALK_DOMAIN": WALK_DOMAIN, "COUNT_DOMAIN": COUNT_DOMAIN,
                "LABELER_DOMAIN": LABELER_DOMAIN, "DIGEST_DOMAIN": DIGEST_DOMAIN}  # fmt: skip
     padded = {domain.ljust(16, b"\0") for domain in domains.values()}  # as BLAKE2b pads it

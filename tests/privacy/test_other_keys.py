@@ -7,13 +7,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-
-from pipeline.cli import main
-from pipeline.core.errors import UserError
-from pipeline.core.user import default_key
-from pipeline.data.curate import Request, privatize_source
-from pipeline.privacy.keys import keygen, load_key
-from pipeline.privacy.ledger import Budget, Ledger
+from private_rlhf.cli import main
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.user import default_key
+from private_rlhf.data.curate import Request, privatize_source
+from private_rlhf.privacy.keys import keygen, load_key
+from private_rlhf.privacy.ledger import Budget, Ledger
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 

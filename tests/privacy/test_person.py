@@ -6,11 +6,10 @@ import itertools
 import math
 
 import pytest
+from private_rlhf.core.errors import UserError
+from private_rlhf.privacy.person import person_epsilon
 from scipy.optimize import brentq
 from scipy.stats import binom
-
-from pipeline.core.errors import UserError
-from pipeline.privacy.person import person_epsilon
 
 
 def test_by_hand() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from pipeline.privacy.records import (
+from private_rlhf.privacy.records import (
     Text,
     canonical_record,
     decode_messages,

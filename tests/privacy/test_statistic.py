@@ -9,13 +9,11 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from scipy import stats
-
-from pipeline.accounting.conversions import zcdp_rho
-from pipeline.core.errors import UserError
-from pipeline.privacy.counts import Bits
-from pipeline.privacy.prf import Prf
-from pipeline.privacy.statistic import (
+from private_rlhf.accounting.conversions import zcdp_rho
+from private_rlhf.core.errors import UserError
+from private_rlhf.privacy.counts import Bits
+from private_rlhf.privacy.prf import Prf
+from private_rlhf.privacy.statistic import (
     DiscreteGaussian,
     exact_statistic,
     gaussian_for,
@@ -24,6 +22,7 @@ from pipeline.privacy.statistic import (
     noisy_statistic,
     squared_l2_sensitivity,
 )
+from scipy import stats
 
 PRF = Prf(bytes(range(32)))
 

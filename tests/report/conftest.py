@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from private_rlhf.core.rundir import RunDir
 from report_runs import MakeRun, write_run
-
-from pipeline.core.rundir import RunDir
 
 
 @pytest.fixture

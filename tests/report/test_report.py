@@ -10,20 +10,19 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from private_rlhf.accounting.people import randomized_response
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import PrivatizeConfig, Recipe
+from private_rlhf.core.recipe_inputs import ModelConfig
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.core.stage import StageContext
+from private_rlhf.core.world import World
+from private_rlhf.report.card import run_card
+from private_rlhf.report.inputs import read_run
+from private_rlhf.report.render import render_html, render_markdown
+from private_rlhf.report.status import privacy_status
+from private_rlhf.stages import report
 from report_runs import MakeRun, write_run
-
-from pipeline.accounting.people import randomized_response
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import PrivatizeConfig, Recipe
-from pipeline.core.recipe_inputs import ModelConfig
-from pipeline.core.rundir import RunDir
-from pipeline.core.stage import StageContext
-from pipeline.core.world import World
-from pipeline.report.card import run_card
-from pipeline.report.inputs import read_run
-from pipeline.report.render import render_html, render_markdown
-from pipeline.report.status import privacy_status
-from pipeline.stages import report
 
 STAGES = ("privatize", "sft", "reward", "ppo", "evaluate", "report")
 VOID = {"meta", "br", "hr", "img", "link", "input"}

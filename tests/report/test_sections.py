@@ -6,12 +6,11 @@ import re
 from typing import Any
 
 import pytest
-
-from pipeline.core.noise import LabelNoise
-from pipeline.report import plots, sections
-from pipeline.report.inputs import RunFacts
-from pipeline.report.status import PrivacyStatus
-from pipeline.report.text import duration, number, percent, significant
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.report import plots, sections
+from private_rlhf.report.inputs import RunFacts
+from private_rlhf.report.status import PrivacyStatus
+from private_rlhf.report.text import duration, number, percent, significant
 
 PRIVATE = PrivacyStatus(2.0, 0.8808, (), False)
 

@@ -6,10 +6,9 @@ import io
 import json
 from pathlib import Path
 
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.report.terminal import show_results
 from rich.console import Console
-
-from pipeline.core.rundir import RunDir
-from pipeline.report.terminal import show_results
 
 
 def printed(run: RunDir) -> str:

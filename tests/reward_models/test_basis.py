@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-
-from reward_models.basis import FeatureBasis, identity_basis, pair_basis
+from private_rlhf.reward_models.basis import FeatureBasis, identity_basis, pair_basis
 
 
 def _features(n: int = 200, d: int = 12) -> tuple[np.ndarray, np.ndarray]:

@@ -8,18 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.reward_models.basis import identity_basis, pair_basis
+from private_rlhf.reward_models.bonuses import BONUS_KINDS, Bonus, bonus_from_tensors, bonus_kind, bonus_tensors
+from private_rlhf.reward_models.checkpoint import RewardMetadata, load_reward_checkpoint, save_reward_checkpoint
+from private_rlhf.reward_models.dropout import DropoutBonus, DropoutRewardModel, has_dropout
+from private_rlhf.reward_models.elliptical import EllipticalAccumulator, EllipticalBonus, EllipticalConstants
+from private_rlhf.reward_models.ensemble import EnsembleBonus, fit_ensemble
+from private_rlhf.reward_models.linear import LinearFit, fit_linear
+from private_rlhf.reward_models.model import PaddedTexts, RewardModel, set_score_weight
+from private_rlhf.reward_models.uncertainty import FisherAccumulator, FisherBonus
 from transformers import GPT2Config, GPT2ForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
-
-from pipeline.core.noise import LabelNoise
-from reward_models.basis import identity_basis, pair_basis
-from reward_models.bonuses import BONUS_KINDS, Bonus, bonus_from_tensors, bonus_kind, bonus_tensors
-from reward_models.checkpoint import RewardMetadata, load_reward_checkpoint, save_reward_checkpoint
-from reward_models.dropout import DropoutBonus, DropoutRewardModel, has_dropout
-from reward_models.elliptical import EllipticalAccumulator, EllipticalBonus, EllipticalConstants
-from reward_models.ensemble import EnsembleBonus, fit_ensemble
-from reward_models.linear import LinearFit, fit_linear
-from reward_models.model import PaddedTexts, RewardModel, set_score_weight
-from reward_models.uncertainty import FisherAccumulator, FisherBonus
 
 
 def pairs(n: int = 400, d: int = 5, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -8,12 +8,11 @@ import math
 import numpy as np
 import pytest
 import torch
-
-from pipeline.core.errors import UserError
-from pipeline.privacy.counts import Bits
-from pipeline.privacy.prf import Prf
-from reward_models.central import GRID, fit_statistic, public_rows, release_statistic
-from reward_models.linear import fit_linear
+from private_rlhf.core.errors import UserError
+from private_rlhf.privacy.counts import Bits
+from private_rlhf.privacy.prf import Prf
+from private_rlhf.reward_models.central import GRID, fit_statistic, public_rows, release_statistic
+from private_rlhf.reward_models.linear import fit_linear
 
 
 def bits(number: int) -> Bits:

@@ -10,12 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from transformers import AutoModelForSequenceClassification, PreTrainedModel
-
-from pipeline.core.noise import PUBLIC, LabelNoise
-from pipeline.lm.numerics import affordable
-from reward_models.checkpoint import (
+from private_rlhf.core.noise import PUBLIC, LabelNoise
+from private_rlhf.lm.numerics import affordable
+from private_rlhf.reward_models.checkpoint import (
     BONUS_FILE,
     METADATA_FILE,
     RewardMetadata,
@@ -23,8 +20,10 @@ from reward_models.checkpoint import (
     read_metadata,
     save_reward_checkpoint,
 )
-from reward_models.model import RewardModel, build_reward_backbone, set_score_weight
-from reward_models.uncertainty import FisherAccumulator, FisherBonus
+from private_rlhf.reward_models.model import RewardModel, build_reward_backbone, set_score_weight
+from private_rlhf.reward_models.uncertainty import FisherAccumulator, FisherBonus
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 METADATA = RewardMetadata(
     noise=LabelNoise.of(2.0),

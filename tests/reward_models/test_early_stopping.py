@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from private_rlhf.reward_models.early_stopping import HeldOutRecord, HeldOutStopping, paired_gain
+from private_rlhf.reward_models.losses import private_likelihood_loss
+from private_rlhf.reward_models.model import RewardModel
+from private_rlhf.reward_models.trainer import PrivateRewardTrainer
 from reward_trainers import make_rows, make_trainer
 from transformers import TrainerCallback
-
-from reward_models.early_stopping import HeldOutRecord, HeldOutStopping, paired_gain
-from reward_models.losses import private_likelihood_loss
-from reward_models.model import RewardModel
-from reward_models.trainer import PrivateRewardTrainer
 
 
 def test_the_paired_error_is_that_of_the_differences() -> None:

@@ -8,19 +8,23 @@ from typing import Any
 
 import pytest
 import torch
-
-from pipeline.core.config import parse
-from pipeline.core.errors import UserError
-from pipeline.core.noise import PUBLIC, LabelNoise
-from pipeline.core.recipe import Recipe
-from pipeline.core.world import World
-from pipeline.lm.models import load_tokenizer
-from pipeline.report.card import external_reward
-from pipeline.stages.table import preflight
-from reward_models.checkpoint import METADATA_FILE, RewardMetadata, load_reward_checkpoint, save_reward_checkpoint
-from reward_models.external import use_external
-from reward_models.model import build_reward_backbone, set_score_weight
-from reward_models.uncertainty import FisherAccumulator, FisherBonus
+from private_rlhf.core.config import parse
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise import PUBLIC, LabelNoise
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.world import World
+from private_rlhf.lm.models import load_tokenizer
+from private_rlhf.report.card import external_reward
+from private_rlhf.reward_models.checkpoint import (
+    METADATA_FILE,
+    RewardMetadata,
+    load_reward_checkpoint,
+    save_reward_checkpoint,
+)
+from private_rlhf.reward_models.external import use_external
+from private_rlhf.reward_models.model import build_reward_backbone, set_score_weight
+from private_rlhf.reward_models.uncertainty import FisherAccumulator, FisherBonus
+from private_rlhf.stages.table import preflight
 
 
 def recipe(path: Path, public: bool | None = None, kappa: float = 0.0) -> Recipe:

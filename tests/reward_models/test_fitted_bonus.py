@@ -7,19 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from private_rlhf.core.config import parse
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.reward_models.basis import pair_basis
+from private_rlhf.reward_models.bonuses import BONUS_KINDS, bonus_kind
+from private_rlhf.reward_models.dropout import DropoutBonus
+from private_rlhf.reward_models.fitted_bonus import check_uncertainty, head_bonus
+from private_rlhf.reward_models.head import PairFeatures
+from private_rlhf.reward_models.linear import fit_linear
+from private_rlhf.reward_models.uncertainty import FisherBonus
+from private_rlhf.stages.reward import split
 from transformers import LlamaForCausalLM
-
-from pipeline.core.config import parse
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import Recipe
-from pipeline.stages.reward import split
-from reward_models.basis import pair_basis
-from reward_models.bonuses import BONUS_KINDS, bonus_kind
-from reward_models.dropout import DropoutBonus
-from reward_models.fitted_bonus import check_uncertainty, head_bonus
-from reward_models.head import PairFeatures
-from reward_models.linear import fit_linear
-from reward_models.uncertainty import FisherBonus
 
 
 def recipe(kind: str | None, **reward: Any) -> Recipe:

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed
-
-from reward_models.gram import BLOCK, StreamedGram, definite_factor
-from reward_models.uncertainty import FisherAccumulator
+from private_rlhf.reward_models.gram import BLOCK, StreamedGram, definite_factor
+from private_rlhf.reward_models.uncertainty import FisherAccumulator
 
 
 def features(seed: int, n: int = 3000, d: int = 6) -> torch.Tensor:

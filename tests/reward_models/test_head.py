@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import torch
 from pipeline_runs import ROOT
-
-from pipeline.core.config import load_recipe
-from pipeline.core.noise import LabelNoise
-from pipeline.core.recipe import Recipe
-from reward_models.fitted_bonus import head_bonus
-from reward_models.head import PairFeatures, fit_head, refit_head
-from reward_models.linear import LinearFit
+from private_rlhf.core.config import load_recipe
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.reward_models.fitted_bonus import head_bonus
+from private_rlhf.reward_models.head import PairFeatures, fit_head, refit_head
+from private_rlhf.reward_models.linear import LinearFit
 
 DIM, PAIRS, TESTS = 128, 2430, 4000
 """As many pairs a component as the paper's recipe has: 38,800 for 2,048."""

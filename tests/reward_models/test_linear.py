@@ -8,14 +8,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.reward_models.basis import pair_basis
+from private_rlhf.reward_models.bound import bounded_reward
+from private_rlhf.reward_models.linear import LinearFit, fit_linear
+from private_rlhf.reward_models.losses import get_loss, loss_names, private_likelihood_loss
+from private_rlhf.reward_models.ridge import assign_folds, default_ridges, ridge_from_margin_scale, select_ridge
 from scipy.optimize import minimize
-
-from pipeline.core.noise import LabelNoise
-from reward_models.basis import pair_basis
-from reward_models.bound import bounded_reward
-from reward_models.linear import LinearFit, fit_linear
-from reward_models.losses import get_loss, loss_names, private_likelihood_loss
-from reward_models.ridge import assign_folds, default_ridges, ridge_from_margin_scale, select_ridge
 
 
 def make_pairs(

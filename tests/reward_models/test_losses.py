@@ -10,9 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from pipeline.core.noise import LabelNoise
-from reward_models.losses import (
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.reward_models.losses import (
     debiased_loss,
     fisher_weight,
     get_loss,

@@ -7,6 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from private_rlhf.lm.rows import make_rows
+from private_rlhf.reward_models.model import (
+    RewardModel,
+    build_reward_backbone,
+    last_token_index,
+    merge_adapters,
+    score_layer,
+    set_score_weight,
+)
 from transformers import (
     AutoModel,
     AutoModelForSequenceClassification,
@@ -17,16 +26,6 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
-)
-
-from pipeline.lm.rows import make_rows
-from reward_models.model import (
-    RewardModel,
-    build_reward_backbone,
-    last_token_index,
-    merge_adapters,
-    score_layer,
-    set_score_weight,
 )
 
 SEQUENCES = ([5, 6, 7, 8, 2], [9, 10], [11, 12, 13, 2, 14, 15, 16], [17])

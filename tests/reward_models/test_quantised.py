@@ -7,14 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.lm import quantised
+from private_rlhf.reward_models.checkpoint import RewardMetadata, load_reward_checkpoint, save_reward_checkpoint
+from private_rlhf.reward_models.early_stopping import HeldOutStopping
+from private_rlhf.reward_models.model import (
+    RewardModel,
+    build_reward_backbone,
+    merge_adapters,
+    score_layer,
+    set_score_weight,
+)
 from reward_trainers import make_rows, make_trainer, step_losses
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM
-
-from pipeline.core.noise import LabelNoise
-from pipeline.lm import quantised
-from reward_models.checkpoint import RewardMetadata, load_reward_checkpoint, save_reward_checkpoint
-from reward_models.early_stopping import HeldOutStopping
-from reward_models.model import RewardModel, build_reward_backbone, merge_adapters, score_layer, set_score_weight
 
 LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], modules_to_save=["score"], task_type="SEQ_CLS")
 

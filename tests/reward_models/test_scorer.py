@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-
-from pipeline.core.errors import UserError
-from pipeline.data.render import Renderer
-from pipeline.lm.tiny import tiny_tokenizer
-from reward_models import scorer as scoring
+from private_rlhf.core.errors import UserError
+from private_rlhf.data.render import Renderer
+from private_rlhf.lm.tiny import tiny_tokenizer
+from private_rlhf.reward_models import scorer as scoring
 
 
 @pytest.fixture

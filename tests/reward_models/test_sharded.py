@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from private_rlhf.core.world import World
+from private_rlhf.lm.models import load_tokenizer
+from private_rlhf.reward_models.model import build_reward_backbone
 from sharded_reward_worker import KINDS, learn
 from two_processes import run_two
-
-from pipeline.core.world import World
-from pipeline.lm.models import load_tokenizer
-from reward_models.model import build_reward_backbone
 
 TOLERANCE = 1e-4
 

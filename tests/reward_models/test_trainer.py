@@ -15,13 +15,18 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.world import join_world
+from private_rlhf.reward_models.losses import SMOOTHING_REFUSED, get_loss
+from private_rlhf.reward_models.model import (
+    RewardModel,
+    build_reward_backbone,
+    merge_adapters,
+    score_layer,
+    set_score_weight,
+)
 from reward_trainers import make_rows, make_tokenizer, make_trainer, step_losses
 from trl import RewardTrainer
-
-from pipeline.core.noise import LabelNoise
-from pipeline.core.world import join_world
-from reward_models.losses import SMOOTHING_REFUSED, get_loss
-from reward_models.model import RewardModel, build_reward_backbone, merge_adapters, score_layer, set_score_weight
 
 LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], modules_to_save=["score"], task_type="SEQ_CLS")
 

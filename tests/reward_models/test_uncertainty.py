@@ -6,12 +6,11 @@ import math
 
 import pytest
 import torch
-
-from pipeline.core.noise import LabelNoise
-from reward_models.basis import FeatureBasis, pair_basis
-from reward_models.linear import fit_linear
-from reward_models.losses import private_likelihood_loss
-from reward_models.uncertainty import FisherAccumulator, FisherBonus
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.reward_models.basis import FeatureBasis, pair_basis
+from private_rlhf.reward_models.linear import fit_linear
+from private_rlhf.reward_models.losses import private_likelihood_loss
+from private_rlhf.reward_models.uncertainty import FisherAccumulator, FisherBonus
 
 
 def _pairs(n: int = 400, d: int = 6, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

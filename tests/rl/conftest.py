@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from ppo_problem import Problem, make_problem
-
-from pipeline.rl.trainer import PpoTrainer
+from private_rlhf.rl.trainer import PpoTrainer
 
 
 @pytest.fixture

@@ -14,11 +14,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from ppo_problem import make_problem
+from private_rlhf.core.world import World
+from private_rlhf.lm.distributed import make_accelerator
 from sharded_ppo_worker import SETTINGS, with_references
 from two_processes import FSDP, gloo_pair
-
-from pipeline.core.world import World
-from pipeline.lm.distributed import make_accelerator
 
 
 def work(rank: int, lora: bool) -> dict[str, Any]:

@@ -19,11 +19,10 @@ from torch.distributed.fsdp import fully_shard
 from transformers import LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from private_rlhf.lm.generate import Sampling, sample_key, sample_responses, sharded
+from private_rlhf.lm.saving import write_checkpoint
+from private_rlhf.lm.tiny import tiny_config
 from two_processes import gloo_pair
-
-from pipeline.lm.generate import Sampling, sample_key, sample_responses, sharded
-from pipeline.lm.saving import write_checkpoint
-from pipeline.lm.tiny import tiny_config
 
 PROMPTS = {0: [[3, 4], [5], [2, 6, 7, 3, 4], [7, 7, 7], [4, 2]], 1: [[6, 2]]}
 CAP = 20  # three strides; an end-of-turn is one token of eight, so that responses end in all of them

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from private_rlhf.core.recipe_inputs import ModelConfig
+from private_rlhf.core.recipe_parts import LoraSettings
+from private_rlhf.lm.models import add_lora, base_checkpoint, load_causal_lm, load_tokenizer
+from private_rlhf.reward_models.losses import debiased_loss, private_likelihood_loss, uncorrected_loss
+from private_rlhf.rl.dpo import PrivateDpoTrainer, pair_dataset
 from trl import DPOConfig
-
-from pipeline.core.recipe_inputs import ModelConfig
-from pipeline.core.recipe_parts import LoraSettings
-from pipeline.lm.models import add_lora, base_checkpoint, load_causal_lm, load_tokenizer
-from pipeline.rl.dpo import PrivateDpoTrainer, pair_dataset
-from reward_models.losses import debiased_loss, private_likelihood_loss, uncorrected_loss
 
 BETA = 0.3
 PAIRS = [([1, 5, 9], [7, 8, 2], [6, 2]), ([1, 4], [9, 2], [5, 6, 7, 8, 2]), ([3], [4, 4, 2], [5, 2])]

@@ -11,17 +11,16 @@ import pytest
 import torch
 from accelerate import Accelerator
 from ppo_problem import Problem
-
-from pipeline.core.config import parse
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import Recipe
-from pipeline.data.render import prompt_key
-from pipeline.evaluation import samples
-from pipeline.evaluation.samples import Sampler
-from pipeline.lm.generate import Sampling
-from pipeline.lm.logprobs import response_forward, token_batch, token_logprobs
-from pipeline.rl import trainer
-from reward_models.scorer import RewardScorer, Scores
+from private_rlhf.core.config import parse
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.data.render import prompt_key
+from private_rlhf.evaluation import samples
+from private_rlhf.evaluation.samples import Sampler
+from private_rlhf.lm.generate import Sampling
+from private_rlhf.lm.logprobs import response_forward, token_batch, token_logprobs
+from private_rlhf.reward_models.scorer import RewardScorer, Scores
+from private_rlhf.rl import trainer
 
 TREE = {"name": "x", "evaluation_labels": "private", "model": {"source": "tiny"}, "privatize": {"epsilon": 1.0}}
 HOT = 2.5

@@ -9,20 +9,19 @@ from typing import Any
 
 import pytest
 import torch
-
-from pipeline.core.config import parse
-from pipeline.core.errors import UserError
-from pipeline.core.noise import PUBLIC
-from pipeline.core.recipe import Recipe
-from pipeline.core.world import World
-from pipeline.lm.models import load_tokenizer
-from pipeline.lm.tiny import tiny_checkpoint
-from pipeline.report.card import extra_rewards as on_card
-from pipeline.stages.ppo import describe
-from pipeline.stages.table import preflight, stage_of
-from reward_models.checkpoint import METADATA_FILE, RewardMetadata, save_reward_checkpoint
-from reward_models.extra_rewards import ExtraReward, checked, load_extra_rewards
-from reward_models.model import build_reward_backbone, set_score_weight
+from private_rlhf.core.config import parse
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise import PUBLIC
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.world import World
+from private_rlhf.lm.models import load_tokenizer
+from private_rlhf.lm.tiny import tiny_checkpoint
+from private_rlhf.report.card import extra_rewards as on_card
+from private_rlhf.reward_models.checkpoint import METADATA_FILE, RewardMetadata, save_reward_checkpoint
+from private_rlhf.reward_models.extra_rewards import ExtraReward, checked, load_extra_rewards
+from private_rlhf.reward_models.model import build_reward_backbone, set_score_weight
+from private_rlhf.stages.ppo import describe
+from private_rlhf.stages.table import preflight, stage_of
 
 CPU = torch.device("cpu")
 SMALL = {"rollouts": 8, "minibatch_size": 4, "ppo_epochs": 1}
@@ -157,8 +156,8 @@ def test_arrays_and_infinities(module: str) -> None:
     ("name", "message"),
     [
         ("absent_module_of_mine:f", "No module named 'absent_module_of_mine': install it, or put its folder on"),
-        ("pipeline.data.formats:read_preferences", "is a part of this package, not a reward"),
-        ("reward_models.model:score_layer", "is a part of this package, not a reward"),
+        ("private_rlhf.data.formats:read_preferences", "is a part of this package, not a reward"),
+        ("private_rlhf.reward_models.model:score_layer", "is a part of this package, not a reward"),
         ("my_rewards:absent", "my_rewards has no function absent"),
         ("my_rewards:value", "my_rewards has no function value"),
         ("my_rewards.inner:f", r"No module named 'my_rewards\.inner'"),
@@ -227,7 +226,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_model_with_another_tokenizer_scores_the_text(folder: Path) -> None:
     (reward,) = load_extra_rewards(recipe({"path": str(folder), "weight": 2.0, "public": True}), CPU)
-    from reward_models.checkpoint import load_reward_checkpoint
+    from private_rlhf.reward_models.checkpoint import load_reward_checkpoint
 
     model, tokenizer = load_reward_checkpoint(folder, declared_public=True).model, load_tokenizer(folder)
     expected = []

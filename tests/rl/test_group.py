@@ -11,21 +11,20 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
 from ppo_problem import CAP, EOS, PAD, VOCABULARY, Problem, StubRenderer
+from private_rlhf.core.config import parse
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import PpoConfig, Recipe
+from private_rlhf.core.recipe_aligners import GroupConfig
+from private_rlhf.core.recipe_parts import LoraSettings
+from private_rlhf.core.world import World
+from private_rlhf.lm.generate import Sampling
+from private_rlhf.lm.hf_trainer import trainer_config
+from private_rlhf.lm.models import add_lora, load_causal_lm, unwrap
+from private_rlhf.rl.group import TRAINERS, Task, history_of, prompt_dataset, trl_arguments
+from private_rlhf.stages.table import preflight
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import GenerationConfig, PreTrainedTokenizerFast, PrinterCallback
-
-from pipeline.core.config import parse
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import PpoConfig, Recipe
-from pipeline.core.recipe_aligners import GroupConfig
-from pipeline.core.recipe_parts import LoraSettings
-from pipeline.core.world import World
-from pipeline.lm.generate import Sampling
-from pipeline.lm.hf_trainer import trainer_config
-from pipeline.lm.models import add_lora, load_causal_lm, unwrap
-from pipeline.rl.group import TRAINERS, Task, history_of, prompt_dataset, trl_arguments
-from pipeline.stages.table import preflight
 
 KL_COEF = 1.0
 SMALL = {"iterations": 4, "rollouts": 8, "batch_size": 4, "samples_per_prompt": 4, "learning_rate": 5e-3}

@@ -11,14 +11,13 @@ import pytest
 import torch
 from accelerate import Accelerator
 from ppo_problem import Problem
+from private_rlhf.core.recipe_parts import LoraSettings
+from private_rlhf.evaluation.samples import Sampler
+from private_rlhf.lm import generate
+from private_rlhf.lm.generate import Sampling
+from private_rlhf.reward_models.scorer import Scores
+from private_rlhf.rl.trainer import PpoTrainer
 from two_processes import run_two
-
-from pipeline.core.recipe_parts import LoraSettings
-from pipeline.evaluation.samples import Sampler
-from pipeline.lm import generate
-from pipeline.lm.generate import Sampling
-from pipeline.rl.trainer import PpoTrainer
-from reward_models.scorer import Scores
 
 SETTINGS = {"rollouts": 16, "minibatch_size": 8, "ppo_epochs": 1, "learning_rate": 1e-2, "value_learning_rate": 1e-2}
 TOP = LoraSettings(rank=4, last_layers=1, target_modules=["q_proj", "down_proj"])

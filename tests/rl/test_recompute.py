@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import torch
 from ppo_problem import Problem
-
-from pipeline.core.errors import UserError
-from pipeline.core.recipe_parts import LoraSettings
-from pipeline.lm.generate import Sampling, sample_responses
-from pipeline.lm.logprobs import PolicyWithValue, token_batch
-from pipeline.lm.models import add_lora
-from pipeline.lm.recompute import recompute_layers
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe_parts import LoraSettings
+from private_rlhf.lm.generate import Sampling, sample_responses
+from private_rlhf.lm.logprobs import PolicyWithValue, token_batch
+from private_rlhf.lm.models import add_lora
+from private_rlhf.lm.recompute import recompute_layers
 
 
 def policy(problem: Problem, lora: bool) -> PolicyWithValue:

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from private_rlhf.rl import resume_state
+from private_rlhf.rl.trainer import PpoTrainer
 from safetensors.torch import load_file
-
-from pipeline.rl import resume_state
-from pipeline.rl.trainer import PpoTrainer
 
 Snapshot = Callable[[PpoTrainer], dict[str, torch.Tensor]]
 SETTINGS = {"rollouts": 8, "minibatch_size": 4, "ppo_epochs": 2, "learning_rate": 1e-2, "kl_target": 0.1}

@@ -8,10 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from pipeline.lm.rows import Sharing
-from pipeline.rl.advantages import generalised_advantages, whiten
-from pipeline.rl.rollout import Rollout, learning_targets, minibatch_order, padded, prompt_index, shares
+from private_rlhf.lm.rows import Sharing
+from private_rlhf.rl.advantages import generalised_advantages, whiten
+from private_rlhf.rl.rollout import Rollout, learning_targets, minibatch_order, padded, prompt_index, shares
 
 
 def rollout(**changes: torch.Tensor) -> Rollout:

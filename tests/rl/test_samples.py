@@ -8,10 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-from pipeline.rl import samples
-from pipeline.stages.ppo import learn
-from reward_models.extra_rewards import ExtraReward
+from private_rlhf.reward_models.extra_rewards import ExtraReward
+from private_rlhf.rl import samples
+from private_rlhf.stages.ppo import learn
 
 SMALL = {"rollouts": 8, "minibatch_size": 4, "ppo_epochs": 1, "learning_rate": 1e-3, "iterations": 5, "save_every": 100}
 

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from private_rlhf.lm.models import load_causal_lm
+from private_rlhf.lm.saving import merged_copy
+from private_rlhf.rl import resume_state
 from sharded_ppo_worker import ITERATIONS, NARROW, SETTINGS, learn, with_references
 from two_processes import run_two
-
-from pipeline.lm.models import load_causal_lm
-from pipeline.lm.saving import merged_copy
-from pipeline.rl import resume_state
 
 TOLERANCE = 1e-4
 

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-
-from pipeline import cli
-from pipeline.core.errors import RunStopped
-from pipeline.rl import resume_state
-from pipeline.rl.nonfinite import NonFiniteError, tensor_statistics
-from pipeline.rl.trainer import PpoTrainer
-from pipeline.stages.ppo import improve_or_stop
+from private_rlhf import cli
+from private_rlhf.core.errors import RunStopped
+from private_rlhf.rl import resume_state
+from private_rlhf.rl.nonfinite import NonFiniteError, tensor_statistics
+from private_rlhf.rl.trainer import PpoTrainer
+from private_rlhf.stages.ppo import improve_or_stop
 
 NAN = float("nan")
 SMALL = {"rollouts": 8, "minibatch_size": 4, "ppo_epochs": 2, "learning_rate": 1e-3}

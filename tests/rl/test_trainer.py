@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-
-from pipeline.core.recipe_parts import LoraSettings
-from pipeline.rl import reader
-from pipeline.rl.optimizer import make_optimizer
-from pipeline.rl.trainer import PpoTrainer
-from reward_models.scorer import Scores
+from private_rlhf.core.recipe_parts import LoraSettings
+from private_rlhf.reward_models.scorer import Scores
+from private_rlhf.rl import reader
+from private_rlhf.rl.optimizer import make_optimizer
+from private_rlhf.rl.trainer import PpoTrainer
 
 Snapshot = Callable[[PpoTrainer], dict[str, torch.Tensor]]
 SMALL = {"rollouts": 16, "minibatch_size": 8, "ppo_epochs": 2, "learning_rate": 1e-3, "value_learning_rate": 1e-3}
@@ -155,7 +154,7 @@ def test_updates_that_leave_the_frozen_layers_out_are_the_same(problem: Any, mon
 
 
 def test_the_order_inside_a_minibatch_does_not_change_the_update(problem: Any) -> None:
-    from pipeline.rl.rollout import learning_targets
+    from private_rlhf.rl.rollout import learning_targets
 
     results = []
     for picked in ([0, 1, 2, 3, 4, 5], [5, 3, 1, 0, 4, 2]):
@@ -169,7 +168,7 @@ def test_the_order_inside_a_minibatch_does_not_change_the_update(problem: Any) -
 
 def test_the_loss_of_a_step_is_the_mean_over_its_tokens(problem: Any) -> None:
     """Against the formulas on the rollout's own numbers: at the sampling policy the ratio is 1."""
-    from pipeline.rl.rollout import learning_targets
+    from private_rlhf.rl.rollout import learning_targets
 
     trainer = problem.trainer(**SMALL)
     rollout, _ = trainer.collect(0)

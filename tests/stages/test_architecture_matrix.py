@@ -14,8 +14,7 @@ import pytest
 import torch
 from families import FAMILIES, family_checkpoint
 from pipeline_runs import Workspace, history, read_json
-
-from pipeline.embedded.task import load_demonstrations
+from private_rlhf.embedded.task import load_demonstrations
 
 REFUSED = {"Falcon-H1", "Gemma-3 multimodal", "Mamba"}
 SMALL = (
@@ -67,8 +66,8 @@ def test_the_tiny_recipe_passes_or_is_refused_in_one_line(
 
 def check_run(run: Path, trained_reward: bool) -> None:
     """What a finished run must show whatever the architecture: the KL starts at 0 and its models read whole."""
-    from pipeline.lm.models import load_causal_lm
-    from reward_models.checkpoint import load_reward_checkpoint
+    from private_rlhf.lm.models import load_causal_lm
+    from private_rlhf.reward_models.checkpoint import load_reward_checkpoint
 
     assert abs(history(run)[0]["kl"]) < 1e-4
     for stage in ("sft", "ppo"):

@@ -12,13 +12,12 @@ import pytest
 from other_machines import copy_key, move_to
 from outside import imported, quick_start, run_outside
 from pipeline_runs import STAGES, Workspace, read_json, stages_started, timeless, tree
+from private_rlhf.cli import main
+from private_rlhf.core.config import load_recipe
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.embedded import task
+from private_rlhf.reward_models.scorer import load_scorer
 from transformers import AutoTokenizer
-
-from pipeline.cli import main
-from pipeline.core.config import load_recipe
-from pipeline.core.recipe import Recipe
-from pipeline.embedded import task
-from reward_models.scorer import load_scorer
 
 INTERVALS = ("generation_win_rate_truth", "generation_win_rate_rm", "likelihood_win_rate")
 PLAIN = ("kl", "true_reward", "objective", "keep_prob")

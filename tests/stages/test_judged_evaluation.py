@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from evaluation.chat_endpoint import serving
 from pipeline_runs import Workspace, read_json
-
-from pipeline.cli import main
-from pipeline.evaluation.samples import Sampler
-from pipeline.lm.model_folders import weights_digest
+from private_rlhf.cli import main
+from private_rlhf.evaluation.samples import Sampler
+from private_rlhf.lm.model_folders import weights_digest
 
 KEY = "sk-not-to-be-found"
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from pipeline.core import extras
-from pipeline.core.config import load_recipe
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import Recipe
-from pipeline.core.world import World
-from pipeline.embedded.truth import true_reward
-from pipeline.lm.human_truth import human_reward
-from pipeline.stages.evaluate import judge_notes, known_truth
-from pipeline.stages.table import preflight
+from private_rlhf.core import extras
+from private_rlhf.core.config import load_recipe
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.world import World
+from private_rlhf.embedded.truth import true_reward
+from private_rlhf.lm.human_truth import human_reward
+from private_rlhf.stages.evaluate import judge_notes, known_truth
+from private_rlhf.stages.table import preflight
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from pipeline_runs import Workspace, read_json
-
-from pipeline.embedded import task
+from private_rlhf.embedded import task
 
 
 @pytest.mark.slow

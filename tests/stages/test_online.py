@@ -10,20 +10,19 @@ from typing import Any
 
 import pytest
 from pipeline_runs import TINY, Workspace, read_json
-
-from pipeline import runner
-from pipeline.core.config import load_recipe, parse
-from pipeline.core.errors import RunWaits, UserError
-from pipeline.core.recipe import Recipe
-from pipeline.core.recipe_online import OnlineConfig
-from pipeline.core.rundir import RunDir
-from pipeline.data.release import read_release
-from pipeline.labelling import labellers
-from pipeline.labelling.store import AnswerStore
-from pipeline.online import rounds as rounds_of_stage
-from pipeline.online.earlier import earlier_run
-from pipeline.stages import online as stage
-from pipeline.twins import verify
+from private_rlhf import runner
+from private_rlhf.core.config import load_recipe, parse
+from private_rlhf.core.errors import RunWaits, UserError
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.recipe_online import OnlineConfig
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.data.release import read_release
+from private_rlhf.labelling import labellers
+from private_rlhf.labelling.store import AnswerStore
+from private_rlhf.online import rounds as rounds_of_stage
+from private_rlhf.online.earlier import earlier_run
+from private_rlhf.stages import online as stage
+from private_rlhf.twins import verify
 
 ONLINE = (
     "data.limit=null",

@@ -9,14 +9,13 @@ import pytest
 import torch
 from kills import Work, contents, kill_everywhere
 from pipeline_runs import TINY, Workspace
-
-from pipeline import runner
-from pipeline.core.config import load_recipe
-from pipeline.core.documents import read_json
-from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import RunDir
-from pipeline.data.release import read_release
-from pipeline.stages import online  # noqa: F401  imported here, so that children need not
+from private_rlhf import runner
+from private_rlhf.core.config import load_recipe
+from private_rlhf.core.documents import read_json
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.data.release import read_release
+from private_rlhf.stages import online  # noqa: F401  imported here, so that children need not
 
 ROUNDS = (
     *("data.limit=null", "evaluation_labels=private", "model.dtype=float32", "sft.max_steps=1", "online.rounds=2"),

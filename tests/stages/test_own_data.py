@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 from pipeline_runs import ROOT, Workspace, read_json, tree
-
-from pipeline.cli import main
-from pipeline.core.config import load_recipe
-from pipeline.core.recipe import Recipe
+from private_rlhf.cli import main
+from private_rlhf.core.config import load_recipe
+from private_rlhf.core.recipe import Recipe
 
 SMALL = (
     "model.too_long=drop",

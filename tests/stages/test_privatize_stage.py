@@ -11,21 +11,20 @@ from typing import Any
 
 import pytest
 from plain_release import PrivateRecord, privatize_records
-
-from pipeline.core.config import parse
-from pipeline.core.errors import UserError
-from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import RunDir
-from pipeline.core.stage import StageContext
-from pipeline.core.world import World
-from pipeline.data import curate
-from pipeline.data.formats import read_preferences
-from pipeline.data.protected import remember_input
-from pipeline.data.release import ReleasedPair, read_release
-from pipeline.privacy.keys import keygen, load_key
-from pipeline.privacy.ledger import Ledger
-from pipeline.privacy.mechanism import RandomizedResponse
-from pipeline.stages import count, privatize
+from private_rlhf.core.config import parse
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.core.stage import StageContext
+from private_rlhf.core.world import World
+from private_rlhf.data import curate
+from private_rlhf.data.formats import read_preferences
+from private_rlhf.data.protected import remember_input
+from private_rlhf.data.release import ReleasedPair, read_release
+from private_rlhf.privacy.keys import keygen, load_key
+from private_rlhf.privacy.ledger import Ledger
+from private_rlhf.privacy.mechanism import RandomizedResponse
+from private_rlhf.stages import count, privatize
 
 Row = dict[str, Any]
 EPSILON = 1.0

@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 from accelerate import Accelerator
 from pipeline_runs import TINY, Workspace, history, read_json, stages_started, trained, tree
+from private_rlhf.cli import main
+from private_rlhf.core.config import load_recipe
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.data.render import Renderer
+from private_rlhf.lm.models import load_causal_lm, load_tokenizer
+from private_rlhf.rl import export
 from safetensors.torch import load_file
-
-from pipeline.cli import main
-from pipeline.core.config import load_recipe
-from pipeline.core.recipe import Recipe
-from pipeline.data.render import Renderer
-from pipeline.lm.models import load_causal_lm, load_tokenizer
-from pipeline.rl import export
 
 pytest.importorskip("bitsandbytes")
 

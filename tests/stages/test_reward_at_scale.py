@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from private_rlhf.core.world import World
+from private_rlhf.lm.distributed import make_accelerator
+from private_rlhf.reward_models.head import PairFeatures
 from reward_features_worker import DIM, SIZES, compute, fitted
 from two_processes import run_two
-
-from pipeline.core.world import World
-from pipeline.lm.distributed import make_accelerator
-from reward_models.head import PairFeatures
 
 
 @pytest.fixture(scope="module")

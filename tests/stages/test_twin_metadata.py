@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 from pipeline_runs import Workspace
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.twins import TWINS, verify
 from twin_recipes import own_recipe, stages, verdict_of, write_pairs
-
-from pipeline.core.rundir import RunDir
-from pipeline.twins import TWINS, verify
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -57,7 +56,7 @@ def test_labels_beside_the_bytes_of_a_file_are_found(
         return {"summary": "none"}
 
     monkeypatch.setattr(RunDir, "stamp", RunDir.stamp)  # so that it is put back
-    monkeypatch.setattr(importlib.import_module("pipeline.stages.sft"), "run", leaky)
+    monkeypatch.setattr(importlib.import_module("private_rlhf.stages.sft"), "run", leaky)
     recipe = own_recipe(write_pairs(tmp_path / "mine.jsonl", 60), workspace)
     found = verdict_of(recipe, tmp_path / "twins", "privatize", "sft")
     assert any(line.startswith("sft/") for line in found.comparison.leaks), found
@@ -75,7 +74,7 @@ def test_times_that_a_stage_sets_itself_are_undone(
         os.utime(context.folder / "history.json", ns=(longer, longer))
         return {"summary": "none"}
 
-    monkeypatch.setattr(importlib.import_module("pipeline.stages.sft"), "run", leaky)
+    monkeypatch.setattr(importlib.import_module("private_rlhf.stages.sft"), "run", leaky)
     recipe = own_recipe(write_pairs(tmp_path / "mine.jsonl", 60), workspace)
     found = verify(recipe, tmp_path / "twins", keep=True, execute=stages("privatize", "sft"))
     assert found is not None

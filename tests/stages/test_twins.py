@@ -13,17 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 from pipeline_runs import ROOT, TINY, Workspace, tree
+from private_rlhf import runner
+from private_rlhf.cli import main
+from private_rlhf.core.config import load_recipe
+from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.data import curate, engine
+from private_rlhf.data.curate import Bundle
+from private_rlhf.privacy.mechanism import PublicLabels
+from private_rlhf.twins import TWINS, make_twins
 from twin_recipes import OWN, SHORT, own_recipe, verdict_of, write_pairs
-
-from pipeline import runner
-from pipeline.cli import main
-from pipeline.core.config import load_recipe
-from pipeline.core.recipe import Recipe
-from pipeline.core.rundir import RunDir
-from pipeline.data import curate, engine
-from pipeline.data.curate import Bundle
-from pipeline.privacy.mechanism import PublicLabels
-from pipeline.twins import TWINS, make_twins
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -77,7 +76,7 @@ def sort_large_shards(patch: pytest.MonkeyPatch) -> None:
 
 def keep_positive_labels(patch: pytest.MonkeyPatch) -> None:
     """Mutation B, in the mechanism itself: 30 % of +1 are always kept."""
-    for module, name in ((engine, "release_labels"), (importlib.import_module("pipeline.twins"), "apply_coins")):
+    for module, name in ((engine, "release_labels"), (importlib.import_module("private_rlhf.twins"), "apply_coins")):
         patch.setattr(module, name, partly_kept(getattr(module, name)))
 
 
@@ -151,8 +150,8 @@ def test_a_stage_that_opens_the_raw_file_is_found(
         (context.folder / "baseline.json").write_text(json.dumps({"longer_wins": rate}), encoding="utf-8")
         return {"summary": "fitted"}
 
-    monkeypatch.setattr(importlib.import_module("pipeline.stages.sft"), "run", lambda context: {"summary": "none"})
-    monkeypatch.setattr(importlib.import_module("pipeline.stages.reward"), "run", leaky)
+    monkeypatch.setattr(importlib.import_module("private_rlhf.stages.sft"), "run", lambda context: {"summary": "none"})
+    monkeypatch.setattr(importlib.import_module("private_rlhf.stages.reward"), "run", leaky)
     recipe = own_recipe(write_pairs(tmp_path / "mine.jsonl", 301), workspace)
     found = verdict_of(recipe, tmp_path / "twins", "privatize", "sft", "reward")
     (leak,) = found.comparison.leaks
@@ -293,7 +292,7 @@ def test_two_processes(workspace: Workspace, finished_run: Path, tmp_path: Path)
     data = write_pairs(tmp_path / "mine.jsonl", 200)
     overrides = (*OWN, f"data.preferences={data}", f"model.cache_dir={workspace.root / 'cache'}")
     options = ["verify-run", "--config", str(TINY), "--folder", str(tmp_path / "twins"), *overrides]
-    done = workspace._launched(2, ["-m", "pipeline.cli"], options)
+    done = workspace._launched(2, ["-m", "private_rlhf.cli"], options)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "identical" in done.stdout
 

@@ -10,15 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from private_rlhf.cli import main
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.stats import Estimate, bootstrap, ratio_of_means, wilson
+from private_rlhf.validation import lab, page
+from private_rlhf.validation.bandits import slope_of_mean
+from private_rlhf.validation.lab import Bounds, Report, jointly, within, worst
+from private_rlhf.validation.panels import new_figure
 from scipy import stats
-
-from pipeline.cli import main
-from pipeline.core.errors import UserError
-from pipeline.core.stats import Estimate, bootstrap, ratio_of_means, wilson
-from pipeline.validation import lab, page
-from pipeline.validation.bandits import slope_of_mean
-from pipeline.validation.lab import Bounds, Report, jointly, within, worst
-from pipeline.validation.panels import new_figure
 
 
 def estimate(measured: float, interval: tuple[float, float] | None) -> float | Estimate:
@@ -184,7 +183,7 @@ def test_validate_runs_a_module_and_exits_0_though_a_claim_is_refuted(
             return Report("toy", [within("no", "s", 2.0, high=1.0, what="x")])
 
     monkeypatch.setattr(lab, "STUDIES", ("toy",))
-    monkeypatch.setattr(lab.importlib, "import_module", lambda name: {"pipeline.validation.toy.run": Module}[name])
+    monkeypatch.setattr(lab.importlib, "import_module", lambda name: {"private_rlhf.validation.toy.run": Module}[name])
     for name in ("toy", "all"):
         assert main(["validate", name, "--quick", "--output", str(tmp_path)]) == 0
         assert "refuted" in capsys.readouterr().out
@@ -204,7 +203,7 @@ def test_a_broken_study_loses_no_other(
         def run(quick: bool) -> Report:
             return Report("online", [within("yes", "s", math.inf, high=1.0, what="x")])
 
-    modules = {"pipeline.validation.offline.run": Broken, "pipeline.validation.online.run": Sound}
+    modules = {"private_rlhf.validation.offline.run": Broken, "private_rlhf.validation.online.run": Sound}
     monkeypatch.setattr(lab, "STUDIES", ("offline", "online"))
     monkeypatch.setattr(lab.importlib, "import_module", lambda name: modules[name])
     assert main(["validate", "all", "--quick", "--output", str(tmp_path)]) == 1
@@ -260,4 +259,4 @@ def test_every_registered_module_offers_run() -> None:
     import importlib
 
     for name in lab.STUDIES:
-        assert callable(importlib.import_module(f"pipeline.validation.{name}.run").run)
+        assert callable(importlib.import_module(f"private_rlhf.validation.{name}.run").run)

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from pipeline.accounting.draws import bandit_unconditional
-from pipeline.validation.kl_dp import conventions
+from private_rlhf.accounting.draws import bandit_unconditional
+from private_rlhf.validation.kl_dp import conventions
 
 
 def test_unconditional_by_hand() -> None:

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-from pipeline.validation.bandits import factor, fisher_weights
-from pipeline.validation.offline import dependence, finite
+from private_rlhf.validation.bandits import factor, fisher_weights
+from private_rlhf.validation.offline import dependence, finite
 
 
 def test_the_concentrability_of_a_shift() -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from pipeline.validation.dptd import algorithms, metrics, network
-from pipeline.validation.dptd.algorithms import Recursion, momentum_runs, sampled_rows
-from pipeline.validation.dptd.environments import Array
-from pipeline.validation.dptd.noise import step_sizes
-from pipeline.validation.dptd.trajectories import Transitions
+from private_rlhf.validation.dptd import algorithms, metrics, network
+from private_rlhf.validation.dptd.algorithms import Recursion, momentum_runs, sampled_rows
+from private_rlhf.validation.dptd.environments import Array
+from private_rlhf.validation.dptd.noise import step_sizes
+from private_rlhf.validation.dptd.trajectories import Transitions
 
 SIZE, RUNS = 3, 2
 

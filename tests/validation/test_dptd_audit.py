@@ -6,11 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-
-from pipeline.validation.dptd import algorithms, audit, network, noise, theory
-from pipeline.validation.dptd.environments import TASKS
-from pipeline.validation.dptd.study import Problem
-from pipeline.validation.dptd.trajectories import Transitions
+from private_rlhf.validation.dptd import algorithms, audit, network, noise, theory
+from private_rlhf.validation.dptd.environments import TASKS
+from private_rlhf.validation.dptd.study import Problem
+from private_rlhf.validation.dptd.trajectories import Transitions
 
 
 @pytest.fixture
@@ -75,7 +74,7 @@ def test_a_bound_that_fails_to_certify_refutes_nothing(low: float, high: float, 
 
 @pytest.mark.parametrize(("multiplier", "steps"), [(0.8, 40), (3.0, 1), (2.0, 300)])
 def test_the_second_computation_of_delta(multiplier: float, steps: int) -> None:
-    from pipeline.accounting.subset_sampling import composed_delta
+    from private_rlhf.accounting.subset_sampling import composed_delta
 
     bound = composed_delta(100, [(multiplier, steps)], 0.3)
     assert audit.spent_delta(0.01, multiplier, steps, 0.3) == pytest.approx(bound, rel=0.02, abs=1e-12)

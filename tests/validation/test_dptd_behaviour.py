@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import train_behaviour
-
-from pipeline.validation.dptd import environments, policies
-from pipeline.validation.dptd.environments import TASKS
-from pipeline.validation.dptd.trajectories import GAMMA, collect
+from private_rlhf.validation.dptd import environments, policies
+from private_rlhf.validation.dptd.environments import TASKS
+from private_rlhf.validation.dptd.trajectories import GAMMA, collect
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from pipeline.validation.dptd import inside
-from pipeline.validation.dptd.inside import RIDGE
-from pipeline.validation.dptd.trajectories import Transitions
+from private_rlhf.validation.dptd import inside
+from private_rlhf.validation.dptd.inside import RIDGE
+from private_rlhf.validation.dptd.trajectories import Transitions
 
 
 @pytest.fixture

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-
-from pipeline.validation.dptd import network
-from pipeline.validation.dptd.environments import TASKS, Array
-from pipeline.validation.dptd.trajectories import Transitions
+from private_rlhf.validation.dptd import network
+from private_rlhf.validation.dptd.environments import TASKS, Array
+from private_rlhf.validation.dptd.trajectories import Transitions
 
 SIZE = 3
 

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from pipeline.accounting.dptd import dptd, joint_sensitivity
-from pipeline.accounting.subset_sampling import composed_epsilon
-from pipeline.validation.dptd import attack, before_after, noise, theory
-from pipeline.validation.dptd.trajectories import Transitions
+from private_rlhf.accounting.dptd import dptd, joint_sensitivity
+from private_rlhf.accounting.subset_sampling import composed_epsilon
+from private_rlhf.validation.dptd import attack, before_after, noise, theory
+from private_rlhf.validation.dptd.trajectories import Transitions
 
 BUDGET = noise.Budget(1.0, 1e-5, 39, 1.0, 2500, 5, 500)
 
@@ -139,7 +138,7 @@ def test_delta_of_a_loss(epsilon: float) -> None:
 
 
 def test_elu_s_kink_breaks_lipschitz_gradients() -> None:
-    from pipeline.validation.dptd.network import initial
+    from private_rlhf.validation.dptd.network import initial
 
     theta = initial(1, 4, np.random.default_rng(5))[0]
     assert theory.kink_growth(transitions(), theta) > 100.0

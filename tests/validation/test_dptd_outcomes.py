@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from pipeline.validation.dptd import outcomes, scaling
-from pipeline.validation.dptd.environments import TASKS
-from pipeline.validation.dptd.metrics import Utility
-from pipeline.validation.dptd.outcomes import Outcome
-from pipeline.validation.dptd.study import FIGURE_1, Problem
-from pipeline.validation.dptd.trajectories import Transitions
+from private_rlhf.validation.dptd import outcomes, scaling
+from private_rlhf.validation.dptd.environments import TASKS
+from private_rlhf.validation.dptd.metrics import Utility
+from private_rlhf.validation.dptd.outcomes import Outcome
+from private_rlhf.validation.dptd.study import FIGURE_1, Problem
+from private_rlhf.validation.dptd.trajectories import Transitions
 
 EPSILONS = (1.0, 100.0)
 

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from pipeline.accounting.subset_sampling import composed_epsilon
-from pipeline.validation.dptd import region, sweep
-from pipeline.validation.dptd.environments import TASKS
-from pipeline.validation.dptd.sweep import DELTA, METHODS, Try, plan, tries
+from private_rlhf.accounting.subset_sampling import composed_epsilon
+from private_rlhf.validation.dptd import region, sweep
+from private_rlhf.validation.dptd.environments import TASKS
+from private_rlhf.validation.dptd.sweep import DELTA, METHODS, Try, plan, tries
 
 
 def test_every_method_has_as_many_tries_and_its_noise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize
-
-from pipeline.validation.kl_dp import bandit, combined, equal_utility, extremes, linear, rlhf
-from pipeline.validation.kl_dp.exact import (
+from private_rlhf.reward_models.gibbs import gibbs_log_policy, gibbs_weights
+from private_rlhf.reward_models.linear import fit_linear
+from private_rlhf.validation.kl_dp import bandit, combined, equal_utility, extremes, linear, rlhf
+from private_rlhf.validation.kl_dp.exact import (
     bandit_utility,
     bradley_terry,
     gram,
@@ -22,8 +22,7 @@ from pipeline.validation.kl_dp.exact import (
     ridge_estimate,
     width,
 )
-from reward_models.gibbs import gibbs_log_policy, gibbs_weights
-from reward_models.linear import fit_linear
+from scipy.optimize import minimize
 
 
 def test_gibbs_policy_in_logs() -> None:
@@ -79,7 +78,7 @@ def test_ridge_and_widths_against_naive_linear_algebra() -> None:
 
 
 def test_bradley_terry_is_the_pipelines_fit_inside_the_ball() -> None:
-    """Same minimiser as `reward_models.linear.fit_linear` on labels that were never flipped."""
+    """Same minimiser as `private_rlhf.reward_models.linear.fit_linear` on labels that were never flipped."""
     generator = np.random.default_rng(1)
     phi_a, phi_b = generator.normal(size=(2, 60, 3))
     label = np.where(generator.random(60) < 0.7, 1.0, -1.0)

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-from pipeline.validation.bandits import factor
-from pipeline.validation.offline import hard, lower_bound
-from pipeline.validation.offline.lower_bound import FLOOR, MLE
+from private_rlhf.validation.bandits import factor
+from private_rlhf.validation.offline import hard, lower_bound
+from private_rlhf.validation.offline.lower_bound import FLOOR, MLE
 
 
 def test_the_two_rewards_of_a_pair_cannot_both_be_served() -> None:

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-from pipeline.validation.bandits import Bandit, Counts, all_pairs, factor, loss_values, offline_counts, total_loss
-from pipeline.validation.offline import finite, hard, pessimism, rates
+from private_rlhf.validation.bandits import Bandit, Counts, all_pairs, factor, loss_values, offline_counts, total_loss
+from private_rlhf.validation.offline import finite, hard, pessimism, rates
 
 
 def test_the_prediction_is_the_second_order_mean() -> None:

@@ -6,13 +6,12 @@ import math
 
 import numpy as np
 import pytest
+from private_rlhf.core.stats import bootstrap
+from private_rlhf.reward_models.linear import fit_linear
+from private_rlhf.reward_models.losses import fisher_weight, private_likelihood_loss
+from private_rlhf.validation import bandits
+from private_rlhf.validation.bandits import Bandit, Counts, all_pairs
 from scipy import stats
-
-from pipeline.core.stats import bootstrap
-from pipeline.validation import bandits
-from pipeline.validation.bandits import Bandit, Counts, all_pairs
-from reward_models.linear import fit_linear
-from reward_models.losses import fisher_weight, private_likelihood_loss
 
 
 def example(seed: int = 0, contexts: int = 3, actions: int = 4) -> Bandit:

@@ -8,11 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-from pipeline.core.stats import bootstrap
-from pipeline.validation.bandits import Counts, factor
-from pipeline.validation.online import dependence, growth, thompson
-from pipeline.validation.online.simulate import (
+from private_rlhf.core.stats import bootstrap
+from private_rlhf.validation.bandits import Counts, factor
+from private_rlhf.validation.online import dependence, growth, thompson
+from private_rlhf.validation.online.simulate import (
     Arm,
     Learner,
     Trace,
@@ -24,7 +23,7 @@ from pipeline.validation.online.simulate import (
     stretches,
     uncertainty,
 )
-from pipeline.validation.online.study import ARMS, EPSILONS, HALVED, MIXTURE, NONE, OPTIMISM, Study, claims
+from private_rlhf.validation.online.study import ARMS, EPSILONS, HALVED, MIXTURE, NONE, OPTIMISM, Study, claims
 
 LEAST_SQUARES = "private_least_squares"
 
@@ -343,7 +342,7 @@ GOLDEN = [9.52081766, 15.7727746]
 
 def test_figures_show_every_arm_once() -> None:
     """π² of every arm but the one that never learns, and π¹ of every arm, in the final figure."""
-    from pipeline.validation.online import plots
+    from private_rlhf.validation.online import plots
 
     found = synthetic_study("log", 2.0, 2.0)
     exploring, deployed = plots.final(found).axes

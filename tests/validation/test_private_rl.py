@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import chisquare
-
-from pipeline.accounting.private_rl import private_rl
-from pipeline.validation.private_rl import accounts, honest, outcome, plateaus
-from pipeline.validation.private_rl.updates import (
+from private_rlhf.accounting.private_rl import private_rl
+from private_rlhf.validation.private_rl import accounts, honest, outcome, plateaus
+from private_rlhf.validation.private_rl.updates import (
     DELTA,
     Schedule,
     appendix_step,
@@ -22,6 +20,7 @@ from pipeline.validation.private_rl.updates import (
     geometric,
     private_exponent,
 )
+from scipy.stats import chisquare
 
 
 def test_draw_is_the_exponential_mechanism() -> None:

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-from pipeline.validation.lab import within
-from pipeline.validation.private_rl import audit, updates
-from pipeline.validation.private_rl.updates import DELTA, Memory, Schedule, fixed, geometric, private_exponent
+from private_rlhf.validation.lab import within
+from private_rlhf.validation.private_rl import audit, updates
+from private_rlhf.validation.private_rl.updates import DELTA, Memory, Schedule, fixed, geometric, private_exponent
 
 
 @pytest.mark.parametrize("schedule", [fixed(500, 5), geometric(500, 8, 1.15, 3), geometric(60, 8, 1.3, 1)])

@@ -7,11 +7,10 @@ import math
 
 import numpy as np
 import pytest
-
-from pipeline.accounting.conversions import zcdp_rho
-from pipeline.validation.lab import Claim
-from pipeline.validation.private_rl import design, general, rates, run, worlds
-from pipeline.validation.private_rl.updates import DELTA, fixed, geometric
+from private_rlhf.accounting.conversions import zcdp_rho
+from private_rlhf.validation.lab import Claim
+from private_rlhf.validation.private_rl import design, general, rates, run, worlds
+from private_rlhf.validation.private_rl.updates import DELTA, fixed, geometric
 
 
 @pytest.fixture(scope="module")

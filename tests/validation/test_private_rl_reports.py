@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from private_rlhf.validation.private_rl import outcome, plateaus, reports, schedules
+from private_rlhf.validation.private_rl.updates import fixed
 from scipy.stats import chisquare
-
-from pipeline.validation.private_rl import outcome, plateaus, reports, schedules
-from pipeline.validation.private_rl.updates import fixed
 
 
 def test_a_class_and_a_reward_are_all_that_a_trajectory_tells() -> None:

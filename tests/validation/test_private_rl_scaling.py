@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-from pipeline.validation.private_rl import coverability, scaling
-from pipeline.validation.private_rl.scaling import Needle
-from pipeline.validation.private_rl.updates import draw, fixed, private_exponent
+from private_rlhf.validation.private_rl import coverability, scaling
+from private_rlhf.validation.private_rl.scaling import Needle
+from private_rlhf.validation.private_rl.updates import draw, fixed, private_exponent
 
 
 def naive_regret(case: Needle, gap: float, rng: np.random.Generator) -> float:

@@ -6,9 +6,8 @@ import math
 
 import numpy as np
 import pytest
-
-from pipeline.validation.bandits import Counts, factor
-from pipeline.validation.offline import robust
+from private_rlhf.validation.bandits import Counts, factor
+from private_rlhf.validation.offline import robust
 
 
 def test_the_mixed_estimate_is_the_best_on_a_grid() -> None:

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from pipeline.accounting.bounded_range import composed_delta
-from pipeline.accounting.bounded_range import largest_factor as factor
-from pipeline.validation.private_rl import outcome, schedules, sweep
-from pipeline.validation.private_rl.schedules import PLANS, Noise, Plan
-from pipeline.validation.private_rl.updates import DELTA
+from private_rlhf.accounting.bounded_range import composed_delta
+from private_rlhf.accounting.bounded_range import largest_factor as factor
+from private_rlhf.validation.private_rl import outcome, schedules, sweep
+from private_rlhf.validation.private_rl.schedules import PLANS, Noise, Plan
+from private_rlhf.validation.private_rl.updates import DELTA
 
 
 def test_an_episode_is_charged_for_every_update_that_reads_it() -> None:

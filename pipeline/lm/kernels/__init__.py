@@ -1,7 +1,7 @@
 """How products and attention are computed: each way that is not plain PyTorch, what it needs, and one switch for all.
 
 `PRIVATE_RLHF_KERNELS=plain` turns all of them off. Results then differ by rounding alone, which tests check; a number
-in doubt can be computed again without them. `python -m pipeline.lm.kernels` prints the table for this machine.
+in doubt can be computed again without them. `python -m private_rlhf.lm.kernels` prints the table for this machine.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pipeline.core.errors import UserError
-from pipeline.lm.kernels.cpu import Processor, processor
+from private_rlhf.core.errors import UserError
+from private_rlhf.lm.kernels.cpu import Processor, processor
 
 SWITCH = "PRIVATE_RLHF_KERNELS"
 

@@ -1,11 +1,10 @@
-"""`python -m pipeline.lm.kernels`: which kernels this machine runs, and what each needs."""
+"""`python -m private_rlhf.lm.kernels`: which kernels this machine runs, and what each needs."""
 
 from __future__ import annotations
 
 import torch
-
-from pipeline.lm.kernels import KERNELS, plain, runs
-from pipeline.lm.kernels.cpu import processor
+from private_rlhf.lm.kernels import KERNELS, plain, runs
+from private_rlhf.lm.kernels.cpu import processor
 
 device = (torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")).type
 print(f"device {device}; bfloat16: {processor().why}{'; switched off: plain PyTorch' if plain() else ''}")

@@ -10,13 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from private_rlhf.core.world import device_type
+from private_rlhf.lm.kernels import runs
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask
-
-from pipeline.core.world import device_type
-from pipeline.lm.kernels import runs
 
 NAME = "grouped"
 LONG = 1024

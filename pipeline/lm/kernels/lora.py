@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 from peft.tuners.lora import Linear as PeftLinear
+from private_rlhf.lm.kernels import runs
+from private_rlhf.lm.kernels.products import OneDnnLinear, product, product_back
 from torch import nn
 from torch.autograd.function import FunctionCtx, once_differentiable
-
-from pipeline.lm.kernels import runs
-from pipeline.lm.kernels.products import OneDnnLinear, product, product_back
 
 
 class _AddLora(torch.autograd.Function):

@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from private_rlhf.lm.kernels import runs
+from private_rlhf.lm.kernels.cpu import processor
+from private_rlhf.lm.kernels.lora import LoraLinear
+from private_rlhf.lm.kernels.products import OneDnnLinear
 from torch import nn
-
-from pipeline.lm.kernels import runs
-from pipeline.lm.kernels.cpu import processor
-from pipeline.lm.kernels.lora import LoraLinear
-from pipeline.lm.kernels.products import OneDnnLinear
 
 
 @contextlib.contextmanager

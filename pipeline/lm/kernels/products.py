@@ -10,12 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from private_rlhf.core.world import device_type
+from private_rlhf.lm.kernels import runs
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
-
-from pipeline.core.world import device_type
-from pipeline.lm.kernels import runs
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

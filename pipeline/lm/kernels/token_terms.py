@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from private_rlhf.lm.kernels import runs
 from torch.autograd.function import FunctionCtx, once_differentiable
-
-from pipeline.lm.kernels import runs
 
 
 def token_logprobs(logits: torch.Tensor, ids: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:

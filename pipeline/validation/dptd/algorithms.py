@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-
-from pipeline.validation.dptd.environments import Array
-from pipeline.validation.dptd.network import BOX, gradients
-from pipeline.validation.dptd.noise import MOMENTUM, Neighbors, step_sizes
-from pipeline.validation.dptd.trajectories import Transitions
+from private_rlhf.validation.dptd.environments import Array
+from private_rlhf.validation.dptd.network import BOX, gradients
+from private_rlhf.validation.dptd.noise import MOMENTUM, Neighbors, step_sizes
+from private_rlhf.validation.dptd.trajectories import Transitions
 
 STEP = 2.0  # κ = η, Appendix G
 

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
-from pipeline.core.stats import Estimate
-from pipeline.validation.dptd.algorithms import STEP, project
-from pipeline.validation.dptd.environments import Array
-from pipeline.validation.dptd.network import gradients, initial
-from pipeline.validation.dptd.noise import MOMENTUM, step_sizes
-from pipeline.validation.dptd.trajectories import Transitions
+from private_rlhf.core.stats import Estimate
+from private_rlhf.validation.dptd.algorithms import STEP, project
+from private_rlhf.validation.dptd.environments import Array
+from private_rlhf.validation.dptd.network import gradients, initial
+from private_rlhf.validation.dptd.noise import MOMENTUM, step_sizes
+from private_rlhf.validation.dptd.trajectories import Transitions
 
 Rows = NDArray[np.int64]
 

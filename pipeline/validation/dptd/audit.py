@@ -12,15 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-
-from pipeline.accounting.subset_sampling import pair_epsilon
-from pipeline.core.stats import Estimate, wilson
-from pipeline.validation.dptd.algorithms import momentum_runs, sampled_rows
-from pipeline.validation.dptd.network import BOX, gradients
-from pipeline.validation.dptd.noise import MOMENTUM, Budget, deviations, step_sizes
-from pipeline.validation.dptd.study import EPSILON, Problem
-from pipeline.validation.dptd.trajectories import Transitions
-from pipeline.validation.lab import Claim, within
+from private_rlhf.accounting.subset_sampling import pair_epsilon
+from private_rlhf.core.stats import Estimate, wilson
+from private_rlhf.validation.dptd.algorithms import momentum_runs, sampled_rows
+from private_rlhf.validation.dptd.network import BOX, gradients
+from private_rlhf.validation.dptd.noise import MOMENTUM, Budget, deviations, step_sizes
+from private_rlhf.validation.dptd.study import EPSILON, Problem
+from private_rlhf.validation.dptd.trajectories import Transitions
+from private_rlhf.validation.lab import Claim, within
 
 STEPS = 60  # of the noise that is measured
 DRAWS = (4000, 500)  # steps and runs whose rows are counted

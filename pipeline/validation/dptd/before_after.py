@@ -1,6 +1,6 @@
 """Noise before and after privacy-loss distributions: the least noise multiplier for ε = 1 by Rényi's bound and by them.
 
-python -m pipeline.validation.dptd.before_after    prints the table of docs/results/dptd.md; a CPU minute
+python -m private_rlhf.validation.dptd.before_after    prints the table of docs/results/dptd.md; a CPU minute
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeline.accounting.subset_sampling import composed_epsilon, least_noise_multiplier, pair_epsilon
-from pipeline.validation.dptd.noise import few_orders
+from private_rlhf.accounting.subset_sampling import composed_epsilon, least_noise_multiplier, pair_epsilon
+from private_rlhf.validation.dptd.noise import few_orders
 
 EPSILON, DELTA = 1.0, 1e-5
 # What is counted, its number, T. Cart Pole and Pong: five trajectories as in Figures 1 and 2.

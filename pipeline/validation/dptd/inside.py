@@ -19,17 +19,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-
-from pipeline.accounting.dptd import joint_sensitivity
-from pipeline.accounting.subset_sampling import least_noise_multiplier
-from pipeline.core.stats import bootstrap
-from pipeline.validation.bandits import slope_of_mean
-from pipeline.validation.dptd.algorithms import project
-from pipeline.validation.dptd.environments import Array
-from pipeline.validation.dptd.noise import MOMENTUM, Budget, Kind, admissible_noise
-from pipeline.validation.dptd.scaling import BOUND
-from pipeline.validation.dptd.trajectories import GAMMA, Transitions
-from pipeline.validation.lab import Claim, within
+from private_rlhf.accounting.dptd import joint_sensitivity
+from private_rlhf.accounting.subset_sampling import least_noise_multiplier
+from private_rlhf.core.stats import bootstrap
+from private_rlhf.validation.bandits import slope_of_mean
+from private_rlhf.validation.dptd.algorithms import project
+from private_rlhf.validation.dptd.environments import Array
+from private_rlhf.validation.dptd.noise import MOMENTUM, Budget, Kind, admissible_noise
+from private_rlhf.validation.dptd.scaling import BOUND
+from private_rlhf.validation.dptd.trajectories import GAMMA, Transitions
+from private_rlhf.validation.lab import Claim, within
 
 RIDGE = 2.0  # ρ: large enough that ω*(θ) stays inside the box
 LARGEST_STEP = 1.0 / 27.0  # of ν_t, in the proof of Theorem 5.2

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-
-from pipeline.validation.dptd.algorithms import STEP, Path, project
-from pipeline.validation.dptd.environments import Array
-from pipeline.validation.dptd.network import features, gradients, kernel, values
-from pipeline.validation.dptd.trajectories import GAMMA, Transitions
+from private_rlhf.validation.dptd.algorithms import STEP, Path, project
+from private_rlhf.validation.dptd.environments import Array
+from private_rlhf.validation.dptd.network import features, gradients, kernel, values
+from private_rlhf.validation.dptd.trajectories import GAMMA, Transitions
 
 SAMPLE = 600  # transitions that metrics read, evenly spaced
 RIDGE = 1e-3  # of mspbe, in units of the squared features' mean

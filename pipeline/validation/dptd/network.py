@@ -15,9 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-
-from pipeline.validation.dptd.environments import Array
-from pipeline.validation.dptd.trajectories import Transitions
+from private_rlhf.validation.dptd.environments import Array
+from private_rlhf.validation.dptd.trajectories import Transitions
 
 HIDDEN = 50
 BOX = 1.0  # Θ = Ω = [−1, 1]^d

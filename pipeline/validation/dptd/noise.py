@@ -14,16 +14,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-
-from pipeline.accounting.dptd import joint_sensitivity
-from pipeline.accounting.subset_sampling import (
+from private_rlhf.accounting.dptd import joint_sensitivity
+from private_rlhf.accounting.subset_sampling import (
     Phases,
     composed_epsilon,
     least_noise_multiplier,
     pair_epsilon,
     renyi_epsilon,
 )
-from pipeline.validation.dptd.environments import Array
+from private_rlhf.validation.dptd.environments import Array
 
 Neighbors = Literal["transition", "trajectory"]
 Kind = Literal["paper", "accountant"]
@@ -157,7 +156,7 @@ def paper_phases(
 def accountant_sigma(budget: Budget) -> float:
     """σ of each player's noise in units of the gradient, before the factor αν, so that the claim holds.
 
-    Theorem and assumptions: `pipeline.accounting.dptd.dptd`.
+    Theorem and assumptions: `private_rlhf.accounting.dptd.dptd`.
     """
     multiplier = least_noise_multiplier(budget.epsilon, budget.population, budget.steps, budget.delta)
     return multiplier * joint_sensitivity(budget.clip)

@@ -7,20 +7,19 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.figure import Figure
+from private_rlhf.core.stats import Estimate
+from private_rlhf.validation.dptd import inside
+from private_rlhf.validation.dptd.algorithms import Path
+from private_rlhf.validation.dptd.environments import Array
+from private_rlhf.validation.dptd.metrics import SAMPLE, mspbe, objective, subset, value_error
+from private_rlhf.validation.dptd.network import dimension
+from private_rlhf.validation.dptd.noise import Kind
+from private_rlhf.validation.dptd.scaling import Point
+from private_rlhf.validation.dptd.study import EPSILON, FIGURE_1, Arm, Problem, baselines, family
+from private_rlhf.validation.lab import Claim, within
+from private_rlhf.validation.lab import Kind as ClaimKind
+from private_rlhf.validation.panels import COLOURS, new_figure
 from scipy import stats
-
-from pipeline.core.stats import Estimate
-from pipeline.validation.dptd import inside
-from pipeline.validation.dptd.algorithms import Path
-from pipeline.validation.dptd.environments import Array
-from pipeline.validation.dptd.metrics import SAMPLE, mspbe, objective, subset, value_error
-from pipeline.validation.dptd.network import dimension
-from pipeline.validation.dptd.noise import Kind
-from pipeline.validation.dptd.scaling import Point
-from pipeline.validation.dptd.study import EPSILON, FIGURE_1, Arm, Problem, baselines, family
-from pipeline.validation.lab import Claim, within
-from pipeline.validation.lab import Kind as ClaimKind
-from pipeline.validation.panels import COLOURS, new_figure
 
 LAST = 5  # recorded moments that count as the end of a run
 PUBLISHED = ("SGD", "DPGLD", "DPSRM")

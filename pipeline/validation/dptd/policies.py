@@ -11,9 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
-
-from pipeline.core.atomic import new_file
-from pipeline.validation.dptd.environments import Array, Task
+from private_rlhf.core.atomic import new_file
+from private_rlhf.validation.dptd.environments import Array, Task
 
 FOLDER = Path(__file__).parent / "behaviour"
 # The policies are ε-greedy, as they were trained. Cart Pole's explores more: one that never drops the pole has the

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-
-from pipeline.accounting.dptd import joint_sensitivity
-from pipeline.core.stats import holm, paired_p
-from pipeline.validation.dptd.environments import TASKS
-from pipeline.validation.dptd.network import dimension
-from pipeline.validation.panels import COLOURS, new_figure
+from private_rlhf.accounting.dptd import joint_sensitivity
+from private_rlhf.core.stats import holm, paired_p
+from private_rlhf.validation.dptd.environments import TASKS
+from private_rlhf.validation.dptd.network import dimension
+from private_rlhf.validation.panels import COLOURS, new_figure
 
 RIVALS = ("noise alone", "untrained", "SGD", "DPGLD", "DPSRM")
 

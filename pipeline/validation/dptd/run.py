@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from types import MappingProxyType
 
-from pipeline.validation.dptd import audit, inside, outcomes, scaling, theory
-from pipeline.validation.dptd.environments import TASKS
-from pipeline.validation.dptd.noise import Kind
-from pipeline.validation.dptd.policies import FOLDER, load
-from pipeline.validation.dptd.study import EPSILON, EPSILONS, FIGURE_1, QUICK_EPSILONS, Problem, prepare
-from pipeline.validation.dptd.trajectories import collect
-from pipeline.validation.lab import Claim, Report, within
+from private_rlhf.validation.dptd import audit, inside, outcomes, scaling, theory
+from private_rlhf.validation.dptd.environments import TASKS
+from private_rlhf.validation.dptd.noise import Kind
+from private_rlhf.validation.dptd.policies import FOLDER, load
+from private_rlhf.validation.dptd.study import EPSILON, EPSILONS, FIGURE_1, QUICK_EPSILONS, Problem, prepare
+from private_rlhf.validation.dptd.trajectories import collect
+from private_rlhf.validation.lab import Claim, Report, within
 
 EPOCHS = {"cartpole": 10.0, "acrobot": 10.0, "pong": 1.0}
 QUICK_EPOCHS = {"cartpole": 2.0, "acrobot": 2.0, "pong": 0.5}

@@ -9,15 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-
-from pipeline.core.stats import Estimate, bootstrap
-from pipeline.validation.bandits import slope_of_mean
-from pipeline.validation.dptd.algorithms import momentum_runs, sampled_rows
-from pipeline.validation.dptd.metrics import Utility, subset, utility
-from pipeline.validation.dptd.network import dimension, initial
-from pipeline.validation.dptd.noise import Budget, Kind, deviations
-from pipeline.validation.dptd.trajectories import Transitions
-from pipeline.validation.lab import Claim, within
+from private_rlhf.core.stats import Estimate, bootstrap
+from private_rlhf.validation.bandits import slope_of_mean
+from private_rlhf.validation.dptd.algorithms import momentum_runs, sampled_rows
+from private_rlhf.validation.dptd.metrics import Utility, subset, utility
+from private_rlhf.validation.dptd.network import dimension, initial
+from private_rlhf.validation.dptd.noise import Budget, Kind, deviations
+from private_rlhf.validation.dptd.trajectories import Transitions
+from private_rlhf.validation.lab import Claim, within
 
 CONSTANT = 4.0  # C of T = C·nε/√(d log 1/δ); the theorem leaves it open
 MOMENTS = 8

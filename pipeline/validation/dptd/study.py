@@ -13,10 +13,9 @@ from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
-
-from pipeline.accounting.dptd import joint_sensitivity
-from pipeline.accounting.subset_sampling import least_noise_multiplier
-from pipeline.validation.dptd.algorithms import (
+from private_rlhf.accounting.dptd import joint_sensitivity
+from private_rlhf.accounting.subset_sampling import least_noise_multiplier
+from private_rlhf.validation.dptd.algorithms import (
     STEP,
     Path,
     Recursion,
@@ -26,11 +25,11 @@ from pipeline.validation.dptd.algorithms import (
     sampled_rows,
     sgd_runs,
 )
-from pipeline.validation.dptd.environments import Array, Task
-from pipeline.validation.dptd.network import initial
-from pipeline.validation.dptd.noise import Budget, Kind, Neighbors, deviations
-from pipeline.validation.dptd.policies import load
-from pipeline.validation.dptd.trajectories import Transitions, collect
+from private_rlhf.validation.dptd.environments import Array, Task
+from private_rlhf.validation.dptd.network import initial
+from private_rlhf.validation.dptd.noise import Budget, Kind, Neighbors, deviations
+from private_rlhf.validation.dptd.policies import load
+from private_rlhf.validation.dptd.trajectories import Transitions, collect
 
 TRAJECTORIES = 5
 EPSILON, DELTA = 1.0, 1e-5

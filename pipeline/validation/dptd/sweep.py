@@ -18,11 +18,10 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-
-from pipeline.accounting.dptd import joint_sensitivity
-from pipeline.accounting.subset_sampling import least_noise_multiplier
-from pipeline.core import atomic
-from pipeline.validation.dptd.algorithms import (
+from private_rlhf.accounting.dptd import joint_sensitivity
+from private_rlhf.accounting.subset_sampling import least_noise_multiplier
+from private_rlhf.core import atomic
+from private_rlhf.validation.dptd.algorithms import (
     Recursion,
     langevin_runs,
     momentum_runs,
@@ -30,12 +29,12 @@ from pipeline.validation.dptd.algorithms import (
     sampled_rows,
     sgd_runs,
 )
-from pipeline.validation.dptd.environments import TASKS, Array, Task
-from pipeline.validation.dptd.metrics import value_error
-from pipeline.validation.dptd.network import initial
-from pipeline.validation.dptd.noise import MOMENTUM, step_sizes
-from pipeline.validation.dptd.policies import load
-from pipeline.validation.dptd.trajectories import Transitions, collect
+from private_rlhf.validation.dptd.environments import TASKS, Array, Task
+from private_rlhf.validation.dptd.metrics import value_error
+from private_rlhf.validation.dptd.network import initial
+from private_rlhf.validation.dptd.noise import MOMENTUM, step_sizes
+from private_rlhf.validation.dptd.policies import load
+from private_rlhf.validation.dptd.trajectories import Transitions, collect
 
 NAMES, ROWS = ("cartpole", "acrobot"), (500, 2000, 8000)
 EPSILONS, DELTA = (1.0, 4.0, 16.0, 64.0), 1e-5
@@ -206,8 +205,8 @@ def run_sweep(output: Path) -> None:
                     atomic.write_json(place, {"date": date, "results": _cell(TASKS[name], rows, method)})
                     print(f"{name}, n = {rows}: {method} done", flush=True)
                 cells += json.loads(place.read_text(encoding="utf-8"))["results"]
-    from pipeline.validation.dptd.region import draw, summary, table
-    from pipeline.validation.panels import save
+    from private_rlhf.validation.dptd.region import draw, summary, table
+    from private_rlhf.validation.panels import save
 
     listed = [{**row, "errors": " ".join(f"{each:.4f}" for each in row["errors"])} for row in cells]  # type: ignore[attr-defined]
     with atomic.new_file(output / "sweep.csv") as new, new.open("w", encoding="utf-8", newline="") as file:

@@ -6,14 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
-
-from pipeline.accounting.dptd import joint_sensitivity
-from pipeline.accounting.subset_sampling import least_noise_multiplier, pair_epsilon
-from pipeline.validation.dptd.algorithms import STEP
-from pipeline.validation.dptd.attack import attack
-from pipeline.validation.dptd.metrics import curvature, subset
-from pipeline.validation.dptd.network import HIDDEN, dimension, gradients
-from pipeline.validation.dptd.noise import (
+from private_rlhf.accounting.dptd import joint_sensitivity
+from private_rlhf.accounting.subset_sampling import least_noise_multiplier, pair_epsilon
+from private_rlhf.validation.dptd.algorithms import STEP
+from private_rlhf.validation.dptd.attack import attack
+from private_rlhf.validation.dptd.metrics import curvature, subset
+from private_rlhf.validation.dptd.network import HIDDEN, dimension, gradients
+from private_rlhf.validation.dptd.noise import (
     MOMENTUM,
     Budget,
     Neighbors,
@@ -25,10 +24,10 @@ from pipeline.validation.dptd.noise import (
     paper_noise,
     step_sizes,
 )
-from pipeline.validation.dptd.study import EPSILON, Problem
-from pipeline.validation.dptd.trajectories import Transitions
-from pipeline.validation.lab import Bounds, Claim, within, worst
-from pipeline.validation.lab import Kind as ClaimKind
+from private_rlhf.validation.dptd.study import EPSILON, Problem
+from private_rlhf.validation.dptd.trajectories import Transitions
+from private_rlhf.validation.lab import Bounds, Claim, within, worst
+from private_rlhf.validation.lab import Kind as ClaimKind
 
 SINGULAR = 1e-10  # a ratio of eigenvalues below this is a zero in double precision
 

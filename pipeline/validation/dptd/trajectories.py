@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
-from pipeline.validation.dptd.environments import Array, make, state
-from pipeline.validation.dptd.policies import Policy
+from private_rlhf.validation.dptd.environments import Array, make, state
+from private_rlhf.validation.dptd.policies import Policy
 
 GAMMA = 0.95  # Appendix G
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-
-from pipeline.accounting.draws import bandit_approximate, bandit_epsilon
-from pipeline.validation.kl_dp.exact import Array, bandit_utility, hockey_stick, loss, multisets
-from pipeline.validation.kl_dp.search import OURS, Search, joined
-from reward_models.gibbs import gibbs_log_policy
+from private_rlhf.accounting.draws import bandit_approximate, bandit_epsilon
+from private_rlhf.reward_models.gibbs import gibbs_log_policy
+from private_rlhf.validation.kl_dp.exact import Array, bandit_utility, hockey_stick, loss, multisets
+from private_rlhf.validation.kl_dp.search import OURS, Search, joined
 
 REFERENCE_MASSES = (1e-9, 0.5, 1.0 - 1e-9)
 KL_COEFS = (0.1, 1.0)

@@ -6,21 +6,20 @@ import math
 from itertools import product
 
 import numpy as np
-from scipy.special import gammaln
-from scipy.stats import binom
-
-from pipeline.accounting.composition import (
+from private_rlhf.accounting.composition import (
     distance_from_gap,
     draw_after_randomized_response,
     inexact_pointwise,
     inexact_total_variation,
     repeated_draws,
 )
-from pipeline.core.noise import LabelNoise
-from pipeline.validation.kl_dp.exact import Array, bradley_terry, hockey_stick, loss
-from pipeline.validation.kl_dp.search import OURS, ROUNDING, Search, joined
-from pipeline.validation.lab import Claim, within
-from reward_models.gibbs import gibbs_log_policy
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.reward_models.gibbs import gibbs_log_policy
+from private_rlhf.validation.kl_dp.exact import Array, bradley_terry, hockey_stick, loss
+from private_rlhf.validation.kl_dp.search import OURS, ROUNDING, Search, joined
+from private_rlhf.validation.lab import Claim, within
+from scipy.special import gammaln
+from scipy.stats import binom
 
 
 def lemma(instances: int, seed: int = 0) -> list[Search]:

@@ -7,13 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-
-from pipeline.accounting.draws import bandit_unconditional, linear_draw, linear_epsilon
-from pipeline.validation.kl_dp import bandit, linear
-from pipeline.validation.kl_dp.exact import Array, bandit_utility, gram, least_eigenvalue, loss, multisets, width
-from pipeline.validation.kl_dp.search import OURS, Search, joined
-from pipeline.validation.lab import Claim, within
-from reward_models.gibbs import gibbs_log_policy
+from private_rlhf.accounting.draws import bandit_unconditional, linear_draw, linear_epsilon
+from private_rlhf.reward_models.gibbs import gibbs_log_policy
+from private_rlhf.validation.kl_dp import bandit, linear
+from private_rlhf.validation.kl_dp.exact import Array, bandit_utility, gram, least_eigenvalue, loss, multisets, width
+from private_rlhf.validation.kl_dp.search import OURS, Search, joined
+from private_rlhf.validation.lab import Claim, within
 
 RADIUS = 0.5
 SIZES = (10**2, 10**4, 10**6)  # N: the ratio to the bound is the same at each, so N is not in the truth either

@@ -16,15 +16,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-
-from pipeline.accounting.composition import repeated_draws
-from pipeline.accounting.draws import rlhf_label_instance_epsilon
-from pipeline.core.noise import LabelNoise
-from pipeline.core.stats import bootstrap
-from pipeline.validation.kl_dp.exact import Array, bradley_terry, gram, loss, width
-from pipeline.validation.kl_dp.search import OURS, Search, joined
-from pipeline.validation.lab import Claim, within
-from reward_models.gibbs import gibbs_log_policy
+from private_rlhf.accounting.composition import repeated_draws
+from private_rlhf.accounting.draws import rlhf_label_instance_epsilon
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.stats import bootstrap
+from private_rlhf.reward_models.gibbs import gibbs_log_policy
+from private_rlhf.validation.kl_dp.exact import Array, bradley_terry, gram, loss, width
+from private_rlhf.validation.kl_dp.search import OURS, Search, joined
+from private_rlhf.validation.lab import Claim, within
 
 DRAWS = (1, 100, 10_000)
 DELTA = 1e-6
@@ -51,7 +50,7 @@ class Curves:
 
 def measure(repetitions: int, pairs: int = 2000, seed: int = 7) -> Curves:
     """Simulates labels, fits and policies; bit-reproducible."""
-    from reward_models.linear import fit_linear
+    from private_rlhf.reward_models.linear import fit_linear
 
     generator = np.random.default_rng(seed)
     actions = generator.normal(size=(8, 3))

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from itertools import combinations_with_replacement
 
 import numpy as np
+from private_rlhf.validation.newton import Array, Integers, minimise
 from scipy.special import expit
-
-from pipeline.validation.newton import Array, Integers, minimise
 
 TOLERANCE = 1e-26  # nats; only rounding keeps a decrement above it
 

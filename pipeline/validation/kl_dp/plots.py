@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-
-from pipeline.accounting.draws import bandit_approximate, bandit_epsilon, rlhf_epsilon
-from pipeline.validation.kl_dp import bandit, equal_utility, rlhf
-from pipeline.validation.kl_dp.search import Search
-from pipeline.validation.panels import COLOURS, new_figure
+from private_rlhf.accounting.draws import bandit_approximate, bandit_epsilon, rlhf_epsilon
+from private_rlhf.validation.kl_dp import bandit, equal_utility, rlhf
+from private_rlhf.validation.kl_dp.search import Search
+from private_rlhf.validation.panels import COLOURS, new_figure
 
 POINTS = (8, 30, 100, 300, 1000, 3000)
 RADIUS = 1.0

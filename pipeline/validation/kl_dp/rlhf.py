@@ -6,19 +6,18 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-
-from pipeline.accounting.draws import (
+from private_rlhf.accounting.draws import (
     Thresholds,
     curvature_floor,
     rlhf_draw,
     rlhf_epsilon,
     rlhf_label_instance_epsilon,
 )
-from pipeline.accounting.guarantee import Guarantee
-from pipeline.validation.kl_dp.exact import Array, bradley_terry, gram, least_eigenvalue, loss, multisets, width
-from pipeline.validation.kl_dp.linear import references
-from pipeline.validation.kl_dp.search import OURS, Search, joined, threshold_ratios
-from reward_models.gibbs import gibbs_log_policy
+from private_rlhf.accounting.guarantee import Guarantee
+from private_rlhf.reward_models.gibbs import gibbs_log_policy
+from private_rlhf.validation.kl_dp.exact import Array, bradley_terry, gram, least_eigenvalue, loss, multisets, width
+from private_rlhf.validation.kl_dp.linear import references
+from private_rlhf.validation.kl_dp.search import OURS, Search, joined, threshold_ratios
 
 ACTIONS = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.01, 0.01]])
 PAIRS = np.array([ACTIONS[0] - ACTIONS[1], ACTIONS[0] - ACTIONS[2], ACTIONS[1] - ACTIONS[2]])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pipeline.validation.kl_dp import bandit, combined, conventions, equal_utility, extremes, linear, plots, rlhf
-from pipeline.validation.kl_dp.search import OURS, ROUNDING, Search
-from pipeline.validation.lab import Claim, Report, within
+from private_rlhf.validation.kl_dp import bandit, combined, conventions, equal_utility, extremes, linear, plots, rlhf
+from private_rlhf.validation.kl_dp.search import OURS, ROUNDING, Search
+from private_rlhf.validation.lab import Claim, Report, within
 
 
 def run(quick: bool) -> Report:

@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-from pipeline.accounting.draws import Thresholds
-from pipeline.accounting.guarantee import Guarantee
-from pipeline.validation.kl_dp.exact import Array, hockey_stick
-from pipeline.validation.lab import Claim, Kind, within, worst
+from private_rlhf.accounting.draws import Thresholds
+from private_rlhf.accounting.guarantee import Guarantee
+from private_rlhf.validation.kl_dp.exact import Array, hockey_stick
+from private_rlhf.validation.lab import Claim, Kind, within, worst
 
 ROUNDING = 1e-7
 OURS = "KL-DP paper, corrected:"

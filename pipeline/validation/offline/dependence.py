@@ -16,10 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.figure import Figure
-from scipy.linalg import hadamard
-
-from pipeline.core.stats import Estimate, bootstrap, standard_error
-from pipeline.validation.bandits import (
+from private_rlhf.core.stats import Estimate, bootstrap, standard_error
+from private_rlhf.validation.bandits import (
     Array,
     Bandit,
     Counts,
@@ -28,10 +26,11 @@ from pipeline.validation.bandits import (
     slope_of_mean,
     total_loss,
 )
-from pipeline.validation.lab import Claim, Kind, within
-from pipeline.validation.offline.finite import centred
-from pipeline.validation.offline.hard import tabular_margin
-from pipeline.validation.panels import COLOURS, new_figure
+from private_rlhf.validation.lab import Claim, Kind, within
+from private_rlhf.validation.offline.finite import centred
+from private_rlhf.validation.offline.hard import tabular_margin
+from private_rlhf.validation.panels import COLOURS, new_figure
+from scipy.linalg import hadamard
 
 BETAS = (2.0, 4.0, 8.0, 16.0)
 RANGES = (4.0, 6.0, 8.0, 10.0)

@@ -11,9 +11,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-
-from pipeline.core.stats import bootstrap, ratio_of_means, wilson
-from pipeline.validation.bandits import (
+from private_rlhf.core.stats import bootstrap, ratio_of_means, wilson
+from private_rlhf.validation.bandits import (
     Array,
     Bandit,
     Booleans,
@@ -25,7 +24,7 @@ from pipeline.validation.bandits import (
     slope_of_mean,
     total_loss,
 )
-from pipeline.validation.lab import Claim, within
+from private_rlhf.validation.lab import Claim, within
 
 CONTEXTS, ACTIONS = 4, 4
 MEMBERS = 128

@@ -16,9 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-from pipeline.core.stats import Estimate, bootstrap
-from pipeline.validation.bandits import (
+from private_rlhf.core.stats import Estimate, bootstrap
+from private_rlhf.validation.bandits import (
     Array,
     Bandit,
     Counts,
@@ -28,8 +27,8 @@ from pipeline.validation.bandits import (
     offline_counts,
     slope_of_mean,
 )
-from pipeline.validation.lab import Claim, within
-from pipeline.validation.offline.finite import CONFIDENCE
+from private_rlhf.validation.lab import Claim, within
+from private_rlhf.validation.offline.finite import CONFIDENCE
 
 CONTEXTS = 8
 EPSILONS = (0.1, 0.5, 1.0, 2.0, 4.0)

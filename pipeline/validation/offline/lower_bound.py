@@ -3,7 +3,7 @@
 Every ε-LDP channel of a binary label is a post-processing of randomised response, and randomised response contracts KL
 by (2α−1)². So the proof goes through with a = √(SC)/((2α−1)√n) and gives ¼ e^−1 min(a²/(8 kl_coef), 3a/10) < minimax
 SubOpt (`docs/explanation/lower-bound.md` has statement and proof). The hard instance and its policies are those of
-`pipeline.validation.offline.hard`. The policy that meets the bound is the private MLE, with or without the Fisher form
+`validation.offline.hard`. The policy that meets the bound is the private MLE, with or without the Fisher form
 of pessimism; its SubOpt is known to second order (`expansion`).
 """
 
@@ -14,12 +14,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
-
-from pipeline.core.stats import bootstrap
-from pipeline.validation.bandits import Array, factor, fisher_weights
-from pipeline.validation.lab import Claim, Kind, within, worst
-from pipeline.validation.offline import hard
-from pipeline.validation.panels import COLOURS, new_figure
+from private_rlhf.core.stats import bootstrap
+from private_rlhf.validation.bandits import Array, factor, fisher_weights
+from private_rlhf.validation.lab import Claim, Kind, within, worst
+from private_rlhf.validation.offline import hard
+from private_rlhf.validation.panels import COLOURS, new_figure
 
 THEOREM = "PPKL Theorem 4.5, with 2 alpha - 1"
 FLOOR, _, MLE, PESSIMISTIC, _ = hard.POLICIES

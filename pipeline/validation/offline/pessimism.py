@@ -11,9 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-from pipeline.core.stats import bootstrap, ratio_of_means
-from pipeline.validation.bandits import (
+from private_rlhf.core.stats import bootstrap, ratio_of_means
+from private_rlhf.validation.bandits import (
     Array,
     Bandit,
     Counts,
@@ -21,8 +20,8 @@ from pipeline.validation.bandits import (
     fit_linear_counts,
     offline_counts,
 )
-from pipeline.validation.lab import Claim, within
-from pipeline.validation.offline.finite import BOUND, bonus, centred
+from private_rlhf.validation.lab import Claim, within
+from private_rlhf.validation.offline.finite import BOUND, bonus, centred
 
 CONTEXTS, ACTIONS = 4, 4
 KL_COEF = 0.1
@@ -84,9 +83,8 @@ def problem(case: Case, generator: np.random.Generator) -> Bandit:
 def fisher_width(information: Array, log_reference: Array) -> Array:
     """‖φ(s, a) − E_{π_ref} φ(s, ·)‖ under H⁻¹ for one-hot φ, by the pipeline's own bonus: (R, SA, SA) -> (R, S, A)."""
     import torch
-
-    from reward_models.basis import identity_basis
-    from reward_models.uncertainty import FisherBonus
+    from private_rlhf.reward_models.basis import identity_basis
+    from private_rlhf.reward_models.uncertainty import FisherBonus
 
     size = CONTEXTS * ACTIONS
     one_hot = np.eye(size).reshape(CONTEXTS, ACTIONS, size)

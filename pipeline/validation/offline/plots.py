@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-
-from pipeline.core.stats import standard_error
-from pipeline.validation.bandits import Array, factor
-from pipeline.validation.offline import hard, rates
-from pipeline.validation.offline.finite import NETS, Nets, Whole
-from pipeline.validation.offline.pessimism import KAPPAS, Outcome
-from pipeline.validation.panels import COLOURS, new_figure
+from private_rlhf.core.stats import standard_error
+from private_rlhf.validation.bandits import Array, factor
+from private_rlhf.validation.offline import hard, rates
+from private_rlhf.validation.offline.finite import NETS, Nets, Whole
+from private_rlhf.validation.offline.pessimism import KAPPAS, Outcome
+from private_rlhf.validation.panels import COLOURS, new_figure
 
 
 def rate(narrow: Sequence[rates.Curve], wide: Sequence[rates.Curve]) -> Figure:

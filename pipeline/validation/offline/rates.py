@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-
-from pipeline.core.stats import bootstrap, ratio_of_means
-from pipeline.validation.bandits import (
+from private_rlhf.core.stats import bootstrap, ratio_of_means
+from private_rlhf.validation.bandits import (
     Array,
     Bandit,
     Counts,
@@ -29,7 +28,7 @@ from pipeline.validation.bandits import (
     slope_of_mean,
     weighted_gram,
 )
-from pipeline.validation.lab import Claim, within
+from private_rlhf.validation.lab import Claim, within
 
 EPSILONS = (0.1, 0.5, 1.0, 2.0, math.inf)
 CONTEXTS, ACTIONS, DIMENSION = 10, 5, 5

@@ -12,12 +12,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-
-from pipeline.core.stats import bootstrap, ratio_of_means
-from pipeline.validation.bandits import Array, Bandit, Counts, factor, fisher_weights, private_labels
-from pipeline.validation.lab import Claim, within
-from pipeline.validation.newton import Integers, minimise
-from pipeline.validation.offline.hard import tabular_margin
+from private_rlhf.core.stats import bootstrap, ratio_of_means
+from private_rlhf.validation.bandits import Array, Bandit, Counts, factor, fisher_weights, private_labels
+from private_rlhf.validation.lab import Claim, within
+from private_rlhf.validation.newton import Integers, minimise
+from private_rlhf.validation.offline.hard import tabular_margin
 
 EPSILONS = (0.5, 1.0, 2.0)
 BUDGETS = (0.25, 1.0, 4.0)

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pipeline.core.stats import standard_error
-from pipeline.validation.bandits import Array, factor
-from pipeline.validation.lab import Report, Row
-from pipeline.validation.offline import dependence, finite, hard, lower_bound, persons, pessimism, plots, rates, robust
+from private_rlhf.core.stats import standard_error
+from private_rlhf.validation.bandits import Array, factor
+from private_rlhf.validation.lab import Report, Row
+from private_rlhf.validation.offline import (
+    dependence,
+    finite,
+    hard,
+    lower_bound,
+    persons,
+    pessimism,
+    plots,
+    rates,
+    robust,
+)
 
 SEED = 20
 

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.figure import Figure
-
-from pipeline.core.stats import bootstrap, standard_error
-from pipeline.validation.bandits import Array, log_slope
-from pipeline.validation.lab import Claim, within
-from pipeline.validation.online.simulate import Arm, Trace, grid_world, simulate
-from pipeline.validation.panels import COLOURS, new_figure
+from private_rlhf.core.stats import bootstrap, standard_error
+from private_rlhf.validation.bandits import Array, log_slope
+from private_rlhf.validation.lab import Claim, within
+from private_rlhf.validation.online.simulate import Arm, Trace, grid_world, simulate
+from private_rlhf.validation.panels import COLOURS, new_figure
 
 EPSILON = 1.0
 ARM = Arm("optimism, c = 0.2", "optimism")

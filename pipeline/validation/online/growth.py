@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-
-from pipeline.validation.bandits import Array, Integers, log_slope
+from private_rlhf.validation.bandits import Array, Integers, log_slope
 
 WINDOW = 100  # the fits use the last two decades of rounds: the burn-in before them is neither law's
 POWERS = np.round(np.linspace(-1.0, 1.0, 401), 3)

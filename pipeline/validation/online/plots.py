@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 from matplotlib.figure import Figure
-
-from pipeline.core.stats import standard_error
-from pipeline.validation.bandits import factor
-from pipeline.validation.online import growth
-from pipeline.validation.online.study import ARMS, EPSILONS, LIKELIHOOD, MIXTURE, MLE, NONE, OPTIMISM, REFERENCE, Study
-from pipeline.validation.panels import COLOURS, band, new_figure
+from private_rlhf.core.stats import standard_error
+from private_rlhf.validation.bandits import factor
+from private_rlhf.validation.online import growth
+from private_rlhf.validation.online.study import (
+    ARMS,
+    EPSILONS,
+    LIKELIHOOD,
+    MIXTURE,
+    MLE,
+    NONE,
+    OPTIMISM,
+    REFERENCE,
+    Study,
+)
+from private_rlhf.validation.panels import COLOURS, band, new_figure
 
 
 def regret(found: Study) -> Figure:

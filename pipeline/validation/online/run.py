@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-
-from pipeline.core.stats import standard_error
-from pipeline.validation.lab import Report, Row
-from pipeline.validation.online import dependence, growth, plots, thompson
-from pipeline.validation.online.simulate import Trace
-from pipeline.validation.online.study import Study, claims, study
+from private_rlhf.core.stats import standard_error
+from private_rlhf.validation.lab import Report, Row
+from private_rlhf.validation.online import dependence, growth, plots, thompson
+from private_rlhf.validation.online.simulate import Trace
+from private_rlhf.validation.online.study import Study, claims, study
 
 SEED = 40
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-
-from pipeline.validation.bandits import (
+from private_rlhf.reward_models.gibbs import gibbs_log_policy
+from private_rlhf.validation.bandits import (
     Array,
     Bandit,
     Booleans,
@@ -27,7 +27,6 @@ from pipeline.validation.bandits import (
     loss_values,
     private_labels,
 )
-from reward_models.gibbs import gibbs_log_policy
 
 REFRESH = 20
 CONFIDENCE = 0.05  # δ of Theorem 5.2

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
-
-from pipeline.core.stats import Estimate, bootstrap, ratio_of_means, wilson
-from pipeline.validation.bandits import Array, factor, private_labels
-from pipeline.validation.lab import Claim, within, worst
-from pipeline.validation.online import growth
-from pipeline.validation.online.simulate import (
+from private_rlhf.core.stats import Estimate, bootstrap, ratio_of_means, wilson
+from private_rlhf.validation.bandits import Array, factor, private_labels
+from private_rlhf.validation.lab import Claim, within, worst
+from private_rlhf.validation.online import growth
+from private_rlhf.validation.online.simulate import (
     CONFIDENCE,
     REFRESH,
     Arm,

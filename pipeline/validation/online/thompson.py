@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import numpy as np
-
-from pipeline.core.stats import bootstrap, ratio_of_means, standard_error, student_mean
-from pipeline.validation.bandits import Array
-from pipeline.validation.lab import Claim, within
-from pipeline.validation.online.simulate import POSTERIOR_MEAN, Arm, Trace, grid_world, simulate
-from pipeline.validation.online.study import EPSILONS, LIKELIHOOD, MIXTURE, MLE
+from private_rlhf.core.stats import bootstrap, ratio_of_means, standard_error, student_mean
+from private_rlhf.validation.bandits import Array
+from private_rlhf.validation.lab import Claim, within
+from private_rlhf.validation.online.simulate import POSTERIOR_MEAN, Arm, Trace, grid_world, simulate
+from private_rlhf.validation.online.study import EPSILONS, LIKELIHOOD, MIXTURE, MLE
 
 THOMPSON = "posterior sampling"
 SAME_MEAN = f"{MIXTURE} (posterior mean)"

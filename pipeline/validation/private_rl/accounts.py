@@ -5,16 +5,15 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-
-from pipeline.accounting.bounded_range import composed_epsilon
-from pipeline.accounting.conversions import advanced_composition, bounded_range_zcdp, zcdp_epsilon
-from pipeline.accounting.private_rl import private_rl
-from pipeline.validation.lab import Claim, within
-from pipeline.validation.private_rl import outcome
-from pipeline.validation.private_rl.general import Instances, sensitivities
-from pipeline.validation.private_rl.updates import DELTA, PAPER, Array, appendix_step, section_step
-from pipeline.validation.private_rl.worlds import HORIZON
-from reward_models.gibbs import gibbs_log_policy
+from private_rlhf.accounting.bounded_range import composed_epsilon
+from private_rlhf.accounting.conversions import advanced_composition, bounded_range_zcdp, zcdp_epsilon
+from private_rlhf.accounting.private_rl import private_rl
+from private_rlhf.reward_models.gibbs import gibbs_log_policy
+from private_rlhf.validation.lab import Claim, within
+from private_rlhf.validation.private_rl import outcome
+from private_rlhf.validation.private_rl.general import Instances, sensitivities
+from private_rlhf.validation.private_rl.updates import DELTA, PAPER, Array, appendix_step, section_step
+from private_rlhf.validation.private_rl.worlds import HORIZON
 
 UPDATES = 100  # M = K/B at K = 500, B = 5
 

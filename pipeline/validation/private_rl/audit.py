@@ -10,15 +10,14 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
+from private_rlhf.core.stats import Estimate, wilson
+from private_rlhf.reward_models.gibbs import gibbs_log_policy
+from private_rlhf.validation.lab import Claim, within, worst
+from private_rlhf.validation.private_rl import outcome
+from private_rlhf.validation.private_rl.accounts import outcome_losses, outcome_sensitivity
+from private_rlhf.validation.private_rl.honest import arms
+from private_rlhf.validation.private_rl.updates import DELTA, PAPER, Memory, Schedule, draw, private_exponent
 from scipy.stats import binom
-
-from pipeline.core.stats import Estimate, wilson
-from pipeline.validation.lab import Claim, within, worst
-from pipeline.validation.private_rl import outcome
-from pipeline.validation.private_rl.accounts import outcome_losses, outcome_sensitivity
-from pipeline.validation.private_rl.honest import arms
-from pipeline.validation.private_rl.updates import DELTA, PAPER, Memory, Schedule, draw, private_exponent
-from reward_models.gibbs import gibbs_log_policy
 
 EPSILONS = (8.0, 5.0, 2.0, 1.0)
 OTHERS = 12  # trajectories beside the canary

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-
-from pipeline.validation.lab import Claim, within, worst
-from pipeline.validation.private_rl.updates import PAPER, Array
+from private_rlhf.validation.lab import Claim, within, worst
+from private_rlhf.validation.private_rl.updates import PAPER, Array
 
 STATES = 24
 SHAPES = ((24, 1), (24, 20), (24, 400), (96, 50), (200, 5))  # batches, episodes a batch

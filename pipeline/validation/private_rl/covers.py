@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-
-from pipeline.core.stats import bootstrap
-from pipeline.validation.lab import Claim, within
-from pipeline.validation.private_rl.rates import BOUND, EPSILON, ROOT, Growth, growth
-from pipeline.validation.private_rl.updates import PAPER
-from pipeline.validation.private_rl.worlds import covered_worlds
+from private_rlhf.core.stats import bootstrap
+from private_rlhf.validation.lab import Claim, within
+from private_rlhf.validation.private_rl.rates import BOUND, EPSILON, ROOT, Growth, growth
+from private_rlhf.validation.private_rl.updates import PAPER
+from private_rlhf.validation.private_rl.worlds import covered_worlds
 
 MATCHED = "cover with beta ~ K^(-2/5)"
 

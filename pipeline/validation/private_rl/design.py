@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-from pipeline.accounting.conversions import zcdp_rho
-from pipeline.core.stats import student_mean
-from pipeline.validation.lab import Claim, within
-from pipeline.validation.private_rl.updates import DELTA, PAPER, Array
+from private_rlhf.accounting.conversions import zcdp_rho
+from private_rlhf.core.stats import student_mean
+from private_rlhf.validation.lab import Claim, within
+from private_rlhf.validation.private_rl.updates import DELTA, PAPER, Array
 
 STAGES, DIMENSION = 3, 4
 RIDGE = 1.0

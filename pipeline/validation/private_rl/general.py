@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-from pipeline.validation.private_rl.updates import Array, Schedule, draw
+from private_rlhf.validation.private_rl.updates import Array, Schedule, draw
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-
-from pipeline.core.stats import percentile_interval
-from pipeline.validation.lab import Claim, within
-from pipeline.validation.private_rl import outcome
-from pipeline.validation.private_rl.plateaus import (
+from private_rlhf.core.stats import percentile_interval
+from private_rlhf.validation.lab import Claim, within
+from private_rlhf.validation.private_rl import outcome
+from private_rlhf.validation.private_rl.plateaus import (
     BATCH,
     EPISODES,
     TRUE,
@@ -18,7 +17,7 @@ from pipeline.validation.private_rl.plateaus import (
     TableOne,
     cell,
 )
-from pipeline.validation.private_rl.updates import (
+from private_rlhf.validation.private_rl.updates import (
     PAPER,
     Schedule,
     fixed,

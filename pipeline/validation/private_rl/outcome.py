@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-from pipeline.validation.private_rl.updates import DELTA, Array, Memory, Schedule, draw
+from private_rlhf.validation.private_rl.updates import DELTA, Array, Memory, Schedule, draw
 
 HORIZON = 4
 SEQUENCES = 2**HORIZON  # action sequences, a₁ the most significant bit

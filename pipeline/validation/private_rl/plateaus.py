@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-from pipeline.accounting.bounded_range import composed_epsilon
-from pipeline.core.stats import Estimate, percentile_interval, standard_error
-from pipeline.validation.lab import Claim, within
-from pipeline.validation.private_rl import outcome
-from pipeline.validation.private_rl.updates import DELTA, PAPER, Array, Schedule, fixed, private_exponent
+from private_rlhf.accounting.bounded_range import composed_epsilon
+from private_rlhf.core.stats import Estimate, percentile_interval, standard_error
+from private_rlhf.validation.lab import Claim, within
+from private_rlhf.validation.private_rl import outcome
+from private_rlhf.validation.private_rl.updates import DELTA, PAPER, Array, Schedule, fixed, private_exponent
 
 EPISODES = 500
 BATCH = 5  # the equal batch whose non-private plateaus come nearest to Table 1

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-
-from pipeline.core.stats import standard_error
-from pipeline.validation.panels import COLOURS, band, new_figure
-from pipeline.validation.private_rl import covers, design, honest, outcome, rates, reports
-from pipeline.validation.private_rl.plateaus import EPISODES, EXPONENTS, PRIVATE, Cell, TableOne
+from private_rlhf.core.stats import standard_error
+from private_rlhf.validation.panels import COLOURS, band, new_figure
+from private_rlhf.validation.private_rl import covers, design, honest, outcome, rates, reports
+from private_rlhf.validation.private_rl.plateaus import EPISODES, EXPONENTS, PRIVATE, Cell, TableOne
 
 EPISODE_TICKS = (20, 50, 100, 200, 500)
 

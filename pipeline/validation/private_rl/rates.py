@@ -7,13 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-from pipeline.core.stats import Estimate, bootstrap, standard_error
-from pipeline.validation.bandits import slope_of_mean
-from pipeline.validation.lab import Claim, Kind, within, worst
-from pipeline.validation.private_rl.general import Instances, bellman_loss, cumulative_regret, sensitivities, squares
-from pipeline.validation.private_rl.updates import PAPER, Array, fixed, private_exponent
-from pipeline.validation.private_rl.worlds import random_worlds
+from private_rlhf.core.stats import Estimate, bootstrap, standard_error
+from private_rlhf.validation.bandits import slope_of_mean
+from private_rlhf.validation.lab import Claim, Kind, within, worst
+from private_rlhf.validation.private_rl.general import (
+    Instances,
+    bellman_loss,
+    cumulative_regret,
+    sensitivities,
+    squares,
+)
+from private_rlhf.validation.private_rl.updates import PAPER, Array, fixed, private_exponent
+from private_rlhf.validation.private_rl.worlds import random_worlds
 
 EPSILON = 8.0
 ROOT, BOUND = "non-private, B = sqrt(K)", "joint DP, exhausted sensitivity, zCDP"

@@ -18,12 +18,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-
-from pipeline.core.stats import Estimate, percentile_interval, wilson
-from pipeline.validation.lab import Claim, within
-from pipeline.validation.private_rl import outcome, schedules
-from pipeline.validation.private_rl.plateaus import EPISODES, PRIVATE, Cell
-from pipeline.validation.private_rl.updates import PAPER, Array, draw
+from private_rlhf.core.stats import Estimate, percentile_interval, wilson
+from private_rlhf.validation.lab import Claim, within
+from private_rlhf.validation.private_rl import outcome, schedules
+from private_rlhf.validation.private_rl.plateaus import EPISODES, PRIVATE, Cell
+from private_rlhf.validation.private_rl.updates import PAPER, Array, draw
 
 REWARDS = 2
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pipeline.validation.lab import Report
-from pipeline.validation.private_rl import (
+from private_rlhf.validation.lab import Report
+from private_rlhf.validation.private_rl import (
     accounts,
     audit,
     coverability,
@@ -18,7 +18,7 @@ from pipeline.validation.private_rl import (
     scaling,
     schedules,
 )
-from pipeline.validation.private_rl.worlds import random_worlds
+from private_rlhf.validation.private_rl.worlds import random_worlds
 
 
 def run(quick: bool) -> Report:

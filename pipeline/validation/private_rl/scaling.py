@@ -15,13 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.figure import Figure
-
-from pipeline.core.stats import bootstrap, standard_error
-from pipeline.validation.bandits import slope_of_mean
-from pipeline.validation.lab import Claim, within
-from pipeline.validation.panels import COLOURS, new_figure
-from pipeline.validation.private_rl import outcome
-from pipeline.validation.private_rl.updates import DELTA, PAPER, Array, draw, fixed, private_exponent
+from private_rlhf.core.stats import bootstrap, standard_error
+from private_rlhf.validation.bandits import slope_of_mean
+from private_rlhf.validation.lab import Claim, within
+from private_rlhf.validation.panels import COLOURS, new_figure
+from private_rlhf.validation.private_rl import outcome
+from private_rlhf.validation.private_rl.updates import DELTA, PAPER, Array, draw, fixed, private_exponent
 
 GAPS = tuple(float(gap) for gap in np.geomspace(0.01, 0.5, 24))
 EPISODES = (10_000, 40_000, 160_000, 640_000)

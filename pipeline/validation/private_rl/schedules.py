@@ -7,9 +7,9 @@ of updates. The draw adds noise and takes the largest, one of two ways:
 
 exponential  permute-and-flip (McKenna and Sheldon 2020): 2w-DP as the exponential mechanism is, and errs less; but its
              range is up to twice as wide, so it composes by addition, Σ_j 2 w_j = ε at δ = 0
-gumbel       the exponential mechanism: bounded range 2w, composed exactly (`pipeline.accounting.bounded_range`)
+gumbel       the exponential mechanism: bounded range 2w, composed exactly (`private_rlhf.accounting.bounded_range`)
 
-`pipeline.validation.private_rl.sweep` is the search that chose PLANS, on other seeds than those that `measure` takes.
+`validation.private_rl.sweep` is the search that chose PLANS, on other seeds than those that `measure` takes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 import numpy as np
-
-from pipeline.accounting.bounded_range import composed_delta, composed_epsilon, largest_factor
-from pipeline.validation.lab import Claim, within
-from pipeline.validation.private_rl import outcome
-from pipeline.validation.private_rl.plateaus import EPISODES, Cell
-from pipeline.validation.private_rl.updates import DELTA, PAPER, Array, geometric
+from private_rlhf.accounting.bounded_range import composed_delta, composed_epsilon, largest_factor
+from private_rlhf.validation.lab import Claim, within
+from private_rlhf.validation.private_rl import outcome
+from private_rlhf.validation.private_rl.plateaus import EPISODES, Cell
+from private_rlhf.validation.private_rl.updates import DELTA, PAPER, Array, geometric
 
 EPSILON = 8.0
 LONGEST = 12  # the most updates that read one episode

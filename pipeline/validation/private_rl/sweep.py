@@ -1,4 +1,4 @@
-"""The search behind `pipeline.validation.private_rl.schedules`: plans at a total ε = 8 whose plateaus come early.
+"""The search behind `private_rlhf.validation.private_rl.schedules`: plans at a total ε = 8 whose plateaus come early.
 
 A race: random plans on few runs, then the neighbours of the best on more, generation after generation, the best few
 last on fresh runs. Every generation is a file, and one that is there is not run again.
@@ -13,10 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
-
-from pipeline.core import atomic
-from pipeline.validation.private_rl import outcome, schedules
-from pipeline.validation.private_rl.schedules import EPSILON, LONGEST, Plan
+from private_rlhf.core import atomic
+from private_rlhf.validation.private_rl import outcome, schedules
+from private_rlhf.validation.private_rl.schedules import EPSILON, LONGEST, Plan
 
 # What a plan is judged by: both published plateaus at once, or one of them, or the sum of the two regrets.
 GOALS = ("both", "easy", "hard", "regret")

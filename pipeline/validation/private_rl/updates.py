@@ -9,8 +9,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-
-from pipeline.accounting.private_rl import private_rl
+from private_rlhf.accounting.private_rl import private_rl
 
 PAPER = "PRL"
 DELTA = 1e-5
@@ -88,7 +87,7 @@ def section_step(epsilon: float, updates: int) -> float:
 def private_exponent(schedule: Schedule, epsilon: float, sensitivity: float, route: str = "best") -> float:
     """x of P(f) ∝ exp(x·S(f)) for (ε, 1e-5)-joint DP of the whole sequence of draws; 1/score.
 
-    route: zcdp, advanced_composition, basic or bounded_range of `pipeline.accounting.private_rl`, or "best" of them; or
+    route: zcdp, advanced_composition, basic or bounded_range of `accounting.private_rl`, or "best" of them; or
     "appendix", PRL's ε₀/(2Δ) with `appendix_step`.
     """
     if route == "appendix":

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-
-from pipeline.validation.private_rl.general import Instances, backup
-from pipeline.validation.private_rl.updates import Array
+from private_rlhf.validation.private_rl.general import Instances, backup
+from private_rlhf.validation.private_rl.updates import Array
 
 STATES, ACTIONS, HORIZON = 4, 2, 3
 SIZES = (32, 16, 8)

@@ -15,9 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from cli.bad_inputs.sandbox import Row
-
-from pipeline.core.atomic import json_text
-from pipeline.data.container import settle, write_shard
+from private_rlhf.core.atomic import json_text
+from private_rlhf.data.container import settle, write_shard
 
 MANIFEST, SHARD, SIGNATURE = (Path("release") / name for name in ("manifest.json", "part-00000.parquet", "signature.json"))
 VERIFY = ["verify-release", "release"]

@@ -34,7 +34,7 @@ def setting_rows() -> Iterator[Row]:
         ['model.source="a\\0b"'], ["model.max_prompt_tokens=500", "model.max_response_tokens=100"], ["model.max_response_tokens=1000000000000"], ["model.revision=main", "model.source=tiny"],
         ["sft.batch_size=600"], ["sft.micro_batch_size=3"], ["sft.batch_size=1000000000000"], ["reward.trainer_args.weight_decay=0.1"], ["reward.mode=lora", "reward.batch_size=100000"],
         ["reward.external.path=nowhere"], ["reward.external.path=release"], ["reward.external={path: release, public: true}"], ["ppo.extra_rewards=[{path: nowhere}]"], ["ppo.extra_rewards=[{path: release, public: true}]"],
-        ["ppo.extra_rewards=[{callable: 'nowhere:f'}]"], ["ppo.extra_rewards=[{callable: 'json:f'}]"], ["ppo.extra_rewards=[{callable: 'json.nowhere:f'}]"], ["ppo.extra_rewards=[{callable: 'pipeline.cli:main'}]"],
+        ["ppo.extra_rewards=[{callable: 'nowhere:f'}]"], ["ppo.extra_rewards=[{callable: 'json:f'}]"], ["ppo.extra_rewards=[{callable: 'json.nowhere:f'}]"], ["ppo.extra_rewards=[{callable: 'private_rlhf.cli:main'}]"],
         ["evaluate.judge.path=nowhere"], ["evaluate.judge={path: release, public: true}"], ["aligner=dpo", "dpo.batch_size=100000"], ["aligner=rloo", "rloo.micro_batch_size=3"],
         ["aligner=grpo", "grpo.trainer_args.nonsense=1"], ["privatize.key_file=."], ["privatize.key_file=good.jsonl"], ["privatize.key_file=r/k.key"], ["privatize.key_file=/dev/null"],
         ["privatize.budget=0.1"], ["evaluation_labels=private", "privatize.key_file=copy.key"],

@@ -10,9 +10,8 @@ from typing import Any
 
 import yaml
 from cli.bad_inputs.sandbox import Row
+from private_rlhf.core.recipe import Recipe
 from pydantic import TypeAdapter
-
-from pipeline.core.recipe import Recipe
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x]\n" + "".join(
     f"{new}: &{new} [*{old}, *{old}, *{old}, *{old}, *{old}, *{old}, *{old}, *{old}]\n"

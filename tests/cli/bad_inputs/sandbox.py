@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pipeline import cli
+from private_rlhf import cli
 
 ROWS = [{"prompt": f"prompt {i}", "chosen": f"yes {i}", "rejected": f"no {i}"} for i in range(8)]
 KINDS = ("refused", "accepted legally", "said", "traceback", "hang", "hog", "silent damage", "wrong answer")

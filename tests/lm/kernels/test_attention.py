@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from private_rlhf.lm.kernels import attention
+from private_rlhf.lm.kernels.attention import NAME, grouped_attention, use_grouped_attention
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import eager_attention_forward
-
-from pipeline.lm.kernels import attention
-from pipeline.lm.kernels.attention import NAME, grouped_attention, use_grouped_attention
 
 HEADS, GROUPS, SIZE = 6, 2, 8
 LAYER: Any = SimpleNamespace(num_key_value_groups=HEADS // GROUPS, training=False, is_causal=True)

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from private_rlhf.lm.kernels.attention import use_grouped_attention
+from private_rlhf.lm.kernels.cache import RoomyLayer, with_room
 from transformers import DynamicCache
-
-from pipeline.lm.kernels.attention import use_grouped_attention
-from pipeline.lm.kernels.cache import RoomyLayer, with_room
 
 
 @pytest.mark.usefixtures("kernels")

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-
-from pipeline.core.errors import UserError
-from pipeline.lm import kernels
-from pipeline.lm.kernels import KERNELS, SWITCH, plain, runs
-from pipeline.lm.kernels.cpu import Processor, bfloat16_instructions, fast_bfloat16, made_by_others, processor
+from private_rlhf.core.errors import UserError
+from private_rlhf.lm import kernels
+from private_rlhf.lm.kernels import KERNELS, SWITCH, plain, runs
+from private_rlhf.lm.kernels.cpu import Processor, bfloat16_instructions, fast_bfloat16, made_by_others, processor
 
 AMX = {"instructions": "AMX-BF16", "capability": "AVX512", "onednn_limit": "", "onednn": True}
 
@@ -51,7 +50,7 @@ def test_the_instructions_are_those_that_pytorch_names(monkeypatch: pytest.Monke
 
 def test_a_machine_that_is_held_down_says_so() -> None:
     """In a process of its own, as these are read once."""
-    code = "from pipeline.lm.kernels.cpu import processor as p; print(p().bfloat16, p().why)"
+    code = "from private_rlhf.lm.kernels.cpu import processor as p; print(p().bfloat16, p().why)"
     held = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
     for name, value in held.items():
         environment = {**_environment(), name: value}
@@ -81,7 +80,7 @@ def test_processors_of_other_makers(cpuinfo: str, others: bool) -> None:
 
 
 def test_each_kernel_runs_where_the_table_says(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = sys.modules["pipeline.lm.kernels"]
+    package = sys.modules["private_rlhf.lm.kernels"]
     expected = {
         (False, False): {"attention", "lora", "token_terms", "rows", "trunk"},
         (True, False): {"attention", "lora", "token_terms", "rows", "trunk", "packed"},
@@ -108,7 +107,8 @@ def test_one_switch_turns_all_of_them_off(kernels: None, monkeypatch: pytest.Mon
 
 def test_the_table_is_printed() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "pipeline.lm.kernels"], capture_output=True, text=True, env=_environment(), check=True
+        [sys.executable, "-m", "private_rlhf.lm.kernels"],
+        capture_output=True, text=True, env=_environment(), check=True,
     )
     assert all(f"\n{name}" in done.stdout for name in KERNELS)
     assert processor().why in done.stdout

@@ -9,9 +9,8 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import Linear as PeftLinear
+from private_rlhf.lm.kernels.lora import LoraLinear, speed_up
 from torch import nn
-
-from pipeline.lm.kernels.lora import LoraLinear, speed_up
 
 pytestmark = pytest.mark.usefixtures("kernels")
 

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from private_rlhf.lm.generate import Sampling, sample_responses
+from private_rlhf.lm.kernels.cpu import Processor, processor
+from private_rlhf.lm.kernels.lora import speed_up
+from private_rlhf.lm.kernels.packed import packed_linears
+from private_rlhf.lm.kernels.products import speed_up_products
+from private_rlhf.lm.kernels.token_terms import token_logprobs
 from torch import nn
-
-from pipeline.lm.generate import Sampling, sample_responses
-from pipeline.lm.kernels.cpu import Processor, processor
-from pipeline.lm.kernels.lora import speed_up
-from pipeline.lm.kernels.packed import packed_linears
-from pipeline.lm.kernels.products import speed_up_products
-from pipeline.lm.kernels.token_terms import token_logprobs
 
 BOTH = pytest.mark.parametrize(
     "dtype",
@@ -31,7 +30,7 @@ def _packs_both(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor that packs float32 weights as well, whatever this one is."""
     if not processor().onednn:
         pytest.skip("this PyTorch has no oneDNN")
-    monkeypatch.setattr("pipeline.lm.kernels.processor", lambda: Processor(processor().bfloat16, "", True, True))
+    monkeypatch.setattr("private_rlhf.lm.kernels.processor", lambda: Processor(processor().bfloat16, "", True, True))
 
 
 @torch.no_grad()
@@ -92,7 +91,7 @@ def test_other_layers_and_an_error_within_leave_all_as_it_was(monkeypatch: pytes
         model(torch.zeros(2, 5))
     assert "forward" not in model[0].__dict__
     for slow in (Processor(True, "", True, False), Processor(False, "", True, False), Processor(True, "", False, True)):
-        monkeypatch.setattr("pipeline.lm.kernels.processor", lambda slow=slow: slow)
+        monkeypatch.setattr("private_rlhf.lm.kernels.processor", lambda slow=slow: slow)
         with packed_linears(model, 1):
             assert not any("forward" in layer.__dict__ for layer in model)
 

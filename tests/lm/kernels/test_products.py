@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from private_rlhf.lm.kernels import products
+from private_rlhf.lm.kernels.cpu import Processor, processor
+from private_rlhf.lm.kernels.lora import LoraLinear, speed_up
+from private_rlhf.lm.kernels.products import OneDnnLinear, product, speed_up_products
 from torch import nn
-
-from pipeline.lm.kernels import products
-from pipeline.lm.kernels.cpu import Processor, processor
-from pipeline.lm.kernels.lora import LoraLinear, speed_up
-from pipeline.lm.kernels.products import OneDnnLinear, product, speed_up_products
 
 
 @pytest.fixture
@@ -21,7 +20,7 @@ def onednn(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor that is not Intel's, whatever this one is."""
     if not processor().onednn:
         pytest.skip("this PyTorch has no oneDNN")
-    monkeypatch.setattr("pipeline.lm.kernels.processor", lambda: Processor(False, "", onednn=True, slow_mkl=True))
+    monkeypatch.setattr("private_rlhf.lm.kernels.processor", lambda: Processor(False, "", onednn=True, slow_mkl=True))
 
 
 def networks(bias: bool) -> tuple[Any, Any]:
@@ -94,7 +93,7 @@ def test_under_lora(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_intel_s_processors_keep_mkl(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.lm.kernels.processor", lambda: Processor(False, "", onednn=True, slow_mkl=False))
+    monkeypatch.setattr("private_rlhf.lm.kernels.processor", lambda: Processor(False, "", onednn=True, slow_mkl=False))
     plain = nn.Sequential(nn.Linear(2, 2))
     assert type(speed_up_products(plain)[0]) is nn.Linear
     x = torch.randn(3, 2)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-from pipeline.lm.kernels.token_terms import row_chunks, token_kl, token_logprobs, token_terms
+from private_rlhf.lm.kernels.token_terms import row_chunks, token_kl, token_logprobs, token_terms
 
 
 def plain(logits: torch.Tensor, ids: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
