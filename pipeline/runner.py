@@ -21,6 +21,7 @@ from private_rlhf.core.config import effective, nearest, to_tree
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.metrics import write_metrics
 from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.recipe_shareable import changed_keys, shareable_yaml
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.stage import StageContext, say
 from private_rlhf.core.strategies import WHOLE, strategy
@@ -137,7 +138,7 @@ def check(recipe: Recipe, run: RunDir, selection: Selection, world: World) -> li
         UserError: a foreign run directory, a missing upstream stage, or something `preflight` finds.
         RunStopped: a finished stage measured something that lets the next one not start.
     """
-    run.check(recipe)
+    run.check(recipe.name)
     _check_stage(selection.only or selection.start, recipe)
     lines = plan(recipe, run, selection)
     _check_needs(recipe, run, [line.stage for line in lines if line.runs], world)
@@ -194,7 +195,7 @@ def resolved(recipe: Recipe, run: RunDir, world: World) -> Recipe:
     from private_rlhf.lm.numerics import resolve_dtype
 
     recipe.data.check_preferences()
-    run.check(recipe)
+    run.check(recipe.name)
     return resolve_dtype(recipe, run, world)
 
 
@@ -331,12 +332,12 @@ def _claimed(recipe: Recipe, run: RunDir, world: World) -> Iterator[None]:
 
 def _claim(recipe: Recipe, run: RunDir, world: World) -> None:
     if world.main:
-        changed = run.changed_keys(recipe)
+        changed = changed_keys(recipe, run.recipe())
         if changed:
             say(f"{run.root} was last started with another {', '.join(changed)}: what depends on it is made anew")
         from private_rlhf.lm.numerics import described
 
-        run.claim(recipe, described(recipe))
+        run.claim(recipe.name, shareable_yaml(recipe), described(recipe))
         if recipe.override:
             say(f"{NOT_PRIVATE}: {recipe.override}")
         for folder in (run.root, *(run.stage(name) for name in NAMES)):

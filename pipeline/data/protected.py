@@ -18,7 +18,8 @@ from typing import Any
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import is_public
 from private_rlhf.core.recipe import Recipe
-from private_rlhf.core.rundir import RunDir, bare_name
+from private_rlhf.core.recipe_shareable import bare_name
+from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.stage import StageContext, say
 from private_rlhf.data import curate
 from private_rlhf.data.adopted import held_out, is_adopted, open_adopted

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from private_rlhf.core.atomic import write_json
-from private_rlhf.core.rundir import bare_name
+from private_rlhf.core.recipe_shareable import bare_name
 from private_rlhf.core.stage import StageContext
 from private_rlhf.data.engine import count_right, gather_events
 from private_rlhf.data.protected import (

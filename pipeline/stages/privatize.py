@@ -21,7 +21,7 @@ from typing import Any
 
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.core.recipe import Recipe
-from private_rlhf.core.rundir import bare_name
+from private_rlhf.core.recipe_shareable import bare_name
 from private_rlhf.core.stage import StageContext
 from private_rlhf.data import curate, protected
 from private_rlhf.data.adopted import adopt, is_adopted

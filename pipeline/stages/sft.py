@@ -13,7 +13,7 @@ from typing import Any
 from datasets import Dataset
 from peft import PeftModel
 from private_rlhf.core import atomic
-from private_rlhf.core.rundir import bare_name
+from private_rlhf.core.recipe_shareable import bare_name
 from private_rlhf.core.stage import StageContext
 from private_rlhf.core.world import check_rows
 from private_rlhf.data import inputs

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.recipe import Recipe
-from private_rlhf.core.rundir import bare_name
+from private_rlhf.core.recipe_shareable import bare_name
 from private_rlhf.core.stage import StageContext
 from private_rlhf.data import inputs
 from private_rlhf.data.engine import gather_events, sum_of_labels
