@@ -14,13 +14,13 @@ import pytest
 from alignment_arms import Arm, Workshop, adopt_reference
 from epsilon_tables import mean_sd, over_prompts, share_of
 from private_rlhf.core import atomic
-from private_rlhf.core.config import load_recipe
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
-from private_rlhf.core.recipe_shareable import shareable_yaml
 from private_rlhf.core.rundir import RunDir
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import load_recipe
+from private_rlhf.recipe.shareable import shareable_yaml
 from private_rlhf.runner import stage_fingerprint
-from private_rlhf.stages.table import stage_of
+from private_rlhf.stages.declarations import stage_of
 
 TINY = Path(__file__).resolve().parents[2] / "configs" / "tiny.yaml"
 PROMPTS = 50

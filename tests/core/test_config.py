@@ -11,7 +11,10 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from private_rlhf.core.config import (
+from private_rlhf.core.documents import read_mapping
+from private_rlhf.core.errors import UserError
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import (
     NO_EFFECT,
     apply_overrides,
     dump_yaml,
@@ -21,9 +24,6 @@ from private_rlhf.core.config import (
     parse,
     to_tree,
 )
-from private_rlhf.core.documents import read_mapping
-from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
 
 
 def tree(**sections: Any) -> dict[str, Any]:

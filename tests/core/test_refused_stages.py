@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from private_rlhf import runner
-from private_rlhf.core.config import parse
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
-from private_rlhf.core.recipe_shareable import shareable_yaml
 from private_rlhf.core.rundir import RunDir
-from private_rlhf.core.stage import StageContext
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import parse
+from private_rlhf.recipe.shareable import shareable_yaml
 from private_rlhf.stages.base import Stage
+from private_rlhf.stages.context import StageContext
 
 TREE = {
     "name": "one",

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from private_rlhf.core import code, rundir
-from private_rlhf.core.config import load_recipe, parse
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
-from private_rlhf.core.recipe_shareable import bare_name, shareable, shareable_yaml
 from private_rlhf.core.rundir import RunDir
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import load_recipe, parse
+from private_rlhf.recipe.shareable import bare_name, shareable, shareable_yaml
 
 
 def recipe(name: str = "one", **sections: Any) -> Recipe:

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from private_rlhf.core.config import dump_yaml, effective, to_tree
 from private_rlhf.core.errors import MOST_NAME, one_line
-from private_rlhf.core.recipe import Recipe
-from private_rlhf.core.recipe_inputs import ModelConfig, has_hub_form
+from private_rlhf.recipe.data_section import has_hub_form
+from private_rlhf.recipe.load import dump_yaml, effective, to_tree
+from private_rlhf.recipe.model_section import ModelConfig
+from private_rlhf.recipe.recipe import Recipe
 
 OWN_FILES = ("preferences", "demonstrations", "prompts", "evaluation_prompts")  # of section data
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from private_rlhf import runner
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
-from private_rlhf.core.recipe_shareable import shareable_yaml
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import barrier
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.shareable import shareable_yaml
 
 
 def run_policies(recipe: Recipe, root: Path, policies: int, accept_code: bool = False) -> RunDir:

@@ -1,4 +1,4 @@
-"""Reads one YAML recipe per experiment into strict, typed dataclasses (`private_rlhf.core.recipe`).
+"""Reads one YAML recipe per experiment into strict, typed dataclasses (`private_rlhf.recipe`).
 
 Unknown or ill-typed keys are errors that name the key, the section and the nearest valid key. Overrides from the
 command line (`reward.epochs=3`) go through the same check.
