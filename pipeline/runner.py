@@ -2,7 +2,7 @@
 
 A stage is up to date when its manifest's fingerprint is that of its config sections, its upstream stages and its
 label-free inputs, and what the stage itself looks at. Where the code changed that a stage imports, the user decides.
-The stages are those of `private_rlhf.stages.table`; no stage is known here by name.
+The stages are those of `private_rlhf.stages.declarations`; no stage is known here by name.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ from typing import Any
 
 from private_rlhf.core import atomic, resume, rundir
 from private_rlhf.core.code import digest_of, source_files
-from private_rlhf.core.config import effective, nearest, to_tree
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.metrics import write_metrics
-from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.progress import say
 from private_rlhf.core.rundir import RunDir
-from private_rlhf.core.stage import StageContext, say
-from private_rlhf.core.strategies import WHOLE, strategy
 from private_rlhf.core.world import World, barrier, join_world, peak_gpu_mb, release_memory
 from private_rlhf.data.overlap import check_overlap
 from private_rlhf.launcher import Launcher
 from private_rlhf.privacy.guarantee import NOT_PRIVATE
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import effective, nearest, to_tree
+from private_rlhf.recipe.shareable import changed_keys, shareable_yaml
 from private_rlhf.stages.base import Stage
-from private_rlhf.stages.table import NAMES, STAGES, preflight, stage_of, stages_of
+from private_rlhf.stages.context import StageContext
+from private_rlhf.stages.declarations import NAMES, STAGES, preflight, stage_of, stages_of
+from private_rlhf.stages.launch_strategies import WHOLE, strategy
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ def check(recipe: Recipe, run: RunDir, selection: Selection, world: World) -> li
         UserError: a foreign run directory, a missing upstream stage, or something `preflight` finds.
         RunStopped: a finished stage measured something that lets the next one not start.
     """
-    run.check(recipe)
+    run.check(recipe.name)
     _check_stage(selection.only or selection.start, recipe)
     lines = plan(recipe, run, selection)
     _check_needs(recipe, run, [line.stage for line in lines if line.runs], world)
@@ -194,7 +196,7 @@ def resolved(recipe: Recipe, run: RunDir, world: World) -> Recipe:
     from private_rlhf.lm.numerics import resolve_dtype
 
     recipe.data.check_preferences()
-    run.check(recipe)
+    run.check(recipe.name)
     return resolve_dtype(recipe, run, world)
 
 
@@ -331,12 +333,12 @@ def _claimed(recipe: Recipe, run: RunDir, world: World) -> Iterator[None]:
 
 def _claim(recipe: Recipe, run: RunDir, world: World) -> None:
     if world.main:
-        changed = run.changed_keys(recipe)
+        changed = changed_keys(recipe, run.recipe())
         if changed:
             say(f"{run.root} was last started with another {', '.join(changed)}: what depends on it is made anew")
         from private_rlhf.lm.numerics import described
 
-        run.claim(recipe, described(recipe))
+        run.claim(recipe.name, shareable_yaml(recipe), described(recipe))
         if recipe.override:
             say(f"{NOT_PRIVATE}: {recipe.override}")
         for folder in (run.root, *(run.stage(name) for name in NAMES)):

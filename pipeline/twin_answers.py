@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.labelling.questions import read_rows
 from private_rlhf.privacy.keys import make_private_folder
+from private_rlhf.recipe import Recipe
 
 PROGRAM = """\
 import hashlib, json, sys

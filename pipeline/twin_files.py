@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from private_rlhf.core.recipe_aligners import ALIGNERS
+from private_rlhf.recipe import ALIGNERS
 from private_rlhf.runner import Selection
 
 NAMES = Selection().names

@@ -28,7 +28,6 @@ import numpy as np
 import numpy.typing as npt
 from private_rlhf import runner
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.user import another_user
 from private_rlhf.core.world import barrier, join_world
@@ -42,6 +41,7 @@ from private_rlhf.privacy.batches import apply_coins, canonicalize, event_tags
 from private_rlhf.privacy.keys import PrivacyKey, keygen, load_key, make_private_folder
 from private_rlhf.privacy.mechanism import RandomizedResponse
 from private_rlhf.privacy.prf import Prf
+from private_rlhf.recipe import Recipe
 from private_rlhf.report.inputs import read_run
 from private_rlhf.report.render import time_passages
 from private_rlhf.twin_answers import answered_twin, carry_draws, make_answerers

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.data.render import Renderer
 from private_rlhf.lm.architectures import check_layers
 from private_rlhf.lm.models import DTYPES
+from private_rlhf.recipe import Recipe
 from private_rlhf.reward_models.model import build_reward_backbone
 from safetensors import SafetensorError
 from transformers import AutoConfig

@@ -9,11 +9,10 @@ from typing import Any
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import PUBLIC
-from private_rlhf.core.recipe import Recipe
-from private_rlhf.core.recipe_parts import ExternalRewardSettings
 from private_rlhf.data.inputs import make_renderer
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.lm.templates import tokenizer_as_trained
+from private_rlhf.recipe import ExternalRewardSettings, Recipe
 from private_rlhf.reward_models.checkpoint import (
     METADATA_FILE,
     RewardCheckpoint,

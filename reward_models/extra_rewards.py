@@ -10,12 +10,10 @@ from typing import Any
 
 import torch
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
-from private_rlhf.core.recipe_inputs import ModelConfig
-from private_rlhf.core.recipe_parts import ExtraRewardSettings
 from private_rlhf.data.render import Prompt, Renderer, preview
 from private_rlhf.lm.model_folders import check_function
 from private_rlhf.lm.models import load_tokenizer
+from private_rlhf.recipe import ExtraRewardSettings, ModelConfig, Recipe
 from private_rlhf.reward_models.external import card_facts, described, key_names, load_external
 from private_rlhf.reward_models.scorer import RewardScorer
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.core.recipe import Recipe, RewardConfig
+from private_rlhf.recipe import Recipe, RewardConfig
 from private_rlhf.reward_models.bonuses import Bonus
 from private_rlhf.reward_models.dropout import DropoutBonus, check_dropout
 from private_rlhf.reward_models.elliptical import EllipticalAccumulator, EllipticalConstants

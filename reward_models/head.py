@@ -18,8 +18,8 @@ from typing import Any, Literal
 import torch
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.core.recipe import Recipe, RewardConfig
 from private_rlhf.data.render import prompt_key
+from private_rlhf.recipe import Recipe, RewardConfig
 from private_rlhf.reward_models.basis import pair_basis
 from private_rlhf.reward_models.evidence import ridge_by_evidence, ridge_in_units_of
 from private_rlhf.reward_models.linear import LinearFit, fit_linear

@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 import torch
 from accelerate import Accelerator
-from private_rlhf.core.recipe import Recipe
-from private_rlhf.core.stage import StageContext
 from private_rlhf.data.release import ReleasedPair
 from private_rlhf.data.render import Renderer, keep_fitting_pairs
 from private_rlhf.lm.features import extract_features
+from private_rlhf.recipe import Recipe
 from private_rlhf.reward_models.head import PairFeatures
 from private_rlhf.reward_models.model import RewardModel
 from private_rlhf.reward_models.spread import OverProcesses
+from private_rlhf.stages.context import StageContext
 
 
 class RenderedPairs(NamedTuple):

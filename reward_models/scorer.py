@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.data.inputs import make_renderer
 from private_rlhf.data.render import Prompt, Renderer, prompt_key
 from private_rlhf.lm.features import extract_features
 from private_rlhf.lm.generate import sharded
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.lm.sharding import free, split_frozen
+from private_rlhf.recipe import Recipe
 from private_rlhf.reward_models.bound import bounded_reward
 from private_rlhf.reward_models.checkpoint import RewardCheckpoint, load_reward_checkpoint
 from private_rlhf.reward_models.model import score_layer

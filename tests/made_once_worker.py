@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe_inputs import ModelConfig
 from private_rlhf.lm.made_once import is_whole, make_once
 from private_rlhf.lm.models import base_checkpoint
+from private_rlhf.recipe import ModelConfig
 from two_processes import gloo_pair
 
 

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from pipeline_runs import ROOT
-from private_rlhf.core.config import load_recipe
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.world import World
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.rows import Rows
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import load_recipe
 from private_rlhf.reward_models.fitted_bonus import head_bonus
 from private_rlhf.reward_models.head import PairFeatures, fit_head, refit_head
 from private_rlhf.reward_models.pairs import pair_features

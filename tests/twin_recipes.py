@@ -10,9 +10,9 @@ from typing import Any
 
 from pipeline_runs import TINY, Workspace
 from private_rlhf import runner
-from private_rlhf.core.config import load_recipe
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import RunDir
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import load_recipe
 from private_rlhf.twins import Verdict, verify
 
 OWN = ("data.public_labels=false", "evaluation_labels=private", "data.demonstrations=release",

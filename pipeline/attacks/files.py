@@ -19,7 +19,7 @@ from private_rlhf.attacks.judge import Guesses
 from private_rlhf.attacks.learn import cell_guesses, crossed
 from private_rlhf.attacks.view import View, file_rows, plain_text
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe_inputs import SUFFIXES
+from private_rlhf.recipe import SUFFIXES
 
 PIECE = 16  # bytes of a response that are searched for
 STARTS = 24  # bytes within which a piece starts, or at the response's end; the first that is its own is taken

@@ -19,9 +19,9 @@ from private_rlhf.attacks.canaries import RawFacts, Truth, pair_key
 from private_rlhf.core.documents import read_json
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise, epsilon_of, is_public
-from private_rlhf.core.recipe_inputs import SUFFIXES
 from private_rlhf.data.sources import open_source
 from private_rlhf.privacy.records import Text
+from private_rlhf.recipe import SUFFIXES
 
 RESPONSES = (
     ("chosen", "rejected"), ("a1", "a2"), ("response_a", "response_b"), ("response_0", "response_1"),

@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.data import inputs
 from private_rlhf.embedded import task
@@ -15,6 +14,7 @@ from private_rlhf.embedded.truth import true_reward
 from private_rlhf.lm.model_folders import weights_digest
 from private_rlhf.lm.models import load_causal_lm, load_tokenizer
 from private_rlhf.online.candidates import candidate_key, draw_candidates
+from private_rlhf.recipe import Recipe
 from private_rlhf.reward_models.backbone import load_backbone
 from private_rlhf.reward_models.model import RewardModel
 from safetensors import safe_open

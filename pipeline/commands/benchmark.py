@@ -50,9 +50,9 @@ def preferences(
     bed = None
     if run_dir is not None:
         from private_rlhf.benchmark.pool import make_pool
-        from private_rlhf.core.config import load_recipe
-        from private_rlhf.core.recipe import Recipe
         from private_rlhf.core.rundir import RunDir
+        from private_rlhf.recipe import Recipe
+        from private_rlhf.recipe.load import load_recipe
 
         run = RunDir(run_dir)
         recipe = load_recipe(Recipe, run.root / "recipe.yaml")

@@ -32,12 +32,12 @@ def plan(
 ) -> None:
     """Predict tokens, memory and hours of every stage; refuse what cannot fit."""
     from private_rlhf.core import atomic
-    from private_rlhf.core.config import load_recipe
-    from private_rlhf.core.recipe import Recipe
     from private_rlhf.core.rundir import RunDir
     from private_rlhf.core.world import declared_world
     from private_rlhf.lm.numerics import resolve_dtype
     from private_rlhf.planning import plan as planning
+    from private_rlhf.recipe import Recipe
+    from private_rlhf.recipe.load import load_recipe
 
     if (gpus is None) != (gpu_memory is None):
         raise UserError("--gpus and --gpu-memory go together: give both, or neither for this machine")

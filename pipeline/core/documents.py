@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from private_rlhf.core.errors import UserError
 
 MOST_JSON = 16 << 20
 """Bytes of a JSON document."""
@@ -41,6 +42,19 @@ def read_yaml(path: Path, most: int = MOST_YAML) -> Any:
     if path.is_fifo():
         raise DocumentError("is a pipe, which may never end")
     return parse_yaml(_text(path, most))
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The mapping in the YAML file of a recipe. UserError when it is missing, broken, or not a mapping."""
+    try:
+        content = read_yaml(path)
+    except (FileNotFoundError, IsADirectoryError):
+        raise UserError(f"recipe {path} does not exist: name a file or a shipped recipe with --config") from None
+    except DocumentError as error:
+        raise UserError(f"recipe {path} {error}; mend it") from None
+    if not isinstance(content, dict):
+        raise UserError(f"recipe {path} holds no mapping: it wants sections such as 'model:' and 'ppo:'")
+    return content
 
 
 def parse_json(text: str, finite: bool = True) -> Any:

@@ -9,7 +9,6 @@ runs/NAME/checkpoints/STAGE/…    resume state, removed when the stage complete
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import importlib.metadata
 import json
@@ -27,16 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from private_rlhf.core import atomic, code
-from private_rlhf.core.config import dump_yaml, effective, read_yaml, to_tree
-from private_rlhf.core.documents import DocumentError, read_json
-from private_rlhf.core.errors import MOST_NAME, UserError, one_line
-from private_rlhf.core.recipe import Recipe
-from private_rlhf.core.recipe_inputs import ModelConfig, has_hub_form
+from private_rlhf.core.documents import DocumentError, read_json, read_mapping
+from private_rlhf.core.errors import UserError
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "numpy", "private-rlhf")
-
-
-OWN_FILES = ("preferences", "demonstrations", "prompts", "evaluation_prompts")  # of section data
 
 
 @dataclass(frozen=True)
@@ -94,40 +87,33 @@ class RunDir:
         manifest = self.require(name) | {"accepted_code": code.digest_of(files)}
         atomic.write_json(self.stage(name) / "manifest.json", manifest)
 
-    def check(self, recipe: Recipe) -> None:
-        """Refuses a directory that another recipe made, or that is something else."""
-        saved = self.root / "recipe.yaml"
-        if saved.is_file():
-            other = read_yaml(saved).get("name")
-            if other != recipe.name:
-                raise UserError(
-                    f"{self.root} was made by recipe '{other}', not '{recipe.name}': choose another --run-dir"
-                )
+    def check(self, name: str) -> None:
+        """Refuses a directory that a recipe of another name made, or that is something else."""
+        if (self.root / "recipe.yaml").is_file():
+            other = self.recipe().get("name")
+            if other != name:
+                raise UserError(f"{self.root} was made by recipe '{other}', not '{name}': choose another --run-dir")
         elif self.root.exists() and (not self.root.is_dir() or any(self.root.iterdir())):
             raise UserError(f"{self.root} exists, is not empty and is no run directory: choose another --run-dir")
 
-    def changed_keys(self, recipe: Recipe) -> list[str]:
-        """The keys (`section.key`) with an effect in which the recipe differs from that of the last start, if any."""
-        saved = self.root / "recipe.yaml"
-        if not saved.is_file():
-            return []
-        trees = (read_yaml(saved), to_tree(shareable(recipe)))
-        return sorted(_differences(*(effective(Recipe, tree) for tree in trees)))
+    def recipe(self) -> dict[str, Any]:
+        """The recipe of the last start as a plain mapping; empty where there is none."""
+        path = self.root / "recipe.yaml"
+        return read_mapping(path) if path.is_file() else {}
 
     def saved(self, section: str, key: str) -> Any:
         """A value of the recipe of the last start; None where there is none."""
-        path = self.root / "recipe.yaml"
-        return (read_yaml(path).get(section) or {}).get(key) if path.is_file() else None
+        return (self.recipe().get(section) or {}).get(key)
 
-    def claim(self, recipe: Recipe, numerics: Mapping[str, Any] | None = None) -> None:
+    def claim(self, name: str, recipe: str, numerics: Mapping[str, Any] | None = None) -> None:
         """Checks the directory, creates it, and saves the resolved recipe and the environment in it.
 
-        numerics: what is computed in which way, for the environment.
+        name: of the recipe. recipe: its text (YAML). numerics: how numbers are computed, for the environment.
         """
-        self.check(recipe)
+        self.check(name)
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            atomic.write_text(self.root / "recipe.yaml", dump_yaml(shareable(recipe)))
+            atomic.write_text(self.root / "recipe.yaml", recipe)
             atomic.write_json(self.root / "environment.json", {**environment(), **(numerics or {})})
         except OSError as error:
             raise UserError(f"{self.root} cannot be written ({error.strerror}): choose another --run-dir") from None
@@ -151,40 +137,6 @@ class RunDir:
     def reopen(self, name: str) -> None:
         """Marks a stage incomplete, before it runs again."""
         (self.stage(name) / "manifest.json").unlink(missing_ok=True)
-
-
-def shareable(recipe: Recipe) -> Recipe:
-    """The recipe as a run directory keeps it: of the files of its holder the last part of the name alone.
-
-    The raw labels and the key are among them, and the folders above may tell what nobody else is to know.
-    """
-    data: dict[str, Any] = {name: bare_name(str(getattr(recipe.data, name))) for name in OWN_FILES}
-    key_file, own = recipe.privatize.key_file, recipe.privatize
-    own = dataclasses.replace(own, key_file=None if key_file is None else Path(key_file.name))
-    cache = recipe.model.cache_dir
-    model = dataclasses.replace(recipe.model, cache_dir=cache if cache == ModelConfig.cache_dir else Path(cache.name))
-    asks = recipe.online
-    if asks is not None:
-        folder, after = (None if path is None else Path(path.name) for path in (asks.folder, asks.after))
-        asks = dataclasses.replace(asks, folder=folder, after=after)
-    data_of = dataclasses.replace(recipe.data, **data)
-    return dataclasses.replace(recipe, data=data_of, privatize=own, model=model, online=asks)
-
-
-def bare_name(source: str) -> str:
-    """The last part of a path, whether or not it is there; a hub id as it is; printable (`one_line`)."""
-    # A folder of the user's with the form of a hub id is read as a folder. Runs make none such, so twins agree on it.
-    is_hub_id = has_hub_form(source) and not Path(source).exists()
-    return one_line(source if is_hub_id else Path(source).name, MOST_NAME)
-
-
-def _differences(before: Any, after: Any, path: str = "") -> list[str]:
-    """Dotted paths at which two trees differ."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        names = before.keys() | after.keys()
-        found = [_differences(before.get(name), after.get(name), f"{path}.{name}".lstrip(".")) for name in names]
-        return [one for some in found for one in some]
-    return [path] if before != after else []
 
 
 def fingerprint(value: Any) -> str:

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.data.answered import write_pairs
 from private_rlhf.data.publish import publish, refusals
 from private_rlhf.data.release import ROWS_PER_SHARD, Release, ReleasedPair, ReleaseManifest, is_release, read_release
 from private_rlhf.data.totals import check_totals
+from private_rlhf.recipe import Recipe
 
 HELD_OUT_SHARE = 0.1
 

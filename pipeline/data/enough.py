@@ -9,7 +9,6 @@ from __future__ import annotations
 from itertools import islice
 from pathlib import Path
 
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.data.adopted import held_out, is_adopted
 from private_rlhf.data.formats import read_demonstrations
@@ -18,6 +17,7 @@ from private_rlhf.data.overlap import protected_pairs
 from private_rlhf.data.release import read_release
 from private_rlhf.data.sources import is_hub_id
 from private_rlhf.embedded import task
+from private_rlhf.recipe import Recipe
 
 
 def demonstrations(recipe: Recipe, run: RunDir, new: bool, size: int) -> int | None:

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
-from private_rlhf.core.recipe_inputs import DataConfig
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.data.formats import Demonstration, read_demonstrations, read_prompts
 from private_rlhf.data.release import Release, read_release
 from private_rlhf.data.render import Prompt, Renderer, keep_fitting, keep_fitting_pairs, prompt_key
 from private_rlhf.embedded import task
 from private_rlhf.embedded.topics import Split
+from private_rlhf.recipe import DataConfig, Recipe
 
 T = TypeVar("T")
 

@@ -43,7 +43,6 @@ from typing import NamedTuple
 
 import numpy as np
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.data.adopted import is_adopted
 from private_rlhf.data.contained import ContainedAnswers, SearchedRows
@@ -55,6 +54,7 @@ from private_rlhf.data.release import read_release
 from private_rlhf.embedded import task
 from private_rlhf.embedded.topics import Split
 from private_rlhf.privacy.records import Text, encode_text
+from private_rlhf.recipe import Recipe
 from tqdm import tqdm
 
 PAIRS_PER_LOOK = 8192

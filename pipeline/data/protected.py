@@ -17,9 +17,8 @@ from typing import Any
 
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import is_public
-from private_rlhf.core.recipe import Recipe
-from private_rlhf.core.rundir import RunDir, bare_name
-from private_rlhf.core.stage import StageContext, say
+from private_rlhf.core.progress import say
+from private_rlhf.core.rundir import RunDir
 from private_rlhf.data import curate
 from private_rlhf.data.adopted import held_out, is_adopted, open_adopted
 from private_rlhf.data.chunks import CHUNK_BYTES
@@ -35,6 +34,9 @@ from private_rlhf.privacy.guarantee import DropCounts, nothing_left
 from private_rlhf.privacy.keys import PrivacyKey, insecure_seed_key, keygen, load_key, make_private_folder, state_folder
 from private_rlhf.privacy.ledger import Budget, Ledger
 from private_rlhf.privacy.sorted_runs import KeptRows, id_at
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.shareable import bare_name
+from private_rlhf.stages.context import StageContext
 
 FIRST_ROWS = 100
 

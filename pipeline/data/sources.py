@@ -24,10 +24,10 @@ from typing import Any, BinaryIO, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe_inputs import SUFFIXES, has_hub_form
 from private_rlhf.data.release import is_release
 from private_rlhf.privacy.prf import frame
 from private_rlhf.privacy.records import fold_name
+from private_rlhf.recipe import SUFFIXES, has_hub_form
 
 Row = dict[str, Any]
 Rows = Callable[[Sequence[str]], Iterator[tuple[int, Row]]]

@@ -16,7 +16,6 @@ import torch
 from accelerate.utils import gather_object
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe_parts import EvaluateConfig, JudgeSettings
 from private_rlhf.core.row_files import appending, read_rows
 from private_rlhf.core.stats import Estimate
 from private_rlhf.core.world import World, barrier, device_type, join_world
@@ -29,6 +28,7 @@ from private_rlhf.lm.model_folders import check_checkpoint, weights_digest
 from private_rlhf.lm.models import end_ids, load_causal_lm, load_tokenizer
 from private_rlhf.lm.numerics import affordable
 from private_rlhf.lm.released import read_rendering
+from private_rlhf.recipe import EvaluateConfig, JudgeSettings
 from tqdm import tqdm
 
 MAX_PROMPT_TOKENS = 1024

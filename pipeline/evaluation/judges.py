@@ -14,16 +14,15 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from private_rlhf.core.config import parse
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.extras import check_installed
-from private_rlhf.core.recipe import Recipe
-from private_rlhf.core.recipe_parts import JudgeSettings
 from private_rlhf.core.stats import bootstrap_mean, wilson
 from private_rlhf.data.render import Prompt, Renderer, plain_prompt
 from private_rlhf.evaluation.chat_judge import ChatJudge
 from private_rlhf.evaluation.gibbs import beats
 from private_rlhf.evaluation.rates import agreement, decided_win_rate, length_controlled
+from private_rlhf.recipe import JudgeSettings, Recipe
+from private_rlhf.recipe.load import parse
 from private_rlhf.reward_models.external import card_facts, described, load_external
 
 ORDERS = ("policy_first", "reference_first")

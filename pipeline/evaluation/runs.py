@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from private_rlhf.core.config import load_recipe
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import is_public
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.stats import Estimate, holm, paired_p, student_mean, win_rate
 from private_rlhf.evaluation.gibbs import beats
 from private_rlhf.evaluation.judges import by_order, truth_name
 from private_rlhf.evaluation.rates import decided_win_rate, length_controlled
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import load_recipe
 
 FEWEST = 10
 MEASURES = {

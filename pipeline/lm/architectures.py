@@ -11,12 +11,10 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
-from private_rlhf.core.recipe_inputs import ModelConfig
-from private_rlhf.core.recipe_parts import LoraSettings
 from private_rlhf.lm.models import add_lora
 from private_rlhf.lm.smollm2 import smollm2_config
 from private_rlhf.lm.tiny import tiny_config
+from private_rlhf.recipe import LoraSettings, ModelConfig, Recipe
 from transformers import AutoConfig, AutoModelForCausalLM
 
 

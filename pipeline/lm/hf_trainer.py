@@ -10,12 +10,11 @@ from typing import Any, TypeVar
 import torch
 from accelerate import PartialState
 from private_rlhf.core import atomic
-from private_rlhf.core.config import nearest
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.strategies import LAUNCHED
 from private_rlhf.core.world import World, global_batch, on_cpu
 from private_rlhf.lm.distributed import obey_on_cpus
 from private_rlhf.lm.saving import save_merged
+from private_rlhf.recipe.load import nearest
 from transformers import (
     PreTrainedTokenizerBase,
     Trainer,
@@ -50,6 +49,8 @@ OWNED = frozenset(
         "remove_unused_columns",
     }
 )
+LAUNCHED = frozenset({"deepspeed", "fsdp", "fsdp_config", "accelerator_config", "parallelism_config", "fp16"})
+"""Arguments of transformers' trainers that would ask for a strategy or a precision past the launcher and this table."""
 LOCAL_TRACKERS = ("none", "tensorboard")
 
 

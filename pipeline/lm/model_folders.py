@@ -12,8 +12,7 @@ from pathlib import Path
 
 from private_rlhf.core.code import PACKAGE
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe_inputs import ModelConfig
-from private_rlhf.core.recipe_parts import ExtraRewardSettings, JudgeSettings
+from private_rlhf.recipe import ExtraRewardSettings, JudgeSettings, ModelConfig
 
 
 def check_checkpoint(name: str, where: str, others: str = "") -> str:

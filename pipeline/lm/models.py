@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from peft import LoraConfig, get_peft_model
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe_inputs import ModelConfig
-from private_rlhf.core.recipe_parts import LoraSettings
 from private_rlhf.core.world import declared_world
 from private_rlhf.lm.kernels.attention import use_grouped_attention
 from private_rlhf.lm.kernels.lora import speed_up
@@ -21,6 +19,7 @@ from private_rlhf.lm.kernels.products import speed_up_products
 from private_rlhf.lm.model_folders import check_checkpoint, positions_of
 from private_rlhf.lm.quantised import four_bit_config, four_bit_place, keep_differentiable
 from private_rlhf.lm.templates import end_of_turn, give_plain_template
+from private_rlhf.recipe import LoraSettings, ModelConfig
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World, broadcast, device_type
 from private_rlhf.lm.kernels import KERNELS, plain, runs
 from private_rlhf.lm.kernels.cpu import processor
+from private_rlhf.recipe import Recipe
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

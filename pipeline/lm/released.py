@@ -10,11 +10,11 @@ from typing import Any
 
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.data.render import Renderer
 from private_rlhf.lm.model_card import RENDERING, CardText, card_body, card_head
 from private_rlhf.privacy.card import privacy_card, render_markdown
 from private_rlhf.privacy.guarantee import NOT_PRIVATE
+from private_rlhf.recipe import Recipe
 
 NO_LABEL = (
     "No preference label was read: which responses it was trained on does not depend on any. The prompts and responses"

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from private_rlhf.core.recipe_online import OnlineConfig
 from private_rlhf.online.belief import Learner
 from private_rlhf.online.pool import Pool
 from private_rlhf.online.rounds import regret_of
 from private_rlhf.online.strategies import choose
+from private_rlhf.recipe import OnlineConfig
 from torch import Tensor
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import torch
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.data.release import ReleasedPair, read_release
 from private_rlhf.data.render import Renderer
 from private_rlhf.lm.features import extract_features
 from private_rlhf.privacy.records import Text
+from private_rlhf.recipe import Recipe
 from private_rlhf.reward_models.basis import FeatureBasis
 from private_rlhf.reward_models.model import RewardModel
 

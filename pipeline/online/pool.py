@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 from private_rlhf.core import atomic
-from private_rlhf.core.recipe import Recipe
-from private_rlhf.core.stage import StageContext
 from private_rlhf.data.render import Prompt, Renderer
 from private_rlhf.embedded.truth import true_reward
 from private_rlhf.labelling.questions import Question, make_question
 from private_rlhf.online.candidates import Candidates, candidate_key, draw_candidates
 from private_rlhf.online.open_pairs import OpenPairs
 from private_rlhf.privacy.records import Text
+from private_rlhf.recipe import Recipe
 from private_rlhf.reward_models.basis import FeatureBasis, pair_basis
 from private_rlhf.reward_models.model import RewardModel
+from private_rlhf.stages.context import StageContext
 from safetensors import safe_open
 from safetensors.torch import save_file
 

@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from private_rlhf.core.recipe import Recipe
-from private_rlhf.core.recipe_aligners import ON_PROMPTS
-from private_rlhf.core.recipe_parts import LoraSettings
 from private_rlhf.core.world import World
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.generate import Sampling, sample_responses
@@ -21,6 +18,7 @@ from private_rlhf.lm.rows import sharing_of
 from private_rlhf.planning.memory import trains_with
 from private_rlhf.planning.model import config_of, shape_of, skeleton
 from private_rlhf.planning.plan import Plan, StagePlan
+from private_rlhf.recipe import ON_PROMPTS, LoraSettings, Recipe
 
 FEW, MORE = 2, 8
 """Tokens that are decoded in each of two runs; their difference leaves out what is done once per batch."""

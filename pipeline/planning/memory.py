@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from private_rlhf.core.recipe import Recipe
-from private_rlhf.core.recipe_parts import LoraSettings
 from private_rlhf.evaluation.likelihood import LIKELIHOOD_TEXTS
 from private_rlhf.evaluation.samples import KL_TEXTS
 from private_rlhf.lm.kernels.attention import LONG
 from private_rlhf.lm.kernels.token_terms import chunk_numbers
 from private_rlhf.planning.model import Adapter, ModelShape
 from private_rlhf.planning.tokens import Lengths, Texts
+from private_rlhf.recipe import LoraSettings, Recipe
 from private_rlhf.rl.reader import KEPT_BYTES
 from private_rlhf.rl.trainer import EVALUATED
 

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from huggingface_hub import try_to_load_from_cache
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe_inputs import ModelConfig
-from private_rlhf.core.recipe_parts import LoraSettings
 from private_rlhf.lm.models import add_lora, base_checkpoint
 from private_rlhf.lm.rows import sharing_of
 from private_rlhf.lm.trunk import frozen_layers
+from private_rlhf.recipe import LoraSettings, ModelConfig
 from transformers import AutoConfig, AutoModelForCausalLM
 
 

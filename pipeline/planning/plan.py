@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import declared_world, on_cpu
 from private_rlhf.data.inputs import make_renderer
@@ -19,6 +18,7 @@ from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.planning.memory import CONTEXT, GIB, Machine, Planner, Terms, peak, trains_with
 from private_rlhf.planning.model import Adapter, ModelShape, adapter_of, config_of, shape_of, skeleton
 from private_rlhf.planning.tokens import Texts, Work, passes_of, texts_of, work_of
+from private_rlhf.recipe import Recipe
 
 CGROUP = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 BATCH = ("activations", "logits", "KV cache")

@@ -9,8 +9,6 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-from private_rlhf.core.recipe import PpoConfig, Recipe
-from private_rlhf.core.recipe_aligners import ON_PROMPTS, GroupConfig
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.data import inputs
 from private_rlhf.data.render import Prompt, Renderer
@@ -18,6 +16,7 @@ from private_rlhf.embedded import task
 from private_rlhf.evaluation.likelihood import LIKELIHOOD_TEXTS
 from private_rlhf.evaluation.samples import KL_TEXTS, LEAST_CENTRING
 from private_rlhf.privacy.records import Text
+from private_rlhf.recipe import ON_PROMPTS, GroupConfig, PpoConfig, Recipe
 from private_rlhf.rl.trainer import EVALUATED
 
 

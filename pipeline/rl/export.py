@@ -11,13 +11,13 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.data.render import Renderer
 from private_rlhf.lm.model_card import policy_text
 from private_rlhf.lm.released import write_beside
 from private_rlhf.lm.saving import Read, save_merged
 from private_rlhf.lm.templates import tokenizer_as_trained
+from private_rlhf.recipe import Recipe
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -34,13 +34,12 @@ import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
 from peft import PeftModel
-from private_rlhf.core.recipe import Recipe
-from private_rlhf.core.recipe_aligners import GroupConfig
 from private_rlhf.data.render import Prompt, Renderer, prompt_key
 from private_rlhf.embedded.truth import true_reward
 from private_rlhf.lm.generate import Sampling, sample_key, sample_responses
 from private_rlhf.lm.models import end_ids
 from private_rlhf.lm.numerics import precision
+from private_rlhf.recipe import GroupConfig, Recipe
 from private_rlhf.reward_models.scorer import RewardScorer
 from private_rlhf.rl.rollout import prompt_index
 from transformers import TrainerState

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from private_rlhf.core.recipe import PpoConfig
 from private_rlhf.lm.logprobs import PolicyWithValue
+from private_rlhf.recipe import PpoConfig
 
 
 def make_optimizer(model: PolicyWithValue, config: PpoConfig) -> torch.optim.Optimizer:

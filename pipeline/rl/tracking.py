@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import PpoConfig
+from private_rlhf.recipe import PpoConfig
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from private_rlhf.core.recipe import PpoConfig
 from private_rlhf.data.render import Prompt, Renderer, prompt_key
 from private_rlhf.lm.generate import Sampling, sample_key, sample_responses, sharded
 from private_rlhf.lm.logprobs import PolicyWithValue
 from private_rlhf.lm.models import end_ids
 from private_rlhf.lm.numerics import precision
 from private_rlhf.lm.sharding import as_number, gathered, prepare
+from private_rlhf.recipe import PpoConfig
 from private_rlhf.reward_models.extra_rewards import ExtraReward
 from private_rlhf.reward_models.scorer import RewardScorer, Scores
 from private_rlhf.rl.kl_control import KlController

@@ -1,14 +1,14 @@
-"""What a stage says of itself before it runs. `private_rlhf.stages.table` lists all of them."""
+"""What a stage says of itself before it runs. `private_rlhf.stages.declarations` lists all of them."""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any, ClassVar
 
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World
 from private_rlhf.data.inputs import input_digest
+from private_rlhf.recipe import Recipe
 from private_rlhf.stages.checks import check_first_rows
 
 

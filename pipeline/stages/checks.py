@@ -1,4 +1,4 @@
-"""Checks of a recipe that several stages make before anything runs (see `private_rlhf.stages.table`)."""
+"""Checks of a recipe that several stages make before anything runs (see `private_rlhf.stages.declarations`)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,6 @@ from typing import Any
 from private_rlhf.core.documents import read_json
 from private_rlhf.core.errors import RunStopped, UserError
 from private_rlhf.core.extras import check_installed
-from private_rlhf.core.recipe import PpoConfig, Recipe, RewardConfig
-from private_rlhf.core.recipe_aligners import ON_PROMPTS
-from private_rlhf.core.recipe_inputs import DataConfig
-from private_rlhf.core.recipe_parts import JudgeSettings
 from private_rlhf.core.reward_verdict import RewardVerdict
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World, on_cpu
@@ -27,6 +23,7 @@ from private_rlhf.lm.model_folders import (
     check_lm_folder,
     check_positions,
 )
+from private_rlhf.recipe import ON_PROMPTS, DataConfig, JudgeSettings, PpoConfig, Recipe, RewardConfig
 
 FIRST_ROWS = 100
 POSITIONS = {"smollm2": 8192, "tiny": 512}

@@ -14,8 +14,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from private_rlhf.core.atomic import write_json
-from private_rlhf.core.rundir import bare_name
-from private_rlhf.core.stage import StageContext
 from private_rlhf.data.engine import count_right, gather_events
 from private_rlhf.data.protected import (
     budget,
@@ -32,6 +30,8 @@ from private_rlhf.privacy import counts as privacy_counts
 from private_rlhf.privacy.ledger import Ledger, ReleasePlan
 from private_rlhf.privacy.mechanism import RandomizedResponse
 from private_rlhf.privacy.prf import frame
+from private_rlhf.recipe.shareable import bare_name
+from private_rlhf.stages.context import StageContext
 
 KNOWN_ALREADY = 5e-324  # an ε that changes no total: the events are compared with the store and not entered
 

@@ -13,9 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from private_rlhf.core import atomic
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import peak_rss_mb
-from private_rlhf.core.stage import StageContext
 from private_rlhf.core.world import check_rows
 from private_rlhf.data import inputs
 from private_rlhf.data.release import ReleasedPair
@@ -25,7 +23,9 @@ from private_rlhf.lm.model_card import policy_text
 from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer
 from private_rlhf.lm.released import write_beside
 from private_rlhf.lm.templates import tokenizer_as_trained
+from private_rlhf.recipe import Recipe
 from private_rlhf.rl.dpo import PrivateDpoTrainer, pair_dataset
+from private_rlhf.stages.context import StageContext
 from trl import DPOConfig
 
 

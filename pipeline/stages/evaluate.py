@@ -20,8 +20,6 @@ import numpy as np
 from accelerate.utils import gather_object
 from private_rlhf.core import atomic
 from private_rlhf.core.noise import LabelNoise, is_public
-from private_rlhf.core.recipe import Recipe
-from private_rlhf.core.stage import StageContext
 from private_rlhf.core.stats import Estimate
 from private_rlhf.data import inputs
 from private_rlhf.data.release import ReleasedPair
@@ -50,9 +48,11 @@ from private_rlhf.lm.model_card import write_results
 from private_rlhf.lm.model_folders import weights_digest
 from private_rlhf.lm.models import load_causal_lm, load_tokenizer
 from private_rlhf.lm.numerics import precision
+from private_rlhf.recipe import Recipe
 from private_rlhf.reward_models.external import key_names
 from private_rlhf.reward_models.scorer import load_scorer
 from private_rlhf.rl import export
+from private_rlhf.stages.context import StageContext
 
 
 def run(context: StageContext) -> dict[str, Any]:

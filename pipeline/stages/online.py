@@ -25,9 +25,7 @@ import torch
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.core.recipe import Recipe
-from private_rlhf.core.recipe_online import OnlineConfig
-from private_rlhf.core.stage import StageContext, say
+from private_rlhf.core.progress import say
 from private_rlhf.data import inputs
 from private_rlhf.data.answered import write_answers
 from private_rlhf.data.publish import publish
@@ -41,9 +39,11 @@ from private_rlhf.online.labeller import make_labeller
 from private_rlhf.online.pool import Pool, draw_blocks, load_pool
 from private_rlhf.online.rounds import ask_round, asked_about, labels_of, measure, regret_of, said
 from private_rlhf.online.strategies import DESIGNS, choose, pairs_looked_at
+from private_rlhf.recipe import OnlineConfig, Recipe
 from private_rlhf.reward_models.backbone import load_backbone
 from private_rlhf.reward_models.model import RewardModel
 from private_rlhf.rl.rollout import evenly_spaced
+from private_rlhf.stages.context import StageContext
 
 
 def run(context: StageContext) -> dict[str, Any]:

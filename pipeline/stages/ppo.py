@@ -21,9 +21,7 @@ from typing import Any
 
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import RunStopped
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import peak_rss_mb
-from private_rlhf.core.stage import StageContext
 from private_rlhf.data import inputs
 from private_rlhf.data.render import keep_fitting, text_count
 from private_rlhf.embedded.truth import true_reward
@@ -35,6 +33,7 @@ from private_rlhf.lm.recompute import recompute_layers
 from private_rlhf.lm.released import write_beside
 from private_rlhf.online.earlier import earlier_run
 from private_rlhf.privacy.status import extra_rewards as extra_rewards_on_card
+from private_rlhf.recipe import Recipe
 from private_rlhf.reward_models.extra_rewards import load_extra_rewards
 from private_rlhf.reward_models.scorer import load_scorer
 from private_rlhf.rl import export, nonfinite, resume_state, samples
@@ -42,6 +41,7 @@ from private_rlhf.rl.nonfinite import NonFiniteError
 from private_rlhf.rl.rollout import Rollout, evenly_spaced, summary_of
 from private_rlhf.rl.tracking import report, tracked
 from private_rlhf.rl.trainer import PpoTrainer
+from private_rlhf.stages.context import StageContext
 from tqdm import tqdm
 
 

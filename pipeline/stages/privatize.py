@@ -20,9 +20,6 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.core.recipe import Recipe
-from private_rlhf.core.rundir import bare_name
-from private_rlhf.core.stage import StageContext
 from private_rlhf.data import curate, protected
 from private_rlhf.data.adopted import adopt, is_adopted
 from private_rlhf.data.curate import Bundle, LedgerEntry, Workspace
@@ -34,6 +31,9 @@ from private_rlhf.privacy.ledger import Ledger
 from private_rlhf.privacy.mechanism import Mechanism, NoisySum, PublicLabels, make_mechanism
 from private_rlhf.privacy.signature import public_key
 from private_rlhf.privacy.sorted_runs import KeptRows
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.shareable import bare_name
+from private_rlhf.stages.context import StageContext
 
 
 def run(context: StageContext) -> dict[str, Any]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from private_rlhf.core import atomic
-from private_rlhf.core.stage import StageContext
 from private_rlhf.privacy.card import render_markdown as render_card
 from private_rlhf.report.card import run_card
 from private_rlhf.report.inputs import read_run
 from private_rlhf.report.render import render_html, render_markdown
 from private_rlhf.report.sections import headline
 from private_rlhf.report.status import privacy_status
+from private_rlhf.stages.context import StageContext
 
 
 def run(context: StageContext) -> dict[str, Any]:

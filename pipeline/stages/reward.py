@@ -21,8 +21,6 @@ import torch
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.core.recipe import Recipe
-from private_rlhf.core.stage import StageContext
 from private_rlhf.core.stats import Estimate, wilson
 from private_rlhf.data import inputs
 from private_rlhf.data.render import left_out, text_count
@@ -31,6 +29,7 @@ from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.lm.released import write_beside
 from private_rlhf.lm.templates import tokenizer_as_trained
+from private_rlhf.recipe import Recipe
 from private_rlhf.reward_models.backbone import load_backbone
 from private_rlhf.reward_models.bound import bounded_reward
 from private_rlhf.reward_models.central import fit_statistic, load_statistic
@@ -45,6 +44,7 @@ from private_rlhf.reward_models.quick_start import reward_text
 from private_rlhf.reward_models.ridge import RidgeSelection
 from private_rlhf.reward_models.training import TrainedBackbone, train_backbone
 from private_rlhf.reward_models.uncertainty import FisherBonus
+from private_rlhf.stages.context import StageContext
 
 
 def run(context: StageContext) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from typing import Any
 
 from private_rlhf.core import atomic
 from private_rlhf.core.rundir import peak_rss_mb
-from private_rlhf.core.stage import StageContext
 from private_rlhf.data import inputs
 from private_rlhf.data.render import keep_fitting, text_count
 from private_rlhf.lm import hf_trainer
@@ -28,6 +27,7 @@ from private_rlhf.lm.templates import tokenizer_as_trained
 from private_rlhf.reward_models.scorer import load_scorer
 from private_rlhf.rl.group import TRAINERS, Task, history_of, prompt_dataset, trl_arguments
 from private_rlhf.rl.rollout import evenly_spaced, summary_of
+from private_rlhf.stages.context import StageContext
 
 
 def run(context: StageContext) -> dict[str, Any]:

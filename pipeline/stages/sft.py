@@ -13,8 +13,6 @@ from typing import Any
 from datasets import Dataset
 from peft import PeftModel
 from private_rlhf.core import atomic
-from private_rlhf.core.rundir import bare_name
-from private_rlhf.core.stage import StageContext
 from private_rlhf.core.world import check_rows
 from private_rlhf.data import inputs
 from private_rlhf.data.formats import Demonstration
@@ -27,6 +25,8 @@ from private_rlhf.lm.models import add_lora, base_checkpoint, load_causal_lm, lo
 from private_rlhf.lm.released import write_beside
 from private_rlhf.lm.sft_training import RowSftTrainer
 from private_rlhf.lm.templates import tokenizer_as_trained
+from private_rlhf.recipe.shareable import bare_name
+from private_rlhf.stages.context import StageContext
 from trl import SFTConfig
 
 

@@ -17,9 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
-from private_rlhf.core.rundir import bare_name
-from private_rlhf.core.stage import StageContext
 from private_rlhf.data import inputs
 from private_rlhf.data.engine import gather_events, sum_of_labels
 from private_rlhf.data.protected import (
@@ -39,12 +36,15 @@ from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.privacy.ledger import Ledger, ReleasePlan
 from private_rlhf.privacy.mechanism import NoisySum
 from private_rlhf.privacy.prf import frame
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.shareable import bare_name
 from private_rlhf.reward_models.backbone import load_backbone
 from private_rlhf.reward_models.basis import FeatureBasis, pair_basis
 from private_rlhf.reward_models.central import from_integers, noise_for, public_rows, save_statistic
 from private_rlhf.reward_models.head import PairFeatures
 from private_rlhf.reward_models.model import RewardModel
 from private_rlhf.reward_models.pairs import pair_features, rendered_pairs
+from private_rlhf.stages.context import StageContext
 
 KNOWN_ALREADY = 5e-324  # an ε that changes no total: the events are compared with the store, the sum's ε comes on top
 

@@ -19,5 +19,5 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def sources() -> dict[str, ast.Module]:
-    """Every module of the two packages by its path in the checkout, e.g. `pipeline/core/config.py`."""
+    """Every module of the two packages by its path in the checkout, e.g. `pipeline/core/errors.py`."""
     return read_sources(ROOT)

@@ -24,7 +24,7 @@ Graph = Mapping[str, set[str]]
 
 
 def read_sources(root: Path) -> Sources:
-    """Every module of the two packages by its path in the checkout, e.g. `pipeline/core/config.py`."""
+    """Every module of the two packages by its path in the checkout, e.g. `pipeline/core/errors.py`."""
     files = [path for folder in FOLDERS for path in sorted((root / folder).rglob("*.py"))]
     return {path.relative_to(root).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in files}
 

@@ -22,7 +22,8 @@ LABELS = {
 GUARD = "private_rlhf.data.overlap:protected_pairs"
 # What learns, samples, measures or prints. `stages.privatize` and `data.curate` randomise; the runner
 # and the command line start stages by name.
-STAGES = ("base", "checks", "dpo", "entry", "evaluate", "ppo", "report", "reward", "rloo", "sft", "table")
+STAGES = ("base", "checks", "context", "declarations", "dpo", "entry", "evaluate",
+          "launch_strategies", "ppo", "report", "reward", "rloo", "sft")
 OUTSIDE = (
     "private_rlhf.core",
     "private_rlhf.data.enough",

@@ -82,7 +82,7 @@ ALLOWED = {
 # Who may ask a recipe where the raw preferences lie (`recipe.data.preferences`): whoever knows could open the file,
 # past every reader above.
 ASKS_WHERE = {
-    "pipeline/core/recipe_inputs.py",  # the recipe itself: which other inputs follow from it
+    "pipeline/recipe/data_section.py",  # the recipe itself: which other inputs follow from it
     "pipeline/data/adopted.py",  # a bundle that was released elsewhere
     "pipeline/data/enough.py",  # how many pairs there are
     "pipeline/data/overlap.py",  # the guard
@@ -91,7 +91,7 @@ ASKS_WHERE = {
     "pipeline/stages/count.py",  # the name, for the ledger
     "pipeline/stages/privatize.py",  # the name, for the ledger and the manifest
     "pipeline/stages/statistic.py",  # the name, for the ledger
-    "pipeline/stages/table.py",  # checks before a run
+    "pipeline/stages/declarations.py",  # checks before a run
     "pipeline/twins.py",  # makes twins
 }
 

@@ -15,11 +15,11 @@ from private_rlhf.benchmark import arms, central, preferences
 from private_rlhf.benchmark import pool as pool_module
 from private_rlhf.benchmark.beds import Bed, draw_private, linear_bed, pool_bed
 from private_rlhf.cli import app
-from private_rlhf.core.config import load_recipe
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import RunDir
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import load_recipe
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 

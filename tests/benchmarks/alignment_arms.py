@@ -16,12 +16,12 @@ from functools import partial
 from pathlib import Path
 
 from private_rlhf.core import atomic
-from private_rlhf.core.config import load_recipe
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.lm.models import base_checkpoint
 from private_rlhf.privacy.keys import keygen
-from private_rlhf.stages.table import stage_of
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import load_recipe
+from private_rlhf.stages.declarations import stage_of
 
 
 @dataclass(frozen=True)

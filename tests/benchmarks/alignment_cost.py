@@ -30,10 +30,10 @@ import numpy as np
 from alignment_arms import Arm, Workshop
 from epsilon_tables import Share, mean_sd, name_of, over_prompts, share_of
 from private_rlhf.core import atomic
-from private_rlhf.core.config import load_recipe
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import RunDir
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import load_recipe
 
 LABELS = {"ppo": "PPO", "dpo": "private DPO"}
 NOT_METHODS = {"sft", "gibbs"}

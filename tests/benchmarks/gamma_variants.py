@@ -27,10 +27,10 @@ from kappa_without_labels import SHARE, needed
 from privacy_cost import Pool, gibbs_point, opened, private_labels
 from private_rlhf.core import atomic
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.data.render import prompt_key
 from private_rlhf.embedded import task
+from private_rlhf.recipe import Recipe
 from private_rlhf.reward_models.basis import FeatureBasis
 from private_rlhf.reward_models.bound import bounded_reward
 from private_rlhf.reward_models.head import PairFeatures, fit_head

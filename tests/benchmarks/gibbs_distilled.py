@@ -26,9 +26,7 @@ import torch
 from alignment_cost import bounded, percent
 from epsilon_tables import over_prompts, share_of
 from private_rlhf.core import atomic
-from private_rlhf.core.config import load_recipe
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.row_files import appending, rows_of
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import declared_world
@@ -41,6 +39,8 @@ from private_rlhf.lm.generate import Sampling, sample_key, sample_responses
 from private_rlhf.lm.logprobs import response_forward, token_batch, token_logprobs
 from private_rlhf.lm.models import add_lora, end_ids, load_causal_lm, load_tokenizer
 from private_rlhf.lm.rows import batches, sharing_of
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import load_recipe
 from private_rlhf.reward_models.gibbs import gibbs_weights, kl_from_uniform
 from private_rlhf.reward_models.scorer import load_scorer
 from safetensors import safe_open

@@ -26,14 +26,14 @@ import torch
 from epsilon_tables import cell, interval
 from privacy_cost import Pool, gibbs_point, load_pool, private_labels, true_labels
 from private_rlhf.core import atomic
-from private_rlhf.core.config import load_recipe
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.data import inputs
 from private_rlhf.embedded import task
 from private_rlhf.privacy.counts import Bits
 from private_rlhf.privacy.prf import Prf
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import load_recipe
 from private_rlhf.reward_models.basis import pair_basis
 from private_rlhf.reward_models.central import fit_statistic, release_statistic
 from private_rlhf.reward_models.checkpoint import load_reward_checkpoint

@@ -37,9 +37,7 @@ from alignment_cost import bounded
 from epsilon_tables import interval, name_of
 from human_features import digest
 from private_rlhf.core import atomic
-from private_rlhf.core.config import load_recipe
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.stats import Estimate, fieller, holm, paired_p
 from private_rlhf.data.inputs import make_renderer
 from private_rlhf.data.release import ReleasedPair
@@ -48,6 +46,8 @@ from private_rlhf.lm.logprobs import TokenBatch, response_forward, token_batch, 
 from private_rlhf.lm.models import load_causal_lm, load_tokenizer
 from private_rlhf.lm.rows import batches, sharing_of
 from private_rlhf.lm.trunk import recorded
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import load_recipe
 from scipy import stats
 
 RECIPE = Path(__file__).resolve().parents[2] / "configs" / "hh_rlhf_smollm2.yaml"

@@ -25,11 +25,11 @@ import torch
 from privacy_cost import EPSILONS, LOSSES, opened, private_labels, scored
 from private_rlhf.core import atomic
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.data import inputs
 from private_rlhf.embedded import task
 from private_rlhf.lm.models import load_causal_lm, load_tokenizer
+from private_rlhf.recipe import Recipe
 from private_rlhf.reward_models.basis import pair_basis
 from tqdm import tqdm
 

@@ -24,14 +24,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 from private_rlhf.cli import main as private_rlhf
-from private_rlhf.core.config import load_recipe
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.world import device_type
 from private_rlhf.data.inputs import make_renderer
 from private_rlhf.embedded.topics import Split, prompts, topic_of
 from private_rlhf.evaluation.compare import stored_dtype
 from private_rlhf.lm.generate import Sampling, sample_key, sample_responses
 from private_rlhf.lm.models import base_checkpoint, end_ids, load_causal_lm, load_tokenizer
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import load_recipe
 
 RECIPE = Path(__file__).parents[2] / "configs" / "demo.yaml"
 DEMONSTRATION_SYSTEM = "You answer in one short, plain sentence."

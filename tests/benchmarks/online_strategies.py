@@ -29,14 +29,14 @@ import torch
 from epsilon_tables import interval
 from private_rlhf.benchmark.pool import make_pool
 from private_rlhf.core import atomic
-from private_rlhf.core.config import load_recipe
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.row_files import appending, rows_of
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.online.belief import Belief, Learner
 from private_rlhf.online.open_pairs import OpenPairs
 from private_rlhf.online.strategies import STRATEGIES, Strategy, choose
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import load_recipe
 from private_rlhf.reward_models.basis import pair_basis
 from tqdm import tqdm
 

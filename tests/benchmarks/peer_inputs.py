@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from private_rlhf.core.recipe_inputs import ModelConfig
 from private_rlhf.data.render import Renderer
 from private_rlhf.embedded.task import load_pairs, load_prompts
 from private_rlhf.lm.models import base_checkpoint, load_tokenizer
+from private_rlhf.recipe import ModelConfig
 
 T = TypeVar("T")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -15,12 +15,11 @@ import peer_inputs
 import torch
 from accelerate import Accelerator
 from peer_processes import Measured, serve
-from private_rlhf.core.recipe import PpoConfig
-from private_rlhf.core.recipe_parts import LoraSettings
 from private_rlhf.lm.generate import pad_left, pad_right
 from private_rlhf.lm.logprobs import PolicyWithValue
 from private_rlhf.lm.models import add_lora, load_causal_lm
 from private_rlhf.lm.numerics import fast_dtype
+from private_rlhf.recipe import LoraSettings, PpoConfig
 from private_rlhf.reward_models.checkpoint import RewardCheckpoint
 from private_rlhf.reward_models.model import RewardModel, build_reward_backbone, set_score_weight
 from private_rlhf.reward_models.scorer import RewardScorer

@@ -18,9 +18,9 @@ import torch
 from datasets import Dataset
 from peer_processes import Measured, serve
 from peft import LoraConfig, get_peft_model
-from private_rlhf.core.recipe_parts import LoraSettings
 from private_rlhf.lm.generate import pad_right
 from private_rlhf.lm.models import load_tokenizer, lora_config
+from private_rlhf.recipe import LoraSettings
 from private_rlhf.reward_models.model import build_reward_backbone, set_score_weight
 from private_rlhf.reward_models.trainer import PrivateRewardTrainer
 from private_rlhf.reward_models.training import as_dataset

@@ -19,13 +19,13 @@ from epsilon_tables import interval
 from online_strategies import ASKED, COMPONENTS, HELD_OUT, Bed, answers_of
 from private_rlhf.benchmark.pool import make_pool
 from private_rlhf.core import atomic
-from private_rlhf.core.config import load_recipe
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.core.person_budget import epsilon_each, information, split_budget
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.online.belief import Learner
 from private_rlhf.online.strategies import choose
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import load_recipe
 from tqdm import tqdm
 
 BUDGETS, WAYS, PERSONS = (2.0, 8.0), (1, 2, 4, 10, 20), (100, 300, 1000)

@@ -34,9 +34,7 @@ import numpy as np
 import torch
 from epsilon_tables import cell, interval, name_of
 from private_rlhf.core import atomic
-from private_rlhf.core.config import load_recipe
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.data import inputs
 from private_rlhf.embedded import task
@@ -47,6 +45,8 @@ from private_rlhf.lm.generate import Sampling, sample_key, sample_responses
 from private_rlhf.lm.models import end_ids, load_causal_lm, load_tokenizer
 from private_rlhf.privacy.keys import insecure_seed_key
 from private_rlhf.privacy.mechanism import RandomizedResponse
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import load_recipe
 from private_rlhf.reward_models.backbone import load_backbone
 from private_rlhf.reward_models.basis import FeatureBasis, pair_basis
 from private_rlhf.reward_models.evidence import ridge_by_evidence

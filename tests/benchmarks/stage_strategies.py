@@ -40,7 +40,7 @@ NOT_COMPARED = {"seconds", "peak_rss_mb", "peak_gpu_mb", "tokens_per_second"}
 
 @dataclass(frozen=True)
 class Case:
-    """A row: a stage, its overrides, the row of `core.strategies.TABLE`, and stages that are there before."""
+    """A row: a stage, its overrides, the row of `stages.launch_strategies.TABLE`, and stages that are there before."""
 
     stage: str
     overrides: tuple[str, ...]
@@ -67,10 +67,10 @@ CASES = {
 
 def work(folder: Path, base: Path, names: list[str]) -> None:
     """Runs the cases `names` one after another, each in a run directory that its main process copies together."""
-    from private_rlhf.core.config import load_recipe
-    from private_rlhf.core.recipe import Recipe
     from private_rlhf.core.rundir import RunDir
     from private_rlhf.core.world import World, barrier, declared_world, join_world
+    from private_rlhf.recipe import Recipe
+    from private_rlhf.recipe.load import load_recipe
     from private_rlhf.runner import execute_one
 
     world: World = declared_world()
@@ -101,11 +101,11 @@ def settings(root: Path) -> list[str]:
 def prepare(root: Path) -> None:
     """The base model, and a run of every stage on one process for later stages to start from."""
     import torch
-    from private_rlhf.core.config import load_recipe
-    from private_rlhf.core.recipe import Recipe
     from private_rlhf.core.rundir import RunDir
     from private_rlhf.embedded.task import load_demonstrations
     from private_rlhf.lm.tiny import tiny_config, tiny_tokenizer
+    from private_rlhf.recipe import Recipe
+    from private_rlhf.recipe.load import load_recipe
     from private_rlhf.runner import execute_one
     from transformers import LlamaForCausalLM
 
@@ -194,7 +194,7 @@ def cell(folder: Path, one: Path, name: str, processes: int) -> str:
 
 
 def main(root: Path, counts: list[int], rows: list[str]) -> None:
-    from private_rlhf.core.strategies import FSDP2, TABLE
+    from private_rlhf.stages.launch_strategies import FSDP2, TABLE
 
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     subprocess.run([sys.executable, __file__, "--prepare", str(root)], env=environment, check=True, capture_output=True)

@@ -14,12 +14,13 @@ import pytest
 from alignment_arms import Arm, Workshop, adopt_reference
 from epsilon_tables import mean_sd, over_prompts, share_of
 from private_rlhf.core import atomic
-from private_rlhf.core.config import load_recipe
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import RunDir
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import load_recipe
+from private_rlhf.recipe.shareable import shareable_yaml
 from private_rlhf.runner import stage_fingerprint
-from private_rlhf.stages.table import stage_of
+from private_rlhf.stages.declarations import stage_of
 
 TINY = Path(__file__).resolve().parents[2] / "configs" / "tiny.yaml"
 PROMPTS = 50
@@ -78,7 +79,8 @@ def finish(home: Path, arm: Arm, gain: np.ndarray) -> RunDir:
     """Leaves what a finished arm with these gains leaves; the Gibbs policy gains 1 everywhere."""
     shop = workshop(home)
     run = shop.run_dir(arm)
-    run.claim(load_recipe(Recipe, TINY, shop.arm_overrides(arm)))
+    recipe = load_recipe(Recipe, TINY, shop.arm_overrides(arm))
+    run.claim(recipe.name, shareable_yaml(recipe))
     measured: dict[str, Any] = {
         "generation_win_rate_truth": {"value": 0.7, "ci_low": 0.6, "ci_high": 0.8, "n": PROMPTS},
         "kl": 0.5,
@@ -149,7 +151,7 @@ def test_the_reference_of_a_seed_fits_every_arm_of_it(tmp_path: Path) -> None:
     for arm, fits in ((Arm("dpo", 0.5, 1), True), (Arm("ppo", math.inf, 1), True), (Arm("ppo", math.inf, 2), False)):
         run, recipe = shop.run_dir(arm), load_recipe(Recipe, TINY, shop.arm_overrides(arm))
         adopt_reference(source, run)
-        run.check(recipe)
+        run.check(recipe.name)
         assert (run.require("sft")["fingerprint"] == stage_fingerprint(sft, recipe, run)) == fits
     copied = shop.run_dir(Arm("dpo", 0.5, 1))
     atomic.write_text(copied.stage("sft") / "model" / "weights", "own")

@@ -7,9 +7,9 @@ from pathlib import Path
 import make_embedded_data as make
 import pytest
 from make_embedded_data import Completion
-from private_rlhf.core.config import load_recipe
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.lm.models import base_checkpoint
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import load_recipe
 
 PROMPT = "Write one short sentence about a river."
 GOOD = "The river flows slowly past the old town."

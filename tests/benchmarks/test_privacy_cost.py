@@ -11,10 +11,10 @@ import torch
 from kappa_without_labels import needed, randomised
 from pipeline_runs import ROOT
 from privacy_cost import CEILING, LOSSES, UNLABELLED, Pool, drawn_directions, known_sizes, scored
-from private_rlhf.core.config import load_recipe
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.embedded import task
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import load_recipe
 
 DIM = 48
 

@@ -17,15 +17,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from private_rlhf.core.config import load_recipe
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.data.render import Renderer
 from private_rlhf.lm.features import extract_features
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.lm.smollm2 import smollm2_checkpoint
 from private_rlhf.privacy.keys import insecure_seed_key
 from private_rlhf.privacy.mechanism import RandomizedResponse
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import load_recipe
 from private_rlhf.reward_models.bound import bounded_reward
 from private_rlhf.reward_models.head import PairFeatures, fit_head
 from private_rlhf.reward_models.model import RewardModel, build_reward_backbone

@@ -102,7 +102,7 @@ def test_a_wheel_with_the_core_alone(folder: Path) -> None:
     for command in (
         [sys.executable, *pip, "wheel", "--no-deps", "-w", str(wheels), str(ROOT)],
         [sys.executable, "-m", "venv", str(folder / "venv")],
-        [str(python), *pip, "install", "-c", str(ROOT / "launch" / "constraints.txt"), "WHEEL"],
+        [str(python), *pip, "install", "-c", str(ROOT / "constraints.txt"), "WHEEL"],
     ):
         found = [str(next(wheels.glob("*.whl"))) if part == "WHEEL" else part for part in command]
         subprocess.run(found, check=True, cwd=folder, env=environment)

@@ -10,9 +10,6 @@ from typing import Any
 import pytest
 from pipeline_runs import TINY, Workspace, read_json
 from private_rlhf.cli import main
-from private_rlhf.core.config import load_recipe
-from private_rlhf.core.recipe import Recipe
-from private_rlhf.core.recipe_parts import LoraSettings
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.planning.calibration import Rates, hours
 from private_rlhf.planning.memory import (
@@ -29,6 +26,8 @@ from private_rlhf.planning.memory import (
 from private_rlhf.planning.model import Adapter, ModelShape, adapter_of, shape_of, skeleton
 from private_rlhf.planning.plan import StagePlan, gpus, make_plan
 from private_rlhf.planning.tokens import Lengths, Work, passes_of, texts_of, work_of
+from private_rlhf.recipe import LoraSettings, Recipe
+from private_rlhf.recipe.load import load_recipe
 
 Capture = pytest.CaptureFixture[str]
 CONFIG = {

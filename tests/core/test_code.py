@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from private_rlhf.core import code
-from private_rlhf.stages.table import STAGES
+from private_rlhf.stages.declarations import STAGES
 
 LEARN = ("sft", "reward", "ppo", "dpo", "rloo")
 
@@ -16,12 +16,12 @@ def test_a_stage_is_made_of_what_it_imports(stage: str) -> None:
     """Not of the commands, the plan, the validation studies and the attacks; a report's plots train nothing again."""
     files = code.source_files(f"private_rlhf.stages.{stage}")
     assert f"pipeline/stages/{stage}.py" in files
-    assert {"pipeline/core/recipe.py", "pipeline/core/__init__.py", "pipeline/__init__.py"} <= set(files)
+    assert {"pipeline/recipe/recipe.py", "pipeline/core/__init__.py", "pipeline/__init__.py"} <= set(files)
     rooms = {Path(name).parts[1] for name in files}
     assert not rooms & {"cli.py", "runner.py", "commands", "planning", "validation", "attacks"}
     assert ("report" in rooms) == (stage == "report")
     others = {Path(name).name for name in files if Path(name).parent.name == "stages"}
-    assert others == {"__init__.py", f"{stage}.py"}
+    assert others == {"__init__.py", "context.py", f"{stage}.py"}
 
 
 def test_code_that_only_some_stages_use() -> None:

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 from private_rlhf import runner
 from private_rlhf.core.atomic import write_json
-from private_rlhf.core.config import parse
 from private_rlhf.core.errors import RunStopped
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import RunDir
-from private_rlhf.core.stage import StageContext
 from private_rlhf.core.world import World
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import parse
+from private_rlhf.recipe.shareable import shareable_yaml
 from private_rlhf.runner import Selection
 from private_rlhf.stages.base import Stage
+from private_rlhf.stages.context import StageContext
 
 BEFORE = ["privatize", "sft", "reward"]
 
@@ -61,7 +62,7 @@ def state_accuracy(directory: RunDir, low: float) -> None:
 def test_a_coin_trains_no_policy(tmp_path: Path, ran: list[str], aligner: str) -> None:
     """In the run that fits it, in every later one, and in a dry run; accepted, or better than a coin, it does."""
     directory, plain = RunDir(tmp_path / "run"), recipe(aligner)
-    directory.claim(plain)
+    directory.claim(plain.name, shareable_yaml(plain))
     state_accuracy(directory, low=0.45)
     attempts: list[Callable[[], Any]] = [
         lambda: runner.execute(plain, directory, Selection()),
@@ -84,7 +85,7 @@ def test_a_coin_trains_no_policy(tmp_path: Path, ran: list[str], aligner: str) -
 
 def test_dpo_learns_from_labels_whatever_the_reward_is(tmp_path: Path, ran: list[str]) -> None:
     directory = RunDir(tmp_path / "run")
-    directory.claim(recipe("dpo"))
+    directory.claim("one", shareable_yaml(recipe("dpo")))
     state_accuracy(directory, low=0.45)
     runner.execute(recipe("dpo"), directory, Selection())
     assert "dpo" in ran

@@ -11,7 +11,10 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from private_rlhf.core.config import (
+from private_rlhf.core.documents import read_mapping
+from private_rlhf.core.errors import UserError
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import (
     NO_EFFECT,
     apply_overrides,
     dump_yaml,
@@ -19,11 +22,8 @@ from private_rlhf.core.config import (
     load_recipe,
     nearest,
     parse,
-    read_yaml,
     to_tree,
 )
-from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
 
 
 def tree(**sections: Any) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def test_a_broken_file_is_named(content: bytes, complaint: str, tmp_path: Path) 
     path = tmp_path / "broken.yaml"
     path.write_bytes(content)
     with pytest.raises(UserError) as caught:
-        read_yaml(path)
+        read_mapping(path)
     assert str(path) in str(caught.value)
     assert complaint in str(caught.value)
 
@@ -194,7 +194,7 @@ def test_a_broken_file_is_named(content: bytes, complaint: str, tmp_path: Path) 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "none.yaml", tmp_path):
         with pytest.raises(UserError, match="does not exist"):
-            read_yaml(path)
+            read_mapping(path)
 
 
 @settings(max_examples=25, deadline=None)

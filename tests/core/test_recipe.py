@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from private_rlhf.core.config import parse
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
-from private_rlhf.core.recipe_inputs import DataConfig
+from private_rlhf.recipe import DataConfig, Recipe
+from private_rlhf.recipe.load import parse
 
 
 def build(**sections: Any) -> Recipe:

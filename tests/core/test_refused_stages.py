@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from private_rlhf import runner
-from private_rlhf.core.config import parse
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import RunDir
-from private_rlhf.core.stage import StageContext
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import parse
+from private_rlhf.recipe.shareable import shareable_yaml
 from private_rlhf.stages.base import Stage
+from private_rlhf.stages.context import StageContext
 
 TREE = {
     "name": "one",
@@ -56,7 +57,7 @@ def test_a_new_run_directory_goes(start: Start, tmp_path: Path) -> None:
 
 def test_a_run_directory_that_was_there_stays(start: Start, tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
-    run.claim(RECIPE)
+    run.claim(RECIPE.name, shareable_yaml(RECIPE))
     with pytest.raises(UserError, match="row 3"):
         start(run)
     assert (run.root / "recipe.yaml").is_file()

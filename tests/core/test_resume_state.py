@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from private_rlhf import runner
-from private_rlhf.core.config import parse
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import RunDir
-from private_rlhf.core.stage import StageContext
 from private_rlhf.core.world import World
-from private_rlhf.stages.table import stage_of
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import parse
+from private_rlhf.stages.context import StageContext
+from private_rlhf.stages.declarations import stage_of
 
 TREE = {"name": "one", "evaluation_labels": "private", "model": {"source": "tiny"}, "privatize": {"epsilon": 1.0}}
 ALONE, TWO = World(rank=0, size=1), World(rank=0, size=2)

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 from private_rlhf.core import code, rundir
-from private_rlhf.core.config import load_recipe, parse
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import RunDir
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import load_recipe, parse
+from private_rlhf.recipe.shareable import bare_name, shareable, shareable_yaml
 
 
 def recipe(name: str = "one", **sections: Any) -> Recipe:
@@ -25,14 +26,18 @@ def recipe(name: str = "one", **sections: Any) -> Recipe:
     return parse(Recipe, tree, "r")
 
 
+def claim(run: RunDir, recipe: Recipe) -> None:
+    run.claim(recipe.name, shareable_yaml(recipe))
+
+
 def test_a_claim_saves_the_resolved_recipe_and_the_environment(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "a" / "run")
-    run.claim(recipe())
+    claim(run, recipe())
     assert load_recipe(Recipe, run.root / "recipe.yaml") == recipe()
     environment = json.loads((run.root / "environment.json").read_text())
     assert set(environment["versions"]) == set(rundir.LIBRARIES)
     assert environment["code_digest"] == code.digest_of(code.all_files())
-    run.claim(recipe(seed=5))  # a changed recipe of the same name goes on in the same directory
+    claim(run, recipe(seed=5))  # a changed recipe of the same name goes on in the same directory
     assert load_recipe(Recipe, run.root / "recipe.yaml").seed == 5
 
 
@@ -55,10 +60,10 @@ def test_what_a_run_keeps_of_a_source_does_not_depend_on_what_is_there(
     source: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert rundir.bare_name(source) == name
+    assert bare_name(source) == name
     if not Path(source).is_absolute() and "~" not in source and name == Path(source).name:
         Path(source).mkdir(parents=True)
-        assert rundir.bare_name(source) == name
+        assert bare_name(source) == name
 
 
 @pytest.mark.parametrize("cache", ["runs/cache", "elsewhere/cache", "/home/vic/cache"])
@@ -67,23 +72,23 @@ def test_what_a_run_keeps_of_the_cache_does_not_depend_on_what_is_there(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     given = recipe(model={"source": "tiny", "cache_dir": cache})
-    before = rundir.shareable(given)
+    before = shareable(given)
     (tmp_path / cache.removeprefix("/")).mkdir(parents=True)
-    assert rundir.shareable(given) == before
+    assert shareable(given) == before
     assert str(before.model.cache_dir) in ("runs/cache", "cache")
 
 
 def test_a_folder_with_the_form_of_a_hub_id_keeps_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("ward/prefs").mkdir(parents=True)
-    assert rundir.bare_name("ward/prefs") == "prefs"
+    assert bare_name("ward/prefs") == "prefs"
 
 
 def test_another_recipe_s_directory_is_refused_and_left_alone(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
-    run.claim(recipe())
+    claim(run, recipe())
     with pytest.raises(UserError, match="was made by recipe 'one', not 'two': choose another --run-dir"):
-        run.claim(recipe("two"))
+        claim(run, recipe("two"))
     assert load_recipe(Recipe, run.root / "recipe.yaml").name == "one"
 
 
@@ -95,19 +100,19 @@ def test_what_is_no_run_directory_is_refused(tmp_path: Path) -> None:
     file.write_text("mine")
     for root in (full, file):
         with pytest.raises(UserError, match="is no run directory: choose another --run-dir"):
-            RunDir(root).check(recipe())
+            RunDir(root).check("one")
     assert [path.name for path in full.iterdir()] == ["thesis.txt"]
     empty = tmp_path / "empty"
     empty.mkdir()
-    RunDir(empty).check(recipe())
-    RunDir(tmp_path / "absent").check(recipe())
+    RunDir(empty).check("one")
+    RunDir(tmp_path / "absent").check("one")
     assert not (tmp_path / "absent").exists()  # check looks, claim makes
 
 
 def test_an_unwritable_directory_is_a_user_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
-        RunDir(tmp_path / "file" / "run").claim(recipe())
+        claim(RunDir(tmp_path / "file" / "run"), recipe())
 
 
 def test_a_stage_is_complete_exactly_while_its_manifest_stands(tmp_path: Path) -> None:

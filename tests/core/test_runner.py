@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 from private_rlhf import runner
 from private_rlhf.core import code
-from private_rlhf.core.config import parse, to_tree
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import RunDir
-from private_rlhf.core.stage import StageContext
 from private_rlhf.core.world import World, declared_world
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import parse, to_tree
+from private_rlhf.recipe.shareable import shareable_yaml
 from private_rlhf.runner import Selection, plan, stage_fingerprint
 from private_rlhf.stages.base import Stage
-from private_rlhf.stages.table import STAGES, stage_of, stages_of
+from private_rlhf.stages.context import StageContext
+from private_rlhf.stages.declarations import STAGES, stage_of, stages_of
 
 ALONE = World(rank=0, size=1)
 CODE = {"pipeline/one.py": "1", "pipeline/two.py": "2"}
@@ -52,7 +53,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def complete(directory: RunDir, done: Recipe, names: tuple[str, ...] = NAMES) -> None:
-    directory.claim(done)
+    directory.claim(done.name, shareable_yaml(done))
     for name in names:
         fingerprint, files = stage_fingerprint(stage_of(name), done, directory), runner.source_files()
         said = {"stage": name, "fingerprint": fingerprint, "code": code.digest_of(files), "code_files": files}

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from private_rlhf.core.config import parse
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.data.adopted import adopt, divide, is_adopted, open_adopted
 from private_rlhf.data.curate import Request, privatize_source
 from private_rlhf.data.layout import Options
 from private_rlhf.data.release import Release, read_release
 from private_rlhf.privacy.keys import keygen
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import parse
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 

@@ -9,11 +9,8 @@ from typing import Any
 
 import pytest
 from plain_release import release_pairs
-from private_rlhf.core.config import parse
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import RunDir
-from private_rlhf.core.stage import StageContext
 from private_rlhf.core.world import World, check_rows
 from private_rlhf.data import inputs
 from private_rlhf.data.adopted import adopt
@@ -21,9 +18,12 @@ from private_rlhf.embedded import task
 from private_rlhf.privacy.keys import keygen, load_key
 from private_rlhf.privacy.mechanism import RandomizedResponse
 from private_rlhf.privacy.records import RawPair
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import parse
 from private_rlhf.stages import privatize
+from private_rlhf.stages.context import StageContext
+from private_rlhf.stages.declarations import stage_of
 from private_rlhf.stages.reward import split
-from private_rlhf.stages.table import stage_of
 
 
 def rows_of(count: int) -> list[dict[str, str]]:

@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 from plain_release import release_pairs
-from private_rlhf.core.config import parse
-from private_rlhf.core.recipe import Recipe
-from private_rlhf.core.recipe_inputs import OF_RELEASE
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.data import inputs
 from private_rlhf.data.formats import Demonstration
 from private_rlhf.privacy.keys import keygen, load_key
 from private_rlhf.privacy.mechanism import RandomizedResponse
 from private_rlhf.privacy.records import RawPair
+from private_rlhf.recipe import OF_RELEASE, Recipe
+from private_rlhf.recipe.load import parse
 
 PAIRS = 400
 

@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from private_rlhf.core.config import parse
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
-from private_rlhf.core.recipe_inputs import OF_RELEASE
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.data.overlap import PAIRS_PER_LOOK, Digests, Overlap, Pair, Texts, check_overlap, overlaps
 from private_rlhf.embedded import task
 from private_rlhf.privacy.records import Text
-from private_rlhf.stages.table import STAGES, stage_of
+from private_rlhf.recipe import OF_RELEASE, Recipe
+from private_rlhf.recipe.load import parse
+from private_rlhf.stages.declarations import STAGES, stage_of
 
 PAIRS = [Pair(f"Say {i}.", f"yes {i}", f"no {i}") for i in range(40)]
 
@@ -299,10 +298,10 @@ def test_folders_are_read_with_both_splits(tmp_path: Path, chosen: str) -> None:
 
 def test_without_the_raw_file_the_release_is_asked(tmp_path: Path, raw: str, chosen: str) -> None:
     """On a machine that has the released pairs alone, a later stage is guarded all the same."""
-    from private_rlhf.core.stage import StageContext
     from private_rlhf.core.world import World
     from private_rlhf.privacy.keys import keygen
     from private_rlhf.stages import privatize
+    from private_rlhf.stages.context import StageContext
 
     keygen(tmp_path / "owner.key")
     tree = {"name": "x", "evaluation_labels": "private", "model": {"source": "tiny"},

@@ -11,15 +11,15 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from private_rlhf.cli import main
 from private_rlhf.core.atomic import write_json
-from private_rlhf.core.config import parse
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.data.adopted import adopt
 from private_rlhf.data.container import settle
 from private_rlhf.data.curate import Request, privatize_source
 from private_rlhf.data.release import read_release
 from private_rlhf.privacy.keys import insecure_seed_key, keygen, load_key
 from private_rlhf.privacy.signature import public_key, sign, verify
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import parse
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 

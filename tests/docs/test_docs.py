@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import typer
 from private_rlhf.cli import app
-from private_rlhf.core.config import load_recipe
-from private_rlhf.core.recipe import Recipe
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import load_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from evaluation.chat_endpoint import Endpoint, serving
 from private_rlhf.core.errors import RunStopped, UserError
-from private_rlhf.core.recipe_parts import JudgeSettings
 from private_rlhf.evaluation.chat_judge import LONGEST_WAIT, ChatJudge, _Retry, check_key_host, read_log
 from private_rlhf.evaluation.judges import judged_rates
+from private_rlhf.recipe import JudgeSettings
 from private_rlhf.stages.checks import check_judge
 from urllib3 import HTTPResponse
 

@@ -10,19 +10,18 @@ from typing import Any
 import pytest
 import torch
 from evaluation.chat_endpoint import serving
-from private_rlhf.core.config import parse
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
-from private_rlhf.core.recipe_parts import JudgeSettings
 from private_rlhf.core.world import World
 from private_rlhf.data.render import Renderer
 from private_rlhf.evaluation.chat_judge import ChatJudge
 from private_rlhf.evaluation.judges import RewardJudge, TruthJudge, judged_rates, make_judge, parse_judge
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.lm.tiny import tiny_checkpoint, tiny_tokenizer
+from private_rlhf.recipe import JudgeSettings, Recipe
+from private_rlhf.recipe.load import parse
 from private_rlhf.reward_models.model import build_reward_backbone, set_score_weight
 from private_rlhf.reward_models.scorer import Scores
-from private_rlhf.stages.table import preflight
+from private_rlhf.stages.declarations import preflight
 from pydantic import ValidationError
 
 NAMES = ("--judge rm:", "--judge-public")

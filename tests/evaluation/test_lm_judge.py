@@ -8,10 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from private_rlhf.core.config import parse
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
-from private_rlhf.core.recipe_parts import JudgeSettings
 from private_rlhf.core.world import World
 from private_rlhf.data.render import Renderer
 from private_rlhf.evaluation import lm_judge
@@ -20,7 +17,9 @@ from private_rlhf.evaluation.lm_judge import LmJudge
 from private_rlhf.lm.human_truth import human_reward
 from private_rlhf.lm.tiny import tiny_checkpoint, tiny_tokenizer
 from private_rlhf.privacy.status import outside_judge
-from private_rlhf.stages.table import preflight
+from private_rlhf.recipe import JudgeSettings, Recipe
+from private_rlhf.recipe.load import parse
+from private_rlhf.stages.declarations import preflight
 
 CPU = torch.device("cpu")
 NAMES = ("--judge rm:", "--judge-public")

@@ -28,9 +28,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from private_rlhf.attacks.canaries import plant, read_truth
 from private_rlhf.commands.ledger import as_text
-from private_rlhf.core.config import load_recipe
 from private_rlhf.core.errors import UserError, one_line
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.data.chunks import cut, read_chunk
 from private_rlhf.data.curate import Request, privatize_source
@@ -42,6 +40,8 @@ from private_rlhf.labelling.questions import read_answers, read_questions
 from private_rlhf.labelling.tasks import read_tasks
 from private_rlhf.privacy.keys import keygen, load_key
 from private_rlhf.privacy.ledger import Ledger
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import load_recipe
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from gpu.machine import device_or_none, rehearsal
 from pipeline_runs import Workspace
-from private_rlhf.core.recipe_inputs import ModelConfig
 from private_rlhf.lm.models import base_checkpoint
+from private_rlhf.recipe import ModelConfig
 
 
 @pytest.fixture(scope="session", autouse=True)

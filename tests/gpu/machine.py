@@ -9,12 +9,11 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from peer_ppo_loops import reward_checkpoint
-from private_rlhf.core.recipe import PpoConfig
-from private_rlhf.core.recipe_parts import LoraSettings
 from private_rlhf.data.render import Renderer
 from private_rlhf.embedded.task import load_pairs
 from private_rlhf.lm.logprobs import PolicyWithValue
 from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer
+from private_rlhf.recipe import LoraSettings, PpoConfig
 from private_rlhf.reward_models.scorer import RewardScorer
 from private_rlhf.rl.trainer import PpoTrainer
 

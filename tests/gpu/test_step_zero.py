@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from gpu.machine import make_trainer
-from private_rlhf.core.recipe_parts import LoraSettings
+from private_rlhf.recipe import LoraSettings
 
 pytestmark = pytest.mark.gpu
 

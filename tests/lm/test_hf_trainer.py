@@ -12,12 +12,12 @@ from accelerate import Accelerator
 from hypothesis import given
 from hypothesis import strategies as st
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import SftConfig as SftSection
-from private_rlhf.core.recipe_parts import LoraSettings
 from private_rlhf.core.world import World
 from private_rlhf.lm import hf_trainer
 from private_rlhf.lm.hf_trainer import check_trainer_args, global_batch, last_whole_checkpoint
 from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer
+from private_rlhf.recipe import LoraSettings
+from private_rlhf.recipe import SftConfig as SftSection
 from safetensors.torch import load_file
 from transformers import TrainingArguments
 from trl import DPOConfig, GRPOConfig, RewardConfig, SFTConfig

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from pipeline_runs import Workspace, read_json, tree
 from private_rlhf.core.errors import RunStopped
-from private_rlhf.core.recipe_inputs import ModelConfig
 from private_rlhf.lm.made_once import JSON_FILES, TEMPLATE, WEIGHTS, is_whole, make_once
 from private_rlhf.lm.models import base_checkpoint
+from private_rlhf.recipe import ModelConfig
 from two_processes import run_two
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 from huggingface_hub import ModelCard
-from private_rlhf.core.config import parse
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.data.render import Renderer
 from private_rlhf.lm.model_card import base_model, policy_text, write_results
 from private_rlhf.lm.released import write_beside
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import parse
 
 
 def recipe(source: str = "tiny", **data: object) -> Recipe:

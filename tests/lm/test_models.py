@@ -11,8 +11,6 @@ import pytest
 import torch
 from pipeline_runs import Workspace
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe_inputs import ModelConfig
-from private_rlhf.core.recipe_parts import LoraSettings
 from private_rlhf.data.render import Renderer
 from private_rlhf.lm.models import (
     add_lora,
@@ -22,6 +20,7 @@ from private_rlhf.lm.models import (
     load_tokenizer,
 )
 from private_rlhf.lm.saving import merged_copy, write_checkpoint
+from private_rlhf.recipe import LoraSettings, ModelConfig
 from safetensors.torch import load_file, save_file
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from private_rlhf.core.config import dump_yaml, load_recipe
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World
 from private_rlhf.lm import numerics
 from private_rlhf.lm.kernels.cpu import Processor
 from private_rlhf.lm.numerics import affordable, described, fast_dtype, resolve_dtype
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import dump_yaml, load_recipe
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 ONE = World(0, 1)
@@ -100,7 +100,7 @@ def test_the_resolved_dtype_is_in_the_fingerprint_the_saved_recipe_and_the_envir
     assert set(environment) > {"dtype_reason", "threads", "kernels", "cpu_capability"}
     assert "Dtype of frozen weights" in (finished_run / "report" / "report.html").read_text()
     from private_rlhf.runner import settings_fingerprint
-    from private_rlhf.stages.table import stage_of
+    from private_rlhf.stages.declarations import stage_of
 
     sft = stage_of("sft")
     prints = {settings_fingerprint(sft, recipe(f"model.dtype={dtype}")) for dtype in ("float32", "bfloat16")}

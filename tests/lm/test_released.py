@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from private_rlhf.core.config import parse
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.data.render import Renderer
 from private_rlhf.lm.model_card import policy_text
 from private_rlhf.lm.released import Rendering, read_rendering, write_beside
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import parse
 
 
 def recipe(**data: Any) -> Recipe:

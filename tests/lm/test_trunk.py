@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from private_rlhf.core.recipe_parts import LoraSettings
 from private_rlhf.lm.logprobs import response_forward, token_batch, token_logprobs
 from private_rlhf.lm.models import add_lora
 from private_rlhf.lm.rows import FAMILIES, sharing_of
 from private_rlhf.lm.trunk import SCALES_EMBEDDINGS, frozen_layers, left_out, recorded
+from private_rlhf.recipe import LoraSettings
 from transformers import AutoConfig, AutoModelForCausalLM
 
 CPU = torch.device("cpu")

@@ -26,9 +26,7 @@ from private_rlhf import runner  # noqa: E402
 from private_rlhf.attacks.audit import Audit, audit_outcomes  # noqa: E402
 from private_rlhf.attacks.released import private_label  # noqa: E402
 from private_rlhf.attacks.suite import ATTACKS, Outcome, run_attacks  # noqa: E402
-from private_rlhf.core.config import load_recipe  # noqa: E402
 from private_rlhf.core.errors import UserError  # noqa: E402
-from private_rlhf.core.recipe import Recipe  # noqa: E402
 from private_rlhf.core.rundir import RunDir  # noqa: E402
 from private_rlhf.core.user import another_user  # noqa: E402
 from private_rlhf.data.curate import Request, privatize_source  # noqa: E402
@@ -38,6 +36,8 @@ from private_rlhf.privacy.counts import noisy_counts  # noqa: E402
 from private_rlhf.privacy.keys import keygen  # noqa: E402
 from private_rlhf.privacy.local import DrawStore  # noqa: E402
 from private_rlhf.privacy.prf import Prf  # noqa: E402
+from private_rlhf.recipe import Recipe  # noqa: E402
+from private_rlhf.recipe.load import load_recipe  # noqa: E402
 from private_rlhf.twins import verify  # noqa: E402
 from worlds import World, make_world, write_jsonl  # noqa: E402
 

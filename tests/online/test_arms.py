@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.core.recipe_online import OnlineConfig
 from private_rlhf.online.arms import beside
 from private_rlhf.online.belief import Belief, Learner
 from private_rlhf.online.candidates import Candidates
 from private_rlhf.online.pool import Pool
 from private_rlhf.online.rounds import regret_of
+from private_rlhf.recipe import OnlineConfig
 
 KL = 0.5
 

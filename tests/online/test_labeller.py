@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from private_rlhf.core.config import load_recipe
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.labelling.labellers import Labeller
 from private_rlhf.labelling.store import AnswerStore
 from private_rlhf.online.labeller import make_labeller
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import load_recipe
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "online_demo.yaml"
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 from other_machines import move_to
-from private_rlhf.core.config import load_recipe
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.data.protected import check_input, owner_key
 from private_rlhf.privacy.keys import keygen
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import load_recipe
 
 TINY = Path(__file__).resolve().parents[2] / "configs" / "tiny.yaml"
 

@@ -62,10 +62,10 @@ def lower_bound(requirement: Requirement) -> str:
 
 def pinned_torch() -> str:
     """torch's version in the project's constraints."""
-    text = (ROOT / "launch" / "constraints.txt").read_text(encoding="utf-8")
+    text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     found = re.search(r"^torch==(\S+)$", text, re.MULTILINE)
     if found is None:
-        raise ValueError("launch/constraints.txt does not pin torch")
+        raise ValueError("constraints.txt does not pin torch")
     return found[1]
 
 

@@ -12,16 +12,15 @@ from pathlib import Path
 import pytest
 from private_rlhf.accounting.people import randomized_response
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import PrivatizeConfig, Recipe
-from private_rlhf.core.recipe_inputs import ModelConfig
 from private_rlhf.core.rundir import RunDir
-from private_rlhf.core.stage import StageContext
 from private_rlhf.core.world import World
+from private_rlhf.recipe import ModelConfig, PrivatizeConfig, Recipe
 from private_rlhf.report.card import run_card
 from private_rlhf.report.inputs import read_run
 from private_rlhf.report.render import render_html, render_markdown
 from private_rlhf.report.status import privacy_status
 from private_rlhf.stages import report
+from private_rlhf.stages.context import StageContext
 from report_runs import MakeRun, write_run
 
 STAGES = ("privatize", "sft", "reward", "ppo", "evaluate", "report")

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from private_rlhf.core.config import parse
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import PUBLIC, LabelNoise
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.world import World
 from private_rlhf.lm.models import load_tokenizer
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import parse
 from private_rlhf.report.card import external_reward
 from private_rlhf.reward_models.checkpoint import (
     METADATA_FILE,
@@ -24,7 +24,7 @@ from private_rlhf.reward_models.checkpoint import (
 from private_rlhf.reward_models.external import use_external
 from private_rlhf.reward_models.model import build_reward_backbone, set_score_weight
 from private_rlhf.reward_models.uncertainty import FisherAccumulator, FisherBonus
-from private_rlhf.stages.table import preflight
+from private_rlhf.stages.declarations import preflight
 
 
 def recipe(path: Path, public: bool | None = None, kappa: float = 0.0) -> Recipe:

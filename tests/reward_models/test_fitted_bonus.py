@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from private_rlhf.core.config import parse
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import parse
 from private_rlhf.reward_models.basis import pair_basis
 from private_rlhf.reward_models.bonuses import BONUS_KINDS, bonus_kind
 from private_rlhf.reward_models.dropout import DropoutBonus

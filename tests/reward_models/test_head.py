@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from pipeline_runs import ROOT
-from private_rlhf.core.config import load_recipe
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.core.recipe import Recipe
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import load_recipe
 from private_rlhf.reward_models.fitted_bonus import head_bonus
 from private_rlhf.reward_models.head import PairFeatures, fit_head, refit_head
 from private_rlhf.reward_models.linear import LinearFit

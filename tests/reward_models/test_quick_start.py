@@ -10,10 +10,7 @@ import pytest
 import torch
 from families import family_checkpoint
 from outside import imported, quick_start, run_outside
-from private_rlhf.core.config import parse
 from private_rlhf.core.noise import PUBLIC
-from private_rlhf.core.recipe import Recipe
-from private_rlhf.core.recipe_parts import JudgeSettings
 from private_rlhf.data.render import Renderer
 from private_rlhf.embedded.task import load_pairs
 from private_rlhf.evaluation.judges import make_judge
@@ -21,6 +18,8 @@ from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.lm.released import write_beside
 from private_rlhf.lm.templates import tokenizer_as_trained
 from private_rlhf.lm.tiny import tiny_checkpoint
+from private_rlhf.recipe import JudgeSettings, Recipe
+from private_rlhf.recipe.load import parse
 from private_rlhf.reward_models.checkpoint import RewardMetadata, save_reward_checkpoint
 from private_rlhf.reward_models.model import build_reward_backbone, score_layer, set_score_weight
 from private_rlhf.reward_models.quick_start import reward_text

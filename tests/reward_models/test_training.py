@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from private_rlhf.core.config import parse
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.world import World
 from private_rlhf.lm.models import load_tokenizer
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import parse
 from private_rlhf.reward_models.losses import private_likelihood_loss
 from private_rlhf.reward_models.model import RewardModel, build_reward_backbone
 from private_rlhf.reward_models.training import Pairs, held_out_stopping, train_backbone

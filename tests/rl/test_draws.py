@@ -11,14 +11,14 @@ import pytest
 import torch
 from accelerate import Accelerator
 from ppo_problem import Problem
-from private_rlhf.core.config import parse
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.data.render import prompt_key
 from private_rlhf.evaluation import samples
 from private_rlhf.evaluation.samples import Sampler
 from private_rlhf.lm.generate import Sampling
 from private_rlhf.lm.logprobs import response_forward, token_batch, token_logprobs
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import parse
 from private_rlhf.reward_models.scorer import RewardScorer, Scores
 from private_rlhf.rl import trainer
 

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 import torch
-from private_rlhf.core.config import parse
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import PUBLIC
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.world import World
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.lm.tiny import tiny_checkpoint
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import parse
 from private_rlhf.report.card import extra_rewards as on_card
 from private_rlhf.reward_models.checkpoint import METADATA_FILE, RewardMetadata, save_reward_checkpoint
 from private_rlhf.reward_models.extra_rewards import ExtraReward, checked, load_extra_rewards
 from private_rlhf.reward_models.model import build_reward_backbone, set_score_weight
+from private_rlhf.stages.declarations import preflight, stage_of
 from private_rlhf.stages.ppo import describe
-from private_rlhf.stages.table import preflight, stage_of
 
 CPU = torch.device("cpu")
 SMALL = {"rollouts": 8, "minibatch_size": 4, "ppo_epochs": 1}

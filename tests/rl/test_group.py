@@ -11,17 +11,15 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
 from ppo_problem import CAP, EOS, PAD, VOCABULARY, Problem, StubRenderer
-from private_rlhf.core.config import parse
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import PpoConfig, Recipe
-from private_rlhf.core.recipe_aligners import GroupConfig
-from private_rlhf.core.recipe_parts import LoraSettings
 from private_rlhf.core.world import World
 from private_rlhf.lm.generate import Sampling
 from private_rlhf.lm.hf_trainer import trainer_config
 from private_rlhf.lm.models import add_lora, load_causal_lm, unwrap
+from private_rlhf.recipe import GroupConfig, LoraSettings, PpoConfig, Recipe
+from private_rlhf.recipe.load import parse
 from private_rlhf.rl.group import TRAINERS, Task, history_of, prompt_dataset, trl_arguments
-from private_rlhf.stages.table import preflight
+from private_rlhf.stages.declarations import preflight
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import GenerationConfig, PreTrainedTokenizerFast, PrinterCallback

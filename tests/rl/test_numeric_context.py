@@ -11,10 +11,10 @@ import pytest
 import torch
 from accelerate import Accelerator
 from ppo_problem import Problem
-from private_rlhf.core.recipe_parts import LoraSettings
 from private_rlhf.evaluation.samples import Sampler
 from private_rlhf.lm import generate
 from private_rlhf.lm.generate import Sampling
+from private_rlhf.recipe import LoraSettings
 from private_rlhf.reward_models.scorer import Scores
 from private_rlhf.rl.trainer import PpoTrainer
 from two_processes import run_two

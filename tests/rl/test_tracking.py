@@ -12,14 +12,14 @@ import pytest
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.tracking import GeneralTracker
-from private_rlhf.core.config import parse
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import PpoConfig, Recipe
 from private_rlhf.core.world import World
 from private_rlhf.lm.distributed import make_accelerator
+from private_rlhf.recipe import PpoConfig, Recipe
+from private_rlhf.recipe.load import parse
 from private_rlhf.rl.tracking import check_trackers, configuration, numbers, offline_settings, report, tracked
+from private_rlhf.stages.declarations import preflight
 from private_rlhf.stages.ppo import learn
-from private_rlhf.stages.table import preflight
 
 SMALL = {"rollouts": 8, "minibatch_size": 4, "ppo_epochs": 1, "iterations": 2, "report_to": ["tensorboard"]}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from private_rlhf.core.recipe_parts import LoraSettings
+from private_rlhf.recipe import LoraSettings
 from private_rlhf.reward_models.scorer import Scores
 from private_rlhf.rl import reader
 from private_rlhf.rl.optimizer import make_optimizer

@@ -13,9 +13,9 @@ from other_machines import copy_key, move_to
 from outside import imported, quick_start, run_outside
 from pipeline_runs import STAGES, Workspace, read_json, stages_started, timeless, tree
 from private_rlhf.cli import main
-from private_rlhf.core.config import load_recipe
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.embedded import task
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import load_recipe
 from private_rlhf.reward_models.scorer import load_scorer
 from transformers import AutoTokenizer
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 from private_rlhf.core import extras
-from private_rlhf.core.config import load_recipe
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.world import World
 from private_rlhf.embedded.truth import true_reward
 from private_rlhf.lm.human_truth import human_reward
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import load_recipe
+from private_rlhf.stages.declarations import preflight
 from private_rlhf.stages.evaluate import judge_notes, known_truth
-from private_rlhf.stages.table import preflight
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 

@@ -11,16 +11,15 @@ from typing import Any
 import pytest
 from pipeline_runs import TINY, Workspace, read_json
 from private_rlhf import runner
-from private_rlhf.core.config import load_recipe, parse
 from private_rlhf.core.errors import RunWaits, UserError
-from private_rlhf.core.recipe import Recipe
-from private_rlhf.core.recipe_online import OnlineConfig
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.data.release import read_release
 from private_rlhf.labelling import labellers
 from private_rlhf.labelling.store import AnswerStore
 from private_rlhf.online import rounds as rounds_of_stage
 from private_rlhf.online.earlier import earlier_run
+from private_rlhf.recipe import OnlineConfig, Recipe
+from private_rlhf.recipe.load import load_recipe, parse
 from private_rlhf.stages import online as stage
 from private_rlhf.twins import verify
 

@@ -10,11 +10,11 @@ import torch
 from kills import Work, contents, kill_everywhere
 from pipeline_runs import TINY, Workspace
 from private_rlhf import runner
-from private_rlhf.core.config import load_recipe
 from private_rlhf.core.documents import read_json
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.data.release import read_release
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import load_recipe
 from private_rlhf.stages import online  # noqa: F401  imported here, so that children need not
 
 ROUNDS = (

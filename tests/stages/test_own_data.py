@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pipeline_runs import ROOT, Workspace, read_json, tree
 from private_rlhf.cli import main
-from private_rlhf.core.config import load_recipe
-from private_rlhf.core.recipe import Recipe
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import load_recipe
 
 SMALL = (
     "model.too_long=drop",

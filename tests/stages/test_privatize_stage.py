@@ -11,11 +11,8 @@ from typing import Any
 
 import pytest
 from plain_release import PrivateRecord, privatize_records
-from private_rlhf.core.config import parse
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import RunDir
-from private_rlhf.core.stage import StageContext
 from private_rlhf.core.world import World
 from private_rlhf.data import curate
 from private_rlhf.data.formats import read_preferences
@@ -24,7 +21,10 @@ from private_rlhf.data.release import ReleasedPair, read_release
 from private_rlhf.privacy.keys import keygen, load_key
 from private_rlhf.privacy.ledger import Ledger
 from private_rlhf.privacy.mechanism import RandomizedResponse
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import parse
 from private_rlhf.stages import count, privatize
+from private_rlhf.stages.context import StageContext
 
 Row = dict[str, Any]
 EPSILON = 1.0

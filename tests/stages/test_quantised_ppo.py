@@ -11,10 +11,10 @@ import pytest
 from accelerate import Accelerator
 from pipeline_runs import TINY, Workspace, history, read_json, stages_started, trained, tree
 from private_rlhf.cli import main
-from private_rlhf.core.config import load_recipe
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.data.render import Renderer
 from private_rlhf.lm.models import load_causal_lm, load_tokenizer
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import load_recipe
 from private_rlhf.rl import export
 from safetensors.torch import load_file
 

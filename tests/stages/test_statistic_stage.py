@@ -15,23 +15,23 @@ import torch
 from pipeline_runs import TINY, Workspace, read_json, tree
 from private_rlhf import runner, twins
 from private_rlhf.cli import main
-from private_rlhf.core.config import load_recipe, parse
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import RunDir
-from private_rlhf.core.stage import StageContext
 from private_rlhf.core.world import World
 from private_rlhf.data.release import read_release
 from private_rlhf.privacy import statistic as law
 from private_rlhf.privacy.card import privacy_card, render_markdown
 from private_rlhf.privacy.keys import keygen, load_key
 from private_rlhf.privacy.ledger import Ledger
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import load_recipe, parse
 from private_rlhf.reward_models.basis import FeatureBasis
 from private_rlhf.reward_models.central import GRID, load_statistic
 from private_rlhf.stages import privatize
 from private_rlhf.stages import statistic as stage
-from private_rlhf.stages.table import stage_of
+from private_rlhf.stages.context import StageContext
+from private_rlhf.stages.declarations import stage_of
 from scipy.stats import binom
 
 pytestmark = pytest.mark.usefixtures("quick_disk")

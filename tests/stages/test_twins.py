@@ -15,12 +15,12 @@ import pytest
 from pipeline_runs import ROOT, TINY, Workspace, tree
 from private_rlhf import runner
 from private_rlhf.cli import main
-from private_rlhf.core.config import load_recipe
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.data import curate, engine
 from private_rlhf.data.curate import Bundle
 from private_rlhf.privacy.mechanism import PublicLabels
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import load_recipe
 from private_rlhf.twins import TWINS, make_twins
 from twin_recipes import OWN, SHORT, own_recipe, verdict_of, write_pairs
 

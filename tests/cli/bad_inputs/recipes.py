@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 from cli.bad_inputs.sandbox import Row
-from private_rlhf.core.recipe import Recipe
+from private_rlhf.recipe import Recipe
 from pydantic import TypeAdapter
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x]\n" + "".join(

@@ -11,14 +11,12 @@ from pathlib import Path
 
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.extras import check_installed
-from private_rlhf.core.recipe import Recipe
-from private_rlhf.core.recipe_aligners import ALIGNERS
 from private_rlhf.core.rundir import RunDir
-from private_rlhf.core.strategies import check_strategy
 from private_rlhf.core.world import World, check_rows, global_batch
 from private_rlhf.data import enough
 from private_rlhf.data.adopted import is_adopted
 from private_rlhf.lm.model_folders import extra_reward_digests, folder_digest, judge_digests
+from private_rlhf.recipe import ALIGNERS, Recipe
 from private_rlhf.stages.base import Stage
 from private_rlhf.stages.checks import (
     check_backbone,
@@ -29,6 +27,7 @@ from private_rlhf.stages.checks import (
     check_reward_verdict,
     check_trainer_args,
 )
+from private_rlhf.stages.launch_strategies import check_strategy
 
 
 class Privatize(Stage):

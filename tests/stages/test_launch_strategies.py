@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import yaml
-from private_rlhf.core.config import load_recipe, parse
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
-from private_rlhf.core.recipe_aligners import ALIGNERS
-from private_rlhf.core.strategies import FSDP2, LAUNCHED, TABLE, WHOLE, check_strategy, strategy
 from private_rlhf.core.world import World
-from private_rlhf.stages.table import preflight, stage_of
+from private_rlhf.lm.hf_trainer import LAUNCHED
+from private_rlhf.recipe import ALIGNERS, Recipe
+from private_rlhf.recipe.load import load_recipe, parse
+from private_rlhf.stages.declarations import preflight, stage_of
+from private_rlhf.stages.launch_strategies import FSDP2, TABLE, WHOLE, check_strategy, strategy
 
 ROOT = Path(__file__).resolve().parents[2]
 TREE = {"name": "x", "evaluation_labels": "private", "model": {"source": "tiny"}, "privatize": {"epsilon": 1.0}}

@@ -10,9 +10,10 @@ from pathlib import Path
 from private_rlhf import runner
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import barrier
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.shareable import shareable_yaml
 
 
 def run_policies(recipe: Recipe, root: Path, policies: int, accept_code: bool = False) -> RunDir:
@@ -45,7 +46,7 @@ def _share_sft(recipe: Recipe, before: RunDir, run: RunDir) -> None:
     """The reference policy is the one of the run before: the same files under other names, where the disk allows it."""
     if run.manifest("sft") is not None:
         return
-    run.claim(recipe)
+    run.claim(recipe.name, shareable_yaml(recipe))
     made = run.stage(f".sft.{os.getpid()}.tmp")
     shutil.rmtree(made, ignore_errors=True)
     shutil.copytree(before.stage("sft"), made, copy_function=_link)

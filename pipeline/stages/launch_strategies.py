@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.recipe import Recipe
+from private_rlhf.recipe import Recipe
 
 WHOLE = "whole weights"
 """One process, or several with a copy of all weights each (DDP)."""
@@ -34,8 +34,6 @@ TABLE: dict[str, dict[str, str | None]] = {
 }
 """Stage -> strategy -> why not; None: it gives what one process gives (tests/benchmarks/stage_strategies.py)."""
 
-LAUNCHED = frozenset({"deepspeed", "fsdp", "fsdp_config", "accelerator_config", "parallelism_config", "fp16"})
-"""Arguments of transformers' trainers that would ask for a strategy or a precision past the launcher and this table."""
 PRECISIONS = ("no", "bf16")
 """Of autocast, as the launcher's `mixed_precision` says, with which stages were run."""
 SPLITTING = (None, "adamw", "sgd", "adamw_torch", "adamw_torch_fused")

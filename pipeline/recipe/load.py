@@ -1,4 +1,4 @@
-"""Reads one YAML recipe per experiment into strict, typed dataclasses (`private_rlhf.core.recipe`).
+"""Reads one YAML recipe per experiment into strict, typed dataclasses (`private_rlhf.recipe`).
 
 Unknown or ill-typed keys are errors that name the key, the section and the nearest valid key. Overrides from the
 command line (`reward.epochs=3`) go through the same check.
@@ -28,19 +28,6 @@ NO_EFFECT = "no effect on results"
 or measured. No stage runs again for it."""
 IF_SET = "no effect while it is null"
 """Marks a key in the same way: runs of before it was added do not run again for its default."""
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file; `UserError` when it is missing, broken, or no mapping."""
-    try:
-        content = documents.read_yaml(path)
-    except (FileNotFoundError, IsADirectoryError):
-        raise UserError(f"recipe {path} does not exist: name a file or a shipped recipe with --config") from None
-    except documents.DocumentError as error:
-        raise UserError(f"recipe {path} {error}; mend it") from None
-    if not isinstance(content, dict):
-        raise UserError(f"recipe {path} holds no mapping: it wants sections such as 'model:' and 'ppo:'")
-    return content
 
 
 def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -112,7 +99,7 @@ def load_recipe(schema: type[T], path: Path, overrides: Sequence[str] = ()) -> T
         UserError: there is no such file and none is shipped under that name; see also `parse`.
     """
     found = path if path.suffix or path.exists() else shipped_recipe(str(path))
-    return parse(schema, apply_overrides(read_yaml(found), overrides), str(found))
+    return parse(schema, apply_overrides(documents.read_mapping(found), overrides), str(found))
 
 
 def shipped_recipe(name: str) -> Path:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World
+from private_rlhf.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,3 @@ class StageContext:
     def checkpoints(self) -> Path:
         """Where the stage keeps resume state."""
         return self.run.checkpoints(self.name)
-
-
-def say(line: str) -> None:
-    """One progress line on stderr."""
-    print(f"[private-rlhf] {line}", file=sys.stderr, flush=True)
