@@ -143,11 +143,15 @@ def verify_run(
 
     Neither run sees a true label, and no ledger is charged. It takes twice the time of a run.
     """
-    from private_rlhf.twins import verify
+    from private_rlhf import runner
+    from private_rlhf.audit.twins import verify
+
+    def execute(recipe: Any, run: Any) -> None:
+        runner.execute(recipe, run, runner.Selection())
 
     recipe = _recipe(config, data, overrides)
     twins = Path("runs") / f"{recipe.name}.twins" if folder is None else output_folder(folder, "--folder")
-    verdict = verify(recipe, twins, keep)
+    verdict = verify(recipe, twins, execute, runner.NAMES, keep)
     if verdict is not None:
         print(verdict)
         raise typer.Exit(1 if verdict.comparison.leaks else 0)

@@ -10,10 +10,10 @@ from typing import Any
 
 from pipeline_runs import TINY, Workspace
 from private_rlhf import runner
+from private_rlhf.audit.twins import Verdict, verify
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import load_recipe
-from private_rlhf.twins import Verdict, verify
 
 OWN = ("data.public_labels=false", "evaluation_labels=private", "data.demonstrations=release",
        "data.prompts=release", "data.evaluation_prompts=evaluation", "model.dtype=float32")  # fmt: skip
@@ -40,6 +40,10 @@ def own_recipe(data: Path, workspace: Workspace, *overrides: str) -> Recipe:
     return load_recipe(Recipe, TINY, [*OWN, *settings, *overrides])
 
 
+def run_all(recipe: Recipe, run: RunDir) -> None:
+    runner.execute(recipe, run, runner.Selection())
+
+
 def stages(*names: str) -> Callable[[Recipe, RunDir], None]:
     def execute(recipe: Recipe, run: RunDir) -> None:
         for name in names:
@@ -49,7 +53,7 @@ def stages(*names: str) -> Callable[[Recipe, RunDir], None]:
 
 
 def verdict_of(recipe: Recipe, folder: Path, *names: str) -> Verdict:
-    found = verify(recipe, folder, execute=stages(*names)) if names else verify(recipe, folder)
+    found = verify(recipe, folder, stages(*names) if names else run_all, runner.NAMES)
     assert found is not None
     assert not folder.exists()
     return found

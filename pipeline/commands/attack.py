@@ -23,8 +23,8 @@ def attack(
     force: Force = False,
 ) -> None:
     """Attack releases: exit code 1 if labels leak beyond ε, 0 if no leak was found."""
-    from private_rlhf.attacks.command import RESULT, Request
-    from private_rlhf.attacks.command import attack as run_attack
+    from private_rlhf.audit.command import RESULT, Request
+    from private_rlhf.audit.command import attack as run_attack
     from private_rlhf.data.curate import Request as Release
     from private_rlhf.data.curate import privatize_source
 

@@ -11,7 +11,7 @@ ALLOWED = {
     "read_preferences": {
         "pipeline/data/formats.py",  # defines it
         "pipeline/data/overlap.py",  # the guard: forgets which response was preferred before it compares
-        "pipeline/attacks/canaries.py",  # for the owner: plants canaries, knows what attacks are judged on
+        "pipeline/audit/canaries.py",  # for the owner: plants canaries, knows what attacks are judged on
     },
     "pair_converter": {
         "pipeline/data/formats.py",  # defines it
@@ -52,7 +52,7 @@ ALLOWED = {
         "pipeline/data/formats.py",  # gives them a meaning
         "pipeline/data/curate.py",
         "pipeline/data/protected.py",
-        "pipeline/attacks/",
+        "pipeline/audit/",
     },
     "source_chunks": {
         "pipeline/data/sources.py",  # defines it: the bytes of a raw file, for a keyed digest
@@ -70,11 +70,11 @@ ALLOWED = {
     },
     "PreferenceRecord": {
         "pipeline/privacy/records.py",  # defines it
-        "pipeline/attacks/",
+        "pipeline/audit/",
     },
     "canonical_record": {
         "pipeline/privacy/records.py",  # defines it
-        "pipeline/attacks/",  # recomputes from public data what it can
+        "pipeline/audit/",  # recomputes from public data what it can
     },
 }
 
@@ -92,7 +92,7 @@ ASKS_WHERE = {
     "pipeline/stages/privatize.py",  # the name, for the ledger and the manifest
     "pipeline/stages/statistic.py",  # the name, for the ledger
     "pipeline/stages/declarations.py",  # checks before a run
-    "pipeline/twins.py",  # makes twins
+    "pipeline/audit/twins.py",  # makes twins
 }
 
 

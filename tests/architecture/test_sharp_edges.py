@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "pipeline" / "privacy" / "SHARP_EDGES.md"
+PAGE = ROOT / "docs" / "explanation" / "sharp_edges.md"
 CASE = ROOT / "docs" / "explanation" / "assurance.md"
 PAGES = (PAGE, CASE)
 SEVERITIES = {"critical", "high", "medium", "low"}

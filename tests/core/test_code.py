@@ -18,7 +18,7 @@ def test_a_stage_is_made_of_what_it_imports(stage: str) -> None:
     assert f"pipeline/stages/{stage}.py" in files
     assert {"pipeline/recipe/recipe.py", "pipeline/core/__init__.py", "pipeline/__init__.py"} <= set(files)
     rooms = {Path(name).parts[1] for name in files}
-    assert not rooms & {"cli.py", "runner.py", "commands", "planning", "validation", "attacks"}
+    assert not rooms & {"cli.py", "runner.py", "commands", "planning", "validation", "audit"}
     assert ("report" in rooms) == (stage == "report")
     others = {Path(name).name for name in files if Path(name).parent.name == "stages"}
     assert others == {"__init__.py", "context.py", f"{stage}.py"}

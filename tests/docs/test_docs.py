@@ -29,7 +29,7 @@ RUN_BY = {
     "private-rlhf privatize": ("tests/cli/test_commands.py", '"privatize"'),
     "private-rlhf run": ("tests/pipeline_runs.py", '"run"'),
     "private-rlhf ledger": ("tests/cli/test_ledger_commands.py", '"ledger"'),
-    "private-rlhf attack": ("tests/attacks/test_command.py", '"attack"'),
+    "private-rlhf attack": ("tests/audit/test_command.py", '"attack"'),
     "private-rlhf label": ("tests/labelling/test_server.py", '"label"'),
     "private-rlhf label-filter": ("tests/cli/test_label_filter.py", "label-filter"),
     "private-rlhf account": ("tests/accounting/test_account_command.py", "randomized-response"),

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-for folder in ("tests/attacks", "tests", "."):
+for folder in ("tests/audit", "tests", "."):
     sys.path.insert(0, str(ROOT / folder))
 
-from private_rlhf.attacks.canaries import plant, read_truth, truth_path  # noqa: E402
-from private_rlhf.attacks.judge import FAMILY_WISE  # noqa: E402
-from private_rlhf.attacks.released import column_order, private_label, several_releases  # noqa: E402
-from private_rlhf.attacks.suite import ATTACKS, run_attacks  # noqa: E402
+from private_rlhf.audit.canaries import plant, read_truth, truth_path  # noqa: E402
+from private_rlhf.audit.judge import FAMILY_WISE  # noqa: E402
+from private_rlhf.audit.released import column_order, private_label, several_releases  # noqa: E402
+from private_rlhf.audit.suite import ATTACKS, run_attacks  # noqa: E402
 from private_rlhf.data.curate import Request, privatize_source  # noqa: E402
 from private_rlhf.privacy.keys import keygen  # noqa: E402
 from worlds import make_world  # noqa: E402

@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-for folder in ("tests/attacks", "tests", "."):
+for folder in ("tests/audit", "tests", "."):
     sys.path.insert(0, str(ROOT / folder))
 
 from private_rlhf import runner  # noqa: E402
-from private_rlhf.attacks.audit import Audit, audit_outcomes  # noqa: E402
-from private_rlhf.attacks.released import private_label  # noqa: E402
-from private_rlhf.attacks.suite import ATTACKS, Outcome, run_attacks  # noqa: E402
+from private_rlhf.audit.mechanism_bound import Audit, audit_outcomes  # noqa: E402
+from private_rlhf.audit.released import private_label  # noqa: E402
+from private_rlhf.audit.suite import ATTACKS, Outcome, run_attacks  # noqa: E402
+from private_rlhf.audit.twins import verify  # noqa: E402
 from private_rlhf.core.errors import UserError  # noqa: E402
 from private_rlhf.core.rundir import RunDir  # noqa: E402
 from private_rlhf.core.user import another_user  # noqa: E402
@@ -38,7 +39,6 @@ from private_rlhf.privacy.local import DrawStore  # noqa: E402
 from private_rlhf.privacy.prf import Prf  # noqa: E402
 from private_rlhf.recipe import Recipe  # noqa: E402
 from private_rlhf.recipe.load import load_recipe  # noqa: E402
-from private_rlhf.twins import verify  # noqa: E402
 from worlds import World, make_world, write_jsonl  # noqa: E402
 
 Found = tuple[bool, str]
@@ -300,7 +300,7 @@ def twins(home: Path, rows: int, *stages: str) -> Found:
     columns = ("privatize.labeler_column=who", "privatize.event_column=event")
     data = write_jsonl(home / "raw.jsonl", people)
     try:
-        verdict = verify(recipe_of(home, data, *columns), home / "twins", execute=stages_of(*stages))
+        verdict = verify(recipe_of(home, data, *columns), home / "twins", stages_of(*stages), runner.NAMES)
     except UserError as error:
         return False, f"refused: {error}"
     assert verdict is not None

@@ -30,7 +30,7 @@ class Mutant:
     """A leak.
 
     name: of the row in the matrix; those of the review keep their letters. said: what the edits do. edge: the beginning
-    of the pitfall of SHARP_EDGES.md that it is. tests: node ids of the default suite that fail under it. attacks: the
+    of the pitfall of sharp_edges.md that it is. tests: node ids of the default suite that fail under it. attacks: the
     scenarios of `detect` that an auditor would try for it, none where no attack applies. twins: the scenario of a twin
     run: "release", "run", or None where twins show nothing by their nature.
     """

@@ -11,7 +11,7 @@ from mutations import matrix
 from mutations.matrix import DEFAULT, DETECTORS, MUTANTS, SOUND
 from mutations.mutant import ROOT, edited, plant
 
-SHARP_EDGES = (ROOT / "pipeline" / "privacy" / "SHARP_EDGES.md").read_text(encoding="utf-8")
+SHARP_EDGES = (ROOT / "docs" / "explanation" / "sharp_edges.md").read_text(encoding="utf-8")
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
 
 
@@ -33,7 +33,7 @@ def test_a_mutant_fits_the_program_and_names_its_pitfall_and_tests(name: str) ->
     for test in mutant.tests:
         file, _, function = test.partition("::")
         assert f"\ndef {function}(" in (ROOT / file).read_text(encoding="utf-8")
-        assert not file.startswith(("tests/attacks/", "tests/stages/test_twins"))  # those are detectors of their own
+        assert not file.startswith(("tests/audit/", "tests/stages/test_twins"))  # those are detectors of their own
 
 
 def test_the_published_matrix_is_of_these_mutants_and_every_one_is_caught_twice() -> None:

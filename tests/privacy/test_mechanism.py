@@ -316,7 +316,7 @@ def test_tags_and_blinds_share_no_bit_with_the_coins() -> None:
 
 
 def test_uses_of_the_key_are_told_apart_by_their_domain() -> None:
-    """No two uses ever give the key the same input. (`private_rlhf.twins` has a key of its own.)"""
+    """No two uses ever give the key the same input. (`private_rlhf.audit.twins` has a key of its own.)"""
     domains = {"DOMAIN": DOMAIN, "WALK_DOMAIN": WALK_DOMAIN, "COUNT_DOMAIN": COUNT_DOMAIN,
                "LABELER_DOMAIN": LABELER_DOMAIN, "DIGEST_DOMAIN": DIGEST_DOMAIN}  # fmt: skip
     padded = {domain.ljust(16, b"\0") for domain in domains.values()}  # as BLAKE2b pads it

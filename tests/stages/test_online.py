@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pipeline_runs import TINY, Workspace, read_json
 from private_rlhf import runner
+from private_rlhf.audit.twins import verify
 from private_rlhf.core.errors import RunWaits, UserError
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.data.release import read_release
@@ -21,7 +22,7 @@ from private_rlhf.online.earlier import earlier_run
 from private_rlhf.recipe import OnlineConfig, Recipe
 from private_rlhf.recipe.load import load_recipe, parse
 from private_rlhf.stages import online as stage
-from private_rlhf.twins import verify
+from twin_recipes import run_all
 
 ONLINE = (
     "data.limit=null",
@@ -124,7 +125,7 @@ def online_recipe(workspace: Workspace, *overrides: str) -> Recipe:
 
 
 def test_no_true_answer_reaches_a_file(workspace: Workspace, tmp_path: Path) -> None:
-    verdict = verify(online_recipe(workspace), tmp_path / "twins")
+    verdict = verify(online_recipe(workspace), tmp_path / "twins", run_all, runner.NAMES)
     assert verdict is not None
     assert verdict.comparison.leaks == ()
     assert verdict.turned == verdict.labels > 30
@@ -151,7 +152,7 @@ def test_a_true_answer_that_reaches_a_file_shows(
         for name in ("sft", "online"):
             runner.execute(recipe, run, runner.Selection(only=name))
 
-    verdict = verify(online_recipe(workspace), tmp_path / "twins", execute=execute)
+    verdict = verify(online_recipe(workspace), tmp_path / "twins", execute, runner.NAMES)
     assert verdict is not None
     assert any(leak.startswith("online/history.json") for leak in verdict.comparison.leaks)
 

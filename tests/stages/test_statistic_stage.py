@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 from pipeline_runs import TINY, Workspace, read_json, tree
-from private_rlhf import runner, twins
+from private_rlhf import runner
+from private_rlhf.audit import twins
 from private_rlhf.cli import main
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise
@@ -308,7 +309,7 @@ def test_nothing_else_of_a_run_depends_on_a_label(
             runner.execute(recipe, run, runner.Selection(only=name))
 
     recipe = own_recipe(write(tmp_path / "mine.jsonl", rows_of(0, 120)), workspace)
-    found = twins.verify(recipe, tmp_path / "twins", execute=execute)
+    found = twins.verify(recipe, tmp_path / "twins", execute, runner.NAMES)
     assert found is not None
     assert found.comparison.leaks == ()
     assert found.turned >= 60

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from pipeline_runs import Workspace
+from private_rlhf import runner
+from private_rlhf.audit.twins import TWINS, verify
 from private_rlhf.core.rundir import RunDir
-from private_rlhf.twins import TWINS, verify
 from twin_recipes import own_recipe, stages, verdict_of, write_pairs
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -76,7 +77,7 @@ def test_times_that_a_stage_sets_itself_are_undone(
 
     monkeypatch.setattr(importlib.import_module("private_rlhf.stages.sft"), "run", leaky)
     recipe = own_recipe(write_pairs(tmp_path / "mine.jsonl", 60), workspace)
-    found = verify(recipe, tmp_path / "twins", keep=True, execute=stages("privatize", "sft"))
+    found = verify(recipe, tmp_path / "twins", stages("privatize", "sft"), runner.NAMES, keep=True)
     assert found is not None
     assert found.comparison.leaks == ()
     for twin in TWINS:

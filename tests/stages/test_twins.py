@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from pipeline_runs import ROOT, TINY, Workspace, tree
 from private_rlhf import runner
+from private_rlhf.audit.twins import TWINS, make_twins
 from private_rlhf.cli import main
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.data import curate, engine
@@ -21,7 +22,6 @@ from private_rlhf.data.curate import Bundle
 from private_rlhf.privacy.mechanism import PublicLabels
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import load_recipe
-from private_rlhf.twins import TWINS, make_twins
 from twin_recipes import OWN, SHORT, own_recipe, verdict_of, write_pairs
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -76,7 +76,8 @@ def sort_large_shards(patch: pytest.MonkeyPatch) -> None:
 
 def keep_positive_labels(patch: pytest.MonkeyPatch) -> None:
     """Mutation B, in the mechanism itself: 30 % of +1 are always kept."""
-    for module, name in ((engine, "release_labels"), (importlib.import_module("private_rlhf.twins"), "apply_coins")):
+    twins = importlib.import_module("private_rlhf.audit.twins")
+    for module, name in ((engine, "release_labels"), (twins, "apply_coins")):
         patch.setattr(module, name, partly_kept(getattr(module, name)))
 
 

@@ -1,0 +1,205 @@
+"""`private-rlhf attack`: plants canaries, judges releases and run directories, prints or writes what was found."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from private_rlhf.audit.canaries import plant, raw_truth, read_truth, truth_path
+from private_rlhf.audit.judge import FAMILY_WISE
+from private_rlhf.audit.replay import Privatize, replay
+from private_rlhf.audit.suite import NOT_EXAMINED, SPECS, Outcome, run_attacks
+from private_rlhf.core.atomic import write_json
+from private_rlhf.core.documents import read_json
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise import check_epsilon
+from private_rlhf.core.outputs import json_with, output_file
+from private_rlhf.data.release import MANIFEST
+from private_rlhf.privacy.mechanism import NOISY_SUM
+
+DEFAULT_CANARIES = 2000
+RESULT = json_with("verdict", "judged_on", "attacks")
+"""Recognises the result of this command."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of the command; see `private-rlhf attack --help`. privatize: what makes the replayed releases."""
+
+    targets: Sequence[Path]
+    privatize: Privatize
+    raw: str | None = None
+    canaries: int | None = None
+    key: Path | None = None
+    truth: Path | None = None
+    plant: Path | None = None
+    epsilon: float | None = None
+    output: Path | None = None
+    as_json: bool = False
+
+
+def attack(request: Request) -> int:
+    """Runs the command and prints its result. Returns 0 if no leak was found (or canaries were planted), 1 if one was.
+
+    Raises:
+        UserError: options that do not go together, or anything that cannot be read or written.
+    """
+    if request.canaries is not None and request.canaries < 1:
+        raise UserError(f"--canaries {request.canaries}: give at least 1")
+    if request.epsilon is not None:
+        check_epsilon(request.epsilon, "--epsilon")
+    if request.plant is not None:
+        return _plant(request, request.plant)
+    facts, text, leak = _judged(request)
+    print(json.dumps(facts, indent=2, allow_nan=False) if request.as_json else text)
+    return 1 if leak else 0
+
+
+def _plant(request: Request, planted: Path) -> int:
+    given = {"--raw": request.raw, "--epsilon": request.epsilon, "--output": request.output}
+    if unused := [name for name, value in given.items() if value is not None]:
+        raise UserError(f"attack --plant takes a source, --canaries and --key or --truth, not {', '.join(unused)}")
+    if len(request.targets) != 1:
+        raise UserError("attack --plant takes one source of raw preferences; give a single path")
+    truth = _truth_file(request)
+    if truth is None:
+        raise UserError("attack --plant writes the canaries' labels beside the key; pass --key FILE or --truth FILE")
+    count = plant(str(request.targets[0]), planted, truth, request.canaries or DEFAULT_CANARIES)
+    print(
+        f"{count} canaries in {planted} (owner-only); their labels in {truth}: keep both secret. Release {planted} in"
+    )
+    print(f"place of the source, then judge with: private-rlhf attack RELEASE --truth {truth}")
+    return 0
+
+
+def _truth_file(request: Request) -> Path | None:
+    if request.truth is not None:
+        return request.truth
+    return truth_path(request.key) if request.key is not None else None
+
+
+def _judged(request: Request) -> tuple[dict[str, Any], str, bool]:
+    """(JSON, text, leak) of whichever kind of truth there is."""
+    targets, truth_file = list(request.targets), _truth_file(request)
+    for target in targets:
+        if _unlabelled(target):
+            raise UserError(
+                f"{target}: holds pairs without labels, so there is none to attack: what is known of them is one noisy"
+                " sum, whose noise the ledger's ε states"
+            )
+    if request.raw is not None:
+        if truth_file is not None:
+            raise UserError("attack takes either --raw or canaries (--key, --truth), not both; run it twice")
+        output = _owner_output(request, request.raw)
+        outcome = run_attacks(targets, raw_truth(request.raw), request.epsilon)
+        facts = outcome.as_dict()
+        write_json(output, facts, mode=0o600)
+        return facts, f"{render(outcome)}\nowner-only result: {output}", outcome.leak
+    if truth_file is not None:
+        outcome = run_attacks(targets, read_truth(truth_file, request.canaries), request.epsilon)
+        facts = outcome.as_dict() | {"canaries": "planted"}
+        text, leak = render(outcome), outcome.leak
+    else:
+        replayed = replay(targets, request.canaries or _affordable(targets), request.privatize, request.epsilon)
+        leak = replayed.outcome.leak or bool(replayed.findings)
+        facts = replayed.outcome.as_dict() | {
+            "canaries": "replayed",
+            "verdict": "leak" if leak else "no leak found",
+            "findings_in_the_release": [finding.as_dict() for finding in replayed.findings],
+        }
+        found = [f"LEAK in the release itself: {row.where}: {row.what}; {SPECS[row.attack].remedy}"
+                 for row in replayed.findings]  # fmt: skip
+        note = (
+            "canaries were replayed: the texts of this release with coins for labels, privatised anew by this program."
+            "\nHow this release itself was made takes canaries planted before: private-rlhf attack SOURCE --plant FILE"
+        )
+        text = "\n".join([render(replayed.outcome), *found, note])
+    if request.output is not None:
+        write_json(request.output, facts, mode=0o600)
+    return facts, text, leak
+
+
+def _unlabelled(target: Path) -> bool:
+    """Whether the target is a bundle of pairs of whose labels one noisy sum is released. Bundles of others may say
+    anything."""
+    try:
+        return bool(read_json(target / MANIFEST)["guarantee"]["mechanism"] == NOISY_SUM)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _affordable(targets: Sequence[Path]) -> int:
+    """The default number of replayed canaries, or as many as there are pairs."""
+    from private_rlhf.audit.view import unlabelled_view
+
+    return max(1, min(DEFAULT_CANARIES, unlabelled_view(targets, DEFAULT_CANARIES, epsilon=1.0).size))
+
+
+def _owner_output(request: Request, raw: str) -> Path:
+    """Where the result on real labels goes: beside the raw file, never where something is released from.
+
+    Raises:
+        UserError: no place is given for a source that is no file, or it lies in a target or a run directory.
+    """
+    if request.output is not None:
+        output = request.output
+    elif Path(raw).exists():
+        output = output_file(Path(raw).with_name(Path(raw).name + ".attacks.json"), "--raw", rewrites=RESULT)
+    else:
+        raise UserError("--raw is no file here, so --output FILE must say where the owner's result goes")
+    home = output.resolve()
+    for folder in home.parents:
+        if (folder / "recipe.yaml").is_file() or folder in {target.resolve() for target in request.targets}:
+            raise UserError(f"{output}: lies in {folder}, from where things are released; pass another --output")
+    return output
+
+
+def render(outcome: Outcome) -> str:
+    """The result as a table of plain text: per attack the variant with the strongest evidence."""
+    kind = "canary events (fair-coin labels)" if outcome.coins else "real labels: OWNER ONLY, do not pass on"
+    lines = [f"judged on {outcome.events} {kind}; the most a guess may be right: alpha = {outcome.alpha:.4f}", ""]
+    lines.append(
+        f"{'attack':<18} {'n':>8} {'rate':>7} {'95 % interval':>18} {'ceiling':>8} {'p':>9} {'Holm':>9}  verdict"
+    )
+    for name in SPECS:
+        rows = [row for row in outcome.attacks if row.attack == name and row.n]
+        if not rows:
+            continue
+        row = min(rows, key=lambda row: (row.p_value, -row.n))
+        verdict = "LEAK" if row.leak else "no leak found"
+        rate = f"{row.rate:.4f}" if row.rate is not None else "-"
+        lines.append(
+            f"{name:<18} {row.n:>8} {rate:>7} {f'[{row.low:.4f}, {row.high:.4f}]':>18} {row.ceiling:>8.4f} "
+            f"{row.p_value:>9.2g} {row.adjusted:>9.2g}  {verdict}"
+        )
+        shown = [row for row in rows if row.leak][:3] or [row]
+        lines += [f"    {row.variant}" for row in shown]
+        if row.leak:
+            lines.append(f"    what to do: {SPECS[name].remedy}")
+    for finding in outcome.findings:
+        lines += ["", f"LEAK ({finding.attack}): {finding.where}: {finding.what}"]
+        lines.append(f"    what to do: {SPECS[finding.attack].remedy}")
+    lines += [
+        "",
+        f"verdict: {'LEAK' if outcome.leak else 'no leak found'} ({len(outcome.attacks)} guesses; a sound release",
+    ]
+    lines[-1] += f" is accused with probability {FAMILY_WISE:.1%} at most)"
+    lines.append(f"power: a rate of {outcome.alpha + outcome.power_excess:.4f} on all events is found 9 times in 10")
+    for name, events, excess in outcome.parts:
+        seen = outcome.alpha + excess
+        found = f"a rate of {seen:.4f} is found 9 times in 10" if seen < 1 else "too few for any leak to be sure"
+        lines.append(f"    {name}: {events} events, {found}")
+    if outcome.epsilon_low is not None:
+        claim = math.log(outcome.alpha / (1 - outcome.alpha))
+        lines.append(
+            f"audit: everything together proves ε ≥ {outcome.epsilon_low:.3f} (99.9 % confidence);"
+            f" the claim is {claim:.3f}"
+        )
+    if outcome.untried is not None:
+        lines.append(outcome.untried)
+    lines.append(NOT_EXAMINED)
+    return "\n".join(lines)

@@ -1,0 +1,242 @@
+"""Twin runs: does anything that a run writes depend on a label, but through the bit that is released of it?
+
+Two copies of the preferences, A and B, carry labels of fair coins. Where the mechanism, under a throw-away key,
+releases a coin of its own without a look at the label, A and B carry opposite labels; elsewhere the same one. So both
+twins have the same released bits everywhere, and other labels wherever that is possible. The recipe runs on each, from
+the same state, under the same paths. A sound run writes the same bytes twice, times and memory apart (`twin_files`):
+any path from a label to a file shows, whoever took it, and no statistics are needed.
+
+A recipe that asks (`online`) has no preferences: see `twin_answers`.
+
+The order of chosen and rejected in the owner's files is forgotten before anything else is looked at: no true label is
+in either twin. The throw-away key has a state and a user's folder of its own, so no ledger of the owner's is touched.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+import numpy.typing as npt
+from private_rlhf.audit.twin_answers import answered_twin, carry_draws, make_answerers
+from private_rlhf.audit.twin_files import Comparison, Passages, compare_folders
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.core.user import another_user
+from private_rlhf.core.world import barrier, join_world
+from private_rlhf.data import protected
+from private_rlhf.data.adopted import is_adopted
+from private_rlhf.data.formats import PAIR
+from private_rlhf.data.layout import Layout
+from private_rlhf.data.sources import Row
+from private_rlhf.lm.models import base_checkpoint
+from private_rlhf.privacy.batches import apply_coins, canonicalize, event_tags
+from private_rlhf.privacy.keys import PrivacyKey, keygen, load_key, make_private_folder
+from private_rlhf.privacy.mechanism import RandomizedResponse
+from private_rlhf.privacy.prf import Prf
+from private_rlhf.recipe import Recipe
+from private_rlhf.report.inputs import read_run
+from private_rlhf.report.render import time_passages
+
+TWINS = ("A", "B")
+BATCH_ROWS = 1024
+_COIN = b"twin coin"
+
+Execute = Callable[[Recipe, RunDir], None]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """turned: labels that differ between the twins, of all `labels`."""
+
+    labels: int
+    turned: int
+    comparison: Comparison
+
+    def __str__(self) -> str:
+        """One line."""
+        found = self.comparison
+        told = f"{self.turned} of {self.labels} labels turned: {found.compared} files compared, "
+        if found.leaks:
+            return f"{told}a label reaches {len(found.leaks)} of them: {'; '.join(found.leaks[:3])}"
+        same, fields = found.compared - len(found.differing), ", ".join(found.fields) or "none"
+        return f"{told}{same} identical, {len(found.differing)} differ in declared fields alone ({fields})"
+
+
+def check_twins(recipe: Recipe, folder: Path) -> None:
+    """Reject recipes for which twin runs would prove nothing. Raises: UserError."""
+    recipe.data.check_preferences()
+    if not recipe.private:
+        raise UserError("verify-run needs labels under a key: a finite privatize.epsilon and no insecure_seed")
+    if recipe.privatize.by_holder:
+        raise UserError(
+            "verify-run compares runs whose released labels are the same, and privatize.trust: holder releases a sum of"
+            " them, which differs between twins: verify the recipe without it"
+        )
+    if (recipe.data.public_labels and recipe.online is None) or recipe.evaluation_labels != "private":
+        raise UserError(
+            "verify-run is for data.public_labels=false and evaluation_labels=private: labels that are read raw, and"
+            " noisy counts of them, may differ between twins"
+        )
+    if is_adopted(recipe.data.preferences):
+        raise UserError(f"{recipe.data.preferences}: is a released bundle and holds no labels to turn; give raw ones")
+    if folder.exists() or folder.is_symlink():
+        raise UserError(f"{folder}: is left from an earlier verify-run; look at it if you need to, then remove it")
+
+
+def verify(
+    recipe: Recipe, folder: Path, execute: Execute, stages: Sequence[str], keep: bool = False
+) -> Verdict | None:
+    """Make the twins in `folder` (0700, new, removed at the end unless `keep`), run both and compare them.
+
+    execute: runs a recipe in a run directory. stages: names of all stages that exist. Returns None on processes other
+    than the main one.
+
+    Raises:
+        UserError: a recipe of which twins can show nothing, an unreadable source, or labels that cannot be turned.
+    """
+    world = join_world()
+    barrier(world)
+    check_twins(recipe, folder)
+    barrier(world)
+    try:
+        here, labels, turned = folder / "twin", 0, 0
+        asks = recipe.online is not None
+        homes = (folder / TWINS[0], folder / TWINS[1])
+        if world.main and asks:
+            make_answerers(homes)
+        elif world.main:
+            labels, turned = make_twins(recipe, folder)
+        recipe = answered_twin(recipe, here) if asks else twin_recipe(recipe, here)
+        recipe = replace(recipe, reward=replace(recipe.reward, accept_coin=True))  # their labels are coins
+        barrier(world)
+        base_checkpoint(recipe.model)  # before the first twin, or the second would find what the first made
+        for name in TWINS:
+            if world.main:
+                (folder / name).rename(here)
+            barrier(world)
+            with another_user(here / "user"):
+                execute(recipe, RunDir(here / "run"))
+            barrier(world)
+            if world.main:
+                here.rename(folder / name)
+                if asks and name == TWINS[0]:
+                    labels = turned = carry_draws(*homes)
+        if not world.main:
+            return None
+        one, two = (folder / name / "run" for name in TWINS)
+        return Verdict(labels, turned, compare_folders(one, two, stages, _passages(recipe, stages)))
+    finally:
+        if world.main and not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _passages(recipe: Recipe, stages: Sequence[str]) -> Passages:
+    """Passages about time and memory in the report of a finished run of the recipe."""
+    absent = {"report", *recipe.absent_stages}  # it does not know its own time when it writes
+    names = [name for name in stages if name not in absent]
+
+    def passages(root: Path) -> dict[str, tuple[str, ...]]:
+        run = RunDir(root)
+        return time_passages(read_run(run, names)) if (run.stage("report") / "report.html").is_file() else {}
+
+    return passages
+
+
+def twin_recipe(recipe: Recipe, here: Path) -> Recipe:
+    """The recipe on the data and under the key of the twin that lies in `here`."""
+    data = replace(recipe.data, preferences=str(here / Path(_file_names(recipe)[0]).parts[0]))
+    own = replace(recipe.privatize, key_file=here / "owner.key", corrects_column=None, budget=None, budget_per="event")
+    return replace(recipe, data=data, privatize=replace(own, add_up_renamed=False))
+
+
+# --- the data ---------------------------------------------------------------------------------------------------------
+
+
+def make_twins(recipe: Recipe, folder: Path) -> tuple[int, int]:
+    """Writes A and B: the preferences that the recipe names, with coins for labels, a key, and the state of a new
+    ledger. Returns (labels, of those turned). Memory: 100 bytes a row.
+
+    Raises:
+        UserError: an unreadable source, or no label that can be turned.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_private_folder(folder)
+    homes = [folder / name for name in TWINS]
+    make_private_folder(homes[0])
+    key = load_key(keygen(homes[0] / "owner.key"))
+    shutil.copytree(homes[0], homes[1])  # the same key, and no ledger yet
+    coins, mechanism = Prf(secrets.token_bytes(32)), RandomizedResponse(recipe.privatize.epsilon)
+    labels = turned = 0
+    intakes = protected.open_sources(replace(recipe, privatize=replace(recipe.privatize, corrects_column=None)))
+    for name, intake in zip(_file_names(recipe), intakes, strict=True):
+        wanted, seen = intake.layout.options.wanted, set[bytes]()
+        with ExitStack() as stack:
+            files = [stack.enter_context(_new_file(home / name)) for home in homes]
+            for part in intake.parts:
+                rows = part.rows(wanted)
+                while some := list(islice(rows, BATCH_ROWS)):
+                    where = f"{part.name}, {part.unit}"
+                    signs, first = _labels(some, intake.layout, where, key, mechanism, coins, seen)
+                    labels, turned = labels + int(first.sum()), turned + int((signs[:, 0] != signs[:, 1])[first].sum())
+                    for (_, row), pair in zip(some, signs, strict=True):
+                        kept = {column: row[column] for column in wanted if column in row}  # no other column may tell
+                        for file, sign in zip(files, pair, strict=True):
+                            file.write(json.dumps(_ordered(kept, sign), ensure_ascii=False) + "\n")
+    if not turned:
+        raise UserError("verify-run: at this epsilon no label could be turned, so twins show nothing; lower it")
+    return labels, turned
+
+
+def _file_names(recipe: Recipe) -> tuple[str, ...]:
+    """Of the twins' preferences, below their homes."""
+    if protected.single_file(recipe.data.preferences):
+        return ("preferences.jsonl",)
+    return ("preferences/train.jsonl", "preferences/eval.jsonl")
+
+
+def _new_file(path: Path) -> TextIO:
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    return path.open("x", encoding="utf-8")
+
+
+def _labels(
+    rows: list[tuple[int, Row]],
+    layout: Layout,
+    where: str,
+    key: PrivacyKey,
+    mechanism: RandomizedResponse,
+    coins: Prf,
+    seen: set[bytes],
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.bool_]]:
+    """The signs (n, 2) with which `_ordered` writes each row in A and in B, and which rows (n,) are the first of their
+    event. The engine drops the others, so they are turned one and all. seen: the events of the source so far."""
+    forgotten = [(number, _ordered(row, 1)) for number, row in rows]
+    keys = canonicalize(layout.row_columns(forgotten, where), 0, key.prf).keys
+    now = keys["label"].copy()  # that a row has when it is written with sign 1
+    blocks = coins.blocks(_COIN, map(bytes, event_tags(keys)))
+    one = np.where(np.frombuffer(blocks, np.uint8).reshape(len(keys), -1)[:, 0] & 1, 1, -1)
+    keys["label"] = 0  # no label at all: what comes out all the same does not depend on it
+    free = apply_coins(mechanism, key.prf, keys) != 0
+    places = keys["position"].astype(np.int64)
+    signs, first = np.tile(np.array([1, -1], np.int8), (len(rows), 1)), np.zeros(len(rows), bool)
+    for place, tag in sorted(zip(places.tolist(), map(bytes, event_tags(keys)), strict=True)):
+        first[place] = tag not in seen
+        seen.add(tag)
+    free |= ~first[places]
+    signs[places] = np.stack([now * one, now * np.where(free, -one, one)], axis=1)
+    return signs, first
+
+
+def _ordered(row: Row, sign: int) -> Row:
+    """The row with its responses in an order of their own (which was chosen is forgotten), or in the opposite one."""
+    low, high = sorted((row.get(name) for name in PAIR), key=lambda text: json.dumps(text, default=str))
+    return row | dict(zip(PAIR, (high, low) if sign < 0 else (low, high), strict=True))

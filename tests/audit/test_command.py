@@ -1,0 +1,131 @@
+"""`private-rlhf attack` from outside: exit codes, JSON, where the owner's results go, what is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+import stat
+from pathlib import Path
+
+import pytest
+from leaky import chosen_first, id_of_joined_texts, kept_column
+from private_rlhf.audit.canaries import write_truth
+from private_rlhf.cli import main
+from private_rlhf.core.user import user_folder
+from worlds import World, make_world, sound
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def world() -> World:
+    return make_world(250, seed=3)
+
+
+def truth_file(world: World, folder: Path) -> Path:
+    path = folder / "truth.jsonl"
+    write_truth(path, world.truth())
+    return path
+
+
+def test_planted_released_and_judged(tmp_path: Path, world: World, capsys: Capture) -> None:
+    """The whole way through the command line; a sound run fails 1 time in 1,000."""
+    source, key, release = world.write_raw(tmp_path / "source.jsonl"), tmp_path / "owner.key", tmp_path / "release"
+    assert main(["keygen", "--output", str(key)]) == 0
+    planted = tmp_path / "planted.jsonl"
+    given = ["--canaries", "200", "--plant", str(planted), "--key", str(key)]
+    assert main(["attack", str(source), *given]) == 0
+    assert "200 canaries in" in capsys.readouterr().out
+    options = {"--data": planted, "--output": release, "--epsilon": 1, "--key": key}
+    assert main(["privatize", *(str(part) for option in options.items() for part in option)]) == 0
+    capsys.readouterr()
+    assert main(["attack", str(release), "--key", str(key), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["verdict"] == "no leak found"
+    assert (result["events"], result["canaries"], result["owner_only"]) == (200, "planted", False)
+    assert 0 < result["power"]["excess_over_alpha"] < 0.27
+    assert 0 <= result["epsilon_lower_bound"] <= 1
+    keys = {"attack", "variant", "n", "correct", "rate", "ci_low", "ci_high", "p_value", "p_adjusted", "verdict"}
+    assert keys <= set(result["attacks"][0])
+
+
+def test_a_leak_ends_with_one_and_says_what_to_do(tmp_path: Path, world: World, capsys: Capture) -> None:
+    folder = chosen_first(world, tmp_path / "bundle")
+    assert main(["attack", str(folder), "--truth", str(truth_file(world, tmp_path))]) == 1
+    out = capsys.readouterr().out
+    assert "column order" in out
+    assert "what to do: put the two responses in an order that does not depend on the label" in out
+    assert "verdict: LEAK" in out
+
+
+def test_real_labels_stay_with_their_owner(tmp_path: Path, world: World, capsys: Capture) -> None:
+    folder, raw = chosen_first(world, tmp_path / "bundle"), world.write_raw(tmp_path / "raw.jsonl")
+    assert main(["attack", str(folder), "--raw", str(raw), "--json"]) == 1
+    result = json.loads(capsys.readouterr().out)
+    assert result["owner_only"] is True
+    row = next(row for row in result["attacks"] if row["attack"] == "column order")
+    assert (row["rate"], row["verdict"]) == (1.0, "leak")
+    assert row["ceiling"] >= result["alpha"]
+    assert 0.5 <= row["rate_without_bundle"] < 0.65
+    written = tmp_path / "raw.jsonl.attacks.json"
+    assert stat.S_IMODE(written.stat().st_mode) == 0o600
+    assert json.loads(written.read_text()) == result
+    assert main(["attack", str(folder), "--raw", str(raw), "--output", str(folder / "result.json")]) == 2
+    assert "from where things are released" in capsys.readouterr().err
+    assert not (folder / "result.json").exists()
+
+
+def test_a_sound_release_of_real_labels_is_not_accused(tmp_path: Path, capsys: Capture) -> None:
+    """Labels that the text predicts: the longer response wins 8 times in 10. A sound run fails 1 time in 1,000."""
+    world = make_world(600, seed=8)
+    generator = random.Random(0)
+    labels = [(1 if len(a) > len(b) else -1) * (1 if generator.random() < 0.8 else -1) for _, a, b in world.pairs]
+    world = World(world.pairs, labels)
+    folder, raw = sound(world, tmp_path / "bundle", 0.5), world.write_raw(tmp_path / "raw.jsonl")
+    assert main(["attack", str(folder), "--raw", str(raw), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["attacks"]
+    row = next(row for row in rows if row["attack"] == "private label")
+    assert row["rate_without_bundle"] > 0.72 > row["rate"]  # the text tells more than z does
+    leaky = kept_column(world, tmp_path / "leaky")
+    assert main(["attack", str(leaky), "--raw", str(raw), "--json"]) == 1
+    rows = json.loads(capsys.readouterr().out)["attacks"]
+    assert "extra columns" in {row["attack"] for row in rows if row["verdict"] == "leak"}
+
+
+def test_without_truth_canaries_are_replayed(tmp_path: Path, world: World, capsys: Capture) -> None:
+    """The replay is of this program, which is sound (1 in 1,000 fails); the ids of the given release are not."""
+    folder, remembered = sound(world, tmp_path / "bundle"), set(user_folder().rglob("*"))
+    assert main(["attack", str(folder), "--canaries", "200", "--json"]) == 0
+    assert set(user_folder().rglob("*")) == remembered  # nothing stays of the throw-away key
+    result = json.loads(capsys.readouterr().out)
+    assert (result["canaries"], result["events"], result["verdict"]) == ("replayed", 200, "no leak found")
+    leaky = id_of_joined_texts(world, tmp_path / "leaky")
+    assert main(["attack", str(leaky), "--canaries", "100"]) == 1
+    assert "LEAK in the release itself" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere"], "nowhere: no such folder"),
+        (["BUNDLE", "--canaries", "0"], "--canaries 0: give at least 1"),
+        (["BUNDLE", "--canaries", "100000"], "fewer than --canaries 100000"),
+        (["BUNDLE", "--truth", "missing.jsonl"], "missing.jsonl: no such file of canaries"),
+        (["BUNDLE", "--raw", "x.jsonl", "--key", "k"], "either --raw or canaries"),
+        (["BUNDLE", "--plant", "p.jsonl"], "pass --key FILE or --truth FILE"),
+        (["BUNDLE", "--plant", "p.jsonl", "--raw", "x"], "not --raw"),
+        (["EMPTY"], "holds no preference data"),
+        (["BUNDLE", "--truth", "OTHER"], "holds none of the judged events"),
+    ],
+)
+def test_wrong_use_ends_with_two_and_one_line(
+    tmp_path: Path, world: World, capsys: Capture, arguments: list[str], said: str
+) -> None:
+    other = tmp_path / "other.jsonl"
+    write_truth(other, make_world(3, seed=99).truth())
+    (tmp_path / "empty").mkdir()
+    places = {"BUNDLE": sound(world, tmp_path / "bundle"), "EMPTY": tmp_path / "empty", "OTHER": other}
+    assert main(["attack", *(str(places.get(word, word)) for word in arguments)]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert len(err.splitlines()) == 1
