@@ -1,5 +1,5 @@
 """Claims, reports and the runner of the studies. A claim is a published or derived sentence with the number that
-decides it; a report holds the claims, tables and figures of one study. A verdict follows from the criterion, never by hand.
+decides it; a report holds the claims, tables and figures of one study. Verdicts follow from the criterion.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Each is a module NAME beside this file that offers `run(quick: bool) -> Report`, deterministic.
-STUDIES: tuple[str, ...] = ()
+STUDIES: tuple[str, ...] = ("offline", "online")
 MOST_LINES = 30  # of the summary
 Verdict = Literal["holds", "refuted", "undecided"]
 # Whose sentence it is, and so whom a refutation concerns:

@@ -12,9 +12,9 @@ from mutations.mutant import Edit, Mutant
 
 STUDIES, ACCOUNTING = "lab/private_rlhf_lab/studies", "pipeline/accounting"
 BANDITS = "pipeline/validation/bandits.py"
-FINITE, RATES = f"{STUDIES}/offline/finite.py", f"{STUDIES}/offline/rates.py"
+FINITE, RATES = f"{STUDIES}/offline/finite.py", "pipeline/validation/offline.py"
 HARD, PESSIMISM = f"{STUDIES}/offline/hard.py", f"{STUDIES}/offline/pessimism.py"
-ONLINE = f"{STUDIES}/online/simulate.py"
+ONLINE = "pipeline/validation/online.py"
 DRAWS, COMPOSITION, CONVERSIONS = (f"{ACCOUNTING}/{name}.py" for name in ("draws", "composition", "conversions"))
 DPTD, SUBSETS, PRL = (f"{ACCOUNTING}/{name}.py" for name in ("dptd", "subset_sampling", "private_rl"))
 BOUNDED, REPORTS = f"{ACCOUNTING}/bounded_range.py", f"{STUDIES}/private_rl/reports.py"

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from private_rlhf.validation import offline as rates
 from private_rlhf.validation.bandits import Bandit, Counts, all_pairs, factor, loss_values, offline_counts, total_loss
-from private_rlhf_lab.studies.offline import finite, hard, pessimism, rates
+from private_rlhf_lab.studies.offline import finite, hard, pessimism
 
 
 def test_the_prediction_is_the_second_order_mean() -> None:

@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from private_rlhf.core.stats import bootstrap
+from private_rlhf.validation import growth
 from private_rlhf.validation.bandits import Counts, factor
-from private_rlhf_lab.studies.online import dependence, growth, thompson
-from private_rlhf_lab.studies.online.simulate import (
+from private_rlhf.validation.online import (
     Arm,
     Learner,
     Trace,
@@ -23,6 +23,7 @@ from private_rlhf_lab.studies.online.simulate import (
     stretches,
     uncertainty,
 )
+from private_rlhf_lab.studies.online import dependence, thompson
 from private_rlhf_lab.studies.online.study import ARMS, EPSILONS, HALVED, MIXTURE, NONE, OPTIMISM, Study, claims
 
 LEAST_SQUARES = "private_least_squares"

@@ -14,8 +14,7 @@ from private_rlhf.core.person_budget import epsilon_each, information, split_bud
 from private_rlhf.core.stats import bootstrap, bootstrap_mean, ratio_of_means
 from private_rlhf.validation.bandits import Array, fit_linear_counts, offline_counts
 from private_rlhf.validation.lab import Claim, Row, within
-
-from private_rlhf_lab.studies.offline.rates import RIDGE, Linear, linear_bandit, variance
+from private_rlhf.validation.offline import RIDGE, Linear, linear_bandit, variance
 
 BUDGET, QUESTIONS = 2.0, 20
 MANY = 200_000  # persons: (2α−1)²n = 10⁴ where each gives 20 answers

@@ -8,33 +8,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from private_rlhf.core.stats import standard_error
-from private_rlhf.validation.bandits import Array, factor
+from private_rlhf.validation import offline as rates
+from private_rlhf.validation.bandits import Array
 from private_rlhf.validation.panels import COLOURS, new_figure
 
-from private_rlhf_lab.studies.offline import hard, rates
+from private_rlhf_lab.studies.offline import hard
 from private_rlhf_lab.studies.offline.finite import NETS, Nets, Whole
 from private_rlhf_lab.studies.offline.pessimism import KAPPAS, Outcome
-
-
-def rate(narrow: Sequence[rates.Curve], wide: Sequence[rates.Curve]) -> Figure:
-    """SubOpt against n; and in units of its prediction and of 1/(2α−1)²n."""
-    figure, axes = new_figure(4)
-    for place, curve in enumerate(narrow):
-        label = f"ε = {curve.epsilon:g}"
-        axes[0].plot(curve.comparisons, curve.subopt.mean(axis=1), "o-", label=label)
-        axes[0].plot(curve.comparisons, curve.predicted.mean(axis=1), "--", color=COLOURS[place], linewidth=0.7)
-    for axis, curves, name in ((axes[1], narrow, "[0, 1]"), (axes[2], wide, "[0, 4]")):
-        for curve in curves:
-            size = factor(curve.epsilon) ** 2 * curve.comparisons
-            axis.plot(size, curve.subopt.mean(axis=1) * size, "o-")
-        axis.set(xscale="log", xlabel="(2α−1)² n", title=f"SubOpt · (2α−1)² n, r in {name}")
-    for curve in (*narrow, *wide):
-        size = factor(curve.epsilon) ** 2 * curve.comparisons
-        axes[3].plot(size, curve.subopt.mean(axis=1) / curve.predicted.mean(axis=1), "o-")
-    axes[3].set(xscale="log", ylim=(0.7, 1.3), xlabel="(2α−1)² n", title="SubOpt / Fisher prediction")
-    axes[0].set(xscale="log", yscale="log", xlabel="comparisons n", title="SubOpt (dashed: prediction)")
-    axes[0].legend()
-    return figure
 
 
 def losses(found: rates.Arms) -> Figure:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from private_rlhf.core.stats import standard_error
-from private_rlhf.validation.bandits import Array, factor
+from private_rlhf.validation import offline as rates
+from private_rlhf.validation.bandits import Array
 from private_rlhf.validation.lab import Report, Row
 
 from private_rlhf_lab.studies.offline import (
@@ -16,7 +16,6 @@ from private_rlhf_lab.studies.offline import (
     persons,
     pessimism,
     plots,
-    rates,
     robust,
 )
 
@@ -56,7 +55,7 @@ def run(quick: bool) -> Report:
             *persons.claims(budgets, SEED),
         ],
         tables={
-            "rates": [*_rates(narrow, 1.0), *_rates(wide, 4.0)],
+            "rates": [*rates.rows(narrow, 1.0), *rates.rows(wide, 4.0)],
             "efficiency": _efficiency(efficient),
             "losses": _losses(arms),
             "finite": _whole(whole),
@@ -70,7 +69,7 @@ def run(quick: bool) -> Report:
             "persons": persons.rows(budgets),
         },
         figures={
-            "rates": plots.rate(narrow, wide),
+            "rates": rates.figure(narrow, wide),
             "efficiency": plots.efficiency(efficient),
             "losses": plots.losses(arms),
             "finite": plots.finite(whole, nets),
@@ -80,16 +79,6 @@ def run(quick: bool) -> Report:
             "dependence": dependence.figure(depends),
         },
     )
-
-
-def _rates(curves: Sequence[rates.Curve], reward_range: float) -> list[Row]:
-    return [
-        {"reward_range": reward_range, "epsilon": curve.epsilon, "n": number,
-         "effective_n": factor(curve.epsilon) ** 2 * number, "subopt": subopt.mean(),
-         "standard_error": standard_error(subopt), "predicted": predicted.mean()}
-        for curve in curves
-        for number, subopt, predicted in zip(curve.comparisons, curve.subopt, curve.predicted, strict=True)
-    ]
 
 
 def _efficiency(found: Mapping[float, Array]) -> list[Row]:

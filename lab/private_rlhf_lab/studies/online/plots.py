@@ -5,18 +5,16 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 from private_rlhf.core.stats import standard_error
+from private_rlhf.validation import growth
 from private_rlhf.validation.bandits import factor
+from private_rlhf.validation.online import EPSILONS, NONE, OPTIMISM
 from private_rlhf.validation.panels import COLOURS, band, new_figure
 
-from private_rlhf_lab.studies.online import growth
 from private_rlhf_lab.studies.online.study import (
     ARMS,
-    EPSILONS,
     LIKELIHOOD,
     MIXTURE,
     MLE,
-    NONE,
-    OPTIMISM,
     REFERENCE,
     Study,
 )

@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
-from private_rlhf.core.stats import Estimate, bootstrap, ratio_of_means, wilson
+from private_rlhf.core.stats import bootstrap, ratio_of_means, wilson
+from private_rlhf.validation import growth
 from private_rlhf.validation.bandits import Array, factor, private_labels
 from private_rlhf.validation.lab import Claim, within, worst
-
-from private_rlhf_lab.studies.online import growth
-from private_rlhf_lab.studies.online.simulate import (
+from private_rlhf.validation.online import (
     CONFIDENCE,
+    EPSILONS,
+    NONE,
+    OPTIMISM,
     REFRESH,
     Arm,
     Learner,
@@ -22,14 +24,13 @@ from private_rlhf_lab.studies.online.simulate import (
     World,
     confidence_radius,
     grid_world,
+    law,
+    privacy_claims,
     proof_constant,
     simulate,
 )
 
-EPSILONS = (0.5, 1.0, 2.0, math.inf)
-OPTIMISM = "optimism, c = 0.2"
 WEAK = "optimism, c = 0.1"
-NONE = "no exploration (both from pi1)"
 MIXTURE = "uniform mixture, m = 100"
 REFERENCE = "second from pi_ref"
 LIKELIHOOD = "private_likelihood"
@@ -121,36 +122,31 @@ def radius_over_lemma(bound: float, epsilon: float, horizon: int = 1000, members
 
 def claims(found: Study, seed: int) -> list[Claim]:
     """All verdicts."""
-    parts = (_growth_claims, _regret_claims, _privacy_claims, _proof_claims)
-    return [claim for part in parts for claim in part(found, seed)]
+    parts = (_growth_claims, _regret_claims, _proof_claims)
+    claims = [claim for part in parts for claim in part(found, seed)]
+    return [*claims, *privacy_claims(found.traces, seed)]
 
 
 def short(worlds: int, seed: int) -> list[Claim]:
     """Those of `claims` that need one arm: what `tests/mutations` plants errors against."""
     found = study(worlds, 1_000_000, seed, ARMS[:1])
     growing = islice(_growth_claims(found, seed), len(EPSILONS))
-    return [*growing, *_privacy_claims(found, seed), *_proof_claims(found, seed)]
+    return [*growing, *privacy_claims(found.traces, seed), *_proof_claims(found, seed)]
 
 
 def _growth_claims(found: Study, seed: int) -> Iterator[Claim]:
     """No faster than log T, for the regret of π² and for Σ min(1, U²)."""
 
-    def law(what: str, source: str, trace: Trace, curves: Array) -> Claim:
-        value = bootstrap(lambda values: growth.power(trace.rounds, values), curves, seed)
-        paper = "log T" if source == "POKL Theorem 5.2" else ""
-        return within(f"{what} grows no faster than log T", source, value, high=growth.LOGARITHMIC, paper=paper,
-                      what="the power p of the nearest a + b (T^p - 1)/p (log T at p = 0) over the last two decades")
-
     for epsilon in EPSILONS:
         trace = found.traces[OPTIMISM, epsilon]
         name = f"Optimism (c = 0.2), epsilon = {epsilon:g}: regret of pi2"
-        yield law(name, "POKL Theorem 5.2", trace, trace.regret)
+        yield law(name, "POKL Theorem 5.2", trace, trace.regret, seed)
     for name in (NONE, MIXTURE, OPTIMISM + MLE):
         trace = found.traces[name, 1.0]
-        yield law(f"{name[0].upper()}{name[1:]}, epsilon = 1: regret of pi2", "this project", trace, trace.regret)
+        yield law(f"{name[0].upper()}{name[1:]}, epsilon = 1: regret of pi2", "this project", trace, trace.regret, seed)
     trace = found.traces[OPTIMISM, 1.0]
     name = "Realised sum of min(1, U^2), epsilon = 1, c = 0.2:"
-    yield law(name, "POKL Definition 3.5", trace, trace.eluder)
+    yield law(name, "POKL Definition 3.5", trace, trace.eluder, seed)
     late = bootstrap(lambda values: growth.late_exponent(found.proof.rounds, values), found.proof.regret, seed)
     yield within(f"With the proof's constant c = {proof_constant(1.0):.3g} regret grows slower than sqrt T up to the"
                  " horizon (epsilon = 1)", "POKL Lemma C.3", late, high=0.5, kind="reading",
@@ -192,22 +188,6 @@ def _regret_claims(found: Study, seed: int) -> Iterator[Claim]:
     fine, usual = (_final(each) for each in found.fine)
     yield ratio(f"Refreshing every t/{REFRESH} rounds costs at most 10 % against every t/{4 * REFRESH}",
                 "this project", usual, fine, 1.1, f" of pi2 at a hundredth of the horizon over {len(fine)} worlds")
-
-
-def _privacy_claims(found: Study, seed: int) -> Iterator[Claim]:
-    """How regret depends on ε: largest over smallest of regret in the unit that a theorem names."""
-    curves = np.stack([_final(found.traces[OPTIMISM, epsilon]) for epsilon in EPSILONS[:3]])
-
-    def spread(scale: list[float]) -> Estimate:
-        value = bootstrap(lambda values: float(np.ptp(np.log(values.mean(axis=1) / np.array(scale)))), curves, seed)
-        return value.mapped(math.exp)
-
-    for text, source, scale in (
-        ("(2 alpha - 1)^-2", "POKL Theorem 5.2", [factor(epsilon) ** -2 for epsilon in EPSILONS[:3]]),
-        ("(e^epsilon - 1)^-2", "POKL abstract", [math.expm1(epsilon) ** -2 for epsilon in EPSILONS[:3]]),
-    ):
-        yield within(f"Regret at the horizon is proportional to {text} from epsilon = 0.5 to 2", source, spread(scale),
-                     high=2.0, what="largest / smallest over epsilon of regret in that unit")
 
 
 def _proof_claims(found: Study, seed: int) -> Iterator[Claim]:

@@ -10,11 +10,15 @@ in the end, once only the truth is left; the growth law is about the rounds befo
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from matplotlib.figure import Figure
+from private_rlhf.core.stats import Estimate, bootstrap, standard_error
 from private_rlhf.reward_models.gibbs import gibbs_log_policy
+from private_rlhf.validation import growth
 from private_rlhf.validation.bandits import (
     Array,
     Bandit,
@@ -27,7 +31,13 @@ from private_rlhf.validation.bandits import (
     loss_values,
     private_labels,
 )
+from private_rlhf.validation.lab import Claim, Report, within
+from private_rlhf.validation.panels import COLOURS, band, new_figure
 
+SEED = 40
+EPSILONS = (0.5, 1.0, 2.0, math.inf)
+OPTIMISM = "optimism, c = 0.2"
+NONE = "no exploration (both from pi1)"
 REFRESH = 20
 CONFIDENCE = 0.05  # δ of Theorem 5.2
 RIDGE = 1.0  # λ of Definition 3.5, where Γ²/2 allows it
@@ -261,3 +271,53 @@ def _draw(generator: np.random.Generator, length: int, joint: Array) -> Integers
     """How often each (s, a¹, a²) occurs in `length` rounds, (R, S, A, A)."""
     flat = joint.reshape(len(joint), -1)
     return generator.multinomial(length, flat / flat.sum(axis=1, keepdims=True)).reshape(joint.shape)
+
+
+def law(what: str, source: str, trace: Trace, curves: Array, seed: int) -> Claim:
+    """The claim that the mean of `curves` (K, R) grows no faster than log T."""
+    value = bootstrap(lambda values: growth.power(trace.rounds, values), curves, seed)
+    paper = "log T" if source == "POKL Theorem 5.2" else ""
+    return within(f"{what} grows no faster than log T", source, value, high=growth.LOGARITHMIC, paper=paper,
+                  what="the power p of the nearest a + b (T^p - 1)/p (log T at p = 0) over the last two decades")
+
+
+def privacy_claims(traces: Mapping[tuple[str, float], Trace], seed: int) -> Iterator[Claim]:
+    """Dependence of regret on ε: largest over smallest of regret in the unit that a theorem names."""
+    curves = np.stack([traces[OPTIMISM, epsilon].regret[-1] for epsilon in EPSILONS[:3]])
+
+    def spread(scale: list[float]) -> Estimate:
+        value = bootstrap(lambda values: float(np.ptp(np.log(values.mean(axis=1) / np.array(scale)))), curves, seed)
+        return value.mapped(math.exp)
+
+    for text, source, scale in (
+        ("(2 alpha - 1)^-2", "POKL Theorem 5.2", [factor(epsilon) ** -2 for epsilon in EPSILONS[:3]]),
+        ("(e^epsilon - 1)^-2", "POKL abstract", [math.expm1(epsilon) ** -2 for epsilon in EPSILONS[:3]]),
+    ):
+        yield within(f"Regret at the horizon is proportional to {text} from epsilon = 0.5 to 2", source, spread(scale),
+                     high=2.0, what="largest / smallest over epsilon of regret in that unit")
+
+
+def figure(traces: Mapping[tuple[str, float], Trace]) -> Figure:
+    """Regret of π² against T, a panel an arm; bands: 95 % over worlds."""
+    names = (OPTIMISM, NONE)
+    drawing, axes = new_figure(len(names))
+    for axis, name in zip(axes, names, strict=True):
+        for place, epsilon in enumerate(EPSILONS):
+            trace = traces[name, epsilon]
+            half = 1.96 * standard_error(trace.regret)
+            band(axis, trace.rounds, trace.regret.mean(axis=1), half, color=COLOURS[place], label=f"ε = {epsilon:g}")
+        axis.set(xscale="log", xlabel="rounds T", title=f"regret of π², {name}", xlim=(100, None))
+    axes[0].legend()
+    return drawing
+
+
+def run(quick: bool) -> Report:
+    """Optimism and no exploration in the same worlds to 10⁶ rounds, bit-reproducible; `quick` takes fewer worlds."""
+    world = grid_world(np.random.default_rng(SEED), 10 if quick else 100)
+    arms = (Arm(OPTIMISM, "optimism"), Arm(NONE, "none"))
+    traces = {(arm.name, e): simulate(world, arm, e, 1_000_000, SEED) for e in EPSILONS for arm in arms}
+    bounded = [(e, traces[OPTIMISM, e]) for e in EPSILONS]
+    growing = [law(f"Optimism (c = 0.2), epsilon = {e:g}: regret of pi2", "POKL Theorem 5.2", each, each.regret, SEED)
+               for e, each in bounded]  # fmt: skip
+    table = [{"arm": arm, "epsilon": e, "regret": each.regret[-1].mean()} for (arm, e), each in traces.items()]
+    return Report("online", [*growing, *privacy_claims(traces, SEED)], {"regret": table}, {"regret": figure(traces)})

@@ -1,4 +1,4 @@
-"""The linear class: how SubOpt falls with n, the collapse on the Fisher information, efficiency, and wrong losses.
+"""PPKL Theorem 4.2 on the linear class: how SubOpt falls with n, the Fisher information, and wrong losses.
 
 SubOpt ≈ tr(I⁻¹ E_s Cov_{π*} φ)/(2 kl_coef), by expanding KL(π̂‖π*) to second order in θ̂ − θ* with covariance I⁻¹, the
 inverse Fisher information of the n private labels. It is the prediction that every curve is measured against.
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from private_rlhf.core.stats import bootstrap, ratio_of_means
+from matplotlib.figure import Figure
+from private_rlhf.core.stats import bootstrap, ratio_of_means, standard_error
 from private_rlhf.validation.bandits import (
     Array,
     Bandit,
@@ -28,11 +29,13 @@ from private_rlhf.validation.bandits import (
     slope_of_mean,
     weighted_gram,
 )
-from private_rlhf.validation.lab import Claim, within
+from private_rlhf.validation.lab import Claim, Report, Row, within
+from private_rlhf.validation.panels import COLOURS, new_figure
 
 EPSILONS = (0.1, 0.5, 1.0, 2.0, math.inf)
 CONTEXTS, ACTIONS, DIMENSION = 10, 5, 5
 RIDGE = 1e-3
+SEED = 20
 # Multiples of 100 d of the effective sample size (2α−1)² n: two decades from where the design calls it asymptotic.
 SIZES = (1.0, math.sqrt(10.0), 10.0, math.sqrt(1000.0), 100.0)
 EFFICIENT_SIZE = 1e4
@@ -233,3 +236,51 @@ def arm_claims(found: Arms, seed: int) -> Iterator[Claim]:
     uncorrected, smooth = (found.limit[arm, 1.0] for arm in ("uncorrected", "label smoothing"))
     yield within("Label smoothing of labels that are already flipped repairs the uncorrected loss (epsilon = 1)",
                  "this project", smooth / uncorrected, high=1.0, what="SubOpt at n = infinity with smoothing / without")
+
+
+def figure(narrow: Sequence[Curve], wide: Sequence[Curve]) -> Figure:
+    """SubOpt against n; and in units of its prediction and of 1/(2α−1)²n."""
+    drawing, axes = new_figure(4)
+    for place, curve in enumerate(narrow):
+        label = f"ε = {curve.epsilon:g}"
+        axes[0].plot(curve.comparisons, curve.subopt.mean(axis=1), "o-", label=label)
+        axes[0].plot(curve.comparisons, curve.predicted.mean(axis=1), "--", color=COLOURS[place], linewidth=0.7)
+    for axis, given, name in ((axes[1], narrow, "[0, 1]"), (axes[2], wide, "[0, 4]")):
+        for curve in given:
+            size = factor(curve.epsilon) ** 2 * curve.comparisons
+            axis.plot(size, curve.subopt.mean(axis=1) * size, "o-")
+        axis.set(xscale="log", xlabel="(2α−1)² n", title=f"SubOpt · (2α−1)² n, r in {name}")
+    for curve in (*narrow, *wide):
+        size = factor(curve.epsilon) ** 2 * curve.comparisons
+        axes[3].plot(size, curve.subopt.mean(axis=1) / curve.predicted.mean(axis=1), "o-")
+    axes[3].set(xscale="log", ylim=(0.7, 1.3), xlabel="(2α−1)² n", title="SubOpt / Fisher prediction")
+    axes[0].set(xscale="log", yscale="log", xlabel="comparisons n", title="SubOpt (dashed: prediction)")
+    axes[0].legend()
+    return drawing
+
+
+def rows(curves: Sequence[Curve], reward_range: float) -> list[Row]:
+    """For rates.csv."""
+    return [
+        {"reward_range": reward_range, "epsilon": curve.epsilon, "n": number,
+         "effective_n": factor(curve.epsilon) ** 2 * number, "subopt": subopt.mean(),
+         "standard_error": standard_error(subopt), "predicted": predicted.mean()}
+        for curve in curves
+        for number, subopt, predicted in zip(curve.comparisons, curve.subopt, curve.predicted, strict=True)
+    ]
+
+
+def run(quick: bool) -> Report:
+    """Rates, efficiency and losses, bit-reproducible; `quick` takes fewer repetitions."""
+    narrow = curves(1.0, 400 if quick else 2400, 4, SEED)
+    wide = curves(4.0, 400 if quick else 2400, 4, SEED + 1)
+    efficient = efficiency(4000 if quick else 10_000, SEED + 2)
+    losses = arms(40 if quick else 400, (1e2, 1e3, 1e4, 1e5, 1e6), SEED + 3)
+    return Report(
+        name="offline",
+        claims=[
+            *rate_claims(narrow, wide, SEED), *efficiency_claims(efficient, SEED), *arm_claims(losses, SEED)
+        ],
+        tables={"rates": [*rows(narrow, 1.0), *rows(wide, 4.0)]},
+        figures={"rates": figure(narrow, wide)},
+    )  # fmt: skip
