@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Each is a module NAME beside this file that offers `run(quick: bool) -> Report`, deterministic.
-STUDIES: tuple[str, ...] = ("offline", "online")
+STUDIES: tuple[str, ...] = ("offline", "online", "kl_dp")
 MOST_LINES = 30  # of the summary
 Verdict = Literal["holds", "refuted", "undecided"]
 # Whose sentence it is, and so whom a refutation concerns:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from private_rlhf.core.stats import bootstrap
-from private_rlhf.validation import offline, online
+from private_rlhf.validation import kl_dp, offline, online
 from private_rlhf.validation.bandits import slope_of_mean
 
 
@@ -24,3 +24,10 @@ def test_regret_of_optimism_grows_like_log_t_and_privacy_costs_its_square() -> N
     assert len(list(online.privacy_claims(traces, 1))) == 2
     assert len(online.figure({(n, e): traces[arm.name, min(e, 2.0)] for n in (online.OPTIMISM, online.NONE)
                               for e in online.EPSILONS}).axes) == 2  # fmt: skip
+
+
+def test_the_loss_of_a_gibbs_draw_is_at_most_the_range_of_the_change_and_the_published_step_fails() -> None:
+    verdict = {each.claim: each.verdict().verdict for each in kl_dp.lemma(500)}
+    assert verdict["Lemma 1: the loss is at most range(d)"] == "holds"
+    assert verdict["Published proof step: ratio on A1 at most e^(2 Delta)"] == "refuted"
+    assert [claim.verdict for claim in kl_dp.proposition_one()[0]] == ["holds", "holds", "refuted"]

@@ -11,8 +11,7 @@ import pytest
 import torch
 from private_rlhf.reward_models.gibbs import gibbs_log_policy, gibbs_weights
 from private_rlhf.reward_models.linear import fit_linear
-from private_rlhf_lab.studies.kl_dp import bandit, combined, equal_utility, extremes, linear, rlhf
-from private_rlhf_lab.studies.kl_dp.exact import (
+from private_rlhf.validation.kl_dp import (
     bandit_utility,
     bradley_terry,
     gram,
@@ -22,6 +21,7 @@ from private_rlhf_lab.studies.kl_dp.exact import (
     ridge_estimate,
     width,
 )
+from private_rlhf_lab.studies.kl_dp import bandit, combined, equal_utility, extremes, linear, rlhf
 from scipy.optimize import minimize
 
 

@@ -15,41 +15,13 @@ from private_rlhf.accounting.composition import (
 )
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.reward_models.gibbs import gibbs_log_policy
-from private_rlhf.validation.lab import Claim, within
+from private_rlhf.validation.kl_dp import Array, bradley_terry, hockey_stick, loss
+from private_rlhf.validation.kl_dp import lemma as lemma
+from private_rlhf.validation.kl_dp import proposition_one as proposition_one
 from scipy.special import gammaln
 from scipy.stats import binom
 
-from private_rlhf_lab.studies.kl_dp.exact import Array, bradley_terry, hockey_stick, loss
-from private_rlhf_lab.studies.kl_dp.search import OURS, ROUNDING, Search, joined
-
-
-def lemma(instances: int, seed: int = 0) -> list[Search]:
-    """Lemma 1 and its approximate part on random policies: five actions, the last two in A2, large changes there."""
-    generator = np.random.default_rng(seed)
-    log_reference = np.log(generator.dirichlet(np.full(5, 0.5), instances) + 1e-12)
-    before = generator.normal(0.0, 2.0, (instances, 5))
-    change = generator.uniform(-1.0, 1.0, (instances, 5)) * generator.uniform(0.01, 1.0, (instances, 1))
-    change[:, 3:] = generator.normal(0.0, 4.0, (instances, 2))
-    first = gibbs_log_policy(before, log_reference, 1.0)
-    second = gibbs_log_policy(before + change, log_reference, 1.0)
-    spread = np.ptp(change, axis=1)
-    near = np.ptp(change[:, :3], axis=1)
-    twice = 2.0 * np.abs(change[:, :3]).max(axis=1)
-    outside = np.exp(np.stack([first[:, 3:], second[:, 3:]])).sum(axis=2)
-    pointwise = np.abs(first - second)[:, :3].max(axis=1)
-    corrected = near - np.log1p(-outside.max(axis=0))
-    measured = hockey_stick(first, second, near)
-    single = hockey_stick(first, second, twice)
-    source = "KL-DP paper Lemma 1"
-    return [
-        joined("Lemma 1: the loss is at most range(d)", f"{OURS} Lemma 1", [loss(first, second) / spread]),
-        joined("Lemma 1, approximate: delta = larger mass of A2", f"{OURS} Lemma 1, approximate",
-               [measured / outside.max(axis=0)]),
-        joined("Corrected ratio on A1: range - log(1 - mass of A2)", f"{OURS} Appendix A", [pointwise / corrected]),
-        joined("Published proof step: ratio on A1 at most e^(2 Delta)", f"{source}, appendix A", [pointwise / twice]),
-        joined("Lemma 1 read one-sidedly: delta = mass of A2 under D alone", f"reading of the {source}",
-               [single / outside.min(axis=0)]),
-    ]
+from private_rlhf_lab.studies.kl_dp.search import OURS, Search, joined
 
 
 def many_draws(largest: int) -> list[Search]:
@@ -158,36 +130,3 @@ def randomised_labels() -> Search:
                   "this project, draw_after_randomized_response", ratios)
 
 
-def proposition_one(largest: int = 3) -> tuple[list[Claim], list[dict[str, float]]]:
-    """Both halves of Proposition 1 on every data set over {0, 1} with at most `largest` records.
-
-    The counterexample to the second half outputs the number of records. Also the table δ(ε) of that mechanism under
-    swap and under add-remove neighbours.
-    """
-    data = [(n, ones) for n in range(largest + 1) for ones in range(n + 1)]
-    swaps = [(a, b) for a, b in product(data, repeat=2) if a[0] == b[0] and abs(a[1] - b[1]) == 1]
-    adds = [(a, b) for a, b in product(data, repeat=2) if b[0] == a[0] + 1 and b[1] - a[1] in (0, 1)]
-
-    def size(state: tuple[int, int]) -> Array:
-        return np.log(np.where(np.arange(largest + 1) == state[0], 1.0, 1e-300))
-
-    def gibbs(state: tuple[int, int]) -> Array:
-        mean = state[1] / max(state[0], 1)
-        return gibbs_log_policy(np.array([mean, 0.0]), np.log([0.01, 0.99]), 0.5)
-
-    rows = []
-    for epsilon in np.linspace(0.0, 20.0, 21):
-        delta = [max(float(hockey_stick(size(a), size(b), epsilon)) for a, b in kind) for kind in (swaps, adds)]
-        rows.append({"epsilon": float(epsilon), "delta_swap": delta[0], "delta_add_remove": delta[1]})
-    added = max(float(loss(gibbs(a), gibbs(b))) for a, b in adds)
-    swapped = max(float(loss(gibbs(a), gibbs(b))) for a, b in swaps)
-    source = "KL-DP paper Proposition 1"
-    first = within("An e-add-remove-DP mechanism is 2e-swap-DP (first half)", source, swapped / (2.0 * added),
-                   high=1.0 + ROUNDING,
-                   what="largest swap loss / (2 * largest add-remove loss) of a Gibbs policy over all data sets")
-    premise = within("The mechanism that outputs the number of records is 0-swap-DP",
-                     "KL-DP paper Proposition 1, second half", rows[0]["delta_swap"], high=1e-12,
-                     what="largest delta over swap neighbours at epsilon 0")
-    second = within("A swap-DP mechanism is add-remove DP (second half)", source, rows[-1]["delta_add_remove"],
-                    high=1e-12, what="largest delta at epsilon 20 over add-remove neighbours of that mechanism")
-    return [first, premise, second], rows

@@ -22,9 +22,8 @@ from private_rlhf.accounting.draws import (
     rlhf_label_instance_epsilon,
 )
 from private_rlhf.reward_models.gibbs import gibbs_log_policy
+from private_rlhf.validation.kl_dp import Array, bandit_utility, bradley_terry, hockey_stick, loss
 from private_rlhf.validation.lab import Claim, within
-
-from private_rlhf_lab.studies.kl_dp.exact import Array, bandit_utility, bradley_terry, hockey_stick, loss
 
 INNER = 0.25  # s: the well covered actions lie at ±s
 NOTHING = 1e-60  # π0 of the badly covered action, so that δ is far below what ε(τ) is measured to

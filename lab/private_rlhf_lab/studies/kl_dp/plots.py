@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from private_rlhf.accounting.draws import bandit_approximate, bandit_epsilon, rlhf_epsilon
+from private_rlhf.validation.kl_dp import proposition as proposition
 from private_rlhf.validation.panels import COLOURS, new_figure
 
 from private_rlhf_lab.studies.kl_dp import bandit, equal_utility, rlhf
@@ -106,17 +107,6 @@ def tightness(searches: Sequence[Search]) -> Figure:
     axes.invert_yaxis()
     axes.set(xlabel="measured / bound (1 = attained)", xlim=(0.0, 1.08))
     axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2)
-    return figure
-
-
-def proposition(rows: Sequence[Mapping[str, float]]) -> Figure:
-    """δ against ε of the mechanism that outputs the number of records."""
-    figure, (axes,) = new_figure(1)
-    epsilon = [row["epsilon"] for row in rows]
-    axes.plot(epsilon, [row["delta_swap"] for row in rows], color=COLOURS[0], label="swap neighbours")
-    axes.plot(epsilon, [row["delta_add_remove"] for row in rows], color=COLOURS[1], label="add-remove neighbours")
-    axes.set(xlabel="ε", ylabel="exact δ", ylim=(-0.05, 1.1), title="Output |D|: swap-DP, not add-remove DP")
-    axes.legend()
     return figure
 
 

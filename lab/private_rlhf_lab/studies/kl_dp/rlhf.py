@@ -15,8 +15,8 @@ from private_rlhf.accounting.draws import (
 )
 from private_rlhf.accounting.guarantee import Guarantee
 from private_rlhf.reward_models.gibbs import gibbs_log_policy
+from private_rlhf.validation.kl_dp import Array, bradley_terry, gram, least_eigenvalue, loss, multisets, width
 
-from private_rlhf_lab.studies.kl_dp.exact import Array, bradley_terry, gram, least_eigenvalue, loss, multisets, width
 from private_rlhf_lab.studies.kl_dp.linear import references
 from private_rlhf_lab.studies.kl_dp.search import OURS, Search, joined, threshold_ratios
 

@@ -2,49 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import numpy as np
 from private_rlhf.accounting.draws import Thresholds
 from private_rlhf.accounting.guarantee import Guarantee
-from private_rlhf.validation.lab import Claim, Kind, within, worst
-
-from private_rlhf_lab.studies.kl_dp.exact import Array, hockey_stick
-
-ROUNDING = 1e-7
-OURS = "KL-DP paper, corrected:"
-
-
-@dataclass(frozen=True)
-class Search:
-    """claim: what is bounded by what. ratios: measured/bound per neighbouring pair, (n,)."""
-
-    claim: str
-    source: str
-    ratios: Array
-
-    def verdict(self) -> Claim:
-        """Holds if no pair exceeds its bound by more than rounding."""
-        return within(self.claim, self.source, worst(self.ratios), high=1.0 + ROUNDING, kind=self.kind,
-                      what=f"largest measured / bound over {self.ratios.size} neighbouring pairs")
-
-    @property
-    def kind(self) -> Kind | None:
-        """Corrected or a reading by its source; else as `within` has it."""
-        if self.source.startswith("reading"):
-            return "reading"
-        return "corrected" if self.source.startswith(OURS) else None
-
-    def row(self) -> Mapping[str, object]:
-        """For tightness.csv."""
-        return {"claim": self.claim, "source": self.source, "pairs": self.ratios.size,
-                "largest": worst(self.ratios), "median": float(np.median(self.ratios)) if self.ratios.size else None}
-
-
-def joined(claim: str, source: str, parts: Sequence[Array]) -> Search:
-    """One search from the ratios of several settings."""
-    return Search(claim, source, np.concatenate([np.atleast_1d(part).ravel() for part in parts]))
+from private_rlhf.validation.kl_dp import OURS as OURS
+from private_rlhf.validation.kl_dp import ROUNDING as ROUNDING
+from private_rlhf.validation.kl_dp import Array, hockey_stick
+from private_rlhf.validation.kl_dp import Search as Search
+from private_rlhf.validation.kl_dp import joined as joined
 
 
 def threshold_ratios(
