@@ -8,7 +8,7 @@ range(d)/η: so every ε here is a range bound, and `composition.repeated_draws`
 Theorem and lemma numbers are those of "KL-regularization Itself is Differentially Private in Bandits and RLHF", here
 the KL-DP paper. Its statements are corrected: Lemma 1's δ must bound the mass outside under *both* neighbours; a
 bandit needs no factor 2 and the others one penalty term, not two; the curvature γ is that of differences of norm 2F;
-and the likelihood needs a ridge. `private-rlhf validate kl_dp` checks each against brute force.
+and the likelihood needs a ridge. `python -m private_rlhf_lab.studies kl_dp` checks each against brute force.
 
 What is covered: *draws* from the exact policy with features and π0 that do not depend on the data. Not weights,
 probabilities, PPO policies, tuned backbones, nor the private likelihood. η, the pessimism level, the ridge and the

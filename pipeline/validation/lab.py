@@ -1,5 +1,5 @@
-"""The laboratory: a claim is a published or derived sentence with the number that decides it, a report is what a study
-found, `validate` runs the studies. Verdicts follow from the criterion, never by hand.
+"""Claims, reports and the runner of the studies. A claim is a published or derived sentence with the number that
+decides it; a report holds the claims, tables and figures of one study. Verdicts follow from the criterion.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ import importlib
 import math
 import time
 import traceback
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import RunStopped, UserError
@@ -25,8 +26,9 @@ from scipy import stats
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Each is a module NAME/run.py beside this file that offers `run(quick: bool) -> Report`, deterministic.
-STUDIES = ("offline", "online", "kl_dp", "dptd", "private_rl")
+# Each is a module NAME beside this file that offers `run(quick: bool) -> Report`, deterministic.
+STUDIES: tuple[str, ...] = ("offline", "online", "kl_dp")
+MOST_LINES = 30  # of the summary
 Verdict = Literal["holds", "refuted", "undecided"]
 # Whose sentence it is, and so whom a refutation concerns:
 #   statement   the paper says it                   reading   one way to read the paper, or its text made precise
@@ -211,27 +213,50 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def validate(name: str, *, quick: bool, output: Path, page: Path | None = None) -> list[Report]:
-    """Runs one study or `all`, prints each table and last a summary, and writes OUTPUT/full/NAME or OUTPUT/quick/NAME.
+def counted(claims: Sequence[Claim]) -> str:
+    """One line: the number of claims by verdict."""
+    number = Counter(claim.verdict for claim in claims)
+    return ", ".join(f"{number[verdict]} {verdict}" for verdict in get_args(Verdict))
 
-    page: the Markdown page of all full results under OUTPUT is written here (`private_rlhf.validation.page`).
-    A refuted claim is a result. A study that fails is named at the end, when the others are done: RunStopped.
-    UserError for an unknown name, or a page of quick results.
+
+def summary(claims_by_study: Mapping[str, Sequence[Claim]]) -> str:
+    """At most 30 lines: verdicts by study and by kind, then the papers' statements that are refuted."""
+    every = [claim for claims in claims_by_study.values() for claim in claims]
+    lines = ["", f"{len(every)} claims: {counted(every)}"]
+    lines += [f"  {name:<12}{len(claims):>4}: {counted(claims)}" for name, claims in claims_by_study.items()]
+    kinds = {kind: [claim for claim in every if claim.kind == kind] for kind in get_args(Kind)}
+    lines += [f"  {kind:<12}{len(claims):>4}: {counted(claims)}" for kind, claims in kinds.items() if claims]
+    refuted = [claim for claim in kinds["statement"] if claim.verdict == "refuted"]
+    lines += [f"{len(refuted)} statements of the papers are refuted" + (":" if refuted else "")]
+    room = MOST_LINES - len(lines)
+    lines += [f"  {figure_of(claim).split(' ')[0]:>10}  {claim.claim} [{claim.source}]"[:118] for claim in refuted]
+    return "\n".join(lines if len(refuted) <= room else [*lines[: MOST_LINES - 1], "  … and more in claims.json"])
+
+
+def validate(
+    name: str,
+    *,
+    quick: bool,
+    output: Path,
+    studies: Sequence[str] = STUDIES,
+    module: str = "private_rlhf.validation.{}",
+) -> list[Report]:
+    """Run one of `studies` or `all`, print each table and last a summary, write OUTPUT/full/NAME or OUTPUT/quick/NAME.
+
+    module: import path of a study, with {} for its name. A refuted claim is a result. UserError for an unknown name.
+    RunStopped names the studies that failed, after the others are done.
     """
-    if name != "all" and name not in STUDIES:
-        raise UserError(f"there is no validation module {name!r}: choose {', '.join(STUDIES)} or all")
-    if page and quick:
-        raise UserError("--page shows full results: leave out --quick")
-    from private_rlhf.validation import page as pages
+    if name != "all" and name not in studies:
+        raise UserError(f"there is no validation module {name!r}: choose {', '.join(studies)} or all")
     from private_rlhf.validation.panels import style
 
     reports, failed = [], []
     results = output / ("quick" if quick else "full")
-    for chosen in STUDIES if name == "all" else (name,):
+    for chosen in studies if name == "all" else (name,):
         started = time.monotonic()
         try:
             with style():
-                report: Report = importlib.import_module(f"private_rlhf.validation.{chosen}.run").run(quick)
+                report: Report = importlib.import_module(module.format(chosen)).run(quick)
         except Exception as error:
             traceback.print_exc()
             failed.append(f"{chosen} ({type(error).__name__}: {error})")
@@ -241,20 +266,7 @@ def validate(name: str, *, quick: bool, output: Path, page: Path | None = None) 
         report.print_table()
         print(f"{chosen}: {time.monotonic() - started:.1f} s, {results / chosen}")
         reports.append(report)
-    print(pages.summary({report.name: report.claims for report in reports}))
-    if page:
-        pages.write(results, page)
+    print(summary({report.name: report.claims for report in reports}))
     if failed:
         raise RunStopped(f"failed, the others are done: {'; '.join(failed)}")
     return reports
-
-
-def sweep(name: str, output: Path) -> None:
-    """Runs the long searches of one study or `all`, resumable, in OUTPUT/sweep/NAME. UserError for a study without."""
-    import importlib.util
-
-    with_sweep = [each for each in STUDIES if importlib.util.find_spec(f"private_rlhf.validation.{each}.sweep")]
-    if name != "all" and name not in with_sweep:
-        raise UserError(f"{name!r} has no sweep: choose {', '.join([*with_sweep, 'all'])}")
-    for chosen in with_sweep if name == "all" else (name,):
-        importlib.import_module(f"private_rlhf.validation.{chosen}.sweep").run_sweep(output / "sweep" / chosen)

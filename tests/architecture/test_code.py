@@ -16,7 +16,7 @@ ROOM_LINES = {
     "private_rlhf": 1_100, "accounting": 1_350, "audit": 3_500, "benchmark": 750, "commands": 1_200, "core": 1_850,
     "data": 4_750, "embedded": 300, "evaluation": 2_050, "labelling": 1_500, "lm": 3_800, "online": 900,
     "planning": 1_100, "privacy": 4_400, "report": 1_650, "recipe": 1_450, "rl": 1_800, "stages": 2_550,
-    "validation": 9_600, "reward_models": 4_250,
+    "validation": 1_650, "reward_models": 4_250,
 }
 """Lines of Python that a room may have. A budget for a room, and not for a file: where to cut a file is a question of
 its subject. Raising one means that another falls."""
@@ -152,7 +152,7 @@ def test_top_level_is_what_the_design_says(root: Path) -> None:
     plain = {name for name in top if not name.startswith(".")}
     assert plain <= {"pyproject.toml", "pipeline", "configs", "reward_models", "launch", "tests", "README.md",
                      "Makefile", "constraints.txt", "lock.txt", "LICENSE", "CHANGELOG.md", "SECURITY.md", "docs",
-                     "mkdocs.yml"}
+                     "mkdocs.yml", "lab"}
 
 
 def test_test_names_do_not_clash(root: Path) -> None:

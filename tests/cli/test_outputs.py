@@ -35,7 +35,6 @@ COMMANDS = {
     "keygen --output": (["keygen"], "k.key"),
     "privatize --output": (["privatize", "--data=raw.jsonl", "--epsilon=1", "--key=k.key"], "raw.jsonl"),
     "verify-run --folder": (["verify-run", "--config=tiny.yaml"], "tiny.yaml"),
-    "validate --page": (["validate", "kl_dp", "--output=results"], "raw.jsonl"),
     "validate --output": (["validate", "kl_dp"], "raw.jsonl"),
     "benchmark --output": (["benchmark", "preferences", "--run=run"], "run/metrics.json"),
 }
@@ -185,12 +184,10 @@ def test_what_is_no_file_is_no_output(tmp_path: Path) -> None:
     assert output_folder(tmp_path / "mine", "--output", rewrites=("run.json",)) == tmp_path / "mine"
 
 
-def test_force_is_named_where_the_command_has_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_force_is_named_where_the_command_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "page.md").write_text("my page")
     monkeypatch.chdir(tmp_path)
-    assert main(["validate", "kl_dp", "--output=results", "--page=page.md"]) == 2
-    assert capsys.readouterr().err.endswith("was not written by this command: choose another file\n")
+    with pytest.raises(UserError, match=r"was not written by this command: choose another file$"):
+        output_file(Path("page.md"), "--page", rewrites=begins_with("# What"))
     with pytest.raises(UserError, match="choose another file, or add --force"):
         output_file(Path("page.md"), "--output", force=False)

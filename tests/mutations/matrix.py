@@ -20,7 +20,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from mutations import verdicts
 from mutations.in_bundles import BESIDE, ORDER
 from mutations.in_containers import CONTAINERS
 from mutations.in_labels import LAW
@@ -167,7 +166,7 @@ def page(results: dict[str, dict[str, Any]]) -> str:
         cells = [_cell(said.get(name, "–")) for name in ("attack", "twins", VERIFY)]
         first = said.get("tests") or said.get("architecture") or "–"
         lines.append(" | ".join([f"| {mutant.name}", *cells, f"`{first.split('[')[0]}`"]) + " |")
-    return "\n".join([*lines, *verdicts.section(verdicts.read_results())]) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def _share(found: Sequence[bool | None]) -> str:

@@ -44,10 +44,10 @@ class Mutant:
     twins: str | None = "release"
 
 
-def plant(mutant: Mutant | None, folder: Path) -> Path:
+def plant(mutant: Mutant | None, folder: Path, also: tuple[str, ...] = ()) -> Path:
     """A copy of the checkout in a new folder, with the mutant's edits. ValueError for an edit that does not fit."""
     folder.mkdir(parents=True)
-    for top in TOPS:
+    for top in (*TOPS, *also):
         source, target = ROOT / top, folder / top
         if source.is_dir():
             shutil.copytree(source, target, ignore=shutil.ignore_patterns(".hypothesis"))

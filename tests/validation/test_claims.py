@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from private_rlhf.cli import main
-from private_rlhf.core.errors import UserError
 from private_rlhf.core.stats import Estimate, bootstrap, ratio_of_means, wilson
-from private_rlhf.validation import lab, page
+from private_rlhf.validation import lab
 from private_rlhf.validation.bandits import slope_of_mean
 from private_rlhf.validation.lab import Bounds, Report, jointly, within, worst
 from private_rlhf.validation.panels import new_figure
@@ -182,8 +181,8 @@ def test_validate_runs_a_module_and_exits_0_though_a_claim_is_refuted(
             assert quick
             return Report("toy", [within("no", "s", 2.0, high=1.0, what="x")])
 
-    monkeypatch.setattr(lab, "STUDIES", ("toy",))
-    monkeypatch.setattr(lab.importlib, "import_module", lambda name: {"private_rlhf.validation.toy.run": Module}[name])
+    monkeypatch.setitem(lab.validate.__kwdefaults__, "studies", ("toy",))
+    monkeypatch.setattr(lab.importlib, "import_module", lambda name: {"private_rlhf.validation.toy": Module}[name])
     for name in ("toy", "all"):
         assert main(["validate", name, "--quick", "--output", str(tmp_path)]) == 0
         assert "refuted" in capsys.readouterr().out
@@ -203,8 +202,8 @@ def test_a_broken_study_loses_no_other(
         def run(quick: bool) -> Report:
             return Report("online", [within("yes", "s", math.inf, high=1.0, what="x")])
 
-    modules = {"private_rlhf.validation.offline.run": Broken, "private_rlhf.validation.online.run": Sound}
-    monkeypatch.setattr(lab, "STUDIES", ("offline", "online"))
+    modules = {"private_rlhf.validation.offline": Broken, "private_rlhf.validation.online": Sound}
+    monkeypatch.setitem(lab.validate.__kwdefaults__, "studies", ("offline", "online"))
     monkeypatch.setattr(lab.importlib, "import_module", lambda name: modules[name])
     assert main(["validate", "all", "--quick", "--output", str(tmp_path)]) == 1
     assert "offline (ZeroDivisionError: no ratio)" in capsys.readouterr().err
@@ -212,42 +211,12 @@ def test_a_broken_study_loses_no_other(
     assert json.loads((tmp_path / "quick" / "online" / "claims.json").read_text())[0]["measured"] == "inf"
 
 
-def test_the_page_shows_full_results_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    example = Report(
-        "online",
-        [within("a | b", "POKL 1", math.inf, high=1.0, what="x", paper="1"),
-         within("c", "s", wilson(1, 9), high=1.0, what="y")],
-        figures={"line": new_figure()[0]},
-    )  # fmt: skip
-    page.write(_written(example, tmp_path / "full"), tmp_path / "page.md")
-    text = (tmp_path / "page.md").read_text()
-    assert "| a \\| b | statement: POKL 1 | 1 | inf | refuted |" in text
-    assert "![line](page/online-line.png)" in text
-    assert (tmp_path / "page" / "online-line.png").is_file()
-    assert main(["validate", "online", "--quick", "--page", str(tmp_path / "page.md")]) == 2
-    assert "leave out --quick" in capsys.readouterr().err
-    with pytest.raises(UserError, match="no results of a full run"):
-        page.write(tmp_path / "nowhere", tmp_path / "page.md")
-    assert (tmp_path / "page.md").read_text() == text
-
-
-def _written(report: Report, results: Path) -> Path:
-    report.write(results / report.name, quick=False, started=time.monotonic())
-    return results
-
-
 def test_the_summary_has_thirty_lines_at_most() -> None:
     many = [within(f"claim {i}", "s", 2.0, high=1.0, what="x") for i in range(60)]
-    assert len(page.summary({"online": many}).splitlines()) == 30
-    short = page.summary({"online": many[:2]}).splitlines()
+    assert len(lab.summary({"online": many}).splitlines()) == 30
+    short = lab.summary({"online": many[:2]}).splitlines()
     assert short[1] == "2 claims: 0 holds, 2 refuted, 0 undecided"
     assert "claim 1 [s]" in short[-1]
-
-
-def test_a_study_without_a_sweep_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["validate", "nonsense", "--sweep", "--output", str(tmp_path)]) == 2
-    assert "has no sweep: choose" in capsys.readouterr().err
-    assert main(["validate", "all", "--sweep", "--quick", "--output", str(tmp_path)]) == 2
 
 
 def test_an_unknown_module_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -259,4 +228,4 @@ def test_every_registered_module_offers_run() -> None:
     import importlib
 
     for name in lab.STUDIES:
-        assert callable(importlib.import_module(f"private_rlhf.validation.{name}.run").run)
+        assert callable(importlib.import_module(f"private_rlhf.validation.{name}").run)

@@ -1,0 +1,1 @@
+"""The papers' claims studied in depth: sweeps, schedules, attacks and counterexamples by exact small experiments."""
