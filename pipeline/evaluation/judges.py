@@ -17,7 +17,6 @@ import torch
 from private_rlhf.core.config import parse
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.extras import check_installed
-from private_rlhf.core.recipe import Recipe
 from private_rlhf.core.recipe_parts import JudgeSettings
 from private_rlhf.core.stats import bootstrap_mean, wilson
 from private_rlhf.data.render import Prompt, Renderer, plain_prompt
@@ -30,11 +29,14 @@ ORDERS = ("policy_first", "reference_first")
 VALUES = {"policy": 1.0, "reference": 0.0, "tie": 0.5}
 
 
-def truth_name(recipe: Recipe) -> str | None:
-    """Which known reward r* a run is measured by; None where there is none."""
-    if recipe.evaluate.truth is not None:
-        return recipe.evaluate.truth
-    return "embedded" if recipe.data.evaluation_prompts == "embedded" else None
+def truth_name(truth: str | None, evaluation_prompts: str) -> str | None:
+    """The known reward r* that a run is measured by; None where there is none.
+
+    Args:
+        truth: `evaluate.truth`.
+        evaluation_prompts: `data.evaluation_prompts`.
+    """
+    return truth or ("embedded" if evaluation_prompts == "embedded" else None)
 
 
 class Judge(Protocol):

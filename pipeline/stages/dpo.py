@@ -26,6 +26,7 @@ from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer
 from private_rlhf.lm.released import write_beside
 from private_rlhf.lm.templates import tokenizer_as_trained
 from private_rlhf.rl.dpo import PrivateDpoTrainer, pair_dataset
+from private_rlhf.stages.provenance import provenance
 from trl import DPOConfig
 
 
@@ -74,8 +75,8 @@ def run(context: StageContext) -> dict[str, Any]:
     history = hf_trainer.loss_history(trainer.state)
     if context.world.main:
         atomic.write_json(context.folder / "history.json", {"loss": history})
-        text = policy_text(f"{len(dataset)} released preference pairs", renderer, recipe, measured=True)
-        write_beside(context.folder / "model", "dpo", recipe, renderer, release.manifest.as_dict(), text)
+        text = policy_text(f"{len(dataset)} released preference pairs", renderer, recipe.ppo, measured=True)
+        write_beside(context.folder / "model", provenance(recipe, "dpo"), renderer, release.manifest.as_dict(), text)
     return {
         "pairs": len(dataset),
         "texts": [text_count("pairs", len(rows), len(kept), renderer)],

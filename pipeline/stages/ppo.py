@@ -42,6 +42,7 @@ from private_rlhf.rl.nonfinite import NonFiniteError
 from private_rlhf.rl.rollout import Rollout, evenly_spaced, summary_of
 from private_rlhf.rl.tracking import report, tracked
 from private_rlhf.rl.trainer import PpoTrainer
+from private_rlhf.stages.provenance import provenance
 from tqdm import tqdm
 
 
@@ -90,8 +91,8 @@ def run(context: StageContext) -> dict[str, Any]:
         manifest = inputs.release(context.run).manifest.as_dict()
         more = {"extra_rewards": extra_rewards_on_card(facts), "reference_policy": reference_fact}
         said = {name: fact for name, fact in more.items() if fact}
-        text = policy_text(trained_on(len(prompts), recipe), renderer, recipe, measured=True)
-        write_beside(context.folder / "model", "ppo", recipe, renderer, manifest, text, said)
+        text = policy_text(trained_on(len(prompts), recipe.data.prompts), renderer, recipe.ppo, measured=True)
+        write_beside(context.folder / "model", provenance(recipe, "ppo"), renderer, manifest, text, said)
     return {
         "iterations": len(history),
         "rollouts": sum(entry["rollouts"] for entry in history),

@@ -45,6 +45,7 @@ from private_rlhf.reward_models.quick_start import reward_text
 from private_rlhf.reward_models.ridge import RidgeSelection
 from private_rlhf.reward_models.training import TrainedBackbone, train_backbone
 from private_rlhf.reward_models.uncertainty import FisherBonus
+from private_rlhf.stages.provenance import provenance
 
 
 def run(context: StageContext) -> dict[str, Any]:
@@ -123,7 +124,7 @@ def run(context: StageContext) -> dict[str, Any]:
         )
         atomic.write_json(context.folder / "fit.json", facts)
         text = reward_text(f"{len(training)} released pairs", held_out_text(check), result.model, metadata.reward_bound)
-        write_beside(context.folder / "model", "reward", recipe, renderer, release.manifest.as_dict(), text)
+        write_beside(context.folder / "model", provenance(recipe, "reward"), renderer, release.manifest.as_dict(), text)
     accuracy = check["validation_accuracy_debiased"]
     return {
         **{name: facts[name] for name in ("mode", "loss", "ridge", "num_pairs", "validation_log_likelihood")},
@@ -186,7 +187,7 @@ def from_noisy_sum(context: StageContext) -> dict[str, Any]:
     atomic.write_json(context.folder / "fit.json", facts)
     results = "None: a check on held-out labels would be another release of them."
     text = reward_text(f"one noisy sum of {metadata.n_pairs} labels", results, backbone, metadata.reward_bound)
-    write_beside(context.folder / "model", "reward", recipe, renderer, release.manifest.as_dict(), text)
+    write_beside(context.folder / "model", provenance(recipe, "reward"), renderer, release.manifest.as_dict(), text)
     return {
         **{name: facts[name] for name in ("mode", "loss", "ridge", "num_pairs")},
         "summary": f"head fit of one noisy sum of {metadata.n_pairs} labels, λ = {fit.ridge:.3g}; the noise is "

@@ -28,6 +28,7 @@ from private_rlhf.lm.templates import tokenizer_as_trained
 from private_rlhf.reward_models.scorer import load_scorer
 from private_rlhf.rl.group import TRAINERS, Task, history_of, prompt_dataset, trl_arguments
 from private_rlhf.rl.rollout import evenly_spaced, summary_of
+from private_rlhf.stages.provenance import provenance
 
 
 def run(context: StageContext) -> dict[str, Any]:
@@ -81,8 +82,8 @@ def run(context: StageContext) -> dict[str, Any]:
         lines = "".join(json.dumps(entry) + "\n" for entry in history)
         atomic.write_text(context.folder / "history.jsonl", lines)
         manifest = inputs.release(context.run).manifest.as_dict()
-        text = policy_text(trained_on(len(prompts), recipe), renderer, recipe, measured=True)
-        write_beside(context.folder / "model", aligner, recipe, renderer, manifest, text)
+        text = policy_text(trained_on(len(prompts), recipe.data.prompts), renderer, recipe.ppo, measured=True)
+        write_beside(context.folder / "model", provenance(recipe, aligner), renderer, manifest, text)
     return {
         "iterations": len(history),
         "rollouts": len(history) * settings.rollouts,

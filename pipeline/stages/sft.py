@@ -20,13 +20,15 @@ from private_rlhf.data import inputs
 from private_rlhf.data.formats import Demonstration
 from private_rlhf.data.render import Renderer, left_out, text_count
 from private_rlhf.lm import hf_trainer
-from private_rlhf.lm.architectures import base_config, check_architecture, check_tokens
+from private_rlhf.lm.architectures import base_config, check_tokens
 from private_rlhf.lm.model_card import policy_text
 from private_rlhf.lm.model_folders import check_context
 from private_rlhf.lm.models import add_lora, base_checkpoint, load_causal_lm, load_tokenizer
 from private_rlhf.lm.released import write_beside
 from private_rlhf.lm.sft_training import RowSftTrainer
 from private_rlhf.lm.templates import tokenizer_as_trained
+from private_rlhf.stages.checks import check_trainable
+from private_rlhf.stages.provenance import provenance
 from trl import SFTConfig
 
 
@@ -48,7 +50,7 @@ def run(context: StageContext) -> dict[str, Any]:
     base = base_checkpoint(recipe.model)
     check_context(recipe.model, Path(base))
     config, tokenizer = base_config(recipe.model, local=False), load_tokenizer(base, revision=recipe.model.revision)
-    check_architecture(recipe, config)
+    check_trainable(recipe, config)
     check_tokens(tokenizer, config, recipe.model.source)
     renderer = inputs.make_renderer(recipe, tokenizer)
     inputs.check_lengths(recipe, context.run, renderer)
@@ -76,8 +78,8 @@ def run(context: StageContext) -> dict[str, Any]:
     history, source = hf_trainer.loss_history(trainer.state), bare_name(recipe.data.demonstrations)
     if context.world.main:
         atomic.write_json(context.folder / "history.json", {"loss": history})
-        text = policy_text(f"{len(dataset)} demonstrations ({source})", renderer, recipe)
-        write_beside(context.folder / "model", "sft", recipe, renderer, None, text)
+        text = policy_text(f"{len(dataset)} demonstrations ({source})", renderer, recipe.ppo)
+        write_beside(context.folder / "model", provenance(recipe, "sft"), renderer, None, text)
     return {
         "demonstrations": len(dataset),
         "texts": [text_count("demonstrations", len(dataset) + dropped, len(dataset), renderer)],
