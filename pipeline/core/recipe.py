@@ -388,6 +388,17 @@ class Recipe:
         return not is_public(self.privatize.epsilon) and self.privatize.insecure_seed is None
 
     @property
+    def adapters(self) -> dict[str, LoraSettings | None]:
+        """LoRA settings by key, of the stages that train the base model; None: full fine-tuning."""
+        adapters = {"sft.lora": self.sft.lora, f"{self.aligner}.lora": getattr(self, self.aligner).lora}
+        return adapters | ({"reward.lora": self.reward.lora} if self.reward.mode == "lora" else {})
+
+    @property
+    def four_bit(self) -> bool:
+        """A stage trains on a base model in 4 bits."""
+        return bool(self.ppo.quantize or self.reward.quantize)
+
+    @property
     def override(self) -> str | None:
         """Why nothing is private in this run whatever its randomiser does; None unless its holder overruled a guard."""
         if self.data.allow_label_overlap:

@@ -37,7 +37,7 @@ def check_base_model(recipe: Recipe) -> None:
     """The base model is there, long enough, and of an architecture that can be trained as the recipe says; a hub id
     that is not on this machine is left to the sft stage.
     """
-    from private_rlhf.lm.architectures import base_config, check_tokens
+    from private_rlhf.lm.architectures import base_config, check_architecture, check_tokens
     from private_rlhf.lm.models import load_tokenizer
 
     model = recipe.model
@@ -55,21 +55,10 @@ def check_base_model(recipe: Recipe) -> None:
             raise UserError(f"model.revision is for hub ids, and model.source {found} is a folder: remove it")
     config = base_config(model)
     if config is not None:
-        check_trainable(recipe, config)
+        layers = recipe.reward.num_layers if recipe.reward.external is None else None
+        check_architecture(recipe.model.source, config, recipe.adapters, layers, recipe.four_bit)
         if (folder := Path(model.source).expanduser()).is_dir():
             check_tokens(load_tokenizer(folder), config, model.source)
-
-
-def check_trainable(recipe: Recipe, config: Any) -> None:
-    """The base model of this config takes the recipe's adapters, layers and 4 bits. UserError: it does not."""
-    from private_rlhf.lm.architectures import check_architecture
-
-    reward = recipe.reward
-    adapters = {"sft.lora": recipe.sft.lora, f"{recipe.aligner}.lora": getattr(recipe, recipe.aligner).lora}
-    if reward.mode == "lora":
-        adapters["reward.lora"] = reward.lora
-    layers = reward.num_layers if reward.external is None else None
-    check_architecture(recipe.model.source, config, adapters, layers, bool(recipe.ppo.quantize or reward.quantize))
 
 
 def check_backbone(recipe: Recipe) -> None:

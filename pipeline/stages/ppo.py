@@ -29,7 +29,7 @@ from private_rlhf.data.render import keep_fitting, text_count
 from private_rlhf.embedded.truth import true_reward
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.logprobs import PolicyWithValue
-from private_rlhf.lm.model_card import policy_text, trained_on
+from private_rlhf.lm.model_card import Provenance, policy_text, trained_on
 from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer
 from private_rlhf.lm.recompute import recompute_layers
 from private_rlhf.lm.released import write_beside
@@ -42,7 +42,6 @@ from private_rlhf.rl.nonfinite import NonFiniteError
 from private_rlhf.rl.rollout import Rollout, evenly_spaced, summary_of
 from private_rlhf.rl.tracking import report, tracked
 from private_rlhf.rl.trainer import PpoTrainer
-from private_rlhf.stages.provenance import provenance
 from tqdm import tqdm
 
 
@@ -92,7 +91,8 @@ def run(context: StageContext) -> dict[str, Any]:
         more = {"extra_rewards": extra_rewards_on_card(facts), "reference_policy": reference_fact}
         said = {name: fact for name, fact in more.items() if fact}
         text = policy_text(trained_on(len(prompts), recipe.data.prompts), renderer, recipe.ppo, measured=True)
-        write_beside(context.folder / "model", provenance(recipe, "ppo"), renderer, manifest, text, said)
+        origin = Provenance("ppo", recipe.name, recipe.model, recipe.data, recipe.override)
+        write_beside(context.folder / "model", origin, renderer, manifest, text, said)
     return {
         "iterations": len(history),
         "rollouts": sum(entry["rollouts"] for entry in history),

@@ -21,14 +21,13 @@ from private_rlhf.data import inputs
 from private_rlhf.data.render import keep_fitting, text_count
 from private_rlhf.lm import hf_trainer
 from private_rlhf.lm.generate import Sampling
-from private_rlhf.lm.model_card import policy_text, trained_on
+from private_rlhf.lm.model_card import Provenance, policy_text, trained_on
 from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer
 from private_rlhf.lm.released import write_beside
 from private_rlhf.lm.templates import tokenizer_as_trained
 from private_rlhf.reward_models.scorer import load_scorer
 from private_rlhf.rl.group import TRAINERS, Task, history_of, prompt_dataset, trl_arguments
 from private_rlhf.rl.rollout import evenly_spaced, summary_of
-from private_rlhf.stages.provenance import provenance
 
 
 def run(context: StageContext) -> dict[str, Any]:
@@ -83,7 +82,8 @@ def run(context: StageContext) -> dict[str, Any]:
         atomic.write_text(context.folder / "history.jsonl", lines)
         manifest = inputs.release(context.run).manifest.as_dict()
         text = policy_text(trained_on(len(prompts), recipe.data.prompts), renderer, recipe.ppo, measured=True)
-        write_beside(context.folder / "model", provenance(recipe, aligner), renderer, manifest, text)
+        origin = Provenance(aligner, recipe.name, recipe.model, recipe.data, recipe.override)
+        write_beside(context.folder / "model", origin, renderer, manifest, text)
     return {
         "iterations": len(history),
         "rollouts": len(history) * settings.rollouts,

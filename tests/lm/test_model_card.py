@@ -10,9 +10,8 @@ from huggingface_hub import ModelCard
 from private_rlhf.core.config import parse
 from private_rlhf.core.recipe import Recipe
 from private_rlhf.data.render import Renderer
-from private_rlhf.lm.model_card import base_model, policy_text, write_results
+from private_rlhf.lm.model_card import Provenance, base_model, policy_text, write_results
 from private_rlhf.lm.released import write_beside
-from private_rlhf.stages.provenance import provenance
 
 
 def recipe(source: str = "tiny", **data: object) -> Recipe:
@@ -30,7 +29,7 @@ def head_of(folder: Path) -> dict[str, object]:
 def write_card(folder: Path, measured: bool = False, **changes: str) -> str:
     renderer, run = Renderer(None, 10, 7), recipe(**changes)
     text = policy_text("3 texts", renderer, run.ppo, measured=measured)
-    write_beside(folder, provenance(run, "sft"), renderer, None, text)
+    write_beside(folder, Provenance("sft", run.name, run.model, run.data, run.override), renderer, None, text)
     return (folder / "README.md").read_text(encoding="utf-8")
 
 

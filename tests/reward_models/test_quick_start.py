@@ -17,6 +17,7 @@ from private_rlhf.core.recipe_parts import JudgeSettings
 from private_rlhf.data.render import Renderer
 from private_rlhf.embedded.task import load_pairs
 from private_rlhf.evaluation.judges import make_judge
+from private_rlhf.lm.model_card import Provenance
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.lm.released import write_beside
 from private_rlhf.lm.templates import tokenizer_as_trained
@@ -24,7 +25,6 @@ from private_rlhf.lm.tiny import tiny_checkpoint
 from private_rlhf.reward_models.checkpoint import RewardMetadata, save_reward_checkpoint
 from private_rlhf.reward_models.model import build_reward_backbone, score_layer, set_score_weight
 from private_rlhf.reward_models.quick_start import reward_text
-from private_rlhf.stages.provenance import provenance
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from trl.data_utils import apply_chat_template
 from trl.trainer.reward_trainer import _tokenize
@@ -53,7 +53,13 @@ def save(folder: Path, causal_lm: Path, *, token_sum: bool = False) -> tuple[Pat
     save_reward_checkpoint(folder, model, metadata, tokenizer=tokenizer_as_trained(renderer, "right"))
     tree = {"name": "one", "evaluation_labels": "private", "model": {"source": "tiny"}, "privatize": {"epsilon": 1.0}}
     recipe = parse(Recipe, tree, "r")
-    write_beside(folder, provenance(recipe, "reward"), renderer, None, reward_text("10 pairs", "None.", model, BOUND))
+    write_beside(
+        folder,
+        Provenance("reward", recipe.name, recipe.model, recipe.data, recipe.override),
+        renderer,
+        None,
+        reward_text("10 pairs", "None.", model, BOUND),
+    )
     return folder, renderer
 
 
