@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from private_rlhf.core import atomic, resume, rundir
@@ -197,7 +197,8 @@ def resolved(recipe: Recipe, run: RunDir, world: World) -> Recipe:
 
     recipe.data.check_preferences()
     run.check(recipe.name)
-    return resolve_dtype(recipe, run, world)
+    model = resolve_dtype(recipe.model, run.saved("model", "dtype"), run.root, world)
+    return replace(recipe, model=model)
 
 
 def execute(
@@ -336,9 +337,9 @@ def _claim(recipe: Recipe, run: RunDir, world: World) -> None:
         changed = changed_keys(recipe, run.recipe())
         if changed:
             say(f"{run.root} was last started with another {', '.join(changed)}: what depends on it is made anew")
-        from private_rlhf.lm.numerics import described
+        from private_rlhf.lm.numerics import numeric_facts
 
-        run.claim(recipe.name, shareable_yaml(recipe), described(recipe))
+        run.claim(recipe.name, shareable_yaml(recipe), numeric_facts(recipe.model.dtype))
         if recipe.override:
             say(f"{NOT_PRIVATE}: {recipe.override}")
         for folder in (run.root, *(run.stage(name) for name in NAMES)):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from private_rlhf.commands.options import Force
 from private_rlhf.core.outputs import begins_with, output_file
+
+if TYPE_CHECKING:
+    from private_rlhf.evaluation.runs import Run
 
 PAGE = r"# \d+ runs on \d+ held-out prompts"
 
@@ -23,7 +26,29 @@ def compare(
     from private_rlhf.core import atomic
     from private_rlhf.evaluation.runs import compare_runs
 
-    page = compare_runs(runs)
+    page = compare_runs([read_run(folder) for folder in runs])
     print(page)
     if output is not None:
         atomic.write_text(output, page)
+
+
+def read_run(folder: Path) -> Run:
+    """A run whose evaluation is complete. UserError otherwise."""
+    from private_rlhf.core.rundir import RunDir
+    from private_rlhf.evaluation.judges import truth_name
+    from private_rlhf.evaluation.runs import Run, read_rows
+    from private_rlhf.recipe import Recipe
+    from private_rlhf.recipe.load import load_recipe
+
+    run = RunDir(folder)
+    run.require("evaluate")
+    recipe = load_recipe(Recipe, run.root / "recipe.yaml")
+    rows, reference, judge = read_rows(run.stage("evaluate"))
+    truth = truth_name(recipe.evaluate.truth, recipe.data.evaluation_prompts)
+    terms = {
+        "judge": truth or judge,
+        "kl_coef": f"{recipe.ppo.kl_coef:g}",
+        "truth": str(truth),
+        "sampling": f"temperature {recipe.ppo.temperature:g} and top_p {recipe.ppo.top_p:g}",
+    }
+    return Run(folder.name, recipe.privatize.epsilon, recipe.aligner, recipe.seed, reference, terms, rows)

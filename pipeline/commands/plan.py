@@ -31,6 +31,8 @@ def plan(
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value, e.g. ppo.minibatch_size=8")] = None,
 ) -> None:
     """Predict tokens, memory and hours of every stage; refuse what cannot fit."""
+    from dataclasses import replace
+
     from private_rlhf.core import atomic
     from private_rlhf.core.rundir import RunDir
     from private_rlhf.core.world import declared_world
@@ -52,10 +54,9 @@ def plan(
     here = planning.this_machine()
     machine = planning.gpus(gpus, gpu_memory, sharded) if gpus and gpu_memory else here
     if machine.device == here.device:
-        recipe = resolve_dtype(recipe, run, declared_world())
+        model = resolve_dtype(recipe.model, run.saved("model", "dtype"), run.root, declared_world())
+        recipe = replace(recipe, model=model)
     elif recipe.model.dtype == "auto":
-        from dataclasses import replace
-
         recipe = replace(recipe, model=replace(recipe.model, dtype="bfloat16"))  # what a GPU of today multiplies fast
     made = planning.make_plan(recipe, run, machine, model_config)
     planning.check_fits(made)

@@ -21,7 +21,7 @@ from private_rlhf.data.render import Prompt, Renderer, plain_prompt
 from private_rlhf.evaluation.chat_judge import ChatJudge
 from private_rlhf.evaluation.gibbs import beats
 from private_rlhf.evaluation.rates import agreement, decided_win_rate, length_controlled
-from private_rlhf.recipe import JudgeSettings, Recipe
+from private_rlhf.recipe import JudgeSettings
 from private_rlhf.recipe.load import parse
 from private_rlhf.reward_models.external import card_facts, described, load_external
 
@@ -29,11 +29,14 @@ ORDERS = ("policy_first", "reference_first")
 VALUES = {"policy": 1.0, "reference": 0.0, "tie": 0.5}
 
 
-def truth_name(recipe: Recipe) -> str | None:
-    """Which known reward r* a run is measured by; None where there is none."""
-    if recipe.evaluate.truth is not None:
-        return recipe.evaluate.truth
-    return "embedded" if recipe.data.evaluation_prompts == "embedded" else None
+def truth_name(truth: str | None, evaluation_prompts: str) -> str | None:
+    """The known reward r* that a run is measured by; None where there is none.
+
+    Args:
+        truth: `evaluate.truth`.
+        evaluation_prompts: `data.evaluation_prompts`.
+    """
+    return truth or ("embedded" if evaluation_prompts == "embedded" else None)
 
 
 class Judge(Protocol):

@@ -11,13 +11,10 @@ from typing import Any
 import numpy as np
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import is_public
-from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.stats import Estimate, holm, paired_p, student_mean, win_rate
 from private_rlhf.evaluation.gibbs import beats
-from private_rlhf.evaluation.judges import by_order, truth_name
+from private_rlhf.evaluation.judges import by_order
 from private_rlhf.evaluation.rates import decided_win_rate, length_controlled
-from private_rlhf.recipe import Recipe
-from private_rlhf.recipe.load import load_recipe
 
 FEWEST = 10
 MEASURES = {
@@ -52,49 +49,43 @@ class Run:
         return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
-def read_run(folder: Path) -> Run:
-    """A run whose evaluation is complete. UserError otherwise."""
-    run = RunDir(folder)
-    run.require("evaluate")
-    recipe = load_recipe(Recipe, run.root / "recipe.yaml")
+def read_rows(folder: Path) -> tuple[dict[str, dict[str, Any]], str, str]:
+    """(rows by prompt, digest of π_ref, description of the outside judge) of a run's folder `evaluate`.
+
+    Raises:
+        UserError: a file is damaged, or a prompt is repeated.
+    """
     try:
-        judged_file = json.loads((run.stage("evaluate") / "pairs.json").read_text(encoding="utf-8"))
+        judged_file = json.loads((folder / "pairs.json").read_text(encoding="utf-8"))
         pairs, reference = judged_file["pairs"], str(judged_file["reference"]["sha256"])
-        by_prompt = json.loads((run.stage("evaluate") / "by_prompt.json").read_text(encoding="utf-8"))
-        found = {row["index"]: row for row in by_prompt}
+        by_prompt = json.loads((folder / "by_prompt.json").read_text(encoding="utf-8"))
+        measures = {row["index"]: row for row in by_prompt}
         rows = {}
         for pair in pairs:
-            own, other = pair["true_reward"]
-            judged = pair.get("outcome") if own is None else float(beats(np.array(own), np.array(other)))
-            verdicts = by_order(pair) if own is None and judged is not None else [judged]
+            policy, other = pair["true_reward"]
+            outcome = pair.get("outcome") if policy is None else float(beats(np.array(policy), np.array(other)))
+            verdicts = by_order(pair) if policy is None and outcome is not None else [outcome]
             longer = len(str(pair["policy"]).split()) - len(str(pair["reference"]).split())
-            prompt = json.dumps(pair["prompt"], ensure_ascii=False)
-            rows[prompt] = found[pair["index"]] | {"win": judged, "longer": longer, "true_reward": own}
-            rows[prompt]["verdicts"] = verdicts
+            row = {"win": outcome, "longer": longer, "true_reward": policy, "verdicts": verdicts}
+            rows[json.dumps(pair["prompt"], ensure_ascii=False)] = measures[pair["index"]] | row
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{folder}: its evaluation is damaged ({error}); run it again with --from evaluate") from None
+        raise UserError(
+            f"{folder.parent}: its evaluation is damaged ({error}); run it again with --from evaluate"
+        ) from None
     if len(rows) < len(pairs):
-        raise UserError(f"{folder}: its evaluation repeats a prompt; run it again with --from evaluate")
-    truth = truth_name(recipe)
-    terms = {
-        "judge": truth or described(judged_file.get("judge")),
-        "kl_coef": f"{recipe.ppo.kl_coef:g}",
-        "truth": str(truth),
-        "sampling": f"temperature {recipe.ppo.temperature:g} and top_p {recipe.ppo.top_p:g}",
-    }
-    return Run(folder.name, recipe.privatize.epsilon, recipe.aligner, recipe.seed, reference, terms, rows)
+        raise UserError(f"{folder.parent}: its evaluation repeats a prompt; run it again with --from evaluate")
+    return rows, reference, describe_judge(judged_file.get("judge"))
 
 
-def described(judge: dict[str, Any] | None) -> str:
-    """All that an evaluation says of its outside judge."""
+def describe_judge(judge: dict[str, Any] | None) -> str:
+    """The facts of an outside judge in one line."""
     return "none" if judge is None else ", ".join(f"{name} {judge[name]}" for name in sorted(judge))
 
 
-def compare_runs(folders: Sequence[Path]) -> str:
+def compare_runs(runs: Sequence[Run]) -> str:
     """The page in Markdown. UserError for fewer than two runs, or for runs with fewer than FEWEST prompts in common."""
-    if len(folders) < 2:
+    if len(runs) < 2:
         raise UserError("compare takes two runs or more: the first is what the others are compared with")
-    runs = [read_run(folder) for folder in folders]
     prompts = [prompt for prompt in runs[0].rows if all(prompt in run.rows for run in runs)]
     if len(prompts) < FEWEST:
         raise UserError(f"the runs have {len(prompts)} held-out prompts in common; {FEWEST} or more can be compared")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.lm.models import add_lora
 from private_rlhf.lm.smollm2 import smollm2_config
 from private_rlhf.lm.tiny import tiny_config
-from private_rlhf.recipe import LoraSettings, ModelConfig, Recipe
+from private_rlhf.recipe import LoraSettings, ModelConfig
 from transformers import AutoConfig, AutoModelForCausalLM
 
 
@@ -38,32 +39,37 @@ def base_config(model: ModelConfig, local: bool = True) -> Any | None:
         raise UserError(f"model.source {source}: {one_line(error)}: give another checkpoint") from None
 
 
-def check_architecture(recipe: Recipe, config: Any) -> None:
-    """Builds the base model of a recipe on the meta device, puts its adapters on and merges them.
+def check_architecture(
+    source: str,
+    config: Any,
+    adapters: Mapping[str, LoraSettings | None],
+    num_layers: int | None = None,
+    four_bit: bool = False,
+) -> None:
+    """Builds a base model on the meta device, puts each adapter on a copy of it and merges it.
 
     Args:
-        recipe: its adapters, quantisation and layers of the reward.
-        config: the base model's (`base_config`).
+        source: `model.source`, for messages.
+        config: of the base model (`base_config`).
+        adapters: settings by their key in the recipe, such as `sft.lora`; None: not an adapter.
+        num_layers: that the reward model keeps; None: all.
+        four_bit: the base is quantised by some stage.
 
     Raises:
         UserError: several modalities, no cache of keys and values, heads or token ids that do not fit, fewer layers
             than the reward keeps, or adapters that peft cannot put on or merge.
     """
-    name = f"model.source {recipe.model.source} ({config.model_type})"
+    name = f"model.source {source} ({config.model_type})"
     if config.get_text_config() is not config:
         raise UserError(f"{name} has several modalities: give a text-only checkpoint of the family")
     model = skeleton(config, name)
     if "past_key_values" not in inspect.signature(model.forward).parameters:
         raise UserError(f"{name} keeps a state instead of keys and values, which sampling needs: give a transformer")
-    if recipe.reward.external is None:
-        check_layers(recipe.reward.num_layers, config, f"model.source {recipe.model.source}")
-    adapters = {"sft.lora": recipe.sft.lora, f"{recipe.aligner}.lora": getattr(recipe, recipe.aligner).lora}
-    if recipe.reward.mode == "lora":
-        adapters["reward.lora"] = recipe.reward.lora
+    check_layers(num_layers, config, f"model.source {source}")
     for key, settings in adapters.items():
         if settings is not None:
             check_adapter(copy.deepcopy(model), settings, name, key)
-    if fused_experts(model) and (recipe.ppo.quantize or recipe.reward.quantize):
+    if four_bit and fused_experts(model):
         raise UserError(f"{name} has experts, which 4 bits are not for: set ppo.quantize and reward.quantize to null")
 
 

@@ -14,10 +14,11 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData, try_to_load_from_cache
 from private_rlhf.core import atomic
+from private_rlhf.core.rundir import bare_name
 from private_rlhf.data.render import Renderer
 from private_rlhf.data.sources import is_hub_id
 from private_rlhf.privacy.card import markdown
-from private_rlhf.recipe import Recipe
+from private_rlhf.recipe import DataConfig, ModelConfig, PpoConfig
 from private_rlhf.recipe.shareable import bare_name
 
 RENDERING = "rendering.json"
@@ -28,6 +29,24 @@ NO_LICENCE = "The licence of the base model is not known to the program that wro
 FILES = {RENDERING: "system message, longest answer and template variables of training; the chat template has them too"}
 RESULTS = "## Results\n\n"
 NO_RESULTS = "None yet: stage evaluate writes them here."
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Origin of a checkpoint.
+
+    Attributes:
+        stage: that made it.
+        run: name of the recipe.
+        model, data: sections of the recipe: base model, prompts and demonstrations.
+        override: the guard that the user overruled, as a clause; None where none was.
+    """
+
+    stage: str
+    run: str
+    model: ModelConfig
+    data: DataConfig
+    override: str | None = None
 
 
 @dataclass(frozen=True)
@@ -49,11 +68,11 @@ class CardText:
     files: dict[str, str] = field(default_factory=lambda: dict(FILES))
 
 
-def policy_text(trained_on: str, renderer: Renderer, recipe: Recipe, *, measured: bool = False) -> CardText:
-    """The text of a language model's card. measured: stage evaluate will say how good it is (`write_results`)."""
+def policy_text(trained_on: str, renderer: Renderer, ppo: PpoConfig, *, measured: bool = False) -> CardText:
+    """The text of a language model's card, which samples as `ppo` does. measured: stage evaluate adds results."""
     how = [f"max_new_tokens={renderer.max_response_tokens}", "do_sample=True", "top_k=0"]
-    how += [f"temperature={recipe.ppo.temperature:g}"] if recipe.ppo.temperature != 1 else []
-    how += [f"top_p={recipe.ppo.top_p:g}"] if recipe.ppo.top_p < 1 else []
+    how += [f"temperature={ppo.temperature:g}"] if ppo.temperature != 1 else []
+    how += [f"top_p={ppo.top_p:g}"] if ppo.top_p < 1 else []
     program = f"""from transformers import pipeline
 
 {FOLDER}
@@ -63,39 +82,38 @@ print(generate(conversation, {", ".join(how)})[0]["generated_text"][-1]["content
     return CardText(trained_on, "text-generation", program, NO_RESULTS if measured else None)
 
 
-def trained_on(prompts: int, recipe: Recipe) -> str:
-    """The training data of a policy whose own answers were scored, as a noun phrase."""
-    return f"{prompts} prompts ({bare_name(recipe.data.prompts)}), its answers scored by the run's reward model"
+def trained_on(prompts: int, source: str) -> str:
+    """The training data of a policy whose own answers were scored, as a noun phrase. source: `data.prompts`."""
+    return f"{prompts} prompts ({bare_name(source)}), its answers scored by the run's reward model"
 
 
-def card_head(recipe: Recipe, stage: str, text: CardText, source: str | None, private: bool) -> str:
+def card_head(origin: Provenance, text: CardText, source: str | None, private: bool) -> str:
     """The YAML head, between its marks.
 
     Args:
-        recipe: its base model, demonstrations and prompts.
-        stage: that made the model.
+        origin: stage, base model, demonstrations and prompts.
         text: the task.
         source: of the released pairs, as declared; None where no label was read.
         private: labels were read, all under a finite epsilon.
     """
-    base, licence = base_model(recipe)
-    kind = "reward-model" if text.task == "text-classification" else stage.partition(",")[0]
+    base, licence = base_model(origin.model)
+    kind = "reward-model" if text.task == "text-classification" else origin.stage.partition(",")[0]
     data = ModelCardData(
         license=licence or "unknown",
         base_model=base,
         library_name="transformers",
         pipeline_tag=text.task,
-        datasets=hub_datasets(recipe, source) or None,
+        datasets=hub_datasets(origin.data, source) or None,
         tags=["private-rlhf", "rlhf", kind, *(["label-differential-privacy"] if private else [])],
     )
     return f"---\n{data.to_yaml()}\n---\n"
 
 
-def card_body(recipe: Recipe, text: CardText) -> str:
+def card_body(model: ModelConfig, text: CardText) -> str:
     """Origin, quick start, results and files, as Markdown."""
-    base, licence = base_model(recipe)
+    base, licence = base_model(model)
     start = f"```python\n{text.quick_start}\n```" if "\n" in text.quick_start else text.quick_start
-    parts = [f"Base model: {markdown(base or bare_name(recipe.model.source))}. Trained on {markdown(text.trained_on)}."]
+    parts = [f"Base model: {markdown(base or bare_name(model.source))}. Trained on {markdown(text.trained_on)}."]
     parts += [NO_LICENCE] if licence is None else []
     parts += [f"## Quick start\n\n{start}"]
     parts += [RESULTS + text.results] if text.results else []
@@ -113,16 +131,16 @@ def write_results(folder: Path, lines: Sequence[str]) -> None:
         atomic.write_text(path, before + RESULTS + "\n".join(f"- {line}" for line in lines) + rest)
 
 
-def base_model(recipe: Recipe) -> tuple[str | None, str | None]:
-    """(Hub id, licence as hubs write it) of the recipe's base model; None for what is not known."""
-    source = recipe.model.source
+def base_model(model: ModelConfig) -> tuple[str | None, str | None]:
+    """(Hub id, licence as hubs write it) of the base model; None for what is not known."""
+    source = model.source
     if source == "smollm2":
         return SMOLLM2
     if source == "tiny":
         return None, None
     folder = Path(source).expanduser()
     if not folder.is_dir():
-        cached = try_to_load_from_cache(source, "README.md", revision=recipe.model.revision)
+        cached = try_to_load_from_cache(source, "README.md", revision=model.revision)
         return source, licence_of(Path(cached)) if isinstance(cached, str) else None
     try:
         name = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("_name_or_path") or ""
@@ -141,7 +159,7 @@ def licence_of(card: Path) -> str | None:
     return found if known else None
 
 
-def hub_datasets(recipe: Recipe, source: str | None) -> list[str]:
+def hub_datasets(data: DataConfig, source: str | None) -> list[str]:
     """Hub ids among what a model, and π_ref before it, learnt from. source: see `card_head`."""
-    sources = {recipe.data.demonstrations} | ({source, recipe.data.prompts} if source else set())
+    sources = {data.demonstrations} | ({source, data.prompts} if source else set())
     return sorted(name for name in sources if is_hub_id(name))

@@ -7,15 +7,15 @@ from __future__ import annotations
 import sys
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World, broadcast, device_type
 from private_rlhf.lm.kernels import KERNELS, plain, runs
 from private_rlhf.lm.kernels.cpu import processor
-from private_rlhf.recipe import Recipe
+from private_rlhf.recipe import ModelConfig
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -44,32 +44,37 @@ def affordable(dtype: torch.dtype, device: str) -> torch.dtype:
     return torch.float32 if dtype == torch.bfloat16 and fast_dtype(device)[0] != "bfloat16" else dtype
 
 
-def resolve_dtype(recipe: Recipe, run: RunDir, world: World) -> Recipe:
-    """The recipe with a stated `model.dtype`: its own, or for `auto` that of the run directory, or the fast one.
+def resolve_dtype(model: ModelConfig, begun: Any, folder: Path, world: World) -> ModelConfig:
+    """`model` with a stated dtype: its own, or for `auto` that of the run's first start, or the fast one.
 
-    One line on stderr says which and why. A run keeps the dtype it began with: resumed on another machine it goes on
-    as it began.
+    One line on stderr says which and why. A run keeps its first dtype, so resuming on another machine changes nothing.
+
+    Args:
+        model: section of the recipe.
+        begun: the dtype that the run started with; None, or anything that is not a dtype, for a new run.
+        folder: of the run, for the message.
+        world: the main process prints and decides.
 
     Raises:
         UserError: a device that nobody has tried.
     """
     chosen: Dtype
-    own, begun = recipe.model.dtype, run.saved("model", "dtype")
+    setting = model.dtype
     fast, why = fast_dtype(device_type())
-    if own != "auto":
-        chosen, line = own, None
+    if setting != "auto":
+        chosen, line = setting, None
     elif begun in ("float32", "bfloat16"):
-        chosen, line = begun, None if begun == fast else f"model.dtype auto: {begun}, with which {run.root} began"
+        chosen, line = begun, None if begun == fast else f"model.dtype auto: {begun}, with which {folder} began"
     else:
         chosen, line = fast, f"model.dtype auto: {fast}; {why}"
     if chosen == "bfloat16" and fast != "bfloat16":
         line = (
             f"model.dtype bfloat16 is slow here ({why}): products take several times as long as with "
-            f"model.dtype=float32{'' if own != 'auto' else ', which starts the run anew'}"
+            f"model.dtype=float32{'' if setting != 'auto' else ', which starts the run anew'}"
         )
     if line and world.main:
         print(f"[private-rlhf] {line}", file=sys.stderr, flush=True)
-    return replace(recipe, model=replace(recipe.model, dtype=broadcast(chosen, world)))  # machines may differ
+    return replace(model, dtype=broadcast(chosen, world))  # machines may differ
 
 
 def precision(accelerator: Accelerator) -> AbstractContextManager[None]:
@@ -85,11 +90,11 @@ def precision(accelerator: Accelerator) -> AbstractContextManager[None]:
     return accelerator.autocast(AutocastKwargs(cache_enabled=not accelerator.is_fsdp2))
 
 
-def described(recipe: Recipe) -> dict[str, Any]:
-    """For environment.json and the report."""
+def numeric_facts(dtype: str) -> dict[str, Any]:
+    """The numerics of this machine for environment.json and the report. dtype: of the frozen weights."""
     device = device_type()
     return {
-        "dtype": recipe.model.dtype,
+        "dtype": dtype,
         "dtype_reason": fast_dtype(device)[1],
         "device": device,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),

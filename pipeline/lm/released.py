@@ -11,10 +11,9 @@ from typing import Any
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.render import Renderer
-from private_rlhf.lm.model_card import RENDERING, CardText, card_body, card_head
+from private_rlhf.lm.model_card import RENDERING, CardText, Provenance, card_body, card_head
 from private_rlhf.privacy.card import privacy_card, render_markdown
 from private_rlhf.privacy.guarantee import NOT_PRIVATE
-from private_rlhf.recipe import Recipe
 
 NO_LABEL = (
     "No preference label was read: which responses it was trained on does not depend on any. The prompts and responses"
@@ -35,8 +34,7 @@ class Rendering:
 
 def write_beside(
     folder: Path,
-    stage: str,
-    recipe: Recipe,
+    origin: Provenance,
     renderer: Renderer,
     manifest: Mapping[str, Any] | None,
     text: CardText,
@@ -46,24 +44,23 @@ def write_beside(
 
     Args:
         folder: of the checkpoint.
-        stage: that made it.
-        recipe: its name, and whether a guard was overruled.
+        origin: stage, recipe, base model and data.
         renderer: that training used.
         manifest: of the release that was read (`ReleaseManifest.as_dict()`); None where no label was.
         text: how to use the model, and what it was trained on.
         facts: what else the privacy card says, by row.
     """
-    private, lines = False, [f"# {recipe.name}, stage {stage}", "", card_body(recipe, text)]
+    private, lines = False, [f"# {origin.run}, stage {origin.stage}", "", card_body(origin.model, text)]
     if manifest is None:
-        mark = [f"**{NOT_PRIVATE}**: {recipe.override}.", ""] if recipe.override else []
+        mark = [f"**{NOT_PRIVATE}**: {origin.override}.", ""] if origin.override else []
         lines += ["## Privacy card", "", *mark, NO_LABEL, ""]
     else:
-        more: dict[str, Any] = {"overrides": [recipe.override], "declared_public": recipe.data.public_labels}
-        more |= {"stage": stage, "recipe": recipe.name, **(facts or {})}
+        more: dict[str, Any] = {"overrides": [origin.override], "declared_public": origin.data.public_labels}
+        more |= {"stage": origin.stage, "recipe": origin.run, **(facts or {})}
         card = privacy_card(manifest, **more)
         private = card["mark"] is None
         lines.append(render_markdown(card))
-    head = card_head(recipe, stage, text, None if manifest is None else manifest.get("source"), private)
+    head = card_head(origin, text, None if manifest is None else manifest.get("source"), private)
     atomic.write_text(folder / "README.md", head + "\n".join(lines))
     rendering = Rendering(renderer.system_prompt, renderer.max_response_tokens, dict(renderer.chat_template_kwargs))
     atomic.write_json(folder / RENDERING, asdict(rendering))

@@ -21,7 +21,7 @@ from private_rlhf.recipe.ppo_section import PpoConfig
 from private_rlhf.recipe.privatize_section import PrivatizeConfig
 from private_rlhf.recipe.reward_section import RewardConfig
 from private_rlhf.recipe.sft_section import SftConfig
-from private_rlhf.recipe.shared_settings import STRICT
+from private_rlhf.recipe.shared_settings import STRICT, LoraSettings
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
@@ -165,6 +165,17 @@ class Recipe:
     def private(self) -> bool:
         """Whether labels go through a randomiser with a secret key."""
         return not is_public(self.privatize.epsilon) and self.privatize.insecure_seed is None
+
+    @property
+    def adapters(self) -> dict[str, LoraSettings | None]:
+        """LoRA settings by key, of the stages that train the base model; None: full fine-tuning."""
+        adapters = {"sft.lora": self.sft.lora, f"{self.aligner}.lora": getattr(self, self.aligner).lora}
+        return adapters | ({"reward.lora": self.reward.lora} if self.reward.mode == "lora" else {})
+
+    @property
+    def four_bit(self) -> bool:
+        """A stage trains on a base model in 4 bits."""
+        return bool(self.ppo.quantize or self.reward.quantize)
 
     @property
     def override(self) -> str | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.data.render import Renderer
-from private_rlhf.lm.model_card import policy_text
+from private_rlhf.lm.model_card import Provenance, policy_text
 from private_rlhf.lm.released import write_beside
 from private_rlhf.lm.saving import Read, save_merged
 from private_rlhf.lm.templates import tokenizer_as_trained
@@ -67,7 +67,8 @@ def save(
         with policy.disable_adapter():
             save_merged(accelerator, policy, tokenizer, reference, dtype, read=read)
         if accelerator.is_main_process:
-            text = policy_text("what sft/model was; its linear layers are rounded to 4 bits", renderer, recipe)
-            write_beside(reference, "sft, in 4 bits", recipe, renderer, None, text)
+            text = policy_text("what sft/model was; its linear layers are rounded to 4 bits", renderer, recipe.ppo)
+            origin = Provenance("sft, in 4 bits", recipe.name, recipe.model, recipe.data, recipe.override)
+            write_beside(reference, origin, renderer, None, text)
     elif accelerator.is_main_process:
         shutil.rmtree(reference, ignore_errors=True)  # of an earlier recipe

@@ -52,7 +52,8 @@ def check_base_model(recipe: Recipe) -> None:
             raise UserError(f"model.revision is for hub ids, and model.source {found} is a folder: remove it")
     config = base_config(model)
     if config is not None:
-        check_architecture(recipe, config)
+        layers = recipe.reward.num_layers if recipe.reward.external is None else None
+        check_architecture(recipe.model.source, config, recipe.adapters, layers, recipe.four_bit)
         if (folder := Path(model.source).expanduser()).is_dir():
             check_tokens(load_tokenizer(folder), config, model.source)
 

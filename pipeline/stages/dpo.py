@@ -19,7 +19,7 @@ from private_rlhf.data import inputs
 from private_rlhf.data.release import ReleasedPair
 from private_rlhf.data.render import Renderer, keep_fitting_pairs, left_out, text_count
 from private_rlhf.lm import hf_trainer
-from private_rlhf.lm.model_card import policy_text
+from private_rlhf.lm.model_card import Provenance, policy_text
 from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer
 from private_rlhf.lm.released import write_beside
 from private_rlhf.lm.templates import tokenizer_as_trained
@@ -74,8 +74,9 @@ def run(context: StageContext) -> dict[str, Any]:
     history = hf_trainer.loss_history(trainer.state)
     if context.world.main:
         atomic.write_json(context.folder / "history.json", {"loss": history})
-        text = policy_text(f"{len(dataset)} released preference pairs", renderer, recipe, measured=True)
-        write_beside(context.folder / "model", "dpo", recipe, renderer, release.manifest.as_dict(), text)
+        text = policy_text(f"{len(dataset)} released preference pairs", renderer, recipe.ppo, measured=True)
+        origin = Provenance("dpo", recipe.name, recipe.model, recipe.data, recipe.override)
+        write_beside(context.folder / "model", origin, renderer, release.manifest.as_dict(), text)
     return {
         "pairs": len(dataset),
         "texts": [text_count("pairs", len(rows), len(kept), renderer)],

@@ -265,7 +265,7 @@ def trust_notes(metrics: dict[str, Any], best: Estimate | None) -> list[str]:
 
 def known_truth(recipe: Recipe) -> Callable[[str, str], float] | None:
     """r*(prompt, response); None where there is none. UserError: the extra that brings it is not installed."""
-    name = truth_name(recipe)
+    name = truth_name(recipe.evaluate.truth, recipe.data.evaluation_prompts)
     return None if name is None else human_reward if name == "hh_truth" else true_reward
 
 
@@ -278,7 +278,7 @@ def judge_notes(recipe: Recipe) -> list[str]:
     if recipe.evaluate.truth == "hh_truth":
         notes.append("truth: hh_truth, a known reward r* fitted to people's public labels")
     else:
-        known = truth_name(recipe) is not None
+        known = truth_name(recipe.evaluate.truth, recipe.data.evaluation_prompts) is not None
         notes.append("truth: the embedded task's known reward r*" if known else "no ground truth exists for this data")
     notes.append("rm: the reward model the policy was trained against, so a high rate here alone may be gaming")
     if fact := export.reference_fact(recipe):

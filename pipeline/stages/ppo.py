@@ -27,7 +27,7 @@ from private_rlhf.data.render import keep_fitting, text_count
 from private_rlhf.embedded.truth import true_reward
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.logprobs import PolicyWithValue
-from private_rlhf.lm.model_card import policy_text, trained_on
+from private_rlhf.lm.model_card import Provenance, policy_text, trained_on
 from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer
 from private_rlhf.lm.recompute import recompute_layers
 from private_rlhf.lm.released import write_beside
@@ -90,8 +90,9 @@ def run(context: StageContext) -> dict[str, Any]:
         manifest = inputs.release(context.run).manifest.as_dict()
         more = {"extra_rewards": extra_rewards_on_card(facts), "reference_policy": reference_fact}
         said = {name: fact for name, fact in more.items() if fact}
-        text = policy_text(trained_on(len(prompts), recipe), renderer, recipe, measured=True)
-        write_beside(context.folder / "model", "ppo", recipe, renderer, manifest, text, said)
+        text = policy_text(trained_on(len(prompts), recipe.data.prompts), renderer, recipe.ppo, measured=True)
+        origin = Provenance("ppo", recipe.name, recipe.model, recipe.data, recipe.override)
+        write_beside(context.folder / "model", origin, renderer, manifest, text, said)
     return {
         "iterations": len(history),
         "rollouts": sum(entry["rollouts"] for entry in history),

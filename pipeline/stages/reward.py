@@ -26,6 +26,7 @@ from private_rlhf.data import inputs
 from private_rlhf.data.render import left_out, text_count
 from private_rlhf.evaluation.calibration import preference_calibration
 from private_rlhf.lm.distributed import make_accelerator
+from private_rlhf.lm.model_card import Provenance
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.lm.released import write_beside
 from private_rlhf.lm.templates import tokenizer_as_trained
@@ -123,7 +124,8 @@ def run(context: StageContext) -> dict[str, Any]:
         )
         atomic.write_json(context.folder / "fit.json", facts)
         text = reward_text(f"{len(training)} released pairs", held_out_text(check), result.model, metadata.reward_bound)
-        write_beside(context.folder / "model", "reward", recipe, renderer, release.manifest.as_dict(), text)
+        origin = Provenance("reward", recipe.name, recipe.model, recipe.data, recipe.override)
+        write_beside(context.folder / "model", origin, renderer, release.manifest.as_dict(), text)
     accuracy = check["validation_accuracy_debiased"]
     return {
         **{name: facts[name] for name in ("mode", "loss", "ridge", "num_pairs", "validation_log_likelihood")},
@@ -186,7 +188,8 @@ def from_noisy_sum(context: StageContext) -> dict[str, Any]:
     atomic.write_json(context.folder / "fit.json", facts)
     results = "None: a check on held-out labels would be another release of them."
     text = reward_text(f"one noisy sum of {metadata.n_pairs} labels", results, backbone, metadata.reward_bound)
-    write_beside(context.folder / "model", "reward", recipe, renderer, release.manifest.as_dict(), text)
+    origin = Provenance("reward", recipe.name, recipe.model, recipe.data, recipe.override)
+    write_beside(context.folder / "model", origin, renderer, release.manifest.as_dict(), text)
     return {
         **{name: facts[name] for name in ("mode", "loss", "ridge", "num_pairs")},
         "summary": f"head fit of one noisy sum of {metadata.n_pairs} labels, λ = {fit.ridge:.3g}; the noise is "

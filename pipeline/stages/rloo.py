@@ -20,7 +20,7 @@ from private_rlhf.data import inputs
 from private_rlhf.data.render import keep_fitting, text_count
 from private_rlhf.lm import hf_trainer
 from private_rlhf.lm.generate import Sampling
-from private_rlhf.lm.model_card import policy_text, trained_on
+from private_rlhf.lm.model_card import Provenance, policy_text, trained_on
 from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer
 from private_rlhf.lm.released import write_beside
 from private_rlhf.lm.templates import tokenizer_as_trained
@@ -81,8 +81,9 @@ def run(context: StageContext) -> dict[str, Any]:
         lines = "".join(json.dumps(entry) + "\n" for entry in history)
         atomic.write_text(context.folder / "history.jsonl", lines)
         manifest = inputs.release(context.run).manifest.as_dict()
-        text = policy_text(trained_on(len(prompts), recipe), renderer, recipe, measured=True)
-        write_beside(context.folder / "model", aligner, recipe, renderer, manifest, text)
+        text = policy_text(trained_on(len(prompts), recipe.data.prompts), renderer, recipe.ppo, measured=True)
+        origin = Provenance(aligner, recipe.name, recipe.model, recipe.data, recipe.override)
+        write_beside(context.folder / "model", origin, renderer, manifest, text)
     return {
         "iterations": len(history),
         "rollouts": len(history) * settings.rollouts,

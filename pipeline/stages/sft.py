@@ -19,7 +19,7 @@ from private_rlhf.data.formats import Demonstration
 from private_rlhf.data.render import Renderer, left_out, text_count
 from private_rlhf.lm import hf_trainer
 from private_rlhf.lm.architectures import base_config, check_architecture, check_tokens
-from private_rlhf.lm.model_card import policy_text
+from private_rlhf.lm.model_card import Provenance, policy_text
 from private_rlhf.lm.model_folders import check_context
 from private_rlhf.lm.models import add_lora, base_checkpoint, load_causal_lm, load_tokenizer
 from private_rlhf.lm.released import write_beside
@@ -48,7 +48,8 @@ def run(context: StageContext) -> dict[str, Any]:
     base = base_checkpoint(recipe.model)
     check_context(recipe.model, Path(base))
     config, tokenizer = base_config(recipe.model, local=False), load_tokenizer(base, revision=recipe.model.revision)
-    check_architecture(recipe, config)
+    layers = recipe.reward.num_layers if recipe.reward.external is None else None
+    check_architecture(recipe.model.source, config, recipe.adapters, layers, recipe.four_bit)
     check_tokens(tokenizer, config, recipe.model.source)
     renderer = inputs.make_renderer(recipe, tokenizer)
     inputs.check_lengths(recipe, context.run, renderer)
@@ -76,8 +77,9 @@ def run(context: StageContext) -> dict[str, Any]:
     history, source = hf_trainer.loss_history(trainer.state), bare_name(recipe.data.demonstrations)
     if context.world.main:
         atomic.write_json(context.folder / "history.json", {"loss": history})
-        text = policy_text(f"{len(dataset)} demonstrations ({source})", renderer, recipe)
-        write_beside(context.folder / "model", "sft", recipe, renderer, None, text)
+        text = policy_text(f"{len(dataset)} demonstrations ({source})", renderer, recipe.ppo)
+        origin = Provenance("sft", recipe.name, recipe.model, recipe.data, recipe.override)
+        write_beside(context.folder / "model", origin, renderer, None, text)
     return {
         "demonstrations": len(dataset),
         "texts": [text_count("demonstrations", len(dataset) + dropped, len(dataset), renderer)],

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from private_rlhf.commands.compare import read_run
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.stats import holm
-from private_rlhf.evaluation.runs import MEASURES, Run, compare_runs, differences, page, read_run
+from private_rlhf.evaluation.runs import MEASURES, Run, compare_runs, differences, page
 
 TERMS = {"judge": "embedded", "kl_coef": "0.5", "truth": "embedded", "sampling": "temperature 1"}
 
@@ -132,6 +133,6 @@ def test_the_terms_of_a_run_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="two runs or more"):
-        compare_runs([tmp_path])
+        compare_runs([a_run("one", 0.0, 0)])
     with pytest.raises(UserError, match="evaluate"):
-        compare_runs([tmp_path, tmp_path])
+        read_run(tmp_path)

@@ -35,7 +35,7 @@ def recipe(source: Path, **sections: Any) -> Recipe:
 def test_every_family_is_taken_or_refused_in_one_line(family: str, tmp_path: Path) -> None:
     checked = recipe(family_checkpoint(family, tmp_path, TEXTS))
     if family not in REFUSED:
-        check_architecture(checked, base_config(checked.model))
+        check_architecture("x", base_config(checked.model), checked.adapters, None, checked.four_bit)
         return
     with pytest.raises(UserError, match=REFUSED[family]) as caught:
         preflight(checked, ["sft"], World(0, 1))
@@ -46,14 +46,14 @@ def test_falcon_h1_is_taken_with_modules_that_peft_takes(tmp_path: Path) -> None
     source = family_checkpoint("Falcon-H1", tmp_path, TEXTS)
     lora = {"lora": {"target_modules": ["q_proj", "v_proj"]}}
     checked = recipe(source, sft=lora, ppo=lora)
-    check_architecture(checked, base_config(checked.model))
+    check_architecture("x", base_config(checked.model), checked.adapters, None, checked.four_bit)
 
 
 def test_experts_are_not_quantised(tmp_path: Path) -> None:
     source = family_checkpoint("Mixtral", tmp_path, TEXTS)
     checked = recipe(source, ppo={"quantize": "4bit"})
     with pytest.raises(UserError, match="has experts, which 4 bits are not for"):
-        check_architecture(checked, base_config(checked.model))
+        check_architecture("x", base_config(checked.model), checked.adapters, None, checked.four_bit)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 from private_rlhf.data.render import Renderer
-from private_rlhf.lm.model_card import base_model, policy_text, write_results
+from private_rlhf.lm.model_card import Provenance, base_model, policy_text, write_results
 from private_rlhf.lm.released import write_beside
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import parse
@@ -28,7 +28,8 @@ def head_of(folder: Path) -> dict[str, object]:
 
 def write_card(folder: Path, measured: bool = False, **changes: str) -> str:
     renderer, run = Renderer(None, 10, 7), recipe(**changes)
-    write_beside(folder, "sft", run, renderer, None, policy_text("3 texts", renderer, run, measured=measured))
+    text = policy_text("3 texts", renderer, run.ppo, measured=measured)
+    write_beside(folder, Provenance("sft", run.name, run.model, run.data, run.override), renderer, None, text)
     return (folder / "README.md").read_text(encoding="utf-8")
 
 
@@ -55,7 +56,7 @@ def test_the_licence_is_that_of_the_base_folder_s_card(tmp_path: Path, card: str
     if card is not None:
         (tmp_path / "README.md").write_text(card)
     (tmp_path / "config.json").write_text('{"_name_or_path": "owner/base"}')
-    assert base_model(recipe(source=str(tmp_path))) == ("owner/base", licence)
+    assert base_model(recipe(source=str(tmp_path)).model) == ("owner/base", licence)
 
 
 def test_names_of_the_base_are_shown_as_they_are_and_no_path_is(tmp_path: Path) -> None:

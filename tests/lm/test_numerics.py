@@ -13,7 +13,7 @@ from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World
 from private_rlhf.lm import numerics
 from private_rlhf.lm.kernels.cpu import Processor
-from private_rlhf.lm.numerics import affordable, described, fast_dtype, resolve_dtype
+from private_rlhf.lm.numerics import affordable, fast_dtype, numeric_facts, resolve_dtype
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import dump_yaml, load_recipe
 
@@ -47,11 +47,11 @@ def test_auto_takes_what_the_hardware_multiplies_fast_and_says_why(
     machine: Callable[[bool], None], capsys: pytest.CaptureFixture[str], tmp_path: Path, fast: bool, dtype: str
 ) -> None:
     machine(fast)
-    assert resolve_dtype(recipe(), RunDir(tmp_path / "run"), ONE).model.dtype == dtype
+    assert resolve_dtype(recipe().model, None, tmp_path / "run", ONE).dtype == dtype
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert f"model.dtype auto: {dtype}; {'in hardware' if fast else 'it would emulate it'}" in said
-    resolve_dtype(recipe(), RunDir(tmp_path / "run"), World(1, 1))
+    resolve_dtype(recipe().model, None, tmp_path / "run", World(1, 1))
     assert not capsys.readouterr().err  # only the main process says it
 
 
@@ -62,7 +62,8 @@ def test_a_run_keeps_the_dtype_it_began_with(
 ) -> None:
     machine(fast)
     (tmp_path / "recipe.yaml").write_text(dump_yaml(recipe(f"model.dtype={began}")))
-    assert resolve_dtype(recipe(), RunDir(tmp_path), ONE).model.dtype == began
+    begun = RunDir(tmp_path).saved("model", "dtype")
+    assert resolve_dtype(recipe().model, begun, tmp_path, ONE).dtype == began
     said = capsys.readouterr().err
     if fast == (began == "bfloat16"):
         assert not said
@@ -79,8 +80,8 @@ def test_a_stated_dtype_is_obeyed_and_an_emulated_one_gets_a_line_with_the_remed
     for fast in (True, False):
         machine(fast)
         for dtype in ("float32", "bfloat16"):
-            run = RunDir(tmp_path / "run")
-            assert resolve_dtype(recipe(f"model.dtype={dtype}"), run, ONE).model.dtype == dtype
+            model = recipe(f"model.dtype={dtype}").model
+            assert resolve_dtype(model, None, tmp_path, ONE).dtype == dtype
             said = capsys.readouterr().err
             assert bool(said) == (dtype == "bfloat16" and not fast)
             assert not said or (said.count("\n") == 1 and "model.dtype=float32" in said)
@@ -127,7 +128,7 @@ def test_checkpoints_in_an_emulated_dtype_are_read_in_float32(machine: Callable[
 
 
 def test_the_environment_says_how_this_machine_computes() -> None:
-    facts = described(recipe("model.dtype=float32"))
+    facts = numeric_facts("float32")
     assert facts["dtype"] == "float32"
     assert facts["kernels"] == "plain" or "rows" in facts["kernels"]
     assert facts["threads"] >= 1

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.render import Renderer
-from private_rlhf.lm.model_card import policy_text
+from private_rlhf.lm.model_card import Provenance, policy_text
 from private_rlhf.lm.released import Rendering, read_rendering, write_beside
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import parse
@@ -27,14 +27,27 @@ def recipe(**data: Any) -> Recipe:
 
 def test_the_rendering_survives(tmp_path: Path) -> None:
     renderer = Renderer(None, 10, 7, "", {"think": False})
-    write_beside(tmp_path, "sft", recipe(), renderer, None, policy_text("texts", renderer, recipe()))
+    text = policy_text("texts", renderer, recipe().ppo)
+    write_beside(
+        tmp_path,
+        Provenance("sft", recipe().name, recipe().model, recipe().data, recipe().override),
+        renderer,
+        None,
+        text,
+    )
     assert read_rendering(tmp_path) == Rendering("", 7, {"think": False})
     assert "No preference label was read" in (tmp_path / "README.md").read_text(encoding="utf-8")
 
 
 def test_an_overruled_guard_is_on_the_card(tmp_path: Path) -> None:
     renderer, run = Renderer(None, 10, 7), recipe(allow_label_overlap=True)
-    write_beside(tmp_path, "sft", run, renderer, None, policy_text("texts", renderer, run))
+    write_beside(
+        tmp_path,
+        Provenance("sft", run.name, run.model, run.data, run.override),
+        renderer,
+        None,
+        policy_text("texts", renderer, run.ppo),
+    )
     assert "**NOT PRIVATE**" in (tmp_path / "README.md").read_text(encoding="utf-8")
 
 

@@ -14,6 +14,7 @@ from private_rlhf.core.noise import PUBLIC
 from private_rlhf.data.render import Renderer
 from private_rlhf.embedded.task import load_pairs
 from private_rlhf.evaluation.judges import make_judge
+from private_rlhf.lm.model_card import Provenance
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.lm.released import write_beside
 from private_rlhf.lm.templates import tokenizer_as_trained
@@ -51,7 +52,13 @@ def save(folder: Path, causal_lm: Path, *, token_sum: bool = False) -> tuple[Pat
     save_reward_checkpoint(folder, model, metadata, tokenizer=tokenizer_as_trained(renderer, "right"))
     tree = {"name": "one", "evaluation_labels": "private", "model": {"source": "tiny"}, "privatize": {"epsilon": 1.0}}
     recipe = parse(Recipe, tree, "r")
-    write_beside(folder, "reward", recipe, renderer, None, reward_text("10 pairs", "None.", model, BOUND))
+    write_beside(
+        folder,
+        Provenance("reward", recipe.name, recipe.model, recipe.data, recipe.override),
+        renderer,
+        None,
+        reward_text("10 pairs", "None.", model, BOUND),
+    )
     return folder, renderer
 
 
