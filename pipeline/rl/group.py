@@ -34,7 +34,7 @@ import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
 from peft import PeftModel
-from private_rlhf.core.recipe import Recipe
+from private_rlhf.core.recipe import PpoConfig
 from private_rlhf.core.recipe_aligners import GroupConfig
 from private_rlhf.data.render import Prompt, Renderer, prompt_key
 from private_rlhf.embedded.truth import true_reward
@@ -187,18 +187,25 @@ class PessimisticGrpo(_OnPessimisticReward, GRPOTrainer):
 TRAINERS: dict[str, tuple[Any, Any]] = {"rloo": (PessimisticRloo, RLOOConfig), "grpo": (PessimisticGrpo, GRPOConfig)}
 
 
-def trl_arguments(aligner: str, settings: GroupConfig, recipe: Recipe) -> dict[str, Any]:
-    """TRL's arguments that make J the objective, as the module says; `settings` is the section of `aligner`."""
+def trl_arguments(aligner: str, settings: GroupConfig, ppo: PpoConfig, max_response_tokens: int) -> dict[str, Any]:
+    """TRL's arguments that make J the objective, as the module says.
+
+    Args:
+        aligner: `rloo` or `grpo`, whose section `settings` is.
+        settings: may overrule kl_coef.
+        ppo: kl_coef, temperature and top_p of the task.
+        max_response_tokens: cap on a response.
+    """
     count = settings.samples_per_prompt
     shared: dict[str, Any] = {
-        "beta": recipe.ppo.kl_coef if settings.kl_coef is None else settings.kl_coef,
+        "beta": ppo.kl_coef if settings.kl_coef is None else settings.kl_coef,
         "num_generations": count,
         "generation_batch_size": settings.rollouts,
         "num_iterations": settings.epochs,
         "epsilon": settings.clip_range,
-        "temperature": recipe.ppo.temperature,
-        "top_p": recipe.ppo.top_p,
-        "max_completion_length": recipe.model.max_response_tokens,
+        "temperature": ppo.temperature,
+        "top_p": ppo.top_p,
+        "max_completion_length": max_response_tokens,
         "shuffle_dataset": False,  # `prompt_dataset` has shuffled
         "disable_dropout": True,
         "mask_truncated_completions": False,

@@ -82,8 +82,10 @@ def run(context: StageContext) -> dict[str, Any]:
 
     # --- results ------------------------------------------------------------------------------------------------------
     facts = [reward.facts for reward in extra_rewards]
-    reference_fact = export.reference_fact(recipe)
-    export.save(accelerator, trainer.policy, renderer, context.folder, recipe, trainer.bare.read)
+    quantised = settings.quantize is not None
+    reference_fact = export.QUANTISED_REFERENCE if quantised else None
+    dtype = recipe.model.dtype
+    export.save(accelerator, trainer.policy, renderer, context.folder, dtype, quantised, trainer.bare.read)
     if accelerator.is_main_process:
         lines = "".join(json.dumps(entry) + "\n" for entry in history)
         atomic.write_text(context.folder / "history.jsonl", lines)
@@ -92,6 +94,9 @@ def run(context: StageContext) -> dict[str, Any]:
         said = {name: fact for name, fact in more.items() if fact}
         text = policy_text(trained_on(len(prompts), recipe), renderer, recipe, measured=True)
         write_beside(context.folder / "model", "ppo", recipe, renderer, manifest, text, said)
+        if quantised:
+            text = policy_text("what sft/model was; its linear layers are rounded to 4 bits", renderer, recipe)
+            write_beside(context.folder / export.REFERENCE, "sft, in 4 bits", recipe, renderer, None, text)
     return {
         "iterations": len(history),
         "rollouts": sum(entry["rollouts"] for entry in history),
