@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from private_rlhf.core.errors import UserError
 
 
 def verify_release(
@@ -17,24 +16,13 @@ def verify_release(
     ] = False,
 ) -> None:
     """Read every row of a bundle, write its files again from them, compare, and check manifest and signature."""
-    from private_rlhf.data.container import is_copy, unpublished
-    from private_rlhf.data.release import read_release
-    from private_rlhf.data.totals import check_totals
+    from private_rlhf.data.verify import verify_release as verify
     from private_rlhf.privacy.card import totals_sentence
     from private_rlhf.privacy.guarantee import who_is_trusted
     from private_rlhf.privacy.mechanism import NOISY_SUM
-    from private_rlhf.privacy.signature import is_public_key
 
-    if signer is not None and not is_public_key(signer):
-        raise UserError("--signer takes a public key of 64 hexadecimal digits, as `private-rlhf ledger show` prints it")
-    release = read_release(bundle.expanduser())
-    release.check_rows()
-    difference, copied = unpublished(release.directory), is_copy(release.directory)
-    if difference and (as_published or not copied):
-        raise UserError(f"{difference}, which may carry a label: `cp -r` makes a copy without it")
-    total = check_totals(release)
-    if signer is not None and release.signer != signer:
-        raise UserError(f"{bundle}: is signed by {release.signer or 'nobody'}, not by {signer}")
+    verified = verify(bundle, signer, as_published)
+    release, total, copied = verified.release, verified.record_epsilon, verified.copied
     facts = release.manifest.guarantee
     epsilon = "∞" if facts["epsilon"] is None else f"{facts['epsilon']:g}"
     mark = f", {facts['mark']}" if facts["mark"] else ""

@@ -14,7 +14,6 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData, try_to_load_from_cache
 from private_rlhf.core import atomic
-from private_rlhf.core.rundir import bare_name
 from private_rlhf.data.render import Renderer
 from private_rlhf.data.sources import is_hub_id
 from private_rlhf.privacy.card import markdown

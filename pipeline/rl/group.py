@@ -39,7 +39,7 @@ from private_rlhf.embedded.truth import true_reward
 from private_rlhf.lm.generate import Sampling, sample_key, sample_responses
 from private_rlhf.lm.models import end_ids
 from private_rlhf.lm.numerics import precision
-from private_rlhf.recipe import GroupConfig, Recipe
+from private_rlhf.recipe import GroupConfig, PpoConfig
 from private_rlhf.reward_models.scorer import RewardScorer
 from private_rlhf.rl.rollout import prompt_index
 from transformers import TrainerState
@@ -186,18 +186,25 @@ class PessimisticGrpo(_OnPessimisticReward, GRPOTrainer):
 TRAINERS: dict[str, tuple[Any, Any]] = {"rloo": (PessimisticRloo, RLOOConfig), "grpo": (PessimisticGrpo, GRPOConfig)}
 
 
-def trl_arguments(aligner: str, settings: GroupConfig, recipe: Recipe) -> dict[str, Any]:
-    """TRL's arguments that make J the objective, as the module says; `settings` is the section of `aligner`."""
+def trl_arguments(aligner: str, settings: GroupConfig, ppo: PpoConfig, max_response_tokens: int) -> dict[str, Any]:
+    """TRL's arguments that make J the objective, as the module says.
+
+    Args:
+        aligner: `rloo` or `grpo`, whose section `settings` is.
+        settings: may overrule kl_coef.
+        ppo: kl_coef, temperature and top_p of the task.
+        max_response_tokens: cap on a response.
+    """
     count = settings.samples_per_prompt
     shared: dict[str, Any] = {
-        "beta": recipe.ppo.kl_coef if settings.kl_coef is None else settings.kl_coef,
+        "beta": ppo.kl_coef if settings.kl_coef is None else settings.kl_coef,
         "num_generations": count,
         "generation_batch_size": settings.rollouts,
         "num_iterations": settings.epochs,
         "epsilon": settings.clip_range,
-        "temperature": recipe.ppo.temperature,
-        "top_p": recipe.ppo.top_p,
-        "max_completion_length": recipe.model.max_response_tokens,
+        "temperature": ppo.temperature,
+        "top_p": ppo.top_p,
+        "max_completion_length": max_response_tokens,
         "shuffle_dataset": False,  # `prompt_dataset` has shuffled
         "disable_dropout": True,
         "mask_truncated_completions": False,

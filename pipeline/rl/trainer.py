@@ -7,6 +7,7 @@ advantages, whitening and minibatches are those of the whole batch and do not de
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import time
 from collections.abc import Sequence
@@ -15,10 +16,13 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
+from peft import PeftModel
+from private_rlhf.core.errors import RunStopped
 from private_rlhf.data.render import Prompt, Renderer, prompt_key
+from private_rlhf.embedded.truth import true_reward
 from private_rlhf.lm.generate import Sampling, sample_key, sample_responses, sharded
 from private_rlhf.lm.logprobs import PolicyWithValue
-from private_rlhf.lm.models import end_ids
+from private_rlhf.lm.models import add_lora, end_ids
 from private_rlhf.lm.numerics import precision
 from private_rlhf.lm.sharding import as_number, gathered, prepare
 from private_rlhf.recipe import PpoConfig
@@ -29,6 +33,7 @@ from private_rlhf.rl.losses import clipped_policy_loss, clipped_value_loss
 from private_rlhf.rl.nonfinite import NonFiniteError, nonfinite_gradient, step_error
 from private_rlhf.rl.optimizer import make_optimizer, set_rates
 from private_rlhf.rl.reader import Evaluated, PolicyReader
+from private_rlhf.rl.reward_function import FunctionScorer, RewardFunction
 from private_rlhf.rl.rollout import (
     ResponseRecord,
     Rollout,
@@ -67,7 +72,7 @@ class PpoTrainer:
         accelerator: Accelerator,
         model: PolicyWithValue,
         reference: Any | None,
-        scorer: RewardScorer,
+        scorer: RewardScorer | FunctionScorer,
         renderer: Renderer,
         prompts: Sequence[Prompt],
         config: PpoConfig,
@@ -88,6 +93,52 @@ class PpoTrainer:
         )
         self.sampling = Sampling(renderer.max_response_tokens, config.temperature, config.top_p)
 
+    @classmethod
+    def from_policy(
+        cls,
+        policy: Any,
+        tokenizer: Any,
+        reward: RewardFunction | RewardScorer,
+        prompts: Sequence[Prompt],
+        settings: PpoConfig,
+        *,
+        max_prompt_tokens: int = 512,
+        max_response_tokens: int = 128,
+        seed: int = 0,
+        accelerator: Accelerator | None = None,
+    ) -> PpoTrainer:
+        """A trainer for a policy and a reward of yours, without a recipe or a run directory.
+
+        π_ref is the policy as it is passed: with its adapter off under LoRA, a frozen copy in full fine-tuning.
+
+        Args:
+            policy: causal LM, float32 in full fine-tuning; or a PEFT model, whose adapter is then trained.
+            tokenizer: has a chat template, an end-of-turn token and another padding token.
+            reward: function(prompts, response texts) -> one finite number per response; or a reward model's scorer.
+            prompts: texts or lists of messages.
+            settings: `lora` is the adapter that a plain policy gets; null trains all weights.
+            max_prompt_tokens, max_response_tokens: a longer prompt is refused, a longer response is cut.
+            seed: of prompts, sampling noise, minibatches and adapter.
+            accelerator: default `Accelerator()`.
+
+        Raises:
+            UserError: the policy has no modules of the adapter's names.
+        """
+        reference = None
+        if isinstance(policy, PeftModel):
+            hidden_size = policy.get_base_model().config.hidden_size
+        else:
+            hidden_size = policy.config.hidden_size
+            if settings.lora is not None:
+                policy = add_lora(policy, settings.lora, seed)
+            else:
+                reference = copy.deepcopy(policy).eval().requires_grad_(False)
+                policy.requires_grad_(True)
+        scorer = FunctionScorer(reward, settings.baseline) if callable(reward) else reward
+        model = PolicyWithValue(policy, hidden_size).eval()
+        renderer = Renderer(tokenizer, max_prompt_tokens, max_response_tokens)
+        return cls(accelerator or Accelerator(), model, reference, scorer, renderer, prompts, settings, seed)
+
     @property
     def bare(self) -> Any:
         """Policy and value head without DDP, which would wait for the other processes."""
@@ -97,6 +148,62 @@ class PpoTrainer:
     def policy(self) -> Any:
         """The bare causal LM (or PEFT model)."""
         return self.bare.policy
+
+    # --- iterations ---------------------------------------------------------------------------------------------------
+
+    def train(self) -> list[dict[str, Any]]:
+        """Run all iterations and return the history, one entry per iteration. Errors: see `improve`."""
+        return [self.improve(iteration)[1] for iteration in range(self.config.iterations)]
+
+    def improve(self, iteration: int, has_truth: bool = False) -> tuple[Rollout, dict[str, Any]]:
+        """Collect the responses of one iteration and learn from them; returns them and the entry of the history.
+
+        Raises:
+            RunStopped: the policy has run away from π_ref.
+            NonFiniteError: nothing can be learnt from the numbers of this iteration.
+        """
+        rollout, seconds = self.collect(iteration)
+        kl = float(rollout.kl.mean())
+        if kl > self.config.max_kl:  # learning from it would only go further
+            raise RunStopped(
+                f"KL per response is {kl:.1f} nats at iteration {iteration}, over ppo.max_kl = {self.config.max_kl:g}: "
+                "lower ppo.learning_rate or raise ppo.kl_coef"
+            )
+        started, kl_coef = time.monotonic(), self.controller.value
+        losses = self.update(rollout, iteration)
+        seconds["update"] = time.monotonic() - started
+        tokens = float(rollout.mask.sum())
+        return rollout, {
+            "iteration": iteration,
+            "rollouts": len(rollout.responses),
+            **self.describe(rollout, has_truth),
+            "kl_coef": kl_coef,
+            **losses,
+            "seconds": {name: round(value, 3) for name, value in seconds.items()},
+            "tokens_per_second": round(tokens / max(sum(seconds.values()), 1e-9), 1),
+        }
+
+    def describe(self, rollout: Rollout, has_truth: bool = False) -> dict[str, Any]:
+        """Means over the responses of an iteration; the true reward only for the embedded task, where it is known.
+
+        PPO learns from `score`; `score_over_reference` is r̂ without extra rewards, less the baseline.
+        """
+        truth = None
+        if has_truth:
+            texts = self._texts(rollout.responses)
+            truth = sum(true_reward("", text) for text in texts) / len(texts)  # it reads nothing but the response
+        means = {reward.name: float(rollout.extra[:, k].mean()) for k, reward in enumerate(self.extra_rewards)}
+        return {
+            "reward": float(rollout.reward.mean()),
+            "bonus": float(rollout.bonus.mean()),
+            **({"extra_rewards": means} if means else {}),
+            "score": float(rollout.scores.mean()),
+            "score_over_reference": float((rollout.scores - rollout.weighted_extra - rollout.baseline).mean()),
+            "true_reward": truth,
+            "kl": float(rollout.kl.mean()),
+            "response_tokens": float(rollout.mask.sum(dim=1).mean()),
+            "finished": float(rollout.finished.float().mean()),
+        }
 
     # --- collecting ---------------------------------------------------------------------------------------------------
 

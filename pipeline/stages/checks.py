@@ -143,5 +143,6 @@ def check_trainer_args(name: str, settings: Any, recipe: Recipe, world: World) -
     from private_rlhf.rl.group import trl_arguments
 
     schema = getattr(trl, f"{'Reward' if name == 'reward' else name.upper()}Config")
-    fixed = trl_arguments(name, settings, recipe) if name in ON_PROMPTS else {}
+    cap = recipe.model.max_response_tokens
+    fixed = trl_arguments(name, settings, recipe.ppo, cap) if name in ON_PROMPTS else {}
     trainer_config(name, settings, schema, Path("checkpoints"), recipe.seed, world, **fixed)

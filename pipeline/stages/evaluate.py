@@ -61,7 +61,7 @@ def run(context: StageContext) -> dict[str, Any]:
     accelerator = make_accelerator(context.world)
 
     # --- policies, reward model, prompts ------------------------------------------------------------------------------
-    reference_path = export.reference_folder(run_dir, recipe)
+    reference_path = run_dir.stage("ppo") / export.REFERENCE if quantised(recipe) else run_dir.stage("sft") / "model"
     renderer = inputs.make_renderer(recipe, load_tokenizer(reference_path))
     reference = load_causal_lm(reference_path, recipe.model.dtype).to(accelerator.device)
     policy = load_causal_lm(run_dir.stage(recipe.aligner) / "model", recipe.model.dtype).to(accelerator.device)
@@ -165,6 +165,11 @@ def run(context: StageContext) -> dict[str, Any]:
         ],
         "summary": headline(methods[method_name(recipe)], ratio) + (f"; pairs{left_out(dropped)}" if dropped else ""),
     }
+
+
+def quantised(recipe: Recipe) -> bool:
+    """True where PPO's π_ref is sft/model in 4 bits."""
+    return recipe.aligner == "ppo" and recipe.ppo.quantize is not None
 
 
 def method_name(recipe: Recipe) -> str:
@@ -281,8 +286,8 @@ def judge_notes(recipe: Recipe) -> list[str]:
         known = truth_name(recipe.evaluate.truth, recipe.data.evaluation_prompts) is not None
         notes.append("truth: the embedded task's known reward r*" if known else "no ground truth exists for this data")
     notes.append("rm: the reward model the policy was trained against, so a high rate here alone may be gaming")
-    if fact := export.reference_fact(recipe):
-        notes.append(f"π_ref, which also stands for sft: {fact}")
+    if quantised(recipe):
+        notes.append(f"π_ref, which also stands for sft: {export.QUANTISED_REFERENCE}")
     if recipe.ppo.temperature != 1:
         notes.append(f"answers, likelihoods and KL are at ppo.temperature {recipe.ppo.temperature:g}")
     if recipe.ppo.top_p < 1:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from private_rlhf.core.errors import RunStopped
 from private_rlhf.core.rundir import peak_rss_mb
 from private_rlhf.data import inputs
 from private_rlhf.data.render import keep_fitting, text_count
-from private_rlhf.embedded.truth import true_reward
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.logprobs import PolicyWithValue
 from private_rlhf.lm.model_card import Provenance, policy_text, trained_on
@@ -38,7 +36,7 @@ from private_rlhf.reward_models.extra_rewards import load_extra_rewards
 from private_rlhf.reward_models.scorer import load_scorer
 from private_rlhf.rl import export, nonfinite, resume_state, samples
 from private_rlhf.rl.nonfinite import NonFiniteError
-from private_rlhf.rl.rollout import Rollout, evenly_spaced, summary_of
+from private_rlhf.rl.rollout import evenly_spaced, summary_of
 from private_rlhf.rl.tracking import report, tracked
 from private_rlhf.rl.trainer import PpoTrainer
 from private_rlhf.stages.context import StageContext
@@ -82,8 +80,10 @@ def run(context: StageContext) -> dict[str, Any]:
 
     # --- results ------------------------------------------------------------------------------------------------------
     facts = [reward.facts for reward in extra_rewards]
-    reference_fact = export.reference_fact(recipe)
-    export.save(accelerator, trainer.policy, renderer, context.folder, recipe, trainer.bare.read)
+    quantised = settings.quantize is not None
+    reference_fact = export.QUANTISED_REFERENCE if quantised else None
+    dtype = recipe.model.dtype
+    export.save(accelerator, trainer.policy, renderer, context.folder, dtype, quantised, trainer.bare.read)
     if accelerator.is_main_process:
         lines = "".join(json.dumps(entry) + "\n" for entry in history)
         atomic.write_text(context.folder / "history.jsonl", lines)
@@ -93,6 +93,10 @@ def run(context: StageContext) -> dict[str, Any]:
         text = policy_text(trained_on(len(prompts), recipe.data.prompts), renderer, recipe.ppo, measured=True)
         origin = Provenance("ppo", recipe.name, recipe.model, recipe.data, recipe.override)
         write_beside(context.folder / "model", origin, renderer, manifest, text, said)
+        if quantised:
+            text = policy_text("what sft/model was; its linear layers are rounded to 4 bits", renderer, recipe.ppo)
+            origin = Provenance("sft, in 4 bits", recipe.name, recipe.model, recipe.data, recipe.override)
+            write_beside(context.folder / export.REFERENCE, origin, renderer, None, text)
     return {
         "iterations": len(history),
         "rollouts": sum(entry["rollouts"] for entry in history),
@@ -164,7 +168,8 @@ def improve_or_stop(
             ppo/nonfinite.json). The newest checkpoint stays as it is.
     """
     try:
-        return improve_once(trainer, iteration, context.recipe.data.prompts == "embedded")
+        rollout, entry = trainer.improve(iteration, context.recipe.data.prompts == "embedded")
+        return entry, samples.sample_rows(trainer, rollout, iteration)
     except NonFiniteError as error:
         if trainer.accelerator.is_main_process:
             error.write(context.folder)
@@ -173,67 +178,6 @@ def improve_or_stop(
         ) from error
     except RunStopped as error:
         raise RunStopped(f"{error}. {resume_state.kept(context.checkpoints)}") from None
-
-
-def improve_once(trainer: PpoTrainer, iteration: int, has_truth: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """One iteration of PPO: its line of the history and its rows of samples.
-
-    Raises:
-        RunStopped: the policy has run away from π_ref.
-        NonFiniteError: nothing can be learnt from the numbers of this iteration.
-    """
-    rollout, seconds = trainer.collect(iteration)
-    kl = float(rollout.kl.mean())
-    if kl > trainer.config.max_kl:  # learning from it would only go further
-        raise RunStopped(
-            f"KL per response is {kl:.1f} nats at iteration {iteration}, over ppo.max_kl = {trainer.config.max_kl:g}: "
-            "lower ppo.learning_rate or raise ppo.kl_coef"
-        )
-    started = time.monotonic()
-    kl_coef = trainer.controller.value
-    losses = trainer.update(rollout, iteration)
-    seconds["update"] = time.monotonic() - started
-    entry = {
-        "iteration": iteration,
-        "rollouts": len(rollout.responses),
-        **describe(rollout, trainer, has_truth),
-        "kl_coef": kl_coef,
-        **losses,
-        **timing(rollout, seconds),
-    }
-    return entry, samples.sample_rows(trainer, rollout, iteration)
-
-
-def describe(rollout: Rollout, trainer: PpoTrainer, has_truth: bool) -> dict[str, Any]:
-    """What an iteration's responses look like; the true reward only where it is a known function.
-
-    `score` is what PPO learns from; `score_over_reference` is r̂ alone, without extra rewards.
-    """
-    truth = None
-    if has_truth:
-        texts = [trainer.renderer.text(response) for response in rollout.responses]
-        truth = sum(true_reward("", text) for text in texts) / len(texts)  # the built-in truth reads the response alone
-    means = {reward.name: float(rollout.extra[:, k].mean()) for k, reward in enumerate(trainer.extra_rewards)}
-    return {
-        "reward": float(rollout.reward.mean()),
-        "bonus": float(rollout.bonus.mean()),
-        **({"extra_rewards": means} if means else {}),
-        "score": float(rollout.scores.mean()),
-        "score_over_reference": float((rollout.scores - rollout.weighted_extra - rollout.baseline).mean()),
-        "true_reward": truth,
-        "kl": float(rollout.kl.mean()),
-        "response_tokens": float(rollout.mask.sum(dim=1).mean()),
-        "finished": float(rollout.finished.float().mean()),
-    }
-
-
-def timing(rollout: Rollout, seconds: dict[str, float]) -> dict[str, Any]:
-    """Seconds of each part and response tokens per second of the whole iteration."""
-    tokens = float(rollout.mask.sum())
-    return {
-        "seconds": {name: round(value, 3) for name, value in seconds.items()},
-        "tokens_per_second": round(tokens / max(sum(seconds.values()), 1e-9), 1),
-    }
 
 
 if __name__ == "__main__":

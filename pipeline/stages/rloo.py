@@ -56,7 +56,7 @@ def run(context: StageContext) -> dict[str, Any]:
 
     # --- RLOO or GRPO -------------------------------------------------------------------------------------------------
     kind, schema = TRAINERS[aligner]
-    fixed = trl_arguments(aligner, settings, recipe)
+    fixed = trl_arguments(aligner, settings, ppo, recipe.model.max_response_tokens)
     arguments = hf_trainer.trainer_config(
         aligner, settings, schema, context.checkpoints, recipe.seed, context.world, **fixed
     )

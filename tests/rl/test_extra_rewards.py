@@ -21,7 +21,6 @@ from private_rlhf.reward_models.checkpoint import METADATA_FILE, RewardMetadata,
 from private_rlhf.reward_models.extra_rewards import ExtraReward, checked, load_extra_rewards
 from private_rlhf.reward_models.model import build_reward_backbone, set_score_weight
 from private_rlhf.stages.declarations import preflight, stage_of
-from private_rlhf.stages.ppo import describe
 
 CPU = torch.device("cpu")
 SMALL = {"rollouts": 8, "minibatch_size": 4, "ppo_epochs": 1}
@@ -79,7 +78,7 @@ def test_their_weighted_sum_is_added_to_the_score_and_to_nothing_else(problem: A
     torch.testing.assert_close(rollout.scores, plain.scores - 6.0 + 0.5 * sizes)
     torch.testing.assert_close(rollout.extra, torch.stack([torch.full((8,), 3.0), sizes.float()], dim=1))
     assert torch.equal(rollout.reward, plain.reward)
-    entry = describe(rollout, trainer, False)
+    entry = trainer.describe(rollout, False)
     assert entry["extra_rewards"] == pytest.approx({"nice": 3.0, "long": float(sizes.float().mean())})
     assert entry["score_over_reference"] == pytest.approx(float((plain.scores - plain.baseline).mean()), abs=1e-5)
     assert entry["score"] == pytest.approx(float(rollout.scores.mean()))
@@ -109,7 +108,7 @@ def test_ppo_follows_an_extra_reward(problem: Any) -> None:
 def test_without_any_the_history_says_nothing_of_them(problem: Any) -> None:
     trainer = problem.trainer(**SMALL)
     rollout, _ = trainer.collect(0)
-    assert "extra_rewards" not in describe(rollout, trainer, False)
+    assert "extra_rewards" not in trainer.describe(rollout, False)
     assert not rollout.weighted_extra.any()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,9 +45,8 @@ def trainer(problem: Problem, base: Path, aligner: AlignerName, lora: bool = Tru
     settings = GroupConfig(
         **{"lora": LoraSettings(rank=8) if lora else None, "trainer_args": {"disable_tqdm": True}, **given}
     )
-    recipe: Any = SimpleNamespace(ppo=PpoConfig(kl_coef=KL_COEF), model=SimpleNamespace(max_response_tokens=CAP))
     kind, schema = TRAINERS[aligner]
-    fixed = trl_arguments(aligner, settings, recipe)
+    fixed = trl_arguments(aligner, settings, PpoConfig(kl_coef=KL_COEF), CAP)
     words = Tokenizer(WordLevel({str(number): number for number in range(VOCABULARY)}, unk_token=str(PAD)))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token=str(PAD), eos_token=str(EOS))
     renderer: Any = StubRenderer(tokenizer=tokenizer)

@@ -1,0 +1,113 @@
+"""The public Python API: names, signatures, examples, and folders with modules of the same names as ours."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import private_rlhf
+import pytest
+from private_rlhf import gibbs_weights, privatize
+from private_rlhf.core.errors import UserError
+from private_rlhf.privacy.keys import PrivacyKey
+
+SIGNATURES = {
+    "privatize": ["labels", "epsilon", "key", "ids"],
+    "read_release": ["directory"],
+    "verify_release": ["folder", "signer", "as_published"],
+    "load_recipe": ["path", "overrides"],
+    "run": ["recipe", "folder", "start", "only"],
+    "private_likelihood_loss": ["margin", "private_label", "noise"],
+    "gibbs_weights": ["scores", "kl_coef"],
+    "RandomizedResponse": ["epsilon"],
+    "LabelNoise": ["epsilon", "exact_keep"],
+    "sample_key": ["parts"],
+    "Sampling": ["max_new_tokens", "temperature", "top_p"],
+    "sample_responses": [
+        "model", "prompts", "keys", "sampling", "pad_token_id", "eos_token_id", "batch_size", "progress",
+    ],
+}  # fmt: skip
+FROM_POLICY = [
+    "policy", "tokenizer", "reward", "prompts", "settings", "max_prompt_tokens", "max_response_tokens", "seed",
+    "accelerator",
+]  # fmt: skip
+
+
+def test_every_public_name_exists() -> None:
+    assert set(private_rlhf.__all__) == set(private_rlhf._MODULES) <= set(dir(private_rlhf))
+    for name in private_rlhf.__all__:
+        assert getattr(private_rlhf, name).__doc__, name
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = private_rlhf.nothing
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_public_signatures(name: str) -> None:
+    assert list(inspect.signature(getattr(private_rlhf, name)).parameters) == SIGNATURES[name]
+
+
+def test_the_signature_of_the_trainer() -> None:
+    assert list(inspect.signature(private_rlhf.PpoTrainer.from_policy).parameters) == FROM_POLICY
+
+
+def test_importing_loads_nothing() -> None:
+    program = (
+        "import sys, private_rlhf; private_rlhf.__all__\n"
+        "heavy = {'torch', 'numpy', 'pydantic', 'scipy', 'pyarrow'} & set(sys.modules)\n"
+        "ours = [name for name in sys.modules if name.startswith('private_rlhf.')]\n"
+        "assert not heavy and not ours, (heavy, ours)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_folder_with_modules_of_the_same_names(tmp_path: Path) -> None:
+    for name in ("pipeline", "reward_models"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('of the user')\n")
+    for arguments in (["-m", "private_rlhf.cli", "--help"], ["-c", "import private_rlhf.reward_models.losses"]):
+        done = subprocess.run([sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert bool(done.stdout) == ("-m" in arguments)
+
+
+# --- labels in a program ----------------------------------------------------------------------------------------------
+
+
+def test_keyed_labels_repeat_at_the_stated_rate() -> None:
+    """The key is fixed, so no false alarm; the bound is four standard errors."""
+    key, labels = PrivacyKey(bytes(range(32))), [1, -1] * 2000
+    ids = [f"pair {number}" for number in range(4000)]
+    weak, strong = (privatize(labels, epsilon, key, ids) for epsilon in (2.0, 0.5))
+    assert weak == privatize(labels, 2.0, key, ids)
+    assert privatize(labels[::-1], 2.0, key, ids[::-1]) == weak[::-1]
+    flips = [{i for i, z in enumerate(drawn) if z != labels[i]} for drawn in (weak, strong)]
+    for flipped, alpha in zip(flips, (0.8808, 0.6225), strict=True):
+        assert abs(len(flipped) / 4000 - (1 - alpha)) < 4 * 0.0079
+
+
+def test_labels_without_a_key_are_drawn_anew() -> None:
+    labels = [1] * 400
+    assert privatize(labels, 0.5) != privatize(labels, 0.5)  # equal with probability below 1e-100
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"epsilon": 0.0},
+        {"labels": [1, 0]},
+        {"ids": ["a", "b"]},
+        {"key": PrivacyKey(bytes(32))},
+        {"key": PrivacyKey(bytes(32)), "ids": ["a", "a"]},
+        {"key": PrivacyKey(bytes(32)), "ids": ["a"]},
+    ],
+)
+def test_wrong_lists_are_refused(wrong: dict) -> None:
+    with pytest.raises(UserError):
+        privatize(**{"labels": [1, -1], "epsilon": 1.0, **wrong})
+
+
+def test_gibbs_weights_are_numbers() -> None:
+    import numpy as np
+
+    assert gibbs_weights(np.zeros(4), 1.0).tolist() == [0.25] * 4
