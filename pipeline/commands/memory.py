@@ -57,7 +57,8 @@ Terms = dict[str, float]
 
 @dataclass(frozen=True)
 class Machine:
-    """device: `cpu` or `cuda`. limit: bytes of one process. processes: that share a batch. sharded: FSDP2 splits weights. packs: decoding uses packed copies of the weights (`lm.kernels.packed`)."""
+    """device: `cpu` or `cuda`. limit: bytes of one process. processes: that share a batch. sharded: FSDP2
+    splits weights. packs: decoding uses packed copies of them (`lm.kernels.packed`)."""
 
     device: str
     limit: float
