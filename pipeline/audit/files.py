@@ -30,7 +30,7 @@ NEVER = np.iinfo(np.int64).max
 
 
 def texts_in_files(view: View) -> Iterator[Guesses]:
-    """For each file that is no table: the response it holds, the one it holds first, the one it holds oftener."""
+    """For each file that is no table: the response it holds, the one it holds first, the one it holds more often."""
     pieces = own_pieces(view)
     if not pieces:
         return

@@ -15,9 +15,9 @@ MOST_TABLES = 6  # joint outcomes are 2^tables
 
 
 def private_label(view: View) -> Iterator[Guesses]:
-    """Believe z. Right with probability alpha, if the mechanism keeps labels as often as it says and no oftener.
+    """Believe z. Right with probability alpha, if the mechanism keeps labels as often as it says and no more often.
 
-    Then for each z alone, in every frame: a mechanism that looks at the label keeps one of the two oftener.
+    Then for each z alone, in every frame: a mechanism that looks at the label keeps one of the two more often.
     """
     for table in view.tables:
         stated = table.z != 0

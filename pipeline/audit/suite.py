@@ -74,7 +74,7 @@ SPECS = {
     spec.name: spec
     for spec in (
         Spec(
-            "private label", (4,), "the mechanism keeps labels oftener than it says: do not release, mend the mechanism"
+            "private label", (4,), "the mechanism keeps labels more often than it says: do not release; fix it"
         ),
         Spec("column order", (1,), "put the two responses in an order that does not depend on the label"),
         Spec("public signs", (1, 5, 7), "let no id, place or order depend on the label"),

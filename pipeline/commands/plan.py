@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +11,6 @@ import typer
 from private_rlhf.commands.options import Force
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.outputs import json_with, output_file
-
-UNKNOWN = "unknown here (no GPU to calibrate on)"
 
 
 def plan(
@@ -23,21 +22,20 @@ def plan(
     model_config: Annotated[
         Path | None, typer.Option("--model-config", help="config.json of a model that is not here.")
     ] = None,
-    calibrate: Annotated[
-        bool, typer.Option("--calibration/--no-calibration", help="Time some steps of the model for the hours.")
-    ] = True,
+    _calibrate: Annotated[
+        bool, typer.Option("--calibration/--no-calibration", hidden=True, help="Ignored: hours are not estimated.")
+    ] = False,
     output: Annotated[Path | None, typer.Option("--json", help="Write the plan here as JSON.")] = None,
     force: Force = False,
     overrides: Annotated[list[str] | None, typer.Argument(help="section.key=value, e.g. ppo.minibatch_size=8")] = None,
 ) -> None:
-    """Predict tokens, memory and hours of every stage; refuse what cannot fit."""
-    from dataclasses import replace
+    """Estimate the peak memory of every stage; refuse what cannot fit."""
 
+    from private_rlhf.commands.memory import GIB, Machine, estimate, this_machine
     from private_rlhf.core import atomic
     from private_rlhf.core.rundir import RunDir
     from private_rlhf.core.world import declared_world
     from private_rlhf.lm.numerics import resolve_dtype
-    from private_rlhf.planning import plan as planning
     from private_rlhf.recipe import Recipe
     from private_rlhf.recipe.load import load_recipe
 
@@ -51,24 +49,34 @@ def plan(
     recipe = load_recipe(Recipe, config, overrides or [])
     recipe.data.check_preferences()
     run = RunDir(run_dir or Path("runs") / recipe.name)
-    here = planning.this_machine()
-    machine = planning.gpus(gpus, gpu_memory, sharded) if gpus and gpu_memory else here
+    here = machine = this_machine()
+    if gpus and gpu_memory:
+        machine = Machine("cuda", gpu_memory * GIB, gpus, sharded)
     if machine.device == here.device:
         model = resolve_dtype(recipe.model, run.saved("model", "dtype"), run.root, declared_world())
         recipe = replace(recipe, model=model)
     elif recipe.model.dtype == "auto":
-        recipe = replace(recipe, model=replace(recipe.model, dtype="bfloat16"))  # what a GPU of today multiplies fast
-    made = planning.make_plan(recipe, run, machine, model_config)
-    planning.check_fits(made)
-    unknown = None
-    if machine.device != here.device:
-        unknown = UNKNOWN
-    elif not calibrate:
-        unknown = "not asked for (--no-calibration)"
-    else:
-        from private_rlhf.planning.calibration import with_hours
-
-        made, unknown = with_hours(made, model_config)
-    print("\n".join(planning.table(made, unknown)))
+        recipe = replace(recipe, model=replace(recipe.model, dtype="bfloat16"))  # fast on every recent GPU
+    made = estimate(recipe, machine, model_config)
+    made.check_fits()
+    for name, terms in made.peaks.items():
+        largest = sorted(terms, key=lambda term: -terms[term])[:3]
+        described = ", ".join(f"{term} {terms[term] / GIB:.2f}" for term in largest)
+        print(f"{name:<10}{sum(terms.values()) / GIB:>7.2f} GiB: {described}")
+    limit = machine.limit / GIB
+    print(f"there are {limit:.1f} GiB for each of {machine.processes} process(es) on {machine.device}")
+    print("an estimate for texts as long as the recipe allows; leave a margin of a third")
     if output is not None:
-        atomic.write_text(output, json.dumps(planning.as_json(made), indent=2) + "\n")
+        stages = {
+            name: {"bytes": round(sum(terms.values())), "terms": {term: round(size) for term, size in terms.items()}}
+            for name, terms in made.peaks.items()
+        }
+        document = {
+            "recipe": recipe.name,
+            "dtype": recipe.model.dtype,
+            "device": machine.device,
+            "processes": machine.processes,
+            "limit_bytes": round(machine.limit),
+            "stages": stages,
+        }
+        atomic.write_text(output, json.dumps(document, indent=2) + "\n")

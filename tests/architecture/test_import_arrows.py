@@ -36,7 +36,7 @@ FLOORS = (
     ("private_rlhf",),  # the command line and the runner
     ("private_rlhf.stages",),
     ("private_rlhf.commands",),
-    ("private_rlhf.planning", "private_rlhf.validation", "private_rlhf.benchmark"),
+    ("private_rlhf.validation", "private_rlhf.benchmark"),
     ("private_rlhf.rl", "private_rlhf.evaluation", "private_rlhf.online"),
     ("private_rlhf.reward_models", "private_rlhf.audit"),
     ("private_rlhf.lm", "private_rlhf.report"),

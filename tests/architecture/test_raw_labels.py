@@ -87,7 +87,6 @@ ASKS_WHERE = {
     "pipeline/data/enough.py",  # how many pairs there are
     "pipeline/data/overlap.py",  # the guard
     "pipeline/data/protected.py",  # the one that opens them
-    "pipeline/planning/tokens.py",  # lengths of texts, before a run
     "pipeline/stages/count.py",  # the name, for the ledger
     "pipeline/stages/privatize.py",  # the name, for the ledger and the manifest
     "pipeline/stages/statistic.py",  # the name, for the ledger

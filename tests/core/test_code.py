@@ -13,12 +13,12 @@ LEARN = ("sft", "reward", "ppo", "dpo", "rloo")
 
 @pytest.mark.parametrize("stage", sorted({stage.module_name.rpartition(".")[2] for stage in STAGES}))
 def test_a_stage_is_made_of_what_it_imports(stage: str) -> None:
-    """Not of the commands, the plan, the validation studies and the attacks; a report's plots train nothing again."""
+    """Not of the commands, the validation studies and the attacks; a report's plots train nothing again."""
     files = code.source_files(f"private_rlhf.stages.{stage}")
     assert f"pipeline/stages/{stage}.py" in files
     assert {"pipeline/recipe/recipe.py", "pipeline/core/__init__.py", "pipeline/__init__.py"} <= set(files)
     rooms = {Path(name).parts[1] for name in files}
-    assert not rooms & {"cli.py", "runner.py", "commands", "planning", "validation", "audit"}
+    assert not rooms & {"cli.py", "runner.py", "commands", "validation", "audit"}
     assert ("report" in rooms) == (stage == "report")
     others = {Path(name).name for name in files if Path(name).parent.name == "stages"}
     assert others == {"__init__.py", "context.py", f"{stage}.py"}

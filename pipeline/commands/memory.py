@@ -1,0 +1,349 @@
+"""Peak memory of each stage before it runs, for decoders of Llama's kind.
+
+It counts weights, optimiser states, gradients, activations, logits and KV cache of one process, in bytes; every text
+is as long as the recipe allows. It does not know what kernels, the allocator and communication keep for themselves, nor
+the length of your texts: leave a margin of a third. Nothing is measured.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import try_to_load_from_cache
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.world import declared_world, on_cpu
+from private_rlhf.evaluation.samples import KL_TEXTS
+from private_rlhf.lm.kernels import runs
+from private_rlhf.lm.kernels.attention import LONG
+from private_rlhf.lm.models import add_lora, base_checkpoint
+from private_rlhf.lm.trunk import frozen_layers
+from private_rlhf.recipe import LoraSettings, ModelConfig, Recipe
+from transformers import AutoConfig, AutoModelForCausalLM
+
+GIB = 1 << 30
+FLOAT = 4
+"""Bytes of float32: all that learns, and its gradient."""
+FOUR_BIT = 0.5 + FLOAT / 64
+"""Bytes of a weight in NF4, with a float32 scale for each 64."""
+STATES = {None: 8, "adamw": 8, "adamw_8bit": 2, "paged_adamw_8bit": 2, "adafactor": 0, "sgd": 0}
+"""Bytes of an optimiser per number that learns."""
+PROCESS = 0.75 * GIB
+"""Python and its libraries, or a CUDA context: a round number."""
+CGROUP = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+BATCH = ("activations", "logits", "KV cache")
+"""Terms that grow with a batch."""
+REMEDIES = {
+    "activations": "lower {section}.micro_batch_size, or model.max_text_tokens and max_prompt_tokens",
+    "logits": "lower {section}.micro_batch_size, or model.max_text_tokens and max_response_tokens",
+    "KV cache": "lower {batch} or model.max_response_tokens",
+    "packed weights": "take a smaller model or fewer processes on this machine",
+    "gathered weights": "set ppo.gather_once=false, which takes more time",
+    "reference": "train an adapter ({section}.lora) in place of all weights",
+    "optimizer": "train an adapter ({section}.lora) in place of all weights, or more GPUs with --sharded",
+    "gradients": "train an adapter ({section}.lora) in place of all weights, or more GPUs with --sharded",
+    "weights": "a smaller model, ppo.quantize=4bit under an adapter, or more GPUs with --sharded",
+}
+
+Terms = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """device: `cpu` or `cuda`. limit: bytes of one process. processes: that share a batch. sharded: FSDP2
+    splits weights. packs: decoding uses packed copies of them (`lm.kernels.packed`)."""
+
+    device: str
+    limit: float
+    processes: int
+    sharded: bool = False
+    packs: bool = False
+
+
+@dataclass(frozen=True)
+class Shape:
+    """parameters: of the model, tied weights once; `linear` of them in decoder layers. groups: key-value heads."""
+
+    parameters: int
+    linear: int
+    layers: int
+    hidden: int
+    inner: int
+    heads: int
+    groups: int
+    head_size: int
+    vocabulary: int
+
+    def cut(self, layers: int | None) -> Shape:
+        """The reward backbone: embeddings and the first `layers` layers (None: all)."""
+        kept = min(layers or self.layers, self.layers)
+        linear = self.linear * kept // self.layers
+        return replace(self, layers=kept, linear=linear, parameters=linear + self.vocabulary * self.hidden)
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """trained: numbers that learn. adapted: weights under the adapter. layers: that keep activations."""
+
+    trained: int
+    adapted: int
+    layers: int
+
+
+@dataclass(frozen=True)
+class Learner:
+    """A language model that a stage trains. dtype: bytes of a frozen weight. states: optimiser bytes per number.
+    summed: gradients are kept over micro-batches. recomputes: gradient checkpointing."""
+
+    shape: Shape
+    adapter: Adapter | None
+    dtype: int
+    states: float
+    summed: bool = False
+    four_bit: bool = False
+    recomputes: bool = False
+
+    @property
+    def trained(self) -> int:
+        """Numbers that learn."""
+        return self.shape.parameters if self.adapter is None else self.adapter.trained
+
+    @property
+    def weights(self) -> float:
+        """All weights, the adapter's included."""
+        shape = self.shape
+        if self.adapter is None:
+            return shape.parameters * FLOAT
+        linear = shape.linear * (FOUR_BIT if self.four_bit else self.dtype)
+        return linear + (shape.parameters - shape.linear) * self.dtype + self.adapter.trained * FLOAT
+
+    def moments(self, split: int, texts: float, length: int, responses: int) -> list[Terms]:
+        """Start and end of a backward pass over `texts` rows of `length` tokens, and saving.
+
+        split: parts of what learns. responses: tokens of a row whose logits are computed.
+        """
+        shape, dtype = self.shape, FLOAT if self.adapter is None else self.dtype
+        held = {"weights": self.weights / split, "optimizer": self.trained * self.states / split}
+        one = activation(shape, dtype, length)
+        layers = shape.layers if self.adapter is None else self.adapter.layers
+        kept = layers * shape.hidden * dtype + one if self.recomputes else layers * one
+        gradients = self.trained * FLOAT / split
+        merged = shape.parameters if self.adapter is None else self.adapter.adapted
+        return [
+            {**held, "activations": texts * length * kept, "gradients": gradients if self.summed else 0,
+             "logits": 2 * texts * responses * shape.vocabulary * dtype},
+            {**held, "gradients": gradients},
+            {**held, "merged weights": merged * (self.dtype + (FLOAT if self.adapter else 0))},
+        ]  # fmt: skip
+
+
+def activation(shape: Shape, dtype: int, length: int) -> float:
+    """Bytes that one layer keeps of one token for the backward pass: two norms in float32, the projections and four
+    inner states of the gated MLP in the dtype, and in short rows, of `length` tokens, the attention weights."""
+    linear = 2 * shape.hidden + 2 * (shape.heads + shape.groups) * shape.head_size + 4 * shape.inner
+    attention = shape.heads * length if length <= LONG else 0
+    return 2 * shape.hidden * FLOAT + dtype * (linear + attention)
+
+
+def _size(terms: Terms) -> float:
+    return sum(terms.values())
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The peak of every stage of a recipe that runs a model. adapters: by stage that trains, None for all weights."""
+
+    recipe: Recipe
+    shape: Shape
+    adapters: Mapping[str, Adapter | None]
+    machine: Machine
+
+    @property
+    def peaks(self) -> dict[str, Terms]:
+        """Stage to the terms of its largest moment."""
+        recipe = self.recipe
+        stages: dict[str, list[Terms]] = {"sft": self._learning("sft", recipe.sft, 1)}
+        if recipe.reward.external is None:
+            stages["reward"] = self._reward()
+        stages[recipe.aligner] = self._dpo() if recipe.aligner == "dpo" else self._on_prompts()
+        stages["evaluate"] = self._evaluate()
+        peaks = {name: max(moments, key=_size) for name, moments in stages.items()}
+        return {name: {"process": PROCESS, **terms} for name, terms in peaks.items()}
+
+    @property
+    def _dtype(self) -> int:
+        return 2 if self.recipe.model.dtype == "bfloat16" else FLOAT
+
+    @property
+    def _backbone(self) -> Shape:
+        return self.shape.cut(self.recipe.reward.num_layers)
+
+    def _learner(self, stage: str, settings: Any) -> tuple[Learner, int]:
+        """The model that a stage trains, and rows of a micro-batch of one process."""
+        share = max(1, settings.batch_size // self.machine.processes)
+        micro = min(settings.micro_batch_size or share, share)
+        keys = vars(settings) if stage == "ppo" else settings.trainer_args
+        shape = self._backbone if stage == "reward" else self.shape
+        return Learner(
+            shape, self.adapters[stage], self._dtype, STATES[getattr(settings, "optimizer", None)], micro < share,
+            getattr(settings, "quantize", None) is not None, bool(keys.get("gradient_checkpointing")),
+        ), micro  # fmt: skip
+
+    def _learning(self, stage: str, settings: Any, texts: int, logits: bool = True) -> list[Terms]:
+        """Training on given texts, `texts` of them in a row of a batch."""
+        learner, micro = self._learner(stage, settings)
+        model = self.recipe.model
+        responses = model.max_text_tokens - model.max_prompt_tokens if logits else 0
+        return learner.moments(self._split, texts * micro, model.max_text_tokens, responses)
+
+    @property
+    def _split(self) -> int:
+        return self.machine.processes if self.machine.sharded else 1
+
+    def _reward(self) -> list[Terms]:
+        settings, shape, length = self.recipe.reward, self._backbone, self.recipe.model.max_text_tokens
+        inner = settings.feature_batch_size * length * activation(shape, self._dtype, length)  # of one layer at a time
+        moments: list[Terms] = [{"weights": shape.parameters * self._dtype, "activations": inner}]
+        return moments if settings.mode == "head" else moments + self._learning("reward", settings, 2, logits=False)
+
+    def _dpo(self) -> list[Terms]:
+        reference = self.shape.parameters * FLOAT if self.recipe.dpo.lora is None else 0
+        return [{"reference": reference, **terms} for terms in self._learning("dpo", self.recipe.dpo, 2)]
+
+    def _on_prompts(self) -> list[Terms]:
+        stage, model, machine = self.recipe.aligner, self.recipe.model, self.machine
+        settings = getattr(self.recipe, stage)
+        learner, micro = self._learner(stage, settings)
+        length = model.max_prompt_tokens + model.max_response_tokens
+        steps = learner.moments(self._split, micro, length, model.max_response_tokens)
+        held: Terms = {"reward model": self._backbone.parameters * self._dtype}
+        if settings.lora is None:
+            held["reference"] = self.shape.parameters * FLOAT / (self._split if stage == "ppo" else 1)
+        sampling = self._decoding(FLOAT if settings.lora is None else self._dtype, settings.generate_batch_size)
+        if machine.sharded and stage == "ppo" and settings.gather_once:
+            sampling["gathered weights"] = learner.weights
+        between = {name: steps[0][name] for name in ("weights", "optimizer")}
+        return [{**held, **terms} for terms in ({**between, **sampling}, *steps)]
+
+    def _evaluate(self) -> list[Terms]:
+        settings, shape = self.recipe.evaluate, self.shape
+        held = {
+            "weights": 2 * shape.parameters * self._dtype,
+            "reward model": self._backbone.parameters * self._dtype,
+        }
+        reading = 2 * KL_TEXTS * self.recipe.model.max_response_tokens * shape.vocabulary * self._dtype
+        return [{**held, **self._decoding(self._dtype, settings.batch_size)}, {**held, "logits": reading}]
+
+    def _decoding(self, dtype: int, batch: int) -> Terms:
+        """What decoding a batch adds to the weights."""
+        shape, model = self.shape, self.recipe.model
+        texts = math.ceil(batch / self.machine.processes)
+        token = 2 * shape.groups * shape.head_size * dtype * shape.layers
+        packed = (shape.linear + shape.vocabulary * shape.hidden) * dtype if self.machine.packs else 0
+        return {
+            "KV cache": texts * (model.max_prompt_tokens + model.max_response_tokens) * token,
+            "packed weights": packed,
+            "logits": 2 * texts * shape.vocabulary * FLOAT,
+        }
+
+    def check_fits(self) -> None:
+        """Raise UserError with the stage that needs most, its largest term and a remedy, where it exceeds the limit."""
+        peaks, limit = self.peaks, self.machine.limit
+        section, terms = max(peaks.items(), key=lambda item: sum(item[1].values()))
+        needed = sum(terms.values())
+        if needed <= limit:
+            return
+        fits = needed - sum(terms.get(name, 0.0) for name in BATCH) <= limit  # with a small batch, or weights change
+        named = [name for name in terms if name in REMEDIES and (name in BATCH) == fits]
+        term = max(named or terms, key=lambda name: terms[name])
+        batch = "evaluate.batch_size" if section == "evaluate" else f"{section}.generate_batch_size"
+        remedy = REMEDIES.get(term, "take a machine with more memory").format(section=section, batch=batch)
+        if section == "ppo" and term == "activations" and not self.recipe.ppo.gradient_checkpointing:
+            remedy += ", or set ppo.gradient_checkpointing=true"
+        raise UserError(
+            f"{section} needs {needed / GIB:.1f} GiB per process and has {limit / GIB:.1f}, "
+            f"for texts as long as the recipe allows; of it {term} ({terms[term] / GIB:.1f} GiB): {remedy}"
+        )
+
+
+def estimate(recipe: Recipe, machine: Machine, model_config: Path | None = None) -> Estimate:
+    """The estimate of a recipe that states its dtype. UserError: the model's config is not here, or not usable."""
+    config = config_of(recipe.model, model_config)
+    shape = shape_of(skeleton(config))
+    settings = {"sft": recipe.sft.lora, recipe.aligner: getattr(recipe, recipe.aligner).lora}
+    if recipe.reward.external is None and recipe.reward.mode != "head":
+        settings["reward"] = recipe.reward.lora if recipe.reward.mode == "lora" else None
+    adapters = {stage: adapter_of(config, lora) for stage, lora in settings.items()}
+    if (layers := recipe.reward.num_layers) and (whole := adapters.get("reward")):
+        share = layers / shape.layers
+        adapters["reward"] = Adapter(
+            round(whole.trained * share), round(whole.adapted * share), min(layers, whole.layers)
+        )
+    return Estimate(recipe, shape, adapters, machine)
+
+
+def config_of(settings: ModelConfig, path: Path | None = None) -> Path:
+    """The folder or file with the model's config: `path`, its checkpoint here, or the hub's cache. UserError: none."""
+    if path is not None:
+        if not path.exists():
+            raise UserError(f"--model-config {path}: no such file: give the model's config.json")
+        return path
+    source = base_checkpoint(settings)
+    if Path(source).is_dir():
+        return Path(source)
+    cached = try_to_load_from_cache(source, "config.json", revision=settings.revision)
+    if isinstance(cached, str):
+        return Path(cached)
+    raise UserError(
+        f"model.source {source} is not on this machine: give its shape with --model-config PATH/config.json"
+    )
+
+
+def skeleton(config: Path) -> Any:
+    """A causal LM without weights (meta device). UserError for a config that transformers does not know."""
+    try:
+        settings = AutoConfig.from_pretrained(config)
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(settings, dtype=torch.bfloat16)
+    except (OSError, ValueError, KeyError) as error:
+        cause = " ".join(str(error).split())[:160]
+        raise UserError(f"{config} is not a config of a causal language model ({cause}): give another") from None
+
+
+def shape_of(model: Any) -> Shape:
+    """The shape of a causal LM."""
+    config, layers = model.config.get_text_config(), model.get_decoder().layers
+    heads = config.num_attention_heads
+    groups = getattr(config, "num_key_value_heads", None) or heads
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    parameters, linear = (sum(each.numel() for each in part.parameters()) for part in (model, layers))
+    inner, vocabulary = config.intermediate_size, config.vocab_size
+    return Shape(parameters, linear, len(layers), config.hidden_size, inner, heads, groups, head_size, vocabulary)
+
+
+def adapter_of(config: Path, settings: LoraSettings | None) -> Adapter | None:
+    """The adapter of these settings on the model; None for all weights. UserError: modules that it does not have."""
+    if settings is None:
+        return None
+    model = add_lora(skeleton(config), settings, seed=0)
+    adapted = sum(each.numel() for name, each in model.named_parameters() if name.endswith(".base_layer.weight"))
+    trained = sum(each.numel() for each in model.parameters() if each.requires_grad)
+    return Adapter(trained, adapted, len(model.get_base_model().get_decoder().layers) - frozen_layers(model))
+
+
+def this_machine() -> Machine:
+    """CPU: a process's share of the memory of the machine or its container; GPU: all of the first one."""
+    processes = declared_world().size
+    if not on_cpu():
+        device: Any = torch.accelerator.current_accelerator()
+        return Machine("cuda", torch.get_device_module(device).get_device_properties(0).total_memory, processes)
+    total = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    for path in CGROUP:
+        if path.is_file() and (text := path.read_text(encoding="utf-8").strip()).isdecimal():
+            total = min(total, float(text))
+    return Machine("cpu", total / int(os.environ.get("LOCAL_WORLD_SIZE", processes)), processes, packs=runs("packed"))
