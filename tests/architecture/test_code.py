@@ -151,7 +151,16 @@ def test_top_level_is_what_the_design_says(root: Path) -> None:
     top = {path.relative_to(root).parts[0] for path in tracked(root)}
     plain = {name for name in top if not name.startswith(".")}
     assert plain <= {"pyproject.toml", "pipeline", "configs", "reward_models", "launch", "tests", "README.md",
-                     "Makefile", "LICENSE", "CHANGELOG.md", "SECURITY.md", "docs", "mkdocs.yml"}
+                     "Makefile", "LICENSE", "CHANGELOG.md", "SECURITY.md", "docs", "mkdocs.yml", "lab"}
+
+
+def test_the_lab_has_the_version_of_the_product(root: Path) -> None:
+    import tomllib
+
+    product, lab = (tomllib.loads((root / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+                    for folder in (".", "lab"))
+    assert lab["version"] == product["version"]
+    assert lab["dependencies"] == [f"private-rlhf[all]=={product['version']}"]
 
 
 def test_test_names_do_not_clash(root: Path) -> None:

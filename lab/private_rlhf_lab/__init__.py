@@ -1,0 +1,1 @@
+"""Studies, accountants and benches around private-rlhf."""
