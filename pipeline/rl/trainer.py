@@ -125,10 +125,9 @@ class PpoTrainer:
             UserError: the policy has no modules of the adapter's names.
         """
         reference = None
-        if isinstance(policy, PeftModel):
-            hidden_size = policy.get_base_model().config.hidden_size
-        else:
-            hidden_size = policy.config.hidden_size
+        base: Any = policy.get_base_model() if isinstance(policy, PeftModel) else policy
+        hidden_size = base.config.hidden_size
+        if not isinstance(policy, PeftModel):
             if settings.lora is not None:
                 policy = add_lora(policy, settings.lora, seed)
             else:

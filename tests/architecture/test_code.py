@@ -155,6 +155,15 @@ def test_top_level_is_what_the_design_says(root: Path) -> None:
                      "mkdocs.yml", "lab"}
 
 
+def test_the_lab_has_the_version_of_the_product(root: Path) -> None:
+    import tomllib
+
+    product, lab = (tomllib.loads((root / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+                    for folder in (".", "lab"))
+    assert lab["version"] == product["version"]
+    assert lab["dependencies"] == [f"private-rlhf[all]=={product['version']}"]
+
+
 def test_test_names_do_not_clash(root: Path) -> None:
     """Without `--import-mode=importlib` (or packages), two test files of one name stop pytest."""
     import tomllib
