@@ -1,8 +1,9 @@
 """Measures of the house, read from the syntax trees: `python tests/architecture/measures.py [CHECKOUT]`.
 
 Lines by room, functions that take the whole recipe or a stage's context, what `stages.ppo` loads, and the journey of
-`context` through calls from a stage's `run`: files, and returns (a call into a file that was left). It follows top-level
-functions only, not methods or class constructors, so it counts fewer than the review of 13e2ce0 did. Checkouts whose packages were still called `pipeline` and `reward_models` can be measured too.
+`context` through calls from a stage's `run`: files, and returns (a call into a file that was left). The journey follows
+top-level functions, not methods or class constructors, so it counts fewer than the review of 13e2ce0 did. Checkouts
+whose packages were still called `pipeline` and `reward_models` can be measured too.
 """
 
 from __future__ import annotations
