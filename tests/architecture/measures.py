@@ -1,0 +1,152 @@
+"""Measures of the house, read from the syntax trees: `python tests/architecture/measures.py [CHECKOUT]`.
+
+Lines by room, functions that take the whole recipe or a stage's context, what `stages.ppo` loads, and the journey of
+`context` through calls from a stage's `run`: files, and returns (a call into a file that was left). The journey follows
+top-level functions, not methods or class constructors, so it counts fewer than the review of 13e2ce0 did. Checkouts
+whose packages were still called `pipeline` and `reward_models` can be measured too.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import rooms
+from rooms import Sources, closure, dotted, read_sources, room_of
+
+AUDIT = ("attacks", "audit")
+ROOT_FILES = {f"pipeline/{name}.py" for name in ("cli", "runner", "launcher", "repeat", "__init__", "twins",
+                                                "twin_files", "twin_answers")}  # fmt: skip
+PASSENGERS = ("Recipe", "StageContext", "RunDir")
+JOURNEYS = ("ppo", "reward", "evaluate")
+
+
+def names_whole(tree: ast.AST) -> set[str]:
+    """Those of `PASSENGERS` that a module imports, annotates with (also as text) or takes as an attribute."""
+    found = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    found |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    found |= {node.name for node in ast.walk(tree) if isinstance(node, ast.alias)}
+    found |= {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return found & set(PASSENGERS)
+
+
+def takers(tree: ast.AST, *passengers: str) -> list[ast.FunctionDef]:
+    """Functions with a parameter whose type names one of the passengers."""
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
+            and any(each.annotation is not None and names_whole(each.annotation) & set(passengers)
+                    for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs))]  # fmt: skip
+
+
+def short_room(path: str) -> str:
+    """The room without the package's name; `` for files directly in `pipeline/`."""
+    parts = path.split("/")
+    return "reward_models" if parts[0] == "reward_models" else parts[1] if len(parts) > 2 else ""
+
+
+def functions(sources: Sources) -> dict[str, tuple[str, ast.FunctionDef]]:
+    """`module:name` -> (path, definition) of every top-level function."""
+    return {f"{dotted(path)}:{node.name}": (path, node) for path, tree in sources.items() for node in tree.body
+            if isinstance(node, ast.FunctionDef)}  # fmt: skip
+
+
+def visible(tree: ast.AST, sources: Sources) -> dict[str, str]:
+    """Local name -> `module` or `module:name` of the project, from every import in a tree."""
+    known = {dotted(path) for path in sources}
+    names: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                names[alias.asname or alias.name] = inner if inner in known else f"{node.module}:{alias.name}"
+    return names
+
+
+def journey(sources: Sources, start: str, most: int = 400) -> tuple[int, int]:
+    """(files, returns) of the calls that hand on the first parameter, whole or in part, depth first.
+
+    A call counts where an argument is the passenger or an attribute of it. The trip ends after `most` calls.
+    """
+    table, imported = functions(sources), {path: visible(tree, sources) for path, tree in sources.items()}
+    files, left, returns, calls = set(), set(), 0, 0
+
+    def ride(name: str, carried: frozenset[str], deep: tuple[str, ...]) -> None:
+        nonlocal calls, returns
+        path, function = table[name]
+        files.add(path)
+        for node in ast.walk(function):  # `recipe, run = context.recipe, context.run` carries it on
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name | ast.Tuple):
+                pairs = zip(_parts(node.targets[0]), _parts(node.value), strict=False)
+                carried |= {name.id for name, value in pairs if isinstance(name, ast.Name) and _root(value) in carried}
+        for node in ast.walk(function):
+            if not isinstance(node, ast.Call) or calls >= most:
+                continue
+            values = [*node.args, *(word.value for word in node.keywords)]
+            places = [place for place, value in enumerate(values)
+                      if isinstance(value, ast.Name | ast.Attribute) and _root(value) in carried]  # fmt: skip
+            target = _target(node.func, path, imported[path])
+            if not places or target not in table or target in deep:
+                continue
+            calls += 1
+            where, callee = table[target]
+            if where != path:
+                returns += where in left
+            parameters = [each.arg for each in callee.args.args] + [each.arg for each in callee.args.kwonlyargs]
+            words = {word.arg for word in node.keywords if isinstance(word.value, ast.Name | ast.Attribute)
+                     and _root(word.value) in carried}  # fmt: skip
+            given = {parameters[place] for place in places if place < min(len(node.args), len(parameters))}
+            ride(target, frozenset(given | {word for word in words if word}), (*deep, target))
+            left.add(where)
+
+    first = table[start][1].args.args[0].arg
+    ride(start, frozenset({first}), (start,))
+    return len(files), returns
+
+
+def _parts(node: ast.expr) -> list[ast.expr]:
+    return node.elts if isinstance(node, ast.Tuple) else [node]
+
+
+def _root(value: ast.expr) -> str:
+    while isinstance(value, ast.Attribute):
+        value = value.value
+    return value.id if isinstance(value, ast.Name) else ""
+
+
+def _target(called: ast.expr, path: str, names: Mapping[str, str]) -> str:
+    if isinstance(called, ast.Name):
+        return names.get(called.id, f"{dotted(path)}:{called.id}")
+    if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id in names:
+        return f"{names[called.value.id]}:{called.attr}"
+    return ""
+
+
+def main() -> None:
+    """Prints the measures of a checkout."""
+    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parents[2]
+    if "private_rlhf" not in (root / "pyproject.toml").read_text(encoding="utf-8"):
+        rooms.FOLDERS = {"pipeline": "pipeline", "reward_models": "reward_models"}
+    sources = read_sources(root)
+    length = {path: len((root / path).read_text(encoding="utf-8").splitlines()) for path in sources}
+    by_room: Counter[str] = Counter()
+    for path, count in length.items():
+        by_room[room_of(path)] += count
+    print(f"{len(sources)} files, {sum(length.values())} lines")
+    print("\n".join(f"  {room:32}{count:6}" for room, count in sorted(by_room.items())))
+    upper = {"recipe", "stages", "commands", "planning", "report", "", *AUDIT}
+    for names in (("Recipe",), ("StageContext",), ("Recipe", "StageContext")):
+        below = {path: len(takers(tree, *names)) for path, tree in sources.items() if short_room(path) not in upper}
+        count = sum(len(takers(tree, *names)) for tree in sources.values())
+        print(f"functions that take {' or '.join(names)}: {count}, of them below the stages {sum(below.values())}")
+    package = rooms.FOLDERS["pipeline"]
+    loaded = closure(sources, f"{package}.stages.ppo")
+    print(f"stages.ppo loads {len(loaded)} files, {sum(length[p] for p in sources if dotted(p) in loaded)} lines")
+    for stage in JOURNEYS:
+        trip = journey(sources, f"{package}.stages.{stage}:run")
+        print("context in {}.run: {} files, {} returns".format(stage, *trip))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Who may name the whole recipe, a stage's context or a run directory; no basename twice; every package is installed.
+
+Each table of exceptions only shrinks: a row that is no longer needed fails the test.
+"""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from measures import AUDIT, ROOT_FILES, names_whole
+from rooms import Sources, dotted, room_of
+
+MAY_NAME_RECIPE = ("recipe", "stages", "commands", "planning", "report", *AUDIT)
+MAY_NAME_RUN = (*MAY_NAME_RECIPE, "core/rundir.py", "core/metrics.py", "evaluation/runs.py")
+"""Rooms of `pipeline/`, or files of rooms, and the files that stand directly in it."""
+EXCEPTIONS = {
+    "Recipe": {
+        "pipeline/benchmark/pool.py",
+        "pipeline/data/adopted.py",
+        "pipeline/data/enough.py",
+        "pipeline/data/inputs.py",
+        "pipeline/data/overlap.py",
+        "pipeline/data/protected.py",
+        "pipeline/evaluation/judges.py",
+        "pipeline/evaluation/runs.py",
+        "pipeline/lm/architectures.py",
+        "pipeline/lm/model_card.py",
+        "pipeline/lm/numerics.py",
+        "pipeline/lm/released.py",
+        "pipeline/online/earlier.py",
+        "pipeline/online/labeller.py",
+        "pipeline/online/pool.py",
+        "pipeline/rl/export.py",
+        "pipeline/rl/group.py",
+        "reward_models/backbone.py",
+        "reward_models/external.py",
+        "reward_models/extra_rewards.py",
+        "reward_models/fitted_bonus.py",
+        "reward_models/head.py",
+        "reward_models/pairs.py",
+        "reward_models/scorer.py",
+        "reward_models/training.py",
+    },
+    "StageContext": {
+        "pipeline/data/protected.py",
+        "pipeline/online/pool.py",
+        "reward_models/pairs.py",
+    },
+    "RunDir": {
+        "pipeline/benchmark/pool.py",
+        "pipeline/data/enough.py",
+        "pipeline/data/inputs.py",
+        "pipeline/data/overlap.py",
+        "pipeline/data/protected.py",
+        "pipeline/lm/numerics.py",
+        "pipeline/online/earlier.py",
+        "pipeline/rl/export.py",
+    },
+}
+"""Files that still take it. The lead deletes rows as rooms are narrowed."""
+TWICE = {
+    "arms.py",
+    "attack.py",
+    "audit.py",
+    "calibration.py",
+    "card.py",
+    "central.py",
+    "compare.py",
+    "dependence.py",
+    "dpo.py",
+    "gibbs.py",
+    "guarantee.py",
+    "inputs.py",
+    "ledger.py",
+    "likelihood.py",
+    "linear.py",
+    "losses.py",
+    "metrics.py",
+    "model.py",
+    "noise.py",
+    "plan.py",
+    "plots.py",
+    "pool.py",
+    "rates.py",
+    "released.py",
+    "render.py",
+    "run.py",
+    "samples.py",
+    "scaling.py",
+    "statistic.py",
+    "status.py",
+    "study.py",
+    "sweep.py",
+    "trainer.py",
+}
+"""Basenames that two modules of the package still share."""
+
+
+@pytest.mark.parametrize("name", sorted(EXCEPTIONS))
+def test_only_conductors_name_it(name: str, sources: Sources) -> None:
+    rooms = MAY_NAME_RUN if name == "RunDir" else MAY_NAME_RECIPE
+    allowed = tuple(f"pipeline/{room}" if room.endswith(".py") else f"pipeline/{room}/" for room in rooms)
+    users = {path for path, tree in sources.items() if name in names_whole(tree)
+             and not path.startswith(allowed) and path not in ROOT_FILES}  # fmt: skip
+    assert users == EXCEPTIONS[name]
+
+
+def test_a_name_is_found_in_imports_annotations_and_texts() -> None:
+    tree = ast.parse("from x import Recipe\ndef f(run: 'RunDir'): ...\ndef g(c: a.StageContext): ...")
+    assert names_whole(tree) >= {"Recipe", "RunDir", "StageContext"}
+    assert not names_whole(ast.parse('"""The Recipe."""\nRecipes = 1')) & {"Recipe"}
+
+
+def test_no_basename_stands_twice(sources: Sources) -> None:
+    places = defaultdict(set)
+    for path in sources:
+        places[Path(path).name].add(path)
+    assert {name for name, paths in places.items() if len(paths) > 1} - {"__init__.py", "__main__.py"} == TWICE
+
+
+def test_every_package_is_installed(root: Path, sources: Sources) -> None:
+    """A folder that is not in pyproject.toml would be missing from the wheel alone."""
+    tools = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    assert set(tools["setuptools"]["packages"]) == {dotted(path) for path in sources if path.endswith("__init__.py")}
+    assert all(f"{Path(path).parent.as_posix()}/__init__.py" in sources for path in sources)
+    assert {room_of(path) for path in sources} <= set(tools["setuptools"]["packages"])
