@@ -251,24 +251,30 @@ class Estimate:
             "logits": 2 * texts * shape.vocabulary * FLOAT,
         }
 
-    def check_fits(self) -> None:
-        """Raise UserError with the stage that needs most, its largest term and a remedy, where it exceeds the limit."""
-        peaks, limit = self.peaks, self.machine.limit
-        section, terms = max(peaks.items(), key=lambda item: sum(item[1].values()))
-        needed = sum(terms.values())
-        if needed <= limit:
-            return
-        fits = needed - sum(terms.get(name, 0.0) for name in BATCH) <= limit  # with a small batch, or weights change
+    def check_fits(self) -> str | None:
+        """Return a warning with its remedy where a batch of the longest texts would exceed the limit; None if it fits.
+
+        Raises:
+            UserError: what a stage holds without any text exceeds the limit.
+        """
+        section, terms = max(self.peaks.items(), key=lambda item: sum(item[1].values()))
+        needed, held = sum(terms.values()), sum(size for name, size in terms.items() if name not in BATCH)
+        if needed <= self.machine.limit:
+            return None
+        fits = held <= self.machine.limit  # with a smaller batch or shorter texts
         named = [name for name in terms if name in REMEDIES and (name in BATCH) == fits]
         term = max(named or terms, key=lambda name: terms[name])
         batch = "evaluate.batch_size" if section == "evaluate" else f"{section}.generate_batch_size"
         remedy = REMEDIES.get(term, "take a machine with more memory").format(section=section, batch=batch)
         if section == "ppo" and term == "activations" and not self.recipe.ppo.gradient_checkpointing:
             remedy += ", or set ppo.gradient_checkpointing=true"
-        raise UserError(
-            f"{section} needs {needed / GIB:.1f} GiB per process and has {limit / GIB:.1f}, "
+        line = (
+            f"{section} needs {needed / GIB:.1f} GiB per process and has {self.machine.limit / GIB:.1f}, "
             f"for texts as long as the recipe allows; of it {term} ({terms[term] / GIB:.1f} GiB): {remedy}"
         )
+        if fits:
+            return line
+        raise UserError(line)
 
 
 def estimate(recipe: Recipe, machine: Machine, model_config: Path | None = None) -> Estimate:

@@ -58,7 +58,7 @@ def plan(
     elif recipe.model.dtype == "auto":
         recipe = replace(recipe, model=replace(recipe.model, dtype="bfloat16"))  # fast on every recent GPU
     made = estimate(recipe, machine, model_config)
-    made.check_fits()
+    warning = made.check_fits()
     for name, terms in made.peaks.items():
         largest = sorted(terms, key=lambda term: -terms[term])[:3]
         described = ", ".join(f"{term} {terms[term] / GIB:.2f}" for term in largest)
@@ -66,6 +66,8 @@ def plan(
     limit = machine.limit / GIB
     print(f"there are {limit:.1f} GiB for each of {machine.processes} process(es) on {machine.device}")
     print("an estimate for texts as long as the recipe allows; leave a margin of a third")
+    if warning:
+        print(f"it may not fit: {warning}")
     if output is not None:
         stages = {
             name: {"bytes": round(sum(terms.values())), "terms": {term: round(size) for term, size in terms.items()}}

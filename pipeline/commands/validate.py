@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from private_rlhf.core.errors import UserError
 from private_rlhf.core.extras import check_installed
 from private_rlhf.core.outputs import output_folder
 
@@ -16,10 +17,14 @@ def validate(
     output: Annotated[
         Path, typer.Option("--output", help="Results go to full/NAME or quick/NAME in it.")
     ] = Path("runs/validation"),
+    sweep: Annotated[bool, typer.Option("--sweep", hidden=True)] = False,
+    page: Annotated[Path | None, typer.Option("--page", hidden=True)] = None,
 ) -> None:
     """Check the papers' claims by exact small experiments; a refuted claim is a verdict, not a failure."""
     check_installed("validate")
     output = output_folder(output, "--output")
     from private_rlhf.validation import lab
 
+    if sweep or page:
+        raise UserError(f"--sweep and --page must be given to the lab's command: {lab.IN_THE_LAB}")
     lab.validate(name, quick=quick, output=output)

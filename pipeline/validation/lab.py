@@ -233,6 +233,9 @@ def summary(claims_by_study: Mapping[str, Sequence[Claim]]) -> str:
     return "\n".join(lines if len(refuted) <= room else [*lines[: MOST_LINES - 1], "  … and more in claims.json"])
 
 
+IN_THE_LAB = "the other studies are in lab/, `python -m private_rlhf_lab.studies --help`"
+
+
 def validate(
     name: str,
     *,
@@ -247,7 +250,7 @@ def validate(
     RunStopped names the studies that failed, after the others are done.
     """
     if name != "all" and name not in studies:
-        raise UserError(f"there is no validation module {name!r}: choose {', '.join(studies)} or all")
+        raise UserError(f"the module must be {', '.join(studies)} or all, got {name!r}: {IN_THE_LAB}")
     from private_rlhf.validation.panels import style
 
     reports, failed = [], []

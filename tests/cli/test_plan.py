@@ -155,7 +155,7 @@ def test_wrong_use_is_one_line(arguments: list[str], said: str, capsys: Capture)
 
 
 @pytest.mark.parametrize(
-    ("changed", "overrides", "said"),
+    ("changed", "overrides", "remedy"),
     [
         ({"vocab_size": 200_000}, ["ppo.minibatch_size=64", "ppo.rollouts=64"],
          "of it logits"),
@@ -166,12 +166,16 @@ def test_wrong_use_is_one_line(arguments: list[str], said: str, capsys: Capture)
     ],
 )  # fmt: skip
 def test_what_cannot_fit_is_refused_with_a_remedy(
-    config: Path, capsys: Capture, changed: dict[str, int], overrides: list[str], said: str
+    config: Path, capsys: Capture, changed: dict[str, int], overrides: list[str], remedy: str
 ) -> None:
     config.write_text(json.dumps(CONFIG | changed))
     options = ["--gpus", "1", "--gpu-memory", "1.8", "--model-config", str(config)]
     code, out, err = planned(capsys, *options, *overrides)
-    assert code == 2
-    assert not out
-    assert "GiB per process and has 1.8" in err
-    assert said in err
+    if "logits" in remedy:  # shorter texts would fit: a warning
+        assert (code, err) == (0, "")
+        line = out.splitlines()[-1]
+    else:
+        assert (code, out) == (2, "")
+        line = err
+    assert "GiB per process and has 1.8" in line
+    assert remedy in line
