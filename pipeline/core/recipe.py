@@ -385,7 +385,7 @@ class Recipe:
     @property
     def private(self) -> bool:
         """Whether labels go through a randomiser with a secret key."""
-        return not is_public(self.privatize.epsilon) and self.privatize.insecure_seed is None
+        return self.privatize.private
 
     @property
     def override(self) -> str | None:

@@ -107,12 +107,15 @@ def texts_of(recipe: Recipe, run: RunDir, renderer: Renderer | None) -> Texts:
     demonstrated, demonstrations, sampled = prompt, given, cap
     if known("demonstrations"):
         assert renderer is not None
-        rows = [row for row in inputs.demonstrations(recipe, run) if renderer.fits(row.prompt, row.response)]
+        everything = inputs.demonstrations(data.demonstrations, run.released)
+        rows = [row for row in everything if renderer.fits(row.prompt, row.response)]
         demonstrated = prompt_lengths([row.prompt for row in rows])
         demonstrations = response_lengths([row.response for row in rows])
         sampled = Lengths(None, min(demonstrations.mean, cap.longest), 0.0, cap.longest)
-    prompts = prompt_lengths(inputs.training_prompts(recipe, run)) if known("prompts") else prompt
-    held_out = prompt_lengths(inputs.evaluation_prompts(recipe, run)) if known("evaluation_prompts") else prompt
+    prompts = prompt_lengths(inputs.training_prompts(data.prompts, run.released)) if known("prompts") else prompt
+    held_out = prompt
+    if known("evaluation_prompts"):
+        held_out = prompt_lengths(inputs.evaluation_prompts(data.evaluation_prompts, run.released))
     pairs, evaluation_pairs = _pairs(recipe, run, released) if renderer is not None else (None, None)
     if pairs is None:
         pair_prompts, pair_responses = Lengths.at_most(prompt.longest, data.limit), given
@@ -130,8 +133,9 @@ def texts_of(recipe: Recipe, run: RunDir, renderer: Renderer | None) -> Texts:
 def _pairs(recipe: Recipe, run: RunDir, released: bool) -> tuple[list[Any] | None, int | None]:
     """(prompt, response, response) of training pairs in no order that tells a label, and how many held-out pairs."""
     if released:
-        rows = inputs.release(run).rows
-        return [(row.prompt, row.chosen, row.rejected) for row in rows], len(inputs.evaluation_release(run).rows)
+        rows = inputs.release(run.released).rows
+        held_out = len(inputs.evaluation_release(run.released).rows)
+        return [(row.prompt, row.chosen, row.rejected) for row in rows], held_out
     if recipe.data.preferences == "embedded":
         return list(task.load_pairs("train"))[: recipe.data.limit], len(task.load_pairs("eval"))
     return None, None

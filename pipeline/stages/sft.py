@@ -50,9 +50,11 @@ def run(context: StageContext) -> dict[str, Any]:
     config, tokenizer = base_config(recipe.model, local=False), load_tokenizer(base, revision=recipe.model.revision)
     check_architecture(recipe, config)
     check_tokens(tokenizer, config, recipe.model.source)
-    renderer = inputs.make_renderer(recipe, tokenizer)
-    inputs.check_lengths(recipe, context.run, renderer)
-    demonstrations, dropped = inputs.keep_demonstrations(recipe, context.run, renderer)
+    renderer = inputs.make_renderer(recipe.model, tokenizer)
+    inputs.check_lengths(recipe.data, context.run.released, renderer, recipe.model.too_long)
+    demonstrations, dropped = inputs.keep_demonstrations(
+        recipe.data.demonstrations, context.run.released, renderer, recipe.model.too_long
+    )
     check_rows(len(demonstrations), "sft", settings.batch_size)
     dataset = tokenized(demonstrations, renderer)
 
