@@ -167,7 +167,9 @@ def _check_needs(recipe: Recipe, run: RunDir, stages: Sequence[Stage], world: Wo
         if stage.releases:  # first, since the others count what it will release
             stage.check_rows(recipe, run, new_release)
     read = STAGES if new_release else stages
-    check_overlap(recipe, run, dict.fromkeys(key for stage in read for key in stage.texts), new_release)
+    if recipe.online is None:  # its pairs are not written yet
+        keys = dict.fromkeys(key for stage in read for key in stage.texts)
+        check_overlap(recipe.data, run.released, keys, new_release)
     for stage in stages:
         if not stage.releases:
             stage.check_rows(recipe, run, new_release)

@@ -108,7 +108,7 @@ def use_external(recipe: Recipe, target: Path, main_process: bool) -> dict[str, 
         model: Any = checkpoint.model.model
         # Pooling goes by the mask; plain transformers goes by this id, which must not end a text.
         model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-        trained = tokenizer_as_trained(make_renderer(recipe, tokenizer), "right")  # how this run reads its scores
+        trained = tokenizer_as_trained(make_renderer(recipe.model, tokenizer), "right")  # how this run reads its scores
         bonus = None if checkpoint.bonus is None or kappa == 0 else replace(checkpoint.bonus, kappa=kappa)
         save_reward_checkpoint(target / "model", model, metadata, bonus=bonus, tokenizer=trained, overwrite=True)
         atomic.write_json(target / "fit.json", facts)

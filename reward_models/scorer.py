@@ -154,5 +154,5 @@ def load_scorer(path: Path, recipe: Recipe, *, use_bonus: bool, use_baseline: bo
         raise UserError(f"{path} is no whole reward checkpoint ({cause}): run again with --from reward") from None
     if use_bonus and checkpoint.bonus is None:
         raise UserError(f"{path} holds no bonus statistics: fit it again with reward.kappa > 0, or set reward.kappa=0")
-    renderer = make_renderer(recipe, load_tokenizer(path))
+    renderer = make_renderer(recipe.model, load_tokenizer(path))
     return RewardScorer(checkpoint, renderer, recipe.reward.feature_batch_size, use_bonus, use_baseline)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 class Refused:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("pipeline", "reward_models"):
+        if name.partition(".")[0] == "private_rlhf":
             raise ImportError(f"{name} is not installed here")
 
 sys.meta_path.insert(0, Refused())

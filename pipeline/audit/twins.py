@@ -32,10 +32,10 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.user import another_user
 from private_rlhf.core.world import barrier, join_world
-from private_rlhf.data import protected
-from private_rlhf.data.adopted import is_adopted
 from private_rlhf.data.formats import PAIR
 from private_rlhf.data.layout import Layout
+from private_rlhf.data.raw_source import RawSource, single_file
+from private_rlhf.data.release_import import names_bundle
 from private_rlhf.data.sources import Row
 from private_rlhf.lm.models import base_checkpoint
 from private_rlhf.privacy.batches import apply_coins, canonicalize, event_tags
@@ -86,7 +86,7 @@ def check_twins(recipe: Recipe, folder: Path) -> None:
             "verify-run is for data.public_labels=false and evaluation_labels=private: labels that are read raw, and"
             " noisy counts of them, may differ between twins"
         )
-    if is_adopted(recipe.data.preferences):
+    if names_bundle(recipe.data.preferences):
         raise UserError(f"{recipe.data.preferences}: is a released bundle and holds no labels to turn; give raw ones")
     if folder.exists() or folder.is_symlink():
         raise UserError(f"{folder}: is left from an earlier verify-run; look at it if you need to, then remove it")
@@ -176,7 +176,7 @@ def make_twins(recipe: Recipe, folder: Path) -> tuple[int, int]:
     shutil.copytree(homes[0], homes[1])  # the same key, and no ledger yet
     coins, mechanism = Prf(secrets.token_bytes(32)), RandomizedResponse(recipe.privatize.epsilon)
     labels = turned = 0
-    intakes = protected.open_sources(replace(recipe, privatize=replace(recipe.privatize, corrects_column=None)))
+    intakes = RawSource(recipe.data, replace(recipe.privatize, corrects_column=None), folder).open_sources()
     for name, intake in zip(_file_names(recipe), intakes, strict=True):
         wanted, seen = intake.layout.options.wanted, set[bytes]()
         with ExitStack() as stack:
@@ -198,7 +198,7 @@ def make_twins(recipe: Recipe, folder: Path) -> tuple[int, int]:
 
 def _file_names(recipe: Recipe) -> tuple[str, ...]:
     """Of the twins' preferences, below their homes."""
-    if protected.single_file(recipe.data.preferences):
+    if single_file(recipe.data.preferences):
         return ("preferences.jsonl",)
     return ("preferences/train.jsonl", "preferences/eval.jsonl")
 

@@ -37,7 +37,7 @@ def make_pool(run: RunDir, recipe: Recipe, path: Path, asked: int, held_out: int
             if file.metadata() == source:
                 return load_file(path)
         raise UserError(f"{path} was not drawn from {run.root}: choose another --output, or name it with --pool")
-    renderer = inputs.make_renderer(recipe, load_tokenizer(home))
+    renderer = inputs.make_renderer(recipe.model, load_tokenizer(home))
     policy = load_causal_lm(home, recipe.model.dtype)
     backbone = RewardModel(load_backbone(home, recipe, renderer), reward_bound=recipe.reward.reward_bound)
     tensors = {}

@@ -18,7 +18,7 @@ def validate(
         Path, typer.Option("--output", help="Results go to full/NAME or quick/NAME in it.")
     ] = Path("runs/validation"),
     sweep: Annotated[bool, typer.Option("--sweep", hidden=True)] = False,
-    page: Annotated[Path | None, typer.Option("--page", hidden=True)] = None,
+    page: Annotated[str | None, typer.Option("--page", hidden=True)] = None,
 ) -> None:
     """Check the papers' claims by exact small experiments; a refuted claim is a verdict, not a failure."""
     check_installed("validate")

@@ -25,7 +25,6 @@ from private_rlhf.core.atomic import sync_folder, write_json
 from private_rlhf.core.errors import MOST_NAME, UserError, is_name, one_line
 from private_rlhf.core.progress import say
 from private_rlhf.data.chunks import CHUNK_BYTES, Chunk, cut
-from private_rlhf.data.elsewhere import compare_keys
 from private_rlhf.data.engine import (
     Events,
     KeyFile,
@@ -38,6 +37,7 @@ from private_rlhf.data.engine import (
     write_bucket,
 )
 from private_rlhf.data.layout import Layout, Options, find_layout, respelled
+from private_rlhf.data.other_keys import compare_keys
 from private_rlhf.data.publish import check_publish, occupied, publish, refusals, same_release
 from private_rlhf.data.release import MANIFEST, ROWS_PER_SHARD, SIGNATURE, ReleaseManifest, shard_name
 from private_rlhf.data.sources import Part, open_source

@@ -1,4 +1,7 @@
-"""What a recipe's data keys name: demonstrations, prompts, released preferences. No raw label passes through here."""
+"""Inputs of the stages without raw labels: demonstrations, prompts, released preferences.
+
+`released` is the folder of the stage that released the labels, with `release` and `evaluation` in it.
+"""
 
 from __future__ import annotations
 
@@ -8,113 +11,112 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.rundir import RunDir
 from private_rlhf.data.formats import Demonstration, read_demonstrations, read_prompts
 from private_rlhf.data.release import Release, read_release
 from private_rlhf.data.render import Prompt, Renderer, keep_fitting, keep_fitting_pairs, prompt_key
 from private_rlhf.embedded import task
 from private_rlhf.embedded.topics import Split
-from private_rlhf.recipe import DataConfig, Recipe
+from private_rlhf.recipe import DataConfig, ModelConfig
+from private_rlhf.recipe.data_section import OF_RELEASE
 
 T = TypeVar("T")
 
 
-def make_renderer(recipe: Recipe, tokenizer: Any) -> Renderer:
+def make_renderer(model: ModelConfig, tokenizer: Any) -> Renderer:
     """The recipe's one renderer for `tokenizer`, whose model may take less than model.max_text_tokens."""
-    model = recipe.model
     limits = (model.max_prompt_tokens, model.max_response_tokens)
     longest = min(model.max_text_tokens, tokenizer.model_max_length)
     return Renderer(tokenizer, *limits, model.system_prompt, model.chat_template_kwargs, longest)
 
 
-def demonstrations(recipe: Recipe, run: RunDir) -> list[Demonstration]:
-    """What SFT imitates.
+def demonstrations(source: str, released: Path) -> list[Demonstration]:
+    """The demonstrations that data.demonstrations names, for SFT.
 
     Of every released pair, `release` takes the response with the smaller digest and `release_both` both in the order of
     their digests: rules symmetric in the two responses, so that π_ref depends on no label, private or not.
     `release_preferred` takes what the private label prefers, and π_ref is then as private as that label.
     """
-    source = recipe.data.demonstrations
     if source == "embedded":
         return [Demonstration(*answer) for answer in task.load_demonstrations()]
     if source == "release_preferred":
-        return [Demonstration(row.prompt, row.chosen) for row in release(run)]
-    if recipe.data.from_release("demonstrations"):
+        return [Demonstration(row.prompt, row.chosen) for row in release(released)]
+    if source in OF_RELEASE:
         count = 2 if source == "release_both" else 1
         return [
             Demonstration(row.prompt, response)
-            for row in release(run)
+            for row in release(released)
             for response in in_own_order([row.chosen, row.rejected])[:count]
         ]
     return in_own_order(list(read_demonstrations(source)))
 
 
-def keep_demonstrations(recipe: Recipe, run: RunDir, renderer: Renderer) -> tuple[list[Demonstration], int]:
-    """(The demonstrations within the limits, how many were left out). UserError: see `keep_fitting`."""
-    rows = demonstrations(recipe, run)
+def keep_demonstrations(
+    source: str, released: Path, renderer: Renderer, too_long: str
+) -> tuple[list[Demonstration], int]:
+    """(The demonstrations within the limits, count of those left out). UserError: see `keep_fitting`."""
+    rows = demonstrations(source, released)
     prompts, responses = [row.prompt for row in rows], [row.response for row in rows]
-    kept = keep_fitting(prompts, renderer, recipe.model.too_long, responses)
-    return [rows[index] for index in kept], len(rows) - len(kept)
+    places = keep_fitting(prompts, renderer, too_long, responses)
+    return [rows[place] for place in places], len(rows) - len(places)
 
 
-def training_prompts(recipe: Recipe, run: RunDir) -> list[Prompt]:
-    """Distinct prompts for PPO rollouts, in a fixed order."""
-    return _prompts(recipe.data.prompts, "train", lambda: release(run))
+def training_prompts(source: str, released: Path) -> list[Prompt]:
+    """Distinct prompts for PPO rollouts that data.prompts names, in a fixed order."""
+    return _prompts(source, "train", lambda: release(released))
 
 
-def evaluation_prompts(recipe: Recipe, run: RunDir) -> list[Prompt]:
-    """Distinct held-out prompts, in a fixed order."""
-    return _prompts(recipe.data.evaluation_prompts, "eval", lambda: evaluation_release(run))
+def evaluation_prompts(source: str, released: Path) -> list[Prompt]:
+    """Distinct held-out prompts that data.evaluation_prompts names, in a fixed order."""
+    return _prompts(source, "eval", lambda: evaluation_release(released))
 
 
-def _prompts(source: str, split: Split, released: Callable[[], Release]) -> list[Prompt]:
+def _prompts(source: str, split: Split, read_rows: Callable[[], Release]) -> list[Prompt]:
     if source == "embedded":
         return list(task.load_prompts(split))
     if source in ("release", "evaluation"):
-        return distinct([row.prompt for row in released().rows])
+        return distinct([row.prompt for row in read_rows().rows])
     return in_own_order(distinct(list(read_prompts(source))))
 
 
-def check_lengths(recipe: Recipe, run: RunDir, renderer: Renderer) -> None:
-    """Looks for prompts and texts over their limits in everything that later stages read, before the first one trains.
+def check_lengths(data: DataConfig, released: Path, renderer: Renderer, too_long: str) -> None:
+    """Check the lengths of all prompts and texts that later stages read, before the first one trains.
 
     Raises:
         UserError: names the data key, the source and the prompt; with model.too_long: drop, only when all of a
             source's texts are over a limit.
     """
-    data, too_long = recipe.data, recipe.model.too_long
 
-    def of_prompts(read: Callable[[Recipe, RunDir], Sequence[Prompt]]) -> Callable[[], Any]:
-        return lambda: keep_fitting(read(recipe, run), renderer, too_long)
+    def check_prompts(prompts: Sequence[Prompt]) -> None:
+        keep_fitting(prompts, renderer, too_long)
 
-    def of_pairs(read: Callable[[RunDir], Release]) -> Callable[[], Any]:
-        return lambda: keep_fitting_pairs(read(run).rows, renderer, too_long)
+    def check_pairs(bundle: Release) -> None:
+        keep_fitting_pairs(bundle.rows, renderer, too_long)
 
-    sources: list[tuple[str, str, Callable[[], Any]]] = [
-        ("demonstrations", "", lambda: keep_demonstrations(recipe, run, renderer)),
-        ("preferences", "", of_pairs(release)),
-        ("prompts", "", of_prompts(training_prompts)),
-        ("evaluation_prompts", "", of_prompts(evaluation_prompts)),
-        ("preferences", " (evaluation)", of_pairs(evaluation_release)),
+    checks: list[tuple[str, str, Callable[[], Any]]] = [
+        ("demonstrations", "", lambda: keep_demonstrations(data.demonstrations, released, renderer, too_long)),
+        ("preferences", "", lambda: check_pairs(release(released))),
+        ("prompts", "", lambda: check_prompts(training_prompts(data.prompts, released))),
+        ("evaluation_prompts", "", lambda: check_prompts(evaluation_prompts(data.evaluation_prompts, released))),
+        ("preferences", " (evaluation)", lambda: check_pairs(evaluation_release(released))),
     ]
-    released = (run.released / "release").is_dir()  # `--only sft` on other demonstrations does without
-    for key, part, read in sources:
-        if not released and (key == "preferences" or data.from_release(key)):
+    has_release = (released / "release").is_dir()  # `--only sft` on other demonstrations does without
+    for key, part, check in checks:
+        if not has_release and (key == "preferences" or data.from_release(key)):
             continue
         try:
-            read()
+            check()
         except UserError as error:
             raise UserError(f"data.{key}={getattr(data, key)}{part}: {error}") from None
 
 
-def release(run: RunDir) -> Release:
+def release(released: Path) -> Release:
     """The released training preferences of a run."""
-    return read_release(run.released / "release")
+    return read_release(released / "release")
 
 
-def evaluation_release(run: RunDir) -> Release:
+def evaluation_release(released: Path) -> Release:
     """The released evaluation preferences of a run (raw labels only where they are declared public)."""
-    return read_release(run.released / "evaluation")
+    return read_release(released / "evaluation")
 
 
 def distinct(prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -136,7 +138,7 @@ def row_digest(row: Any) -> bytes:
 
 
 def input_digest(key: str, data: DataConfig) -> str:
-    """SHA-256 of what a label-free input *parses to*, to notice that it changed; the name itself for built-in sources.
+    """SHA-256 of the parsed rows of a label-free input, to notice a change; the name itself for built-in sources.
 
     The parsed prompts or demonstrations are hashed, in the order in which stages read them, never the file: prompts may
     be read from a preference file, and an unkeyed digest of its bytes would let anyone test guesses of its labels.

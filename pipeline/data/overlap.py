@@ -43,18 +43,16 @@ from typing import NamedTuple
 
 import numpy as np
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.rundir import RunDir
-from private_rlhf.data.adopted import is_adopted
-from private_rlhf.data.contained import ContainedAnswers, SearchedRows
+from private_rlhf.data.contained_answers import ContainedAnswers, SearchedRows
 from private_rlhf.data.formats import read_demonstrations, read_preferences, read_prompts
-from private_rlhf.data.inputs import evaluation_release, release
 from private_rlhf.data.letters import Turns, last_question, turns
 from private_rlhf.data.near_copies import NearCopies, ShingledRows, Shingler
 from private_rlhf.data.release import read_release
+from private_rlhf.data.release_import import names_bundle
 from private_rlhf.embedded import task
 from private_rlhf.embedded.topics import Split
 from private_rlhf.privacy.records import Text, encode_text
-from private_rlhf.recipe import Recipe
+from private_rlhf.recipe import DataConfig
 from tqdm import tqdm
 
 PAIRS_PER_LOOK = 8192
@@ -89,20 +87,20 @@ class Overlap(NamedTuple):
     one_sided: int
 
 
-def check_overlap(recipe: Recipe, run: RunDir, keys: Iterable[str], new_release: bool) -> None:
+def check_overlap(data: DataConfig, released: Path, keys: Iterable[str], new_release: bool) -> None:
     """Refuses demonstrations and prompts that repeat one-sidedly what the protected pairs hold.
 
     Built-in sources depend on no label but the released ones, and labels that were declared public need no guard.
 
     Args:
         keys: of `data`, whose files are looked at.
-        new_release: the preferences are about to be released; else they were.
+        released: folder of the stage that releases the labels.
+        new_release: the preferences are about to be released; otherwise they were.
 
     Raises:
         UserError: names the data key, the number of pairs and the remedy.
     """
-    data = recipe.data
-    if data.public_labels or data.allow_label_overlap or recipe.online is not None:  # its pairs are not written yet
+    if data.public_labels or data.allow_label_overlap:
         return
     digests, files = Digests(), {}
     for key in keys:
@@ -110,7 +108,7 @@ def check_overlap(recipe: Recipe, run: RunDir, keys: Iterable[str], new_release:
             files[key] = read_texts(key, getattr(data, key), digests)
     if not files:
         return
-    pairs = protected_pairs(recipe, run, new_release)
+    pairs = protected_pairs(data.preferences, released, new_release)
     for key, found in zip(files, overlaps(list(files.values()), pairs, digests), strict=True):
         if found.one_sided:
             raise UserError(
@@ -126,27 +124,25 @@ def _remedy(key: str) -> str:
 
 
 def protected_pairs(
-    recipe: Recipe, run: RunDir, raw: bool, splits: Sequence[Split] = ("train", "eval")
+    source: str, released: Path, raw: bool, splits: Sequence[Split] = ("train", "eval")
 ) -> Iterator[Pair]:
     """The pairs whose labels are protected, without those labels; all of a file or bundle that serves for both splits.
 
     They are read from the preferences; where these are elsewhere and the stage that needs them is done (`raw` false),
     from what it released.
     """
-    source = recipe.data.preferences
     if source == "embedded":
         for row in chain.from_iterable(map(task.load_pairs, splits)):
             yield _forget(row.prompt, row.response_a, row.response_b)
-    elif not is_adopted(source) and (raw or Path(source).expanduser().exists()):
+    elif not names_bundle(source) and (raw or Path(source).expanduser().exists()):
         for split in (None,) if Path(source).expanduser().is_file() else splits:
             for pair in read_preferences(source, split):
                 yield _forget(pair.prompt, pair.chosen, pair.rejected)
     else:
-        made = {"train": release, "eval": evaluation_release}
-        bundles = [read_release(source)] if is_adopted(source) else [made[split](run) for split in splits]
-        for bundle in bundles:
-            for released in bundle:
-                yield _forget(released.prompt, released.chosen, released.rejected)
+        folders = [released / {"train": "release", "eval": "evaluation"}[split] for split in splits]
+        for bundle in map(read_release, [Path(source)] if names_bundle(source) else folders):
+            for released_pair in bundle:
+                yield _forget(released_pair.prompt, released_pair.chosen, released_pair.rejected)
 
 
 def _forget(prompt: Text, response: Text, other: Text) -> Pair:

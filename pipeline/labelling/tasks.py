@@ -10,7 +10,7 @@ from typing import Any
 from private_rlhf.core.atomic import new_folder
 from private_rlhf.core.documents import DocumentError, read_json
 from private_rlhf.core.errors import UserError
-from private_rlhf.data.answered import write_answers as write_bundle
+from private_rlhf.data.answer_bundle import write_answers as write_bundle
 from private_rlhf.data.release import ReleaseManifest
 from private_rlhf.labelling.labellers import FileDrop, Labeller
 from private_rlhf.labelling.questions import MOST_FILE, Question, make_question, read_questions

@@ -68,6 +68,11 @@ class PrivatizeConfig:
     """With trust: holder. null: 1e-6, discrete Gaussian noise; 0: pure ε, discrete Laplace noise."""
 
     @property
+    def private(self) -> bool:
+        """True if labels go through a randomiser with a secret key."""
+        return not is_public(self.epsilon) and self.insecure_seed is None
+
+    @property
     def by_holder(self) -> bool:
         """Whether the labels' holder adds the noise once, to a sum (central label-DP)."""
         return self.trust == "holder"

@@ -163,8 +163,8 @@ class Recipe:
 
     @property
     def private(self) -> bool:
-        """Whether labels go through a randomiser with a secret key."""
-        return not is_public(self.privatize.epsilon) and self.privatize.insecure_seed is None
+        """True if labels go through a randomiser with a secret key."""
+        return self.privatize.private
 
     @property
     def adapters(self) -> dict[str, LoraSettings | None]:

@@ -15,16 +15,8 @@ from typing import Any
 
 from private_rlhf.core.atomic import write_json
 from private_rlhf.data.engine import count_right, gather_events
-from private_rlhf.data.protected import (
-    budget,
-    changed,
-    input_unchanged,
-    open_sources,
-    owner_key,
-    split_rows,
-    workspace_for,
-)
 from private_rlhf.data.publish import refusals
+from private_rlhf.data.raw_source import RawSource, split_rows
 from private_rlhf.evaluation.counted import LONGER, counted_rates, read_decisions, spread
 from private_rlhf.privacy import counts as privacy_counts
 from private_rlhf.privacy.ledger import Ledger, ReleasePlan
@@ -63,27 +55,28 @@ def noisy_counts(context: StageContext, decisions: Mapping[str, Sequence[int]]) 
     Raises:
         UserError: the preferences changed since the release, or a budget would be exceeded.
     """
-    recipe, run = context.recipe, context.run
+    recipe = context.recipe
+    raw = RawSource(recipe.data, recipe.privatize, context.run.root)
     epsilon = recipe.privatize.count_epsilon
     assert epsilon is not None
-    mechanism, key = RandomizedResponse(recipe.privatize.epsilon), owner_key(recipe)
+    mechanism, key = RandomizedResponse(recipe.privatize.epsilon), raw.owner_key()
     ledger = Ledger.open(key)
-    if not input_unchanged(recipe, run):
-        raise changed(recipe)
-    sources = open_sources(recipe)
-    with refusals(context.folder), workspace_for(context, key, sources) as workspace:
-        test = split_rows(workspace, recipe, sources).test
+    if not raw.input_unchanged():
+        raise raw.changed()
+    sources = raw.open_sources()
+    with refusals(context.folder), raw.workspace(key, sources, context.folder, context.checkpoints) as workspace:
+        test = split_rows(workspace, recipe.data, sources).test
         events = gather_events(workspace.pool, [test], key, workspace.work / "events")
         if any(len(rule) != len(events) for rule in decisions.values()):
-            raise changed(recipe)
+            raise raw.changed()
         counts, names = count_right(test, mechanism, key, decisions, (repr(epsilon).encode(), events.content))
         identity = key.keyed_digest(map(frame, (b"counts", *names.values())))
         plan = ReleasePlan(bare_name(recipe.data.preferences), epsilon, len(events), identity, "counts")
-        with ledger.reserve(plan, budget(recipe)) as reservation:
+        with ledger.reserve(plan, raw.budget()) as reservation:
             if not reservation.already and any(
                 events.merge(workspace.pool, ledger.store, KNOWN_ALREADY, reservation.generation)
             ):
-                raise changed(recipe)
+                raise raw.changed()
             reservation.written()
             answer = privacy_counts.noisy_counts(key.prf, names, counts, epsilon)
             write_json(context.folder / "counts.json", answer)

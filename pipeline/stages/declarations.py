@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from os import environ
 from pathlib import Path
+from typing import Any
 
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.extras import check_installed
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World, check_rows, global_batch
-from private_rlhf.data import enough
-from private_rlhf.data.adopted import is_adopted
+from private_rlhf.data.release_import import names_bundle
+from private_rlhf.data.row_counts import RowCounts
 from private_rlhf.lm.model_folders import extra_reward_digests, folder_digest, judge_digests
 from private_rlhf.recipe import ALIGNERS, Recipe
 from private_rlhf.stages.base import Stage
@@ -30,6 +31,12 @@ from private_rlhf.stages.checks import (
 from private_rlhf.stages.launch_strategies import check_strategy
 
 
+def row_counts(recipe: Recipe, run: RunDir, new_release: bool) -> RowCounts:
+    """Counts of the rows that the run will learn from."""
+    several = bool(recipe.privatize.labeler_column or recipe.privatize.event_column)
+    return RowCounts(recipe.data, run.released, new_release, recipe.online is not None, several)
+
+
 class Privatize(Stage):
     """With Statistic and Count, which ask for noisy answers, the only one that reads raw labels."""
 
@@ -43,14 +50,17 @@ class Privatize(Stage):
     def inputs(self, recipe: Recipe) -> dict[str, str]:
         """A release, which is nobody's secret."""
         source = recipe.data.preferences
-        return {source: folder_digest(Path(source).expanduser())} if is_adopted(source) else {}
+        return {source: folder_digest(Path(source).expanduser())} if names_bundle(source) else {}
 
     def check_rows(self, recipe: Recipe, run: RunDir, new_release: bool) -> None:
-        self.load().protected.check_input(recipe, run)
+        self._raw_source(recipe, run).check_input(recipe.evaluation_labels)
 
     def changed(self, recipe: Recipe, run: RunDir) -> str | None:
         """By a keyed digest of the raw input, kept beside the key and never in the run directory."""
-        return None if self.load().protected.input_unchanged(recipe, run) else "raw input changed"
+        return None if self._raw_source(recipe, run).input_unchanged() else "raw input changed"
+
+    def _raw_source(self, recipe: Recipe, run: RunDir) -> Any:
+        return self.load().RawSource(recipe.data, recipe.privatize, run.root)
 
 
 class Sft(Stage):
@@ -79,7 +89,7 @@ class Sft(Stage):
         check_trainer_args(self.name, recipe.sft, recipe, world)
 
     def check_rows(self, recipe: Recipe, run: RunDir, new_release: bool) -> None:
-        count = enough.demonstrations(recipe, run, new_release, recipe.sft.batch_size)
+        count = row_counts(recipe, run, new_release).demonstrations(recipe.sft.batch_size)
         check_rows(count, self.name, recipe.sft.batch_size)
 
 
@@ -133,7 +143,8 @@ class Reward(Stage):
     def check_rows(self, recipe: Recipe, run: RunDir, new_release: bool) -> None:
         settings = recipe.reward
         if settings.mode != "head" and settings.external is None:
-            count = enough.pairs(recipe, run, new_release, settings.batch_size, settings.validation_fraction)
+            counts = row_counts(recipe, run, new_release)
+            count = counts.pairs(settings.batch_size, settings.validation_fraction)
             check_rows(count, self.name, settings.batch_size)
 
 
@@ -191,7 +202,7 @@ class Dpo(Stage):
 
     def check_rows(self, recipe: Recipe, run: RunDir, new_release: bool) -> None:
         size = recipe.dpo.batch_size
-        check_rows(enough.pairs(recipe, run, new_release, size), self.name, size)
+        check_rows(row_counts(recipe, run, new_release).pairs(size), self.name, size)
 
 
 class Rloo(OnReward):

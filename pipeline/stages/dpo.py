@@ -33,10 +33,10 @@ def run(context: StageContext) -> dict[str, Any]:
     """Trains on every process; saves from the main one."""
     recipe, settings = context.recipe, context.recipe.dpo
     reference_path = context.run.stage("sft") / "model"
-    renderer = inputs.make_renderer(recipe, load_tokenizer(reference_path))
+    renderer = inputs.make_renderer(recipe.model, load_tokenizer(reference_path))
 
     # --- z, its ε, and token ids --------------------------------------------------------------------------------------
-    release = inputs.release(context.run)
+    release = inputs.release(context.run.released)
     noise = release.manifest.noise
     rows = list(release)
     kept = keep_fitting_pairs(rows, renderer, recipe.model.too_long)

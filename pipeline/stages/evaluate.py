@@ -62,7 +62,7 @@ def run(context: StageContext) -> dict[str, Any]:
 
     # --- policies, reward model, prompts ------------------------------------------------------------------------------
     reference_path = run_dir.stage("ppo") / export.REFERENCE if quantised(recipe) else run_dir.stage("sft") / "model"
-    renderer = inputs.make_renderer(recipe, load_tokenizer(reference_path))
+    renderer = inputs.make_renderer(recipe.model, load_tokenizer(reference_path))
     reference = load_causal_lm(reference_path, recipe.model.dtype).to(accelerator.device)
     policy = load_causal_lm(run_dir.stage(recipe.aligner) / "model", recipe.model.dtype).to(accelerator.device)
     scorer = load_scorer(run_dir.stage("reward") / "model", recipe, use_bonus=recipe.reward.kappa > 0)
@@ -70,7 +70,7 @@ def run(context: StageContext) -> dict[str, Any]:
     truth = known_truth(recipe)
 
     # --- generation ---------------------------------------------------------------------------------------------------
-    everything = inputs.evaluation_prompts(recipe, run_dir)
+    everything = inputs.evaluation_prompts(recipe.data.evaluation_prompts, run_dir.released)
     kept = [everything[i] for i in keep_fitting(everything, renderer, recipe.model.too_long)]
     prompts = list(enumerate(kept[: settings.num_prompts]))
     mine = prompts[accelerator.process_index :: accelerator.num_processes]
@@ -99,7 +99,7 @@ def run(context: StageContext) -> dict[str, Any]:
     judged = judged_rates(compared, summary.longer(), recipe.seed, truly) if judge is not None else None
 
     # --- likelihood on held-out pairs ---------------------------------------------------------------------------------
-    release = inputs.evaluation_release(run_dir)
+    release = inputs.evaluation_release(run_dir.released)
     noise = release.manifest.noise
     rows = list(release)
     fitting = keep_fitting_pairs(rows, renderer, recipe.model.too_long)
@@ -117,7 +117,7 @@ def run(context: StageContext) -> dict[str, Any]:
     gibbs = summary.gibbs_metrics()
     if gibbs is not None:
         methods["gibbs"] = gibbs
-    noise_json = inputs.release(run_dir).manifest.noise.as_json()
+    noise_json = inputs.release(run_dir.released).manifest.noise.as_json()
     trained_on = {name: noise_json[name] for name in ("epsilon", "keep_prob")}
     for name, metrics in methods.items():
         metrics |= likelihood_metrics(likelihood.get(name), pairs, noise, recipe.evaluation_labels != "laplace")

@@ -27,7 +27,7 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.core.progress import say
 from private_rlhf.data import inputs
-from private_rlhf.data.answered import write_answers
+from private_rlhf.data.answer_bundle import write_answers
 from private_rlhf.data.publish import publish
 from private_rlhf.data.render import Prompt, Renderer, keep_fitting
 from private_rlhf.lm.distributed import make_accelerator
@@ -54,13 +54,15 @@ def run(context: StageContext) -> dict[str, Any]:
 
     # --- candidates, in coordinates that depend on no answer ----------------------------------------------------------
     home, earlier = context.run.stage("sft") / "model", earlier_run(recipe)
-    renderer = inputs.make_renderer(recipe, load_tokenizer(home))
+    renderer = inputs.make_renderer(recipe.model, load_tokenizer(home))
     policy = load_causal_lm(home if earlier is None else earlier.policy, recipe.model.dtype).to(accelerator.device)
     reference = None if earlier is None else load_causal_lm(home, recipe.model.dtype).to(accelerator.device)
     first_layers = load_backbone(home, recipe, renderer).to(accelerator.device)
     backbone = RewardModel(first_layers, reward_bound=recipe.reward.reward_bound)
-    asked = fitting(inputs.training_prompts(recipe, context.run), renderer, recipe, settings.max_prompts)
-    held_out = fitting(inputs.evaluation_prompts(recipe, context.run), renderer, recipe, settings.evaluation_questions)
+    prompts = inputs.training_prompts(recipe.data.prompts, context.run.released)
+    asked = fitting(prompts, renderer, recipe, settings.max_prompts)
+    prompts = inputs.evaluation_prompts(recipe.data.evaluation_prompts, context.run.released)
+    held_out = fitting(prompts, renderer, recipe, settings.evaluation_questions)
     draw_blocks(context, policy, reference, backbone, renderer, "train", asked, settings.candidates)
     if earlier is None:
         draw_blocks(context, policy, reference, backbone, renderer, "evaluation", held_out, 2)
@@ -134,7 +136,7 @@ def run(context: StageContext) -> dict[str, Any]:
         write_answers(made, rows, recipe.privatize.epsilon, "online rounds", labeller.randomised_by, most or None)
         shutil.rmtree(context.folder / name, ignore_errors=True)
         publish(made, context.folder / name)
-    manifest = inputs.release(context.run).manifest
+    manifest = inputs.release(context.run.released).manifest
     return {
         "events": len(answered),
         "evaluation_events": len(checked.rows),

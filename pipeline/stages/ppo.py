@@ -53,12 +53,12 @@ def run(context: StageContext) -> dict[str, Any]:
 
     # --- π_ref, r̂, prompts --------------------------------------------------------------------------------------------
     reference_path = context.run.stage("sft") / "model"
-    renderer = inputs.make_renderer(recipe, load_tokenizer(reference_path))
+    renderer = inputs.make_renderer(recipe.model, load_tokenizer(reference_path))
     model, reference = policy_and_reference(reference_path, recipe, None if start is None else start.policy)
     how = {"use_bonus": recipe.reward.kappa > 0, "use_baseline": settings.baseline}
     scorer = load_scorer(context.run.stage("reward") / "model", recipe, **how)
     scorer.place(accelerator)
-    everything = inputs.training_prompts(recipe, context.run)
+    everything = inputs.training_prompts(recipe.data.prompts, context.run.released)
     fitting = [everything[i] for i in keep_fitting(everything, renderer, recipe.model.too_long)]
     extra_rewards = load_extra_rewards(recipe, accelerator.device)
     for own in [reward.renderer for reward in extra_rewards if reward.renderer is not None]:
@@ -87,7 +87,7 @@ def run(context: StageContext) -> dict[str, Any]:
     if accelerator.is_main_process:
         lines = "".join(json.dumps(entry) + "\n" for entry in history)
         atomic.write_text(context.folder / "history.jsonl", lines)
-        manifest = inputs.release(context.run).manifest.as_dict()
+        manifest = inputs.release(context.run.released).manifest.as_dict()
         more = {"extra_rewards": extra_rewards_on_card(facts), "reference_policy": reference_fact}
         said = {name: fact for name, fact in more.items() if fact}
         text = policy_text(trained_on(len(prompts), recipe.data.prompts), renderer, recipe.ppo, measured=True)

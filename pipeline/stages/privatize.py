@@ -20,12 +20,12 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.data import curate, protected
-from private_rlhf.data.adopted import adopt, is_adopted
+from private_rlhf.data import curate
 from private_rlhf.data.curate import Bundle, LedgerEntry, Workspace
 from private_rlhf.data.engine import Events
-from private_rlhf.data.protected import Split, open_sources, split_rows, workspace_for
 from private_rlhf.data.publish import check_output, refusals
+from private_rlhf.data.raw_source import RawSource, Split, split_rows
+from private_rlhf.data.release_import import import_bundle, names_bundle
 from private_rlhf.privacy.guarantee import guarantee
 from private_rlhf.privacy.ledger import Ledger
 from private_rlhf.privacy.mechanism import Mechanism, NoisySum, PublicLabels, make_mechanism
@@ -41,24 +41,28 @@ def run(context: StageContext) -> dict[str, Any]:
     if not context.world.main:
         return {}
     recipe = context.recipe
-    if is_adopted(recipe.data.preferences):
-        return adopt(recipe, context.folder)
     own = recipe.privatize
+    if names_bundle(recipe.data.preferences):
+        return import_bundle(recipe.data, own, recipe.evaluation_labels, context.folder)
+    raw = RawSource(recipe.data, own, context.run.root)
     randomised = make_mechanism(own.epsilon, recipe.data.public_labels)
     mechanism: Mechanism = NoisySum(own.epsilon, own.sum_delta) if own.by_holder else randomised
     test_mechanism: Mechanism = PublicLabels() if recipe.evaluation_labels == "public" else randomised
-    key = protected.randomiser_key(recipe)
+    key = raw.randomiser_key()
     ledger = Ledger.open(key) if key.mode == "keyed" and not isinstance(mechanism, PublicLabels) else None
-    sources = open_sources(recipe)
-    with refusals(context.folder), workspace_for(context, key, sources) as workspace:
+    sources = raw.open_sources()
+    with (
+        refusals(context.folder),
+        raw.workspace(key, sources, context.folder, context.checkpoints) as workspace,
+    ):
         # --- which rows are for training, which for evaluation --------------------------------------------------------
-        split = split_rows(workspace, recipe, sources)
+        split = split_rows(workspace, recipe.data, sources)
         trained, tested = not own.by_holder, not isinstance(test_mechanism, PublicLabels)  # through the randomiser
         parts = [part for part, private in ((split.train, trained), (split.test, tested)) if private]
         ledger_of_parts = ledger if parts else None
         private, events, cap = curate.capped(workspace, ledger_of_parts, parts, own.max_events_per_person)
         if cap is not None:
-            protected.check_no_cap(recipe, cap)
+            raw.check_no_cap(cap)
             split = split.capped(private, events.rows)
         source = bare_name(recipe.data.preferences)
         bundles = [
@@ -88,7 +92,7 @@ def run(context: StageContext) -> dict[str, Any]:
             check_output(bundle.target)
 
         # --- released, once everything is known to be sound and the ledger has it -------------------------------------
-        with entered(workspace, recipe, ledger_of_parts, private, events, cap) as reservation:  # or refused: all stays
+        with entered(workspace, raw, ledger_of_parts, private, events, cap) as reservation:  # or refused: all stays
             for bundle in bundles:
                 curate.write(workspace, bundle)
             if reservation is not None:
@@ -97,7 +101,7 @@ def run(context: StageContext) -> dict[str, Any]:
                 curate.put(workspace, bundle)
             if reservation is not None:
                 reservation.commit(context.folder.resolve())
-    protected.remember_input(recipe, context.run)
+    raw.remember_input()
     signer = public_key(key) if ledger is not None else None
     return report(recipe, guarantee(mechanism, key), split, ledger) | {"signer": signer}
 
@@ -127,7 +131,7 @@ def report(recipe: Recipe, facts: dict[str, Any], split: Split, ledger: Ledger |
 
 @contextmanager
 def entered(
-    workspace: Workspace, recipe: Recipe, ledger: Ledger | None, rows: list[KeptRows], events: Events, cap: int | None
+    workspace: Workspace, raw: RawSource, ledger: Ledger | None, rows: list[KeptRows], events: Events, cap: int | None
 ) -> Iterator[Any]:
     """The reservation of the release in the key's ledger; None where no key file protects the labels (public ones, or a
     seed's flips)."""
@@ -137,16 +141,16 @@ def entered(
         return
     entry = LedgerEntry(
         ledger,
-        bare_name(recipe.data.preferences),
-        recipe.privatize.epsilon,
+        bare_name(raw.data.preferences),
+        raw.privatize.epsilon,
         events,
         rows,
-        budget=protected.budget(recipe),
+        budget=raw.budget(),
         max_events=cap,
         unnamed=curate.unnamed({run.path: run for part in rows for run in part.runs}.values()),
-        add_up=recipe.privatize.add_up_renamed,
+        add_up=raw.privatize.add_up_renamed,
         # labels declared public have nobody to protect: another draw is charged and does not stop the run
-        add_up_keys=recipe.privatize.add_up_keys or recipe.data.public_labels,
+        add_up_keys=raw.privatize.add_up_keys or raw.data.public_labels,
         remedies=(
             "a corrected label needs an event id of its own (privatize.event_column) and names the record that it"
             " corrects (privatize.corrects_column)",

@@ -58,10 +58,10 @@ def run(context: StageContext) -> dict[str, Any]:
         return from_noisy_sum(context)
 
     # --- z, its ε, and token ids --------------------------------------------------------------------------------------
-    release = inputs.release(context.run)
+    release = inputs.release(context.run.released)
     noise = release.manifest.noise
     backbone_path = context.run.stage("sft") / "model"
-    renderer = inputs.make_renderer(recipe, load_tokenizer(backbone_path))
+    renderer = inputs.make_renderer(recipe.model, load_tokenizer(backbone_path))
     everything = release.rows
     _, rows, pairs, dropped = rendered_pairs(everything, renderer, recipe)
     training, validation = split([row.record_id for row in rows], settings.validation_fraction, recipe.seed)
@@ -144,9 +144,9 @@ def from_noisy_sum(context: StageContext) -> dict[str, Any]:
     recipe, settings = context.recipe, context.recipe.reward
     if not context.world.main:
         return {}
-    release = inputs.release(context.run)
+    release = inputs.release(context.run.released)
     path, folder = context.run.stage("sft") / "model", context.run.stage("statistic") / "sum"
-    renderer = inputs.make_renderer(recipe, load_tokenizer(path))
+    renderer = inputs.make_renderer(recipe.model, load_tokenizer(path))
     try:
         statistic, basis = load_statistic(folder)
     except ValueError as error:

@@ -37,9 +37,9 @@ def run(context: StageContext) -> dict[str, Any]:
 
     # --- π_ref, r̂, prompts --------------------------------------------------------------------------------------------
     reference_path = context.run.stage("sft") / "model"
-    renderer = inputs.make_renderer(recipe, load_tokenizer(reference_path))
+    renderer = inputs.make_renderer(recipe.model, load_tokenizer(reference_path))
     scorer = load_scorer(context.run.stage("reward") / "model", recipe, use_bonus=recipe.reward.kappa > 0)
-    everything = inputs.training_prompts(recipe, context.run)
+    everything = inputs.training_prompts(recipe.data.prompts, context.run.released)
     fitting = [everything[i] for i in keep_fitting(everything, renderer, recipe.model.too_long)]
     prompts = evenly_spaced(fitting, ppo.max_prompts)
     task = Task(
@@ -80,7 +80,7 @@ def run(context: StageContext) -> dict[str, Any]:
     if context.world.main:
         lines = "".join(json.dumps(entry) + "\n" for entry in history)
         atomic.write_text(context.folder / "history.jsonl", lines)
-        manifest = inputs.release(context.run).manifest.as_dict()
+        manifest = inputs.release(context.run.released).manifest.as_dict()
         text = policy_text(trained_on(len(prompts), recipe.data.prompts), renderer, recipe.ppo, measured=True)
         origin = Provenance(aligner, recipe.name, recipe.model, recipe.data, recipe.override)
         write_beside(context.folder / "model", origin, renderer, manifest, text)

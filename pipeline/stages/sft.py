@@ -51,9 +51,11 @@ def run(context: StageContext) -> dict[str, Any]:
     layers = recipe.reward.num_layers if recipe.reward.external is None else None
     check_architecture(recipe.model.source, config, recipe.adapters, layers, recipe.four_bit)
     check_tokens(tokenizer, config, recipe.model.source)
-    renderer = inputs.make_renderer(recipe, tokenizer)
-    inputs.check_lengths(recipe, context.run, renderer)
-    demonstrations, dropped = inputs.keep_demonstrations(recipe, context.run, renderer)
+    renderer = inputs.make_renderer(recipe.model, tokenizer)
+    inputs.check_lengths(recipe.data, context.run.released, renderer, recipe.model.too_long)
+    demonstrations, dropped = inputs.keep_demonstrations(
+        recipe.data.demonstrations, context.run.released, renderer, recipe.model.too_long
+    )
     check_rows(len(demonstrations), "sft", settings.batch_size)
     dataset = tokenized(demonstrations, renderer)
 

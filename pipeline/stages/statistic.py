@@ -19,17 +19,8 @@ import torch
 from private_rlhf.core.errors import UserError
 from private_rlhf.data import inputs
 from private_rlhf.data.engine import gather_events, sum_of_labels
-from private_rlhf.data.protected import (
-    budget,
-    changed,
-    check_no_cap,
-    input_unchanged,
-    open_sources,
-    owner_key,
-    split_rows,
-    workspace_for,
-)
 from private_rlhf.data.publish import refusals
+from private_rlhf.data.raw_source import RawSource, split_rows
 from private_rlhf.data.render import left_out, text_count
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.models import load_tokenizer
@@ -55,9 +46,9 @@ def run(context: StageContext) -> dict[str, Any]:
     accelerator = make_accelerator(world)
 
     # --- rows of features, from which no label can be told ------------------------------------------------------------
-    release = inputs.release(context.run)
+    release = inputs.release(context.run.released)
     path = context.run.stage("sft") / "model"
-    renderer = inputs.make_renderer(recipe, load_tokenizer(path))
+    renderer = inputs.make_renderer(recipe.model, load_tokenizer(path))
     kept = rendered_pairs(release.rows, renderer, recipe)
     model = RewardModel(load_backbone(path, recipe, renderer).to(accelerator.device), reward_bound=None)
     features = pair_features(context, model, kept.pairs, renderer, "frozen", accelerator)
@@ -100,23 +91,24 @@ def released_sum(context: StageContext, matrix: np.ndarray, clip: float, basis: 
             budget would be exceeded; nothing is spent then.
     """
     recipe, own = context.recipe, context.recipe.privatize
-    key = owner_key(recipe)
+    raw = RawSource(recipe.data, own, context.run.root)
+    key = raw.owner_key()
     ledger = Ledger.open(key)
-    if not input_unchanged(recipe, context.run):
-        raise changed(recipe)
-    mechanism, sources = NoisySum(own.epsilon, own.sum_delta), open_sources(recipe)
+    if not raw.input_unchanged():
+        raise raw.changed()
+    mechanism, sources = NoisySum(own.epsilon, own.sum_delta), raw.open_sources()
     noise = noise_for(matrix, mechanism.epsilon, mechanism.delta)
-    with refusals(context.folder), workspace_for(context, key, sources) as workspace:
-        train = split_rows(workspace, recipe, sources).train
+    with refusals(context.folder), raw.workspace(key, sources, context.folder, context.checkpoints) as workspace:
+        train = split_rows(workspace, recipe.data, sources).train
         events = gather_events(workspace.pool, [train], key, workspace.work / "events")
-        check_no_cap(recipe, ledger.left_out(events.partitions(), None)[1])
+        raw.check_no_cap(ledger.left_out(events.partitions(), None)[1])
         if len(events) != len(matrix):
-            raise changed(recipe)
+            raise raw.changed()
         fields = (b"noisy sum", repr(noise).encode(), events.content, repr(matrix.shape).encode(), matrix.tobytes())
         identity = key.keyed_digest(map(frame, fields))
         source = bare_name(recipe.data.preferences)
         plan = ReleasePlan(source, mechanism.epsilon, len(events), identity, "sum", delta=mechanism.delta)
-        with ledger.reserve(plan, budget(recipe)) as reservation:
+        with ledger.reserve(plan, raw.budget()) as reservation:
             if not reservation.already and any(
                 events.merge(workspace.pool, ledger.store, KNOWN_ALREADY, reservation.generation)
             ):

@@ -26,7 +26,7 @@ STAGES = ("base", "checks", "context", "declarations", "dpo", "entry", "evaluate
           "launch_strategies", "ppo", "report", "reward", "rloo", "sft")
 OUTSIDE = (
     "private_rlhf.core",
-    "private_rlhf.data.enough",
+    "private_rlhf.data.row_counts",
     "private_rlhf.data.inputs",
     "private_rlhf.data.release",
     "private_rlhf.data.render",
@@ -133,10 +133,10 @@ def test_stages_are_started_by_name_in_one_place(sources: dict[str, ast.Module])
         "from private_rlhf.data.formats import read_preferences\ndef run(context): return list(read_preferences('x'))",
         "def run(context):\n    from private_rlhf.data import formats\n    return formats.read_preferences('x')",
         "import private_rlhf.data.formats\ndef run(context): return private_rlhf.data.formats.read_preferences('x')",
-        "from private_rlhf.data import protected\nclass Reader:\n"
-        "    def go(self): return protected.embedded_part(1, 2)\n"
+        "from private_rlhf.data import raw_source\nclass Reader:\n"
+        "    def go(self): return raw_source.embedded_part(1, 2)\n"
         "def run(context): return Reader().go()",
-        "from private_rlhf.data.protected import embedded_part as prompts\nTABLE = {'a': prompts}\n"
+        "from private_rlhf.data.raw_source import embedded_part as prompts\nTABLE = {'a': prompts}\n"
         "def run(context): return TABLE['a'](1, 2)",
     ],
 )

@@ -34,13 +34,13 @@ ALLOWED = {
         "pipeline/privacy/sorted_runs.py",  # defines it: which rows of which runs
         "pipeline/data/engine.py",
         "pipeline/data/curate.py",
-        "pipeline/data/elsewhere.py",  # compares record ids with another key's store, and looks at no label
-        "pipeline/data/protected.py",  # a range of record ids for training, the others for evaluation
+        "pipeline/data/other_keys.py",  # compares record ids with another key's store, and looks at no label
+        "pipeline/data/raw_source.py",  # a range of record ids for training, the others for evaluation
         "pipeline/stages/privatize.py",  # hands them to the ledger
     },
     "OpenedSource": {
         "pipeline/data/curate.py",  # defines it: a source that was opened
-        "pipeline/data/protected.py",
+        "pipeline/data/raw_source.py",
     },
     "privatize_source": {
         "pipeline/data/curate.py",  # defines it: all of the above, for `private-rlhf privatize`
@@ -51,18 +51,18 @@ ALLOWED = {
         "pipeline/data/sources.py",  # defines it: rows as they are in the file
         "pipeline/data/formats.py",  # gives them a meaning
         "pipeline/data/curate.py",
-        "pipeline/data/protected.py",
+        "pipeline/data/raw_source.py",
         "pipeline/audit/",
     },
     "source_chunks": {
         "pipeline/data/sources.py",  # defines it: the bytes of a raw file, for a keyed digest
-        "pipeline/data/protected.py",
+        "pipeline/data/raw_source.py",
     },
     "load_dataset": {"pipeline/data/sources.py"},  # streamed, so that no raw row is left in the `datasets` cache
     "load_from_disk": {"pipeline/data/sources.py"},
     "draw_labels": {
         "pipeline/embedded/task.py",  # defines it: labels of the built-in task, drawn from the known truth
-        "pipeline/data/protected.py",
+        "pipeline/data/raw_source.py",
     },
     "RawPair": {
         "pipeline/privacy/records.py",  # defines it
@@ -83,10 +83,10 @@ ALLOWED = {
 # past every reader above.
 ASKS_WHERE = {
     "pipeline/recipe/data_section.py",  # the recipe itself: which other inputs follow from it
-    "pipeline/data/adopted.py",  # a bundle that was released elsewhere
-    "pipeline/data/enough.py",  # how many pairs there are
+    "pipeline/data/release_import.py",  # a bundle that was released elsewhere
+    "pipeline/data/row_counts.py",  # how many pairs there are
     "pipeline/data/overlap.py",  # the guard
-    "pipeline/data/protected.py",  # the one that opens them
+    "pipeline/data/raw_source.py",  # the one that opens them
     "pipeline/stages/count.py",  # the name, for the ledger
     "pipeline/stages/privatize.py",  # the name, for the ledger and the manifest
     "pipeline/stages/statistic.py",  # the name, for the ledger

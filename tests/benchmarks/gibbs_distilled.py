@@ -70,7 +70,7 @@ class Draws:
 
 def fitting(run: RunDir, recipe: Recipe, renderer: Renderer) -> list[Prompt]:
     """The training prompts within the recipe's limit."""
-    everything = inputs.training_prompts(recipe, run)
+    everything = inputs.training_prompts(recipe.data.prompts, run.released)
     return [everything[i] for i in keep_fitting(everything, renderer, recipe.model.too_long)]
 
 
@@ -179,12 +179,12 @@ def measured(run: RunDir, counts: Sequence[int], judges: int, output: Path) -> l
     """A row for PPO, then one for each number of draws."""
     recipe, home = load_recipe(Recipe, run.root / "recipe.yaml", []), run.stage("sft") / "model"
     ppo = run.require("ppo")
-    renderer = inputs.make_renderer(recipe, load_tokenizer(home))
+    renderer = inputs.make_renderer(recipe.model, load_tokenizer(home))
     reference, accelerator = load_causal_lm(home, recipe.model.dtype), make_accelerator(declared_world())
     how = {"use_bonus": recipe.reward.kappa > 0, "use_baseline": False}
     scorer = load_scorer(run.stage("reward") / "model", recipe, **how)
     sampling = Sampling(renderer.max_response_tokens, recipe.ppo.temperature, recipe.ppo.top_p)
-    prompts = list(enumerate(inputs.evaluation_prompts(recipe, run)[:judges]))
+    prompts = list(enumerate(inputs.evaluation_prompts(recipe.data.evaluation_prompts, run.released)[:judges]))
     learnt_from = fitting(run, recipe, renderer)
     identity = f"{ppo['fingerprint']}, {len(prompts)} prompts"
     rows = rows_of(output / "rows.jsonl", lambda _: identity)

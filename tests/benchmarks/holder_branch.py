@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run = RunDir(args.holder)
     recipe = load_recipe(Recipe, run.root / "recipe.yaml")
     home, kl_coef = run.root / "holder_branch", recipe.ppo.kl_coef
-    prompts = inputs.evaluation_prompts(recipe, run)[: args.prompts]
+    prompts = inputs.evaluation_prompts(recipe.data.evaluation_prompts, run.released)[: args.prompts]
     pool = load_pool(run, recipe, home / "pool.safetensors", prompts, args.candidates)
     lines, rows = ["| run | ordered as r* | J − J(π_ref) |", "|---|---|---|"], []
     for name, folder in (("one noisy sum", args.holder), ("randomised response", args.labeller)):

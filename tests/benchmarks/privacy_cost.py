@@ -108,7 +108,7 @@ def draws(run: RunDir, recipe: Recipe, prompts: list[Any], candidates: int) -> l
             texts: list[list[str]] = kept["texts"]
             return texts
     home = run.stage("sft") / "model"
-    renderer = inputs.make_renderer(recipe, load_tokenizer(home))
+    renderer = inputs.make_renderer(recipe.model, load_tokenizer(home))
     policy = load_causal_lm(home, recipe.model.dtype)
     rows = sample_responses(
         policy,
@@ -130,7 +130,7 @@ def draws(run: RunDir, recipe: Recipe, prompts: list[Any], candidates: int) -> l
 def make_pool(run: RunDir, recipe: Recipe, prompts: list[Any], candidates: int) -> Pool:
     """Draws and featurises."""
     home = run.stage("sft") / "model"
-    renderer = inputs.make_renderer(recipe, load_tokenizer(home))
+    renderer = inputs.make_renderer(recipe.model, load_tokenizer(home))
     drawn_texts = draws(run, recipe, prompts, candidates)
     own = [(prompt, text) for prompt, texts in zip(prompts, drawn_texts, strict=True) for text in texts]
     model = RewardModel(load_backbone(home, recipe, renderer), reward_bound=recipe.reward.reward_bound)
@@ -355,7 +355,7 @@ def main() -> None:
     recipe = load_recipe(Recipe, run.root / "recipe.yaml", options.set)
     if recipe.reward.kappa not in KAPPAS:
         parser.error(f"reward.kappa must be one of {', '.join(map(str, KAPPAS))}")
-    prompts = inputs.evaluation_prompts(recipe, run)
+    prompts = inputs.evaluation_prompts(recipe.data.evaluation_prompts, run.released)
     if options.every_other is not None:
         prompts = prompts[options.every_other :: 2]
     prompts = prompts[: options.prompts]

@@ -42,8 +42,8 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
                 write_json(context.folder / "evaluation.json", {})
             return {}
 
-        protected = types.SimpleNamespace(input_unchanged=lambda *_: True, check_input=lambda *_: None)
-        return types.SimpleNamespace(run=run, protected=protected)
+        raw_source = types.SimpleNamespace(input_unchanged=lambda: True, check_input=lambda _: None)
+        return types.SimpleNamespace(run=run, RawSource=lambda *_: raw_source)
 
     monkeypatch.setattr(Stage, "load", load)
     monkeypatch.setattr(runner, "preflight", lambda *_: None)

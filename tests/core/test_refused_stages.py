@@ -41,9 +41,9 @@ def refuse(context: StageContext) -> dict[str, Any]:
 @pytest.fixture(params=STARTS)
 def start(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Start:
     """Either way to start the first stage, which then refuses."""
-    protected = types.SimpleNamespace(input_unchanged=lambda *_: True, check_input=lambda *_: None)
+    raw_source = types.SimpleNamespace(input_unchanged=lambda: True, check_input=lambda _: None)
     monkeypatch.setattr(runner, "source_files", lambda *_: {})
-    monkeypatch.setattr(Stage, "load", lambda _: types.SimpleNamespace(run=refuse, protected=protected))
+    monkeypatch.setattr(Stage, "load", lambda _: types.SimpleNamespace(run=refuse, RawSource=lambda *_: raw_source))
     monkeypatch.setattr(runner, "preflight", lambda *_: None)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     return STARTS[request.param]

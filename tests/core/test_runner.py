@@ -214,7 +214,7 @@ def test_a_changed_prompt_file_reruns_ppo(tmp_path: Path) -> None:
 
 
 def test_changed_raw_preferences_rerun_privatize_and_leave_no_digest_in_the_run(tmp_path: Path) -> None:
-    from private_rlhf.data.protected import remember_input
+    from private_rlhf.data.raw_source import RawSource
     from private_rlhf.privacy.keys import keygen
 
     raw, key = tmp_path / "raw.jsonl", tmp_path / "keys" / "k"
@@ -224,7 +224,7 @@ def test_changed_raw_preferences_rerun_privatize_and_leave_no_digest_in_the_run(
     given = recipe(data=data, privatize={"epsilon": 1.0, "key_file": str(key)})
     directory = RunDir(tmp_path / "run")
     complete(directory, given)
-    remember_input(given, directory)
+    RawSource(given.data, given.privatize, directory.root).remember_input()
     assert running(given, directory) == []
     raw.write_text('{"prompt": "p", "chosen": "b", "rejected": "a"}\n')
     lines = plan(given, directory, Selection())
@@ -302,8 +302,8 @@ def fake_stages(monkeypatch: pytest.MonkeyPatch, ran: list[str], fails: str | No
                 (context.folder / "evaluation.json").write_text("{}")
             return {"summary": "fine"}
 
-        protected = types.SimpleNamespace(input_unchanged=lambda *_: True, check_input=lambda *_: None)
-        return types.SimpleNamespace(run=body, protected=protected)
+        raw_source = types.SimpleNamespace(input_unchanged=lambda: True, check_input=lambda _: None)
+        return types.SimpleNamespace(run=body, RawSource=lambda *_: raw_source)
 
     monkeypatch.setattr(Stage, "load", load)
     monkeypatch.setattr(runner, "preflight", lambda *_: None)

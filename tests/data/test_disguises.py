@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
-from private_rlhf.data.contained import LEAST_LETTERS, MOST_ROWS
+from private_rlhf.data.contained_answers import LEAST_LETTERS, MOST_ROWS
 from private_rlhf.data.overlap import Digests, Overlap, Pair, Texts, overlaps
 from private_rlhf.privacy.records import Text
 

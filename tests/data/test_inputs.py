@@ -34,7 +34,7 @@ def released(tmp_path: Path, world: int, source: str) -> list[Demonstration]:
     folder = run.stage("privatize") / "release"
     if not folder.exists():
         release_pairs(pairs, folder, RandomizedResponse(1.0), key)
-    return inputs.demonstrations(recipe(preferences="nowhere.jsonl", demonstrations=source), run)
+    return inputs.demonstrations(source, run.released)
 
 
 def test_demonstrations_of_a_release(tmp_path: Path) -> None:
@@ -52,7 +52,8 @@ def test_demonstrations_of_a_release(tmp_path: Path) -> None:
 def test_preferred_demonstrations_follow_the_released_label_and_not_the_true_one(tmp_path: Path) -> None:
     rows = [released(tmp_path, world, "release_preferred") for world in (0, 1)]
     for world, found in enumerate(rows):
-        assert found == [(pair.prompt, pair.chosen) for pair in inputs.release(RunDir(tmp_path / f"run {world}"))]
+        bundle = inputs.release(RunDir(tmp_path / f"run {world}").released)
+        assert found == [(pair.prompt, pair.chosen) for pair in bundle]
         kept = sum(str(row.response).startswith(("yes", "no")[world]) for row in found)
         assert 0.6 * PAIRS < kept < 0.86 * PAIRS  # .731 in expectation, ± 5.8 deviations
     same = sum(one == other for one, other in zip(*rows, strict=True))
@@ -70,7 +71,7 @@ def test_the_order_of_a_file_tells_nothing(tmp_path: Path, kind: str) -> None:
     seen = []
     for order in (rows, rows[::-1]):
         file.write_text("".join(json.dumps(row) + "\n" for row in order))
-        seen.append((read(named, RunDir(tmp_path / "run")), inputs.input_digest(kind, named.data)))
+        seen.append((read(str(file), tmp_path / "run"), inputs.input_digest(kind, named.data)))
     assert seen[0] == seen[1]
     assert len(seen[0][0]) == (60 if kind == "demonstrations" else 30)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows[:-1]))

@@ -26,7 +26,8 @@ PAIRS = [Pair(f"Say {i}.", f"yes {i}", f"no {i}") for i in range(40)]
 def check_stages(given: Recipe, run: RunDir, stages: Collection[str]) -> None:
     """As the runner does."""
     read = STAGES if "privatize" in stages else [stage_of(name) for name in stages]
-    check_overlap(given, run, dict.fromkeys(key for stage in read for key in stage.texts), "privatize" in stages)
+    keys = dict.fromkeys(key for stage in read for key in stage.texts)
+    check_overlap(given.data, run.released, keys, "privatize" in stages)
 
 
 def look(pairs: Iterable[Pair], rows: Iterable[tuple[Text, Text | None]]) -> Overlap:

@@ -12,10 +12,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from private_rlhf.cli import main
 from private_rlhf.core.atomic import write_json
 from private_rlhf.core.errors import UserError
-from private_rlhf.data.adopted import adopt
 from private_rlhf.data.container import settle
 from private_rlhf.data.curate import Request, privatize_source
 from private_rlhf.data.release import read_release
+from private_rlhf.data.release_import import import_bundle
 from private_rlhf.privacy.keys import insecure_seed_key, keygen, load_key
 from private_rlhf.privacy.signature import public_key, sign, verify
 from private_rlhf.recipe import Recipe
@@ -103,6 +103,10 @@ def test_a_signature_file_that_is_none_is_refused(bundle: Path, text: str) -> No
         read_release(bundle)
 
 
+def take_over(recipe: Recipe, folder: Path) -> dict[str, Any]:
+    return import_bundle(recipe.data, recipe.privatize, recipe.evaluation_labels, folder)
+
+
 def test_whoever_edits_can_sign_but_not_as_the_holder(bundle: Path, tmp_path: Path, key: Path) -> None:
     """An edited bundle under a signature of its editor's: sound in itself, and not the one that was asked for."""
     stranger, holder = load_key(keygen(tmp_path / "stranger.key")), public_key(load_key(key))
@@ -110,18 +114,18 @@ def test_whoever_edits_can_sign_but_not_as_the_holder(bundle: Path, tmp_path: Pa
     write_json(bundle / "signature.json", sign(stranger, files))
     assert read_release(bundle).signer == public_key(stranger) != holder
     with pytest.raises(UserError, match=r"data\.signer is"):
-        adopt(recipe(bundle, holder), tmp_path / "stage")
+        take_over(recipe(bundle, holder), tmp_path / "stage")
 
 
 def test_an_unsigned_bundle_opens_and_says_so(bundle: Path, tmp_path: Path, key: Path) -> None:
     holder = public_key(load_key(key))
-    assert adopt(recipe(bundle, holder), tmp_path / "stage")["signer"] == holder
+    assert take_over(recipe(bundle, holder), tmp_path / "stage")["signer"] == holder
     (bundle / "signature.json").unlink()
-    report = adopt(recipe(bundle), tmp_path / "stage")
+    report = take_over(recipe(bundle), tmp_path / "stage")
     assert report["signer"] is None
     assert "signed by NOBODY" in report["summary"]
     with pytest.raises(UserError, match=r"is signed by nobody, and data\.signer is"):
-        adopt(recipe(bundle, holder), tmp_path / "stage")
+        take_over(recipe(bundle, holder), tmp_path / "stage")
 
 
 def test_a_release_of_before_gets_its_signature_by_the_same_command(bundle: Path, tmp_path: Path, key: Path) -> None:

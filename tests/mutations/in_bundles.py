@@ -5,7 +5,7 @@ from __future__ import annotations
 from mutations.mutant import Edit, Mutant
 
 BATCHES, ENGINE, CURATE = "pipeline/privacy/batches.py", "pipeline/data/engine.py", "pipeline/data/curate.py"
-PRIVATIZE, PROTECTED = "pipeline/stages/privatize.py", "pipeline/data/protected.py"
+PRIVATIZE, PROTECTED = "pipeline/stages/privatize.py", "pipeline/data/raw_source.py"
 ROWS, WHOLE = "tests/data/test_curate_rows.py", "tests/data/test_curate.py"
 COLUMNS, STAGE = "tests/privacy/test_batches.py", "tests/stages/test_privatize_stage.py"
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from other_machines import move_to
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.rundir import RunDir
-from private_rlhf.data.protected import check_input, owner_key
+from private_rlhf.data.raw_source import RawSource
 from private_rlhf.privacy.keys import keygen
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import load_recipe
@@ -20,13 +19,17 @@ def recipe(key_file: Path | None = None) -> Recipe:
     return load_recipe(Recipe, TINY, [f"privatize.key_file={'null' if key_file is None else key_file}"])
 
 
+def raw_source(recipe: Recipe, run: Path) -> RawSource:
+    return RawSource(recipe.data, recipe.privatize, run)
+
+
 def test_the_default_key_is_the_same_in_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     move_to(tmp_path)
     found = set()
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
-        found.add(owner_key(recipe()).path)
+        found.add(raw_source(recipe(), tmp_path / "run").owner_key().path)
         assert list(Path.cwd().iterdir()) == []
     assert found == {tmp_path / "user" / "private-rlhf" / "owner.key"}
 
@@ -35,8 +38,8 @@ def test_a_folder_s_own_default_of_before_is_named(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     keygen(tmp_path / "keys" / "private-rlhf.key")
     with pytest.raises(UserError, match="was the default key of this folder, and another key would draw its labels"):
-        check_input(recipe(), RunDir(tmp_path / "run"))
-    check_input(recipe(Path("keys/private-rlhf.key")), RunDir(tmp_path / "run"))
+        raw_source(recipe(), tmp_path / "run").check_input("private")
+    raw_source(recipe(Path("keys/private-rlhf.key")), tmp_path / "run").check_input("private")
 
 
 @pytest.mark.parametrize("place", ["inside", "link inside", "link outside", "state through a linked folder"])
@@ -57,4 +60,4 @@ def test_no_key_or_state_in_the_run_directory_through_links_either(tmp_path: Pat
         keygen(run / "other.key")
         named = tmp_path / "linked" / "other.key"
     with pytest.raises(UserError, match="is inside the run directory: keep the key elsewhere"):
-        check_input(recipe(named), RunDir(run))
+        raw_source(recipe(named), run).check_input("private")

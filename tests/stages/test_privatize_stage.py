@@ -16,7 +16,7 @@ from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World
 from private_rlhf.data import curate
 from private_rlhf.data.formats import read_preferences
-from private_rlhf.data.protected import remember_input
+from private_rlhf.data.raw_source import RawSource
 from private_rlhf.data.release import ReleasedPair, read_release
 from private_rlhf.privacy.keys import keygen, load_key
 from private_rlhf.privacy.ledger import Ledger
@@ -251,7 +251,8 @@ def test_what_counts_refuse(tmp_path: Path, key: Path, context: Callable[..., St
     write(data, rows)
     with pytest.raises(UserError, match="run again with --from privatize"):
         count.noisy_counts(asking(given), {"all": [1] * 10})
-    remember_input(given.recipe, given.run)  # even if that look is passed, the store knows the labels
+    raw_source = RawSource(given.recipe.data, given.recipe.privatize, given.run.root)
+    raw_source.remember_input()  # even if that look is passed, the store knows the labels
     with pytest.raises(UserError, match="is not what the privatise stage released"):
         count.noisy_counts(asking(context(data, labels="laplace", count_epsilon=0.5, budget=3.0)), {"all": [1] * 10})
     assert Ledger.open(load_key(key)).show()["epsilon_total"] == 1.5

@@ -9,15 +9,23 @@ from typing import Any
 
 import pytest
 from private_rlhf.core.errors import UserError
-from private_rlhf.data.adopted import adopt, divide, is_adopted, open_adopted
 from private_rlhf.data.curate import Request, privatize_source
 from private_rlhf.data.layout import Options
 from private_rlhf.data.release import Release, read_release
+from private_rlhf.data.release_import import (
+    divide,
+    import_bundle,
+    names_bundle,
+    open_bundle,
+)
 from private_rlhf.privacy.keys import keygen
-from private_rlhf.recipe import Recipe
+from private_rlhf.recipe import DataConfig, PrivatizeConfig, Recipe
 from private_rlhf.recipe.load import parse
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
+
+
+Sections = tuple[DataConfig, PrivatizeConfig, str]
 
 
 def released(folder: Path, rows: int, events: int = 1) -> Release:
@@ -34,7 +42,7 @@ def released(folder: Path, rows: int, events: int = 1) -> Release:
     return read_release(folder / "bundle")
 
 
-def recipe(source: Path, epsilon: Any = 1.0, labels: str = "private", public: bool = False) -> Recipe:
+def recipe(source: Path, epsilon: Any = 1.0, labels: str = "private", public: bool = False) -> Sections:
     tree = {
         "name": "x",
         "evaluation_labels": labels,
@@ -43,7 +51,8 @@ def recipe(source: Path, epsilon: Any = 1.0, labels: str = "private", public: bo
         | ({"count_epsilon": 0.1} if labels == "laplace" else {}),
         "data": {"preferences": str(source), "public_labels": public},
     }
-    return parse(Recipe, tree, "r")
+    recipe = parse(Recipe, tree, "r")
+    return recipe.data, recipe.privatize, recipe.evaluation_labels
 
 
 @pytest.mark.parametrize(("rows", "events", "limit"), [(2, 1, None), (57, 1, None), (57, 1, 20), (30, 3, None)])
@@ -67,7 +76,7 @@ def test_the_last_tenth_is_held_out_and_no_pair_is_on_both_sides(
 
 def test_many_rows_keep_the_layout_of_ranges_of_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = released(tmp_path, 40)
-    for module in ("adopted", "release"):
+    for module in ("release_import", "release"):
         monkeypatch.setattr(f"private_rlhf.data.{module}.ROWS_PER_SHARD", 10)
     divide(bundle, None, tmp_path / "train", tmp_path / "test")
     train = read_release(tmp_path / "train")
@@ -77,38 +86,38 @@ def test_many_rows_keep_the_layout_of_ranges_of_ids(tmp_path: Path, monkeypatch:
 
 def test_taking_over_twice_leaves_the_same_and_nothing_else(tmp_path: Path) -> None:
     bundle = released(tmp_path, 20)
-    assert is_adopted(str(bundle.directory))
-    assert not is_adopted(str(tmp_path))
+    assert names_bundle(str(bundle.directory))
+    assert not names_bundle(str(tmp_path))
     given, folder = recipe(bundle.directory), tmp_path / "stage"
-    report = adopt(given, folder)
+    report = import_bundle(*given, folder)
     assert (report["events"], report["evaluation_events"], report["ledger"], report["mark"]) == (18, 2, None, None)
-    assert adopt(given, folder) == report
+    assert import_bundle(*given, folder) == report
     assert sorted(path.name for path in folder.iterdir()) == ["evaluation", "release"]
 
 
 def test_raw_data_may_have_a_manifest_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{}")
     (tmp_path / "train.jsonl").write_text("{}\n")
-    assert not is_adopted(str(tmp_path))
+    assert not names_bundle(str(tmp_path))
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
     source = released(tmp_path, 20).directory
     with pytest.raises(UserError, match=r"released at ε = 1 and the recipe says 2: set privatize\.epsilon=1"):
-        open_adopted(recipe(source, epsilon=2.0))
+        open_bundle(*recipe(source, epsilon=2.0))
     with pytest.raises(UserError, match="holds no true labels for evaluation_labels: public; set evaluation_labels="):
-        open_adopted(recipe(source, labels="public", public=True))
+        open_bundle(*recipe(source, labels="public", public=True))
     with pytest.raises(UserError, match="holds no true labels for evaluation_labels: laplace"):
-        open_adopted(recipe(source, labels="laplace"))
+        open_bundle(*recipe(source, labels="laplace"))
     with pytest.raises(UserError, match=r"the recipe says inf"):
-        open_adopted(recipe(source, epsilon=math.inf, public=True))
+        open_bundle(*recipe(source, epsilon=math.inf, public=True))
     (source / "manifest.json").write_text("{}")
     with pytest.raises(UserError, match="schema version"):
-        open_adopted(recipe(source))
+        open_bundle(*recipe(source))
 
 
 def test_one_pair_is_too_few(tmp_path: Path) -> None:
     bundle = released(tmp_path, 1, events=4)
     with pytest.raises(UserError, match="one pair is too few"):
-        adopt(recipe(bundle.directory), tmp_path / "stage")
+        import_bundle(*recipe(bundle.directory), tmp_path / "stage")
     assert not list((tmp_path / "stage").glob("*/"))

@@ -13,7 +13,7 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World, check_rows
 from private_rlhf.data import inputs
-from private_rlhf.data.adopted import adopt
+from private_rlhf.data.release_import import import_bundle
 from private_rlhf.embedded import task
 from private_rlhf.privacy.keys import keygen, load_key
 from private_rlhf.privacy.mechanism import RandomizedResponse
@@ -134,8 +134,11 @@ def test_the_count_before_is_the_count_after(tmp_path: Path, count: int) -> None
             before = [refused(given, run, "privatize", stage) for stage in ("sft", "reward", "dpo")]
             context = StageContext(given, run, World(rank=0, size=1), "privatize")
             shutil.rmtree(context.folder, ignore_errors=True)
-            adopt(given, context.folder) if source == str(bundle) else privatize.run(context)
-            ids = [row.record_id for row in inputs.release(run)]
+            if source == str(bundle):
+                import_bundle(given.data, given.privatize, given.evaluation_labels, context.folder)
+            else:
+                privatize.run(context)
+            ids = [row.record_id for row in inputs.release(run.released)]
             learnt = {"sft": len(ids), "reward": len(split(ids, 0.1, 0)[0]), "dpo": len(ids)}
             after = [few(rows, name) if rows < 16 else None for name, rows in learnt.items()]
             assert before == after == [refused(given, run, stage) for stage in learnt]

@@ -14,51 +14,51 @@ from pathlib import Path
 from typing import Any
 
 from private_rlhf.core.errors import UserError
-from private_rlhf.data.answered import write_pairs
+from private_rlhf.data.answer_bundle import write_pairs
 from private_rlhf.data.publish import publish, refusals
 from private_rlhf.data.release import ROWS_PER_SHARD, Release, ReleasedPair, ReleaseManifest, is_release, read_release
 from private_rlhf.data.totals import check_totals
-from private_rlhf.recipe import Recipe
+from private_rlhf.recipe import DataConfig, PrivatizeConfig
 
 HELD_OUT_SHARE = 0.1
 
 
-def is_adopted(source: str) -> bool:
-    """Whether data.preferences names a released bundle."""
+def names_bundle(source: str) -> bool:
+    """True if data.preferences names a released bundle."""
     return is_release(Path(source).expanduser())
 
 
 def held_out(total: int) -> int:
-    """How many of `total` pairs of one file or bundle are kept for evaluation: a tenth, and at least one."""
+    """Number of `total` pairs of one file or bundle to keep for evaluation: a tenth, and at least one."""
     return max(1, round(HELD_OUT_SHARE * total))
 
 
-def open_adopted(recipe: Recipe) -> Release:
-    """The bundle that data.preferences names, if it is what the recipe says.
+def open_bundle(data: DataConfig, privatize: PrivatizeConfig, evaluation_labels: str) -> Release:
+    """Open the bundle that data.preferences names and check that it is as the recipe says.
 
     Raises:
         UserError: a damaged bundle, another ε or signer than the recipe's, or evaluation labels that no bundle holds.
     """
-    source = recipe.data.preferences
+    source = data.preferences
     bundle = read_release(Path(source).expanduser())
-    noise, wanted = bundle.manifest.noise, recipe.data.signer
-    if wanted is not None and bundle.signer != wanted:
-        raise UserError(f"{source}: is signed by {bundle.signer or 'nobody'}, and data.signer is {wanted}")
-    if not bundle.manifest.labelled or recipe.privatize.by_holder:
+    noise, signer = bundle.manifest.noise, data.signer
+    if signer is not None and bundle.signer != signer:
+        raise UserError(f"{source}: is signed by {bundle.signer or 'nobody'}, and data.signer is {signer}")
+    if not bundle.manifest.labelled or privatize.by_holder:
         raise UserError(
             f"{source}: is a released bundle, and a noisy sum (privatize.trust: holder) is made where the true labels"
             " are: give raw preferences, or a bundle of private labels and no trust: holder"
         )
     if not noise.factor:
         raise UserError(f"{source}: its labels are fair coins (keep_prob 1/2), from which nothing is learnt")
-    if recipe.privatize.epsilon != noise.epsilon:
+    if privatize.epsilon != noise.epsilon:
         raise UserError(
-            f"{source}: was released at ε = {noise.epsilon:g} and the recipe says {recipe.privatize.epsilon:g}: "
+            f"{source}: was released at ε = {noise.epsilon:g} and the recipe says {privatize.epsilon:g}: "
             f"set privatize.epsilon={noise.epsilon:g}".replace("=inf", "=.inf")
         )
-    if recipe.evaluation_labels != "private" and not noise.public:
+    if evaluation_labels != "private" and not noise.public:
         raise UserError(
-            f"{source}: a released bundle holds no true labels for evaluation_labels: {recipe.evaluation_labels}; "
+            f"{source}: a released bundle holds no true labels for evaluation_labels: {evaluation_labels}; "
             "set evaluation_labels=private"
         )
     bundle.check_rows()
@@ -66,19 +66,21 @@ def open_adopted(recipe: Recipe) -> Release:
     return bundle
 
 
-def adopt(recipe: Recipe, folder: Path) -> dict[str, Any]:
-    """Takes the bundle over into folder/release (training) and folder/evaluation; returns what the manifest says.
+def import_bundle(
+    data: DataConfig, privatize: PrivatizeConfig, evaluation_labels: str, folder: Path
+) -> dict[str, Any]:
+    """Copy the bundle into folder/release (training) and folder/evaluation; returns the facts for the manifest.
 
     Raises:
-        UserError: see `open_adopted`; fewer than two pairs.
+        UserError: see `open_bundle`; fewer than two pairs.
     """
-    bundle, made = open_adopted(recipe), folder / ".adopted.tmp"
+    bundle, made = open_bundle(data, privatize, evaluation_labels), folder / ".adopted.tmp"
     with refusals(folder):
         folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(made, ignore_errors=True)
         made.mkdir()
         try:
-            rows, test_rows = divide(bundle, recipe.data.limit, made / "release", made / "evaluation")
+            rows, test_rows = divide(bundle, data.limit, made / "release", made / "evaluation")
             for name in ("release", "evaluation"):
                 shutil.rmtree(folder / name, ignore_errors=True)
                 publish(made / name, folder / name)

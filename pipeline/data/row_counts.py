@@ -1,0 +1,84 @@
+"""Row counts before a run, so that too few rows for one batch stop it at once and not after hours of training.
+
+Of a large source only the first rows are read. Texts that are too long are left out later, so the stages that learn
+count their rows once more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from private_rlhf.data.formats import read_demonstrations
+from private_rlhf.data.inputs import release
+from private_rlhf.data.overlap import protected_pairs
+from private_rlhf.data.release import read_release
+from private_rlhf.data.release_import import held_out, names_bundle
+from private_rlhf.data.sources import is_hub_id
+from private_rlhf.embedded import task
+from private_rlhf.recipe import DataConfig
+from private_rlhf.recipe.data_section import OF_RELEASE
+
+
+@dataclass(frozen=True)
+class RowCounts:
+    """Counts of the rows that a run learns from.
+
+    Attributes:
+        released: folder of the stage that releases the labels.
+        new_release: that stage is about to run; otherwise its release is there.
+        online: the run asks for its labels.
+        several_labels: one pair may have more than one label.
+    """
+
+    data: DataConfig
+    released: Path
+    new_release: bool
+    online: bool
+    several_labels: bool
+
+    def demonstrations(self, size: int) -> int | None:
+        """Number of demonstrations, exact below `size`; None where it is not known."""
+        source = self.data.demonstrations
+        if source in OF_RELEASE:
+            count = self.pairs(size)
+            return None if count is None else count * (2 if source == "release_both" else 1)
+        rows = task.load_demonstrations() if source == "embedded" else read_demonstrations(source)
+        return sum(1 for _ in islice(rows, size))
+
+    def pairs(self, size: int, fraction: float = 0.0) -> int | None:
+        """Number of released pairs to learn from when a fraction is held out, exact below `size`; None where it is not
+        known."""
+        names = self.training_pairs(3 * size + 10)
+        if names is None:
+            return None
+        return len(names) - (max(1, round(len(set(names)) * fraction)) if fraction else 0)
+
+    def training_pairs(self, most: int) -> list[str] | None:
+        """Names that tell the released training pairs apart: of all, or of at least the first ones up to `most`.
+
+        None where they are not known: a data set of the hub, several labels of one pair, many pairs that are written
+        twice, questions that are still to be asked.
+
+        Args:
+            most: over twice the largest batch.
+        """
+        source = self.data.preferences
+        if self.online:
+            return None
+        if not self.new_release:
+            return [row.record_id for row in islice(release(self.released), most)]
+        if names_bundle(source):
+            pairs = [row.record_id for row in islice(read_release(Path(source).expanduser()), most)]
+        elif is_hub_id(source) or self.several_labels:
+            return None
+        else:
+            rows = [repr(pair) for pair in islice(protected_pairs(source, self.released, True, ("train",)), most)]
+            pairs = list(dict.fromkeys(rows))
+            if len(pairs) < len(rows) == most:
+                return None
+        divided = names_bundle(source) or Path(source).expanduser().is_file()
+        if divided and len(pairs) < most:
+            pairs = pairs[: len(pairs) - held_out(len(pairs))]
+        return pairs[: self.data.limit]
