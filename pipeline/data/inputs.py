@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.recipe import Recipe
-from private_rlhf.core.recipe_inputs import DataConfig
+from private_rlhf.core.recipe_inputs import DataConfig, ModelConfig
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.data.formats import Demonstration, read_demonstrations, read_prompts
 from private_rlhf.data.release import Release, read_release
@@ -20,9 +20,8 @@ from private_rlhf.embedded.topics import Split
 T = TypeVar("T")
 
 
-def make_renderer(recipe: Recipe, tokenizer: Any) -> Renderer:
+def make_renderer(model: ModelConfig, tokenizer: Any) -> Renderer:
     """The recipe's one renderer for `tokenizer`, whose model may take less than model.max_text_tokens."""
-    model = recipe.model
     limits = (model.max_prompt_tokens, model.max_response_tokens)
     longest = min(model.max_text_tokens, tokenizer.model_max_length)
     return Renderer(tokenizer, *limits, model.system_prompt, model.chat_template_kwargs, longest)

@@ -69,7 +69,7 @@ def make_plan(recipe: Recipe, run: RunDir, machine: Machine, model_config: Path 
     """
     config = config_of(recipe.model, model_config)
     shape = shape_of(skeleton(config))
-    renderer = None if model_config or not config.is_dir() else make_renderer(recipe, load_tokenizer(config))
+    renderer = None if model_config or not config.is_dir() else make_renderer(recipe.model, load_tokenizer(config))
     texts = texts_of(recipe, run, renderer)
     adapters = {stage: adapter_of(config, lora) for stage, lora in trains_with(recipe).items()}
     if adapters.get("reward") is not None:

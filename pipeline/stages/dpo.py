@@ -33,7 +33,7 @@ def run(context: StageContext) -> dict[str, Any]:
     """Trains on every process; saves from the main one."""
     recipe, settings = context.recipe, context.recipe.dpo
     reference_path = context.run.stage("sft") / "model"
-    renderer = inputs.make_renderer(recipe, load_tokenizer(reference_path))
+    renderer = inputs.make_renderer(recipe.model, load_tokenizer(reference_path))
 
     # --- z, its ε, and token ids --------------------------------------------------------------------------------------
     release = inputs.release(context.run)

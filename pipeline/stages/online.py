@@ -54,11 +54,11 @@ def run(context: StageContext) -> dict[str, Any]:
 
     # --- candidates, in coordinates that depend on no answer ----------------------------------------------------------
     home, earlier = context.run.stage("sft") / "model", earlier_run(recipe)
-    renderer = inputs.make_renderer(recipe, load_tokenizer(home))
+    renderer = inputs.make_renderer(recipe.model, load_tokenizer(home))
     policy = load_causal_lm(home if earlier is None else earlier.policy, recipe.model.dtype).to(accelerator.device)
     reference = None if earlier is None else load_causal_lm(home, recipe.model.dtype).to(accelerator.device)
-    first_layers = load_backbone(home, recipe, renderer).to(accelerator.device)
-    backbone = RewardModel(first_layers, reward_bound=recipe.reward.reward_bound)
+    layers = load_backbone(home, recipe.reward, recipe.model.dtype, renderer.tokenizer.pad_token_id)
+    backbone = RewardModel(layers.to(accelerator.device), reward_bound=recipe.reward.reward_bound)
     asked = fitting(inputs.training_prompts(recipe, context.run), renderer, recipe, settings.max_prompts)
     held_out = fitting(inputs.evaluation_prompts(recipe, context.run), renderer, recipe, settings.evaluation_questions)
     draw_blocks(context, policy, reference, backbone, renderer, "train", asked, settings.candidates)

@@ -50,7 +50,7 @@ def run(context: StageContext) -> dict[str, Any]:
     config, tokenizer = base_config(recipe.model, local=False), load_tokenizer(base, revision=recipe.model.revision)
     check_architecture(recipe, config)
     check_tokens(tokenizer, config, recipe.model.source)
-    renderer = inputs.make_renderer(recipe, tokenizer)
+    renderer = inputs.make_renderer(recipe.model, tokenizer)
     inputs.check_lengths(recipe, context.run, renderer)
     demonstrations, dropped = inputs.keep_demonstrations(recipe, context.run, renderer)
     check_rows(len(demonstrations), "sft", settings.batch_size)

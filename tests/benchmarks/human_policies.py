@@ -155,7 +155,7 @@ class Judge:
 
     def __init__(self, reference: Path, recipe: Recipe, pairs: Sequence[ReleasedPair]) -> None:
         model = load_causal_lm(reference, recipe.model.dtype).eval()
-        renderer = make_renderer(recipe, load_tokenizer(reference))
+        renderer = make_renderer(recipe.model, load_tokenizer(reference))
         rows = pair_rows(pairs, renderer)
         self.layers = len(model.get_decoder().layers) - ADAPTED
         self.dtype, self.temperature = recipe.model.dtype, recipe.ppo.temperature

@@ -39,7 +39,7 @@ DIRECTIONS, MARGIN, SHARE = 30, 2.0, 0.6827
 def word_sums(run: RunDir, recipe: Recipe, texts: Sequence[str]) -> torch.Tensor:
     """(n, d) float32: the sum of each answer's input embeddings."""
     home = run.stage("sft") / "model"
-    renderer = inputs.make_renderer(recipe, load_tokenizer(home))
+    renderer = inputs.make_renderer(recipe.model, load_tokenizer(home))
     table = load_causal_lm(home, recipe.model.dtype).get_input_embeddings().weight.detach().float()
     return torch.stack([table[torch.tensor(renderer.response_ids(text))].sum(dim=0) for text in texts])
 

@@ -71,7 +71,7 @@ def sample(
     checkpoint: str, recipe: Recipe, asked: Sequence[str], draws: int, purpose: str, temperature: float = 1.0
 ) -> list[Completion]:
     """`draws` completions of each prompt, prompt by prompt, by the checkpoint's policy. purpose: part of noise keys."""
-    renderer = make_renderer(recipe, load_tokenizer(checkpoint))
+    renderer = make_renderer(recipe.model, load_tokenizer(checkpoint))
     model = load_causal_lm(checkpoint, stored_dtype(checkpoint, device_type()))
     ends = end_ids(model, renderer.tokenizer)
     repeated = [prompt for prompt in asked for _ in range(draws)]

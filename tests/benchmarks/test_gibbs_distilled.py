@@ -24,7 +24,7 @@ def test_one_pass_makes_what_the_reward_prefers_likelier(tmp_path: Path) -> None
     recipe = load_recipe(Recipe, ROOT / "configs" / "demo.yaml")
     ppo = replace(recipe.ppo, lora=LoraSettings(rank=4), learning_rate=1e-2)
     recipe = replace(recipe, ppo=ppo, model=replace(recipe.model, dtype="float32"))
-    renderer = make_renderer(recipe, load_tokenizer(home))
+    renderer = make_renderer(recipe.model, load_tokenizer(home))
     good, bad = [20, 21, 22], [30, 31, 32]
     prompts = [f"prompt {number}" for number in range(2 * BATCH)]
     score = torch.tensor([[3.0 * ppo.kl_coef, 0.0]], dtype=torch.float64).repeat(len(prompts), 1)
