@@ -12,7 +12,7 @@ from private_rlhf.core.noise import PUBLIC
 from private_rlhf.data.inputs import make_renderer
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.lm.templates import tokenizer_as_trained
-from private_rlhf.recipe import ExternalRewardSettings, Recipe
+from private_rlhf.recipe import ExternalRewardSettings, ModelConfig
 from private_rlhf.reward_models.checkpoint import (
     METADATA_FILE,
     RewardCheckpoint,
@@ -85,14 +85,16 @@ def card_facts(checkpoint: RewardCheckpoint, folder: Path, metadata: RewardMetad
     }
 
 
-def use_external(recipe: Recipe, target: Path, main_process: bool) -> dict[str, Any]:
-    """Puts the recipe's external reward model into `target`/model with its metadata; the stage's report.
+def use_external(
+    settings: ExternalRewardSettings, kappa: float, limits: ModelConfig, target: Path, main_process: bool
+) -> dict[str, Any]:
+    """Puts an external reward model into `target`/model with its metadata; the stage's report.
+
+    kappa: of Γ. limits: of the texts of this run, for the tokenizer that is saved beside the model.
 
     Raises:
         UserError: see `load_external`, or Γ asked of a model without its statistics.
     """
-    settings, kappa = recipe.reward.external, recipe.reward.kappa
-    assert settings is not None
     checkpoint = load_external(settings.path, settings.public, *key_names("reward.external"))
     if kappa > 0 and checkpoint.bonus is None:
         raise UserError(
@@ -108,7 +110,7 @@ def use_external(recipe: Recipe, target: Path, main_process: bool) -> dict[str, 
         model: Any = checkpoint.model.model
         # Pooling goes by the mask; plain transformers goes by this id, which must not end a text.
         model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-        trained = tokenizer_as_trained(make_renderer(recipe.model, tokenizer), "right")  # how this run reads its scores
+        trained = tokenizer_as_trained(make_renderer(limits, tokenizer), "right")  # how this run reads its scores
         bonus = None if checkpoint.bonus is None or kappa == 0 else replace(checkpoint.bonus, kappa=kappa)
         save_reward_checkpoint(target / "model", model, metadata, bonus=bonus, tokenizer=trained, overwrite=True)
         atomic.write_json(target / "fit.json", facts)

@@ -13,7 +13,7 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.data.render import Prompt, Renderer, preview
 from private_rlhf.lm.model_folders import check_function
 from private_rlhf.lm.models import load_tokenizer
-from private_rlhf.recipe import ExtraRewardSettings, ModelConfig, Recipe
+from private_rlhf.recipe import ExtraRewardSettings, ModelConfig
 from private_rlhf.reward_models.external import card_facts, described, key_names, load_external
 from private_rlhf.reward_models.scorer import RewardScorer
 
@@ -40,19 +40,21 @@ class ExtraReward:
     renderer: Renderer | None = None
 
 
-def load_extra_rewards(recipe: Recipe, device: torch.device) -> list[ExtraReward]:
-    """The rewards of ppo.extra_rewards, in their order.
+def load_extra_rewards(
+    entries: Sequence[ExtraRewardSettings], limits: ModelConfig, device: torch.device
+) -> list[ExtraReward]:
+    """The rewards of ppo.extra_rewards, in their order. limits: of the policy's texts.
 
     Raises:
         UserError: a folder that holds no reward model, one whose training labels nobody declared (see
             `private_rlhf.reward_models.external`), or a function that cannot be imported.
     """
     rewards: list[ExtraReward] = []
-    for place, settings in enumerate(recipe.ppo.extra_rewards):
+    for place, settings in enumerate(entries):
         key = f"ppo.extra_rewards.{place}"
         plain = settings.callable or settings.path.resolve().name  # type: ignore[union-attr]
         name = f"{plain} ({place})" if plain in {reward.name for reward in rewards} else plain
-        loaded = _function(settings, name, key) if settings.callable else _model(settings, name, key, recipe, device)
+        loaded = _function(settings, name, key) if settings.callable else _model(settings, name, key, limits, device)
         rewards.append(loaded)
     return rewards
 
@@ -110,14 +112,16 @@ def _function(settings: ExtraRewardSettings, name: str, key: str) -> ExtraReward
     return ExtraReward(name, settings.weight, score, facts)
 
 
-def _model(settings: ExtraRewardSettings, name: str, key: str, recipe: Recipe, device: torch.device) -> ExtraReward:
+def _model(
+    settings: ExtraRewardSettings, name: str, key: str, limits: ModelConfig, device: torch.device
+) -> ExtraReward:
     assert settings.path is not None
     checkpoint = load_external(settings.path, settings.public, *key_names(key))
     metadata = described(checkpoint, settings.path.resolve().name, 0.0)
     checkpoint.model.model.to(device)
     config: Any = checkpoint.model.config.get_text_config()
     tokenizer = load_tokenizer(settings.path, plain_template=False)
-    renderer = wide_renderer(recipe.model, tokenizer, getattr(config, "max_position_embeddings", None))
+    renderer = wide_renderer(limits, tokenizer, getattr(config, "max_position_embeddings", None))
     scorer = RewardScorer(checkpoint, renderer, use_bonus=False)
 
     def score(prompts: Sequence[Prompt], responses: Sequence[str]) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.recipe import Recipe, RewardConfig
+from private_rlhf.recipe import RewardConfig
 from private_rlhf.reward_models.bonuses import Bonus
 from private_rlhf.reward_models.dropout import DropoutBonus, check_dropout
 from private_rlhf.reward_models.elliptical import EllipticalAccumulator, EllipticalConstants
@@ -30,23 +30,24 @@ def check_uncertainty(backbone: torch.nn.Module, settings: RewardConfig) -> None
             raise UserError(f"reward.uncertainty.kind mc_dropout: {error}") from None
 
 
-def head_bonus(fit: LinearFit, features: PairFeatures, noise: LabelNoise, recipe: Recipe) -> Bonus:
+def head_bonus(
+    fit: LinearFit, features: PairFeatures, noise: LabelNoise, settings: RewardConfig, seed: int = 0
+) -> Bonus:
     """Γ of the linear fit to the pairs, in the fit's own basis and with its own ridge.
 
     Raises:
         UserError: the statistics cannot be inverted.
     """
-    settings = recipe.reward
     if settings.uncertainty.kind == "fisher":
         return _checked(lambda: FisherBonus.from_fit(fit, settings.kappa))
-    return _checked(lambda: _other(fit, features, noise, recipe))
+    return _checked(lambda: _other(fit, features, noise, settings, seed))
 
 
-def _other(fit: LinearFit, features: PairFeatures, noise: LabelNoise, recipe: Recipe) -> Bonus:
+def _other(fit: LinearFit, features: PairFeatures, noise: LabelNoise, settings: RewardConfig, seed: int) -> Bonus:
     """A bonus of another kind than `fisher`."""
-    settings, own = recipe.reward, recipe.reward.uncertainty
+    own = settings.uncertainty
     if own.kind == "mc_dropout":
-        return DropoutBonus(fit.weight, settings.reward_bound, own.samples, recipe.seed, settings.kappa)
+        return DropoutBonus(fit.weight, settings.reward_bound, own.samples, seed, settings.kappa)
     if own.kind == "ensemble":
         return fit_ensemble(
             features.chosen,
@@ -60,7 +61,7 @@ def _other(fit: LinearFit, features: PairFeatures, noise: LabelNoise, recipe: Re
             reward_bound=settings.reward_bound,
             loss=settings.loss,
             num_heads=own.heads,
-            seed=recipe.seed,
+            seed=seed,
             kappa=settings.kappa,
             numbers=features.numbers,
             spread=features.spread,

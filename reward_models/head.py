@@ -19,7 +19,7 @@ import torch
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.data.render import prompt_key
-from private_rlhf.recipe import Recipe, RewardConfig
+from private_rlhf.recipe import RewardConfig
 from private_rlhf.reward_models.basis import pair_basis
 from private_rlhf.reward_models.evidence import ridge_by_evidence, ridge_in_units_of
 from private_rlhf.reward_models.linear import LinearFit, fit_linear
@@ -62,33 +62,46 @@ class PairFeatures:
 
 
 def fit_head(
-    features: PairFeatures, prompts: Sequence[Any], noise: LabelNoise, recipe: Recipe
+    features: PairFeatures,
+    noise: LabelNoise,
+    settings: RewardConfig,
+    *,
+    prompts: Sequence[Any] | None = None,
+    seed: int = 0,
 ) -> tuple[LinearFit, RidgeSelection]:
-    """The private MLE on frozen features; reward.ridge, unless given, is chosen by cross-validation over prompts, or is
-    that of the largest evidence.
+    """The private MLE on frozen features; settings.ridge, unless given, is chosen by cross-validation over prompts, or
+    is that of the largest evidence.
+
+    Args:
+        features: of all pairs, or of this process's share of them.
+        noise: of the labels.
+        settings: loss, reward_bound, num_components, ridge and pooling are read.
+        prompts: one for each of all pairs; None: each pair has a prompt of its own.
+        seed: of the folds.
 
     Raises:
         UserError: all pairs have one prompt.
     """
-    groups = [prompt_key(prompt) for prompt in prompts]
+    total = int(features.spread.sum(torch.tensor(len(features))))
+    groups: list[Any] = list(range(total)) if prompts is None else [prompt_key(prompt) for prompt in prompts]
     count = len(set(groups))
     if count < 2:
         raise UserError("all pairs have one prompt, and folds are by prompt: give preferences on several prompts")
-    folds = torch.from_numpy(assign_folds(len(groups), min(5, count), groups, recipe.seed))
-    return _fit(features, features, features.own(folds), recipe.reward.ridge, noise, recipe.reward)
+    folds = torch.from_numpy(assign_folds(len(groups), min(5, count), groups, seed))
+    return _fit(features, features, features.own(folds), settings.ridge, noise, settings)
 
 
 def refit_head(
-    features: PairFeatures, held_out: PairFeatures, noise: LabelNoise, recipe: Recipe
+    features: PairFeatures, held_out: PairFeatures, noise: LabelNoise, settings: RewardConfig
 ) -> tuple[LinearFit, RidgeSelection]:
-    """The private MLE on `features` that were trained on the same pairs; reward.refit_ridge, unless given, is chosen by
-    the private log-likelihood of `held_out` pairs.
+    """The private MLE on `features` that were trained on the same pairs; settings.refit_ridge, unless given, is chosen
+    by the private log-likelihood of `held_out` pairs.
     """
     chosen, rejected = (torch.cat(pair) for pair in zip(_sides(features), _sides(held_out), strict=True))
     both = PairFeatures(chosen, rejected, spread=features.spread)
     folds = torch.full((len(both),), ALWAYS_LEARNT)
     folds[len(features) :] = 0
-    return _fit(features, both, folds, recipe.reward.refit_ridge, noise, recipe.reward)
+    return _fit(features, both, folds, settings.refit_ridge, noise, settings)
 
 
 def _sides(features: PairFeatures) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -9,11 +10,9 @@ from accelerate import Accelerator
 from private_rlhf.data.release import ReleasedPair
 from private_rlhf.data.render import Renderer, keep_fitting_pairs
 from private_rlhf.lm.features import extract_features
-from private_rlhf.recipe import Recipe
 from private_rlhf.reward_models.head import PairFeatures
 from private_rlhf.reward_models.model import RewardModel
 from private_rlhf.reward_models.spread import OverProcesses
-from private_rlhf.stages.context import StageContext
 
 
 class RenderedPairs(NamedTuple):
@@ -26,9 +25,9 @@ class RenderedPairs(NamedTuple):
     dropped: int
 
 
-def rendered_pairs(everything: list[ReleasedPair], renderer: Renderer, recipe: Recipe) -> RenderedPairs:
-    """The released pairs that the recipe's limits let through."""
-    places = keep_fitting_pairs(everything, renderer, recipe.model.too_long)
+def rendered_pairs(everything: list[ReleasedPair], renderer: Renderer, too_long: str) -> RenderedPairs:
+    """The released pairs within the renderer's limits; too_long and errors as in `keep_fitting`."""
+    places = keep_fitting_pairs(everything, renderer, too_long)
     kept = [everything[place] for place in places]
     pairs = []
     for row in kept:
@@ -38,29 +37,30 @@ def rendered_pairs(everything: list[ReleasedPair], renderer: Renderer, recipe: R
 
 
 def pair_features(
-    context: StageContext,
     model: RewardModel,
     pairs: list[tuple[list[int], list[int]]],
-    renderer: Renderer,
-    tag: str,
+    pad_token_id: int,
+    batch_size: int,
+    keep: Path,
     accelerator: Accelerator,
 ) -> PairFeatures:
-    """Features of this process's share of the pairs: no process ever holds all of them."""
-    world = context.world
-    mine = torch.arange(world.rank, len(pairs), world.size)
+    """Features of this process's share of the pairs: no process ever holds all of them.
+
+    keep: resume state of each process is kept under this path with its rank added.
+    """
+    rank, size = accelerator.process_index, accelerator.num_processes
+    mine = torch.arange(rank, len(pairs), size)
     flat = [sequence for index in mine.tolist() for sequence in pairs[index]]
     features = extract_features(
         model,
         flat,
-        pad_token_id=renderer.tokenizer.pad_token_id,
-        batch_size=context.recipe.reward.feature_batch_size,
+        pad_token_id=pad_token_id,
+        batch_size=batch_size,
         device=model.weight.device,
-        progress="reward features" if world.main else None,
-        keep=context.checkpoints / f"{tag}-{world.rank}-of-{world.size}",
+        progress="reward features" if accelerator.is_main_process else None,
+        keep=keep.with_name(f"{keep.name}-{rank}-of-{size}"),
     ).reshape(len(mine), 2, -1)
     chosen, rejected = features.unbind(dim=1)
-    return (
-        PairFeatures(chosen, rejected, mine, OverProcesses(accelerator))
-        if world.size > 1
-        else PairFeatures(chosen, rejected)
-    )
+    if size == 1:
+        return PairFeatures(chosen, rejected)
+    return PairFeatures(chosen, rejected, mine, OverProcesses(accelerator))

@@ -15,7 +15,7 @@ from private_rlhf.lm.features import extract_features
 from private_rlhf.lm.generate import sharded
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.lm.sharding import free, split_frozen
-from private_rlhf.recipe import Recipe
+from private_rlhf.recipe import ModelConfig
 from private_rlhf.reward_models.bound import bounded_reward
 from private_rlhf.reward_models.checkpoint import RewardCheckpoint, load_reward_checkpoint
 from private_rlhf.reward_models.model import score_layer
@@ -141,8 +141,10 @@ class RewardScorer:
         return bounded_reward(model.raw_score_of(features.to(model.weight.device)), model.reward_bound).detach().cpu()
 
 
-def load_scorer(path: Path, recipe: Recipe, *, use_bonus: bool, use_baseline: bool = False) -> RewardScorer:
-    """The scorer of a reward checkpoint of this pipeline.
+def load_scorer(
+    path: Path, limits: ModelConfig, batch_size: int = 64, *, use_bonus: bool, use_baseline: bool = False
+) -> RewardScorer:
+    """The scorer of a reward checkpoint of this pipeline. limits: of the texts. batch_size: texts per forward pass.
 
     Raises:
         UserError: incomplete checkpoint, no metadata, or Γ asked of a checkpoint without its statistics.
@@ -154,5 +156,5 @@ def load_scorer(path: Path, recipe: Recipe, *, use_bonus: bool, use_baseline: bo
         raise UserError(f"{path} is no whole reward checkpoint ({cause}): run again with --from reward") from None
     if use_bonus and checkpoint.bonus is None:
         raise UserError(f"{path} holds no bonus statistics: fit it again with reward.kappa > 0, or set reward.kappa=0")
-    renderer = make_renderer(recipe.model, load_tokenizer(path))
-    return RewardScorer(checkpoint, renderer, recipe.reward.feature_batch_size, use_bonus, use_baseline)
+    renderer = make_renderer(limits, load_tokenizer(path))
+    return RewardScorer(checkpoint, renderer, batch_size, use_bonus, use_baseline)

@@ -9,14 +9,12 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from pipeline_runs import ROOT
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.core.world import World
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.rows import Rows
 from private_rlhf.recipe import Recipe
@@ -30,7 +28,6 @@ from two_processes import gloo_pair
 SIZES = (2500, 5000)
 DIM = 576
 NOISE = LabelNoise.of(2.0)
-GIVEN = SimpleNamespace(tokenizer=SimpleNamespace(pad_token_id=0))
 
 
 class Backbone:
@@ -58,15 +55,11 @@ def features_of(number: int) -> torch.Tensor:
     return features
 
 
-def compute(folder: Path, world: World, count: int, accelerator: Accelerator) -> PairFeatures:
+def compute(folder: Path, count: int, accelerator: Accelerator) -> PairFeatures:
     """This process's share of the features of `count` pairs."""
-    recipe = SimpleNamespace(reward=SimpleNamespace(feature_batch_size=64))
-    context: Any = SimpleNamespace(world=world, recipe=recipe, checkpoints=folder / f"parts-{count}")
     model: Any = Backbone()
-    given: Any = GIVEN
-    return pair_features(
-        context, model, [([2 * i + 1], [2 * i + 2]) for i in range(count)], given, "frozen", accelerator
-    )
+    pairs = [([2 * i + 1], [2 * i + 2]) for i in range(count)]
+    return pair_features(model, pairs, 0, 64, folder / f"parts-{count}" / "frozen", accelerator)
 
 
 def recipe_of(kind: str) -> Recipe:
@@ -82,19 +75,19 @@ def fitted(features: PairFeatures, count: int) -> dict[str, torch.Tensor]:
     """All that the stage makes of the features of `count` pairs: fits, ridges, Γ of each kind, the held-out check."""
     recipe = recipe_of("fisher")
     training, validation = split([str(i) for i in range(count)], 0.1, 0)
-    fit, selection = fit_head(features.rows(training), [f"prompt {i // 3}" for i in training], NOISE, recipe)
-    by_evidence = replace(recipe, reward=replace(recipe.reward, ridge="evidence"))
-    plain, _ = fit_head(features.rows(training), [f"prompt {i // 3}" for i in training], NOISE, by_evidence)
-    again, judged = refit_head(features.rows(training), features.rows(validation), NOISE, recipe)
+    how: dict[str, Any] = {"prompts": [f"prompt {i // 3}" for i in training], "seed": recipe.seed}
+    fit, selection = fit_head(features.rows(training), NOISE, recipe.reward, **how)
+    plain, _ = fit_head(features.rows(training), NOISE, replace(recipe.reward, ridge="evidence"), **how)
+    again, judged = refit_head(features.rows(training), features.rows(validation), NOISE, recipe.reward)
     query = torch.stack([features_of(2 * i) for i in range(4)])
     found = {"fit": fit.weight, "evidence": plain.weight, "again": again.weight, "pairs": torch.tensor(fit.num_pairs)}
     for name, path in (("selection", selection), ("judged", judged)):
         found[name] = torch.tensor([path.ridge, *path.held_out_loss, *path.paired_standard_error])
     for kind in ("fisher", "elliptical", "ensemble"):
-        bonus = head_bonus(fit, features.rows(training), NOISE, recipe_of(kind))
+        bonus = head_bonus(fit, features.rows(training), NOISE, recipe_of(kind).reward, recipe.seed)
         found[kind] = bonus.score(query, query.flip(0)[:, None]).bonus
     model: Any = Backbone(fit.weight)
-    check = held_out(model, features.rows(validation), NOISE, recipe)
+    check = held_out(model, features.rows(validation), NOISE)
     names = ("validation_pairs", "validation_log_likelihood", "validation_log_likelihood_se")
     found["check"] = torch.tensor([check[name] for name in names])
     return found
@@ -113,12 +106,12 @@ def reset_peak() -> None:
 def main(folder: Path, rank: int) -> None:
     with gloo_pair(folder, rank) as world:
         accelerator = make_accelerator(world)
-        compute(folder, world, 64, accelerator)  # what the first call of a library costs is not counted
+        compute(folder, 64, accelerator)  # what the first call of a library costs is not counted
         taken = []
         for count in SIZES:
             reset_peak()
             before = peak()
-            found = compute(folder, world, count, accelerator)
+            found = compute(folder, count, accelerator)
             taken.append(peak() - before)
         torch.save([found.chosen, found.rejected, found.numbers], folder / f"features-{rank}.pt")
         torch.save(fitted(found, SIZES[-1]), folder / f"fitted-{rank}.pt")

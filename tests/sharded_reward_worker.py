@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -55,15 +54,27 @@ def pairs(count: int, seed: int) -> Pairs:
 def learn(checkpoint: Path, folder: Path, kind: str, world: World) -> tuple[dict[str, Any], Any]:
     """(losses and what early stopping saw, the plain model) of a short training; 7 held-out pairs do not divide."""
     tokenizer = load_tokenizer(checkpoint)
-    renderer: Any = SimpleNamespace(tokenizer=tokenizer)
 
     def load() -> Any:
         return build_reward_backbone(checkpoint, pad_token_id=tokenizer.pad_token_id)
 
     backbone = load()
     warm = 0.3 * torch.randn(backbone.config.hidden_size, generator=torch.Generator().manual_seed(2))
-    given = (pairs(16, seed=0), pairs(7, seed=1), 1.0, renderer, recipe(kind), folder / f"{kind}-checkpoints")
-    result = train_backbone(backbone, *given, world, warm, reload=load)
+    own = recipe(kind)
+    result = train_backbone(
+        backbone,
+        pairs(16, seed=0),
+        pairs(7, seed=1),
+        1.0,
+        own.reward,
+        tokenizer=tokenizer,
+        dtype=own.model.dtype,
+        seed=own.seed,
+        checkpoints=folder / f"{kind}-checkpoints",
+        world=world,
+        warm_weight=warm,
+        reload=load,
+    )
     return {"history": result.history, "stopping": result.early_stopping}, result.model
 
 

@@ -39,7 +39,8 @@ def make_pool(run: RunDir, recipe: Recipe, path: Path, asked: int, held_out: int
         raise UserError(f"{path} was not drawn from {run.root}: choose another --output, or name it with --pool")
     renderer = inputs.make_renderer(recipe.model, load_tokenizer(home))
     policy = load_causal_lm(home, recipe.model.dtype)
-    backbone = RewardModel(load_backbone(home, recipe, renderer), reward_bound=recipe.reward.reward_bound)
+    layers = load_backbone(home, recipe.reward, recipe.model.dtype, renderer.tokenizer.pad_token_id)
+    backbone = RewardModel(layers, reward_bound=recipe.reward.reward_bound)
     tensors = {}
     sizes = (("train", task.load_prompts("train"), 400, asked), ("eval", task.load_prompts("eval"), 100, held_out))
     for split, prompts, count, answers in sizes:

@@ -65,7 +65,8 @@ def run(context: StageContext) -> dict[str, Any]:
     renderer = inputs.make_renderer(recipe.model, load_tokenizer(reference_path))
     reference = load_causal_lm(reference_path, recipe.model.dtype).to(accelerator.device)
     policy = load_causal_lm(run_dir.stage(recipe.aligner) / "model", recipe.model.dtype).to(accelerator.device)
-    scorer = load_scorer(run_dir.stage("reward") / "model", recipe, use_bonus=recipe.reward.kappa > 0)
+    size, use_bonus = recipe.reward.feature_batch_size, recipe.reward.kappa > 0
+    scorer = load_scorer(run_dir.stage("reward") / "model", recipe.model, size, use_bonus=use_bonus)
     scorer.checkpoint.model.model.to(accelerator.device)
     truth = known_truth(recipe)
 

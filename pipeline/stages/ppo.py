@@ -56,11 +56,11 @@ def run(context: StageContext) -> dict[str, Any]:
     renderer = inputs.make_renderer(recipe.model, load_tokenizer(reference_path))
     model, reference = policy_and_reference(reference_path, recipe, None if start is None else start.policy)
     how = {"use_bonus": recipe.reward.kappa > 0, "use_baseline": settings.baseline}
-    scorer = load_scorer(context.run.stage("reward") / "model", recipe, **how)
+    scorer = load_scorer(context.run.stage("reward") / "model", recipe.model, recipe.reward.feature_batch_size, **how)
     scorer.place(accelerator)
     everything = inputs.training_prompts(recipe.data.prompts, context.run.released)
     fitting = [everything[i] for i in keep_fitting(everything, renderer, recipe.model.too_long)]
-    extra_rewards = load_extra_rewards(recipe, accelerator.device)
+    extra_rewards = load_extra_rewards(settings.extra_rewards, recipe.model, accelerator.device)
     for own in [reward.renderer for reward in extra_rewards if reward.renderer is not None]:
         fitting = [fitting[i] for i in keep_fitting(fitting, own, recipe.model.too_long)]
     prompts = evenly_spaced(fitting, settings.max_prompts)

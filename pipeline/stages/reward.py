@@ -23,15 +23,17 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.core.stats import Estimate, wilson
 from private_rlhf.data import inputs
-from private_rlhf.data.render import left_out, text_count
+from private_rlhf.data.release import ReleaseManifest
+from private_rlhf.data.render import Renderer, left_out, text_count
 from private_rlhf.evaluation.calibration import preference_calibration
 from private_rlhf.lm.distributed import make_accelerator
-from private_rlhf.lm.model_card import Provenance
+from private_rlhf.lm.model_card import CardText, Provenance
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.lm.released import write_beside
 from private_rlhf.lm.templates import tokenizer_as_trained
 from private_rlhf.recipe import Recipe
 from private_rlhf.reward_models.backbone import load_backbone
+from private_rlhf.reward_models.bonuses import Bonus
 from private_rlhf.reward_models.bound import bounded_reward
 from private_rlhf.reward_models.central import fit_statistic, load_statistic
 from private_rlhf.reward_models.checkpoint import NOISY_SUM_LOSS, RewardMetadata, save_reward_checkpoint
@@ -53,7 +55,9 @@ def run(context: StageContext) -> dict[str, Any]:
     recipe, settings = context.recipe, context.recipe.reward
     accelerator = make_accelerator(context.world)
     if settings.external is not None:
-        return use_external(recipe, context.folder, accelerator.is_main_process)
+        return use_external(
+            settings.external, settings.kappa, recipe.model, context.folder, accelerator.is_main_process
+        )
     if recipe.privatize.by_holder:
         return from_noisy_sum(context)
 
@@ -62,70 +66,63 @@ def run(context: StageContext) -> dict[str, Any]:
     noise = release.manifest.noise
     backbone_path = context.run.stage("sft") / "model"
     renderer = inputs.make_renderer(recipe.model, load_tokenizer(backbone_path))
-    everything = release.rows
-    _, rows, pairs, dropped = rendered_pairs(everything, renderer, recipe)
+    _, rows, pairs, dropped = rendered_pairs(release.rows, renderer, recipe.model.too_long)
     training, validation = split([row.record_id for row in rows], settings.validation_fraction, recipe.seed)
 
     # --- r̄: linear head on frozen features, then optionally the whole backbone ----------------------------------------
-    backbone = load_backbone(backbone_path, recipe, renderer)
+    pad = renderer.tokenizer.pad_token_id
+
+    def load() -> Any:
+        return load_backbone(backbone_path, settings, recipe.model.dtype, pad)
+
+    def features_of(model: RewardModel, part: str) -> PairFeatures:
+        keep = context.checkpoints / part
+        return pair_features(model, pairs, pad, settings.feature_batch_size, keep, accelerator)
+
+    backbone = load()
     check_uncertainty(backbone, settings)
     model = RewardModel(backbone.to(accelerator.device), reward_bound=settings.reward_bound)
     result, more = TrainedBackbone(backbone, [], None), {}
     if settings.mode == "head" or settings.head_warmup:
-        features = pair_features(context, model, pairs, renderer, "frozen", accelerator)
-        fit, selection = fit_head(features.rows(training), [rows[i].prompt for i in training], noise, recipe)
+        features = features_of(model, "frozen")
+        prompts = [rows[i].prompt for i in training]
+        fit, selection = fit_head(features.rows(training), noise, settings, prompts=prompts, seed=recipe.seed)
     if settings.mode != "head":
         result = train_backbone(
             backbone,
             [pairs[i] for i in training],
             [pairs[i] for i in validation],
             noise,
-            renderer,
-            recipe,
-            context.checkpoints,
-            context.world,
+            settings,
+            tokenizer=renderer.tokenizer,
+            dtype=recipe.model.dtype,
+            seed=recipe.seed,
+            checkpoints=context.checkpoints,
+            world=context.world,
             warm_weight=fit.weight if settings.head_warmup else None,
-            reload=lambda: load_backbone(backbone_path, recipe, renderer),
+            reload=load,
         )
         model = RewardModel(result.model.to(accelerator.device), reward_bound=settings.reward_bound)
-        features = pair_features(context, model, pairs, renderer, "trained", accelerator)
-        trained = held_out(model, features.rows(validation), noise, recipe)
+        features = features_of(model, "trained")
+        trained = held_out(model, features.rows(validation), noise)
         more = {
             "warm_start_ridge": fit.ridge if settings.head_warmup else None,
             "trained_head_log_likelihood": trained["validation_log_likelihood"],
         }
-        fit, selection = refit_head(features.rows(training), features.rows(validation), noise, recipe)
-    bonus = head_bonus(fit, features.rows(training), noise, recipe)
+        fit, selection = refit_head(features.rows(training), features.rows(validation), noise, settings)
+    bonus = head_bonus(fit, features.rows(training), noise, settings, recipe.seed)
     model = with_weight(result.model, fit.weight, settings.reward_bound)
 
     # --- held-out check on z, and the checkpoint ----------------------------------------------------------------------
-    check = held_out(model, features.rows(validation), noise, recipe)
+    check = held_out(model, features.rows(validation), noise)
     ridge_judged = settings.mode != "head" and settings.refit_ridge is None
     imitated = recipe.data.demonstrations == "release_preferred"  # the backbone has seen what their labels prefer
     check["validation_after_selection"] = ridge_judged or result.early_stopping is not None or imitated
-    metadata = RewardMetadata(
-        noise=noise,
-        loss=settings.loss,
-        reward_bound=settings.reward_bound,
-        ridge=fit.ridge,
-        n_pairs=len(training),
-        kappa=settings.kappa,
-        mode=settings.mode,
-        num_layers=int(backbone.config.num_hidden_layers),
-        base_model=recipe.model.source if "/" not in recipe.model.source else recipe.model.source.split("/")[-1],
-        public=not release.manifest.private,
-        uncertainty=settings.uncertainty.kind,
-    )
+    metadata = describe_model(recipe, release.manifest, backbone, settings.loss, fit.ridge, len(training))
     facts = describe(metadata, check | more, selection, result, dropped)
-    tokenizer = tokenizer_as_trained(renderer, "right")
     if accelerator.is_main_process:
-        save_reward_checkpoint(
-            context.folder / "model", result.model, metadata, bonus=bonus, tokenizer=tokenizer, overwrite=True
-        )
-        atomic.write_json(context.folder / "fit.json", facts)
         text = reward_text(f"{len(training)} released pairs", held_out_text(check), result.model, metadata.reward_bound)
-        origin = Provenance("reward", recipe.name, recipe.model, recipe.data, recipe.override)
-        write_beside(context.folder / "model", origin, renderer, release.manifest.as_dict(), text)
+        save(context, result.model, metadata, bonus, facts, renderer, release.manifest, text)
     accuracy = check["validation_accuracy_debiased"]
     return {
         **{name: facts[name] for name in ("mode", "loss", "ridge", "num_pairs", "validation_log_likelihood")},
@@ -153,26 +150,10 @@ def from_noisy_sum(context: StageContext) -> dict[str, Any]:
         raise UserError(f"{error}: run again with --from statistic") from None
     fit = fit_statistic(statistic, None if settings.ridge == "evidence" else settings.ridge)
     weight = basis.weight(fit.theta)
-    backbone = load_backbone(path, recipe, renderer)
+    backbone = load_backbone(path, settings, recipe.model.dtype, renderer.tokenizer.pad_token_id)
     set_score_weight(backbone, weight)
-    metadata = RewardMetadata(
-        noise=release.manifest.noise,
-        loss=NOISY_SUM_LOSS,
-        reward_bound=settings.reward_bound,
-        ridge=fit.ridge,
-        n_pairs=len(statistic.x),
-        kappa=settings.kappa,
-        mode=settings.mode,
-        num_layers=int(backbone.config.num_hidden_layers),
-        base_model=recipe.model.source if "/" not in recipe.model.source else recipe.model.source.split("/")[-1],
-        public=False,
-        uncertainty=settings.uncertainty.kind,
-    )
+    metadata = describe_model(recipe, release.manifest, backbone, NOISY_SUM_LOSS, fit.ridge, len(statistic.x))
     bonus = FisherBonus(weight, basis, fit.information, settings.reward_bound, settings.kappa)
-    tokenizer = tokenizer_as_trained(renderer, "right")
-    save_reward_checkpoint(
-        context.folder / "model", backbone, metadata, bonus=bonus, tokenizer=tokenizer, overwrite=True
-    )
     stated = {name: metadata.to_json()[name] for name in ("mode", "loss", "epsilon", "reward_bound", "ridge", "kappa")}
     noise_over_data = math.sqrt(statistic.variance * len(fit.theta)) / float((statistic.x**2).sum().sqrt())
     facts = stated | {
@@ -185,16 +166,53 @@ def from_noisy_sum(context: StageContext) -> dict[str, Any]:
         "noise_over_label_noise": 2.0 * noise_over_data,
         "held_out_labels": "none were read",
     }
-    atomic.write_json(context.folder / "fit.json", facts)
     results = "None: a check on held-out labels would be another release of them."
     text = reward_text(f"one noisy sum of {metadata.n_pairs} labels", results, backbone, metadata.reward_bound)
-    origin = Provenance("reward", recipe.name, recipe.model, recipe.data, recipe.override)
-    write_beside(context.folder / "model", origin, renderer, release.manifest.as_dict(), text)
+    save(context, backbone, metadata, bonus, facts, renderer, release.manifest, text)
     return {
         **{name: facts[name] for name in ("mode", "loss", "ridge", "num_pairs")},
         "summary": f"head fit of one noisy sum of {metadata.n_pairs} labels, λ = {fit.ridge:.3g}; the noise is "
         f"{facts['noise_over_label_noise']:.2g} times that of the labels themselves; no labels were held out",
     }
+
+
+def describe_model(
+    recipe: Recipe, manifest: ReleaseManifest, backbone: Any, loss: str, ridge: float, num_pairs: int
+) -> RewardMetadata:
+    """The metadata of the reward model that this stage fitted to `num_pairs` labels by a `loss` of `RewardMetadata`."""
+    settings = recipe.reward
+    return RewardMetadata(
+        noise=manifest.noise,
+        loss=loss,
+        reward_bound=settings.reward_bound,
+        ridge=ridge,
+        n_pairs=num_pairs,
+        kappa=settings.kappa,
+        mode=settings.mode,
+        num_layers=int(backbone.config.num_hidden_layers),
+        base_model=recipe.model.source.split("/")[-1],
+        public=not manifest.private and loss != NOISY_SUM_LOSS,
+        uncertainty=settings.uncertainty.kind,
+    )
+
+
+def save(
+    context: StageContext,
+    model: Any,
+    metadata: RewardMetadata,
+    bonus: Bonus,
+    facts: dict[str, Any],
+    renderer: Renderer,
+    manifest: ReleaseManifest,
+    text: CardText,
+) -> None:
+    """Write reward/model with its card, and reward/fit.json, from the main process."""
+    folder, tokenizer = context.folder / "model", tokenizer_as_trained(renderer, "right")
+    save_reward_checkpoint(folder, model, metadata, bonus=bonus, tokenizer=tokenizer, overwrite=True)
+    atomic.write_json(context.folder / "fit.json", facts)
+    recipe = context.recipe
+    origin = Provenance("reward", recipe.name, recipe.model, recipe.data, recipe.override)
+    write_beside(folder, origin, renderer, manifest.as_dict(), text)
 
 
 def split(record_ids: list[str], fraction: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -222,7 +240,7 @@ def with_weight(backbone: Any, weight: torch.Tensor, reward_bound: float | None)
 
 
 @torch.no_grad()
-def held_out(model: RewardModel, features: PairFeatures, noise: LabelNoise, recipe: Recipe) -> dict[str, Any]:
+def held_out(model: RewardModel, features: PairFeatures, noise: LabelNoise) -> dict[str, Any]:
     """Private log-likelihood per pair and debiased accuracy on held-out z; both read z only."""
     chosen = bounded_reward(model.raw_score_of(features.chosen.to(model.weight.device)), model.reward_bound)
     rejected = bounded_reward(model.raw_score_of(features.rejected.to(model.weight.device)), model.reward_bound)

@@ -38,7 +38,8 @@ def run(context: StageContext) -> dict[str, Any]:
     # --- π_ref, r̂, prompts --------------------------------------------------------------------------------------------
     reference_path = context.run.stage("sft") / "model"
     renderer = inputs.make_renderer(recipe.model, load_tokenizer(reference_path))
-    scorer = load_scorer(context.run.stage("reward") / "model", recipe, use_bonus=recipe.reward.kappa > 0)
+    size, use_bonus = recipe.reward.feature_batch_size, recipe.reward.kappa > 0
+    scorer = load_scorer(context.run.stage("reward") / "model", recipe.model, size, use_bonus=use_bonus)
     everything = inputs.training_prompts(recipe.data.prompts, context.run.released)
     fitting = [everything[i] for i in keep_fitting(everything, renderer, recipe.model.too_long)]
     prompts = evenly_spaced(fitting, ppo.max_prompts)

@@ -49,9 +49,11 @@ def run(context: StageContext) -> dict[str, Any]:
     release = inputs.release(context.run.released)
     path = context.run.stage("sft") / "model"
     renderer = inputs.make_renderer(recipe.model, load_tokenizer(path))
-    kept = rendered_pairs(release.rows, renderer, recipe)
-    model = RewardModel(load_backbone(path, recipe, renderer).to(accelerator.device), reward_bound=None)
-    features = pair_features(context, model, kept.pairs, renderer, "frozen", accelerator)
+    kept = rendered_pairs(release.rows, renderer, recipe.model.too_long)
+    pad, size = renderer.tokenizer.pad_token_id, recipe.reward.feature_batch_size
+    backbone = load_backbone(path, recipe.reward, recipe.model.dtype, pad)
+    model = RewardModel(backbone.to(accelerator.device), reward_bound=None)
+    features = pair_features(model, kept.pairs, pad, size, context.checkpoints / "frozen", accelerator)
     basis, difference = coordinates(features, recipe)
     if not world.main:
         return {}

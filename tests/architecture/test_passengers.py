@@ -23,18 +23,9 @@ EXCEPTIONS = {
         "pipeline/online/earlier.py",
         "pipeline/online/labeller.py",
         "pipeline/online/pool.py",
-        "reward_models/backbone.py",
-        "reward_models/external.py",
-        "reward_models/extra_rewards.py",
-        "reward_models/fitted_bonus.py",
-        "reward_models/head.py",
-        "reward_models/pairs.py",
-        "reward_models/scorer.py",
-        "reward_models/training.py",
     },
     "StageContext": {
         "pipeline/online/pool.py",
-        "reward_models/pairs.py",
     },
     "RunDir": {
         "pipeline/benchmark/pool.py",

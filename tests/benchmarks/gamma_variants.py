@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -107,7 +106,7 @@ def measured(pool: Pool, recipe: Recipe, seed: int, epsilon: float) -> dict[str,
     prompts = [row.prompt for row in task.load_pairs("train")]
     keys = {key: number for number, key in enumerate(dict.fromkeys(map(prompt_key, prompts)))}
     clusters = torch.tensor([keys[prompt_key(prompt)] for prompt in prompts])
-    fit, _ = fit_head(PairFeatures(chosen, rejected), prompts, LabelNoise.of(epsilon), replace(recipe, seed=seed))
+    fit, _ = fit_head(PairFeatures(chosen, rejected), LabelNoise.of(epsilon), recipe.reward, prompts=prompts, seed=seed)
     reward, truth = centred_reward(fit, pool.features), pool.truth.numpy()
 
     def gain(gamma: np.ndarray, kappa: float) -> float:

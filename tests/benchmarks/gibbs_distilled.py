@@ -95,7 +95,7 @@ def draw(run: RunDir, recipe: Recipe, renderer: Renderer, prompts: list[Prompt],
         progress="draws of π_ref",
     )
     how = {"use_bonus": recipe.reward.kappa > 0, "use_baseline": False}
-    scorer = load_scorer(run.stage("reward") / "model", recipe, **how)
+    scorer = load_scorer(run.stage("reward") / "model", recipe.model, recipe.reward.feature_batch_size, **how)
     features = scorer.features(repeated, [renderer.text(row) for row in rows])
     for m, prompt in enumerate(prompts):
         scorer.add_reference(prompt, features[m * count : (m + 1) * count])
@@ -182,7 +182,7 @@ def measured(run: RunDir, counts: Sequence[int], judges: int, output: Path) -> l
     renderer = inputs.make_renderer(recipe.model, load_tokenizer(home))
     reference, accelerator = load_causal_lm(home, recipe.model.dtype), make_accelerator(declared_world())
     how = {"use_bonus": recipe.reward.kappa > 0, "use_baseline": False}
-    scorer = load_scorer(run.stage("reward") / "model", recipe, **how)
+    scorer = load_scorer(run.stage("reward") / "model", recipe.model, recipe.reward.feature_batch_size, **how)
     sampling = Sampling(renderer.max_response_tokens, recipe.ppo.temperature, recipe.ppo.top_p)
     prompts = list(enumerate(inputs.evaluation_prompts(recipe.data.evaluation_prompts, run.released)[:judges]))
     learnt_from = fitting(run, recipe, renderer)

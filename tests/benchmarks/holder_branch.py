@@ -51,7 +51,7 @@ def by_labeller(pool: Pool, recipe: Recipe, seed: int, epsilon: float) -> Fisher
     sides = torch.where(first, pool.first, pool.second), torch.where(first, pool.second, pool.first)
     prompts = [row.prompt for row in task.load_pairs("train")]
     own = replace(recipe, seed=seed, reward=replace(recipe.reward, ridge="evidence"))
-    fit, _ = fit_head(PairFeatures(*sides), prompts, LabelNoise.of(epsilon), own)
+    fit, _ = fit_head(PairFeatures(*sides), LabelNoise.of(epsilon), own.reward, prompts=prompts, seed=own.seed)
     return FisherBonus.from_fit(fit, recipe.reward.kappa)
 
 

@@ -133,7 +133,8 @@ def make_pool(run: RunDir, recipe: Recipe, prompts: list[Any], candidates: int) 
     renderer = inputs.make_renderer(recipe.model, load_tokenizer(home))
     drawn_texts = draws(run, recipe, prompts, candidates)
     own = [(prompt, text) for prompt, texts in zip(prompts, drawn_texts, strict=True) for text in texts]
-    model = RewardModel(load_backbone(home, recipe, renderer), reward_bound=recipe.reward.reward_bound)
+    layers = load_backbone(home, recipe.reward, recipe.model.dtype, renderer.tokenizer.pad_token_id)
+    model = RewardModel(layers, reward_bound=recipe.reward.reward_bound)
 
     def features(pairs: Sequence[tuple[Any, Any]], what: str) -> torch.Tensor:
         return extract_features(
@@ -197,7 +198,8 @@ def scored(
     else:
         settings = replace(recipe, seed=seed, reward=replace(recipe.reward, loss=arm))
         prompts = [row.prompt for row in task.load_pairs("train")]
-        fit, _ = fit_head(PairFeatures(chosen, rejected), prompts, LabelNoise.of(epsilon), settings)
+        pairs, noise = PairFeatures(chosen, rejected), LabelNoise.of(epsilon)
+        fit, _ = fit_head(pairs, noise, settings.reward, prompts=prompts, seed=settings.seed)
     bonus = FisherBonus.from_fit(fit, 1.0)
     count, each, _ = pool.features.shape
     centre = bonus.reference_gradient(pool.features)[:, None].expand(count, each, -1).reshape(count * each, -1)

@@ -101,7 +101,8 @@ def accuracy(
         keep = torch.tensor([mechanism.release(prf, str(index).encode(), 1) == 1 for index in range(len(learnt))])
     first = torch.where(keep[:, None], learnt.chosen, learnt.rejected)
     second = torch.where(keep[:, None], learnt.rejected, learnt.chosen)
-    fit, _ = fit_head(PairFeatures(first, second), prompts, LabelNoise.of(epsilon), recipe)
+    pairs, noise = PairFeatures(first, second), LabelNoise.of(epsilon)
+    fit, _ = fit_head(pairs, noise, recipe.reward, prompts=prompts, seed=recipe.seed)
     bound = recipe.reward.reward_bound
     raw = [side.double() @ fit.weight for side in (judged.chosen, judged.rejected)]
     margin = bounded_reward(raw[0], bound) - bounded_reward(raw[1], bound)

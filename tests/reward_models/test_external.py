@@ -27,6 +27,12 @@ from private_rlhf.reward_models.uncertainty import FisherAccumulator, FisherBonu
 from private_rlhf.stages.declarations import preflight
 
 
+def place(given: Recipe, target: Path) -> dict[str, Any]:
+    """As the stage does."""
+    assert given.reward.external is not None
+    return use_external(given.reward.external, given.reward.kappa, given.model, target, True)
+
+
 def recipe(path: Path, public: bool | None = None, kappa: float = 0.0) -> Recipe:
     external: dict[str, Any] = {"path": str(path)} | ({} if public is None else {"public": public})
     tree = {
@@ -78,13 +84,13 @@ def test_without_metadata_it_needs_the_declaration_before_anything_runs(others: 
         with pytest.raises(UserError, match=message):
             preflight(recipe(others, public), ["reward"], World(0, 1))
         with pytest.raises(UserError, match=message):
-            use_external(recipe(others, public), tmp_path, True)
+            place(recipe(others, public), tmp_path)
     preflight(recipe(others, True), ["reward"], World(0, 1))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_declared_public_it_becomes_a_checkpoint_of_the_run_and_the_card_lists_it(others: Path, tmp_path: Path) -> None:
-    report = use_external(recipe(others, True), tmp_path, True)
+    report = place(recipe(others, True), tmp_path)
     assert report["losses"] == []
     loaded, source = load_reward_checkpoint(tmp_path / "model"), load_reward_checkpoint(others, declared_public=True)
     metadata = loaded.metadata
@@ -108,7 +114,7 @@ def test_a_checkpoint_of_this_package_keeps_its_own_epsilon(checkpoint: Path, tm
     ours = save(checkpoint, tmp_path / "ours", private=True)
     run = tmp_path / "run"
     run.mkdir()
-    use_external(recipe(ours, kappa=0.25), run, True)
+    place(recipe(ours, kappa=0.25), run)
     loaded = load_reward_checkpoint(run / "model")
     assert loaded.metadata is not None
     assert loaded.bonus is not None
@@ -117,7 +123,7 @@ def test_a_checkpoint_of_this_package_keeps_its_own_epsilon(checkpoint: Path, tm
     assert loaded.bonus.kappa == loaded.metadata.kappa == 0.25
     fit = json.loads((run / "fit.json").read_text())
     assert external_reward(fit) == "ours, fitted by this package to labels released at ε = 2 in another ledger"
-    use_external(recipe(ours, kappa=0.0), run, True)
+    place(recipe(ours, kappa=0.0), run)
     assert load_reward_checkpoint(run / "model").bonus is None
 
 
@@ -130,8 +136,8 @@ def test_refusals(checkpoint: Path, others: Path, tmp_path: Path) -> None:
         (checkpoint, True, 0.0, r"is no reward checkpoint \(.*\): give another"),  # a language model
     ):
         with pytest.raises(UserError, match=message):
-            use_external(recipe(path, public, kappa), tmp_path / "out", True)
+            place(recipe(path, public, kappa), tmp_path / "out")
     (private / METADATA_FILE).write_text("{")
     with pytest.raises(UserError, match=r"is no reward checkpoint \(.*reward_metadata\.json is not valid"):
-        use_external(recipe(private), tmp_path / "out", True)
+        place(recipe(private), tmp_path / "out")
     assert not (tmp_path / "out").exists()

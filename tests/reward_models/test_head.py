@@ -62,29 +62,26 @@ def world() -> World:
 
 def test_the_warm_start_of_the_paper_s_recipe_does_not_over_fit(world: World) -> None:
     """With the ridge that this recipe once gave, 1 for 2,048 components, it was worse than no reward at all."""
-    prompts = list(range(PAIRS))
-    fit, selection = fit_head(world.training, prompts, EPSILON, recipe())
+    fit, selection = fit_head(world.training, EPSILON, recipe().reward)
     assert selection.ridge not in (selection.ridges[0], selection.ridges[-1])
-    given, judged = fit_head(world.training, prompts, EPSILON, recipe(ridge=DIM / 2048))
+    given, judged = fit_head(world.training, EPSILON, recipe(ridge=DIM / 2048).reward)
     assert judged.held_out_loss[0] > judged.null_loss > min(selection.held_out_loss)
     assert world.accuracy(given) < 0.64
     assert world.accuracy(fit) > 0.70
 
 
 def test_the_ridge_of_the_largest_evidence_does_as_well_and_needs_no_folds(world: World) -> None:
-    fit, selection = fit_head(world.training, list(range(PAIRS)), EPSILON, recipe(ridge="evidence"))
-    judged, _ = fit_head(world.training, list(range(PAIRS)), EPSILON, recipe())
+    fit, selection = fit_head(world.training, EPSILON, recipe(ridge="evidence").reward)
+    judged, _ = fit_head(world.training, EPSILON, recipe().reward)
     assert selection.ridges == (fit.ridge,)
     assert world.accuracy(fit) > world.accuracy(judged) - 0.01
-    least_squares, _ = fit_head(
-        world.training, list(range(PAIRS)), EPSILON, recipe(ridge="evidence", loss="private_least_squares")
-    )
+    least_squares, _ = fit_head(world.training, EPSILON, recipe(ridge="evidence", loss="private_least_squares").reward)
     assert least_squares.ridge == pytest.approx(2 * fit.ridge)  # its curvature is twice the information at margin 0
 
 
 def certainty(fit: LinearFit, world: World, scale: float = 1.0) -> float:
     """Γ over the standard deviation of r, on texts of `world` whose features are multiplied by `scale`."""
-    bonus = head_bonus(fit, world.training, 2.0, recipe())
+    bonus = head_bonus(fit, world.training, 2.0, recipe().reward)
     first, second = scale * world.first, scale * world.second
     return float(bonus.score(first, second[:, None]).bonus.mean() / fit.margin(first, second).std())
 
@@ -92,16 +89,16 @@ def certainty(fit: LinearFit, world: World, scale: float = 1.0) -> float:
 def test_uncertainty_after_training_has_the_unit_of_head_mode() -> None:
     """Of the same features, whatever their scale: by the pairs held out as by cross-validation."""
     world = World(pairs=2000, dim=24, epsilon=2.0)
-    fit, _ = fit_head(world.training, list(range(2000)), 2.0, recipe())
-    refit, selection = refit_head(world.training, world.held_out, 2.0, recipe())
+    fit, _ = fit_head(world.training, 2.0, recipe().reward)
+    refit, selection = refit_head(world.training, world.held_out, 2.0, recipe().reward)
     assert len(selection.ridges) > 5
     assert certainty(refit, world) == pytest.approx(certainty(fit, world), rel=0.15)
     sides = (world.training.chosen, world.training.rejected, world.held_out.chosen, world.held_out.rejected)
     small = [0.05 * side for side in sides]
-    scaled, _ = refit_head(PairFeatures(*small[:2]), PairFeatures(*small[2:]), 2.0, recipe())
+    scaled, _ = refit_head(PairFeatures(*small[:2]), PairFeatures(*small[2:]), 2.0, recipe().reward)
     # Once λ = 1 acted on w itself, and Γ here depended on the unit of the features.
     assert certainty(scaled, world, 0.05) == pytest.approx(certainty(refit, world), rel=1e-3)
-    given, _ = refit_head(world.training, world.held_out, 2.0, recipe(refit_ridge=3.0))
+    given, _ = refit_head(world.training, world.held_out, 2.0, recipe(refit_ridge=3.0).reward)
     assert given.ridge == 3.0
 
 
@@ -115,6 +112,6 @@ def test_features_that_know_their_labels_are_judged_by_pairs_that_they_do_not_kn
     unknown = PairFeatures(
         torch.cat([world.held_out.chosen, nothing], 1), torch.cat([world.held_out.rejected, nothing], 1)
     )
-    trusting, _ = fit_head(known, list(range(PAIRS)), EPSILON, recipe())
-    fit, _ = refit_head(known, unknown, EPSILON, recipe())
+    trusting, _ = fit_head(known, EPSILON, recipe().reward)
+    fit, _ = refit_head(known, unknown, EPSILON, recipe().reward)
     assert fit.ridge > 3 * trusting.ridge

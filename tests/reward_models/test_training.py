@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,18 +57,19 @@ def test_everything_asked_of_a_lora_backbone(checkpoint: Path, tmp_path: Path, q
     asked = recipe(
         quantize=quantize, optimizer="adafactor", group_by_length=True, early_stopping={"every": 2, "patience": 1}
     )
-    renderer: Any = SimpleNamespace(tokenizer=tokenizer)
     held_out = pairs(6, seed=1)
     result = train_backbone(
         backbone,
         pairs(16, seed=0),
         held_out,
         1.0,
-        renderer,
-        asked,
-        tmp_path,
-        World(0, 1),
-        torch.ones(backbone.config.hidden_size),
+        asked.reward,
+        tokenizer=tokenizer,
+        dtype=asked.model.dtype,
+        seed=asked.seed,
+        checkpoints=tmp_path,
+        world=World(0, 1),
+        warm_weight=torch.ones(backbone.config.hidden_size),
         reload=lambda: None,
     )
     stopping = result.early_stopping
@@ -91,9 +91,9 @@ def test_everything_asked_of_a_lora_backbone(checkpoint: Path, tmp_path: Path, q
 
 
 def test_one_held_out_pair_cannot_stop_anything() -> None:
-    assert held_out_stopping(pairs(1, seed=0), recipe()) is None
+    assert held_out_stopping(pairs(1, seed=0), recipe().reward.early_stopping) is None
     with pytest.raises(UserError, match=r"reward\.early_stopping needs two held-out pairs"):
-        held_out_stopping(pairs(1, seed=0), recipe(early_stopping={}))
+        held_out_stopping(pairs(1, seed=0), recipe(early_stopping={}).reward.early_stopping)
 
 
 @pytest.mark.parametrize("mode", ["lora", "full"])
@@ -102,7 +102,6 @@ def test_checkpointed_activations_are_computed_twice_and_change_nothing(
 ) -> None:
     """`reward.trainer_args.gradient_checkpointing`: layers run once more in the backward pass of each step."""
     tokenizer = load_tokenizer(checkpoint)
-    renderer: Any = SimpleNamespace(tokenizer=tokenizer)
     found = []
     for asked in ({}, {"gradient_checkpointing": True}):
         backbone = build_reward_backbone(checkpoint, pad_token_id=tokenizer.pad_token_id)
@@ -110,9 +109,20 @@ def test_checkpointed_activations_are_computed_twice_and_change_nothing(
         for layer in backbone.model.layers:
             layer.self_attn.register_forward_pre_hook(lambda *_, runs=runs: runs.append(1))
         own = recipe(mode=mode, trainer_args=asked)
-        given = (pairs(16, seed=0), [], 1.0, renderer, own, tmp_path / str(len(found)))
-        weight = torch.ones(backbone.config.hidden_size)
-        result = train_backbone(backbone, *given, World(0, 1), weight, reload=lambda: None)
+        result = train_backbone(
+            backbone,
+            pairs(16, seed=0),
+            [],
+            1.0,
+            own.reward,
+            tokenizer=tokenizer,
+            dtype=own.model.dtype,
+            seed=own.seed,
+            checkpoints=tmp_path / str(len(found)),
+            world=World(0, 1),
+            warm_weight=torch.ones(backbone.config.hidden_size),
+            reload=lambda: None,
+        )
         found.append((result.history, {name: value.clone() for name, value in result.model.state_dict().items()}))
         assert len(runs) == 3 * (2 if asked else 1) * len(backbone.model.layers)
     (plain, weights), (checkpointed, same) = found

@@ -32,6 +32,11 @@ def lengths(prompts: Sequence[Any], responses: Sequence[str]) -> list[int]:
     return [len(response) for response in responses]
 
 
+def loaded(given: Recipe) -> list[ExtraReward]:
+    """As stage ppo does."""
+    return load_extra_rewards(given.ppo.extra_rewards, given.model, CPU)
+
+
 def recipe(*rewards: dict[str, Any]) -> Recipe:
     tree = {
         "name": "x",
@@ -116,7 +121,7 @@ def test_without_any_the_history_says_nothing_of_them(problem: Any) -> None:
 
 
 def test_a_function_is_named_by_its_module(module: str) -> None:
-    (reward,) = load_extra_rewards(recipe({"callable": f"{module}:lengths", "weight": 0.25}), CPU)
+    (reward,) = loaded(recipe({"callable": f"{module}:lengths", "weight": 0.25}))
     assert reward.score(["p", "q"], ["", "four"]).tolist() == [0.0, 4.0]
     assert (reward.name, reward.weight, reward.renderer) == (f"{module}:lengths", 0.25, None)
     said = on_card([reward.facts])
@@ -134,7 +139,7 @@ def test_a_function_is_named_by_its_module(module: str) -> None:
     ],
 )
 def test_what_a_function_gives_is_checked(module: str, function: str, message: str) -> None:
-    (reward,) = load_extra_rewards(recipe({"callable": f"{module}:{function}"}), CPU)
+    (reward,) = loaded(recipe({"callable": f"{module}:{function}"}))
     with pytest.raises(UserError, match=message):
         reward.score(["p", "q"], ["first", "second"])
 
@@ -146,7 +151,7 @@ def test_arrays_and_infinities(module: str) -> None:
     assert checked(torch.tensor([1.0, 2.0]), ["a", "b"], "f").tolist() == [1.0, 2.0]
     with pytest.raises(UserError, match="f gave -inf for the response 'b'"):
         checked([1.0, float("-inf")], ["a", "b"], "f")
-    (reward,) = load_extra_rewards(recipe({"callable": f"{module}:fails"}), CPU)
+    (reward,) = loaded(recipe({"callable": f"{module}:fails"}))
     with pytest.raises(RuntimeError, match=":fails failed: KeyError: 0"):
         reward.score(["p"], ["a"])
 
@@ -185,14 +190,14 @@ def test_before_its_stage_no_line_of_it_runs(module: str, tmp_path: Path) -> Non
             preflight(recipe({"callable": f"my_package.{name}"}), ["ppo"], World(0, 1))
     assert not (tmp_path / "sprung").exists()
     assert "my_package" not in sys.modules
-    load_extra_rewards(recipe({"callable": "my_package.deep:f"}), CPU)
+    loaded(recipe({"callable": "my_package.deep:f"}))
     assert (tmp_path / "sprung").exists()
 
 
 def test_a_module_that_fails_when_it_is_imported(module: str, tmp_path: Path) -> None:
     (tmp_path / "my_rewards.py").write_text("def f(p, r): return []\n1 / 0\n")
     with pytest.raises(UserError, match=r"my_rewards:f: cannot be imported \(ZeroDivisionError: division by zero\)"):
-        load_extra_rewards(recipe({"callable": "my_rewards:f"}), CPU)
+        loaded(recipe({"callable": "my_rewards:f"}))
 
 
 def test_a_changed_source_runs_ppo_again(module: str, tmp_path: Path) -> None:
@@ -224,7 +229,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_model_with_another_tokenizer_scores_the_text(folder: Path) -> None:
-    (reward,) = load_extra_rewards(recipe({"path": str(folder), "weight": 2.0, "public": True}), CPU)
+    (reward,) = loaded(recipe({"path": str(folder), "weight": 2.0, "public": True}))
     from private_rlhf.reward_models.checkpoint import load_reward_checkpoint
 
     model, tokenizer = load_reward_checkpoint(folder, declared_public=True).model, load_tokenizer(folder)
@@ -246,7 +251,7 @@ def test_a_model_with_another_tokenizer_scores_the_text(folder: Path) -> None:
 
 
 def test_its_tokenizer_may_need_more_tokens_than_the_policy_s(folder: Path) -> None:
-    (reward,) = load_extra_rewards(recipe({"path": str(folder), "public": True}), CPU)
+    (reward,) = loaded(recipe({"path": str(folder), "public": True}))
     assert reward.renderer is not None
     assert (reward.renderer.max_prompt_tokens, reward.renderer.max_response_tokens) == (160, 80)
     long = "ünïcode wörds " * 3  # more than 20 tokens here
@@ -255,13 +260,13 @@ def test_its_tokenizer_may_need_more_tokens_than_the_policy_s(folder: Path) -> N
 
 
 def test_several_of_one_name_are_told_apart(folder: Path) -> None:
-    rewards = load_extra_rewards(recipe(*[{"path": str(folder), "public": True}] * 2), CPU)
+    rewards = loaded(recipe(*[{"path": str(folder), "public": True}] * 2))
     assert [reward.name for reward in rewards] == ["theirs", "theirs (1)"]
 
 
 def test_a_model_whose_labels_nobody_declared_is_refused(folder: Path, tmp_path: Path) -> None:
     message = r"extra_rewards\.0\.path .*theirs has no reward_metadata\.json.* set ppo\.extra_rewards\.0\.public=true"
-    for check in (lambda r: preflight(r, ["ppo"], World(0, 1)), lambda r: load_extra_rewards(r, CPU)):
+    for check in (lambda r: preflight(r, ["ppo"], World(0, 1)), loaded):
         with pytest.raises(UserError, match=message):
             check(recipe({"path": str(folder)}))
         with pytest.raises(UserError, match=r"extra_rewards\.0\.path .*absent is no checkpoint folder"):

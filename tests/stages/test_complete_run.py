@@ -98,7 +98,7 @@ def test_models_work_where_this_package_is_not(finished_run: Path) -> None:
     folders = [finished_run / stage / "model" for stage in ("sft", "reward", "ppo")]
     assert {name for folder in folders for name in imported(quick_start(folder))} == {"torch", "transformers"}
     printed = run_outside(*folders)
-    scorer = load_scorer(folders[1], load_recipe(Recipe, finished_run / "recipe.yaml", []), use_bonus=False)
+    scorer = load_scorer(folders[1], load_recipe(Recipe, finished_run / "recipe.yaml", []).model, use_bonus=False)
     inside = scorer.score(["Name a river."] * 2, ["The Rhine is a lovely river.", "No."]).reward
     assert ast.literal_eval(printed[1]) == pytest.approx(inside.tolist(), abs=1e-5)
     for folder in (folders[0], folders[2]):

@@ -23,7 +23,7 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> PairFeatures:
     """The features of one process."""
-    return compute(tmp_path_factory.mktemp("alone"), World(0, 1), SIZES[-1], make_accelerator(World(0, 1)))
+    return compute(tmp_path_factory.mktemp("alone"), SIZES[-1], make_accelerator(World(0, 1)))
 
 
 @pytest.mark.parametrize("rank", [0, 1])
