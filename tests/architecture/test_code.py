@@ -13,7 +13,7 @@ from rooms import room_of
 
 MAX_FUNCTION_LINES, MAX_STAGE_RUN_LINES = 80, 150
 ROOM_LINES = {
-    "private_rlhf": 1_600, "accounting": 1_350, "attacks": 2_950, "benchmark": 750, "commands": 1_200, "core": 3_300,
+    "private_rlhf": 1_600, "accounting": 1_350, "attacks": 2_950, "commands": 1_150, "core": 3_300,
     "data": 4_750, "embedded": 300, "evaluation": 2_050, "labelling": 1_500, "lm": 3_800, "online": 900,
     "planning": 1_100, "privacy": 4_400, "report": 1_650, "rl": 1_800, "stages": 2_450, "validation": 9_600,
     "reward_models": 4_250,

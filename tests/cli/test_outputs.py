@@ -37,7 +37,6 @@ COMMANDS = {
     "verify-run --folder": (["verify-run", "--config=tiny.yaml"], "tiny.yaml"),
     "validate --page": (["validate", "kl_dp", "--output=results"], "raw.jsonl"),
     "validate --output": (["validate", "kl_dp"], "raw.jsonl"),
-    "benchmark --output": (["benchmark", "preferences", "--run=run"], "run/metrics.json"),
 }
 """By option: the command without it, and what that command reads."""
 TARGETS = {
@@ -59,7 +58,7 @@ TARGETS = {
     "no name": "",
     "here": ".",
 }
-FORCED = {name.split(" --")[0] for name in COMMANDS} - {"keygen", "privatize", "verify-run", "validate", "benchmark"}
+FORCED = {name.split(" --")[0] for name in COMMANDS} - {"keygen", "privatize", "verify-run", "validate"}
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
 """Behaviour policies whose value functions are estimated, as safetensors, with their scores.
 
-`tests/benchmarks/train_behaviour.py` made them.
+`lab/private_rlhf_lab/benches/train_behaviour.py` made them.
 """
