@@ -124,7 +124,7 @@ def cli_page() -> str:
     def add(command: Any, path: str) -> None:
         lines.extend([f"## `{path}`", "", " ".join((command.help or "").split()), ""])
         if hasattr(command, "commands"):
-            for name in sorted(command.commands):
+            for name in sorted(name for name, below in command.commands.items() if not below.hidden):
                 add(command.commands[name], f"{path} {name}")
             return
         rows = [option for option in command.params if option.name != "help"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from private_rlhf.commands import account, benchmark, label, ledger
+from private_rlhf.commands import account, label, ledger, moved
 from private_rlhf.commands.attack import attack
 from private_rlhf.commands.compare import compare
 from private_rlhf.commands.keygen import keygen
@@ -46,7 +46,6 @@ app = typer.Typer(
     help="RLHF alignment training under label local differential privacy.",
 )
 app.add_typer(account.app, name="account")
-app.add_typer(benchmark.app, name="benchmark")
 app.add_typer(label.app, name="label")
 app.add_typer(ledger.app, name="ledger")
 app.command("label-filter")(label_filter)
@@ -57,6 +56,7 @@ app.command()(plan)
 app.command()(sample)
 app.command()(validate)
 app.command("verify-release")(verify_release)
+moved.refuse(app, "benchmark", "benchmark")
 
 Config = Annotated[Path, typer.Option("--config", help="The recipe: a YAML file, see configs/.")]
 RunDirectory = Annotated[Path | None, typer.Option("--run-dir", help="Default: runs/NAME of the recipe.")]
@@ -305,12 +305,16 @@ def command_line() -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code; every foreseeable error is one line on stderr."""
+    return exit_code(command_line(), "private-rlhf", arguments)
+
+
+def exit_code(command: Any, program: str, arguments: Sequence[str] | None) -> int:
+    """The exit code of a click command that runs as `program`; private-rlhf-lab runs its commands by it too."""
     wait_briefly()
     try:
         given = list(arguments) if arguments is not None else None
-        command = command_line()
         refuse_digit_groups(command, sys.argv[1:] if given is None else given)
-        code = command(args=given, prog_name="private-rlhf", standalone_mode=False)
+        code = command(args=given, prog_name=program, standalone_mode=False)
     except (UserError, RunStopped, RunWaits) as error:
         wait_for_first()
         codes = {UserError: 2, RunWaits: 3}

@@ -2,7 +2,7 @@
 
 r*(prompt, answer) is linear in MiniLM's sentence embeddings: of the answer, of prompt and answer as one text, and the
 product of the prompt's and the answer's. It is the ridge-penalised Bradley–Terry fit to all 3,100 public labels of the
-helpful HH-RLHF pairs (`tests/benchmarks/make_human_truth.py`, which says how well it predicts people), with its scale
+helpful HH-RLHF pairs (by `benches/make_human_truth.py`, which says how well it predicts people), with its scale
 set by pairs that were held out, and centred over the pairs' answers. Units are logits of a preference.
 
 It is a truth because it is declared one: labels are drawn from it at any n by Bradley–Terry, and J, suboptimality and

@@ -36,7 +36,6 @@ COMMANDS = {
     "privatize --output": (["privatize", "--data=raw.jsonl", "--epsilon=1", "--key=k.key"], "raw.jsonl"),
     "verify-run --folder": (["verify-run", "--config=tiny.yaml"], "tiny.yaml"),
     "validate --output": (["validate", "kl_dp"], "raw.jsonl"),
-    "benchmark --output": (["benchmark", "preferences", "--run=run"], "run/metrics.json"),
 }
 """By option: the command without it, and what that command reads."""
 TARGETS = {
@@ -58,7 +57,7 @@ TARGETS = {
     "no name": "",
     "here": ".",
 }
-FORCED = {name.split(" --")[0] for name in COMMANDS} - {"keygen", "privatize", "verify-run", "validate", "benchmark"}
+FORCED = {name.split(" --")[0] for name in COMMANDS} - {"keygen", "privatize", "verify-run", "validate"}
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from private_rlhf.benchmark.arms import smoothed_loss, smoothed_slope
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise, check_label
 from private_rlhf.labelling.labellers import Command
@@ -58,8 +57,6 @@ OF_TENSORS: dict[str, Callable[[torch.Tensor], Any]] = {
     **{f"{name} loss": lambda z, name=name: get_loss(name).value(MARGIN, z, NOISE) for name in loss_names()},  # type: ignore[misc]
     **{f"{name} slope": lambda z, name=name: get_loss(name).slope(MARGIN, z, NOISE) for name in loss_names()},  # type: ignore[misc]
     "public loss": lambda z: get_loss("private_likelihood").value(MARGIN, z, float("inf")),
-    "smoothed loss": lambda z: smoothed_loss(MARGIN, z, NOISE),
-    "smoothed slope": lambda z: smoothed_slope(MARGIN, z, NOISE),
     "pair problem": lambda z: PairProblem(A, B, z, NOISE, None, get_loss("private_likelihood")),
     "linear fit": lambda z: fit_linear(A, B, z, NOISE, ridge=1.0),
     "ridge": lambda z: select_ridge(A, B, z, NOISE, ridges=(1.0, 2.0)),

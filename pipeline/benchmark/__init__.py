@@ -1,1 +1,0 @@
-"""Every published way to learn from private preference labels, on beds of known truth (`private-rlhf benchmark`)."""
