@@ -37,7 +37,7 @@ from private_rlhf.data.engine import (
     write_bucket,
 )
 from private_rlhf.data.layout import Layout, Options, find_layout, respelled
-from private_rlhf.data.other_keys import compare_keys
+from private_rlhf.data.other_key_records import compare_keys
 from private_rlhf.data.publish import check_publish, occupied, publish, refusals, same_release
 from private_rlhf.data.release import MANIFEST, ROWS_PER_SHARD, SIGNATURE, ReleaseManifest, shard_name
 from private_rlhf.data.sources import Part, open_source

@@ -16,8 +16,7 @@ from private_rlhf.data.release import Release, read_release
 from private_rlhf.data.render import Prompt, Renderer, keep_fitting, keep_fitting_pairs, prompt_key
 from private_rlhf.embedded import task
 from private_rlhf.embedded.topics import Split
-from private_rlhf.recipe import DataConfig, ModelConfig
-from private_rlhf.recipe.data_section import OF_RELEASE
+from private_rlhf.recipe import OF_RELEASE, DataConfig, ModelConfig
 
 T = TypeVar("T")
 

@@ -17,8 +17,7 @@ from private_rlhf.data.release import read_release
 from private_rlhf.data.release_import import held_out, names_bundle
 from private_rlhf.data.sources import is_hub_id
 from private_rlhf.embedded import task
-from private_rlhf.recipe import DataConfig
-from private_rlhf.recipe.data_section import OF_RELEASE
+from private_rlhf.recipe import OF_RELEASE, DataConfig
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The recipe: all that a user can set, one module per section. `private_rlhf.recipe.load` reads it from YAML."""
 
-from private_rlhf.recipe.data_section import BUILT_IN, SUFFIXES, DataConfig, has_hub_form
+from private_rlhf.recipe.data_section import BUILT_IN, OF_RELEASE, SUFFIXES, DataConfig, has_hub_form
 from private_rlhf.recipe.dpo_section import DpoConfig
 from private_rlhf.recipe.evaluate_section import LOOPBACK, EvaluateConfig, JudgeSettings
 from private_rlhf.recipe.group_section import GroupConfig
@@ -22,6 +22,7 @@ __all__ = [
     "ALIGNERS",
     "BUILT_IN",
     "LOOPBACK",
+    "OF_RELEASE",
     "ON_PROMPTS",
     "STRICT",
     "SUFFIXES",

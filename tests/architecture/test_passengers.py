@@ -46,7 +46,6 @@ TWICE = {
     "likelihood.py",
     "losses.py",
     "online.py",
-    "other_keys.py",
     "pool.py",
     "released.py",
     "render.py",

@@ -34,7 +34,7 @@ ALLOWED = {
         "pipeline/privacy/sorted_runs.py",  # defines it: which rows of which runs
         "pipeline/data/engine.py",
         "pipeline/data/curate.py",
-        "pipeline/data/other_keys.py",  # compares record ids with another key's store, and looks at no label
+        "pipeline/data/other_key_records.py",  # compares record ids with another key's store, and looks at no label
         "pipeline/data/raw_source.py",  # a range of record ids for training, the others for evaluation
         "pipeline/stages/privatize.py",  # hands them to the ledger
     },
