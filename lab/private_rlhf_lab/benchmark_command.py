@@ -49,7 +49,6 @@ def preferences(
 
     bed = None
     if run_dir is not None:
-        from private_rlhf.benchmark.pool import make_pool
         from private_rlhf.core.rundir import RunDir
         from private_rlhf.recipe import Recipe
         from private_rlhf.recipe.load import load_recipe

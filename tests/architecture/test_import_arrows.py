@@ -69,12 +69,6 @@ def test_arrows_point_down(sources: Sources) -> None:
     assert up == TAKES_CONTEXT
 
 
-def test_the_product_never_imports_the_lab(sources: Sources) -> None:
-    """The lab is a distribution of its own, which nobody needs who aligns a model."""
-    assert not {(name, target) for name, used in graph(sources).items() for target in used
-                if target.split(".")[0] == "private_rlhf_lab"}
-
-
 def test_tangled_rooms_are_found() -> None:
     """Guards the tests of rooms: a short loop, a lazy import, and the longest chain around them."""
     tree = ast.parse

@@ -11,10 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from private_rlhf.benchmark import arms, central, preferences
-from private_rlhf.benchmark import pool as pool_module
-from private_rlhf.benchmark.beds import Bed, draw_private, linear_bed, pool_bed
-from private_rlhf.cli import app
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.core.rundir import RunDir

@@ -1,8 +1,4 @@
-<<<<<<<< HEAD:lab/private_rlhf_lab/studies/dptd/train_behaviour.py
 """Trains the behaviour policies: `python -m private_rlhf_lab.studies.dptd.train_behaviour [TASK …] [--output FOLDER]`.
-========
-"""Trains the behaviour policies: `python -m private_rlhf_lab.benches.train_behaviour [TASK …] [--output FOLDER]`.
->>>>>>>> refs/heads/lab:lab/private_rlhf_lab/benches/train_behaviour.py
 
 Sarsa(λ) for Cart Pole and Acrobot, a double DQN for Pong from RAM; minutes on one core. Writes TASK.safetensors and
 scores.json (mean return of 20 new episodes). Public data of a simulator: no privacy is claimed for the policies.
