@@ -72,7 +72,7 @@ test: $(STAMP)
 	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 lab-test: $(STAMP)
-	@$(BIN)/python -m pytest -c lab/pyproject.toml -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -c lab/pyproject.toml lab/tests -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 lint: $(STAMP) types
 	@status=0; $(BIN)/ruff check . || status=1; $(BIN)/mypy || status=1; exit $$status
