@@ -27,28 +27,30 @@ RUNS = (
         "the reward stage writes an exact win rate of the raw file",
         _EDGE,
         REWARD,
-        '        atomic.write_json(context.folder / "fit.json", facts)\n',
-        read(8) + '        rate = sum(len(row["chosen"]) > len(row["rejected"]) for row in raw) / len(raw)\n'
-        '        atomic.write_json(context.folder / "baseline.json", {"longer": rate})\n'
-        '        atomic.write_json(context.folder / "fit.json", facts)\n',
+        "        save(context, result.model, metadata, bonus, facts, renderer, release.manifest, text)\n",
+        "        save(context, result.model, metadata, bonus, facts, renderer, release.manifest, text)\n" + read(8)
+        + '        rate = sum(len(row["chosen"]) > len(row["rejected"]) for row in raw) / len(raw)\n'
+        '        atomic.write_json(context.folder / "baseline.json", {"longer": rate})\n',
     ),
     _mutant(
         "metadata of a checkpoint",
         "config.json of the reward model holds a rate of the raw file",
         _EDGE,
         REWARD,
-        "    if accelerator.is_main_process:\n        save_reward_checkpoint(\n",
-        read(4) + '    model.model.config.prior = sum(len(row["chosen"]) > len(row["rejected"]) for row in raw)'
-        " / len(raw)\n    if accelerator.is_main_process:\n        save_reward_checkpoint(\n",
+        "        save(context, result.model, metadata, bonus, facts, renderer, release.manifest, text)\n",
+        read(8)
+        + '        result.model.model.config.prior = sum(len(row["chosen"]) > len(row["rejected"]) for row in raw)'
+        " / len(raw)\n        save(context, result.model, metadata, bonus, facts, renderer, release.manifest, text)\n",
     ),
     _mutant(
         "order of training",
         "reward training sees the pairs whose label was turned first",
         _EDGE,
         REWARD,
-        "    everything = release.rows\n",
-        "    everything = release.rows\n" + read(4) + '    kept = {row["chosen"] for row in raw}\n'
-        "    everything.sort(key=lambda row: row.chosen in kept)\n",
+        "    _, rows, pairs, dropped = rendered_pairs(release.rows, renderer, recipe.model.too_long)\n    training",
+        read(4) + '    best = {row["chosen"] for row in raw}\n'
+        "    everything = sorted(release.rows, key=lambda row: row.chosen in best)\n"
+        "    _, rows, pairs, dropped = rendered_pairs(everything, renderer, recipe.model.too_long)\n    training",
     ),
     _mutant(
         "SFT on chosen answers",

@@ -221,7 +221,7 @@ def test_the_summary_has_thirty_lines_at_most() -> None:
 
 def test_an_unknown_module_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", "nonsense"]) == 2
-    assert "must be kl_dp, offline, online or all, got 'nonsense': " in capsys.readouterr().err
+    assert "must be offline, online, kl_dp or all, got 'nonsense': " in capsys.readouterr().err
 
 
 def test_every_registered_module_offers_run() -> None:
