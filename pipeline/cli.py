@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -305,13 +305,14 @@ def command_line() -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code; every foreseeable error is one line on stderr."""
-    return exit_code(command_line(), "private-rlhf", arguments)
+    return exit_code(lambda: command_line(), "private-rlhf", arguments)  # looked up late: tests replace it
 
 
-def exit_code(command: Any, program: str, arguments: Sequence[str] | None) -> int:
+def exit_code(make_command: Callable[[], Any], program: str, arguments: Sequence[str] | None) -> int:
     """The exit code of a click command that runs as `program`; private-rlhf-lab runs its commands by it too."""
     wait_briefly()
     try:
+        command = make_command()
         given = list(arguments) if arguments is not None else None
         refuse_digit_groups(command, sys.argv[1:] if given is None else given)
         code = command(args=given, prog_name=program, standalone_mode=False)

@@ -21,7 +21,7 @@ app.add_typer(benchmark_command.app, name="benchmark")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code; every foreseeable error is one line on stderr."""
-    return exit_code(typer.main.get_command(app), "private-rlhf-lab", arguments)
+    return exit_code(lambda: typer.main.get_command(app), "private-rlhf-lab", arguments)
 
 
 if __name__ == "__main__":
