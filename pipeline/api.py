@@ -27,7 +27,7 @@ def run(recipe: Recipe, folder: str | Path | None = None, *, start: str | None =
         only: run this stage and no other.
 
     Raises:
-        UserError: wrong input. RunStopped: a stage must not go on.
+        UserError: wrong input. RunStopped: a stage must not go on. RunWaits: answers of people are not there yet.
     """
     from private_rlhf import runner
     from private_rlhf.core.rundir import RunDir

@@ -305,11 +305,11 @@ def command_line() -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code; every foreseeable error is one line on stderr."""
-    return exit_code(lambda: command_line(), "private-rlhf", arguments)  # looked up late: tests replace it
+    return exit_code(command_line, "private-rlhf", arguments)
 
 
 def exit_code(make_command: Callable[[], Any], program: str, arguments: Sequence[str] | None) -> int:
-    """The exit code of a click command that runs as `program`; private-rlhf-lab runs its commands by it too."""
+    """The exit code of a click command that runs, and is named in errors, as `program`; the lab's runs by it too."""
     wait_briefly()
     try:
         command = make_command()
@@ -319,38 +319,38 @@ def exit_code(make_command: Callable[[], Any], program: str, arguments: Sequence
     except (UserError, RunStopped, RunWaits) as error:
         wait_for_first()
         codes = {UserError: 2, RunWaits: 3}
-        return _fail(str(error), next((code for kind, code in codes.items() if isinstance(error, kind)), 1))
+        return _fail(program, str(error), next((code for kind, code in codes.items() if isinstance(error, kind)), 1))
     except ModuleNotFoundError as error:
         if (extra := extra_of(error)) is None:
             raise
-        return _fail(f"{error.name} is not installed: {remedy(extra)}", 2)
+        return _fail(program, f"{error.name} is not installed: {remedy(extra)}", 2)
     except (typer.Abort, KeyboardInterrupt):
-        return _fail(INTERRUPTED, 130)
+        return _fail(program, INTERRUPTED, 130)
     except USAGE_ERRORS as error:
-        return _fail(f"{error.format_message()} (see --help)", 2)
+        return _fail(program, f"{error.format_message()} (see --help)", 2)
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            return _fail("no space left on the disk: free some and run the same command again to resume", 1)
+            return _fail(program, "no space left on the disk: free some and run the same command again to resume", 1)
         if error.errno in UNUSABLE and error.filename is not None:
-            return _fail(f"{error.filename}: {error.strerror}: choose another place, or mend its permissions", 2)
-        return _runtime_failure(error)
+            return _fail(program, f"{error.filename}: {error.strerror}: choose another path, or fix its permissions", 2)
+        return _runtime_failure(program, error)
     except (FloatingPointError, RuntimeError, ValueError) as error:
-        return _runtime_failure(error)
+        return _runtime_failure(program, error)
     # typer turns Ctrl-C into this return value, where click raises Abort.
-    return _fail(INTERRUPTED, 130) if code == 130 else int(code or 0)
+    return _fail(program, INTERRUPTED, 130) if code == 130 else int(code or 0)
 
 
-def _runtime_failure(error: Exception) -> int:
-    """A failure while running: the traceback for whoever mends it, then one line."""
+def _runtime_failure(program: str, error: Exception) -> int:
+    """A failure while running: the traceback for whoever fixes it, then one line."""
     import traceback
 
     traceback.print_exc()
-    return _fail(" ".join(str(error).split()) or type(error).__name__, 1)
+    return _fail(program, " ".join(str(error).split()) or type(error).__name__, 1)
 
 
-def _fail(message: str, code: int) -> int:
+def _fail(program: str, message: str, code: int) -> int:
     if not report(one_line(message)):
-        print(f"private-rlhf: {one_line(message)}", file=sys.stderr)
+        print(f"{program}: {one_line(message)}", file=sys.stderr)
     return code
 
 

@@ -71,7 +71,7 @@ def import_function(name: str, key: str) -> Function:
         module = importlib.import_module(module_name)
     except Exception as error:  # whatever it does when it is imported
         cause = f"{type(error).__name__}: {error}"
-        raise UserError(f"{key}.callable {name}: cannot be imported ({cause}): mend it") from None
+        raise UserError(f"{key}.callable {name}: cannot be imported ({cause}): fix it") from None
     function = getattr(module, attribute, None)
     if not callable(function):
         raise UserError(f"{key}.callable {name}: {module_name} has no function {attribute}: name one that it has")

@@ -240,7 +240,7 @@ class Estimate:
         return [{**held, **self._decoding(self._dtype, settings.batch_size)}, {**held, "logits": reading}]
 
     def _decoding(self, dtype: int, batch: int) -> Terms:
-        """What decoding a batch adds to the weights."""
+        """Terms that decoding a batch adds to the weights."""
         shape, model = self.shape, self.recipe.model
         texts = math.ceil(batch / self.machine.processes)
         token = 2 * shape.groups * shape.head_size * dtype * shape.layers
@@ -257,11 +257,15 @@ class Estimate:
         Raises:
             UserError: what a stage holds without any text exceeds the limit.
         """
-        section, terms = max(self.peaks.items(), key=lambda item: sum(item[1].values()))
-        needed, held = sum(terms.values()), sum(size for name, size in terms.items() if name not in BATCH)
-        if needed <= self.machine.limit:
+        peaks, limit = self.peaks, self.machine.limit
+        held = {name: _size({term: size for term, size in terms.items() if term not in BATCH})
+                for name, terms in peaks.items()}  # fmt: skip
+        fits = max(held.values()) <= limit  # with a smaller batch or shorter texts
+        sizes = {name: _size(terms) for name, terms in peaks.items()} if fits else held
+        section = max(sizes, key=lambda name: sizes[name])
+        terms, needed = peaks[section], _size(peaks[section])
+        if needed <= limit:
             return None
-        fits = held <= self.machine.limit  # with a smaller batch or shorter texts
         named = [name for name in terms if name in REMEDIES and (name in BATCH) == fits]
         term = max(named or terms, key=lambda name: terms[name])
         batch = "evaluate.batch_size" if section == "evaluate" else f"{section}.generate_batch_size"
@@ -269,7 +273,7 @@ class Estimate:
         if section == "ppo" and term == "activations" and not self.recipe.ppo.gradient_checkpointing:
             remedy += ", or set ppo.gradient_checkpointing=true"
         line = (
-            f"{section} needs {needed / GIB:.1f} GiB per process and has {self.machine.limit / GIB:.1f}, "
+            f"{section} needs {needed / GIB:.1f} GiB per process and has {limit / GIB:.1f}, "
             f"for texts as long as the recipe allows; of it {term} ({terms[term] / GIB:.1f} GiB): {remedy}"
         )
         if fits:

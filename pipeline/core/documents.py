@@ -51,7 +51,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, IsADirectoryError):
         raise UserError(f"recipe {path} does not exist: name a file or a shipped recipe with --config") from None
     except DocumentError as error:
-        raise UserError(f"recipe {path} {error}; mend it") from None
+        raise UserError(f"recipe {path} {error}; fix it") from None
     if not isinstance(content, dict):
         raise UserError(f"recipe {path} holds no mapping: it wants sections such as 'model:' and 'ppo:'")
     return content

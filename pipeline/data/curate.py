@@ -216,7 +216,7 @@ def _release(
             except OSError as error:
                 raise UserError(
                     f"{bundle.target}: the release cannot be given its name ({error.strerror}); the ledger counts it as"
-                    " written: mend the place and run the same command again, which costs nothing more"
+                    " written: fix the place and run the same command again, which costs nothing more"
                 ) from None
         reservation.commit(bundle.target.resolve())
     return manifest

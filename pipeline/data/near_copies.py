@@ -134,7 +134,7 @@ class NearCopies:
     def _in_one_order(
         self, place: np.ndarray, pair: np.ndarray, side: np.ndarray, both: np.ndarray, at: np.ndarray, rows: np.ndarray
     ) -> np.ndarray:
-        """(pairs,) bool: rows hold both responses, the one before the other oftener than after it. at, rows: of the
+        """(pairs,) bool: rows hold both responses, the one before the other more often than after it. at, rows: of the
         file's shingles in their order."""
         holder = np.full(len(self._known), -1)
         kept = both[pair]

@@ -14,9 +14,9 @@ four 64-bit keyed digests:
 
 A demonstration counts with its whole conversation and with every assistant turn in its history, a prompt with every
 assistant turn in it; but a prompt that is the prompt of a pair is public by the contract, and its history counts not.
-A pair is *one-sided* when one of its responses is found oftener than the other, also after division by how many pairs
-hold each response (files that write out both responses of every pair repeat those that several pairs share). One-sided
-is a symmetric notion, so the count that a refusal prints depends on no label. Long responses are compared by shingles
+A pair is *one-sided* when one of its responses is found more often than the other, also after division by how many
+pairs hold each response (files that write out both responses of every pair repeat those that several pairs share).
+One-sided is a symmetric notion, so the count that a refusal prints depends on no label. Long responses are compared by shingles
 too (`near_copies`): edited, cut, or both in one text. Rows with a pair's prompt are searched for short ones
 (`contained`).
 
@@ -80,7 +80,7 @@ class LookedPairs(NamedTuple):
 
 
 class Overlap(NamedTuple):
-    """pairs: how many were looked at. one_sided: those of which one response is found oftener than the other, or (near
+    """pairs: how many were looked at. one_sided: those with one response found more often than the other, or (near
     copies) more of it, or before the other."""
 
     pairs: int

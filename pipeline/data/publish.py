@@ -22,7 +22,7 @@ LONGEST_NAME = 200
 @contextmanager
 def refusals(target: Path) -> Iterator[None]:
     """UserError for a target that no folder can be given the name of, and in place of an OSError (a full disk apart:
-    that one can be mended)."""
+    that one can be fixed)."""
     try:
         check_output(target)
         yield

@@ -4,7 +4,7 @@ state folder for the stage, whose run directory is for others to see.
 It holds sorted runs with true labels, finished shards, and the plan that they belong to. A run that is killed leaves
 it; the same command finds the same plan and goes on. Anything else there (another source, another ε, other code, a
 machine that was restarted, since runs are not forced to the disk) is thrown away. It is removed when the release
-stands, and after every error that running again would not mend.
+stands, and after every error that running again would not fix.
 """
 
 from __future__ import annotations

@@ -76,11 +76,11 @@ def read_questions(path: Path) -> list[Question]:
     found: dict[str, Question] = {}
     for number, row in read_rows(path):
         if set(row) != set(_FIELDS):
-            raise UserError(f"{path}, line {number}: has not the fields {', '.join(_FIELDS)} and no others; mend it")
+            raise UserError(f"{path}, line {number}: has not the fields {', '.join(_FIELDS)} and no others; fix it")
         try:
             question = Question(**row)
         except ValueError as error:
-            raise UserError(f"{path}, line {number}: {error}; mend or remove it") from None
+            raise UserError(f"{path}, line {number}: {error}; fix or remove it") from None
         if question.id in found:
             raise UserError(f"{path}, line {number}: its id was there before; each question is an event of its own")
         found[question.id] = question
@@ -100,9 +100,9 @@ def add_answer(found: dict[str, int | None], row: Mapping[str, Any], asked: Coll
     """Enters one answer. UserError as `read_answers`."""
     id, label = row.get("id"), row.get("label")
     if set(row) != {"id", "label"} or not isinstance(id, str):
-        raise UserError(f'{where}: is no answer of the form {{"id": "…", "label": 1}}; mend it')
+        raise UserError(f'{where}: is no answer of the form {{"id": "…", "label": 1}}; fix it')
     if isinstance(label, bool) or not isinstance(label, int | None) or label not in LABELS:
-        raise UserError(f"{where}: its label is none of 1, -1 and null; mend it")
+        raise UserError(f"{where}: its label is none of 1, -1 and null; fix it")
     if id not in asked:
         raise UserError(f"{where}: answers a question that was not asked; remove it")
     if found.setdefault(id, label) != label:
@@ -151,11 +151,11 @@ def parse_row(data: bytes, where: str) -> dict[str, Any]:
     try:
         row = parse_json(data.decode())
     except UnicodeDecodeError:
-        raise UserError(f"{where}: is not UTF-8 text; mend it") from None
+        raise UserError(f"{where}: is not UTF-8 text; fix it") from None
     except DocumentError as error:
-        raise UserError(f"{where}: {error}; mend it") from None
+        raise UserError(f"{where}: {error}; fix it") from None
     if not isinstance(row, dict):
-        raise UserError(f"{where}: is no JSON object; mend it")
+        raise UserError(f"{where}: is no JSON object; fix it")
     return row
 
 

@@ -274,7 +274,7 @@ class AnswerStore:
         try:
             yield
         except sqlite3.OperationalError as error:
-            raise UserError(f"{file}: cannot be used ({error}): mend that, nothing was changed") from None
+            raise UserError(f"{file}: cannot be used ({error}): fix that, nothing was changed") from None
         except sqlite3.IntegrityError:
             raise
         except sqlite3.DatabaseError:

@@ -57,7 +57,7 @@ def _question(task: Any, fields: Sequence[str], where: str) -> Question:
     try:
         return make_question(str(task["id"]), *(data[name] for name in fields))
     except (ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"{where}: {error}; mend or remove it") from None
+        raise UserError(f"{where}: {error}; fix or remove it") from None
 
 
 @contextmanager

@@ -129,7 +129,7 @@ def trainer_config(
         made = schema(**arguments, **fixed)
     except (ValueError, TypeError) as error:
         cause = " ".join(str(error).split())
-        raise UserError(f"{section}.trainer_args: trl.{schema.__name__} refuses a value ({cause}): mend it") from None
+        raise UserError(f"{section}.trainer_args: trl.{schema.__name__} refuses a value ({cause}): fix it") from None
     if isinstance(made, TrainingArguments) and made.n_gpu > 1:
         made._n_gpu = 1  # one process, one GPU: torch.nn.DataParallel cannot split shared rows
     obey_on_cpus()  # the arguments have begun accelerate's state anew

@@ -143,7 +143,7 @@ def check_function(name: str, key: str) -> None:
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise UserError(f"{key}.callable {name}: {path} is not valid Python: mend it") from None
+        raise UserError(f"{key}.callable {name}: {path} is not valid Python: fix it") from None
     bound = _bound(tree)
     if not bound & {function, "*", "__getattr__"}:
         raise UserError(f"{key}.callable {name}: {module} has no function {function}: name one that it has")

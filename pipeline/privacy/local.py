@@ -164,7 +164,7 @@ class DrawStore:
             yield
         except sqlite3.OperationalError as error:
             raise UserError(
-                f"{self.path}: cannot be used ({error}); nothing was sent for the last lines: mend that and send them"
+                f"{self.path}: cannot be used ({error}); nothing was sent for the last lines: fix that and send them"
                 " again"
             ) from None
         except (sqlite3.DatabaseError, TypeError, IndexError):
@@ -368,7 +368,7 @@ def filter_stdin(
     finally:
         draws.close()
     if refused:
-        print(f'label-filter: {refused} lines were refused, see the "error" answers; mend them', file=sys.stderr)
+        print(f'label-filter: {refused} lines were refused, see the "error" answers; fix them', file=sys.stderr)
     return 2 if refused else 0
 
 

@@ -60,7 +60,7 @@ class Recipe:
         if is_public(self.privatize.epsilon) and not self.data.public_labels:
             raise ValueError("privatize.epsilon .inf needs data.public_labels: true (labels declared public)")
         if self.evaluation_labels == "public" and not self.data.public_labels:
-            raise ValueError("evaluation_labels: public needs data.public_labels: true; else use private")
+            raise ValueError("evaluation_labels: public needs data.public_labels: true; otherwise use private")
         if self.evaluation_labels == "laplace":
             self._check_counts()
         own = self.privatize
@@ -73,7 +73,7 @@ class Recipe:
         if self.aligner in ("rloo", "grpo") and (self.ppo.extra_rewards or self.ppo.quantize):
             raise ValueError(f"ppo.extra_rewards and ppo.quantize are for aligner ppo: remove them for {self.aligner}")
         if self.ppo.reference_rollouts and not self.draws_references:
-            raise ValueError("ppo.reference_rollouts needs ppo.baseline or reward.kappa > 0: else none are drawn")
+            raise ValueError("ppo.reference_rollouts needs ppo.baseline or reward.kappa > 0: otherwise none are drawn")
         if self.ppo.top_p < 1 and self.evaluate.gibbs_candidates:
             raise ValueError(
                 f"ppo.top_p {self.ppo.top_p:g} draws from the top of π_ref alone, and the Gibbs yardstick needs "

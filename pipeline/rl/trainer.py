@@ -122,7 +122,8 @@ class PpoTrainer:
             accelerator: default `Accelerator()`.
 
         Raises:
-            UserError: the policy has no modules of the adapter's names.
+            UserError: the policy has no modules of the adapter's names. While training: a prompt is too long, or the
+                reward is not one finite number per response.
         """
         reference = None
         base: Any = policy.get_base_model() if isinstance(policy, PeftModel) else policy

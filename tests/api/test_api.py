@@ -6,13 +6,20 @@ import inspect
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import private_rlhf
 import pytest
-from private_rlhf import gibbs_weights, privatize
+import torch
+from peft import LoraConfig, get_peft_model
+from private_rlhf import PpoConfig, PpoTrainer, gibbs_weights, privatize
 from private_rlhf.core.errors import UserError
+from private_rlhf.data.render import Prompt
+from private_rlhf.lm.tiny import tiny_checkpoint
 from private_rlhf.privacy.keys import PrivacyKey
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 SIGNATURES = {
     "privatize": ["labels", "epsilon", "key", "ids"],
@@ -123,3 +130,43 @@ def test_the_page_runs(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", "\n".join(blocks)], cwd=tmp_path, env=environment,
                           capture_output=True, text=True, timeout=300, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("how", ["adapter", "all weights", "an adapter of the user's"])
+def test_ppo_without_recipe(how: str, tmp_path: Path) -> None:
+    """At first the policy is π_ref, whatever learns; afterwards exactly that has moved."""
+    folder = tiny_checkpoint(tmp_path / "tiny", ["Say hello."])
+    policy, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    settings = PpoConfig(iterations=1, rollouts=4, minibatch_size=2, learning_rate=1e-2)
+    if how == "all weights":
+        settings = replace(settings, lora=None)
+    elif how != "adapter":
+        policy = get_peft_model(policy, LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=True))
+    arguments = (policy, tokenizer, shorter, ["Say hello."], settings)
+    trainer = PpoTrainer.from_policy(*arguments, max_response_tokens=4)
+    before = {name: each.detach().clone() for name, each in trainer.policy.named_parameters()}
+    (entry,) = trainer.train()
+    moved = {name for name, each in trainer.policy.named_parameters() if not torch.equal(each, before[name])}
+    assert entry["kl"] == 0.0
+    assert moved
+    assert how == "all weights" or all("lora_" in name for name in moved)
+
+
+def test_ppo_refuses_a_long_prompt_and_a_reward_of_another_length(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path / "tiny", ["Say hello."])
+    policy, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    settings = PpoConfig(iterations=1, rollouts=2, minibatch_size=2)
+    for reward, prompt, message in (
+        (shorter, "word " * 99, "max_prompt_tokens = 64"),
+        (lambda prompts, responses: [1.0], "Say hello.", "gave 1 numbers"),
+    ):
+        trainer = PpoTrainer.from_policy(
+            policy, tokenizer, reward, [prompt], settings, max_prompt_tokens=64, max_response_tokens=4
+        )
+        with pytest.raises(UserError, match=message):
+            trainer.train()
+
+
+def shorter(prompts: Sequence[Prompt], responses: Sequence[str]) -> list[float]:
+    """A reward that prefers short responses."""
+    return [-float(len(text)) for text in responses]

@@ -176,7 +176,7 @@ def test_a_misspelt_key_in_the_recipe(refused: Refused, tmp_path: Path) -> None:
         ("privatize.epsilon=0", "epsilon must be a number > 0"),
         ("privatize.epsilon=-1", "epsilon must be a number > 0"),
         ("privatize.epsilon=.nan", "epsilon must be a number > 0"),
-        ("data.public_labels=false", "evaluation_labels: public needs data.public_labels: true; else use private"),
+        ("data.public_labels=false", "evaluation_labels: public needs data.public_labels: true; otherwise use private"),
         ("sft.trainer_args.weight_decya=0.1", "trl.SFTConfig has no 'weight_decya'; did you mean 'weight_decay'?"),
         ("sft.trainer_args.max_steps=3", "sft.trainer_args.max_steps is set by the stage itself"),
         ("sft.trainer_args.optim=nonsense", "sft.trainer_args: trl.SFTConfig refuses a value"),
@@ -203,7 +203,7 @@ def test_infinite_epsilon_on_labels_that_are_not_public(refused: Refused) -> Non
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"name: [\n", "mine.yaml is not valid YAML at line 2; mend it"),
+        (b"name: [\n", "mine.yaml is not valid YAML at line 2; fix it"),
         (b"- a\n", "mine.yaml holds no mapping"),
         (b"name: \xff\n", "mine.yaml is not UTF-8 text"),
         (b"name: one\nevaluation_labels: public\nprivatize: {epsilon: 1}\n", "key 'model' is required"),
