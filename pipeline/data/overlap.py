@@ -16,8 +16,8 @@ A demonstration counts with its whole conversation and with every assistant turn
 assistant turn in it; but a prompt that is the prompt of a pair is public by the contract, and its history counts not.
 A pair is *one-sided* when one of its responses is found more often than the other, also after division by how many
 pairs hold each response (files that write out both responses of every pair repeat those that several pairs share).
-One-sided is a symmetric notion, so the count that a refusal prints depends on no label. Long responses are compared by shingles
-too (`near_copies`): edited, cut, or both in one text. Rows with a pair's prompt are searched for short ones
+One-sided is a symmetric notion, so the count that a refusal prints depends on no label. Long responses are compared by
+shingles too (`near_copies`): edited, cut, or both in one text. Rows with a pair's prompt are searched for short ones
 (`contained`).
 
 What it cannot see: short responses under another prompt; texts that were rewritten, translated, encoded (base64, rot13)
