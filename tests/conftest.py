@@ -11,8 +11,8 @@ from typing import Any
 
 import hypothesis
 import pytest
-from pipeline_runs import Workspace
 from private_rlhf.privacy.keys import keygen
+from support.pipeline_runs import Workspace
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers share the cores: torch with one thread each is faster than all of them with a thread per core. Set before

@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
-from rooms import read_sources
+from support.rooms import read_sources
 
 ROOT = Path(__file__).resolve().parents[2]
 

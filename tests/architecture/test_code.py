@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from rooms import room_of
+from support.rooms import room_of
 
 MAX_FUNCTION_LINES, MAX_STAGE_RUN_LINES = 80, 150
 ROOM_LINES = {

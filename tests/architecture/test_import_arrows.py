@@ -6,7 +6,7 @@ import ast
 import re
 from graphlib import CycleError, TopologicalSorter
 
-from rooms import (
+from support.rooms import (
     Sources,
     as_graph,
     between_rooms,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 import pytest
-from call_graph import Graph, call_graph, nodes_of, reachable
+from support.call_graph import Graph, call_graph, nodes_of, reachable
 
 # Functions and classes that yield or carry a true label, or the bytes of a raw file.
 LABELS = {

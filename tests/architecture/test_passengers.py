@@ -11,8 +11,8 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from measures import AUDIT, ROOT_FILES, names_whole
-from rooms import Sources, dotted, room_of
+from support.measures import AUDIT, ROOT_FILES, names_whole
+from support.rooms import Sources, dotted, room_of
 
 MAY_NAME_RECIPE = ("recipe", "stages", "commands", "planning", "report", *AUDIT)
 MAY_NAME_RUN = (*MAY_NAME_RECIPE, "core/rundir.py", "core/metrics.py", "evaluation/runs.py")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from worlds import COINS
+from support.worlds import COINS
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from private_rlhf.audit.canaries import frames_of, plant, read_truth, write_trut
 from private_rlhf.audit.suite import NOT_EXAMINED, Outcome, run_attacks
 from private_rlhf.cli import main
 from private_rlhf.privacy.records import canonical_record
-from worlds import World, make_world, sound
+from support.worlds import World, make_world, sound
 
 
 def without(world: World, drop: Callable[[str, str, str], bool], folder: Path) -> Outcome:

@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from other_machines import copy_key, move_to
-from pipeline_runs import clean_environment
 from private_rlhf.audit.canaries import Truth, plant, read_truth, truth_path
 from private_rlhf.audit.released import column_order, copies, private_label, several_releases
 from private_rlhf.audit.suite import ATTACKS, Attack, run_attacks
@@ -18,7 +16,9 @@ from private_rlhf.cli import main
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.formats import read_preferences
 from private_rlhf.privacy.keys import keygen
-from worlds import make_world, write_jsonl
+from support.other_machines import copy_key, move_to
+from support.pipeline_runs import clean_environment
+from support.worlds import make_world, write_jsonl
 
 EPSILONS = (0.1, 0.5, 1.0, 2.0)
 

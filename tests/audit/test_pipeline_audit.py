@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from pipeline_runs import Workspace
 from private_rlhf.audit.canaries import plant, read_truth
 from private_rlhf.audit.suite import Outcome, run_attacks
 from private_rlhf.embedded import task
+from support.pipeline_runs import Workspace
 
 OWN = ("data.public_labels=false", "data.demonstrations=release", "evaluation_labels=private", "privatize.epsilon=0.5")
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline_runs import TINY, Workspace, tree
 from private_rlhf.cli import main
 from private_rlhf.lm.tiny import tiny_config
 from private_rlhf.privacy.keys import keygen
 from private_rlhf.stages.checks import POSITIONS
+from support.pipeline_runs import TINY, Workspace, tree
 
 ROWS = [{"prompt": f"Say {i}.", "chosen": f"yes {i}", "rejected": f"no {i}"} for i in range(40)]
 

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from evaluation.chat_endpoint import serving
-from pipeline_runs import TINY, Workspace, read_json, tree
 from private_rlhf.cli import main
+from support.pipeline_runs import TINY, Workspace, read_json, tree
 
 ROWS = [{"prompt": f"Say {i}.", "chosen": f"yes {i}", "rejected": f"no {i}"} for i in range(60)]
 Capture = pytest.CaptureFixture[str]

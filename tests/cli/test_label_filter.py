@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from pipeline_runs import ROOT, clean_environment
+from support.pipeline_runs import ROOT, clean_environment
 
 LOCAL = ROOT / "pipeline" / "privacy" / "local.py"
 TIMEOUT = 300  # seconds; a guard against a hang

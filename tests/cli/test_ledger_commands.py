@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from ledger_releases import events_of, release
 from private_rlhf.cli import main
 from private_rlhf.privacy.keys import keygen, load_key
 from private_rlhf.privacy.ledger import Budget, Ledger
+from support.ledger_releases import events_of, release
 
 Capture = pytest.CaptureFixture[str]
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pipeline_runs import TINY, Workspace, read_json
 from private_rlhf.cli import main
 from private_rlhf.commands.memory import (
     GIB,
@@ -23,6 +22,7 @@ from private_rlhf.commands.memory import (
 )
 from private_rlhf.recipe import LoraSettings, Recipe
 from private_rlhf.recipe.load import load_recipe
+from support.pipeline_runs import TINY, Workspace, read_json
 
 Capture = pytest.CaptureFixture[str]
 CONFIG = {

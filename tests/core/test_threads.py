@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from pipeline_runs import clean_environment
 from private_rlhf.core.threads import WAITING, wait_briefly
+from support.pipeline_runs import clean_environment
 
 NAMES = ("OMP_WAIT_POLICY", *WAITING)
 

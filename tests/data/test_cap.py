@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from other_machines import copy_key, move_to
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.curate import Request, privatize_source
 from private_rlhf.data.layout import Options
 from private_rlhf.data.release import read_release
 from private_rlhf.privacy.keys import keygen, load_key
 from private_rlhf.privacy.ledger import Ledger
+from support.other_machines import copy_key, move_to
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 Row = dict[str, Any]

@@ -18,8 +18,6 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from other_machines import move_to
-from plain_release import manifest_of, privatize_records, write_release
 from private_rlhf.core.errors import UserError
 from private_rlhf.data import engine
 from private_rlhf.data.curate import Request, privatize_source
@@ -29,6 +27,8 @@ from private_rlhf.data.release import read_release
 from private_rlhf.privacy.keys import keygen, load_key
 from private_rlhf.privacy.ledger import Budget, Ledger
 from private_rlhf.privacy.mechanism import RandomizedResponse
+from support.other_machines import move_to
+from support.plain_release import manifest_of, privatize_records, write_release
 
 Row = dict[str, Any]
 words = st.sampled_from(["", " ", "a", "b", "c", "é\u2028", "\U0001f600", "\0", "a b"])

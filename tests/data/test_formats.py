@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from preference_files import (
+from private_rlhf.core.errors import UserError
+from private_rlhf.data.formats import _common, read_demonstrations, read_preferences, read_prompts
+from private_rlhf.privacy.records import RawPair
+from support.preference_files import (
     CASES,
     STYLES,
     WRITERS,
@@ -22,9 +25,6 @@ from preference_files import (
     write_jsonl,
     write_parquet,
 )
-from private_rlhf.core.errors import UserError
-from private_rlhf.data.formats import _common, read_demonstrations, read_preferences, read_prompts
-from private_rlhf.privacy.records import RawPair
 
 GOOD = {"prompt": "p", "chosen": "a", "rejected": "b"}
 

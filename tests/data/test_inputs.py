@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plain_release import release_pairs
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.data import inputs
 from private_rlhf.data.formats import Demonstration
@@ -16,6 +15,7 @@ from private_rlhf.privacy.mechanism import RandomizedResponse
 from private_rlhf.privacy.records import RawPair
 from private_rlhf.recipe import OF_RELEASE, Recipe
 from private_rlhf.recipe.load import parse
+from support.plain_release import release_pairs
 
 PAIRS = 400
 

@@ -10,7 +10,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from plain_release import PrivateRecord, manifest_of, privatize_records, write_release
 from private_rlhf.core.atomic import json_text
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import PUBLIC
@@ -19,6 +18,7 @@ from private_rlhf.data.release import MESSAGES_TYPE, read_release
 from private_rlhf.privacy.keys import PrivacyKey
 from private_rlhf.privacy.mechanism import Mechanism, PublicLabels, RandomizedResponse
 from private_rlhf.privacy.records import RawPair, Text
+from support.plain_release import PrivateRecord, manifest_of, privatize_records, write_release
 
 KEY = PrivacyKey(bytes(range(32)))
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plain_release import release_pairs
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World, check_rows
@@ -24,6 +23,7 @@ from private_rlhf.stages import privatize
 from private_rlhf.stages.context import StageContext
 from private_rlhf.stages.declarations import stage_of
 from private_rlhf.stages.reward import split
+from support.plain_release import release_pairs
 
 
 def rows_of(count: int) -> list[dict[str, str]]:

@@ -6,8 +6,14 @@ import gzip
 from pathlib import Path
 
 import pytest
-from plain_release import release_pairs
-from preference_files import (
+from private_rlhf.core.errors import UserError
+from private_rlhf.data.formats import read_preferences, read_prompts
+from private_rlhf.data.sources import source_chunks
+from private_rlhf.privacy.keys import PrivacyKey
+from private_rlhf.privacy.mechanism import RandomizedResponse
+from private_rlhf.privacy.records import RawPair
+from support.plain_release import release_pairs
+from support.preference_files import (
     explicit,
     triples,
     write_csv,
@@ -17,12 +23,6 @@ from preference_files import (
     write_saved,
     write_shards,
 )
-from private_rlhf.core.errors import UserError
-from private_rlhf.data.formats import read_preferences, read_prompts
-from private_rlhf.data.sources import source_chunks
-from private_rlhf.privacy.keys import PrivacyKey
-from private_rlhf.privacy.mechanism import RandomizedResponse
-from private_rlhf.privacy.records import RawPair
 
 ROWS = [explicit(*row) for row in triples(40)]
 LINE = '{"prompt": "p", "chosen": "a", "rejected": "b"}\n'

@@ -12,9 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from other_machines import copy_key, move_to
-from plain_release import release_pairs
-from preference_files import CASES, STYLES, WRITERS, Row, triples, write_jsonl
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.curate import Request, privatize_source
 from private_rlhf.data.formats import read_demonstrations, read_preferences, read_prompts
@@ -22,6 +19,9 @@ from private_rlhf.data.layout import Options
 from private_rlhf.data.release import read_release
 from private_rlhf.privacy.keys import keygen, load_key
 from private_rlhf.privacy.mechanism import RandomizedResponse
+from support.other_machines import copy_key, move_to
+from support.plain_release import release_pairs
+from support.preference_files import CASES, STYLES, WRITERS, Row, triples, write_jsonl
 
 EPSILON = 2.0
 

@@ -27,7 +27,7 @@ RUN_BY = {
     "private-rlhf verify-release": ("tests/data/test_signature.py", "\"verify-release\", str(bundle)"),
     "private-rlhf keygen": ("tests/cli/test_commands.py", '"keygen"'),
     "private-rlhf privatize": ("tests/cli/test_commands.py", '"privatize"'),
-    "private-rlhf run": ("tests/pipeline_runs.py", '"run"'),
+    "private-rlhf run": ("tests/support/pipeline_runs.py", '"run"'),
     "private-rlhf ledger": ("tests/cli/test_ledger_commands.py", '"ledger"'),
     "private-rlhf attack": ("tests/audit/test_command.py", '"attack"'),
     "private-rlhf label": ("tests/labelling/test_server.py", '"label"'),

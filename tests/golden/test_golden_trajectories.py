@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from golden_trajectories import RECORDED, held_down, trajectories
+from support.golden_trajectories import RECORDED, held_down, trajectories
 
 TOLERANCES = {"float32": 2e-4, "bfloat16": 3e-2}
 """Absolute (nats, units of the reward) and relative: processors and kernels add in other orders. A wrong sign, a

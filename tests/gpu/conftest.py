@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from gpu.machine import device_or_none, rehearsal
-from pipeline_runs import Workspace
 from private_rlhf.lm.models import base_checkpoint
 from private_rlhf.recipe import ModelConfig
+from support.pipeline_runs import Workspace
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from gpu.machine import rehearsal
-from pipeline_runs import ROOT, STAGES, Workspace, history, numbers, read_json
+from support.pipeline_runs import ROOT, STAGES, Workspace, history, numbers, read_json
 
 pytestmark = pytest.mark.gpu
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from pipeline_runs import ROOT, numbers
+from support.pipeline_runs import ROOT, numbers
 
 pytestmark = pytest.mark.gpu
 

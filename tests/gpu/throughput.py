@@ -40,7 +40,6 @@ import peer_ppo_loops  # noqa: E402
 from gpu.machine import device_or_none  # noqa: E402
 from peer_inputs import random_head, trainable  # noqa: E402
 from peer_processes import Measured, table, write_json  # noqa: E402
-from ppo_problem import EOS, PAD, StubRenderer  # noqa: E402
 from private_rlhf.lm.logprobs import PolicyWithValue  # noqa: E402
 from private_rlhf.lm.models import add_lora  # noqa: E402
 from private_rlhf.recipe import LoraSettings, PpoConfig  # noqa: E402
@@ -48,6 +47,7 @@ from private_rlhf.reward_models.checkpoint import RewardCheckpoint  # noqa: E402
 from private_rlhf.reward_models.model import RewardModel, set_score_weight  # noqa: E402
 from private_rlhf.reward_models.scorer import RewardScorer  # noqa: E402
 from private_rlhf.rl.trainer import PpoTrainer  # noqa: E402
+from support.ppo_problem import EOS, PAD, StubRenderer  # noqa: E402
 
 PHASES = ("generate", "score", "update")
 ALIKE = 16

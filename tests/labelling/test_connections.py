@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from labelling.test_page import serving
+from labelling.test_smuggling import EVE, FORMS, INNER, House, house, of_vic, read
 from private_rlhf.labelling import connections
 from private_rlhf.labelling.server import HEADERS, LabelServer
 from private_rlhf.labelling.store import AnswerStore
-from proxies import HOST, proxy
-from test_page import serving
-from test_smuggling import EVE, FORMS, INNER, House, house, of_vic, read
+from support.proxies import HOST, proxy
 
 GET = f"GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode()
 HALF_BODY = GET.replace(b"GET /", b"POST /claim")[:-2] + b"Content-Length: 147\r\n\r\n{"

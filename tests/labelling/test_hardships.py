@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from chromium import Chromium, Tab, wait_for
+from labelling.test_page import PAGE, QUESTIONS, answer, serving
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.labelling.labellers import FileDrop
 from private_rlhf.labelling.questions import make_question, write_questions
 from private_rlhf.labelling.server import ANSWER_BYTES, LabelServer
 from private_rlhf.labelling.store import AnswerStore
 from scipy.stats import binom
-from test_page import PAGE, QUESTIONS, answer, serving
+from support.chromium import Chromium, Tab, wait_for
 
 pytestmark = pytest.mark.slow
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import private_rlhf.labelling
 import pytest
-from chromium import Chromium, Tab
 from private_rlhf.core.noise import keep_threshold
 from private_rlhf.labelling.labellers import answers_within
 from private_rlhf.labelling.questions import make_question
 from private_rlhf.labelling.server import ANSWER_BYTES, LabelServer, Page
 from private_rlhf.labelling.store import AnswerStore
+from support.chromium import Chromium, Tab
 
 PAGE = Path(private_rlhf.labelling.__file__).with_name("page.html")
 QUESTIONS = [make_question(f"q{i}", f"prompt {i}", f"yes {i}", f"no {i}") for i in range(40)]

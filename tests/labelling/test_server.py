@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from labelling.test_page import serving
 from private_rlhf.cli import main
 from private_rlhf.core.errors import UserError
 from private_rlhf.labelling.questions import make_question, write_questions
 from private_rlhf.labelling.server import ANSWER_BYTES, CLAIM_BYTES, HEADERS, LabelServer, Page, Rate
 from private_rlhf.labelling.store import AHEAD, FILE, AnswerStore
-from test_page import serving
 
 QUESTIONS = [make_question(f"q{i}", f"prompt {i}", f"yes {i}", f"no {i}") for i in range(40)]
 SECRETS = ["a" * 64, "b" * 64]

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from labelling.test_page import serving
 from private_rlhf.labelling.questions import make_question
 from private_rlhf.labelling.server import LabelServer
 from private_rlhf.labelling.store import AnswerStore
-from proxies import HOST, proxy
-from test_page import serving
+from support.proxies import HOST, proxy
 
 EVE, VIC = "e" * 64, "f" * 64
 HEAD = f"Host: {HOST}\r\nAuthorization: Bearer {EVE}\r\n".encode()

@@ -21,9 +21,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from labelling.test_smuggling import FORMS, INNER, read
 from private_rlhf.labelling.questions import make_question
 from private_rlhf.labelling.store import AnswerStore
-from test_smuggling import FORMS, INNER, read
 
 
 class Soak:

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 from accelerate.commands import launch
-from pipeline_runs import TINY, Workspace, read_json
 from private_rlhf import launcher
 from private_rlhf.cli import main
 from private_rlhf.core.errors import UserError
 from private_rlhf.launcher import Launcher
+from support.pipeline_runs import TINY, Workspace, read_json
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from families import FAMILIES, family_checkpoint
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.world import World
 from private_rlhf.lm.architectures import base_config, check_architecture
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import parse
 from private_rlhf.stages.declarations import preflight
+from support.families import FAMILIES, family_checkpoint
 
 TEXTS = ["the quick brown fox"]
 OTHER_MODULES = {"lora": {"target_modules": ["c_attn"]}}

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from families import FAMILIES, WINDOW, family_checkpoint
 from private_rlhf.lm.generate import Sampling, draw, noise_of, sample_responses
 from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer
 from private_rlhf.lm.saving import save_merged
 from private_rlhf.recipe import LoraSettings
+from support.families import FAMILIES, WINDOW, family_checkpoint
 
 TEXTS = ["the quick brown fox jumps over the lazy dog", "write one kind sentence about rivers"]
 PROMPTS = [[5, 9, 20, 31, 7] * 6, [8, 9, 7] * 3, [8, 9, 7, 8, 9, 7, 8, 9, 7, 4]]  # one is longer than a window

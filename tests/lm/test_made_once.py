@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pipeline_runs import Workspace, read_json, tree
 from private_rlhf.core.errors import RunStopped
 from private_rlhf.lm.made_once import JSON_FILES, TEMPLATE, WEIGHTS, is_whole, make_once
 from private_rlhf.lm.models import base_checkpoint
 from private_rlhf.recipe import ModelConfig
-from two_processes import run_two
+from support.pipeline_runs import Workspace, read_json, tree
+from support.two_processes import run_two
 
 
 def cut(path: Path) -> None:
@@ -83,7 +83,7 @@ def test_half_a_folder_is_not_published(tmp_path: Path) -> None:
 
 def test_two_processes_of_a_world_share_one_in_an_empty_cache(tmp_path: Path) -> None:
     """Five empty caches; at 13e2ce0 half of them were left without a config.json. An error reaches both processes."""
-    run_two("made_once_worker.py", tmp_path)
+    run_two("made_once_worker", tmp_path)
     for rank in (0, 1):
         assert json.loads((tmp_path / f"{rank}.json").read_text()) == [[True] * 5, "there is no wheel"]
     assert not (tmp_path / "never").exists()

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from pipeline_runs import Workspace
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.render import Renderer
 from private_rlhf.lm.models import (
@@ -22,6 +21,7 @@ from private_rlhf.lm.models import (
 from private_rlhf.lm.saving import merged_copy, write_checkpoint
 from private_rlhf.recipe import LoraSettings, ModelConfig
 from safetensors.torch import load_file, save_file
+from support.pipeline_runs import Workspace
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from families import family_checkpoint
-from pipeline_runs import tree
 from private_rlhf.core.errors import RunStopped
 from private_rlhf.lm import saving
 from private_rlhf.lm.kernels.products import speed_up_products
@@ -18,6 +16,8 @@ from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer
 from private_rlhf.lm.saving import merged_copy, save_merged, whole_copy, write_checkpoint
 from private_rlhf.recipe import LoraSettings
 from safetensors.torch import load_file
+from support.families import family_checkpoint
+from support.pipeline_runs import tree
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 IDS = torch.tensor([[5, 9, 200, 31, 7]])

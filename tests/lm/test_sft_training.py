@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from families import family_checkpoint
 from private_rlhf.lm import hf_trainer, sft_training
 from private_rlhf.lm.models import load_causal_lm, load_tokenizer
 from private_rlhf.lm.sft_training import RowSftTrainer
+from support.families import family_checkpoint
 from trl import SFTConfig, SFTTrainer
 
 ROWS = [([5, 6, 7], [8, 9, 2]), ([5, 6, 7], [8, 2]), ([5, 9], [11, 12, 13, 2]), ([20], [21, 2])]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-for folder in ("tests/audit", "tests", "."):
+for folder in ("tests", "."):
     sys.path.insert(0, str(ROOT / folder))
 
 from private_rlhf.audit.canaries import plant, read_truth, truth_path  # noqa: E402
@@ -29,7 +29,7 @@ from private_rlhf.audit.released import column_order, private_label, several_rel
 from private_rlhf.audit.suite import ATTACKS, run_attacks  # noqa: E402
 from private_rlhf.data.curate import Request, privatize_source  # noqa: E402
 from private_rlhf.privacy.keys import keygen  # noqa: E402
-from worlds import make_world  # noqa: E402
+from support.worlds import make_world  # noqa: E402
 
 COUNT = 200_000
 EPSILONS = (0.1, 0.5, 1.0, 2.0)

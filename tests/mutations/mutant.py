@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from package_links import link_package
+from support.package_links import link_package
 
 ROOT = Path(__file__).resolve().parents[2]
 TOPS = ("pipeline", "reward_models", "tests", "configs", "pyproject.toml")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from other_machines import move_to
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.raw_source import RawSource
 from private_rlhf.privacy.keys import keygen
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import load_recipe
+from support.other_machines import move_to
 
 TINY = Path(__file__).resolve().parents[2] / "configs" / "tiny.yaml"
 

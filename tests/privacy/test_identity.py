@@ -7,11 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from ledger_releases import events_of, release
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.user import user_folder
 from private_rlhf.privacy.keys import PrivacyKey, keygen, load_key
 from private_rlhf.privacy.ledger import Budget, Ledger
+from support.ledger_releases import events_of, release
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 ANN = events_of("ann", 3)

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kills import Work, contents, kill_everywhere
-from other_machines import move_to
 from private_rlhf.commands.label import export
 from private_rlhf.data.curate import Request, privatize_source
 from private_rlhf.data.layout import Options
@@ -23,6 +21,8 @@ from private_rlhf.privacy.keys import keygen, load_key
 from private_rlhf.privacy.ledger import Ledger
 from private_rlhf.privacy.local import DrawStore, LabelFilter
 from private_rlhf.privacy.records import record_id
+from support.kills import Work, contents, kill_everywhere
+from support.other_machines import move_to
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 COUNT = 8

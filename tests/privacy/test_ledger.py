@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ledger_releases import Event, events_of, merge, plan, release
 from private_rlhf.core.errors import UserError
 from private_rlhf.privacy.keys import PrivacyKey, insecure_seed_key, keygen, load_key
 from private_rlhf.privacy.ledger import Budget, Ledger, ReleasePlan
 from private_rlhf.privacy.person import person_epsilon
+from support.ledger_releases import Event, events_of, merge, plan, release
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 POOL = [*events_of("ann", 5), *events_of("bob", 3), *events_of("", 2)]

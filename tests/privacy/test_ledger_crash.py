@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ledger_releases import events_of, merge, plan, release
-from other_machines import move_to
 from private_rlhf.core.errors import UserError
 from private_rlhf.privacy.keys import PrivacyKey, keygen, load_key
 from private_rlhf.privacy.ledger import Budget, Ledger
+from support.ledger_releases import events_of, merge, plan, release
+from support.other_machines import move_to
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 SECOND = [event._replace(tag=b"\7" + event.tag[1:]) for event in events_of("ann", 3)]  # one partition: fewer steps

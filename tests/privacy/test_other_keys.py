@@ -71,7 +71,7 @@ def test_a_key_that_is_gone_counts_in_full(tmp_path: Path, keys: tuple[Path, Pat
 
 
 def test_a_release_of_another_key_meanwhile_is_noticed(tmp_path: Path, keys: tuple[Path, Path]) -> None:
-    from ledger_releases import events_of, merge, plan
+    from support.ledger_releases import events_of, merge, plan
 
     one, other = keys
     ledger, events = Ledger.open(load_key(other)), events_of("ann", 3)

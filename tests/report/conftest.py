@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from private_rlhf.core.rundir import RunDir
-from report_runs import MakeRun, write_run
+from support.report_runs import MakeRun, write_run
 
 
 @pytest.fixture

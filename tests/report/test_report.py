@@ -21,7 +21,7 @@ from private_rlhf.report.render import render_html, render_markdown
 from private_rlhf.report.status import privacy_status
 from private_rlhf.stages import report
 from private_rlhf.stages.context import StageContext
-from report_runs import MakeRun, write_run
+from support.report_runs import MakeRun, write_run
 
 STAGES = ("privatize", "sft", "reward", "ppo", "evaluate", "report")
 VOID = {"meta", "br", "hr", "img", "link", "input"}

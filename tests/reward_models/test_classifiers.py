@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from families import family_checkpoint
 from peft import LoraConfig, get_peft_model
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.reward_models import checkpoint
 from private_rlhf.reward_models.checkpoint import RewardMetadata, load_reward_checkpoint, save_reward_checkpoint
 from private_rlhf.reward_models.model import RewardModel, build_reward_backbone, merge_adapters, set_score_weight
 from safetensors.torch import load_file, save_file
+from support.families import family_checkpoint
 from transformers import AutoModelForCausalLM
 
 TEXTS = ["the quick brown fox jumps over the lazy dog", "write one kind sentence about rivers"]

@@ -12,7 +12,7 @@ from private_rlhf.reward_models.early_stopping import HeldOutRecord, HeldOutStop
 from private_rlhf.reward_models.losses import private_likelihood_loss
 from private_rlhf.reward_models.model import RewardModel
 from private_rlhf.reward_models.trainer import PrivateRewardTrainer
-from reward_trainers import make_rows, make_trainer
+from support.reward_trainers import make_rows, make_trainer
 from transformers import TrainerCallback
 
 

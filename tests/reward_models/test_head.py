@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from pipeline_runs import ROOT
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import load_recipe
 from private_rlhf.reward_models.fitted_bonus import head_bonus
 from private_rlhf.reward_models.head import PairFeatures, fit_head, refit_head
 from private_rlhf.reward_models.linear import LinearFit
+from support.pipeline_runs import ROOT
 
 DIM, PAIRS, TESTS = 128, 2430, 4000
 """As many pairs a component as the paper's recipe has: 38,800 for 2,048."""

@@ -18,7 +18,7 @@ from private_rlhf.reward_models.model import (
     score_layer,
     set_score_weight,
 )
-from reward_trainers import make_rows, make_trainer, step_losses
+from support.reward_trainers import make_rows, make_trainer, step_losses
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM
 
 LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], modules_to_save=["score"], task_type="SEQ_CLS")

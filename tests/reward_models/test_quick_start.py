@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from families import family_checkpoint
-from outside import imported, quick_start, run_outside
 from private_rlhf.core.noise import PUBLIC
 from private_rlhf.data.render import Renderer
 from private_rlhf.embedded.task import load_pairs
@@ -24,6 +22,8 @@ from private_rlhf.recipe.load import parse
 from private_rlhf.reward_models.checkpoint import RewardMetadata, save_reward_checkpoint
 from private_rlhf.reward_models.model import build_reward_backbone, score_layer, set_score_weight
 from private_rlhf.reward_models.quick_start import reward_text
+from support.families import family_checkpoint
+from support.outside import imported, quick_start, run_outside
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from trl.data_utils import apply_chat_template
 from trl.trainer.reward_trainer import _tokenize

@@ -10,8 +10,8 @@ import torch
 from private_rlhf.core.world import World
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.reward_models.model import build_reward_backbone
-from sharded_reward_worker import KINDS, learn
-from two_processes import run_two
+from support.sharded_reward_worker import KINDS, learn
+from support.two_processes import run_two
 
 TOLERANCE = 1e-4
 
@@ -21,7 +21,7 @@ def trained(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two processes left."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "checkpoint").write_text(str(checkpoint))
-    return run_two("sharded_reward_worker.py", folder)
+    return run_two("sharded_reward_worker", folder)
 
 
 @pytest.mark.parametrize("kind", KINDS)

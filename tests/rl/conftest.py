@@ -1,4 +1,4 @@
-"""The enumerable problem of tests/ppo_problem.py for every test here."""
+"""The enumerable problem of tests/support/ppo_problem.py for every test here."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from ppo_problem import Problem, make_problem
 from private_rlhf.rl.trainer import PpoTrainer
+from support.ppo_problem import Problem, make_problem
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from ppo_problem import Problem
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.render import prompt_key
 from private_rlhf.evaluation import samples
@@ -21,6 +20,7 @@ from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import parse
 from private_rlhf.reward_models.scorer import RewardScorer, Scores
 from private_rlhf.rl import trainer
+from support.ppo_problem import Problem
 
 TREE = {"name": "x", "evaluation_labels": "private", "model": {"source": "tiny"}, "privatize": {"epsilon": 1.0}}
 HOT = 2.5

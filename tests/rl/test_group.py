@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
-from ppo_problem import CAP, EOS, PAD, VOCABULARY, Problem, StubRenderer
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.world import World
 from private_rlhf.lm.generate import Sampling
@@ -19,6 +18,7 @@ from private_rlhf.recipe import GroupConfig, LoraSettings, PpoConfig, Recipe
 from private_rlhf.recipe.load import parse
 from private_rlhf.rl.group import TRAINERS, Task, history_of, prompt_dataset, trl_arguments
 from private_rlhf.stages.declarations import preflight
+from support.ppo_problem import CAP, EOS, PAD, VOCABULARY, Problem, StubRenderer
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import GenerationConfig, PreTrainedTokenizerFast, PrinterCallback

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from ppo_problem import Problem
 from private_rlhf.evaluation.samples import Sampler
 from private_rlhf.lm import generate
 from private_rlhf.lm.generate import Sampling
 from private_rlhf.recipe import LoraSettings
 from private_rlhf.reward_models.scorer import Scores
 from private_rlhf.rl.trainer import PpoTrainer
-from two_processes import run_two
+from support.ppo_problem import Problem
+from support.two_processes import run_two
 
 SETTINGS = {"rollouts": 16, "minibatch_size": 8, "ppo_epochs": 1, "learning_rate": 1e-2, "value_learning_rate": 1e-2}
 TOP = LoraSettings(rank=4, last_layers=1, target_modules=["q_proj", "down_proj"])
@@ -132,7 +132,7 @@ def test_the_evaluation_of_a_policy_that_is_pi_ref_says_0(problem: Any) -> None:
 @pytest.mark.slow
 def test_the_kl_is_0_at_first_on_two_processes(tmp_path: Path) -> None:
     """DDP and FSDP2 on gloo, LoRA and full fine-tuning; the second iteration says that something was learnt."""
-    folder = run_two("rl/numeric_context_worker.py", tmp_path)
+    folder = run_two("numeric_context_worker", tmp_path)
     for rank in (0, 1):
         said = json.loads((folder / f"kl-{rank}.json").read_text())
         assert said.keys() == {"ddp lora", "ddp full", "fsdp2 lora", "fsdp2 full"}

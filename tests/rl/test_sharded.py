@@ -11,8 +11,8 @@ import torch
 from private_rlhf.lm.models import load_causal_lm
 from private_rlhf.lm.saving import merged_copy
 from private_rlhf.rl import resume_state
-from sharded_ppo_worker import ITERATIONS, NARROW, SETTINGS, learn, with_references
-from two_processes import run_two
+from support.sharded_ppo_worker import ITERATIONS, NARROW, SETTINGS, learn, with_references
+from support.two_processes import run_two
 
 TOLERANCE = 1e-4
 
@@ -20,13 +20,13 @@ TOLERANCE = 1e-4
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two processes left that sampled."""
-    return run_two("rl/sharded_worker.py", tmp_path_factory.mktemp("sharded"))
+    return run_two("sharded_worker", tmp_path_factory.mktemp("sharded"))
 
 
 @pytest.fixture(scope="module")
 def learnt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two processes left that learnt by PPO."""
-    return run_two("sharded_ppo_worker.py", tmp_path_factory.mktemp("learnt"))
+    return run_two("sharded_ppo_worker", tmp_path_factory.mktemp("learnt"))
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import FAMILIES, family_checkpoint
-from pipeline_runs import Workspace, history, read_json
 from private_rlhf.embedded.task import load_demonstrations
+from support.families import FAMILIES, family_checkpoint
+from support.pipeline_runs import Workspace, history, read_json
 
 REFUSED = {"Falcon-H1", "Gemma-3 multimodal", "Mamba"}
 SMALL = (

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from other_machines import copy_key, move_to
-from outside import imported, quick_start, run_outside
-from pipeline_runs import STAGES, Workspace, read_json, stages_started, timeless, tree
 from private_rlhf.cli import main
 from private_rlhf.embedded import task
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import load_recipe
 from private_rlhf.reward_models.scorer import load_scorer
+from support.other_machines import copy_key, move_to
+from support.outside import imported, quick_start, run_outside
+from support.pipeline_runs import STAGES, Workspace, read_json, stages_started, timeless, tree
 from transformers import AutoTokenizer
 
 INTERVALS = ("generation_win_rate_truth", "generation_win_rate_rm", "likelihood_win_rate")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from evaluation.chat_endpoint import serving
-from pipeline_runs import Workspace, read_json
 from private_rlhf.cli import main
 from private_rlhf.evaluation.samples import Sampler
 from private_rlhf.lm.model_folders import weights_digest
+from support.pipeline_runs import Workspace, read_json
 
 KEY = "sk-not-to-be-found"
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from pipeline_runs import Workspace, read_json
 from private_rlhf.embedded import task
+from support.pipeline_runs import Workspace, read_json
 
 
 @pytest.mark.slow

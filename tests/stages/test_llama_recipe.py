@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pipeline_runs import ROOT, Workspace, read_json
+from support.pipeline_runs import ROOT, Workspace, read_json
 
 RECIPE = ROOT / "configs" / "hh_rlhf_llama3_1b.yaml"
 ONE_STEP = (

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline_runs import TINY, Workspace, read_json
 from private_rlhf import runner
 from private_rlhf.audit.twins import verify
 from private_rlhf.core.errors import RunWaits, UserError
@@ -22,7 +21,8 @@ from private_rlhf.online.earlier import earlier_run
 from private_rlhf.recipe import OnlineConfig, Recipe
 from private_rlhf.recipe.load import load_recipe, parse
 from private_rlhf.stages import online as stage
-from twin_recipes import run_all
+from support.pipeline_runs import TINY, Workspace, read_json
+from support.twin_recipes import run_all
 
 ONLINE = (
     "data.limit=null",

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from kills import Work, contents, kill_everywhere
-from pipeline_runs import TINY, Workspace
 from private_rlhf import runner
 from private_rlhf.core.documents import read_json
 from private_rlhf.core.rundir import RunDir
@@ -16,6 +14,8 @@ from private_rlhf.data.release import read_release
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import load_recipe
 from private_rlhf.stages import online  # noqa: F401  imported here, so that children need not
+from support.kills import Work, contents, kill_everywhere
+from support.pipeline_runs import TINY, Workspace
 
 ROUNDS = (
     *("data.limit=null", "evaluation_labels=private", "model.dtype=float32", "sft.max_steps=1", "online.rounds=2"),

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline_runs import ROOT, Workspace, read_json, tree
 from private_rlhf.cli import main
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import load_recipe
+from support.pipeline_runs import ROOT, Workspace, read_json, tree
 
 SMALL = (
     "model.too_long=drop",

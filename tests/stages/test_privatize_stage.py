@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plain_release import PrivateRecord, privatize_records
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World
@@ -25,6 +24,7 @@ from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import parse
 from private_rlhf.stages import count, privatize
 from private_rlhf.stages.context import StageContext
+from support.plain_release import PrivateRecord, privatize_records
 
 Row = dict[str, Any]
 EPSILON = 1.0

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from accelerate import Accelerator
-from pipeline_runs import Workspace, history, read_json, stages_started, trained, tree
 from private_rlhf.cli import main
 from private_rlhf.data.render import Renderer
 from private_rlhf.lm.models import load_causal_lm, load_tokenizer
 from private_rlhf.rl import export
 from safetensors.torch import load_file
+from support.pipeline_runs import Workspace, history, read_json, stages_started, trained, tree
 
 pytest.importorskip("bitsandbytes")
 

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from pipeline_runs import Workspace, history, read_json, stages_started, timeless, trained, tree
+from support.pipeline_runs import Workspace, history, read_json, stages_started, timeless, trained, tree
 
 PROMPTS = 10  # fewer than PPO draws, so that prompts come again after the resumption
 WEIGHTS = ("sft/model", "reward/model", "ppo/model")

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from pipeline_runs import Workspace, history, read_json
+from support.pipeline_runs import Workspace, history, read_json
 
 TOLERANCE = 1e-4
 REWARD = ("mode=lora", "ridge=1.0", "max_steps=6", "save_steps=3", "batch_size=8", "lora.rank=4")

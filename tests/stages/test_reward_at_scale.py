@@ -10,14 +10,14 @@ import torch
 from private_rlhf.core.world import World
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.reward_models.head import PairFeatures
-from reward_features_worker import DIM, SIZES, compute, fitted
-from two_processes import run_two
+from support.reward_features_worker import DIM, SIZES, compute, fitted
+from support.two_processes import run_two
 
 
 @pytest.fixture(scope="module")
 def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two processes left."""
-    return run_two("reward_features_worker.py", tmp_path_factory.mktemp("features"))
+    return run_two("reward_features_worker", tmp_path_factory.mktemp("features"))
 
 
 @pytest.fixture(scope="module")

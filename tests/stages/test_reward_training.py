@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from pipeline_runs import Workspace, read_json
+from support.pipeline_runs import Workspace, read_json
 
 ASKED = (
     "reward.mode=lora",

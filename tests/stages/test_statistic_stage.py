@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pipeline_runs import TINY, Workspace, read_json, tree
 from private_rlhf import runner
 from private_rlhf.audit import twins
 from private_rlhf.cli import main
@@ -34,6 +33,7 @@ from private_rlhf.stages import statistic as stage
 from private_rlhf.stages.context import StageContext
 from private_rlhf.stages.declarations import stage_of
 from scipy.stats import binom
+from support.pipeline_runs import TINY, Workspace, read_json, tree
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 BASIS = FeatureBasis(torch.eye(3, dtype=torch.float64))

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline_runs import Workspace
 from private_rlhf import runner
 from private_rlhf.audit.twins import TWINS, verify
 from private_rlhf.core.rundir import RunDir
-from twin_recipes import own_recipe, stages, verdict_of, write_pairs
+from support.pipeline_runs import Workspace
+from support.twin_recipes import own_recipe, stages, verdict_of, write_pairs
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 

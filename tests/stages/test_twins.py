@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pipeline_runs import ROOT, TINY, Workspace, tree
 from private_rlhf import runner
 from private_rlhf.audit.twins import TWINS, make_twins
 from private_rlhf.cli import main
@@ -22,7 +21,8 @@ from private_rlhf.data.curate import Bundle
 from private_rlhf.privacy.mechanism import PublicLabels
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import load_recipe
-from twin_recipes import OWN, SHORT, own_recipe, verdict_of, write_pairs
+from support.pipeline_runs import ROOT, TINY, Workspace, tree
+from support.twin_recipes import OWN, SHORT, own_recipe, verdict_of, write_pairs
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from pipeline_runs import Workspace, clean_environment, numbers, read_json
 from private_rlhf.core.row_files import read_rows
 from safetensors.torch import load_file
+from support.pipeline_runs import Workspace, clean_environment, numbers, read_json
 
 TOLERANCE = 1e-4
 LORA = ("reward.mode=lora", "reward.ridge=1.0", "reward.max_steps=6", "reward.batch_size=8", "reward.lora.rank=4")

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from pipeline_runs import ROOT
 from private_rlhf.data.inputs import make_renderer
 from private_rlhf.lm.likelihood import mean_logprobs
 from private_rlhf.lm.models import base_checkpoint, load_causal_lm, load_tokenizer
 from private_rlhf.recipe import LoraSettings, ModelConfig, Recipe
 from private_rlhf.recipe.load import load_recipe
 from private_rlhf_lab.benches.gibbs_distilled import BATCH, Draws, distil, table
+from support.pipeline_runs import ROOT
 
 
 def test_one_pass_makes_what_the_reward_prefers_likelier(tmp_path: Path) -> None:

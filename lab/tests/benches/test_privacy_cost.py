@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from pipeline_runs import ROOT
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.embedded import task
 from private_rlhf.recipe import Recipe
@@ -23,6 +22,7 @@ from private_rlhf_lab.benches.privacy_cost import (
     known_sizes,
     scored,
 )
+from support.pipeline_runs import ROOT
 
 DIM = 48
 

@@ -61,7 +61,7 @@ def test_a_machine_that_is_held_down_says_so() -> None:
 def _environment() -> dict[str, str]:
     import os
 
-    from pipeline_runs import clean_environment
+    from support.pipeline_runs import clean_environment
 
     return clean_environment() | {"PATH": os.environ["PATH"]}
 

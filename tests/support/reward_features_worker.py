@@ -1,6 +1,6 @@
 """One of two processes that fit the reward stage's head to features of many pairs: says what they took, and the fit.
 
-Usage: reward_features_worker.py FOLDER RANK
+Usage: reward_features_worker FOLDER RANK
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from pipeline_runs import ROOT
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.rows import Rows
@@ -23,7 +22,9 @@ from private_rlhf.reward_models.fitted_bonus import head_bonus
 from private_rlhf.reward_models.head import PairFeatures, fit_head, refit_head
 from private_rlhf.reward_models.pairs import pair_features
 from private_rlhf.stages.reward import held_out, split
-from two_processes import gloo_pair
+
+from support.pipeline_runs import ROOT
+from support.two_processes import gloo_pair
 
 SIZES = (2500, 5000)
 DIM = 576

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "configs" / "tiny.yaml"
 STAGES = ("privatize", "sft", "reward", "ppo", "evaluate", "report")
 TIMEOUT = 600  # seconds; a guard against a hang, far above what any of these runs takes
@@ -86,7 +86,7 @@ class Workspace:
 
     def signal_stage_when(self, path: Path, stage: str, run: Path, *overrides: str, processes: int) -> None:
         """Kills one stage under accelerate as soon as `path` exists."""
-        program = [str(ROOT / "tests" / "signalled.py"), str(path), str(int(signal.SIGKILL)), stage]
+        program = [str(ROOT / "tests" / "support" / "signalled.py"), str(path), str(int(signal.SIGKILL)), stage]
         done = self._launched(processes, program, self.options(run, *overrides))
         assert done.returncode != 0
         assert path.exists(), f"ended before the signal:\n{done.stderr[-3000:]}"
@@ -94,7 +94,7 @@ class Workspace:
     def signal_when(self, path: Path, run: Path, *overrides: str, number: int = signal.SIGKILL) -> int:
         """The exit code of `private-rlhf run` whose process group gets the signal as soon as `path` exists."""
         assert not path.exists()
-        command = [sys.executable, str(ROOT / "tests" / "signalled.py"), str(path), str(int(number))]
+        command = [sys.executable, str(ROOT / "tests" / "support" / "signalled.py"), str(path), str(int(number))]
         done = self.finish([*command, "run", *self.options(run, *overrides)])
         assert path.exists(), f"ended before the signal:\n{done.stderr[-3000:]}"
         return done.returncode

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Mapping
 
-from rooms import dotted
+from support.rooms import dotted
 
 Graph = dict[str, set[str]]
 

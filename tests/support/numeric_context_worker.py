@@ -1,7 +1,7 @@
 """One of two processes that learn by PPO under bf16 autocast, with whole and with split weights: says how far π is from
 π_ref in the first two iterations.
 
-Usage: numeric_context_worker.py FOLDER RANK
+Usage: numeric_context_worker FOLDER RANK
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from ppo_problem import make_problem
 from private_rlhf.core.world import World
 from private_rlhf.lm.distributed import make_accelerator
-from sharded_ppo_worker import SETTINGS, with_references
-from two_processes import FSDP, gloo_pair
+
+from support.ppo_problem import make_problem
+from support.sharded_ppo_worker import SETTINGS, with_references
+from support.two_processes import FSDP, gloo_pair
 
 
 def work(rank: int, lora: bool) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """One of two processes that share the weights of one small model: samples with them, saves them, and says what it saw.
 
-Usage: sharded_worker.py FOLDER RANK
+Usage: sharded_worker FOLDER RANK
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from private_rlhf.lm.generate import Sampling, sample_key, sample_responses, sharded
+from private_rlhf.lm.saving import write_checkpoint
+from private_rlhf.lm.tiny import tiny_config
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import LlamaForCausalLM
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from private_rlhf.lm.generate import Sampling, sample_key, sample_responses, sharded
-from private_rlhf.lm.saving import write_checkpoint
-from private_rlhf.lm.tiny import tiny_config
-from two_processes import gloo_pair
+from support.two_processes import gloo_pair
 
 PROMPTS = {0: [[3, 4], [5], [2, 6, 7, 3, 4], [7, 7, 7], [4, 2]], 1: [[6, 2]]}
 CAP = 20  # three strides; an end-of-turn is one token of eight, so that responses end in all of them

@@ -19,7 +19,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from leaky_coordinates import (
+from private_rlhf.privacy.keys import insecure_seed_key
+from private_rlhf.privacy.mechanism import RandomizedResponse
+from private_rlhf.privacy.records import RawPair
+
+from support.leaky_coordinates import (
     column_of_own_label,
     id_bit_is_the_label,
     kept_in_a_side_file,
@@ -27,11 +31,8 @@ from leaky_coordinates import (
     raw_evaluation,
     sorted_by_own_label,
 )
-from plain_release import release_pairs
-from private_rlhf.privacy.keys import insecure_seed_key
-from private_rlhf.privacy.mechanism import RandomizedResponse
-from private_rlhf.privacy.records import RawPair
-from worlds import COINS, World, bundle, flip, flips, keep_prob, sound, trl_rows, write_jsonl
+from support.plain_release import release_pairs
+from support.worlds import COINS, World, bundle, flip, flips, keep_prob, sound, trl_rows, write_jsonl
 
 # --- 1: column order --------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """What the trained stages of the tiny recipe report step by step: recorded once, compared at each test run.
 
-Record again, in a commit that says why the numbers moved:  python tests/golden/golden_trajectories.py
+Record again, in a commit that says why the numbers moved:  python tests/support/golden_trajectories.py
 
 bfloat16 is recorded and compared with oneDNN held down to AVX512-BF16: AMX adds products in another order, and six
 steps of DPO at a rate that moves the losses make a twentieth of a nat of that rounding.
@@ -16,9 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-RECORDED = HERE / "trajectories.json"
+ROOT = Path(__file__).resolve().parents[2]
+RECORDED = ROOT / "tests" / "golden" / "trajectories.json"
 LORA_REWARD = ("reward.mode=lora", "reward.ridge=1.0", "reward.max_steps=6", "reward.batch_size=8")
 DPO = ("aligner=dpo", "dpo.max_steps=6", "dpo.batch_size=8", "dpo.lora.rank=4", "dpo.kl_coef=2.0")
 FASTER = ("dpo.learning_rate=3.0e-3",)

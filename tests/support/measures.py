@@ -1,4 +1,4 @@
-"""Measures of the house, read from the syntax trees: `python tests/architecture/measures.py [CHECKOUT]`.
+"""Measures of the house, read from the syntax trees: `python tests/support/measures.py [CHECKOUT]`.
 
 Lines by room, functions that take the whole recipe or a stage's context, what `stages.ppo` loads, and the journey of
 `context` through calls from a stage's `run`: files, and returns (a call into a file that was left). The journey follows
@@ -14,8 +14,9 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-import rooms
-from rooms import Sources, closure, dotted, read_sources, room_of
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from support import rooms
+from support.rooms import Sources, closure, dotted, read_sources, room_of
 
 AUDIT = ("attacks", "audit")
 ROOT_FILES = {f"pipeline/{name}.py" for name in ("cli", "runner", "launcher", "repeat", "api", "__init__", "twins",

@@ -1,6 +1,6 @@
 """One of two processes that train a reward backbone with weights split by FSDP2: says what came out, and leaves it.
 
-Usage: sharded_reward_worker.py FOLDER RANK
+Usage: sharded_reward_worker FOLDER RANK
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import parse
 from private_rlhf.reward_models.model import build_reward_backbone
 from private_rlhf.reward_models.training import Pairs, train_backbone
-from two_processes import FSDP, gloo_pair
+
+from support.two_processes import FSDP, gloo_pair
 
 KINDS: dict[str, dict[str, Any]] = {
     "lora": {

@@ -1,6 +1,6 @@
 """One of two processes that learn by PPO with weights split by FSDP2: says what came out, saves it, and resumes.
 
-Usage: sharded_ppo_worker.py FOLDER RANK
+Usage: sharded_ppo_worker FOLDER RANK
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from ppo_problem import EOS, PAD, VOCABULARY, Problem, StubRenderer, make_problem
 from private_rlhf.core.world import World
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.generate import sharded
@@ -29,7 +28,9 @@ from private_rlhf.rl.nonfinite import NonFiniteError
 from private_rlhf.rl.trainer import PpoTrainer
 from torch.distributed.tensor import DTensor
 from transformers import LlamaForSequenceClassification
-from two_processes import FSDP, gloo_pair
+
+from support.ppo_problem import EOS, PAD, VOCABULARY, Problem, StubRenderer, make_problem
+from support.two_processes import FSDP, gloo_pair
 
 # One process has two responses of each minibatch in two micro-batches, the other has one.
 SETTINGS = {

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from pipeline_runs import ROOT, TIMEOUT, clean_environment
 from private_rlhf.core.world import World
+
+from support.pipeline_runs import ROOT, TIMEOUT, clean_environment
 
 FSDP = {
     "ACCELERATE_USE_FSDP": "true",
@@ -22,9 +23,11 @@ FSDP = {
 
 def run_two(worker: str, folder: Path) -> Path:
     """Runs two processes of a worker, which leave what they say in `folder`."""
-    commands = [[sys.executable, str(ROOT / "tests" / worker), str(folder), str(rank)] for rank in (0, 1)]
+    commands = [[sys.executable, "-m", f"support.{worker}", str(folder), str(rank)] for rank in (0, 1)]
+    environment = clean_environment()
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests"), environment["PYTHONPATH"]])
     processes = [
-        subprocess.Popen(command, env=clean_environment(), stderr=subprocess.PIPE, text=True) for command in commands
+        subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for command in commands
     ]
     try:
         errors = [process.communicate(timeout=TIMEOUT)[1] for process in processes]

@@ -1,7 +1,7 @@
 """Which room imports which, read from the syntax trees; nothing is imported.
 
 A room is a folder of `pipeline/`, `reward_models/`, or `private_rlhf` for the files that stand directly in `pipeline/`.
-`python tests/architecture/rooms.py [CHECKOUT]` prints what is between the rooms of a checkout.
+`python tests/support/rooms.py [CHECKOUT]` prints what is between the rooms of a checkout.
 """
 
 from __future__ import annotations

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline_runs import TINY, Workspace
 from private_rlhf import runner
 from private_rlhf.audit.twins import Verdict, verify
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import load_recipe
+
+from support.pipeline_runs import TINY, Workspace
 
 OWN = ("data.public_labels=false", "evaluation_labels=private", "data.demonstrations=release",
        "data.prompts=release", "data.evaluation_prompts=evaluation", "model.dtype=float32")  # fmt: skip

@@ -10,7 +10,8 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.lm.made_once import is_whole, make_once
 from private_rlhf.lm.models import base_checkpoint
 from private_rlhf.recipe import ModelConfig
-from two_processes import gloo_pair
+
+from support.two_processes import gloo_pair
 
 
 def refuse(folder: Path) -> None:

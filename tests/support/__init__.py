@@ -1,0 +1,1 @@
+"""What the tests share: runs, recipes, worlds, workers and files to read."""
