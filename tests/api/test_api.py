@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ from private_rlhf.data.render import Prompt
 from private_rlhf.lm.tiny import tiny_checkpoint
 from private_rlhf.privacy.keys import PrivacyKey
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+ROOT = Path(__file__).resolve().parents[2]
 
 SIGNATURES = {
     "privatize": ["labels", "epsilon", "key", "ids"],
@@ -121,15 +124,35 @@ def test_gibbs_weights_are_numbers() -> None:
     assert gibbs_weights(np.zeros(4), 1.0).tolist() == [0.25] * 4
 
 
-def test_the_page_runs(tmp_path: Path) -> None:
-    """Run every block of docs/reference/python.md in one process. Fresh noise: a false alarm has probability < 1e-6."""
-    page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+def run_page(folder: Path, *packages: Path) -> str:
+    """Run every block of docs/reference/python.md in one process; give the file that `private_rlhf` came from."""
+    page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
     blocks = [block.split("\n```")[0] for block in page.split("```python\n")[1:]]
     assert len(blocks) == 3
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
-    done = subprocess.run([sys.executable, "-c", "\n".join(blocks)], cwd=tmp_path, env=environment,
+    program = "\n".join([*blocks, "import private_rlhf", "print(private_rlhf.__file__)"])
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1",
+                   "PYTHONPATH": os.pathsep.join(map(str, packages))}  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, env=environment,
                           capture_output=True, text=True, timeout=300, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()[-1]
+
+
+def test_the_page_runs_from_a_wheel_beside_files_of_the_same_names(tmp_path: Path) -> None:
+    """The folder has its own `pipeline.py` and `reward_models.py`. Fresh noise: a false alarm in < 1e-6 of runs."""
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        (tmp_path / "source").mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / "source" / name)
+    for name in ("pipeline", "reward_models"):
+        shutil.copytree(ROOT / name, tmp_path / "source" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    options = ["-qq", "--no-deps", "--no-build-isolation", "--target", str(tmp_path / "packages")]
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", *options]
+    subprocess.run([*command, str(tmp_path / "source")], check=True, capture_output=True)
+    folder = tmp_path / "project"
+    folder.mkdir()
+    for name in ("pipeline.py", "reward_models.py"):
+        (folder / name).write_text("raise SystemExit('the file of the user was imported')\n")
+    assert run_page(folder, tmp_path / "packages").startswith(str(tmp_path / "packages"))
 
 
 @pytest.mark.parametrize("how", ["adapter", "all weights", "an adapter of the user's"])
