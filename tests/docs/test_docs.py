@@ -171,3 +171,19 @@ def test_the_site_builds_strictly(tmp_path: Path) -> None:
     for page in (tmp_path / "site").rglob("*.html"):
         text = page.read_text(encoding="utf-8")
         assert not re.findall(r'src="(?:https?:)?//|<link[^>]*href="(?:https?:)?//', text), page
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "results").glob("*.md")), ids=lambda page: page.name)
+def test_a_results_page_has_short_tables(page: Path) -> None:
+    """At most eight rows each, two tables a page; longer ones are data files beside it, which the page links to."""
+    tables = re.findall(r"^(?:\|.*\n)+", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert len(tables) <= 2
+    assert all(len(each.splitlines()) - 2 <= 8 for each in tables)
+
+
+def test_every_data_file_is_linked() -> None:
+    folder = ROOT / "docs" / "results"
+    pages = "".join(page.read_text(encoding="utf-8") for page in folder.glob("*.md"))
+    files = [*folder.glob("data/*.csv"), *folder.glob("validation/*.csv")]
+    assert files
+    assert not [path.name for path in files if str(path.relative_to(folder)) not in pages]

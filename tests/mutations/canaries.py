@@ -10,6 +10,8 @@ afterwards. Every key is released at the four ε in an order of its own.
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import json
 import random
 import resource
@@ -36,6 +38,7 @@ EPSILONS = (0.1, 0.5, 1.0, 2.0)
 KEYS = (1, 2, 3)
 RESULTS = ROOT / "tests" / "mutations" / "canaries.jsonl"
 PAGE = ROOT / "docs" / "results" / "attacks.md"
+TABLE = PAGE.parent / "data" / "attacks.csv"
 ALL = "all four"
 ON_LABELS = (private_label, column_order, several_releases)
 
@@ -83,37 +86,53 @@ def read_results() -> list[dict[str, Any]]:
 
 
 def page(rows: Sequence[dict[str, Any]]) -> str:
-    """The table as Markdown."""
+    """The finding, and the worst of the keys at each ε, as Markdown."""
     events, keys = rows[0]["events"], len({row["key"] for row in rows})
-    chance = len(rows) * FAMILY_WISE
+    leaks = sum(row["leak"] for row in rows)
     lines = [
         "# Attacks on 200,000 canaries",
         "",
-        f"{events:,} pairs whose labels are fair coins, released at four ε under each of {keys} keys. Each release is",
-        "attacked with everything that `private-rlhf attack` knows; the four of a key together with the attacks on the",
-        "labels. Made by `python tests/mutations/canaries.py --work FOLDER`.",
+        f"**{leaks or 'None'} of {len(rows)} attacked sets of releases leaks beyond the ε that it states.** A sound",
+        f"program fails one of them with probability {len(rows) * FAMILY_WISE:.1%} at most.",
         "",
-        "- **bound**: the largest ε that any attack proves (99.9 % confidence, over all guesses of the row together);",
-        "  a sound release stays below the ε that it states, four of one key below the largest of theirs;",
-        "- **worst attack**: the guess with the smallest p-value, before and after Holm's correction;",
-        "- **found**: a guess that is right this much oftener than α would have been accused 9 times in 10.",
-        "",
-        f"A sound program fails one of these {len(rows)} rows with probability {chance:.1%} at most.",
-        "",
-        "| key | ε | bound | α | guesses | worst attack | its rate (n) | p | Holm | found | verdict |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| ε | bound | guesses | smallest p | after Holm | would have been found |",
+        "|---|---|---|---|---|---|",
     ]
-    for row in rows:
-        worst = row["worst"]
-        rate = f"{worst['rate']:.4f} ({worst['n']:,})"
-        verdict = "LEAK" if row["leak"] else "no leak found"
-        cells = (row["key"], row["epsilon"], f"{row['epsilon_lower_bound']:.3f}", f"{row['alpha']:.4f}",
-                 row["guesses"], worst["attack"], rate, f"{worst['p']:.2g}", f"{worst['p_adjusted']:.2g}",
-                 f"{row['excess_found']:.4f}", verdict)  # fmt: skip
+    for epsilon in dict.fromkeys(row["epsilon"] for row in rows):
+        group = [row for row in rows if row["epsilon"] == epsilon]
+        cells = (epsilon, f"{max(row['epsilon_lower_bound'] for row in group):.3f}",
+                 max(row["guesses"] for row in group), f"{min(row['worst']['p'] for row in group):.2g}",
+                 f"{min(row['worst']['p_adjusted'] for row in group):.2g}",
+                 f"{max(row['excess_found'] for row in group):.4f}")  # fmt: skip
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     seconds, memory = max(row["seconds"] for row in rows), max(row["peak_gb"] for row in rows)
-    lines += ["", f"The slowest row took {seconds} s, the largest {memory:g} GB."]
-    return "\n".join(lines) + "\n"
+    return "\n".join([
+        *lines, "",
+        f"The worst of {keys} keys. *Bound*: the largest ε that any attack proves (99.9 % confidence, over all guesses of",
+        "the release together); a sound release stays below the ε that it states, and four of one key below the largest",
+        "of theirs. *Would have been found*: a guess that is right this much more often than chance would have been",
+        "reported 9 times in 10.",
+        "",
+        f"{events:,} pairs whose labels are fair coins are released at four ε under each key, and attacked with everything",
+        "that `private-rlhf attack` knows; the four of a key together with the attacks on the labels. The slowest set took",
+        f"{seconds} s, the largest {memory:g} GB. [Every key and ε, with the worst attack](data/attacks.csv).",
+        "",
+        "Made by `python tests/mutations/canaries.py --work FOLDER`.",
+    ]) + "\n"  # fmt: skip
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Every key and ε as CSV."""
+    text = io.StringIO()
+    cells = csv.writer(text, lineterminator="\n")
+    cells.writerow(["key", "ε", "bound", "α", "guesses", "worst attack", "its rate", "n", "p", "after Holm", "found",
+                    "leak"])  # fmt: skip
+    for row in rows:
+        worst = row["worst"]
+        cells.writerow([row["key"], row["epsilon"], row["epsilon_lower_bound"], row["alpha"], row["guesses"],
+                        worst["attack"], worst["rate"], worst["n"], worst["p"], worst["p_adjusted"],
+                        row["excess_found"], row["leak"]])  # fmt: skip
+    return text.getvalue()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -140,6 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 RESULTS.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     PAGE.parent.mkdir(exist_ok=True)
     PAGE.write_text(page(rows), "utf-8")
+    TABLE.write_text(table(rows), "utf-8")
     return int(any(row["leak"] for row in rows))
 
 

@@ -8,7 +8,9 @@ python tests/mutations/matrix.py --write                      the page alone, fr
 from __future__ import annotations
 
 import argparse
+import csv
 import hashlib
+import io
 import json
 import re
 import sys
@@ -29,9 +31,17 @@ from mutations.mutant import ROOT, Mutant, plant, run_in
 MUTANTS: tuple[Mutant, ...] = (*ORDER, *LAW, *BESIDE, *CONTAINERS, *RUNS)
 RESULTS = ROOT / "tests" / "mutations" / "results.jsonl"
 PAGE = ROOT / "docs" / "results" / "mutations.md"
+TABLE = PAGE.parent / "data" / "mutations.csv"
 ARCHITECTURE = ("tests/architecture/test_label_reach.py", "tests/architecture/test_raw_labels.py")
 VERIFY = "verify-release"
 DETECTORS = ("attack", "twins", VERIFY, "tests", "architecture")
+WHAT = {
+    "attack": "`private-rlhf attack` on planted canaries, or the audit of what a mechanism answers",
+    "twins": "`private-rlhf verify-run`, two runs on coin labels that differ wherever the released bits allow",
+    VERIFY: "`private-rlhf verify-release --as-published` of the sound program refuses the release",
+    "tests": "the named tests of the default suite fail",
+    "architecture": "tests that read from the sources who can reach a label fail",
+}
 DEFAULT = ("tests", "architecture")  # checks of the default suite
 SOUND = "the program as it is"
 
@@ -124,58 +134,52 @@ def read_results(path: Path = RESULTS) -> dict[str, dict[str, Any]]:
 
 
 def write_page(results: dict[str, dict[str, Any]]) -> None:
-    """The matrix as Markdown."""
-    PAGE.parent.mkdir(exist_ok=True)
+    """Write the page, and the matrix beside it."""
+    TABLE.parent.mkdir(exist_ok=True, parents=True)
     PAGE.write_text(page(results), encoding="utf-8")
+    TABLE.write_text(table(results), encoding="utf-8")
 
 
 def page(results: dict[str, dict[str, Any]]) -> str:
-    """The text of the page."""
-    lines = [
+    """The finding, and each detector's share, as Markdown."""
+    rows = [results[mutant.name]["caught"] for mutant in MUTANTS]
+    return "\n".join([
         "# Planted leaks and what finds them",
         "",
-        f"{len(MUTANTS)} leaks, each planted into a copy of the program (`tests/mutations/`) and shown to four",
-        "detectors.",
-        "Made by `python tests/mutations/matrix.py`; `pytest -m slow tests/mutations` runs it all again.",
+        f"**Each of {len(MUTANTS)} planted leaks is caught by two detectors or more.** One of the two (tests or",
+        "architecture) is part of the default suite. The program as it is trips none of them.",
         "",
-        "- **attack**: `private-rlhf attack` on planted canaries, or the audit of what a mechanism answers, at the",
-        "  numbers and ε that `tests/mutations/detect.py` states;",
-        "- **twins**: `private-rlhf verify-run`, two runs on coin labels that differ wherever the released bits allow;",
-        "- **verify-release**: `private-rlhf verify-release --as-published` of the sound program refuses the release;",
-        "- **tests**: the named tests of the default suite fail;",
-        "- **architecture**: the tests that read from the sources who can reach a label fail.",
+        "| detector | what it is | caught, of those where it applies |",
+        "|---|---|---|",
+        *(f"| {name} | {WHAT[name]} | {_share([row[name] for row in rows])} |" for name in DETECTORS),
         "",
-        "Every leak is caught by two detectors or more, one of them (tests or architecture) part of `make test`.",
-        "A dash: the detector does not apply. Twins say nothing of a mechanism that is wrong in both of them in the",
-        "same way, nor of noisy counts, local mode, and releases of labels that were corrected or renamed.",
+        "- Twins say nothing of a mechanism that is wrong in both of them in the same way, nor of noisy counts, local",
+        "  mode, and releases of labels that were corrected or renamed.",
+        "- Attacks see what is released, and not what lies beside it.",
         "",
-        "| leak | what is planted | attack | twins | verify-release | tests | architecture |",
-        "|---|---|---|---|---|---|---|",
-    ]
+        "Each leak is planted into a copy of the program (`tests/mutations/`). [Every leak, which detectors caught it,",
+        "and what they printed](data/mutations.csv). Made by `python tests/mutations/matrix.py`;",
+        "`pytest -m slow tests/mutations` runs it all again.",
+    ]) + "\n"  # fmt: skip
+
+
+def table(results: dict[str, dict[str, Any]]) -> str:
+    """The matrix as CSV: for each leak, what is planted, the detectors' verdicts, and what they printed."""
     words = {True: "caught", False: "missed", None: "–"}
-    for mutant in MUTANTS:
-        caught = results[mutant.name]["caught"]
-        lines.append(" | ".join([f"| {mutant.name}", mutant.said, *(words[caught[name]] for name in DETECTORS)]) + " |")
-    caught = results[SOUND]["caught"]
-    lines.append(" | ".join([f"| {SOUND}", "nothing", *(words[caught[name]] for name in DETECTORS)]) + " |")
-    totals = [_share([results[mutant.name]["caught"][name] for mutant in MUTANTS]) for name in DETECTORS]
-    lines += [" | ".join(["| caught, of those where it applies", "", *totals]) + " |", "", "## What was said", ""]
-    lines += ["| leak | attack | twins | verify-release | test that failed first |", "|---|---|---|---|---|"]
-    for mutant in MUTANTS:
-        said = results[mutant.name]["said"]
-        cells = [_cell(said.get(name, "–")) for name in ("attack", "twins", VERIFY)]
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(["leak", "what is planted", *DETECTORS, "attack printed", "twins printed", f"{VERIFY} printed",
+                   "test that failed first"])  # fmt: skip
+    for name, planted in [*((mutant.name, mutant.said) for mutant in MUTANTS), (SOUND, "nothing")]:
+        said = results[name]["said"]
         first = said.get("tests") or said.get("architecture") or "–"
-        lines.append(" | ".join([f"| {mutant.name}", *cells, f"`{first.split('[')[0]}`"]) + " |")
-    return "\n".join(lines) + "\n"
+        printed = [*(said.get(each, "–") for each in ("attack", "twins", VERIFY)), first.split("[")[0]]
+        rows.writerow([name, planted, *(words[results[name]["caught"][each]] for each in DETECTORS), *printed])
+    return text.getvalue()
 
 
 def _share(found: Sequence[bool | None]) -> str:
     return f"{sum(map(bool, found))} of {sum(one is not None for one in found)}"
-
-
-def _cell(text: str) -> str:
-    short = text if len(text) <= 160 else text[:157] + "…"
-    return short.replace("|", "\\|").replace("<", "&lt;")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

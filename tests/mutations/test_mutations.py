@@ -44,6 +44,7 @@ def test_the_published_matrix_is_of_these_mutants_and_every_one_is_caught_twice(
     assert [name for name in BY_NAME if not matrix.enough(results[name]["caught"])] == []
     assert not any(results[SOUND]["caught"].values())
     assert matrix.PAGE.read_text(encoding="utf-8") == matrix.page(results)
+    assert matrix.TABLE.read_text(encoding="utf-8") == matrix.table(results)
 
 
 def test_two_detectors_of_which_one_runs_by_default_are_enough() -> None:

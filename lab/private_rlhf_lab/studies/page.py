@@ -1,7 +1,9 @@
-"""One Markdown page of all full results with their figures."""
+"""One Markdown page of all full results, with their figures and a CSV file of claims for each study beside it."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import shutil
 from collections import Counter
@@ -24,19 +26,20 @@ TITLES = {
 
 
 def write(results: Path, page: Path) -> None:
-    """Writes `page` from RESULTS/NAME of each study, and its figures to a folder of the page's name beside it.
+    """Write `page` from RESULTS/NAME of each study, and figures and claims to a folder of the page's name beside it.
 
     UserError if no full result lies there.
     """
-    found = {name: _claims(results / name) for name in TITLES if (results / name / "claims.json").is_file()}
-    if not found:
+    claims = {name: _claims(results / name) for name in TITLES if (results / name / "claims.json").is_file()}
+    if not claims:
         raise UserError(f"no results of a full run in {results}")
-    figures = page.with_suffix("")
-    with atomic.new_folder(figures) as new:
-        for name in found:
+    folder = page.with_suffix("")
+    with atomic.new_folder(folder) as new:
+        for name, each in claims.items():
+            (new / f"{name}.csv").write_text(_table(each), encoding="utf-8")
             for drawing in sorted((results / name).glob("*.png")):
                 shutil.copyfile(drawing, new / f"{name}-{drawing.name}")
-    parts = [_opening(found), *(_section(name, claims, results / name, figures.name) for name, claims in found.items())]
+    parts = [_opening(claims), *(_section(name, each, results / name, folder.name) for name, each in claims.items())]
     atomic.write_text(page, "\n".join(parts))
 
 
@@ -49,48 +52,50 @@ def _numbers(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, **pair, "measured": float(row["measured"])}
 
 
-def _row(*cells: str) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+def _table(claims: Sequence[Claim]) -> str:
+    """CSV with a row for each claim."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(["claim", "kind", "source", "the paper, or criterion", "measured", "verdict"])
+    rows.writerows([each.claim, each.kind, each.source, each.paper or each.criterion, figure_of(each), each.verdict]
+                   for each in claims)  # fmt: skip
+    return text.getvalue()
 
 
-def _opening(found: Mapping[str, Sequence[Claim]]) -> str:
-    every = [claim for claims in found.values() for claim in claims]
-    rows = [
-        _row(kind, *(str(number[verdict]) for verdict in get_args(Verdict)))
-        for kind in get_args(Kind)
-        if (number := Counter(claim.verdict for claim in every if claim.kind == kind))
-    ]
-    refuted = [claim for claim in every if claim.kind == "statement" and claim.verdict == "refuted"]
-    listed = [
-        _row(claim.claim, claim.source, claim.paper or claim.criterion, figure_of(claim)) for claim in refuted
-    ]
+def _opening(claims: Mapping[str, Sequence[Claim]]) -> str:
+    every = [claim for each in claims.values() for claim in each]
+    number = Counter((claim.kind, claim.verdict) for claim in every)
+    kinds = [kind for kind in get_args(Kind) if any((kind, verdict) in number for verdict in get_args(Verdict))]
+    rows = [f"| {kind} | " + " | ".join(str(number[kind, verdict]) for verdict in get_args(Verdict)) + " |"
+            for kind in kinds]  # fmt: skip
+    statements = sum(number["statement", verdict] for verdict in get_args(Verdict))
+    corrected = sum(number["corrected", verdict] for verdict in get_args(Verdict))
     return "\n".join([
         "# What the papers claim, and what we measured", "",
-        f"Written by `{COMMAND} all --page docs/results/validation.md`; edit the studies, not this page.",
+        f"**{number['statement', 'holds']} of the papers' {statements} statements hold, "
+        f"{number['statement', 'refuted']}"
+        f" are refuted; {number['corrected', 'holds']} of {corrected} corrected ones hold.**",
         "Every claim is a number with a criterion; the verdict follows from both. A random number carries an interval;",
         "the one shown decides, and is wide enough for all claims of its study together (Bonferroni, 95 %).", "",
         "| whose sentence | holds | refuted | undecided |", "|---|---|---|---|", *rows, "",
         "*statement*: the paper's. *reading*: one way to read it. *assumption*: what its theorem needs.",
         "*critique*: an error the paper found in others (refuted: the paper is right). *corrected*: the statement as",
         "repaired here. *ours*: of this project. *control*: a known result, to test the experiment.", "",
-        "## Statements of the papers that are refuted", "",
-        "| statement | source | the paper, or criterion | measured |", "|---|---|---|---|", *listed, "",
+        f"Written by `{COMMAND} all --page docs/results/validation.md`; edit the studies, not this page.", "",
     ])  # fmt: skip
 
 
-def _section(name: str, claims: Sequence[Claim], folder: Path, figures: str) -> str:
+def _section(name: str, claims: Sequence[Claim], folder: Path, beside: str) -> str:
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    rows = [
-        _row(claim.claim, f"{claim.kind}: {claim.source}", claim.paper or claim.criterion, figure_of(claim),
-             claim.verdict)
-        for claim in claims
-    ]
-    drawings = [f"![{each.stem}]({figures}/{name}-{each.name})" for each in sorted(folder.glob("*.png"))]
+    refuted = [claim for claim in claims if claim.kind == "statement" and claim.verdict == "refuted"]
+    listed = [f"- {claim.claim} ({claim.source}): {figure_of(claim)}; {claim.paper or claim.criterion}"
+              for claim in refuted]  # fmt: skip
+    drawings = [f"![{each.stem}]({beside}/{name}-{each.name})" for each in sorted(folder.glob("*.png"))]
     return "\n".join([
         f"## {TITLES[name]}", "",
-        f"`{COMMAND} {name}`, {run['date']}, {run['seconds']:.0f} s: {len(claims)} claims, "
-        f"{counted(claims)}.",
-        "", *drawings, "", "<details><summary>All claims</summary>", "",
-        "| claim | kind: source | the paper, or criterion | measured | verdict |", "|---|---|---|---|---|", *rows, "",
-        "</details>", "",
+        f"{len(claims)} claims, {counted(claims)}: [all of them]({beside}/{name}.csv).", "",
+        *(["Statements of the paper that are refuted, each with what was measured and what it claims:", "", *listed, ""]
+          if listed else []),
+        *drawings, "",
+        f"`{COMMAND} {name}`, {run['date']}, {run['seconds']:.0f} s.", "",
     ])  # fmt: skip

@@ -25,7 +25,10 @@ def test_the_page_shows_full_results_alone(tmp_path: Path, capsys: pytest.Captur
     )  # fmt: skip
     page.write(_written(example, tmp_path / "full"), tmp_path / "page.md")
     text = (tmp_path / "page.md").read_text()
-    assert "| a \\| b | statement: POKL 1 | 1 | inf | refuted |" in text
+    assert "- a | b (POKL 1): inf; 1" in text
+    rows = (tmp_path / "page" / "online.csv").read_text().splitlines()
+    assert rows[1] == "a | b,statement,POKL 1,1,inf,refuted"
+    assert len(rows) == 3
     assert "![line](page/online-line.png)" in text
     assert (tmp_path / "page" / "online-line.png").is_file()
     assert main(["online", "--quick", "--page", str(tmp_path / "page.md")]) == 2

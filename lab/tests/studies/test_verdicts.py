@@ -46,6 +46,7 @@ def test_the_published_table_is_of_these_errors_and_they_are_caught() -> None:
     assert len(missed) <= 0.05 * len(real)
     assert tuple(missed) == verdicts.UNSEEN
     assert verdicts.PAGE.read_text(encoding="utf-8") == verdicts.page(results)
+    assert verdicts.TABLE.read_text(encoding="utf-8") == verdicts.table(results)
 
 
 def test_a_row_is_of_its_error_and_of_the_sources_of_its_study(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

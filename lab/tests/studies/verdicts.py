@@ -7,7 +7,9 @@ python lab/tests/studies/verdicts.py [PART …]    prints a line an error; resum
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
 import math
 import sys
@@ -25,6 +27,7 @@ from mutations.mutant import Mutant, plant, run_in  # noqa: E402
 
 RESULTS = Path(__file__).with_suffix(".jsonl")
 PAGE = ROOT / "docs" / "results" / "verdicts.md"
+TABLE = PAGE.parent / "data" / "verdicts.csv"
 WITHIN_SLACK = ("O11",)  # no error: a bound that is far from tight may be that much larger
 UNSEEN: tuple[str, ...] = ()
 _PROGRAM = (
@@ -87,34 +90,49 @@ def read_results() -> dict[str, Row]:
 
 
 def page(results: Mapping[str, Row]) -> str:
-    """Text of the page."""
-    errors = [(part, each) for part in PARTS for each in part.errors]
-    caught = {each.name: flipped(results[each.name], results[name_of(None, part)]) for part, each in errors}
-    real = [each.name for _, each in errors if each.name not in WITHIN_SLACK]
-    lines = [
+    """The finding, and the errors of each study that are caught, as Markdown."""
+    caught = {each.name: bool(flipped(results[each.name], results[name_of(None, part)]))
+              for part in PARTS for each in part.errors}  # fmt: skip
+    studies: dict[str, list[str]] = {}
+    for part in PARTS:
+        studies.setdefault(part.name.split(",")[0], []).extend(
+            each.name for each in part.errors if each.name not in WITHIN_SLACK
+        )
+    real = [name for names in studies.values() for name in names]
+    return "\n".join([
         "# Errors planted into accountants and experiments",
         "",
-        f"{len(errors)} errors, each planted into a copy of the program. Then the claims of the study that it concerns",
-        "are decided anew, as `python -m private_rlhf_lab.studies STUDY --quick` does. An error is caught if a claim",
-        "is refuted that is not refuted without it. Unit tests are not counted. Made by",
-        "`python lab/tests/studies/verdicts.py`, which resumes:",
-        "it measures anew the rows of studies whose sources have changed since the date of the row. *: measured before",
-        "rows named their sources, and so due again.",
+        f"**The studies' own claims catch {sum(caught[name] for name in real)} of {len(real)} planted errors.** "
+        f"{', '.join(WITHIN_SLACK)} is not an error: the bound has that"
+        f"{chr(10)}much slack." + (f" Unseen: {', '.join(UNSEEN)}." if UNSEEN else ""),
         "",
-        f"Caught: {sum(bool(caught[name]) for name in real)} of {len(real)}; {', '.join(WITHIN_SLACK)} is no error, as"
-        " the bound has that much slack." + (f" Unseen: {', '.join(UNSEEN)}." if UNSEEN else ""),
+        "| study | errors planted | caught |",
+        "|---|---|---|",
+        *(f"| {name} | {len(names)} | {sum(caught[each] for each in names)} |" for name, names in studies.items()),
         "",
-        "| error | what is planted | claims | date | newly refuted | the first of them: measured |",
-        "|---|---|---|---|---|---|",
-    ]
-    for part, each in errors:
-        found = caught[each.name]
-        first = next((f"{claim}: {_short(measured)}" for claim, measured in found.items()), "–")
-        crash = results[each.name].get("crash")
-        date = results[each.name]["date"] + ("" if results[each.name]["sources"] else "*")
-        cells = [each.name, each.said, part.name, date, str(len(found)), f"crash: {crash}" if crash else first]
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines) + "\n"
+        "Each error is planted into a copy of the program. Then the claims of the study that it concerns are decided",
+        "anew, as `python -m private_rlhf_lab.studies STUDY --quick` does. An error is caught if a claim is refuted that",
+        "is not refuted without it. Unit tests are not counted. [Every error, and the claims that it refutes](data/verdicts.csv).",
+        "",
+        "Made by `python lab/tests/studies/verdicts.py`, which resumes: it measures again the rows of studies whose sources",
+        "have changed since the date of the row.",
+    ]) + "\n"  # fmt: skip
+
+
+def table(results: Mapping[str, Row]) -> str:
+    """A row for each error as CSV. A star at the date: measured before rows named their sources, and so due again."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(["error", "what is planted", "claims", "date", "newly refuted", "the first of them: measured"])
+    for part in PARTS:
+        for each in part.errors:
+            row = results[each.name]
+            refuted = flipped(row, results[name_of(None, part)])
+            first = next((f"{claim}: {_short(measured)}" for claim, measured in refuted.items()), "–")
+            crash = row.get("crash")
+            rows.writerow([each.name, each.said, part.name, row["date"] + ("" if row["sources"] else "*"), len(refuted),
+                           f"crash: {crash}" if crash else first])  # fmt: skip
+    return text.getvalue()
 
 
 def _today() -> str:
@@ -146,6 +164,7 @@ def main(chosen: Sequence[str]) -> int:
             print(f"{name:8} {len(found):3} newly refuted", said, flush=True)
     if set(order) <= results.keys():
         PAGE.write_text(page(results), encoding="utf-8")
+        TABLE.write_text(table(results), encoding="utf-8")
     return int(unseen > 0)
 
 
