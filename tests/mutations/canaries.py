@@ -108,14 +108,14 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
     seconds, memory = max(row["seconds"] for row in rows), max(row["peak_gb"] for row in rows)
     return "\n".join([
         *lines, "",
-        f"The worst of {keys} keys. *Bound*: the largest ε that any attack proves (99.9 % confidence, over all guesses of",
-        "the release together); a sound release stays below the ε that it states, and four of one key below the largest",
-        "of theirs. *Would have been found*: a guess that is right this much more often than chance would have been",
-        "reported 9 times in 10.",
+        f"The worst of {keys} keys. *Bound*: the largest ε that any attack proves (99.9 % confidence, over all",
+        "guesses of the release together); a sound release stays below the ε that it states, and four of one key below",
+        "the largest of theirs. *Would have been found*: a guess that is right this much more often than chance would",
+        "have been reported 9 times in 10.",
         "",
-        f"{events:,} pairs whose labels are fair coins are released at four ε under each key, and attacked with everything",
-        "that `private-rlhf attack` knows; the four of a key together with the attacks on the labels. The slowest set took",
-        f"{seconds} s, the largest {memory:g} GB. [Every key and ε, with the worst attack](data/attacks.csv).",
+        f"{events:,} pairs whose labels are fair coins are released at four ε under each key, and attacked with",
+        "everything that `private-rlhf attack` knows; the four of a key together with the attacks on the labels. The",
+        f"slowest set took {seconds} s, the largest {memory:g} GB. [Every key and ε, with the worst attack](data/attacks.csv).",
         "",
         "Made by `python tests/mutations/canaries.py --work FOLDER`.",
     ]) + "\n"  # fmt: skip

@@ -110,12 +110,13 @@ def page(results: Mapping[str, Row]) -> str:
         "|---|---|---|",
         *(f"| {name} | {len(names)} | {sum(caught[each] for each in names)} |" for name, names in studies.items()),
         "",
-        "Each error is planted into a copy of the program. Then the claims of the study that it concerns are decided",
-        "anew, as `python -m private_rlhf_lab.studies STUDY --quick` does. An error is caught if a claim is refuted that",
-        "is not refuted without it. Unit tests are not counted. [Every error, and the claims that it refutes](data/verdicts.csv).",
+        "Each error is planted into a copy of the program. Then the claims of the study that it concerns are",
+        "decided anew, as `python -m private_rlhf_lab.studies STUDY --quick` does. An error is caught if a claim is",
+        "refuted that is not refuted without it. Unit tests are not counted. [Every error, and the claims that it",
+        "refutes](data/verdicts.csv).",
         "",
-        "Made by `python lab/tests/studies/verdicts.py`, which resumes: it measures again the rows of studies whose sources",
-        "have changed since the date of the row.",
+        "Made by `python lab/tests/studies/verdicts.py`, which resumes: it measures again the rows of studies whose",
+        "sources have changed since the date of the row.",
     ]) + "\n"  # fmt: skip
 
 
