@@ -115,7 +115,8 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
         "",
         f"{events:,} pairs whose labels are fair coins are released at four ε under each key, and attacked with",
         "everything that `private-rlhf attack` knows; the four of a key together with the attacks on the labels. The",
-        f"slowest set took {seconds} s, the largest {memory:g} GB. [Every key and ε, with the worst attack](data/attacks.csv).",
+        f"slowest set took {seconds} s, the largest {memory:g} GB. [Every key and ε, with the worst",
+        "attack](data/attacks.csv).",
         "",
         "Made by `python tests/mutations/canaries.py --work FOLDER`.",
     ]) + "\n"  # fmt: skip
