@@ -54,9 +54,9 @@ def centred_reward(fit: LinearFit, features: torch.Tensor) -> np.ndarray:
 
 def sandwich(fit: LinearFit, chosen: torch.Tensor, rejected: torch.Tensor, clusters: torch.Tensor) -> torch.Tensor:
     """Covariance (k, k) of θ̂ whether or not the likelihood is right, pairs of a cluster (m,) being dependent."""
-    sides = (fit.basis.coordinates(side) for side in (chosen, rejected))
+    one, other = fit.basis.coordinates(chosen), fit.basis.coordinates(rejected)
     ones = torch.ones(len(chosen), dtype=torch.float64)
-    problem = PairProblem(*sides, ones, fit.noise, fit.reward_bound, get_loss(fit.loss))
+    problem = PairProblem(one, other, ones, fit.noise, fit.reward_bound, get_loss(fit.loss))
     slope = problem.loss.slope(problem.margin(fit.theta), ones, fit.noise)
     scores = slope[:, None] * problem.margin_gradient(fit.theta)
     summed = torch.zeros(int(clusters.max()) + 1, scores.shape[1], dtype=torch.float64).index_add(0, clusters, scores)
@@ -77,8 +77,9 @@ def gammas(pool: Pool, fit: LinearFit, chosen: torch.Tensor, rejected: torch.Ten
 
     def again(rows: torch.Tensor, basis: FeatureBasis) -> np.ndarray:
         ones = torch.ones(int(rows.sum()))
-        given = {"ridge": fit.ridge, "basis": basis, "reward_bound": fit.reward_bound, "start": fit.theta}
-        return centred_reward(fit_linear(chosen[rows], rejected[rows], ones, fit.noise, **given), pool.features)
+        refit = fit_linear(chosen[rows], rejected[rows], ones, fit.noise, ridge=fit.ridge, basis=basis,
+                           reward_bound=fit.reward_bound, start=fit.theta)  # fmt: skip
+        return centred_reward(refit, pool.features)
 
     everything = torch.ones(len(chosen), dtype=torch.bool)
     left_out = np.stack([again(clusters % FOLDS != fold, fit.basis) for fold in range(FOLDS)])

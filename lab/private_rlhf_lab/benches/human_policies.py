@@ -351,7 +351,7 @@ def measure(workshop: Workshop, arms: Sequence[Arm], report_only: bool) -> tuple
 def eval_pairs(home: Path) -> list[ReleasedPair]:
     """Of HOME/data."""
     rows = map(json.loads, (home / "data" / "eval.jsonl").read_text(encoding="utf-8").splitlines())
-    return [ReleasedPair(*(row[name] for name in ("prompt", "chosen", "rejected")), "") for row in rows]
+    return [ReleasedPair(row["prompt"], row["chosen"], row["rejected"], "") for row in rows]
 
 
 def save(path: Path, values: np.ndarray) -> None:

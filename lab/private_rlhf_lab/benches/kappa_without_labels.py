@@ -41,7 +41,8 @@ def word_sums(run: RunDir, recipe: Recipe, texts: Sequence[str]) -> torch.Tensor
     """(n, d) float32: the sum of each answer's input embeddings."""
     home = run.stage("sft") / "model"
     renderer = inputs.make_renderer(recipe.model, load_tokenizer(home))
-    table = load_causal_lm(home, recipe.model.dtype).get_input_embeddings().weight.detach().float()
+    model: Any = load_causal_lm(home, recipe.model.dtype)
+    table = model.get_input_embeddings().weight.detach().float()
     return torch.stack([table[torch.tensor(renderer.response_ids(text))].sum(dim=0) for text in texts])
 
 

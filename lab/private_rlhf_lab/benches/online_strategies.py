@@ -214,12 +214,12 @@ def lines_of(bed: Bed, rows: Sequence[dict[str, Any]], labels: int) -> Iterator[
     yield f"| cumulative regret at {labels} labels | " + " | ".join(f"ε = {epsilon:g}" for epsilon in EPSILONS) + " |"
     yield "|---" * (len(EPSILONS) + 1) + "|"
     for strategy in ARMS:
-        cells = []
+        regrets = []
         for epsilon in EPSILONS:
             regret = BATCH * np.cumsum(in_class - curves(rows, strategy, epsilon, "training_j"), axis=1)
             (mean, half), (slope, spread) = interval(regret[:, -1].tolist()), exponent(regret)
-            cells.append(f"{mean:.0f} ± {half:.0f}, T^({slope:.2f} ± {spread:.2f})")
-        yield f"| {strategy} | {' | '.join(cells)} |"
+            regrets.append(f"{mean:.0f} ± {half:.0f}, T^({slope:.2f} ± {spread:.2f})")
+        yield f"| {strategy} | {' | '.join(regrets)} |"
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:

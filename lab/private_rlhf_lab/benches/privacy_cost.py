@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import matplotlib
 import numpy as np
@@ -197,10 +197,10 @@ def scored(
             ridge = ridge_by_evidence(one, other, ones, noise, bound)
         fit = fit_linear(chosen, rejected, ones, noise, ridge=ridge, basis=basis, reward_bound=bound)
     else:
-        settings = replace(recipe, seed=seed, reward=replace(recipe.reward, loss=arm))
+        settings = replace(recipe.reward, loss=cast(Any, arm))
         prompts = [row.prompt for row in task.load_pairs("train")]
         pairs, noise = PairFeatures(chosen, rejected), LabelNoise.of(epsilon)
-        fit, _ = fit_head(pairs, noise, settings.reward, prompts=prompts, seed=settings.seed)
+        fit, _ = fit_head(pairs, noise, settings, prompts=prompts, seed=seed)
     bonus = FisherBonus.from_fit(fit, 1.0)
     count, each, _ = pool.features.shape
     centre = bonus.reference_gradient(pool.features)[:, None].expand(count, each, -1).reshape(count * each, -1)
