@@ -1,9 +1,8 @@
 """Measures of the house, read from the syntax trees: `python tests/support/measures.py [CHECKOUT]`.
 
 Lines by room, functions that take the whole recipe or a stage's context, what `stages.ppo` loads, and the journey of
-`context` through calls from a stage's `run`: files, and returns (a call into a file that was left). The journey follows
-top-level functions, not methods or class constructors, so it counts fewer than the review of 13e2ce0 did. Checkouts
-whose packages were still called `pipeline` and `reward_models` can be measured too.
+`context` through calls from a stage's `run`: files, and returns (a call into a file that was left). Checkouts whose
+packages were still called `pipeline` and `reward_models` can be measured too.
 """
 
 from __future__ import annotations
@@ -48,9 +47,16 @@ def short_room(path: str) -> str:
 
 
 def functions(sources: Sources) -> dict[str, tuple[str, ast.FunctionDef]]:
-    """`module:name` -> (path, definition) of every top-level function."""
-    return {f"{dotted(path)}:{node.name}": (path, node) for path, tree in sources.items() for node in tree.body
-            if isinstance(node, ast.FunctionDef)}  # fmt: skip
+    """`module:name` or `module:Class.name` -> (path, definition) of every top-level function and method."""
+    table = {}
+    for path, tree in sources.items():
+        for node in tree.body:
+            for each, prefix in ([(node, "")] if isinstance(node, ast.FunctionDef) else
+                                 [(inner, f"{node.name}.") for inner in node.body]
+                                 if isinstance(node, ast.ClassDef) else []):  # fmt: skip
+                if isinstance(each, ast.FunctionDef):
+                    table[f"{dotted(path)}:{prefix}{each.name}"] = (path, each)
+    return table
 
 
 def visible(tree: ast.AST, sources: Sources) -> dict[str, str]:
@@ -68,7 +74,8 @@ def visible(tree: ast.AST, sources: Sources) -> dict[str, str]:
 def journey(sources: Sources, start: str, most: int = 400) -> tuple[int, int]:
     """(files, returns) of the calls that hand on the first parameter, whole or in part, depth first.
 
-    A call counts where an argument is the passenger or an attribute of it. The trip ends after `most` calls.
+    A call counts where the passenger, or something read from it, stands in an argument or is the object of a method.
+    A method is known by `self`, or by a name that one class of the project has. The trip ends after `most` calls.
     """
     table, imported = functions(sources), {path: visible(tree, sources) for path, tree in sources.items()}
     files, left, returns, calls = set(), set(), 0, 0
@@ -84,21 +91,21 @@ def journey(sources: Sources, start: str, most: int = 400) -> tuple[int, int]:
         for node in ast.walk(function):
             if not isinstance(node, ast.Call) or calls >= most:
                 continue
-            values = [*node.args, *(word.value for word in node.keywords)]
-            places = [place for place, value in enumerate(values)
-                      if isinstance(value, ast.Name | ast.Attribute) and _root(value) in carried]  # fmt: skip
-            target = _target(node.func, path, imported[path])
-            if not places or target not in table or target in deep:
+            target = _target(node.func, name, path, imported[path], table)
+            riding = [_names(value) & carried for value in node.args]
+            words = {word.arg for word in node.keywords if _names(word.value) & carried}
+            method = "." in target.partition(":")[2]
+            is_object = method and isinstance(node.func, ast.Attribute) and bool(_names(node.func.value) & carried)
+            if target not in table or target in deep or not (any(riding) or words or is_object):
                 continue
             calls += 1
             where, callee = table[target]
             if where != path:
                 returns += where in left
-            parameters = [each.arg for each in callee.args.args] + [each.arg for each in callee.args.kwonlyargs]
-            words = {word.arg for word in node.keywords if isinstance(word.value, ast.Name | ast.Attribute)
-                     and _root(word.value) in carried}  # fmt: skip
-            given = {parameters[place] for place in places if place < min(len(node.args), len(parameters))}
-            ride(target, frozenset(given | {word for word in words if word}), (*deep, target))
+            parameters = [each.arg for each in (*callee.args.args, *callee.args.kwonlyargs)]
+            taken = {name for name, rides in zip(parameters[method:], riding, strict=False) if rides}
+            taken |= set(parameters[:1]) if is_object else set()
+            ride(target, frozenset(taken | {word for word in words if word}), (*deep, target))
             left.add(where)
 
     first = table[start][1].args.args[0].arg
@@ -116,12 +123,25 @@ def _root(value: ast.expr) -> str:
     return value.id if isinstance(value, ast.Name) else ""
 
 
-def _target(called: ast.expr, path: str, names: Mapping[str, str]) -> str:
+def _names(value: ast.expr) -> set[str]:
+    return {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
+
+
+def _target(called: ast.expr, caller: str, path: str, names: Mapping[str, str], table: Mapping[str, object]) -> str:
+    """The function, constructor or method that is called; `` where that is not known."""
     if isinstance(called, ast.Name):
-        return names.get(called.id, f"{dotted(path)}:{called.id}")
-    if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id in names:
-        return f"{names[called.value.id]}:{called.attr}"
-    return ""
+        target = names.get(called.id, f"{dotted(path)}:{called.id}")
+    elif not isinstance(called, ast.Attribute):
+        return ""
+    elif isinstance(called.value, ast.Name) and called.value.id in names:
+        target = f"{names[called.value.id]}:{called.attr}"
+    elif isinstance(called.value, ast.Name) and called.value.id in ("self", "cls"):
+        target = f"{caller.rpartition('.')[0]}.{called.attr}"
+    else:
+        methods = [name for name in table if name.endswith(f".{called.attr}") and "." in name.partition(":")[2]]
+        return methods[0] if len(methods) == 1 else ""
+    constructors = (f"{target}.__init__", f"{target}.__post_init__")
+    return next((name for name in (target, *constructors) if name in table), "")
 
 
 def main() -> None:
