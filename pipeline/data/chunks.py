@@ -8,11 +8,13 @@ into columns: by Arrow's readers where the chunk is plainly well formed, else ro
 from __future__ import annotations
 
 import io
+import json
+import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +31,7 @@ from private_rlhf.data.sources import (
     jsonl_rows,
     open_lines,
     parquet_file,
+    two_spellings,
 )
 from private_rlhf.privacy.batches import Columns
 
@@ -152,10 +155,21 @@ def _fast_lines(data: bytes, layout: Layout) -> Columns | None:
 
     Every line must be `{...}` from the first byte to the last: between two lines `}` and `{` cannot both stand inside
     one object, so each line holds whole objects, and as many rows as lines means one each. Numbers for text, nulls,
-    missing and double columns, bad escapes and bad UTF-8 all lead to None.
+    missing and double columns, two spellings of one column, bad escapes and bad UTF-8 all lead to None.
     """
     table = _arrow_lines(data, layout.options.wanted)
     return layout.fast_columns(table) if table is not None else None
+
+
+def _key_names(data: bytes) -> set[str]:
+    """The names that JSON lines give to values, with texts that look like one: those of the first line, and others
+    whose end (a quote, a colon) no name of the first line has."""
+    names = set(json.loads(data.partition(b"\n")[0]))
+    known = (b'(?<!"%b")' % re.escape(name.encode(errors="surrogatepass")) for name in names)
+    for end in re.finditer(b'"(?=\\s*:)' + b"".join(known), data):
+        with suppress(ValueError):  # an escaped quote inside a text
+            names.add(json.loads(data[data.rfind(b'"', 0, end.start()) : end.end()]))
+    return names
 
 
 def _arrow_lines(data: bytes, wanted: Sequence[str]) -> pa.Table | None:
@@ -169,15 +183,16 @@ def _arrow_lines(data: bytes, wanted: Sequence[str]) -> pa.Table | None:
     if not ((array[breaks - 1] == ord("}")) & (array[breaks + 1] == ord("{"))).all():
         return None
     schema = pa.schema([(name, pa.string()) for name in wanted])
-    options: dict[str, Any] = {
-        "read_options": pj.ReadOptions(use_threads=False, block_size=len(data) + 1),
-        "parse_options": pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
-    }
-    try:
-        table = pj.read_json(pa.BufferReader(data), **options)
-    except (pa.ArrowException, ValueError):
-        return None
-    return table if len(table) == len(breaks) + 1 else None
+    reading = pj.ReadOptions(use_threads=False, block_size=len(data) + 1)
+    for others in ("error", "ignore"):
+        try:
+            parsing = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior=others)
+            table = pj.read_json(pa.BufferReader(data), read_options=reading, parse_options=parsing)
+            two = others == "ignore" and two_spellings(_key_names(data), wanted)
+            return None if two or len(table) != len(breaks) + 1 else table
+        except (pa.ArrowException, ValueError):
+            continue
+    return None
 
 
 def _is_utf8(data: bytes) -> bool:

@@ -14,7 +14,7 @@ something is wrong, goes row by row, so that both ways give the same rows and th
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -34,7 +34,7 @@ from private_rlhf.data.formats import (
     pair_converter,
     require_columns,
 )
-from private_rlhf.data.sources import TWICE, Part, Row, check_spellings
+from private_rlhf.data.sources import TWICE, Part, Row, two_spellings
 from private_rlhf.privacy.batches import Columns, blank_texts
 from private_rlhf.privacy.records import MESSAGES, TEXT, encode_text, fold_name, is_blank, record_id
 
@@ -138,7 +138,8 @@ class Layout:
     def fast(self) -> bool:
         """Whether whole columns of strings can be read."""
         names = {self.options.labeler_column, self.options.event_column}
-        return self.convert is explicit_text and not self.options.columns and set(self.options.beside) <= names
+        plain = set(self.options.beside) <= names and '"' not in "".join(self.options.beside)
+        return self.convert is explicit_text and not self.options.columns and plain
 
     def fast_columns(self, table: pa.Table) -> Columns | None:
         """The columns of a table of strings without nulls; None if it is anything else."""
@@ -176,8 +177,12 @@ class Layout:
         corrects: list[bool] = []
         extra: list[str] = []
         encoded = self.kind == MESSAGES
+        checked: set[tuple[str, ...]] = set()  # most rows have the columns of the one before
         for number, row in rows:
             try:
+                if (names := tuple(row)) not in checked:
+                    _check_columns(names, self.options.wanted)
+                    checked.add(names)
                 converted, sign = self.pair_of(row)
                 for values, name in zip(named, self._names, strict=True):
                     if name is not None:
@@ -243,11 +248,12 @@ def find_layout(source: str, parts: Sequence[Part], options: Options) -> Layout:
     for part in parts:
         if part.columns:
             require_columns(part, (*options.pair, *options.beside))
-            check_spellings(part.name, part.columns, options.wanted)
+            if fault := two_spellings(part.columns, options.wanted):
+                raise UserError(f"{part.name}: {fault}")
     for part in parts:
         for number, row in part.rows((*options.wanted, "record_id")):
-            check_spellings(part.name, row, options.wanted)
             try:
+                _check_columns(row, options.wanted)
                 if options.labels is None:
                     layout = Layout(options, pair_converter(row))
                 else:
@@ -266,6 +272,12 @@ def _refuse_released(layout: Layout, row: Row) -> None:
         with suppress(ValueError):  # two equal responses, or half a character: nothing that was ever released
             if record_id(prompt, responses) == row["record_id"]:
                 raise RowError("is a row of a release, whose label is private already; give the raw preferences")
+
+
+def _check_columns(names: Collection[str], wanted: Sequence[str]) -> None:
+    """RowError for two columns of a row that are spellings of one name."""
+    if fault := two_spellings(names, wanted):
+        raise RowError(fault)
 
 
 def _as_pair(row: Row) -> Row:

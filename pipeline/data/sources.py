@@ -249,15 +249,14 @@ def _check_once(path: Path, columns: Sequence[str], wanted: Sequence[str]) -> No
         raise UserError(f"{path}: has a column twice; keep one")
 
 
-def check_spellings(name: str | Path, columns: Collection[str], wanted: Sequence[str]) -> None:
-    """UserError for a column beside a wanted one whose name differs in case, Unicode form or white space only."""
+def two_spellings(columns: Collection[str], wanted: Sequence[str]) -> str | None:
+    """The fault of a column beside a wanted one whose name differs in case, Unicode form or white space only."""
     names = {fold_name(column): column for column in wanted if column in columns}
     for column in columns:
         other = names.get(fold_name(column), column)
         if other != column:
-            raise UserError(
-                f"{name}: has the columns {other!r} and {column!r}, two spellings of one name; keep or rename one"
-            )
+            return f"has the columns {other!r} and {column!r}, two spellings of one name; keep or rename one"
+    return None
 
 
 def _csv_rows(path: Path, header: tuple[str, ...], wanted: Sequence[str]) -> Iterator[tuple[int, Row]]:

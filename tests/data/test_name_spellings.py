@@ -153,8 +153,27 @@ def test_columns_that_are_spellings_of_one_name_are_refused(
     _write(tmp_path / name, row | {other: "y"})
     with pytest.raises(UserError) as refused:
         privatize_source(request)
-    assert str(refused.value).endswith(
-        f"{name}: has the columns {column!r} and {other!r}, two spellings of one name; keep or rename one"
-    )
+    assert str(refused.value).removesuffix(
+        f": has the columns {column!r} and {other!r}, two spellings of one name; keep or rename one"
+    ).endswith((name, f"{name}, line 1"))
     _write(tmp_path / name, row)  # two spellings of a name that nobody reads are dropped as before
     privatize_source(request)
+
+
+@pytest.mark.parametrize("more", [{}, {"columns": ("id",)}], ids=["fast", "row by row"])
+@pytest.mark.parametrize("colon", [":", " : "])
+@pytest.mark.parametrize("other", ["Chosen", "chosen ", "cho\u200bsen", "\uff43hosen"])
+def test_any_line_may_hold_the_second_spelling(
+    other: str, colon: str, more: dict[str, Any], tmp_path: Path, key: Path
+) -> None:
+    """Lines after the first one were not looked at."""
+    rows = [{"prompt": f"p {i}", "chosen": "a", "rejected": 'b"', "id": f'{i}, "x": '} for i in range(40)]
+    path, options = tmp_path / "d.jsonl", Options(**more)
+    lines = [json.dumps(row, separators=(",", colon)) for row in (*rows, rows[7] | {"x\\": "Chosen"})]
+    for escaped in (True, False):
+        path.write_text("\n".join(lines))
+        privatize_source(Request(str(path), tmp_path / f"out{escaped}", 1.0, key, options=options, chunk_bytes=900))
+        bad = json.dumps(rows[30] | {other: "c"}, separators=(",", colon), ensure_ascii=escaped)
+        path.write_text("\n".join([*lines[:30], bad, *lines[31:]]))
+        with pytest.raises(UserError, match=r"line 31: has the columns 'chosen' and .*, two spellings of one name"):
+            privatize_source(Request(str(path), tmp_path / "bad", 1.0, key, options=options, chunk_bytes=900))
