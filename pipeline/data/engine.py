@@ -39,6 +39,7 @@ from private_rlhf.privacy.counts import Bits, DiscreteLaplace
 from private_rlhf.privacy.events import ENTRY, EventStore, MergeResult, StagedGeneration, as_tags, entries
 from private_rlhf.privacy.keys import PrivacyKey, load_key, make_private_folder
 from private_rlhf.privacy.mechanism import Mechanism, NoisySum, PublicLabels, RandomizedResponse
+from private_rlhf.privacy.noisy_sum import DiscreteGaussian, noisy_statistic
 from private_rlhf.privacy.prf import frame
 from private_rlhf.privacy.records import MESSAGES, decode_messages
 from private_rlhf.privacy.sorted_runs import (
@@ -51,7 +52,6 @@ from private_rlhf.privacy.sorted_runs import (
     read_bucket,
     write_run,
 )
-from private_rlhf.privacy.statistic import DiscreteGaussian, noisy_statistic
 
 ROWS_IN_MEMORY = 131_072  # of keys, when events are gathered
 _HEX = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), np.uint8).reshape(256, 2)

@@ -9,8 +9,8 @@ import shlex
 import pytest
 from private_rlhf.accounting.draws import linear_epsilon, rlhf_epsilon
 from private_rlhf.cli import main
-from private_rlhf.core.person_budget import epsilon_each
 from private_rlhf.privacy.person import person_epsilon
+from private_rlhf.privacy.person_budget import epsilon_each
 
 Capture = pytest.CaptureFixture[str]
 

@@ -45,7 +45,6 @@ TWICE = {
     "released.py",
     "render.py",
     "samples.py",
-    "statistic.py",
     "status.py",
     "trainer.py",
 }

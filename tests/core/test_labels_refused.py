@@ -18,9 +18,9 @@ from private_rlhf.online.belief import Learner
 from private_rlhf.privacy.batches import KEYS, Columns, canonicalize, release_labels
 from private_rlhf.privacy.local import DrawStore, privatize_label
 from private_rlhf.privacy.mechanism import Coins, RandomizedResponse, last_coin
+from private_rlhf.privacy.noisy_sum import DiscreteGaussian, exact_statistic, noisy_statistic
 from private_rlhf.privacy.prf import Prf
 from private_rlhf.privacy.records import TEXT
-from private_rlhf.privacy.statistic import DiscreteGaussian, exact_statistic, noisy_statistic
 from private_rlhf.reward_models.central import release_statistic
 from private_rlhf.reward_models.ensemble import fit_ensemble
 from private_rlhf.reward_models.evidence import ridge_by_evidence

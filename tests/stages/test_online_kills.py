@@ -18,17 +18,24 @@ from support.kills import Work, contents, kill_everywhere
 from support.pipeline_runs import TINY, Workspace
 
 ROUNDS = (
-    *("data.limit=null", "evaluation_labels=private", "model.dtype=float32", "sft.max_steps=1", "online.rounds=2"),
+    *("data.limit=null", "evaluation_labels=private", "model.dtype=float32", "sft.max_steps=1"),
     *("online.questions=4", "online.evaluation_questions=4", "online.candidates=3", "online.max_prompts=6"),
 )
 PARTS = ("release", "evaluation", "rounds")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stride", [pytest.param(41, id="sample"), pytest.param(1, id="every")])
-def test_rounds_go_on_after_any_kill(workspace: Workspace, tmp_path: Path, stride: int) -> None:
+@pytest.mark.parametrize(
+    ("rounds", "stride"),
+    [
+        pytest.param(1, 45, id="core"),
+        pytest.param(2, 41, id="sample", marks=pytest.mark.slow),
+        pytest.param(2, 1, id="every", marks=pytest.mark.slow),
+    ],
+)
+def test_rounds_go_on_after_any_kill(workspace: Workspace, tmp_path: Path, rounds: int, stride: int) -> None:
     folder = tmp_path / "run"
-    recipe = load_recipe(Recipe, TINY, [f"model.cache_dir={workspace.root / 'cache'}", *ROUNDS])
+    own = (f"model.cache_dir={workspace.root / 'cache'}", f"online.rounds={rounds}")
+    recipe = load_recipe(Recipe, TINY, [*own, *ROUNDS])
     runner.execute(recipe, RunDir(folder), runner.Selection(only="sft"))
 
     def act(at: Path) -> None:
@@ -51,5 +58,5 @@ def test_rounds_go_on_after_any_kill(workspace: Workspace, tmp_path: Path, strid
     found = kill_everywhere(Work(act, look, result), folder, stride, start=0 if stride == 1 else 30)
     print(f"| online round | {found.steps} | {found.kills} | {len(found.faults)} |")
     assert not found.faults, found.faults
-    assert found.steps >= 60
+    assert found.steps >= 60 * rounds
     assert found.kills >= 2
