@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A recipe over a grid of epsilons and seeds, into runs/NAME-epsE-seedS, and a table of the results. Finished runs are
-# skipped, so a sweep can be stopped and started again.
+# A recipe over a grid of epsilons and seeds, into runs/NAME-epsE-seedS, and a page that compares them with the first.
+# Finished runs are skipped, so a sweep can be stopped and started again.
 #
 #   launch/sweep_epsilon.sh CONFIG [section.key=value …]
 #
@@ -37,4 +37,6 @@ for epsilon in "${epsilons[@]}"; do
         run_dirs+=("$run_dir")
     done
 done
-"$python" "$root/launch/table.py" "${run_dirs[@]}"
+if [[ ${#run_dirs[@]} -gt 1 ]]; then
+    "$python" -m private_rlhf.cli compare "${run_dirs[@]}"
+fi

@@ -96,8 +96,8 @@ def page(runs: Sequence[Run], prompts: Sequence[str]) -> Iterator[str]:
     """Each run by itself, then against the first."""
     yield f"# {len(runs)} runs on {len(prompts)} held-out prompts that all of them have"
     yield ""
-    yield "| run | aligner, ε, seed | win rate | at equal length | without ties | J gain | KL |"
-    yield "|---|---|---|---|---|---|---|"
+    yield "| run | aligner, ε, seed | win rate | at equal length | without ties | J gain | KL | true reward |"
+    yield "|---|---|---|---|---|---|---|---|"
     for run in runs:
         epsilon = "∞" if is_public(run.epsilon) else f"{run.epsilon:g}"
         win, longer = run.column(prompts, "win"), run.column(prompts, "longer")
@@ -110,7 +110,7 @@ def page(runs: Sequence[Run], prompts: Sequence[str]) -> Iterator[str]:
                 [run.rows[prompt]["verdicts"] for prompt, judged in zip(prompts, known, strict=True) if judged]
             )
             rates = [win_rate(won, half), length_controlled(won, longer[known]), decided_win_rate(verdicts)]
-        means = [mean(run.column(prompts, key)) for key in ("objective_gain", "kl")]
+        means = [mean(run.column(prompts, key)) for key in ("objective_gain", "kl", "true_reward")]
         cells = " | ".join(shown(found) for found in (*rates, *means))
         yield f"| {run.name} | {run.aligner}, {epsilon}, {run.seed} | {cells} |"
     yield ""

@@ -45,6 +45,18 @@ def test_a_planted_difference_is_called_and_an_equal_run_is_not() -> None:
     assert found["same", "KL"] == "not told apart"
 
 
+def test_each_run_has_a_row_with_its_rates_j_kl_and_true_reward() -> None:
+    run = a_run("one", 0.0, 1)
+    for row in run.rows.values():
+        row["true_reward"] = 4.0
+    lines = [line.strip("| ").split(" | ") for line in page([run, a_run("other", 0.3, 2)], list(run.rows))]
+    header, _, row, *_ = [cells for cells in lines if len(cells) == 8 or cells[0].startswith("---")]
+    assert header[-3:] == ["J gain", "KL", "true reward"]
+    assert row[:2] == ["one", "ppo, 2, 1"]
+    assert row[-2].startswith("0.50")
+    assert row[-1] == "4.000 [4.000, 4.000]"
+
+
 def test_what_no_run_knows_is_left_out() -> None:
     runs = [a_run("one", 0.0, 1, known=False), a_run("other", 0.5, 2, known=False)]
     measures = {what for _, what, _, _ in differences(runs, list(runs[0].rows))}

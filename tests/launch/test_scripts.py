@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -94,7 +92,7 @@ def test_pipeline_names_a_missing_accelerate_file(tmp_path: Path) -> None:
     assert "launch/none.yaml does not exist" in stderr
 
 
-def test_sweep_runs_the_grid_then_the_table(tmp_path: Path) -> None:
+def test_sweep_runs_the_grid_then_compares(tmp_path: Path) -> None:
     code, calls, _ = run(tmp_path, "sweep_epsilon.sh", "configs/demo.yaml", "ppo.iterations=2",
                          EPSILONS="0.5 .inf", SEEDS="0 1")
     assert code == 0
@@ -102,33 +100,9 @@ def test_sweep_runs_the_grid_then_the_table(tmp_path: Path) -> None:
     assert [re.search(r"--run-dir (\S+)", call)[1] for call in calls[:-1]] == runs  # type: ignore[index]
     assert calls[2].endswith("run --config configs/demo.yaml --run-dir runs/demo-epsinf-seed0 "
                              "--accept-reward ppo.iterations=2 privatize.epsilon=.inf seed=0")
-    assert calls[-1].endswith("launch/table.py " + " ".join(runs))
+    assert calls[-1].endswith("private_rlhf.cli compare " + " ".join(runs))
 
 
 def test_ci_installs_lints_and_tests_through_make() -> None:
     text = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert all(f"make {target}" in text for target in ("setup", "lint", "test"))
-
-
-def test_table_of_two_runs(tmp_path: Path) -> None:
-    share = {"value": 0.625, "ci_low": 0.5, "ci_high": 0.75, "n": 200}
-    private = {"generation_win_rate_truth": share, "kl": 1.25, "kl_ci": [1.0, 1.5], "true_reward": 6.0,
-               "objective": 4.75, "epsilon": 2.0, "keep_prob": 0.8807970779778823}
-    sft = {"kl": 0.0, "true_reward": None, "objective": None, "epsilon": None}
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        content = {"sft": sft, "private": private, "seconds": {"sft": 1.0}, "wall_seconds": 2.0, "world_size": 1}
-        (tmp_path / name / "metrics.json").write_text(json.dumps(content), encoding="utf-8")
-    command = [sys.executable, str(ROOT / "launch" / "table.py"), str(tmp_path / "one"), str(tmp_path / "two")]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert len(lines) == 5
-    cells = re.split(r" {2,}", lines[2])
-    assert cells == ["one", "private", "2", "0.625 [0.500, 0.750] n=200", "1.250 [1.000, 1.500]", "6.000", "4.750"]
-    assert re.split(r" {2,}", lines[1]) == ["one", "sft", "∞", "-", "0.000", "-", "-"]
-
-
-def test_table_names_a_run_without_results(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "launch" / "table.py"), str(tmp_path)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 2
-    assert "has no metrics.json" in result.stderr
