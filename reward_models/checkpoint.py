@@ -31,14 +31,12 @@ from private_rlhf.reward_models.classifiers import load_classifier
 from private_rlhf.reward_models.dropout import DropoutBonus, DropoutRewardModel
 from private_rlhf.reward_models.losses import get_loss
 from private_rlhf.reward_models.model import (
-    PaddedTexts,
     RewardModel,
     check_pad_token,
     probe_scores,
     score_layer,
     set_score_weight,
 )
-from private_rlhf.reward_models.uncertainty import RewardScore
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -147,20 +145,6 @@ class RewardCheckpoint:
     model: RewardModel
     metadata: RewardMetadata | None
     bonus: Bonus | None
-
-    @torch.no_grad()
-    def score(self, batch: PaddedTexts, reference: PaddedTexts) -> RewardScore:
-        """Reward (B,) and bonus (B,) float32 of B texts; use `pessimistic()` offline and `optimistic()` online.
-
-        `reference` holds K completions of each text's prompt by the reference policy, B·K rows, those of the first
-        prompt first. ValueError for a checkpoint without a bonus, or rows that do not divide.
-        """
-        if self.bonus is None:
-            raise ValueError("the checkpoint has no bonus statistics; fit it again with a bonus, or use model.score")
-        features, references = self.model.features(*batch), self.model.features(*reference)
-        if len(references) == 0 or len(references) % len(features):
-            raise ValueError(f"{len(references)} reference texts are not K for each of {len(features)} texts")
-        return self.bonus.score(features, references.reshape(len(features), -1, references.shape[-1]))
 
 
 def save_reward_checkpoint(

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from private_rlhf.lm.kernels.attention import use_grouped_attention
@@ -144,13 +144,6 @@ def last_token_index(attention_mask: Tensor) -> Tensor:
         raise ValueError("a sequence has no attended token; drop empty texts before scoring")
     positions = torch.arange(attention_mask.shape[-1], device=attention_mask.device)
     return (positions * attention_mask.bool()).argmax(-1)
-
-
-class PaddedTexts(NamedTuple):
-    """Token ids (B, T) int64 and a 0/1 mask (B, T), padded left or right."""
-
-    input_ids: Tensor
-    attention_mask: Tensor
 
 
 class RewardModel:
