@@ -15,6 +15,7 @@ from private_rlhf.lm.numerics import affordable
 from private_rlhf.reward_models.checkpoint import (
     BONUS_FILE,
     METADATA_FILE,
+    RewardMetadata,
     load_reward_checkpoint,
     read_metadata,
     save_reward_checkpoint,
@@ -151,7 +152,7 @@ def test_missing_metadata_is_refused_unless_declared_public(tiny_causal_lm: Path
     with pytest.raises(ValueError, match=r"has no reward_metadata.json.*declare the model public"):
         load_reward_checkpoint(tmp_path / "external")
     loaded = load_reward_checkpoint(tmp_path / "external", declared_public=True)
-    assert loaded.metadata is None
+    assert loaded.metadata == RewardMetadata.of_external("external", 2)
     assert loaded.model.reward_bound is None
     (tmp_path / "external" / METADATA_FILE).write_text("{")
     with pytest.raises(ValueError, match="is not valid"):
