@@ -6,7 +6,7 @@ A bias-free linear head scores u = w·φ. Fitting w = V θ with V (d, k) does th
 - V spans the leading principal directions of the pair differences φ_a − φ_b, the only directions a label informs;
 - V is scaled so that the ridge (λ/2)‖θ‖² has a meaning: whitened, a prior θ ~ N(0, I/λ) gives margins a variance k/λ.
 
-Built from features alone (it is symmetric in the two responses), so it never depends on a label, private or not.
+Built from features only and symmetric in the two responses, so it never depends on a label, private or not.
 """
 
 from __future__ import annotations
@@ -110,8 +110,7 @@ def pair_basis(
     count = usable if num_components is None else min(num_components, usable)
     if count < 1:
         raise ValueError(f"num_components must be at least 1, not {num_components}")
-    kept = moments[:count]
-    scale = kept if whiten else kept.mean().expand(count)
+    scale = moments[:count] if whiten else moments[:count].mean().expand(count)
     return FeatureBasis((unit[:, None] * vectors[:, :count] / scale.sqrt()).contiguous())
 
 

@@ -94,7 +94,7 @@ def elliptical_bonus(
     """Γ of a linear fit, Σ being that of pairs (φ_a, φ_b) of responses that μ drew, features (n, d) of any float dtype.
 
     Order and label of a pair do not matter. With a `spread` each process brings the pairs that it holds. ValueError as
-    for `EllipticalBonus`, and for no pair.
+    for `EllipticalBonus`, and without pairs.
     """
     size = fit.basis.num_components
     total = torch.zeros(size, size, dtype=torch.float64)

@@ -7,7 +7,7 @@ is wrong for a tokenizer whose pad is its eos. Features and scores are float32 w
 
 A head with two outputs reads φ = (the last token's state, the sum of the states of all tokens): u is its first output
 at the last token plus its second output summed over the text. What the prompt adds to that sum is the same for all its
-answers, so nobody has to say where an answer begins. Plain transformers gives both outputs at the last token alone.
+answers, so no caller says where an answer begins. Plain transformers gives both outputs at the last token only.
 """
 
 from __future__ import annotations
@@ -137,9 +137,7 @@ def set_score_weight(model: nn.Module, weight: Tensor) -> None:
 
 
 def last_token_index(attention_mask: Tensor) -> Tensor:
-    """(B, T) of 0/1 -> (B,) index of the last attended token; right and left padding alike. ValueError for an empty
-    row.
-    """
+    """Index (B,) of the last attended token of a 0/1 mask (B, T), padded left or right. ValueError for an empty row."""
     if not bool(attention_mask.any(-1).all()):
         raise ValueError("a sequence has no attended token; drop empty texts before scoring")
     positions = torch.arange(attention_mask.shape[-1], device=attention_mask.device)
@@ -167,7 +165,7 @@ class RewardModel:
 
     @property
     def sharing(self) -> Sharing | None:
-        """How texts may share rows (`private_rlhf.lm.rows`)."""
+        """Rule by which texts may share rows (`private_rlhf.lm.rows`); None: they may not."""
         return sharing_of(self.model)
 
     @property
@@ -191,10 +189,10 @@ class RewardModel:
     def row_features(self, rows: Rows) -> Tensor:
         """φ (N, f) float32 of the sequences in `rows`, in their order; differentiable."""
         dtype: torch.dtype = cast(Any, unwrap(self.model)).dtype
-        given: dict[str, Any] = {"attention_mask": rows.attention(dtype), "use_cache": False}
+        arguments: dict[str, Any] = {"attention_mask": rows.attention(dtype), "use_cache": False}
         if self._takes_positions:
-            given["position_ids"] = rows.position_ids
-        hidden = self.backbone(input_ids=rows.input_ids, **given).last_hidden_state
+            arguments["position_ids"] = rows.position_ids
+        hidden = self.backbone(input_ids=rows.input_ids, **arguments).last_hidden_state
         flat = hidden.flatten(0, 1)
         last = flat[rows.last].float()
         if not self.token_sum:
