@@ -6,8 +6,7 @@
     linear       the linear class by Fisher scoring
     ridge        the ridge by held-out private log-likelihood
     model        sequence-classification models: build, pool, score
-    gram         streamed d×d statistics, Cholesky with a condition check
-    uncertainty  bonuses for pessimism and optimism: the interface, and the Fisher bonus
+    uncertainty  bonuses for pessimism and optimism: what they share, and the Fisher bonus
     elliptical   the paper's bonus with its constants
     ensemble     bootstrap heads
     dropout      Monte-Carlo dropout, for models that have any

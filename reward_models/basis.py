@@ -6,7 +6,7 @@ A bias-free linear head scores u = w·φ. Fitting w = V θ with V (d, k) does th
 - V spans the leading principal directions of the pair differences φ_a − φ_b, the only directions a label informs;
 - V is scaled so that the ridge (λ/2)‖θ‖² has a meaning: whitened, a prior θ ~ N(0, I/λ) gives margins a variance k/λ.
 
-Built from features alone (it is symmetric in the two responses), so it never depends on a label, private or not.
+Built from features only and symmetric in the two responses, so it never depends on a label, private or not.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from private_rlhf.reward_models.spread import ALONE, Spread
 from torch import Tensor
 
 FeatureArray = Tensor | np.ndarray
+_RELATIVE_TOLERANCE = 1e-10
 
 
 def as_double(values: FeatureArray, name: str, ndim: int) -> Tensor:
@@ -31,8 +32,8 @@ def as_double(values: FeatureArray, name: str, ndim: int) -> Tensor:
     return tensor
 
 
-def count_pairs(phi_a: Tensor, phi_b: Tensor, spread: Spread) -> int:
-    """How many pairs all processes hold together; ValueError for none, or for sides (m, d) that do not fit."""
+def count_pairs(phi_a: FeatureArray, phi_b: FeatureArray, spread: Spread) -> int:
+    """The pairs of all processes together; ValueError for none, or for sides (m, d) that do not fit."""
     count = int(spread.sum(torch.tensor(float(len(phi_a)))))
     if phi_a.shape != phi_b.shape or count == 0:
         raise ValueError(
@@ -48,11 +49,6 @@ class FeatureBasis:
     matrix: Tensor
 
     @property
-    def dim(self) -> int:
-        """d, the number of original features."""
-        return int(self.matrix.shape[0])
-
-    @property
     def num_components(self) -> int:
         """k, the number of coordinates that are fitted."""
         return int(self.matrix.shape[1])
@@ -66,36 +62,9 @@ class FeatureBasis:
         return self.matrix @ theta
 
 
-class IdentityBasis(FeatureBasis):
-    """V = I of any size, without the (d, d) matrix or a product by it."""
-
-    def __init__(self, dim: int) -> None:
-        object.__setattr__(self, "_dim", dim)
-
-    @property
-    def matrix(self) -> Tensor:
-        """I (d, d) float64, made anew."""
-        return torch.eye(self.dim, dtype=torch.float64)
-
-    @property
-    def dim(self) -> int:
-        dim: int = self._dim  # type: ignore[attr-defined]
-        return dim
-
-    @property
-    def num_components(self) -> int:
-        return self.dim
-
-    def coordinates(self, features: Tensor) -> Tensor:
-        return features.to(torch.float64)
-
-    def weight(self, theta: Tensor) -> Tensor:
-        return theta.clone()
-
-
 def identity_basis(dim: int) -> FeatureBasis:
     """V = I: the ridge acts on w itself."""
-    return IdentityBasis(dim)
+    return FeatureBasis(torch.eye(dim, dtype=torch.float64))
 
 
 def pair_basis(
@@ -105,14 +74,13 @@ def pair_basis(
     num_components: int | None = None,
     whiten: bool = True,
     centre: bool = True,
-    relative_tolerance: float = 1e-10,
     blocks: int = 1,
     spread: Spread = ALONE,
 ) -> FeatureBasis:
     """Principal directions of the pair differences, orthogonal to the mean feature.
 
     phi_a, phi_b (n, d). `num_components` keeps the k leading directions (None: all whose second moment exceeds
-    `relative_tolerance` times the largest). `whiten` gives every coordinate of φ_a − φ_b unit second moment; without it
+    1e-10 times the largest). `whiten` gives every coordinate of φ_a − φ_b unit second moment; without it
     the coordinates keep their relative sizes and only their mean second moment is 1. With a `spread` each process
     brings the pairs that it holds, and gets the basis of all. ValueError when no direction is left.
 
@@ -134,7 +102,7 @@ def pair_basis(
             difference = difference - torch.outer(difference @ direction, direction)
     moments, vectors = torch.linalg.eigh(spread.sum(difference.T @ difference) / num_pairs)
     moments, vectors = spread.first(moments.flip(0)), spread.first(vectors.flip(1))
-    usable = int((moments > relative_tolerance * moments[0].clamp(min=0)).sum())
+    usable = int((moments > _RELATIVE_TOLERANCE * moments[0].clamp(min=0)).sum())
     if usable == 0 or moments[0] <= 0:
         raise ValueError(
             "the features of the two responses never differ, so there is nothing to fit; check the features"
@@ -142,8 +110,7 @@ def pair_basis(
     count = usable if num_components is None else min(num_components, usable)
     if count < 1:
         raise ValueError(f"num_components must be at least 1, not {num_components}")
-    kept = moments[:count]
-    scale = kept if whiten else kept.mean().expand(count)
+    scale = moments[:count] if whiten else moments[:count].mean().expand(count)
     return FeatureBasis((unit[:, None] * vectors[:, :count] / scale.sqrt()).contiguous())
 
 

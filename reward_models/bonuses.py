@@ -1,20 +1,21 @@
-"""The kinds of bonus by name, and how each is stored: float64 tensors, so that a checkpoint holds no pickle."""
+"""The kinds of bonus by name, and their storage as float64 tensors, so that a checkpoint holds no pickle."""
 
 from __future__ import annotations
 
+from dataclasses import asdict, fields
+
 import torch
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.reward_models.basis import FeatureBasis, IdentityBasis, identity_basis
+from private_rlhf.reward_models.basis import FeatureBasis, identity_basis
 from private_rlhf.reward_models.dropout import DropoutBonus
 from private_rlhf.reward_models.elliptical import EllipticalBonus, EllipticalConstants
 from private_rlhf.reward_models.ensemble import EnsembleBonus
-from private_rlhf.reward_models.uncertainty import FisherBonus
+from private_rlhf.reward_models.uncertainty import FisherBonus, QuadraticBonus
 from torch import Tensor
 
 Bonus = FisherBonus | EllipticalBonus | EnsembleBonus | DropoutBonus
 BONUS_KINDS = ("fisher", "elliptical", "ensemble", "mc_dropout")
 _CLASSES = (FisherBonus, EllipticalBonus, EnsembleBonus, DropoutBonus)
-_CONSTANTS = ("c", "delta", "tau", "log_covering")
 
 
 def bonus_kind(bonus: Bonus) -> str:
@@ -23,20 +24,19 @@ def bonus_kind(bonus: Bonus) -> str:
 
 
 def bonus_tensors(bonus: Bonus) -> dict[str, Tensor]:
-    """Everything but `reward_bound` and `kappa`, which the metadata holds. An identity basis is left out."""
-    tensors = {"weight": bonus.weight}
-    if isinstance(bonus, FisherBonus | EllipticalBonus) and not isinstance(bonus.basis, IdentityBasis):
-        tensors["basis"] = bonus.basis.matrix
-    if isinstance(bonus, FisherBonus):
-        tensors["information"] = bonus.information
-    elif isinstance(bonus, EllipticalBonus):
-        constants = {name: getattr(bonus.constants, name) for name in _CONSTANTS}
-        numbers = {"epsilon": bonus.noise.epsilon, "num_pairs": bonus.num_pairs, **constants}
-        tensors |= {"covariance": bonus.covariance} | _scalars(numbers)
+    """Everything but `reward_bound` and `kappa`, which the metadata holds."""
+    tensors, scalars = {"weight": bonus.weight}, {}
+    if isinstance(bonus, QuadraticBonus):
+        tensors |= {"basis": bonus.basis.matrix, bonus.matrix_name: getattr(bonus, bonus.matrix_name)}
+    if isinstance(bonus, EllipticalBonus):
+        scalars = {"epsilon": bonus.noise.epsilon, "num_pairs": bonus.num_pairs, **asdict(bonus.constants)}
     elif isinstance(bonus, EnsembleBonus):
         tensors["heads"] = bonus.heads
-    else:
-        tensors |= _scalars({"samples": bonus.samples, "seed": bonus.seed})
+    elif isinstance(bonus, DropoutBonus):
+        scalars = {"samples": bonus.samples, "seed": bonus.seed}
+    for name, value in scalars.items():
+        if value is not None:
+            tensors[name] = torch.tensor(float(value), dtype=torch.float64)
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
@@ -52,17 +52,13 @@ def bonus_from_tensors(
         return EnsembleBonus(weight, tensors["heads"], reward_bound, kappa)
     if kind == "mc_dropout":
         return DropoutBonus(weight, reward_bound, int(tensors["samples"]), int(tensors["seed"]), kappa)
-    basis = FeatureBasis(tensors["basis"]) if "basis" in tensors else identity_basis(len(weight))
+    basis = FeatureBasis(tensors["basis"]) if "basis" in tensors else identity_basis(len(weight))  # of earlier versions
     if kind == "fisher":
         return FisherBonus(weight, basis, tensors["information"], reward_bound, kappa)
     if kind != "elliptical":
         raise ValueError(f"unknown kind of bonus {kind!r}; choose one of {', '.join(BONUS_KINDS)}")
-    constants = EllipticalConstants(**{name: float(tensors[name]) for name in _CONSTANTS if name in tensors})
+    names = {field.name for field in fields(EllipticalConstants)} & set(tensors)
+    constants = EllipticalConstants(**{name: float(tensors[name]) for name in names})
     pairs = int(tensors["num_pairs"])
     return EllipticalBonus(weight, basis, tensors["covariance"], reward_bound, noise, pairs, constants, kappa)
 
-
-def _scalars(values: dict[str, float | int | None]) -> dict[str, Tensor]:
-    """0-d float64 tensors of the values that are not None."""
-    given = {name: value for name, value in values.items() if value is not None}
-    return {name: torch.tensor(float(value), dtype=torch.float64) for name, value in given.items()}

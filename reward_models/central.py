@@ -8,8 +8,8 @@ the norm `clip` and its grid are public and made without labels. Then
 
 whose maximum is, where margins are mild, that of the convex  Σ log(1 + exp(x_i·θ)) − s̃·θ + ½θᵀΛθ,
 Λ = λ(I + v·H₀⁻¹), H₀ = H at θ = 0: a ridge that is stronger where the noise outweighs the data. λ has the largest
-marginal likelihood of s̃, its slope averaged over the prior of θ, which is that of `reward_models.evidence`; it reads s̃
-and public features alone.
+marginal likelihood of s̃, its slope averaged over the prior of θ, which is that of `reward_models.evidence`; it reads
+only s̃ and public features.
 docs/explanation/central-label-dp.md has the proof and says who must be trusted.
 """
 
@@ -44,9 +44,9 @@ _MAX_HALVINGS = 40
 
 @dataclass(frozen=True)
 class NoisyStatistic:
-    """What is released: `value` s̃ (k,), float64, with noise of `variance` v in each coordinate; and what it was made
-    on: x (n, k) float64, public, shortened to `clip` and rounded to the grid. (epsilon, delta): its cost; delta 0 is
-    pure. `rho`: of zCDP, None for the pure one.
+    """The released sum: `value` s̃ (k,) float64 with noise of `variance` v in each coordinate; and the public rows
+    that it was made on: x (n, k) float64, shortened to `clip` and rounded to the grid. (epsilon, delta): its cost;
+    delta 0 is pure. `rho`: of zCDP, None for the pure one.
     """
 
     value: Tensor
@@ -113,7 +113,7 @@ def from_integers(
     epsilon: float,
     delta: float,
 ) -> NoisyStatistic:
-    """A released sum of integer rows (n, k) in the unit of the features. clip: of `public_rows`."""
+    """The released sum of integer rows (n, k) in the unit of the features. clip: of `public_rows`."""
     step = clip / GRID
     released = torch.tensor([float(entry) for entry in value], dtype=torch.float64) * step
     x, variance = torch.from_numpy(rows).double() * step, float(noise.variance) * step**2
@@ -121,27 +121,27 @@ def from_integers(
 
 
 def save_statistic(folder: Path, statistic: NoisyStatistic, basis: FeatureBasis, facts: Mapping[str, Any]) -> None:
-    """Writes statistic.safetensors (s̃, x on its grid, the basis) and statistic.json (`facts` and what x and the noise
-    are) into a folder in one step.
+    """Write statistic.safetensors (s̃, x on its grid, the basis) and statistic.json (`facts`, and how x and the noise
+    were made) into a folder in one step.
     """
     step = statistic.clip / GRID
     tensors = {"value": statistic.value, "rows": (statistic.x / step).round().int(), "basis": basis.matrix}
     names = ("epsilon", "delta", "rho", "clip", "variance")
-    stated = {**facts, "pairs": len(statistic.x), "grid": GRID, **{name: getattr(statistic, name) for name in names}}
-    with atomic.new_folder(folder) as made:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, made / TENSORS)
-        atomic.write_json(made / FACTS, stated)
+    record = {**facts, "pairs": len(statistic.x), "grid": GRID, **{name: getattr(statistic, name) for name in names}}
+    with atomic.new_folder(folder) as new:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, new / TENSORS)
+        atomic.write_json(new / FACTS, record)
 
 
 def load_statistic(folder: Path) -> tuple[NoisyStatistic, FeatureBasis]:
-    """What `save_statistic` wrote. ValueError: it is missing, damaged, or its parts do not fit."""
+    """The inverse of `save_statistic`. ValueError: the files are missing, damaged, or do not fit together."""
     try:
-        stated, tensors = read_json(folder / FACTS), load_file(folder / TENSORS)
+        record, tensors = read_json(folder / FACTS), load_file(folder / TENSORS)
         value, rows, basis = (tensors[name] for name in ("value", "rows", "basis"))
-        x = rows.double() * (float(stated["clip"]) / GRID)
-        law = {name: float(stated[name]) for name in ("variance", "clip", "epsilon", "delta")}
-        rho = None if stated["rho"] is None else float(stated["rho"])
-        fits = stated["grid"] == GRID and len(value) == x.shape[1] == basis.shape[1] and law["variance"] > 0.0
+        x = rows.double() * (float(record["clip"]) / GRID)
+        law = {name: float(record[name]) for name in ("variance", "clip", "epsilon", "delta")}
+        rho = None if record["rho"] is None else float(record["rho"])
+        fits = record["grid"] == GRID and len(value) == x.shape[1] == basis.shape[1] and law["variance"] > 0.0
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, IndexError) as error:
         raise ValueError(f"{folder} holds no whole noisy sum ({type(error).__name__})") from None
     if not fits or not bool(value.isfinite().all()):
@@ -201,8 +201,8 @@ def _newton(x: Tensor, statistic: Tensor, penalty: Tensor) -> Tensor:
         step = torch.linalg.solve(_curvature(x, theta) + penalty, gradient)
         decrement = float(gradient @ step)
         sizes = (0.5**halvings for halvings in range(_MAX_HALVINGS))
-        tried = ((theta - size * step, size) for size in sizes)
-        better = next((new for new, size in tried if objective(new) <= value - 1e-4 * size * decrement), None)
+        trials = ((theta - size * step, size) for size in sizes)
+        better = next((new for new, size in trials if objective(new) <= value - 1e-4 * size * decrement), None)
         if decrement <= 1e-10 or better is None:
             return theta
         theta, value = better, objective(better)

@@ -16,11 +16,11 @@ import json
 import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from private_rlhf.core import atomic
-from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.noise import PUBLIC, LabelNoise
 from private_rlhf.core.world import device_type
 from private_rlhf.lm.kernels.attention import use_grouped_attention
 from private_rlhf.lm.kernels.products import speed_up_products
@@ -31,14 +31,12 @@ from private_rlhf.reward_models.classifiers import load_classifier
 from private_rlhf.reward_models.dropout import DropoutBonus, DropoutRewardModel
 from private_rlhf.reward_models.losses import get_loss
 from private_rlhf.reward_models.model import (
-    PaddedTexts,
     RewardModel,
     check_pad_token,
     probe_scores,
     score_layer,
     set_score_weight,
 )
-from private_rlhf.reward_models.uncertainty import RewardScore
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -53,25 +51,19 @@ Weights drawn at random differ by the size of the scores."""
 NOISY_SUM_LOSS = "noisy_sum"
 """The loss of a fit to one noisy sum of labels (`private_rlhf.reward_models.central`), none of which was released."""
 MODES = ("head", "lora", "full", "external")
-
-
-class SavesPretrained(Protocol):
-    """Anything with `save_pretrained`, such as a tokenizer."""
-
-    def save_pretrained(self, save_directory: str, /) -> Any: ...
+_NOISE = ("keep_prob", "epsilon")
 
 
 @dataclass(frozen=True)
 class RewardMetadata:
-    """What a reward checkpoint must say about itself.
+    """The facts that a reward checkpoint must state about itself.
 
     `noise` of the labels it was fitted to (written as `epsilon` and `keep_prob`); `loss` a name of `losses` or
     NOISY_SUM_LOSS; `reward_bound` B or None; `ridge` λ of the fit or None; `n_pairs` in the fit; `kappa` of the bonus
     or None; `mode` head, lora, full or external (fitted elsewhere, labels declared public: `loss` and `n_pairs` are
     then None, for they are not known); `num_layers` of the backbone; `base_model` its name (not a local path); `public`
-    whether the labels were declared public; `uncertainty` the kind of bonus; `data` any further JSON facts (release id,
-    recipe, …).
-    ValueError names the field that is out of range.
+    if the labels were declared public; `uncertainty` the kind of bonus; `data` any further JSON facts (release id,
+    recipe, …). ValueError names the field that is out of range.
     """
 
     noise: LabelNoise
@@ -87,37 +79,40 @@ class RewardMetadata:
     uncertainty: str = "fisher"
     data: dict[str, Any] | None = None
 
+    @classmethod
+    def of_external(cls, name: str, num_layers: int) -> RewardMetadata:
+        """All that is known of a model that was fitted elsewhere to labels that are declared public."""
+        return cls(PUBLIC, None, None, None, None, None, "external", num_layers, name, True, data={"external": name})
+
     def __post_init__(self) -> None:
         LabelNoise.of(self.noise, allow_zero=self.loss == NOISY_SUM_LOSS)
-        if self.mode not in MODES:
-            raise ValueError(f"mode must be one of {', '.join(MODES)}, not {self.mode!r}")
-        known = self.mode != "external"
-        if not known and (self.loss is not None or self.n_pairs is not None or not self.noise.public):
-            raise ValueError("of an external model neither loss, n_pairs nor epsilon is known: they must be null")
-        if known and self.loss != NOISY_SUM_LOSS:
+        for name, choices in (("mode", MODES), ("uncertainty", BONUS_KINDS)):
+            if (value := getattr(self, name)) not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+        if not isinstance(self.public, bool):
+            raise ValueError(f"public must be true or false, got {self.public!r}")
+        fitted = self.mode != "external"
+        if not fitted and (self.loss is not None or self.n_pairs is not None or not self.noise.public):
+            raise ValueError("loss, n_pairs and epsilon of an external model are not known: they must be null")
+        if fitted and self.loss != NOISY_SUM_LOSS:
             get_loss(str(self.loss))
         check_reward_bound(self.reward_bound)
         for name in ("ridge", "kappa"):
             value = getattr(self, name)
-            if value is not None and not (_is_number(value) and 0.0 <= value < math.inf):
-                raise ValueError(f"{name} must be a finite number of at least 0 or null, not {value!r}")
-        for name in ("n_pairs", "num_layers") if known else ("num_layers",):
+            if value is not None and not (type(value) in (int, float) and 0.0 <= value < math.inf):
+                raise ValueError(f"{name} must be a finite number of at least 0 or null, got {value!r}")
+        for name in ("n_pairs", "num_layers") if fitted else ("num_layers",):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be a positive integer, not {value!r}")
-        if self.uncertainty not in BONUS_KINDS:
-            raise ValueError(f"uncertainty must be one of {', '.join(BONUS_KINDS)}, not {self.uncertainty!r}")
-        if not isinstance(self.public, bool):
-            raise ValueError(f"public must be true or false, not {self.public!r}")
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name} must be a positive integer, got {value!r}")
         if self.noise.public and not self.public:
             raise ValueError("epsilon is infinite but public is false: labels that were not randomised must be public")
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON (no infinities), with the format version and α."""
         noise = self.noise.as_json()
-        stated = {name: noise[name] for name in ("keep_prob", "epsilon")}
         record = {name: value for name, value in asdict(self).items() if name != "noise"}
-        return {"format_version": FORMAT_VERSION, **stated, **record}
+        return {"format_version": FORMAT_VERSION, **{name: noise[name] for name in _NOISE}, **record}
 
     @classmethod
     def from_json(cls, record: object) -> RewardMetadata:
@@ -127,40 +122,21 @@ class RewardMetadata:
         if record.get("format_version") != FORMAT_VERSION:
             raise ValueError(f"format_version is {record.get('format_version')!r}, this package reads {FORMAT_VERSION}")
         names = {field.name for field in fields(cls)} - {"noise"}
-        given = set(record) - {"format_version", "keep_prob", "epsilon"}
-        if missing := sorted((names - {"data", "uncertainty"} | {"keep_prob", "epsilon"}) - set(record)):
+        if missing := sorted((names - {"data", "uncertainty"} | set(_NOISE)) - set(record)):
             raise ValueError(f"missing {', '.join(missing)}")
-        if unknown := sorted(given - names):
+        values = {name: value for name, value in record.items() if name not in ("format_version", *_NOISE)}
+        if unknown := sorted(set(values) - names):
             raise ValueError(f"unknown {', '.join(unknown)}")
-        values = {name: record[name] for name in given}
         return cls(noise=LabelNoise.from_json(record), **values)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
 class RewardCheckpoint:
-    """A loaded checkpoint. `metadata` is None only for an external public model, `bonus` when none was saved."""
+    """A loaded checkpoint. `metadata` is None for a model that was made in the program, `bonus` when none was saved."""
 
     model: RewardModel
     metadata: RewardMetadata | None
     bonus: Bonus | None
-
-    @torch.no_grad()
-    def score(self, batch: PaddedTexts, reference: PaddedTexts) -> RewardScore:
-        """Reward (B,) and bonus (B,) float32 of B texts; use `pessimistic()` offline and `optimistic()` online.
-
-        `reference` holds K completions of each text's prompt by the reference policy, B·K rows, those of the first
-        prompt first. ValueError for a checkpoint without a bonus, or rows that do not divide.
-        """
-        if self.bonus is None:
-            raise ValueError("the checkpoint has no bonus statistics; fit it again with a bonus, or use model.score")
-        features, references = self.model.features(*batch), self.model.features(*reference)
-        if len(references) == 0 or len(references) % len(features):
-            raise ValueError(f"{len(references)} reference texts are not K for each of {len(features)} texts")
-        return self.bonus.score(features, references.reshape(len(features), -1, references.shape[-1]))
 
 
 def save_reward_checkpoint(
@@ -169,15 +145,15 @@ def save_reward_checkpoint(
     metadata: RewardMetadata,
     *,
     bonus: Bonus | None = None,
-    tokenizer: SavesPretrained | None = None,
+    tokenizer: Any = None,
     overwrite: bool = False,
 ) -> None:
     """Write a checkpoint folder atomically; call it on one process only.
 
     `model` is a plain sequence-classification model: merge adapters first (`merge_adapters`). The head is stored in
-    float32 whatever the backbone's dtype. ValueError for an existing `path` without `overwrite`, an adapter model, a
-    non-finite weight, or a bonus that does not belong to the model; RuntimeError when what was written scores
-    otherwise.
+    float32 whatever the backbone's dtype. `tokenizer` is anything with `save_pretrained`. ValueError for an existing
+    `path` without `overwrite`, an adapter model, a non-finite weight, or a bonus of another model; RuntimeError where
+    the written model scores otherwise.
     """
     target = Path(path)
     if target.exists() and not overwrite:
@@ -204,13 +180,13 @@ def save_reward_checkpoint(
 
 @torch.no_grad()
 def check_written(folder: Path, model: PreTrainedModel) -> None:
-    """Reads a checkpoint again, before it gets its name. RuntimeError: its scores are not those of `model`."""
+    """Read a checkpoint again, before it gets its name. RuntimeError: its scores are not those of `model`."""
     again = load_reward_checkpoint(folder, dtype=model.dtype).model
-    expected, found = probe_scores(model), probe_scores(again.model)
-    if not torch.allclose(expected, found, rtol=SCORE_TOLERANCE, atol=SCORE_TOLERANCE):
+    before, after = probe_scores(model), probe_scores(again.model)
+    if not torch.allclose(before, after, rtol=SCORE_TOLERANCE, atol=SCORE_TOLERANCE):
         raise RuntimeError(
-            f"read again after it was saved, the reward model scores {found.tolist()} where it scored "
-            f"{expected.tolist()}: {type(model).__name__} cannot be saved"
+            f"read again after it was saved, the reward model scores {after.tolist()} where it scored "
+            f"{before.tolist()}: {type(model).__name__} cannot be saved"
         )
 
 
@@ -256,17 +232,19 @@ def load_reward_checkpoint(
     model = load_classifier(folder, dtype=dtype if dtype is not None else "auto")
     if dtype is None:
         model.to(affordable(model.dtype, device_type()))
-    if model.config.num_labels != 1 and (metadata is None or model.config.num_labels != 2):
+    if metadata is None:
+        layers = int(model.config.get_text_config().num_hidden_layers)
+        metadata = RewardMetadata.of_external(folder.resolve().name, layers)
+    if model.config.num_labels != 1 and (external or model.config.num_labels != 2):
         raise ValueError(f"{folder} has {model.config.num_labels} outputs; a reward model has one")
     stored = _stored_score_weight(folder)
     set_score_weight(model, score_layer(model).weight.flatten() if stored is None else stored)
     use_grouped_attention(speed_up_products(model))
-    reward_bound = metadata.reward_bound if metadata is not None else None
-    bonus = _load_bonus(folder, metadata)
+    bonus, bound = None if external else _load_bonus(folder, metadata), metadata.reward_bound
     if isinstance(bonus, DropoutBonus):
-        stochastic = DropoutRewardModel(model.eval(), reward_bound=reward_bound, samples=bonus.samples, seed=bonus.seed)
+        stochastic = DropoutRewardModel(model.eval(), reward_bound=bound, samples=bonus.samples, seed=bonus.seed)
         return RewardCheckpoint(stochastic, metadata, bonus)
-    return RewardCheckpoint(RewardModel(model.eval(), reward_bound=reward_bound), metadata, bonus)
+    return RewardCheckpoint(RewardModel(model.eval(), reward_bound=bound), metadata, bonus)
 
 
 def _stored_score_weight(folder: Path) -> Tensor | None:
@@ -278,9 +256,9 @@ def _stored_score_weight(folder: Path) -> Tensor | None:
     return None
 
 
-def _load_bonus(folder: Path, metadata: RewardMetadata | None) -> Bonus | None:
+def _load_bonus(folder: Path, metadata: RewardMetadata) -> Bonus | None:
     file = folder / BONUS_FILE
-    if metadata is None or not file.exists():
+    if not file.exists():
         return None
     if metadata.kappa is None:
         raise ValueError(

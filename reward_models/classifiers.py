@@ -29,8 +29,8 @@ def load_backbone_of(causal_lm: str | Path, config: PreTrainedConfig, **how: Any
     layers = config.get_text_config().num_hidden_layers
 
     def allowed(name: str) -> bool:
-        found = LAYER.search(name)
-        cut = found is not None and int(found.group(1)) >= layers
+        layer = LAYER.search(name)
+        cut = layer is not None and int(layer.group(1)) >= layers
         outside = not name.startswith(f"{loader.base_model_prefix}.")  # as the output layer is
         return name == "score.weight" or outside or cut
 
@@ -40,12 +40,12 @@ def load_backbone_of(causal_lm: str | Path, config: PreTrainedConfig, **how: Any
 def classifier_class(kind: type[PreTrainedConfig]) -> Any:
     """transformers' class for a configuration; where it has none, its generic one (base model, bias-free `score`).
 
-    Granite, Cohere and OLMoE are such. Their checkpoints are read by this package alone. ValueError: no causal LM.
+    Granite, Cohere and OLMoE are such. Only this package reads their checkpoints. ValueError: not a causal LM.
     """
-    known: Any = AutoModelForSequenceClassification._model_mapping
+    classifiers: Any = AutoModelForSequenceClassification._model_mapping
     causal: Any = AutoModelForCausalLM._model_mapping
-    if kind in known:
-        return known[kind]
+    if kind in classifiers:
+        return classifiers[kind]
     if kind not in causal:
         raise ValueError(f"transformers has no causal LM for {kind.__name__}")
     return _generic(next(each for each in causal[kind].__mro__ if each.__name__.endswith("PreTrainedModel")))

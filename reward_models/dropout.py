@@ -10,26 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from private_rlhf.lm.rows import Rows
 from private_rlhf.reward_models.bound import bounded_reward
 from private_rlhf.reward_models.model import RewardModel
-from private_rlhf.reward_models.uncertainty import RewardScore, check_kappa, check_references
+from private_rlhf.reward_models.uncertainty import CentredBonus
 from torch import Tensor, nn
 
 
 def has_dropout(model: nn.Module) -> bool:
-    """Whether any dropout in the model is active in training mode: layers, or rates that only the config carries (those
-    of summary and classification heads apart: a head without bias uses none).
+    """True where any dropout is active in training mode: layers, or rates that only the config carries (those of
+    summary and classification heads apart: a head without bias uses none).
     """
     if any(module.p > 0 for module in model.modules() if isinstance(module, nn.modules.dropout._DropoutNd)):
         return True
-    config = getattr(model, "config", None)
-    rates = config.to_dict() if config is not None and hasattr(config, "to_dict") else {}
+    config: Any = getattr(model, "config", None)
     return any(
         isinstance(rate, float) and rate > 0
-        for name, rate in rates.items()
+        for name, rate in (config.to_dict() if config is not None else {}).items()
         if ("dropout" in name or name.endswith("pdrop")) and not name.startswith(("summary", "classifier"))
     )
 
@@ -87,8 +87,11 @@ class DropoutRewardModel(RewardModel):
 
 
 @dataclass(frozen=True)
-class DropoutBonus:
-    """Reads the draws that `DropoutRewardModel.features` appends. weight (d,); ValueError for fewer than two draws."""
+class DropoutBonus(CentredBonus):
+    """Reads the draws that `DropoutRewardModel.features` appends: features are (B, d + S) and nothing is centred.
+
+    weight (d,); ValueError for fewer than two draws.
+    """
 
     weight: Tensor
     reward_bound: float | None
@@ -97,26 +100,19 @@ class DropoutBonus:
     kappa: float = 1.0
 
     def __post_init__(self) -> None:
-        check_kappa(self.kappa)
+        super().__post_init__()
         if self.samples < 2:
-            raise ValueError(f"samples must be at least 2, not {self.samples}")
+            raise ValueError(f"samples must be at least 2, got {self.samples}")
 
-    def reference_gradient(self, reference_features: Tensor) -> Tensor:
-        """Nothing is needed of the references: (B, K, d + S) -> (B, 0)."""
-        check_references(reference_features)
-        return torch.zeros(len(reference_features), 0, dtype=torch.float64, device=reference_features.device)
+    def quantity(self, features: Tensor) -> Tensor:
+        """Nothing, (..., d + S) -> (..., 0)."""
+        return features[..., :0]
 
-    def score_centred(self, features: Tensor, reference_gradient: Tensor) -> RewardScore:
-        """Reward without dropout and spread of the draws, (B, d + S) -> (B,) twice, float32."""
-        if features.shape != (len(reference_gradient), len(self.weight) + self.samples):
+    def deviation(self, features: Tensor, centred: Tensor) -> Tensor:
+        """κ times the standard deviation of the bounded draws."""
+        if features.shape[1] != len(self.weight) + self.samples:
             raise ValueError(
-                f"features have shape {tuple(features.shape)}, not ({len(reference_gradient)}, {len(self.weight)} + "
-                f"{self.samples} draws); compute them with DropoutRewardModel"
+                f"features must be (B, {len(self.weight)} + {self.samples} draws), got {tuple(features.shape)}: "
+                "compute them with DropoutRewardModel"
             )
-        raw, draws = features.detach().double().split([len(self.weight), self.samples], dim=-1)
-        reward = bounded_reward(raw @ self.weight.to(raw), self.reward_bound)
-        return RewardScore(reward.float(), (self.kappa * bounded_reward(draws, self.reward_bound).std(-1)).float())
-
-    def score(self, features: Tensor, reference_features: Tensor) -> RewardScore:
-        """(B, d + S) and (B, K, d + S) -> reward (B,), bonus (B,), float32."""
-        return self.score_centred(features, self.reference_gradient(reference_features))
+        return self.kappa * bounded_reward(features[:, len(self.weight) :], self.reward_bound).std(-1)

@@ -1,7 +1,7 @@
-"""Stops reward training by the held-out private log-likelihood, judged by its paired standard error.
+"""Early stopping of reward training by the held-out private log-likelihood and its paired standard error.
 
 Every `every` steps, and at step 0 (a warm start may be better than anything that follows), the loss of each held-out
-pair is computed; it reads z alone, so the choice is post-processing. Two evaluations share their pairs, so the
+pair is computed; it reads only z, so the choice is post-processing. Two evaluations share their pairs, so the
 standard error of their difference is that of the per-pair differences, which is far below that of either mean. A step
 replaces the kept one only if it is better by more than `standard_errors` of them; after `patience` evaluations in a row
 that are not, training stops. Either way the kept weights are the result: the earliest step that no later one beats
@@ -28,7 +28,7 @@ STATE_FILE = "early_stopping.safetensors"
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`loss` (nats per pair) at `step`; `gain` = how far it is below the kept one, with its paired standard error."""
+    """`loss` (nats per pair) at `step`; `gain` = the kept loss less this one, with its paired standard error."""
 
     step: int
     loss: float
@@ -44,7 +44,7 @@ def paired_gain(kept: Tensor, new: Tensor) -> tuple[float, float]:
 
 @dataclass
 class HeldOutRecord:
-    """Which step is kept, and what was seen on the way."""
+    """The kept step, and all evaluations up to now."""
 
     patience: int
     standard_errors: float
@@ -53,7 +53,7 @@ class HeldOutRecord:
     waited: int = 0
 
     def judge(self, step: int, kept: Tensor | None, losses: Tensor) -> bool:
-        """Record `losses` (n,) of `step` against the kept ones (None: the first); whether the step replaces them."""
+        """Record `losses` (n,) of `step` against the kept ones (None: the first); True if the step replaces them."""
         gain, error = (0.0, 0.0) if kept is None else paired_gain(kept, losses)
         self.evaluations.append(Evaluation(step, float(losses.double().mean()), gain, error))
         better = kept is None or gain > self.standard_errors * error
@@ -62,7 +62,7 @@ class HeldOutRecord:
 
     @property
     def done(self) -> bool:
-        """Whether patience is at its end."""
+        """True where patience is at its end."""
         return self.waited >= self.patience
 
 
@@ -75,10 +75,6 @@ class HeldOutStopping(TrainerCallback):
     """
 
     def __init__(self, rows: Dataset, *, every: int, patience: int = 3, standard_errors: float = 1.0) -> None:
-        if len(rows) < 2:
-            raise ValueError(f"{len(rows)} held-out pairs have no standard error; hold out at least two")
-        if every < 1 or patience < 1 or not 0.0 <= standard_errors < math.inf:
-            raise ValueError("every and patience must be at least 1, and standard_errors a finite number of at least 0")
         self.rows, self.every = rows, every
         self.record = HeldOutRecord(patience, standard_errors)
         self._trainer: Any = None

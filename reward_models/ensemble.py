@@ -12,18 +12,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from private_rlhf.core.noise import LabelNoise, Noise
-from private_rlhf.reward_models.basis import FeatureArray, FeatureBasis, as_double, count_pairs, identity_basis
-from private_rlhf.reward_models.bound import bounded_reward, check_reward_bound
-from private_rlhf.reward_models.linear import PairProblem, check_labels, minimize
-from private_rlhf.reward_models.losses import get_loss
+from private_rlhf.reward_models.basis import FeatureArray
+from private_rlhf.reward_models.bound import bounded_reward
+from private_rlhf.reward_models.linear import LinearFit, minimize, pair_problem
 from private_rlhf.reward_models.spread import ALONE, Spread
-from private_rlhf.reward_models.uncertainty import RewardScore, check_kappa, check_references
+from private_rlhf.reward_models.uncertainty import CentredBonus
 from torch import Tensor
 
 
 @dataclass(frozen=True)
-class EnsembleBonus:
+class EnsembleBonus(CentredBonus):
     """weight w (d,) of the reward itself, heads (H, d), both float64. ValueError for fewer than two heads."""
 
     weight: Tensor
@@ -32,53 +30,29 @@ class EnsembleBonus:
     kappa: float = 1.0
 
     def __post_init__(self) -> None:
-        check_kappa(self.kappa)
+        super().__post_init__()
         if self.heads.ndim != 2 or len(self.heads) < 2 or self.heads.shape[1] != len(self.weight):
             raise ValueError(
-                f"heads must be (H, {len(self.weight)}) with H of at least 2, not {tuple(self.heads.shape)}"
+                f"heads must be (H, {len(self.weight)}) with H of at least 2, got {tuple(self.heads.shape)}"
             )
         if not bool(torch.isfinite(self.heads).all()):
             raise ValueError("a head of the ensemble holds a non-finite weight; the fit failed")
 
-    def head_rewards(self, features: Tensor) -> Tensor:
-        """(..., d) -> (..., H) float64."""
-        heads = self.heads.to(device=features.device, dtype=torch.float64)
-        return bounded_reward(features.detach().to(torch.float64) @ heads.T, self.reward_bound)
+    def quantity(self, features: Tensor) -> Tensor:
+        """The reward by each head, (..., d) -> (..., H)."""
+        return bounded_reward(features @ self.heads.to(features).T, self.reward_bound)
 
-    def reference_gradient(self, reference_features: Tensor) -> Tensor:
-        """Mean reward of the completions by each head, (B, K, d) -> (B, H) float64."""
-        check_references(reference_features)
-        return self.head_rewards(reference_features).mean(1)
-
-    def score_centred(self, features: Tensor, reference_gradient: Tensor) -> RewardScore:
-        """Like `score`, with the mean reward of the completions by each head given (B, H)."""
-        if reference_gradient.shape != (len(features), len(self.heads)):
-            raise ValueError(
-                f"features {tuple(features.shape)} and reference {tuple(reference_gradient.shape)} must belong to the "
-                "same prompts"
-            )
-        weight = self.weight.to(device=features.device, dtype=torch.float64)
-        reward = bounded_reward(features.detach().to(torch.float64) @ weight, self.reward_bound)
-        spread = (self.head_rewards(features) - reference_gradient.to(features.device)).std(-1)
-        return RewardScore(reward.float(), (self.kappa * spread).float())
-
-    def score(self, features: Tensor, reference_features: Tensor) -> RewardScore:
-        """(B, d) and (B, K, d) -> reward (B,), bonus (B,), float32."""
-        return self.score_centred(features, self.reference_gradient(reference_features))
+    def deviation(self, features: Tensor, centred: Tensor) -> Tensor:
+        """κ times the standard deviation over the heads."""
+        return self.kappa * centred.std(-1)
 
 
 def fit_ensemble(
+    fit: LinearFit,
     phi_a: FeatureArray,
     phi_b: FeatureArray,
     private_label: FeatureArray,
-    noise: Noise,
     *,
-    weight: Tensor,
-    ridge: float,
-    basis: FeatureBasis | None = None,
-    start: Tensor | None = None,
-    reward_bound: float | None = None,
-    loss: str = "private_likelihood",
     num_heads: int = 8,
     seed: int = 0,
     kappa: float = 1.0,
@@ -86,32 +60,22 @@ def fit_ensemble(
     numbers: Tensor | None = None,
     spread: Spread = ALONE,
 ) -> EnsembleBonus:
-    """`num_heads` heads on pairs (φ_a, φ_b); arguments as in `fit_linear`, deterministic in `seed`.
+    """`num_heads` heads beside a `fit` to the same pairs, each started at its θ; deterministic in `seed`.
 
-    `weight` w (d,) is the reward's own; `start` θ (k,) is where every head starts (the fit's θ; default 0), `tolerance`
-    the Newton decrement in nats at which a head is done. With a `spread` each process brings the pairs that it holds,
-    and says by `numbers` (m,) which of all pairs 0, 1, … they are. ValueError for fewer than two heads or a ridge of 0,
-    which stands for no prior.
+    `tolerance` is the Newton decrement in nats at which a head is done. With a `spread` each process brings the pairs
+    that it holds, and says by `numbers` (m,) which of all pairs 0, 1, … they are. ValueError for fewer than two heads
+    or a ridge of 0, which stands for no prior.
     """
-    noise = LabelNoise.of(noise, allow_zero=False)
     if num_heads < 2:
-        raise ValueError(f"num_heads must be at least 2, not {num_heads}: one head has no spread")
-    if not 0.0 < ridge < float("inf"):
-        raise ValueError(f"ridge must be a finite number above 0, not {ridge!r}")
-    first, second = as_double(phi_a, "phi_a", 2), as_double(phi_b, "phi_b", 2)
-    label = check_labels(private_label, len(first))
-    basis = identity_basis(first.shape[1]) if basis is None else basis
-    x_a, x_b = basis.coordinates(first), basis.coordinates(second)
-    bound, chosen = check_reward_bound(reward_bound), get_loss(loss)
-    generator = torch.Generator().manual_seed(seed)
-    origin = torch.zeros(basis.num_components, dtype=torch.float64) if start is None else start.to(torch.float64)
-    heads = []
-    count = count_pairs(first, second, spread)
+        raise ValueError(f"num_heads must be at least 2, got {num_heads}: one head has no spread")
+    if not fit.ridge > 0.0:
+        raise ValueError(f"ridge must be a finite number above 0, got {fit.ridge!r}")
+    problem = pair_problem(phi_a, phi_b, private_label, fit.noise, fit.basis, fit.reward_bound, fit.loss, spread)
+    generator, heads = torch.Generator().manual_seed(seed), []
     for _ in range(num_heads):
-        drawn = torch.randint(count, (count,), generator=generator).bincount(minlength=count)
-        rows = torch.arange(len(label)).repeat_interleave(drawn if numbers is None else drawn[numbers])
-        anchor = torch.randn(len(origin), dtype=torch.float64, generator=generator) / ridge**0.5
-        problem = PairProblem(x_a[rows], x_b[rows], label[rows], noise, bound, chosen, spread)
-        theta, _ = minimize(problem, ridge, origin, anchor=anchor, tolerance=tolerance)
-        heads.append(basis.weight(theta))
-    return EnsembleBonus(weight.detach().to(device="cpu", dtype=torch.float64), torch.stack(heads), bound, kappa)
+        drawn = torch.randint(fit.num_pairs, (fit.num_pairs,), generator=generator).bincount(minlength=fit.num_pairs)
+        rows = torch.arange(len(problem)).repeat_interleave(drawn if numbers is None else drawn[numbers])
+        anchor = torch.randn(len(fit.theta), dtype=torch.float64, generator=generator) / fit.ridge**0.5
+        theta, _ = minimize(problem.rows(rows), fit.ridge, fit.theta, anchor=anchor, tolerance=tolerance)
+        heads.append(fit.basis.weight(theta))
+    return EnsembleBonus(fit.weight, torch.stack(heads), fit.reward_bound, kappa)

@@ -5,7 +5,7 @@ A ridge λ is the prior θ ~ N(0, I/λ). By Laplace's approximation around the p
     log P(z | λ) ≈ Σ log P̃(z_i) − λ‖θ̂‖²/2 + (d/2) log λ − ½ log det H,   H = Σ ω δg δgᵀ + λI,
 
 ω the expected information of a private label (MacKay 1992, with the private likelihood in the place of a Gaussian's).
-It reads released labels alone. Unlike a cross-validated score it sees all labels at once: with few or noisy ones, where
+It reads only released labels. Unlike a cross-validated score it sees all labels at once: with few or noisy ones, where
 held-out likelihood cannot tell a ridge of 2 from one of 800, it is the steadier guide. Where even it is flat, or where
 Laplace flatters a fit that saturates, a prior on the margin scale √(d/λ) decides: log-normal about `MARGIN_SCALE`,
 within a factor of four with 95 %.
@@ -59,18 +59,18 @@ def ridge_by_evidence(
     count = x_a.shape[1]
     ridges = evidence_ridges(count)
     problem = PairProblem(x_a, x_b, label, noise, reward_bound, get_loss("private_likelihood"), spread)
-    theta, known = None, {}
+    theta, values = None, {}
 
     def worth(place: int) -> float:
         nonlocal theta
         if not 0 <= place < len(ridges):
             return -math.inf
-        if place not in known:
-            found, theta = log_evidence(problem, ridges[place], theta)
-            evidence = float(spread.first(torch.tensor(found, dtype=torch.float64)))
-            apart = math.log((count / ridges[place]) ** 0.5 / MARGIN_SCALE) / LOG_SCALE_SPREAD
-            known[place] = evidence - 0.5 * apart**2
-        return known[place]
+        if place not in values:
+            local, theta = log_evidence(problem, ridges[place], theta)
+            evidence = float(spread.first(torch.tensor(local, dtype=torch.float64)))
+            offset = math.log((count / ridges[place]) ** 0.5 / MARGIN_SCALE) / LOG_SCALE_SPREAD
+            values[place] = evidence - 0.5 * offset**2
+        return values[place]
 
     begin = start or ridge_from_margin_scale(MARGIN_SCALE, count)
     place = min(range(len(ridges)), key=lambda i: abs(math.log(ridges[i] / begin)))

@@ -6,6 +6,7 @@ import importlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from private_rlhf.data.render import Prompt, Renderer, preview
 from private_rlhf.lm.model_folders import check_function
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.recipe import ExtraRewardSettings, ModelConfig
-from private_rlhf.reward_models.external import card_facts, described, key_names, load_external
+from private_rlhf.reward_models.external import key_names, load_external
 from private_rlhf.reward_models.scorer import RewardScorer
 
 Function = Callable[[Sequence[Prompt], Sequence[str]], Sequence[float]]
@@ -46,8 +47,7 @@ def load_extra_rewards(
     """The rewards of ppo.extra_rewards, in their order. limits: of the policy's texts.
 
     Raises:
-        UserError: a folder that holds no reward model, one whose training labels nobody declared (see
-            `private_rlhf.reward_models.external`), or a function that cannot be imported.
+        UserError: see `private_rlhf.reward_models.external.load_external`, or a function that cannot be imported.
     """
     rewards: list[ExtraReward] = []
     for place, settings in enumerate(entries):
@@ -72,19 +72,14 @@ def import_function(name: str, key: str) -> Function:
     except Exception as error:  # whatever it does when it is imported
         cause = f"{type(error).__name__}: {error}"
         raise UserError(f"{key}.callable {name}: cannot be imported ({cause}): fix it") from None
-    function = getattr(module, attribute, None)
+    function: Any = getattr(module, attribute, None)
     if not callable(function):
         raise UserError(f"{key}.callable {name}: {module_name} has no function {attribute}: name one that it has")
-    found: Function = function
-    return found
+    return function
 
 
 def checked(values: Any, responses: Sequence[str], where: str) -> torch.Tensor:
-    """What a function gave as (B,) float32.
-
-    Raises:
-        UserError: not one finite number per response.
-    """
+    """The values of a function as (B,) float32. UserError unless they are one finite number per response."""
     try:
         numbers = [float(value) for value in values]
     except (TypeError, ValueError):
@@ -116,29 +111,35 @@ def _model(
     settings: ExtraRewardSettings, name: str, key: str, limits: ModelConfig, device: torch.device
 ) -> ExtraReward:
     assert settings.path is not None
-    checkpoint = load_external(settings.path, settings.public, *key_names(key))
-    metadata = described(checkpoint, settings.path.resolve().name, 0.0)
-    checkpoint.model.model.to(device)
-    config: Any = checkpoint.model.config.get_text_config()
-    tokenizer = load_tokenizer(settings.path, plain_template=False)
-    renderer = wide_renderer(limits, tokenizer, getattr(config, "max_position_embeddings", None))
-    scorer = RewardScorer(checkpoint, renderer, use_bonus=False)
+    scorer, facts = external_scorer(settings.path, settings.public, key_names(key), limits, device)
 
     def score(prompts: Sequence[Prompt], responses: Sequence[str]) -> torch.Tensor:
         return scorer.score(prompts, responses).reward
 
-    facts = {**card_facts(checkpoint, settings.path, metadata), "weight": settings.weight}
-    return ExtraReward(name, settings.weight, score, facts, renderer)
+    return ExtraReward(name, settings.weight, score, {**facts, "weight": settings.weight}, scorer.renderer)
 
 
-def wide_renderer(own: ModelConfig | Renderer, tokenizer: Any, context: int | None) -> Renderer:
+def external_scorer(
+    folder: Path, public: bool, names: tuple[str, str], limits: ModelConfig | Renderer, device: torch.device
+) -> tuple[RewardScorer, dict[str, Any]]:
+    """Scores by a reward model from outside this run, without Γ, and its facts for the card.
+
+    public, names: see `private_rlhf.reward_models.external.check_folder`. limits: of the policy's texts.
+    """
+    checkpoint, _, facts = load_external(folder, public, *names)
+    checkpoint.model.model.to(device)
+    positions = getattr(checkpoint.model.config.get_text_config(), "max_position_embeddings", None)
+    renderer = wide_renderer(limits, load_tokenizer(folder, plain_template=False), positions)
+    return RewardScorer(checkpoint, renderer, use_bonus=False), facts
+
+
+def wide_renderer(limits: ModelConfig | Renderer, tokenizer: Any, context: int | None) -> Renderer:
     """A renderer for another tokenizer with limits, in its tokens, that refuse nothing the policy's limits let pass.
 
-    own: has the policy's limits.
-    context: tokens that the model takes; what a prompt may then have is what its longest response leaves.
+    limits: of the policy. context: tokens that the model takes; a prompt may have what its longest response leaves.
     """
-    prompt, response = ROOM * own.max_prompt_tokens, ROOM * own.max_response_tokens
+    prompt, response = ROOM * limits.max_prompt_tokens, ROOM * limits.max_response_tokens
     if context is not None:
         response = min(response, max(context // 2, 2))
         prompt = min(prompt, context - response)
-    return Renderer(tokenizer, prompt, response, own.system_prompt, own.chat_template_kwargs)
+    return Renderer(tokenizer, prompt, response, limits.system_prompt, limits.chat_template_kwargs)

@@ -15,7 +15,7 @@ class PairLengthSampler(Sampler[int]):
 
     `lengths` (n,) in tokens of what is padded: the row of a pair, or its longer text where the two have rows of their
     own; `batch_size` is the global one, over processes and accumulation steps, so sharding changes no batch. The order
-    is a function of `seed` and the epoch alone. A last, incomplete batch of the epoch stays last.
+    is a function of `seed` and the epoch. A last, incomplete batch of the epoch stays last.
     """
 
     def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:

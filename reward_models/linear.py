@@ -9,6 +9,7 @@ every step. Below (2α−1)²n ≈ 20 d the unpenalised maximiser runs off to in
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from private_rlhf.core.noise import LabelNoise, Noise
@@ -21,17 +22,15 @@ from torch import Tensor
 _ARMIJO = 1e-4
 _MAX_HALVINGS = 40
 _STEPS_PER_MATRIX = 20
+_MAX_ITERATIONS = 200
 
 
 @dataclass(frozen=True)
 class ConvergenceReport:
-    """How the minimisation ended. `objectives` (nats) falls monotonically; `decrement` is gᵀH⁻¹g/2 at the end, in
-    nats.
-    """
+    """The end of a minimisation. `objectives` (nats) falls at every step; `decrement` is gᵀH⁻¹g/2 at the end, nats."""
 
     converged: bool
     iterations: int
-    matrix_evaluations: int
     decrement: float
     objectives: tuple[float, ...]
 
@@ -69,6 +68,7 @@ class LinearFit:
         return self.reward(phi_a) - self.reward(phi_b)
 
 
+@dataclass(frozen=True)
 class PairProblem:
     """The objective and its derivatives in basis coordinates; all tensors float64.
 
@@ -76,21 +76,29 @@ class PairProblem:
     holds. Sums are over all pairs of the `spread`. ValueError for other labels.
     """
 
-    def __init__(
-        self,
-        x_a: Tensor,
-        x_b: Tensor,
-        private_label: Tensor,
-        noise: LabelNoise,
-        reward_bound: float | None,
-        loss: PreferenceLoss,
-        spread: Spread = ALONE,
-    ) -> None:
-        check_signs(private_label)
-        self.spread = spread
-        self.x_a, self.x_b, self.private_label = x_a, x_b, private_label
-        self.noise, self.reward_bound, self.loss = noise, reward_bound, loss
-        self._difference = x_a - x_b if reward_bound is None else None
+    x_a: Tensor
+    x_b: Tensor
+    private_label: Tensor
+    noise: LabelNoise
+    reward_bound: float | None
+    loss: PreferenceLoss
+    spread: Spread = ALONE
+
+    def __post_init__(self) -> None:
+        check_signs(self.private_label)
+
+    def __len__(self) -> int:
+        return len(self.private_label)
+
+    @cached_property
+    def _difference(self) -> Tensor | None:
+        """∂Δ/∂θ of an unbounded reward, the same at every θ."""
+        return self.x_a - self.x_b if self.reward_bound is None else None
+
+    def rows(self, rows: Tensor) -> PairProblem:
+        """The problem of some of the pairs: their numbers, or a mask (n,)."""
+        parts = (self.x_a[rows], self.x_b[rows], self.private_label[rows])
+        return PairProblem(*parts, self.noise, self.reward_bound, self.loss, self.spread)
 
     def margin(self, theta: Tensor) -> Tensor:
         """Δ (n,)."""
@@ -120,18 +128,18 @@ class PairProblem:
         slope_b = slope * bound_slope(self.x_b @ theta, self.reward_bound)
         return self.spread.sum(self.x_a.T @ slope_a - self.x_b.T @ slope_b)
 
-    def gram(self, theta: Tensor, weight: Tensor) -> Tensor:
-        """Σ_i weight_i δg_i δg_iᵀ (k, k)."""
-        scaled = self.margin_gradient(theta) * weight.sqrt()[:, None]
-        return self.spread.sum(scaled.T @ scaled)
-
     def scoring_matrix(self, theta: Tensor) -> Tensor:
         """Expected curvature of Σ_i ℓ_i (k, k)."""
-        return self.gram(theta, self.loss.curvature(self.margin(theta), self.noise))
+        return self._gram(theta, self.loss.curvature(self.margin(theta), self.noise))
 
     def information(self, theta: Tensor) -> Tensor:
         """Fisher information of the private labels (k, k)."""
-        return self.gram(theta, fisher_weight(self.margin(theta), self.noise))
+        return self._gram(theta, fisher_weight(self.margin(theta), self.noise))
+
+    def _gram(self, theta: Tensor, weight: Tensor) -> Tensor:
+        """Σ_i weight_i δg_i δg_iᵀ (k, k)."""
+        scaled = self.margin_gradient(theta) * weight.sqrt()[:, None]
+        return self.spread.sum(scaled.T @ scaled)
 
 
 def check_labels(private_label: FeatureArray, num_pairs: int) -> Tensor:
@@ -143,60 +151,76 @@ def check_labels(private_label: FeatureArray, num_pairs: int) -> Tensor:
     return label
 
 
-@dataclass(frozen=True)
-class _Penalty:
-    """(λ/2)‖θ − anchor‖²; no anchor means 0."""
+def pair_problem(
+    phi_a: FeatureArray,
+    phi_b: FeatureArray,
+    private_label: FeatureArray,
+    noise: Noise,
+    basis: FeatureBasis,
+    reward_bound: float | None,
+    loss: str,
+    spread: Spread = ALONE,
+) -> PairProblem:
+    """The problem of pairs of features; arguments and errors as in `fit_linear`."""
+    first, second = as_double(phi_a, "phi_a", 2), as_double(phi_b, "phi_b", 2)
+    return PairProblem(
+        basis.coordinates(first),
+        basis.coordinates(second),
+        check_labels(private_label, len(first)),
+        LabelNoise.of(noise, allow_zero=False),
+        check_reward_bound(reward_bound),
+        get_loss(loss),
+        spread,
+    )
 
+
+@dataclass(frozen=True)
+class _Objective:
+    """The penalised loss: Σ ℓ_i + (λ/2)‖θ − anchor‖²; no anchor means 0."""
+
+    problem: PairProblem
     ridge: float
     anchor: Tensor | None
 
-    def _offset(self, theta: Tensor) -> Tensor:
-        return theta if self.anchor is None else theta - self.anchor
-
     def value(self, theta: Tensor) -> float:
-        offset = self._offset(theta)
-        return 0.5 * self.ridge * float(offset @ offset)
+        """Nats, one number on all processes."""
+        offset = theta if self.anchor is None else theta - self.anchor
+        value = self.problem.total_loss(theta) + 0.5 * self.ridge * float(offset @ offset)
+        return float(self.problem.spread.first(torch.tensor(value, dtype=torch.float64)))
 
     def gradient(self, theta: Tensor) -> Tensor:
-        return self.ridge * self._offset(theta)
+        """(k,)."""
+        return self.problem.gradient(theta) + self.ridge * (theta if self.anchor is None else theta - self.anchor)
 
 
 def minimize(
-    problem: PairProblem,
-    ridge: float,
-    start: Tensor,
-    *,
-    anchor: Tensor | None = None,
-    max_iterations: int = 200,
-    tolerance: float = 1e-9,
+    problem: PairProblem, ridge: float, start: Tensor, *, anchor: Tensor | None = None, tolerance: float = 1e-9
 ) -> tuple[Tensor, ConvergenceReport]:
     """Fisher scoring from `start` (k,), accelerated by L-BFGS corrections, with backtracking.
 
-    The penalty is (λ/2)‖θ − anchor‖², the anchor (k,) being 0 unless given.
+    The penalty is (λ/2)‖θ − anchor‖², the anchor (k,) being 0 by default.
 
     The direction is L-BFGS with the Cholesky factor of the scoring matrix as its initial Hessian: the first step is a
     scoring step, later ones pick up the difference between expected and observed curvature. A gradient costs n·k, a
     scoring matrix n·k², so the matrix is recomputed only after `_STEPS_PER_MATRIX` steps. Stops when the Newton
     decrement gᵀH⁻¹g/2 (nats, summed over the data) is at most `tolerance`.
     """
-    theta = start.clone()
-    identity = torch.eye(len(theta), dtype=torch.float64)
-    penalty = _Penalty(ridge, anchor)
-    objectives = [_objective(problem, penalty, theta)]
-    gradient = problem.gradient(theta) + penalty.gradient(theta)
+    objective = _Objective(problem, ridge, anchor)
+    theta, identity = start.clone(), torch.eye(len(start), dtype=torch.float64)
+    objectives, gradient = [objective.value(theta)], objective.gradient(theta)
     memory: list[tuple[Tensor, Tensor]] = []
     factor: Tensor | None = None
-    age, matrices, iterations = 0, 0, 0
+    age = iterations = 0
     while True:
         if factor is None or age == _STEPS_PER_MATRIX:
             factor = _cholesky(problem.scoring_matrix(theta) + ridge * identity)
-            memory, age, matrices = [], 0, matrices + 1
+            memory, age = [], 0
         step = _direction(gradient, factor, memory)
-        told = problem.spread.first(torch.cat([step, 0.5 * (gradient @ step)[None]]))
-        step, decrement = told[:-1], float(told[-1])
-        if decrement <= tolerance or iterations == max_iterations:
+        step, product = problem.spread.first(torch.cat([step, 0.5 * (gradient @ step)[None]])).split([len(step), 1])
+        decrement = float(product)
+        if decrement <= tolerance or iterations == _MAX_ITERATIONS:
             break
-        size, value = _backtrack(problem, penalty, theta, step, objectives[-1], decrement)
+        size, value = _backtrack(objective, theta, step, objectives[-1], decrement)
         if size == 0.0:
             if age == 0:
                 break  # no descent left in floating point
@@ -204,19 +228,13 @@ def minimize(
             continue
         iterations, age = iterations + 1, age + 1
         theta = theta - size * step
-        previous, gradient = gradient, problem.gradient(theta) + penalty.gradient(theta)
+        previous, gradient = gradient, objective.gradient(theta)
         if float(-size * step @ (gradient - previous)) > 0.0:
             memory.append((-size * step, gradient - previous))
         objectives.append(value)
     # Rounding in a sum of n losses can end the search just above the tolerance; the statistical scale is 1 nat.
     converged = decrement <= max(tolerance, 1e-6)
-    return theta, ConvergenceReport(converged, iterations, matrices, decrement, tuple(objectives))
-
-
-def _objective(problem: PairProblem, penalty: _Penalty, theta: Tensor) -> float:
-    """The penalised loss, one number on all processes."""
-    value = problem.total_loss(theta) + penalty.value(theta)
-    return float(problem.spread.first(torch.tensor(value, dtype=torch.float64)))
+    return theta, ConvergenceReport(converged, iterations, decrement, tuple(objectives))
 
 
 def _direction(gradient: Tensor, factor: Tensor, memory: list[tuple[Tensor, Tensor]]) -> Tensor:
@@ -233,17 +251,16 @@ def _direction(gradient: Tensor, factor: Tensor, memory: list[tuple[Tensor, Tens
 
 
 def _backtrack(
-    problem: PairProblem, penalty: _Penalty, theta: Tensor, step: Tensor, objective: float, decrement: float
+    objective: _Objective, theta: Tensor, step: Tensor, reached: float, decrement: float
 ) -> tuple[float, float]:
-    """The largest 2^−j that satisfies Armijo's condition, with the new objective; (0, objective) if none does."""
+    """The largest 2^−j that satisfies Armijo's condition, with the new objective; (0, reached) if none does."""
     size = 1.0
     for _ in range(_MAX_HALVINGS):
-        candidate = theta - size * step
-        value = _objective(problem, penalty, candidate)
-        if value <= objective - _ARMIJO * size * 2.0 * decrement and value < objective:
+        value = objective.value(theta - size * step)
+        if value <= reached - _ARMIJO * size * 2.0 * decrement and value < reached:
             return size, value
         size *= 0.5
-    return 0.0, objective
+    return 0.0, reached
 
 
 def _cholesky(matrix: Tensor) -> Tensor:
@@ -263,43 +280,30 @@ def fit_linear(
     basis: FeatureBasis | None = None,
     reward_bound: float | None = None,
     loss: str = "private_likelihood",
-    start: Tensor | None = None,
-    max_iterations: int = 200,
     tolerance: float = 1e-9,
     spread: Spread = ALONE,
 ) -> LinearFit:
     """Fit w on pairs (φ_a, φ_b) with private labels; deterministic.
 
     phi_a, phi_b (n, d) numpy or torch; private_label (n,) in {−1, +1}, +1 where the label prefers a; `ridge` λ ≥ 0 in
-    the coordinates of `basis` (default: the original ones), per dataset (not per pair); `start` θ (k,), default 0.
-    With a `spread` each process brings the pairs that it holds, and gets the fit to all. For the unbounded reward only
-    φ_a − φ_b matters. ValueError for bad shapes, labels, ε, or a singular problem.
+    the coordinates of `basis` (default: the original ones), per dataset (not per pair). With a `spread` each process
+    brings the pairs that it holds, and gets the fit to all. For the unbounded reward only φ_a − φ_b matters.
+    ValueError for bad shapes, labels, ε, or a singular problem.
     """
-    noise = LabelNoise.of(noise, allow_zero=False)
     if not 0.0 <= ridge < float("inf"):
-        raise ValueError(f"ridge must be a finite number of at least 0, not {ridge!r}")
-    first, second = as_double(phi_a, "phi_a", 2), as_double(phi_b, "phi_b", 2)
-    num_pairs = count_pairs(first, second, spread)
-    label = check_labels(private_label, len(first))
-    basis = identity_basis(first.shape[1]) if basis is None else basis
-    problem = PairProblem(
-        basis.coordinates(first),
-        basis.coordinates(second),
-        label,
-        noise,
-        check_reward_bound(reward_bound),
-        get_loss(loss),
-        spread,
-    )
-    origin = torch.zeros(basis.num_components, dtype=torch.float64) if start is None else start.to(torch.float64)
-    theta, report = minimize(problem, ridge, origin, max_iterations=max_iterations, tolerance=tolerance)
+        raise ValueError(f"ridge must be a finite number of at least 0, got {ridge!r}")
+    num_pairs = count_pairs(phi_a, phi_b, spread)
+    basis = identity_basis(phi_a.shape[1]) if basis is None else basis
+    problem = pair_problem(phi_a, phi_b, private_label, noise, basis, reward_bound, loss, spread)
+    origin = torch.zeros(basis.num_components, dtype=torch.float64)
+    theta, report = minimize(problem, ridge, origin, tolerance=tolerance)
     information = problem.information(theta) + ridge * torch.eye(len(theta), dtype=torch.float64)
     return LinearFit(
         weight=basis.weight(theta),
         theta=theta,
         basis=basis,
         information=information,
-        noise=noise,
+        noise=problem.noise,
         ridge=float(ridge),
         reward_bound=reward_bound,
         loss=loss,

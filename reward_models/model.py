@@ -7,7 +7,7 @@ is wrong for a tokenizer whose pad is its eos. Features and scores are float32 w
 
 A head with two outputs reads φ = (the last token's state, the sum of the states of all tokens): u is its first output
 at the last token plus its second output summed over the text. What the prompt adds to that sum is the same for all its
-answers, so nobody has to say where an answer begins. Plain transformers gives both outputs at the last token alone.
+answers, so no caller says where an answer begins. Plain transformers gives both outputs at the last token only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from private_rlhf.lm.kernels.attention import use_grouped_attention
@@ -137,20 +137,11 @@ def set_score_weight(model: nn.Module, weight: Tensor) -> None:
 
 
 def last_token_index(attention_mask: Tensor) -> Tensor:
-    """(B, T) of 0/1 -> (B,) index of the last attended token; right and left padding alike. ValueError for an empty
-    row.
-    """
+    """Index (B,) of the last attended token of a 0/1 mask (B, T), padded left or right. ValueError for an empty row."""
     if not bool(attention_mask.any(-1).all()):
         raise ValueError("a sequence has no attended token; drop empty texts before scoring")
     positions = torch.arange(attention_mask.shape[-1], device=attention_mask.device)
     return (positions * attention_mask.bool()).argmax(-1)
-
-
-class PaddedTexts(NamedTuple):
-    """Token ids (B, T) int64 and a 0/1 mask (B, T), padded left or right."""
-
-    input_ids: Tensor
-    attention_mask: Tensor
 
 
 class RewardModel:
@@ -174,7 +165,7 @@ class RewardModel:
 
     @property
     def sharing(self) -> Sharing | None:
-        """How texts may share rows (`private_rlhf.lm.rows`)."""
+        """Rule by which texts may share rows (`private_rlhf.lm.rows`); None: they may not."""
         return sharing_of(self.model)
 
     @property
@@ -198,10 +189,10 @@ class RewardModel:
     def row_features(self, rows: Rows) -> Tensor:
         """φ (N, f) float32 of the sequences in `rows`, in their order; differentiable."""
         dtype: torch.dtype = cast(Any, unwrap(self.model)).dtype
-        given: dict[str, Any] = {"attention_mask": rows.attention(dtype), "use_cache": False}
+        arguments: dict[str, Any] = {"attention_mask": rows.attention(dtype), "use_cache": False}
         if self._takes_positions:
-            given["position_ids"] = rows.position_ids
-        hidden = self.backbone(input_ids=rows.input_ids, **given).last_hidden_state
+            arguments["position_ids"] = rows.position_ids
+        hidden = self.backbone(input_ids=rows.input_ids, **arguments).last_hidden_state
         flat = hidden.flatten(0, 1)
         last = flat[rows.last].float()
         if not self.token_sum:

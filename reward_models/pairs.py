@@ -1,4 +1,4 @@
-"""Released pairs as token ids, and their frozen features: of what the reward and the noisy sum are fitted to."""
+"""Released pairs as token ids, and their frozen features, to which the reward and the noisy sum are fitted."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from private_rlhf.reward_models.spread import OverProcesses
 
 
 class RenderedPairs(NamedTuple):
-    """places: of the pairs that fit, among those given. rows: these rows. pairs: (chosen, rejected) token
-    ids of each. dropped: rows left out as too long."""
+    """The pairs within the limits: their `places` in the release, `rows`, and (chosen, rejected) token ids; `dropped`
+    counts rows left out as too long.
+    """
 
     places: list[int]
     rows: list[ReleasedPair]
@@ -28,12 +29,11 @@ class RenderedPairs(NamedTuple):
 def rendered_pairs(everything: list[ReleasedPair], renderer: Renderer, too_long: str) -> RenderedPairs:
     """The released pairs within the renderer's limits; too_long and errors as in `keep_fitting`."""
     places = keep_fitting_pairs(everything, renderer, too_long)
-    kept = [everything[place] for place in places]
-    pairs = []
-    for row in kept:
+    rows, pairs = [everything[place] for place in places], []
+    for row in rows:
         prompt = renderer.prompt_ids(row.prompt)
         pairs.append((prompt + renderer.response_ids(row.chosen), prompt + renderer.response_ids(row.rejected)))
-    return RenderedPairs(places, kept, pairs, len(everything) - len(kept))
+    return RenderedPairs(places, rows, pairs, len(everything) - len(rows))
 
 
 def pair_features(
@@ -49,8 +49,8 @@ def pair_features(
     keep: resume state of each process is kept under this path with its rank added.
     """
     rank, size = accelerator.process_index, accelerator.num_processes
-    mine = torch.arange(rank, len(pairs), size)
-    flat = [sequence for index in mine.tolist() for sequence in pairs[index]]
+    numbers = torch.arange(rank, len(pairs), size)
+    flat = [sequence for index in numbers.tolist() for sequence in pairs[index]]
     features = extract_features(
         model,
         flat,
@@ -59,8 +59,8 @@ def pair_features(
         device=model.weight.device,
         progress="reward features" if accelerator.is_main_process else None,
         keep=keep.with_name(f"{keep.name}-{rank}-of-{size}"),
-    ).reshape(len(mine), 2, -1)
+    ).reshape(len(numbers), 2, -1)
     chosen, rejected = features.unbind(dim=1)
     if size == 1:
         return PairFeatures(chosen, rejected)
-    return PairFeatures(chosen, rejected, mine, OverProcesses(accelerator))
+    return PairFeatures(chosen, rejected, numbers, OverProcesses(accelerator))

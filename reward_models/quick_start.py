@@ -24,9 +24,9 @@ NO_CLASSIFIER = (
 
 def reward_text(trained_on: str, results: str, model: Any, reward_bound: float | None) -> CardText:
     """The text of a reward model's card. model: a sequence classifier with a head of one output or two."""
-    known = type(model.config) in AutoModelForSequenceClassification._model_mapping
+    readable = type(model.config) in AutoModelForSequenceClassification._model_mapping
     token_sum = score_layer(model).out_features == 2
-    start = program(token_sum, reward_bound) if known else NO_CLASSIFIER.format(model.config.model_type)
+    start = program(token_sum, reward_bound) if readable else NO_CLASSIFIER.format(model.config.model_type)
     files = FILES | {"reward_metadata.json": METADATA, "bonus.safetensors": BONUS}
     return CardText(trained_on, "text-classification", start, results, files)
 

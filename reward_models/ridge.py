@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from private_rlhf.core.noise import LabelNoise, Noise
-from private_rlhf.reward_models.basis import FeatureArray, FeatureBasis, as_double, identity_basis
-from private_rlhf.reward_models.bound import check_reward_bound
-from private_rlhf.reward_models.linear import PairProblem, check_labels, minimize
+from private_rlhf.core.noise import Noise
+from private_rlhf.reward_models.basis import FeatureArray, FeatureBasis, identity_basis
+from private_rlhf.reward_models.linear import minimize, pair_problem
 from private_rlhf.reward_models.losses import get_loss
 from private_rlhf.reward_models.spread import ALONE, Spread
 from torch import Tensor
@@ -29,16 +28,14 @@ _MARGIN_SCALES = (0.03, 0.1, 0.2, 0.4, 0.7, 1.2, 2.0, 4.0, 8.0)
 class RidgeSelection:
     """The cross-validation table, ridges in falling order.
 
-    `held_out_loss` (m,) mean nats per pair; `paired_standard_error` (m,) that of the per-pair difference to the best
-    ridge (0 for the best itself); `null_loss` is that of a reward of zero everywhere (log 2).
+    `held_out_loss` (m,) mean nats per pair, log 2 for a reward of 0; `paired_standard_error` (m,) that of the per-pair
+    difference to the best ridge (0 for the best itself).
     """
 
     ridge: float
     ridges: tuple[float, ...]
     held_out_loss: tuple[float, ...]
     paired_standard_error: tuple[float, ...]
-    null_loss: float
-    num_folds: int
 
 
 def ridge_from_margin_scale(margin_scale: float, num_components: int) -> float:
@@ -92,46 +89,32 @@ def select_ridge(
     fit counts as done: far below the noise of the score. With a `spread` each process brings the pairs that it holds,
     and their folds.
     """
-    noise = LabelNoise.of(noise, allow_zero=False)
-    first, second = as_double(phi_a, "phi_a", 2), as_double(phi_b, "phi_b", 2)
-    label = check_labels(private_label, len(first))
-    basis = identity_basis(first.shape[1]) if basis is None else basis
+    basis = identity_basis(phi_a.shape[1]) if basis is None else basis
+    problem = pair_problem(phi_a, phi_b, private_label, noise, basis, reward_bound, loss, spread)
     grid = tuple(sorted(ridges if ridges is not None else default_ridges(basis.num_components), reverse=True))
     if not grid or grid[-1] <= 0:
         raise ValueError("ridges must be a non-empty list of numbers above 0")
     if folds is None:
-        folds = torch.from_numpy(assign_folds(len(first), 5, None, 0))
-    judging = spread.all(folds[folds >= 0])
-    if folds.shape != label.shape or len(judging) == 0:
-        raise ValueError(f"folds must be one number for each of {len(label)} pairs, and some must be held out")
-    num_folds = int(judging.max()) + 1
-    x_a, x_b = basis.coordinates(first), basis.coordinates(second)
-    bound = check_reward_bound(reward_bound)
+        folds = torch.from_numpy(assign_folds(len(problem), 5, None, 0))
+    judged = spread.all(folds[folds >= 0])
+    if folds.shape != problem.private_label.shape or len(judged) == 0:
+        raise ValueError(f"folds must be one number for each of {len(problem)} pairs, and some must be held out")
+    num_folds = int(judged.max()) + 1
     score = get_loss("uncorrected" if loss == "uncorrected" else "private_likelihood")
-    held_out = torch.zeros(len(grid), len(first), dtype=torch.float64)
-
-    def problem(rows: Tensor) -> PairProblem:
-        return PairProblem(x_a[rows], x_b[rows], label[rows], noise, bound, get_loss(loss), spread)
-
+    losses = torch.zeros(len(grid), len(problem), dtype=torch.float64)
     for fold in range(num_folds):
-        training, testing = problem(folds != fold), problem(folds == fold)
+        training, test = problem.rows(folds != fold), problem.rows(folds == fold)
         theta = torch.zeros(basis.num_components, dtype=torch.float64)
         for row, ridge in enumerate(grid):
             theta, _ = minimize(training, ridge, theta, tolerance=tolerance)
-            held_out[row, folds == fold] = score.value(testing.margin(theta), testing.private_label, noise)
-    return _table(grid, spread.all(held_out[:, folds >= 0].T.contiguous()).T, num_folds, spread)
-
-
-def _table(grid: tuple[float, ...], held_out: Tensor, num_folds: int, spread: Spread) -> RidgeSelection:
-    means = spread.first(held_out.mean(1))
+            losses[row, folds == fold] = score.value(test.margin(theta), test.private_label, problem.noise)
+    losses = spread.all(losses[:, folds >= 0].T.contiguous()).T
+    means = spread.first(losses.mean(1))
     best = int(means.argmin())
-    differences = held_out - held_out[best]
-    errors = differences.std(1) / held_out.shape[1] ** 0.5
+    errors = (losses - losses[best]).std(1) / losses.shape[1] ** 0.5
     return RidgeSelection(
         ridge=grid[best],
         ridges=grid,
         held_out_loss=tuple(means.tolist()),
         paired_standard_error=tuple(errors.tolist()),
-        null_loss=float(np.log(2.0)),
-        num_folds=num_folds,
     )

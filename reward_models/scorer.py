@@ -1,4 +1,4 @@
-"""Scores responses with a reward model: r̄ and the centred uncertainty Γ, from the text that was sampled."""
+"""Scores of responses by a reward model: r̄ and the centred uncertainty Γ, from the text that was sampled."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ class Scores:
 
 @dataclass
 class RewardScorer:
-    """A reward checkpoint with the renderer of its own tokenizer, which may differ from the policy's.
+    """A reward checkpoint with the renderer of its tokenizer, which may differ from the policy's.
 
     Attributes:
         checkpoint: model, metadata and the statistics of Γ.
         renderer: renders text for the reward model.
         batch_size: texts per forward pass.
-        use_bonus: whether Γ is computed; it needs reference completions of each prompt.
-        use_baseline: whether their mean r̄ is; it needs them as well.
-        together: whether the weights are split over processes, so that each forward pass needs all of them.
+        use_bonus: compute Γ, which needs reference completions of each prompt.
+        use_baseline: compute their mean r̄, which needs them as well.
+        together: the weights are split over processes, so that each forward pass needs all of them.
         references: by prompt, (d + 1,) float64: the mean gradient of r̄ over π_ref's completions, then their mean r̄;
             (1,) without Γ. Filled by `add_reference`; part of the resume state of PPO.
     """
@@ -63,8 +63,8 @@ class RewardScorer:
     together: bool = False
 
     def place(self, accelerator: Accelerator) -> None:
-        """Puts the reward model on the run's device, its layers split over the processes if the launcher asks for it;
-        then every process has to call `features` and `score` when one does, be it with no text.
+        """Put the reward model on the run's device, its layers split over the processes if the launcher asks for it;
+        then every process has to call `features` and `score` when one does, even without a text.
         """
         model = self.checkpoint.model
         score_layer(model.model).to(accelerator.device)
@@ -83,7 +83,7 @@ class RewardScorer:
             for prompt, response in zip(prompts, responses, strict=True)
         ]
         self._check_positions(max(map(len, rows), default=0))
-        found = extract_features(
+        features = extract_features(
             self.checkpoint.model,
             rows,
             pad_token_id=self.renderer.tokenizer.pad_token_id,
@@ -94,10 +94,10 @@ class RewardScorer:
         )
         if self.together:
             free(self.checkpoint.model.backbone)
-        return found
+        return features
 
     def _check_positions(self, longest: int) -> None:
-        """UserError if the reward model, which may have another tokenizer than the policy, does not take that many."""
+        """UserError if the reward model does not take that many tokens, which are those of its own tokenizer."""
         positions = getattr(self.checkpoint.model.config.get_text_config(), "max_position_embeddings", None)
         if positions is not None and longest > positions:
             raise UserError(
@@ -106,11 +106,11 @@ class RewardScorer:
             )
 
     def has_reference(self, prompt: Prompt) -> bool:
-        """Whether reference completions of `prompt` are known, or not needed."""
+        """True where reference completions of `prompt` are known or not needed."""
         return not (self.use_bonus or self.use_baseline) or prompt_key(prompt) in self.references
 
     def add_reference(self, prompt: Prompt, features: torch.Tensor) -> None:
-        """Centres Γ and the baseline at `prompt` with the features (K, d) of K completions of π_ref."""
+        """Centre Γ and the baseline at `prompt` with the features (K, d) of K completions of π_ref."""
         reference = self._reward(features).mean()[None].double()
         if self.use_bonus:
             assert self.checkpoint.bonus is not None

@@ -1,7 +1,7 @@
-"""Pairs spread over processes: what a fit to all of them has to be told by the other processes.
+"""Pairs spread over processes: each holds the features of some, and sums over pairs are added up over processes.
 
-Each process holds the features of some pairs, and none those of all. Sums over pairs are added up over the processes.
-What is solved or decided from such sums comes from the first process: machines that round in other ways would part.
+Process 0 makes every decision that depends on a sum and broadcasts it; otherwise rounding differences would make
+processes diverge.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Spread:
         return value
 
     def all(self, values: Tensor) -> Tensor:
-        """(m, …) on the CPU, m being each process's own -> those of all processes, one process after another."""
+        """The rows (m, …) of all processes on the CPU, one process after another; each has another m."""
         return values
 
 
@@ -40,8 +40,8 @@ class OverProcesses(Spread):
         return total.cpu()
 
     def first(self, value: Tensor) -> Tensor:
-        told: Tensor = broadcast(self._sent(value))
-        return told.cpu()
+        of_first: Tensor = broadcast(self._sent(value))
+        return of_first.cpu()
 
     def all(self, values: Tensor) -> Tensor:
         return torch.cat(gather_object([values.clone()]))  # a view, pickled, takes the whole storage under it along

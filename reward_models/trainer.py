@@ -52,7 +52,7 @@ class PairCollator(DataCollatorForPreference):
 
 
 class _FollowEpoch(TrainerCallback):
-    """Tells the sampler its epoch: accelerate's loaders do not where several processes resume within an epoch."""
+    """Set the sampler's epoch: accelerate's loaders do not where several processes resume within an epoch."""
 
     def __init__(self, sampler: PairLengthSampler) -> None:
         self.sampler = sampler
@@ -77,7 +77,7 @@ class PrivateRewardTrainer(RewardTrainer):
 
     `train_sampling_strategy="group_by_length"` groups pairs by their rows' lengths (`PairLengthSampler`); it needs
     `remove_unused_columns=False`. Where the model allows it, what texts begin with alike is computed once
-    (`private_rlhf.lm.rows`; `share_prompts=False`: never), which changes scores and gradients by rounding alone.
+    (`private_rlhf.lm.rows`; `share_prompts=False`: never), which changes scores and gradients only by rounding.
     """
 
     _tag_names = ["trl", "reward-trainer", "private-rlhf"]  # noqa: RUF012 - as in the parent class
@@ -170,21 +170,24 @@ class PrivateRewardTrainer(RewardTrainer):
         Without dropout, in the model's training precision; every process computes its share and gets all of them. The
         shares are of one size, some rows being computed twice: a pass through split weights needs all processes.
         """
-        name = "uncorrected" if self.preference_loss.name == "uncorrected" else "private_likelihood"
+        judge = get_loss("uncorrected" if self.preference_loss.name == "uncorrected" else "private_likelihood")
         size, rank = self.accelerator.num_processes, self.accelerator.process_index
-        mine = [(rank + step) % len(rows) for step in range(0, len(rows), size)]
+        share = [(rank + step) % len(rows) for step in range(0, len(rows), size)]
         model: Any = self.model
-        training, found = model.training, []
+        training, losses = model.training, []
         model.eval()
-        for start in range(0, len(mine), self.args.per_device_eval_batch_size):
-            part = mine[start : start + self.args.per_device_eval_batch_size]
+        for start in range(0, len(share), self.args.per_device_eval_batch_size):
+            part = share[start : start + self.args.per_device_eval_batch_size]
             inputs = self._prepare_inputs(self.data_collator([rows[index] for index in part]))
-            (raw_chosen, raw_rejected), _ = self._raw_scores(model, inputs)
-            margin = bounded_reward(raw_chosen, self.reward_bound) - bounded_reward(raw_rejected, self.reward_bound)
-            found += get_loss(name).value(margin, torch.ones_like(margin), self.noise).tolist()
+            margin = self._margin(self._raw_scores(model, inputs)[0])
+            losses += judge.value(margin, torch.ones_like(margin), self.noise).tolist()
         model.train(training)
-        gathered = dict(gather_object(list(zip(mine, found, strict=True))))
+        gathered = dict(gather_object(list(zip(share, losses, strict=True))))
         return torch.tensor([gathered[index] for index in range(len(rows))], dtype=torch.float64)
+
+    def _margin(self, raw: Tensor) -> Tensor:
+        """Δ (B,) of u (2, B)."""
+        return bounded_reward(raw[0], self.reward_bound) - bounded_reward(raw[1], self.reward_bound)
 
     def _raw_scores(self, model: nn.Module, inputs: dict[str, Any]) -> tuple[Tensor, Any]:
         """u (2, B) float32 of chosen and rejected texts, and the model's output with logits (2B, 1), chosen first."""
@@ -195,8 +198,8 @@ class PrivateRewardTrainer(RewardTrainer):
         texts = [row[real.bool()].tolist() for row, real in zip(ids.cpu(), mask.cpu(), strict=True)]
         plain: Any = unwrap(cast(nn.Module, self.model))
         rows = make_rows(texts, plain.config.get_text_config().pad_token_id, ids.device, self._sharing)
-        seen: list[Tensor] = []  # what the score layer says of every token; transformers returns one token a row
-        handle = score_layer(plain).register_forward_hook(lambda _, __, output: seen.append(output))
+        scored: list[Tensor] = []  # scores of every token; transformers returns those of one token a row
+        handle = score_layer(plain).register_forward_hook(lambda _, __, output: scored.append(output))
         try:
             outputs = model(
                 input_ids=rows.input_ids,
@@ -206,7 +209,7 @@ class PrivateRewardTrainer(RewardTrainer):
             )
         finally:
             handle.remove()
-        scores = seen[0].flatten()[rows.last].float()
+        scores = scored[0].flatten()[rows.last].float()
         outputs.logits = scores[:, None]
         return scores.view(2, -1), outputs
 
@@ -219,12 +222,12 @@ class PrivateRewardTrainer(RewardTrainer):
     ) -> Any:
         """Mean private loss of the batch, as `PairCollator` makes it."""
         mode = "train" if model.training else "eval"
-        (raw_chosen, raw_rejected), outputs = self._raw_scores(model, inputs)
-        margin = bounded_reward(raw_chosen, self.reward_bound) - bounded_reward(raw_rejected, self.reward_bound)
+        raw, outputs = self._raw_scores(model, inputs)
+        margin = self._margin(raw)
         loss = self.preference_loss.value(margin, torch.ones_like(margin), self.noise).mean()
         if self._centring is not None:
-            loss = loss + self._centring * (raw_chosen + raw_rejected).square().mean()
-        self._record(mode, inputs["attention_mask"], torch.stack([raw_chosen, raw_rejected]).detach(), margin.detach())
+            loss = loss + self._centring * (raw[0] + raw[1]).square().mean()
+        self._record(mode, inputs["attention_mask"], raw.detach(), margin.detach())
         return (loss, outputs) if return_outputs else loss
 
     def _record(self, mode: str, attention_mask: Tensor, raw: Tensor, margin: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Training a reward backbone (LoRA, 4-bit LoRA or full) on privatised pairs with TRL."""
+"""Training of a reward backbone (LoRA, 4-bit LoRA or full) on privatised pairs with TRL."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OPTIMIZERS = {
 
 @dataclass(frozen=True)
 class TrainedBackbone:
-    """A plain model in eval mode, [[step, loss], …] of its training, and what early stopping saw, if it ran."""
+    """A plain model in eval mode, [[step, loss], …] of its training, and the evaluations of early stopping, if any."""
 
     model: Any
     history: list[list[float]]
@@ -71,12 +71,12 @@ def train_backbone(
         checkpoints: where resume state is kept.
         world: the process group.
         warm_weight: (d,) head to start from, or None for zeros.
-        reload: gives a backbone like the first; called where weights were split over processes, to gather them in.
+        reload: makes a backbone like the first; called where weights were split over processes, to gather them in.
     """
     check_rows(len(pairs), "reward", settings.batch_size)
-    asked: dict[str, Any] = {"optim": OPTIMIZERS[settings.optimizer]} if settings.optimizer else {}
+    optional: dict[str, Any] = {"optim": OPTIMIZERS[settings.optimizer]} if settings.optimizer else {}
     if settings.group_by_length:
-        asked["train_sampling_strategy"] = "group_by_length"
+        optional["train_sampling_strategy"] = "group_by_length"
     arguments = hf_trainer.trainer_config(
         "reward",
         settings,
@@ -86,7 +86,7 @@ def train_backbone(
         world,
         max_length=None,
         remove_unused_columns=False,
-        **asked,
+        **optional,
     )
     if warm_weight is not None:
         set_score_weight(backbone, warm_weight)
@@ -114,7 +114,7 @@ def train_backbone(
 
 
 def trainable(backbone: Any, settings: RewardConfig, seed: int) -> Any:
-    """The backbone as it is trained: under a fresh adapter, or in float32."""
+    """The backbone for training: under a fresh adapter, or in float32."""
     if settings.mode != "lora":
         return backbone.float()
     config = lora_config(settings.lora, "SEQ_CLS", backbone)
@@ -147,7 +147,7 @@ def held_out_stopping(held_out: Pairs, settings: EarlyStoppingSettings | None) -
 
 
 def describe(stopping: HeldOutStopping) -> dict[str, Any]:
-    """JSON: the step kept, and [step, held-out log-likelihood, its gain over the kept one, paired standard error]."""
+    """The kept step and [step, held-out log-likelihood, its gain over the kept one, paired standard error], as JSON."""
     record = stopping.record
     return {
         "kept_step": record.kept_step,

@@ -23,7 +23,6 @@ from private_rlhf.evaluation.gibbs import beats
 from private_rlhf.evaluation.rates import agreement, decided_win_rate, length_controlled
 from private_rlhf.recipe import JudgeSettings
 from private_rlhf.recipe.load import parse
-from private_rlhf.reward_models.external import card_facts, described, load_external
 
 ORDERS = ("policy_first", "reference_first")
 VALUES = {"policy": 1.0, "reference": 0.0, "tie": 0.5}
@@ -183,18 +182,10 @@ def make_judge(
 
         return LmJudge(settings.lm, device)
     assert settings.path is not None
-    from private_rlhf.lm.models import load_tokenizer
-    from private_rlhf.reward_models.extra_rewards import wide_renderer
-    from private_rlhf.reward_models.scorer import RewardScorer
+    from private_rlhf.reward_models.extra_rewards import external_scorer
 
-    folder = settings.path
-    checkpoint = load_external(folder, settings.public, *names)
-    checkpoint.model.model.to(device)
-    config: Any = checkpoint.model.config.get_text_config()
-    tokenizer = load_tokenizer(folder, plain_template=False)
-    own = wide_renderer(renderer, tokenizer, getattr(config, "max_position_embeddings", None))
-    facts = card_facts(checkpoint, folder, described(checkpoint, folder.resolve().name, 0.0))
-    return RewardJudge(RewardScorer(checkpoint, own, use_bonus=False), {"kind": "reward model", **facts})
+    scorer, facts = external_scorer(settings.path, settings.public, names, renderer, device)
+    return RewardJudge(scorer, {"kind": "reward model", **facts})
 
 
 def judged_rates(

@@ -25,6 +25,7 @@ from private_rlhf.stages.checks import (
     check_bits,
     check_extra_rewards,
     check_judge,
+    check_model_folder,
     check_reward_verdict,
     check_trainer_args,
 )
@@ -129,9 +130,7 @@ class Reward(Stage):
     def check(self, recipe: Recipe, world: World) -> None:
         settings = recipe.reward
         if settings.external is not None:
-            from private_rlhf.reward_models.external import check_external
-
-            check_external(settings.external)
+            check_model_folder("reward.external", settings.external.path, settings.external.public)
             return
         check_backbone(recipe)
         check_bits(self.name, settings)

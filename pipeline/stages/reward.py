@@ -110,7 +110,7 @@ def run(context: StageContext) -> dict[str, Any]:
             "trained_head_log_likelihood": trained["validation_log_likelihood"],
         }
         fit, selection = refit_head(features.rows(training), features.rows(validation), noise, settings)
-    bonus = head_bonus(fit, features.rows(training), noise, settings, recipe.seed)
+    bonus = head_bonus(fit, features.rows(training), settings, recipe.seed)
     model = with_weight(result.model, fit.weight, settings.reward_bound)
 
     # --- held-out check on z, and the checkpoint ----------------------------------------------------------------------

@@ -20,10 +20,12 @@ from private_rlhf.lm.logprobs import PolicyWithValue
 from private_rlhf.lm.models import add_lora, load_causal_lm
 from private_rlhf.lm.numerics import fast_dtype
 from private_rlhf.recipe import LoraSettings, PpoConfig
+from private_rlhf.reward_models.basis import identity_basis
 from private_rlhf.reward_models.checkpoint import RewardCheckpoint
+from private_rlhf.reward_models.linear import pair_problem
 from private_rlhf.reward_models.model import RewardModel, build_reward_backbone, set_score_weight
 from private_rlhf.reward_models.scorer import RewardScorer
-from private_rlhf.reward_models.uncertainty import FisherAccumulator, FisherBonus
+from private_rlhf.reward_models.uncertainty import FisherBonus
 from private_rlhf.rl.trainer import PpoTrainer
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -216,10 +218,10 @@ def reward_checkpoint(settings: dict[str, Any]) -> RewardCheckpoint:
 
 def fisher_bonus(weight: Tensor) -> FisherBonus:
     """Γ of 256 pairs of random features."""
-    statistics = FisherAccumulator(weight, noise=2.0, ridge=1.0, reward_bound=BOUND)
-    noise = torch.randn(2, 256, len(weight), generator=torch.Generator().manual_seed(1))
-    statistics.update(noise[0], noise[1])
-    return statistics.bonus()
+    basis, weight = identity_basis(len(weight)), weight.double()
+    sides = torch.randn(2, 256, len(weight), generator=torch.Generator().manual_seed(1))
+    problem = pair_problem(*sides, torch.ones(256), 2.0, basis, BOUND, "private_likelihood")
+    return FisherBonus(weight, basis, problem.information(weight) + basis.matrix, BOUND)
 
 
 class Operations(TorchDispatchMode):

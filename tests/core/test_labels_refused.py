@@ -32,7 +32,7 @@ PRF, NOISE = Prf(bytes(range(32))), LabelNoise.of(1.0)
 DRAWN = torch.Generator().manual_seed(0)
 ROWS = 40
 A, B = (torch.randn(ROWS, 3, dtype=torch.float64, generator=DRAWN) for _ in range(2))
-WEIGHT, MARGIN = torch.ones(3, dtype=torch.float64), A[:, 0]
+FIT, MARGIN = fit_linear(A, B, torch.ones(ROWS), NOISE, ridge=1.0), A[:, 0]
 INTEGERS = np.arange(3 * ROWS).reshape(ROWS, 3)
 
 
@@ -61,7 +61,7 @@ OF_TENSORS: dict[str, Callable[[torch.Tensor], Any]] = {
     "linear fit": lambda z: fit_linear(A, B, z, NOISE, ridge=1.0),
     "ridge": lambda z: select_ridge(A, B, z, NOISE, ridges=(1.0, 2.0)),
     "evidence": lambda z: ridge_by_evidence(A, B, z, NOISE, None),
-    "ensemble": lambda z: fit_ensemble(A, B, z, NOISE, weight=WEIGHT, ridge=1.0),
+    "ensemble": lambda z: fit_ensemble(FIT, A, B, z),
     "central": lambda z: release_statistic(A - B, z, 1.0, 1e-6),
     "online": lambda z: Learner(3, NOISE, None, 1.0).add(A, B, z),
 }

@@ -18,7 +18,7 @@ def _features(n: int = 200, d: int = 12) -> tuple[np.ndarray, np.ndarray]:
 def test_mean_score_is_zero_and_scale_is_one(whiten: bool) -> None:
     phi_a, phi_b = _features()
     basis = pair_basis(phi_a, phi_b, num_components=5, whiten=whiten)
-    assert (basis.dim, basis.num_components) == (12, 5)
+    assert basis.matrix.shape == (12, 5)
     weight = basis.weight(torch.randn(5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
     scores = torch.from_numpy(np.concatenate([phi_a, phi_b])) @ weight
     assert abs(float(scores.mean())) < 1e-10 * float(scores.abs().max())

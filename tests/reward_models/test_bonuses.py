@@ -3,53 +3,38 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.reward_models.basis import identity_basis, pair_basis
 from private_rlhf.reward_models.bonuses import BONUS_KINDS, Bonus, bonus_from_tensors, bonus_kind, bonus_tensors
-from private_rlhf.reward_models.checkpoint import RewardMetadata, load_reward_checkpoint, save_reward_checkpoint
+from private_rlhf.reward_models.checkpoint import load_reward_checkpoint, save_reward_checkpoint
 from private_rlhf.reward_models.dropout import DropoutBonus, DropoutRewardModel, has_dropout
-from private_rlhf.reward_models.elliptical import EllipticalAccumulator, EllipticalBonus, EllipticalConstants
+from private_rlhf.reward_models.elliptical import BLOCK, EllipticalConstants, elliptical_bonus
 from private_rlhf.reward_models.ensemble import EnsembleBonus, fit_ensemble
 from private_rlhf.reward_models.linear import LinearFit, fit_linear
-from private_rlhf.reward_models.model import PaddedTexts, RewardModel, set_score_weight
-from private_rlhf.reward_models.uncertainty import FisherAccumulator, FisherBonus
+from private_rlhf.reward_models.model import RewardModel, set_score_weight
+from private_rlhf.reward_models.uncertainty import FisherBonus
+from support.reward_checkpoints import fisher_bonus, labelled_pairs, metadata
 from transformers import GPT2Config, GPT2ForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
 
 
-def pairs(n: int = 400, d: int = 5, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Pairs with labels from a known linear reward, privatised at ε = 1."""
-    generator = torch.Generator().manual_seed(seed)
-    phi_a, phi_b = torch.randn(2, n, d, dtype=torch.float64, generator=generator)
-    margin = (phi_a - phi_b) @ torch.linspace(-0.5, 0.5, d, dtype=torch.float64)
-    private = 0.5 + 0.5 * LabelNoise.of(1.0).factor * torch.tanh(margin / 2)
-    label = (torch.rand(n, dtype=torch.float64, generator=generator) < private).double() * 2 - 1
-    return phi_a, phi_b, label
-
-
-def elliptical(fit: LinearFit, **changes: Any) -> EllipticalBonus:
-    phi_a, phi_b, _ = pairs()
-    own = {"noise": fit.noise, "ridge": fit.ridge, "reward_bound": fit.reward_bound, "basis": fit.basis}
-    accumulator = EllipticalAccumulator(fit.weight, **own)
-    accumulator.update(phi_a, phi_b)
-    return accumulator.bonus(**changes)
+def fitted(bound: float | None = 4.0, ridge: float = 2.0, n: int = 400, d: int = 5) -> LinearFit:
+    return fit_linear(*labelled_pairs(n, d), 1.0, ridge=ridge, reward_bound=bound)
 
 
 def every_bonus(kappa: float = 1.0) -> dict[str, Bonus]:
-    phi_a, phi_b, label = pairs()
+    phi_a, phi_b, label = labelled_pairs()
     basis = pair_basis(phi_a, phi_b, num_components=4, centre=False)
     fit = fit_linear(phi_a, phi_b, label, 1.0, ridge=2.0, reward_bound=4.0, basis=basis)
-    common: dict[str, Any] = {"ridge": 2.0, "reward_bound": 4.0, "basis": basis}
-    heads = fit_ensemble(phi_a, phi_b, label, 1.0, weight=fit.weight, num_heads=4, kappa=kappa, **common)
     constants = EllipticalConstants(c=0.01, delta=0.1, log_covering=3.0)
     return {
         "fisher": FisherBonus.from_fit(fit, kappa),
-        "elliptical": elliptical(fit, kappa=kappa, constants=constants),
-        "ensemble": heads,
+        "elliptical": elliptical_bonus(fit, phi_a, phi_b, kappa, constants),
+        "ensemble": fit_ensemble(fit, phi_a, phi_b, label, num_heads=4, kappa=kappa),
         "mc_dropout": DropoutBonus(fit.weight, 4.0, samples=3, seed=5, kappa=kappa),
     }
 
@@ -92,10 +77,9 @@ def test_stored_and_read_again_it_is_the_same(kind: str) -> None:
 
 
 def test_elliptical_constants_are_those_of_equation_10() -> None:
-    phi_a, phi_b, label = pairs()
-    fit = fit_linear(phi_a, phi_b, label, 1.0, ridge=2.0, reward_bound=4.0)
+    fit, (phi_a, phi_b, _) = fitted(), labelled_pairs()
     constants = EllipticalConstants(c=0.3, delta=0.1, tau=0.02, log_covering=7.0)
-    bonus = elliptical(fit, constants=constants, kappa=0.5)
+    bonus = elliptical_bonus(fit, phi_a, phi_b, 0.5, constants)
     features, reference = torch.randn(3, 5).double(), torch.randn(3, 8, 5).double()
 
     def gradient(phi: torch.Tensor) -> torch.Tensor:
@@ -128,34 +112,32 @@ def test_pairs_estimate_the_covariance() -> None:
         shift = 5.0 * torch.randn(prompts, 1, 2, dtype=torch.float64, generator=generator)
         return shift + torch.randn(prompts, completions, 2, dtype=torch.float64, generator=generator) @ mix.T
 
-    weight = torch.zeros(2)
-    by_pairs = EllipticalAccumulator(weight, noise=1.0, ridge=0.0, reward_bound=2.0)
     first, second = draw(40_000, 2).unbind(1)
-    by_pairs.update(first, second)
-    truth = mix @ mix.T
-    torch.testing.assert_close(by_pairs.bonus().covariance, truth, rtol=0, atol=0.07)
-    assert by_pairs.bonus(num_pairs=50).num_pairs == 50
+    fit = replace(fitted(2.0, d=2), weight=torch.zeros(2).double(), ridge=0.0)
+    torch.testing.assert_close(elliptical_bonus(fit, first, second).covariance, mix @ mix.T, rtol=0, atol=0.07)
+
+
+def test_half_precision_features_are_summed_in_full_and_in_blocks() -> None:
+    generator = torch.Generator().manual_seed(0)
+    phi_a, phi_b = (30.0 + torch.randn(2, 3000, 6, generator=generator)).bfloat16()
+    assert len(phi_a) > 2 * BLOCK
+    fit = replace(fitted(8.0, d=6), weight=torch.zeros(6).double(), ridge=0.0)
+    difference = phi_a.double() - phi_b.double()
+    expected = difference.T @ difference / 6000
+    torch.testing.assert_close(elliptical_bonus(fit, phi_a, phi_b).covariance, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_elliptical_refusals() -> None:
-    phi_a, phi_b, label = pairs()
-    unbounded = fit_linear(phi_a, phi_b, label, 1.0, ridge=2.0)
+    phi_a, phi_b, _ = labelled_pairs()
     with pytest.raises(ValueError, match=r"needs a reward_bound: its constant is e\^\(B/2\)"):
-        elliptical(unbounded)
-    for changes, message in (
-        ({"c": 0.0}, "c must be"),
-        ({"delta": 1.0}, "delta must lie between 0 and 1"),
-        ({"tau": 2.0}, "tau must lie"),
-        ({"log_covering": -1.0}, "log_covering must be"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            EllipticalConstants(**changes)
-    empty = EllipticalAccumulator(torch.zeros(2), noise=1.0, ridge=0.0, reward_bound=2.0)
-    with pytest.raises(ValueError, match="nothing was added"):
-        empty.bonus()
-    empty.update(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 0.0]]))
+        elliptical_bonus(fitted(None), phi_a, phi_b)
+    for wrong in ({"c": 0.0}, {"c": math.inf}, {"delta": 1.0}, {"tau": 2.0}, {"log_covering": -1.0}, {"c": math.nan}):
+        with pytest.raises(ValueError, match="constants must have c > 0, delta and tau in"):
+            EllipticalConstants(**wrong)
+    with pytest.raises(ValueError, match="has no pairs"):
+        elliptical_bonus(fitted(), phi_a[:0], phi_b[:0])
     with pytest.raises(ValueError, match="covariance matrix is not positive definite"):
-        empty.bonus()
+        elliptical_bonus(replace(fitted(), ridge=0.0), phi_a[:1], phi_b[:1])
 
 
 # --- ensemble --------------------------------------------------------------------------------------------------------
@@ -166,11 +148,8 @@ def test_heads_spread_like_the_fisher_posterior(n: int, ridge: float) -> None:
     """Labels dominate, the prior dominates, both matter. 200 heads give a standard deviation a relative standard error
     of 5 %; each of 9 checks allows 25 %, half of it for the Gaussian approximation.
     """
-    phi_a, phi_b, label = pairs(n=n, d=3)
-    fit = fit_linear(phi_a, phi_b, label, 1.0, ridge=ridge)
-    heads = fit_ensemble(
-        phi_a, phi_b, label, 1.0, weight=fit.weight, ridge=ridge, start=fit.theta, num_heads=200, seed=1
-    )
+    fit = fitted(None, ridge, n, 3)
+    heads = fit_ensemble(fit, *labelled_pairs(n, 3), num_heads=200, seed=1)
     directions = torch.eye(3, dtype=torch.float64)
     spread = heads.score(directions, torch.zeros(3, 1, 3)).bonus
     torch.testing.assert_close(spread.double(), FisherBonus.from_fit(fit).bonus(directions), rtol=0.25, atol=0)
@@ -178,8 +157,7 @@ def test_heads_spread_like_the_fisher_posterior(n: int, ridge: float) -> None:
 
 def test_a_bootstrap_without_a_prior_draw_would_hide_the_doubt() -> None:
     """Where the ridge rules, resampling alone leaves a fifth of the spread: the reason for the anchors."""
-    phi_a, phi_b, label = pairs(n=60, d=3)
-    fit = fit_linear(phi_a, phi_b, label, 1.0, ridge=200.0)
+    fit, (phi_a, phi_b, label) = fitted(None, 200.0, 60, 3), labelled_pairs(60, 3)
     generator = torch.Generator().manual_seed(0)
     plain = []
     for _ in range(50):
@@ -189,24 +167,21 @@ def test_a_bootstrap_without_a_prior_draw_would_hide_the_doubt() -> None:
 
 
 def test_an_ensemble_is_deterministic_and_ignores_a_shift_of_the_prompt() -> None:
-    phi_a, phi_b, label = pairs()
-    make = lambda seed: fit_ensemble(  # noqa: E731
-        phi_a, phi_b, label, 1.0, weight=torch.ones(5), ridge=1.0, num_heads=3, seed=seed
-    )
+    pairs = labelled_pairs()
+    make = lambda seed: fit_ensemble(fitted(None), *pairs, num_heads=3, seed=seed)  # noqa: E731
     assert torch.equal(make(0).heads, make(0).heads)
     assert not torch.equal(make(0).heads, make(1).heads)
-    features, reference = phi_a[:4], phi_b[:32].reshape(4, 8, 5)
+    features, reference = pairs[0][:4], pairs[1][:32].reshape(4, 8, 5)
     base = make(0).score(features, reference)
     moved = make(0).score(features + 3.0, reference + 3.0)
     torch.testing.assert_close(base.bonus, moved.bonus, rtol=1e-4, atol=1e-6)
 
 
 def test_ensemble_refusals() -> None:
-    phi_a, phi_b, label = pairs(n=20)
     with pytest.raises(ValueError, match="num_heads must be at least 2"):
-        fit_ensemble(phi_a, phi_b, label, 1.0, weight=torch.ones(5), ridge=1.0, num_heads=1)
+        fit_ensemble(fitted(), *labelled_pairs(), num_heads=1)
     with pytest.raises(ValueError, match="ridge must be a finite number above 0"):
-        fit_ensemble(phi_a, phi_b, label, 1.0, weight=torch.ones(5), ridge=0.0)
+        fit_ensemble(replace(fitted(), ridge=0.0), *labelled_pairs())
     with pytest.raises(ValueError, match=r"heads must be \(H, 2\)"):
         EnsembleBonus(torch.zeros(2), torch.zeros(1, 2), None)
     with pytest.raises(ValueError, match="non-finite weight"):
@@ -219,18 +194,9 @@ def test_ensemble_refusals() -> None:
 
 
 def gpt2(dropout: float) -> GPT2ForSequenceClassification:
-    config = GPT2Config(
-        vocab_size=16,
-        n_embd=8,
-        n_layer=1,
-        n_head=1,
-        n_positions=16,
-        num_labels=1,
-        pad_token_id=0,
-        resid_pdrop=dropout,
-        embd_pdrop=dropout,
-        attn_pdrop=dropout,
-    )
+    rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
+    size = {"vocab_size": 16, "n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 16}
+    config = GPT2Config(**size, **rates, num_labels=1, pad_token_id=0)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = GPT2ForSequenceClassification(config).eval()
@@ -239,11 +205,8 @@ def gpt2(dropout: float) -> GPT2ForSequenceClassification:
 
 
 def test_a_model_without_dropout_is_refused() -> None:
-    llama = LlamaForSequenceClassification(
-        LlamaConfig(
-            vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, num_labels=1
-        )
-    )
+    size = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    llama = LlamaForSequenceClassification(LlamaConfig(**size, num_labels=1))
     assert not has_dropout(llama)
     with pytest.raises(ValueError, match="LlamaForSequenceClassification has no active dropout"):
         DropoutRewardModel(llama)
@@ -280,57 +243,34 @@ def test_draws_spread_without_touching_mode_reward_or_random_state() -> None:
 @pytest.mark.parametrize("kind", BONUS_KINDS)
 def test_a_checkpoint_scores_texts_with_its_own_kind(kind: str, tmp_path: Path) -> None:
     model = gpt2(0.2)
-    weight = RewardModel(model).weight.detach()
-    phi_a, phi_b = torch.randn(2, 50, 8, generator=torch.Generator().manual_seed(0))
-    fisher = FisherAccumulator(weight, noise=2.0, ridge=1.0, reward_bound=4.0)
-    ellipse = EllipticalAccumulator(weight, noise=2.0, ridge=1.0, reward_bound=4.0)
-    for accumulator in (fisher, ellipse):
-        accumulator.update(phi_a, phi_b)
+    weight = RewardModel(model).weight.detach().double()
+    fit = replace(fitted(4.0, d=8), weight=weight)
     bonus: Bonus = {
-        "fisher": fisher.bonus,
-        "elliptical": ellipse.bonus,
-        "ensemble": lambda: EnsembleBonus(weight.double(), torch.stack([weight, -weight]).double(), 4.0),
-        "mc_dropout": lambda: DropoutBonus(weight.double(), 4.0, samples=3),
-    }[kind]()
-    metadata = RewardMetadata(
-        noise=LabelNoise.of(2.0),
-        loss="private_likelihood",
-        reward_bound=4.0,
-        ridge=1.0,
-        n_pairs=50,
-        kappa=1.0,
-        mode="head",
-        num_layers=1,
-        base_model="gpt2",
-        public=False,
-        uncertainty=kind,
-    )
-    save_reward_checkpoint(tmp_path / "rm", model, metadata, bonus=bonus)
+        "fisher": fisher_bonus(weight, 1.0),
+        "elliptical": elliptical_bonus(fit, *labelled_pairs(d=8)[:2]),
+        "ensemble": EnsembleBonus(weight, torch.stack([weight, -weight]), 4.0),
+        "mc_dropout": DropoutBonus(weight, 4.0, samples=3),
+    }[kind]
+    stated = metadata(kappa=1.0, uncertainty=kind)
+    save_reward_checkpoint(tmp_path / "rm", model, stated, bonus=bonus)
     loaded = load_reward_checkpoint(tmp_path / "rm")
     assert loaded.bonus is not None
     assert bonus_kind(loaded.bonus) == kind
-    ids = torch.randint(1, 16, (2, 5), generator=torch.Generator().manual_seed(1))
-    others = torch.randint(1, 16, (8, 5), generator=torch.Generator().manual_seed(2))
-    score = loaded.score(PaddedTexts(ids, torch.ones_like(ids)), PaddedTexts(others, torch.ones_like(others)))
+    ids = torch.randint(1, 16, (10, 5), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        expected = RewardModel(model, reward_bound=4.0).score(ids, torch.ones_like(ids))
+        features = loaded.model.features(ids, torch.ones_like(ids))
+        expected = RewardModel(model, reward_bound=4.0).score(ids[:2], torch.ones_like(ids[:2]))
+    score = loaded.bonus.score(features[:2], features[2:].reshape(2, 4, -1))
     torch.testing.assert_close(score.reward, expected, rtol=1e-5, atol=1e-6)
     assert float(score.bonus.min()) > 0
-    with pytest.raises(ValueError, match="3 reference texts are not K for each of 2 texts"):
-        loaded.score(PaddedTexts(ids, torch.ones_like(ids)), PaddedTexts(others[:3], torch.ones_like(others[:3])))
-    if kind != "fisher":
-        with pytest.raises(ValueError, match=f"the bonus is {kind}, but the metadata say fisher"):
-            save_reward_checkpoint(tmp_path / "b", model, _as_fisher(metadata), bonus=bonus)
+    other = "elliptical" if kind == "fisher" else "fisher"
+    with pytest.raises(ValueError, match=f"the bonus is {kind}, but the metadata say {other}"):
+        save_reward_checkpoint(tmp_path / "b", model, replace(stated, uncertainty=other), bonus=bonus)
 
 
-def _as_fisher(metadata: RewardMetadata) -> RewardMetadata:
-    from dataclasses import replace
-
-    return replace(metadata, uncertainty="fisher")
-
-
-def test_an_identity_basis_is_neither_stored_nor_multiplied() -> None:
-    bonus = FisherBonus(torch.zeros(3).double(), identity_basis(3), torch.eye(3).double() * 4, None)
-    assert set(bonus_tensors(bonus)) == {"weight", "information"}
+def test_statistics_of_earlier_versions_without_a_basis_are_those_of_the_weights() -> None:
+    tensors = {"weight": torch.zeros(3).double(), "information": 4 * torch.eye(3).double()}
+    bonus = bonus_from_tensors("fisher", tensors, None, 1.0, LabelNoise.of(1.0))
+    assert isinstance(bonus, FisherBonus)
     assert bonus.bonus(torch.eye(3)).tolist() == [0.5, 0.5, 0.5]
-    torch.testing.assert_close(identity_basis(3).matrix, torch.eye(3).double())
+    assert torch.equal(bonus.basis.matrix, identity_basis(3).matrix)

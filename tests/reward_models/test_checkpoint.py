@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from private_rlhf.core.noise import PUBLIC, LabelNoise
+from private_rlhf.core.noise import PUBLIC
 from private_rlhf.lm.numerics import affordable
 from private_rlhf.reward_models.checkpoint import (
     BONUS_FILE,
@@ -21,33 +21,19 @@ from private_rlhf.reward_models.checkpoint import (
     save_reward_checkpoint,
 )
 from private_rlhf.reward_models.model import RewardModel, build_reward_backbone, set_score_weight
-from private_rlhf.reward_models.uncertainty import FisherAccumulator, FisherBonus
+from private_rlhf.reward_models.uncertainty import FisherBonus
 from safetensors.torch import load_file
+from support.reward_checkpoints import BOUND, fisher_bonus, metadata
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
-METADATA = RewardMetadata(
-    noise=LabelNoise.of(2.0),
-    loss="private_likelihood",
-    reward_bound=10.0,
-    ridge=3.0,
-    n_pairs=50,
-    kappa=0.5,
-    mode="head",
-    num_layers=2,
-    base_model="tiny",
-    public=False,
-    data={"release": "abc"},
-)
+METADATA = metadata(data={"release": "abc"})
 
 
 def make(path: Path, dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, FisherBonus]:
-    generator = torch.Generator().manual_seed(0)
     model = build_reward_backbone(path, 2, dtype)
-    weight = torch.randn(32, generator=generator)
+    weight = torch.randn(32, generator=torch.Generator().manual_seed(0))
     set_score_weight(model, weight)
-    accumulator = FisherAccumulator(weight, noise=2.0, ridge=3.0, reward_bound=10.0)
-    accumulator.update(torch.randn(50, 32, generator=generator), torch.randn(50, 32, generator=generator))
-    return model, accumulator.bonus(kappa=0.5)
+    return model, fisher_bonus(weight)
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
@@ -68,7 +54,7 @@ def test_both_ways_of_reloading_give_the_same_raw_score(
 
     ours = load_reward_checkpoint(tmp_path / "rm", dtype=dtype)
     assert ours.metadata == METADATA
-    assert ours.model.reward_bound == 10.0
+    assert ours.model.reward_bound == BOUND
     assert torch.equal(ours.model.raw_score(ids, mask), expected)
     assert torch.equal(ours.model.weight, model.score.weight[0])
     assert ours.model.model.dtype == dtype
@@ -112,7 +98,7 @@ def test_the_folder_is_ordinary_and_complete(tiny_causal_lm: Path, tmp_path: Pat
     record = json.loads((tmp_path / "deep" / "rm" / METADATA_FILE).read_text())
     assert record["epsilon"] == 2.0
     assert record["keep_prob"] == pytest.approx(math.exp(2) / (1 + math.exp(2)))
-    assert set(load_file(tmp_path / "deep" / "rm" / BONUS_FILE)) == {"weight", "information"}
+    assert set(load_file(tmp_path / "deep" / "rm" / BONUS_FILE)) == {"weight", "basis", "information"}
 
 
 def test_infinite_epsilon_is_null_and_must_be_public(tiny_causal_lm: Path, tmp_path: Path) -> None:
@@ -166,7 +152,7 @@ def test_missing_metadata_is_refused_unless_declared_public(tiny_causal_lm: Path
     with pytest.raises(ValueError, match=r"has no reward_metadata.json.*declare the model public"):
         load_reward_checkpoint(tmp_path / "external")
     loaded = load_reward_checkpoint(tmp_path / "external", declared_public=True)
-    assert loaded.metadata is None
+    assert loaded.metadata == RewardMetadata.of_external("external", 2)
     assert loaded.model.reward_bound is None
     (tmp_path / "external" / METADATA_FILE).write_text("{")
     with pytest.raises(ValueError, match="is not valid"):

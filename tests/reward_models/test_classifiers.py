@@ -8,29 +8,18 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from private_rlhf.core.noise import LabelNoise
 from private_rlhf.reward_models import checkpoint
-from private_rlhf.reward_models.checkpoint import RewardMetadata, load_reward_checkpoint, save_reward_checkpoint
+from private_rlhf.reward_models.checkpoint import load_reward_checkpoint, save_reward_checkpoint
 from private_rlhf.reward_models.model import RewardModel, build_reward_backbone, merge_adapters, set_score_weight
 from safetensors.torch import load_file, save_file
 from support.families import family_checkpoint
+from support.reward_checkpoints import metadata
 from transformers import AutoModelForCausalLM
 
 TEXTS = ["the quick brown fox jumps over the lazy dog", "write one kind sentence about rivers"]
 IDS = torch.tensor([[5, 9, 20, 31, 7, 8], [8, 9, 7, 40, 41, 6]])
 MASK = torch.ones_like(IDS)
-UNTRAINED = RewardMetadata(
-    noise=LabelNoise.of(2.0),
-    loss="private_likelihood",
-    reward_bound=None,
-    ridge=None,
-    n_pairs=2,
-    kappa=None,
-    mode="head",
-    num_layers=2,
-    base_model="tiny",
-    public=False,
-)
+UNTRAINED = metadata(reward_bound=None, kappa=None)
 
 
 @torch.no_grad()

@@ -143,11 +143,3 @@ def test_killed_and_resumed_is_never_killed(tiny_causal_lm: Path, tmp_path: Path
     assert len(callbacks[0].record.evaluations) == 5
     expected = weights(whole)
     assert all(torch.equal(expected[name], value) for name, value in weights(resumed).items())
-
-
-def test_refusals() -> None:
-    with pytest.raises(ValueError, match="1 held-out pairs have no standard error"):
-        HeldOutStopping(make_rows(1), every=1)
-    for changes in ({"every": 0}, {"every": 1, "patience": 0}, {"every": 1, "standard_errors": math.inf}):
-        with pytest.raises(ValueError, match="must be at least 1"):
-            HeldOutStopping(make_rows(4), **changes)  # type: ignore[arg-type]

@@ -15,16 +15,11 @@ from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import parse
 from private_rlhf.report.card import external_reward
-from private_rlhf.reward_models.checkpoint import (
-    METADATA_FILE,
-    RewardMetadata,
-    load_reward_checkpoint,
-    save_reward_checkpoint,
-)
+from private_rlhf.reward_models.checkpoint import METADATA_FILE, load_reward_checkpoint, save_reward_checkpoint
 from private_rlhf.reward_models.external import use_external
 from private_rlhf.reward_models.model import build_reward_backbone, set_score_weight
-from private_rlhf.reward_models.uncertainty import FisherAccumulator, FisherBonus
 from private_rlhf.stages.declarations import preflight
+from support.reward_checkpoints import fisher_bonus, metadata
 
 
 def place(given: Recipe, target: Path) -> dict[str, Any]:
@@ -48,25 +43,12 @@ def recipe(path: Path, public: bool | None = None, kappa: float = 0.0) -> Recipe
 def save(model_path: Path, target: Path, *, private: bool, bonus: bool = True) -> Path:
     """A checkpoint of this package on top of a causal LM."""
     model = build_reward_backbone(model_path, pad_token_id=load_tokenizer(model_path).pad_token_id)
-    size = model.config.hidden_size
-    weight = torch.randn(size, generator=torch.Generator().manual_seed(0))
+    weight = torch.randn(model.config.hidden_size, generator=torch.Generator().manual_seed(0))
     set_score_weight(model, weight)
-    fisher = FisherAccumulator(weight, noise=2.0, ridge=1.0, reward_bound=4.0)
-    fisher.update(*torch.randn(2, 20, size, generator=torch.Generator().manual_seed(1)))
-    metadata = RewardMetadata(
-        noise=LabelNoise.of(2.0) if private else PUBLIC,
-        loss="private_likelihood",
-        reward_bound=4.0,
-        ridge=1.0,
-        n_pairs=20,
-        kappa=0.5 if bonus else None,
-        mode="head",
-        num_layers=model.config.num_hidden_layers,
-        base_model="tiny",
-        public=not private,
-    )
-    statistics: FisherBonus | None = fisher.bonus(0.5) if bonus else None
-    save_reward_checkpoint(target, model, metadata, bonus=statistics, tokenizer=load_tokenizer(model_path))
+    noise = LabelNoise.of(2.0) if private else PUBLIC
+    stated = metadata(noise=noise, public=not private, kappa=0.5 if bonus else None)
+    statistics = fisher_bonus(weight) if bonus else None
+    save_reward_checkpoint(target, model, stated, bonus=statistics, tokenizer=load_tokenizer(model_path))
     return target
 
 
@@ -93,10 +75,10 @@ def test_declared_public_it_becomes_a_checkpoint_of_the_run_and_the_card_lists_i
     report = place(recipe(others, True), tmp_path)
     assert report["losses"] == []
     loaded, source = load_reward_checkpoint(tmp_path / "model"), load_reward_checkpoint(others, declared_public=True)
-    metadata = loaded.metadata
-    assert metadata is not None
-    assert (metadata.mode, metadata.public, metadata.loss, metadata.n_pairs) == ("external", True, None, None)
-    assert metadata.noise == PUBLIC
+    stated = loaded.metadata
+    assert stated is not None
+    assert (stated.mode, stated.public, stated.loss, stated.n_pairs) == ("external", True, None, None)
+    assert stated.noise == PUBLIC
     assert loaded.bonus is None
     ids = torch.tensor([[5, 6, 7]])
     with torch.no_grad():

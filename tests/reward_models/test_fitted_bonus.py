@@ -44,7 +44,7 @@ def test_every_kind_is_made_and_scores_as_ppo_asks(kind: str) -> None:
     chosen, rejected = pairs()
     basis = pair_basis(chosen, rejected, num_components=3)
     fit = fit_linear(chosen, rejected, torch.ones(60), 1.0, ridge=2.0, basis=basis, reward_bound=4.0)
-    bonus = head_bonus(fit, PairFeatures(chosen, rejected), 1.0, recipe(kind).reward)
+    bonus = head_bonus(fit, PairFeatures(chosen, rejected), recipe(kind).reward)
     assert bonus_kind(bonus) == kind
     assert (bonus.kappa, bonus.reward_bound) == (0.5, 4.0)
     width = 6 + (bonus.samples if isinstance(bonus, DropoutBonus) else 0)
@@ -59,7 +59,7 @@ def test_every_kind_is_made_and_scores_as_ppo_asks(kind: str) -> None:
 def test_the_default_is_the_fisher_bonus_of_the_fit_bit_for_bit() -> None:
     chosen, rejected = pairs()
     fit = fit_linear(chosen, rejected, torch.ones(60), 1.0, ridge=2.0, reward_bound=4.0)
-    bonus = head_bonus(fit, PairFeatures(chosen, rejected), 1.0, recipe(None).reward)
+    bonus = head_bonus(fit, PairFeatures(chosen, rejected), recipe(None).reward)
     expected = FisherBonus.from_fit(fit, 0.5)
     assert isinstance(bonus, FisherBonus)
     assert torch.equal(bonus.information, expected.information)
@@ -76,7 +76,7 @@ def test_statistics_that_cannot_be_inverted_name_the_remedy() -> None:
     fit = fit_linear(chosen[:2], rejected[:2], torch.ones(2), 1.0, ridge=2.0, reward_bound=4.0)
     few = PairFeatures(chosen[:2], rejected[:2])
     with pytest.raises(UserError, match=r"the covariance matrix .*: raise reward\.ridge .*reward\.refit_ridge\) or"):
-        head_bonus(dataclasses.replace(fit, ridge=1e-30), few, 1.0, recipe("elliptical").reward)
+        head_bonus(dataclasses.replace(fit, ridge=1e-30), few, recipe("elliptical").reward)
 
 
 def test_a_record_is_either_learnt_or_held_out() -> None:

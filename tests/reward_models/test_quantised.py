@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from private_rlhf.core.noise import LabelNoise
 from private_rlhf.lm import quantised
-from private_rlhf.reward_models.checkpoint import RewardMetadata, load_reward_checkpoint, save_reward_checkpoint
+from private_rlhf.reward_models.checkpoint import load_reward_checkpoint, save_reward_checkpoint
 from private_rlhf.reward_models.early_stopping import HeldOutStopping
 from private_rlhf.reward_models.model import (
     RewardModel,
@@ -18,6 +17,7 @@ from private_rlhf.reward_models.model import (
     score_layer,
     set_score_weight,
 )
+from support.reward_checkpoints import metadata
 from support.reward_trainers import make_rows, make_trainer, step_losses
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM
 
@@ -85,19 +85,7 @@ def test_qlora_trains_and_saves_an_ordinary_checkpoint(
     merged = merge_adapters(trainer.model)
     assert not quantised.is_four_bit(merged)
     assert {value.dtype for value in merged.state_dict().values()} == {torch.float32}
-    metadata = RewardMetadata(
-        noise=LabelNoise.of(1.0),
-        loss="private_likelihood",
-        reward_bound=4.0,
-        ridge=1.0,
-        n_pairs=8,
-        kappa=None,
-        mode="lora",
-        num_layers=2,
-        base_model="wide",
-        public=False,
-    )
-    save_reward_checkpoint(tmp_path / "rm", merged, metadata)
+    save_reward_checkpoint(tmp_path / "rm", merged, metadata(mode="lora", kappa=None))
     tolerance = 1e-4 if dtype == torch.float32 else 0.05  # bfloat16 rounds every product of the 4-bit layers
     with torch.no_grad():
         torch.testing.assert_close(

@@ -1,4 +1,4 @@
-"""The Fisher bonus: posterior variance, privacy scaling, centring, streaming, and refusals."""
+"""The Fisher bonus: posterior variance, privacy scaling, centring, and refusals."""
 
 from __future__ import annotations
 
@@ -7,32 +7,20 @@ import math
 import pytest
 import torch
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.reward_models.basis import FeatureBasis, pair_basis
-from private_rlhf.reward_models.linear import fit_linear
+from private_rlhf.reward_models.basis import FeatureBasis, identity_basis, pair_basis
+from private_rlhf.reward_models.linear import fit_linear, pair_problem
 from private_rlhf.reward_models.losses import private_likelihood_loss
-from private_rlhf.reward_models.uncertainty import FisherAccumulator, FisherBonus
-
-
-def _pairs(n: int = 400, d: int = 6, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    phi_a, phi_b = torch.randn(2, n, d, dtype=torch.float64, generator=generator)
-    label = torch.randint(0, 2, (n,), generator=generator).double() * 2 - 1
-    return phi_a, phi_b, label
+from private_rlhf.reward_models.uncertainty import FisherBonus, definite_factor
+from support.reward_checkpoints import labelled_pairs
 
 
 @pytest.mark.parametrize("bound", [None, 3.0])
 @pytest.mark.parametrize("components", [None, 4])
-def test_streaming_equals_the_fit_and_the_naive_formula(bound: float | None, components: int | None) -> None:
-    phi_a, phi_b, label = _pairs()
+def test_the_score_is_the_naive_formula(bound: float | None, components: int | None) -> None:
+    phi_a, phi_b, label = labelled_pairs(d=6)
     basis = pair_basis(phi_a, phi_b, num_components=components, centre=False)
     fit = fit_linear(phi_a, phi_b, label, 1.0, ridge=2.0, basis=basis, reward_bound=bound)
-    accumulator = FisherAccumulator(fit.weight, noise=1.0, ridge=2.0, reward_bound=bound, basis=basis)
-    for rows in torch.arange(400).split(33):
-        accumulator.update(phi_b[rows], phi_a[rows])  # the order within a pair does not matter
-    assert accumulator.num_pairs == 400
-    streamed, whole = accumulator.bonus(), FisherBonus.from_fit(fit)
-    torch.testing.assert_close(streamed.information, whole.information, rtol=1e-10, atol=1e-10)
-
+    whole = FisherBonus.from_fit(fit)
     features, reference = phi_a[:9], phi_b[:72].reshape(9, 8, 6)
     reward, gamma = whole.score(features, reference)
     torch.testing.assert_close(reward.double(), fit.reward(features), rtol=1e-5, atol=1e-6)
@@ -51,7 +39,7 @@ def test_streaming_equals_the_fit_and_the_naive_formula(bound: float | None, com
 
 
 def test_a_square_basis_gives_the_same_bonus_as_its_metric_in_weight_space() -> None:
-    phi_a, phi_b, label = _pairs()
+    phi_a, phi_b, label = labelled_pairs(d=6)
     basis = pair_basis(phi_a, phi_b, centre=False)
     fit = fit_linear(phi_a, phi_b, label, 1.0, ridge=2.0, basis=basis)
     inverse = torch.linalg.inv(basis.matrix)
@@ -63,7 +51,7 @@ def test_bonus_is_the_spread_of_the_refitted_reward() -> None:
     """Resample z at the fitted margins and refit: the centred reward spreads by Γ. 300 refits give a standard
     deviation a relative standard error of 4.1 %; each of 4 checks allows 15 % (3.7 of them: false alarms 1e-3)."""
     epsilon, ridge = 2.0, 1e-6
-    phi_a, phi_b, label = _pairs(n=3000, d=3)
+    phi_a, phi_b, label = labelled_pairs(n=3000, d=3)
     fit = fit_linear(phi_a, phi_b, label, epsilon, ridge=ridge)
     margin = fit.margin(phi_a, phi_b)
     positive = torch.exp(-private_likelihood_loss(margin, torch.ones_like(margin), epsilon))
@@ -78,14 +66,14 @@ def test_bonus_is_the_spread_of_the_refitted_reward() -> None:
 
 
 def test_bonus_grows_with_the_privacy_factor_and_shrinks_with_data() -> None:
-    phi_a, phi_b, _ = _pairs()
+    phi_a, phi_b, _ = labelled_pairs(d=6)
     query = phi_a[:5] - phi_b[:5]
 
     def bonus(epsilon: float, copies: int = 1, ridge: float = 1e-9) -> torch.Tensor:
-        accumulator = FisherAccumulator(torch.zeros(6), noise=epsilon, ridge=ridge)
-        for _ in range(copies):
-            accumulator.update(phi_a, phi_b)
-        return accumulator.bonus().bonus(query)
+        basis, zero = identity_basis(6), torch.zeros(6, dtype=torch.float64)
+        sides = (phi_a.repeat(copies, 1), phi_b.repeat(copies, 1), torch.ones(400 * copies))
+        problem = pair_problem(*sides, epsilon, basis, None, "private_likelihood")
+        return FisherBonus(zero, basis, problem.information(zero) + ridge * basis.matrix, None).bonus(query)
 
     clean = bonus(math.inf)
     for epsilon in (0.1, 0.5, 2.0):
@@ -97,7 +85,7 @@ def test_bonus_grows_with_the_privacy_factor_and_shrinks_with_data() -> None:
 
 
 def test_a_shift_of_all_features_of_a_prompt_changes_no_bonus() -> None:
-    phi_a, phi_b, label = _pairs()
+    phi_a, phi_b, label = labelled_pairs(d=6)
     bonus = FisherBonus.from_fit(fit_linear(phi_a, phi_b, label, 1.0, ridge=1.0), kappa=0.5)
     features, reference = phi_a[:9], phi_b[:72].reshape(9, 8, 6)
     shift = 10.0 * torch.randn(9, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -113,43 +101,41 @@ def test_a_shift_of_all_features_of_a_prompt_changes_no_bonus() -> None:
     assert torch.equal(kept.bonus, base.bonus)
 
 
-def test_two_processes_add_up() -> None:
-    phi_a, phi_b, _ = _pairs()
-    weight = torch.full((6,), 0.3)
-    parts = [FisherAccumulator(weight, noise=1.0, ridge=1.0, reward_bound=5.0) for _ in range(2)]
-    whole = FisherAccumulator(weight, noise=1.0, ridge=1.0, reward_bound=5.0)
-    whole.update(phi_a, phi_b)
-    for part, rows in zip(parts, (slice(0, 150), slice(150, 400)), strict=True):
-        part.update(phi_a[rows].to(torch.float32), phi_b[rows].to(torch.float32))
-    others = iter([parts[1].gram.total, parts[1].gram.count])
-    parts[0].all_reduce(lambda tensor: tensor + next(others))
-    assert parts[0].num_pairs == 400
-    torch.testing.assert_close(parts[0].bonus().information, whole.bonus().information, rtol=1e-5, atol=1e-5)
-
-
 def test_dropped_directions_claim_no_uncertainty() -> None:
-    phi_a, phi_b, label = _pairs()
+    phi_a, phi_b, label = labelled_pairs(d=6)
     basis = pair_basis(phi_a, phi_b, num_components=2, centre=False)
     bonus = FisherBonus.from_fit(fit_linear(phi_a, phi_b, label, 1.0, ridge=1.0, basis=basis))
     outside = torch.linalg.qr(basis.matrix, mode="complete")[0][:, 2:]
     assert float(bonus.bonus(outside.T).max()) < 1e-12
 
 
-def test_unusable_information_is_refused() -> None:
-    weight, basis = torch.zeros(2).double(), FeatureBasis(torch.eye(2).double())
+def test_unusable_statistics_are_refused_with_the_reason() -> None:
+    weight, basis, one = torch.zeros(2).double(), identity_basis(2), torch.eye(2).double()
     for information, message in (
-        (torch.diag(torch.tensor([1.0, -1.0])), "not positive definite"),
-        (torch.full((2, 2), math.nan), "not positive definite"),
-        (torch.diag(torch.tensor([1.0, 1e-16])), r"condition 1\.0e\+16; use a larger ridge"),
+        (torch.diag(torch.tensor([1.0, -1.0])), r"information matrix is not positive definite \(at row 2 of 2\)"),
+        (torch.full((2, 2), math.nan), "it is not finite; check the features"),
+        (torch.diag(torch.tensor([1.0, 1e-16])), r"condition 1\.0e\+16; use a larger ridge or fewer components"),
     ):
         with pytest.raises(ValueError, match=message):
             FisherBonus(weight, basis, information.double(), None)
     with pytest.raises(ValueError, match="kappa must be"):
-        FisherBonus(weight, basis, torch.eye(2).double(), None, kappa=-1.0)
-    with pytest.raises(ValueError, match="ridge must be"):
-        FisherAccumulator(weight, noise=1.0, ridge=0.0)
-    usable = FisherBonus(weight, basis, torch.eye(2).double(), None)
+        FisherBonus(weight, basis, one, None, kappa=-1.0)
+    usable = FisherBonus(weight, basis, one, None)
     with pytest.raises(ValueError, match="K >= 1"):
         usable.score(torch.zeros(3, 2), torch.zeros(3, 2))
     with pytest.raises(ValueError, match="same prompts"):
         usable.score(torch.zeros(3, 2), torch.zeros(4, 8, 2))
+
+
+@pytest.mark.parametrize("smallest", [-0.1, 1e-14, 1e-6])
+def test_the_condition_of_a_dense_matrix_is_found(smallest: float) -> None:
+    size = 40
+    vectors = torch.linalg.qr(torch.randn(size, size, generator=torch.Generator().manual_seed(0)).double())[0]
+    values = torch.tensor([smallest, *[1.0] * (size - 1)], dtype=torch.float64)
+    matrix = vectors @ torch.diag(values) @ vectors.T
+    if smallest == 1e-6:
+        factor = definite_factor(matrix, "test")
+        torch.testing.assert_close(factor @ factor.T, matrix)
+    else:
+        with pytest.raises(ValueError, match=r"is not positive definite \(at row \d+ of 40\)|condition .*e\+1[45]"):
+            definite_factor(matrix, "test")

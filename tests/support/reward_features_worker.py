@@ -85,7 +85,7 @@ def fitted(features: PairFeatures, count: int) -> dict[str, torch.Tensor]:
     for name, path in (("selection", selection), ("judged", judged)):
         found[name] = torch.tensor([path.ridge, *path.held_out_loss, *path.paired_standard_error])
     for kind in ("fisher", "elliptical", "ensemble"):
-        bonus = head_bonus(fit, features.rows(training), NOISE, recipe_of(kind).reward, recipe.seed)
+        bonus = head_bonus(fit, features.rows(training), recipe_of(kind).reward, recipe.seed)
         found[kind] = bonus.score(query, query.flip(0)[:, None]).bonus
     model: Any = Backbone(fit.weight)
     check = held_out(model, features.rows(validation), NOISE)

@@ -70,7 +70,7 @@ def gammas(pool: Pool, fit: LinearFit, chosen: torch.Tensor, rejected: torch.Ten
     count, each, width = pool.features.shape
     bonus = FisherBonus.from_fit(fit, 1.0)
     reference = bonus.reference_gradient(pool.features)
-    gradient = fit.basis.coordinates(bonus.gradient(pool.features) - reference[:, None]).reshape(count * each, -1)
+    gradient = fit.basis.coordinates(bonus.quantity(pool.features) - reference[:, None]).reshape(count * each, -1)
 
     def of(covariance: torch.Tensor) -> np.ndarray:
         return ((gradient @ covariance) * gradient).sum(dim=1).sqrt().reshape(count, each).numpy()
