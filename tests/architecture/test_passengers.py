@@ -36,7 +36,6 @@ TWICE = {
     "compare.py",
     "dpo.py",
     "gibbs.py",
-    "guarantee.py",
     "inputs.py",
     "ledger.py",
     "likelihood.py",
