@@ -37,7 +37,6 @@ TWICE = {
     "dpo.py",
     "gibbs.py",
     "inputs.py",
-    "ledger.py",
     "likelihood.py",
     "losses.py",
     "online.py",
