@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from private_rlhf.commands import account, label, ledger, moved
+from private_rlhf.commands import account, label, ledger_command, moved
 from private_rlhf.commands.attack import attack
 from private_rlhf.commands.compare import compare
 from private_rlhf.commands.keygen import keygen
@@ -47,7 +47,7 @@ app = typer.Typer(
 )
 app.add_typer(account.app, name="account")
 app.add_typer(label.app, name="label")
-app.add_typer(ledger.app, name="ledger")
+app.add_typer(ledger_command.app, name="ledger")
 app.command("label-filter")(label_filter)
 app.command()(attack)
 app.command()(compare)

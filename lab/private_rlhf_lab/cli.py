@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import typer
 from private_rlhf.cli import exit_code
 
-from private_rlhf_lab import benchmark_command
+from private_rlhf_lab import account_command, benchmark_command
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -16,6 +16,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Studies, accountants and benches around private-rlhf.",
 )
+app.add_typer(account_command.app, name="account")
 app.add_typer(benchmark_command.app, name="benchmark")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from private_rlhf.accounting.guarantee import count, not_negative, positive, probability
+from private_rlhf.accounting.epsilon_delta import count, not_negative, positive, probability
 from scipy.optimize import brentq, minimize_scalar
 
 

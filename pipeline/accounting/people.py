@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from private_rlhf.accounting.guarantee import Guarantee, count, guarantee, positive, probability
+from private_rlhf.accounting.epsilon_delta import Guarantee, count, guarantee, positive, probability
 from private_rlhf.privacy.person import person_epsilon
 from private_rlhf.privacy.person_budget import epsilon_each, information, split_budget
 

@@ -27,26 +27,23 @@ from private_rlhf.recipe import LoraSettings, ModelConfig, Recipe
 from transformers import AutoConfig, AutoModelForCausalLM
 
 GIB = 1 << 30
-FLOAT = 4
-"""Bytes of float32: all that learns, and its gradient."""
-FOUR_BIT = 0.5 + FLOAT / 64
-"""Bytes of a weight in NF4, with a float32 scale for each 64."""
+FLOAT = 4  # bytes of float32: all that learns, and its gradient
+FOUR_BIT = 0.5 + FLOAT / 64  # bytes of a weight in NF4, with a float32 scale for each 64
 STATES = {None: 8, "adamw": 8, "adamw_8bit": 2, "paged_adamw_8bit": 2, "adafactor": 0, "sgd": 0}
 """Bytes of an optimiser per number that learns."""
-PROCESS = 0.75 * GIB
-"""Python and its libraries, or a CUDA context: a round number."""
+PROCESS = 0.75 * GIB  # Python and its libraries, or a CUDA context: a round number
 CGROUP = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-BATCH = ("activations", "logits", "KV cache")
-"""Terms that grow with a batch."""
+BATCH = ("activations", "logits", "KV cache")  # terms that grow with a batch
+ADAPTER = "train an adapter ({section}.lora) in place of all weights"
 REMEDIES = {
     "activations": "lower {section}.micro_batch_size, or model.max_text_tokens and max_prompt_tokens",
     "logits": "lower {section}.micro_batch_size, or model.max_text_tokens and max_response_tokens",
     "KV cache": "lower {batch} or model.max_response_tokens",
     "packed weights": "take a smaller model or fewer processes on this machine",
     "gathered weights": "set ppo.gather_once=false, which takes more time",
-    "reference": "train an adapter ({section}.lora) in place of all weights",
-    "optimizer": "train an adapter ({section}.lora) in place of all weights, or more GPUs with --sharded",
-    "gradients": "train an adapter ({section}.lora) in place of all weights, or more GPUs with --sharded",
+    "reference": ADAPTER,
+    "optimizer": f"{ADAPTER}, or more GPUs with --sharded",
+    "gradients": f"{ADAPTER}, or more GPUs with --sharded",
     "weights": "a smaller model, ppo.quantize=4bit under an adapter, or more GPUs with --sharded",
 }
 
@@ -81,9 +78,9 @@ class Shape:
 
     def cut(self, layers: int | None) -> Shape:
         """The reward backbone: embeddings and the first `layers` layers (None: all)."""
-        kept = min(layers or self.layers, self.layers)
-        linear = self.linear * kept // self.layers
-        return replace(self, layers=kept, linear=linear, parameters=linear + self.vocabulary * self.hidden)
+        count = min(layers or self.layers, self.layers)
+        linear = self.linear * count // self.layers
+        return replace(self, layers=count, linear=linear, parameters=linear + self.vocabulary * self.hidden)
 
 
 @dataclass(frozen=True)
@@ -109,13 +106,8 @@ class Learner:
     recomputes: bool = False
 
     @property
-    def trained(self) -> int:
-        """Numbers that learn."""
-        return self.shape.parameters if self.adapter is None else self.adapter.trained
-
-    @property
     def weights(self) -> float:
-        """All weights, the adapter's included."""
+        """Bytes of all weights, the adapter's included."""
         shape = self.shape
         if self.adapter is None:
             return shape.parameters * FLOAT
@@ -127,18 +119,21 @@ class Learner:
 
         split: parts of what learns. responses: tokens of a row whose logits are computed.
         """
-        shape, dtype = self.shape, FLOAT if self.adapter is None else self.dtype
-        held = {"weights": self.weights / split, "optimizer": self.trained * self.states / split}
+        shape, dtype, save = self.shape, self.dtype, self.dtype + FLOAT
+        adapter = self.adapter or Adapter(shape.parameters, shape.parameters, shape.layers)
+        if self.adapter is None:
+            dtype, save = FLOAT, self.dtype
+        held = {"weights": self.weights / split, "optimizer": adapter.trained * self.states / split}
         one = activation(shape, dtype, length)
-        layers = shape.layers if self.adapter is None else self.adapter.layers
-        kept = layers * shape.hidden * dtype + one if self.recomputes else layers * one
-        gradients = self.trained * FLOAT / split
-        merged = shape.parameters if self.adapter is None else self.adapter.adapted
+        token = adapter.layers * one
+        if self.recomputes:
+            token = adapter.layers * shape.hidden * dtype + one
+        gradients = adapter.trained * FLOAT / split
         return [
-            {**held, "activations": texts * length * kept, "gradients": gradients if self.summed else 0,
+            {**held, "activations": texts * length * token, "gradients": gradients if self.summed else 0,
              "logits": 2 * texts * responses * shape.vocabulary * dtype},
             {**held, "gradients": gradients},
-            {**held, "merged weights": merged * (self.dtype + (FLOAT if self.adapter else 0))},
+            {**held, "merged weights": adapter.adapted * save},
         ]  # fmt: skip
 
 
@@ -148,10 +143,6 @@ def activation(shape: Shape, dtype: int, length: int) -> float:
     linear = 2 * shape.hidden + 2 * (shape.heads + shape.groups) * shape.head_size + 4 * shape.inner
     attention = shape.heads * length if length <= LONG else 0
     return 2 * shape.hidden * FLOAT + dtype * (linear + attention)
-
-
-def _size(terms: Terms) -> float:
-    return sum(terms.values())
 
 
 @dataclass(frozen=True)
@@ -165,14 +156,14 @@ class Estimate:
 
     @property
     def peaks(self) -> dict[str, Terms]:
-        """Stage to the terms of its largest moment."""
+        """Stage to the terms of its largest moment, in bytes."""
         recipe = self.recipe
-        stages: dict[str, list[Terms]] = {"sft": self._learning("sft", recipe.sft, 1)}
+        stages = {"sft": self._learning("sft", 1)}
         if recipe.reward.external is None:
             stages["reward"] = self._reward()
         stages[recipe.aligner] = self._dpo() if recipe.aligner == "dpo" else self._on_prompts()
         stages["evaluate"] = self._evaluate()
-        peaks = {name: max(moments, key=_size) for name, moments in stages.items()}
+        peaks = {name: max(moments, key=lambda terms: sum(terms.values())) for name, moments in stages.items()}
         return {name: {"process": PROCESS, **terms} for name, terms in peaks.items()}
 
     @property
@@ -183,8 +174,13 @@ class Estimate:
     def _backbone(self) -> Shape:
         return self.shape.cut(self.recipe.reward.num_layers)
 
-    def _learner(self, stage: str, settings: Any) -> tuple[Learner, int]:
+    @property
+    def _split(self) -> int:
+        return self.machine.processes if self.machine.sharded else 1
+
+    def _learner(self, stage: str) -> tuple[Learner, int]:
         """The model that a stage trains, and rows of a micro-batch of one process."""
+        settings = getattr(self.recipe, stage)
         share = max(1, settings.batch_size // self.machine.processes)
         micro = min(settings.micro_batch_size or share, share)
         keys = vars(settings) if stage == "ppo" else settings.trainer_args
@@ -194,50 +190,41 @@ class Estimate:
             getattr(settings, "quantize", None) is not None, bool(keys.get("gradient_checkpointing")),
         ), micro  # fmt: skip
 
-    def _learning(self, stage: str, settings: Any, texts: int, logits: bool = True) -> list[Terms]:
-        """Training on given texts, `texts` of them in a row of a batch."""
-        learner, micro = self._learner(stage, settings)
-        model = self.recipe.model
-        responses = model.max_text_tokens - model.max_prompt_tokens if logits else 0
+    def _learning(self, stage: str, texts: int) -> list[Terms]:
+        """Moments of training on data, `texts` texts in a row of a batch."""
+        (learner, micro), model = self._learner(stage), self.recipe.model
+        responses = 0 if stage == "reward" else model.max_text_tokens - model.max_prompt_tokens
         return learner.moments(self._split, texts * micro, model.max_text_tokens, responses)
-
-    @property
-    def _split(self) -> int:
-        return self.machine.processes if self.machine.sharded else 1
 
     def _reward(self) -> list[Terms]:
         settings, shape, length = self.recipe.reward, self._backbone, self.recipe.model.max_text_tokens
         inner = settings.feature_batch_size * length * activation(shape, self._dtype, length)  # of one layer at a time
-        moments: list[Terms] = [{"weights": shape.parameters * self._dtype, "activations": inner}]
-        return moments if settings.mode == "head" else moments + self._learning("reward", settings, 2, logits=False)
+        reading: Terms = {"weights": shape.parameters * self._dtype, "activations": inner}
+        return [reading, *([] if settings.mode == "head" else self._learning("reward", 2))]
 
     def _dpo(self) -> list[Terms]:
         reference = self.shape.parameters * FLOAT if self.recipe.dpo.lora is None else 0
-        return [{"reference": reference, **terms} for terms in self._learning("dpo", self.recipe.dpo, 2)]
+        return [{"reference": reference, **terms} for terms in self._learning("dpo", 2)]
 
     def _on_prompts(self) -> list[Terms]:
-        stage, model, machine = self.recipe.aligner, self.recipe.model, self.machine
-        settings = getattr(self.recipe, stage)
-        learner, micro = self._learner(stage, settings)
+        stage, model = self.recipe.aligner, self.recipe.model
+        settings, (learner, micro) = getattr(self.recipe, stage), self._learner(stage)
         length = model.max_prompt_tokens + model.max_response_tokens
         steps = learner.moments(self._split, micro, length, model.max_response_tokens)
         held: Terms = {"reward model": self._backbone.parameters * self._dtype}
         if settings.lora is None:
             held["reference"] = self.shape.parameters * FLOAT / (self._split if stage == "ppo" else 1)
         sampling = self._decoding(FLOAT if settings.lora is None else self._dtype, settings.generate_batch_size)
-        if machine.sharded and stage == "ppo" and settings.gather_once:
+        if self.machine.sharded and stage == "ppo" and settings.gather_once:
             sampling["gathered weights"] = learner.weights
-        between = {name: steps[0][name] for name in ("weights", "optimizer")}
-        return [{**held, **terms} for terms in ({**between, **sampling}, *steps)]
+        sampling |= {name: steps[0][name] for name in ("weights", "optimizer")}
+        return [{**held, **terms} for terms in (sampling, *steps)]
 
     def _evaluate(self) -> list[Terms]:
-        settings, shape = self.recipe.evaluate, self.shape
-        held = {
-            "weights": 2 * shape.parameters * self._dtype,
-            "reward model": self._backbone.parameters * self._dtype,
-        }
-        reading = 2 * KL_TEXTS * self.recipe.model.max_response_tokens * shape.vocabulary * self._dtype
-        return [{**held, **self._decoding(self._dtype, settings.batch_size)}, {**held, "logits": reading}]
+        shape, dtype = self.shape, self._dtype
+        held = {"weights": 2 * shape.parameters * dtype, "reward model": self._backbone.parameters * dtype}
+        reading = 2 * KL_TEXTS * self.recipe.model.max_response_tokens * shape.vocabulary * dtype
+        return [{**held, **self._decoding(dtype, self.recipe.evaluate.batch_size)}, {**held, "logits": reading}]
 
     def _decoding(self, dtype: int, batch: int) -> Terms:
         """Terms that decoding a batch adds to the weights."""
@@ -258,16 +245,15 @@ class Estimate:
             UserError: what a stage holds without any text exceeds the limit.
         """
         peaks, limit = self.peaks, self.machine.limit
-        held = {name: _size({term: size for term, size in terms.items() if term not in BATCH})
-                for name, terms in peaks.items()}  # fmt: skip
+        held = {name: sum(size for term, size in terms.items() if term not in BATCH) for name, terms in peaks.items()}
         fits = max(held.values()) <= limit  # with a smaller batch or shorter texts
-        sizes = {name: _size(terms) for name, terms in peaks.items()} if fits else held
-        section = max(sizes, key=lambda name: sizes[name])
-        terms, needed = peaks[section], _size(peaks[section])
+        sizes = {name: sum(terms.values()) for name, terms in peaks.items()}
+        section = max(peaks, key=(sizes if fits else held).__getitem__)
+        terms, needed = peaks[section], sizes[section]
         if needed <= limit:
             return None
-        named = [name for name in terms if name in REMEDIES and (name in BATCH) == fits]
-        term = max(named or terms, key=lambda name: terms[name])
+        causes = [name for name in terms if name in REMEDIES and (name in BATCH) == fits]
+        term = max(causes or terms, key=terms.__getitem__)
         batch = "evaluate.batch_size" if section == "evaluate" else f"{section}.generate_batch_size"
         remedy = REMEDIES.get(term, "take a machine with more memory").format(section=section, batch=batch)
         if section == "ppo" and term == "activations" and not self.recipe.ppo.gradient_checkpointing:
@@ -284,17 +270,13 @@ class Estimate:
 def estimate(recipe: Recipe, machine: Machine, model_config: Path | None = None) -> Estimate:
     """The estimate of a recipe that states its dtype. UserError: the model's config is not here, or not usable."""
     config = config_of(recipe.model, model_config)
-    shape = shape_of(skeleton(config))
-    settings = {"sft": recipe.sft.lora, recipe.aligner: getattr(recipe, recipe.aligner).lora}
-    if recipe.reward.external is None and recipe.reward.mode != "head":
-        settings["reward"] = recipe.reward.lora if recipe.reward.mode == "lora" else None
-    adapters = {stage: adapter_of(config, lora) for stage, lora in settings.items()}
-    if (layers := recipe.reward.num_layers) and (whole := adapters.get("reward")):
-        share = layers / shape.layers
-        adapters["reward"] = Adapter(
-            round(whole.trained * share), round(whole.adapted * share), min(layers, whole.layers)
-        )
-    return Estimate(recipe, shape, adapters, machine)
+    shape, reward = shape_of(skeleton(config)), recipe.reward
+    adapters = {stage: adapter_of(config, getattr(recipe, stage).lora) for stage in ("sft", recipe.aligner)}
+    whole = adapter_of(config, reward.lora) if reward.mode == "lora" and reward.external is None else None
+    if whole and reward.num_layers:  # the adapter of the first layers
+        share, layers = reward.num_layers / shape.layers, min(reward.num_layers, whole.layers)
+        whole = Adapter(round(whole.trained * share), round(whole.adapted * share), layers)
+    return Estimate(recipe, shape, {**adapters, "reward": whole}, machine)
 
 
 def config_of(settings: ModelConfig, path: Path | None = None) -> Path:
@@ -309,9 +291,7 @@ def config_of(settings: ModelConfig, path: Path | None = None) -> Path:
     cached = try_to_load_from_cache(source, "config.json", revision=settings.revision)
     if isinstance(cached, str):
         return Path(cached)
-    raise UserError(
-        f"model.source {source} is not on this machine: give its shape with --model-config PATH/config.json"
-    )
+    raise UserError(f"model.source {source} is not on this machine: give its shape with --model-config config.json")
 
 
 def skeleton(config: Path) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from private_rlhf.accounting.guarantee import Guarantee
+from private_rlhf.accounting.epsilon_delta import Guarantee
 from private_rlhf.accounting.people import randomized_response
 from private_rlhf.privacy.card import NO_LABELS, alpha_text, at_delta, events_text, ledger_rows, privacy_card
 from private_rlhf.privacy.status import PrivacyStatus, external_reward, extra_rewards, outside_judge

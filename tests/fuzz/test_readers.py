@@ -27,7 +27,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from private_rlhf.audit.canaries import plant, read_truth
-from private_rlhf.commands.ledger import as_text
+from private_rlhf.commands.ledger_command import as_text
 from private_rlhf.core.errors import UserError, one_line
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.data.chunks import cut, read_chunk

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 
 from mutations.mutant import Edit, Mutant
 
-STUDIES, ACCOUNTING = "lab/private_rlhf_lab/studies", "pipeline/accounting"
+STUDIES, ACCOUNTING = "lab/private_rlhf_lab/studies", "lab/private_rlhf_lab/accounting"
 BANDITS = "pipeline/validation/bandits.py"
 FINITE, RATES = f"{STUDIES}/offline/finite.py", "pipeline/validation/offline.py"
 HARD, PESSIMISM = f"{STUDIES}/offline/hard.py", f"{STUDIES}/offline/pessimism.py"
 ONLINE = "pipeline/validation/online.py"
-DRAWS, COMPOSITION, CONVERSIONS = (f"{ACCOUNTING}/{name}.py" for name in ("draws", "composition", "conversions"))
-DPTD, SUBSETS, PRL = (f"{ACCOUNTING}/{name}.py" for name in ("dptd", "subset_sampling", "private_rl"))
-BOUNDED, REPORTS = f"{ACCOUNTING}/bounded_range.py", f"{STUDIES}/private_rl/reports.py"
+CONVERSIONS, SUBSETS = (f"pipeline/accounting/{name}.py" for name in ("conversions", "subset_sampling"))
+DRAWS, COMPOSITION, DPTD = (f"{ACCOUNTING}/{name}.py" for name in ("draws", "composition", "dptd"))
+PRL, BOUNDED = (f"{ACCOUNTING}/{name}.py" for name in ("private_rl", "bounded_range"))
+REPORTS = f"{STUDIES}/private_rl/reports.py"
 EQUAL = f"{STUDIES}/kl_dp/equal_utility.py"
 STEPS, NETWORK = f"{STUDIES}/dptd/algorithms.py", f"{STUDIES}/dptd/network.py"
 UPDATES, GENERAL, PLATEAUS = (f"{STUDIES}/private_rl/{name}.py" for name in ("updates", "general", "plateaus"))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from private_rlhf.accounting.draws import bandit_unconditional
+from private_rlhf_lab.accounting.draws import bandit_unconditional
 from private_rlhf_lab.studies.kl_dp import conventions
 
 

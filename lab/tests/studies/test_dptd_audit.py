@@ -74,7 +74,7 @@ def test_a_bound_that_fails_to_certify_refutes_nothing(low: float, high: float, 
 
 @pytest.mark.parametrize(("multiplier", "steps"), [(0.8, 40), (3.0, 1), (2.0, 300)])
 def test_the_second_computation_of_delta(multiplier: float, steps: int) -> None:
-    from private_rlhf.accounting.subset_sampling import composed_delta
+    from private_rlhf_lab.accounting.subset_pairs import composed_delta
 
     bound = composed_delta(100, [(multiplier, steps)], 0.3)
     assert audit.spent_delta(0.01, multiplier, steps, 0.3) == pytest.approx(bound, rel=0.02, abs=1e-12)

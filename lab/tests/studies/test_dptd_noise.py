@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from private_rlhf.accounting.dptd import dptd, joint_sensitivity
 from private_rlhf.accounting.subset_sampling import composed_epsilon
+from private_rlhf_lab.accounting.dptd import dptd, joint_sensitivity
 from private_rlhf_lab.studies.dptd import attack, before_after, noise, theory
 from private_rlhf_lab.studies.dptd.trajectories import Transitions
 

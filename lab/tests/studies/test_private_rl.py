@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from private_rlhf.accounting.private_rl import private_rl
+from private_rlhf_lab.accounting.private_rl import private_rl
 from private_rlhf_lab.studies.private_rl import accounts, honest, outcome, plateaus
 from private_rlhf_lab.studies.private_rl.updates import (
     DELTA,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from private_rlhf.accounting.bounded_range import composed_delta
-from private_rlhf.accounting.bounded_range import largest_factor as factor
+from private_rlhf_lab.accounting.bounded_range import composed_delta
+from private_rlhf_lab.accounting.bounded_range import largest_factor as factor
 from private_rlhf_lab.studies.private_rl import outcome, schedules, sweep
 from private_rlhf_lab.studies.private_rl.schedules import PLANS, Noise, Plan
 from private_rlhf_lab.studies.private_rl.updates import DELTA

@@ -54,7 +54,7 @@ def test_a_row_is_of_its_error_and_of_the_sources_of_its_study(monkeypatch: pyte
     row = {"version": verdicts.version(error, part), "sources": verdicts.sources(part)}
     assert verdicts.is_current(row, error, part)
     assert not verdicts.is_current(row, ERRORS["D2"][1], part)
-    for folder in ("pipeline/accounting", "pipeline/validation", "lab/private_rlhf_lab/studies"):
+    for folder in ("pipeline/accounting", "pipeline/validation", "lab/private_rlhf_lab"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     monkeypatch.setattr(verdicts, "ROOT", tmp_path)
     assert verdicts.is_current(row, error, part)

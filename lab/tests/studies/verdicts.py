@@ -73,7 +73,7 @@ def version(mutant: Mutant | None, part: Part) -> str:
 def sources(part: Part) -> str:
     """Of what the study is made of: its own files, those that all studies share, the accountants."""
     folders = [ROOT / "pipeline" / each for each in ("accounting", "validation")]
-    folders.append(ROOT / "lab" / "private_rlhf_lab" / "studies" / part.study)
+    folders += [ROOT / "lab" / "private_rlhf_lab" / each for each in ("accounting", f"studies/{part.study}")]
     files = sorted(path for folder in folders for path in folder.glob("*.py"))
     return hashlib.sha256(b"".join(path.name.encode() + path.read_bytes() for path in files)).hexdigest()[:16]
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-from private_rlhf.accounting.subset_sampling import pair_epsilon
 from private_rlhf.core.stats import Estimate, wilson
 from private_rlhf.validation.lab import Claim, within
 
+from private_rlhf_lab.accounting.subset_pairs import pair_epsilon
 from private_rlhf_lab.studies.dptd.algorithms import momentum_runs, sampled_rows
 from private_rlhf_lab.studies.dptd.network import BOX, gradients
 from private_rlhf_lab.studies.dptd.noise import MOMENTUM, Budget, deviations, step_sizes

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from private_rlhf.accounting.subset_sampling import composed_epsilon, least_noise_multiplier, pair_epsilon
+from private_rlhf.accounting.subset_sampling import composed_epsilon, least_noise_multiplier
 
+from private_rlhf_lab.accounting.subset_pairs import pair_epsilon
 from private_rlhf_lab.studies.dptd.noise import few_orders
 
 EPSILON, DELTA = 1.0, 1e-5

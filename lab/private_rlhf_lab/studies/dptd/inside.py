@@ -19,12 +19,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from private_rlhf.accounting.dptd import joint_sensitivity
 from private_rlhf.accounting.subset_sampling import least_noise_multiplier
 from private_rlhf.core.stats import bootstrap
 from private_rlhf.validation.bandits import slope_of_mean
 from private_rlhf.validation.lab import Claim, within
 
+from private_rlhf_lab.accounting.dptd import joint_sensitivity
 from private_rlhf_lab.studies.dptd.algorithms import project
 from private_rlhf_lab.studies.dptd.environments import Array
 from private_rlhf_lab.studies.dptd.noise import MOMENTUM, Budget, Kind, admissible_noise

@@ -14,15 +14,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from private_rlhf.accounting.dptd import joint_sensitivity
-from private_rlhf.accounting.subset_sampling import (
-    Phases,
-    composed_epsilon,
-    least_noise_multiplier,
-    pair_epsilon,
-    renyi_epsilon,
-)
+from private_rlhf.accounting.subset_sampling import Phases, composed_epsilon, least_noise_multiplier
 
+from private_rlhf_lab.accounting.dptd import joint_sensitivity
+from private_rlhf_lab.accounting.subset_pairs import pair_epsilon, renyi_epsilon
 from private_rlhf_lab.studies.dptd.environments import Array
 
 Neighbors = Literal["transition", "trajectory"]
@@ -157,7 +152,7 @@ def paper_phases(
 def accountant_sigma(budget: Budget) -> float:
     """σ of each player's noise in units of the gradient, before the factor αν, so that the claim holds.
 
-    Theorem and assumptions: `private_rlhf.accounting.dptd.dptd`.
+    Theorem and assumptions: `private_rlhf_lab.accounting.dptd.dptd`.
     """
     multiplier = least_noise_multiplier(budget.epsilon, budget.population, budget.steps, budget.delta)
     return multiplier * joint_sensitivity(budget.clip)

@@ -13,9 +13,9 @@ from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
-from private_rlhf.accounting.dptd import joint_sensitivity
 from private_rlhf.accounting.subset_sampling import least_noise_multiplier
 
+from private_rlhf_lab.accounting.dptd import joint_sensitivity
 from private_rlhf_lab.studies.dptd.algorithms import (
     STEP,
     Path,

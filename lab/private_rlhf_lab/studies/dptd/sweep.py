@@ -18,10 +18,10 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from private_rlhf.accounting.dptd import joint_sensitivity
 from private_rlhf.accounting.subset_sampling import least_noise_multiplier
 from private_rlhf.core import atomic
 
+from private_rlhf_lab.accounting.dptd import joint_sensitivity
 from private_rlhf_lab.studies.dptd.algorithms import (
     Recursion,
     langevin_runs,

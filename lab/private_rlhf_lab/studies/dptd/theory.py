@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
-from private_rlhf.accounting.dptd import joint_sensitivity
-from private_rlhf.accounting.subset_sampling import least_noise_multiplier, pair_epsilon
+from private_rlhf.accounting.subset_sampling import least_noise_multiplier
 from private_rlhf.validation.lab import Bounds, Claim, within, worst
 from private_rlhf.validation.lab import Kind as ClaimKind
 
+from private_rlhf_lab.accounting.dptd import joint_sensitivity
+from private_rlhf_lab.accounting.subset_pairs import pair_epsilon
 from private_rlhf_lab.studies.dptd.algorithms import STEP
 from private_rlhf_lab.studies.dptd.attack import attack
 from private_rlhf_lab.studies.dptd.metrics import curvature, subset

@@ -6,13 +6,6 @@ import math
 from itertools import product
 
 import numpy as np
-from private_rlhf.accounting.composition import (
-    distance_from_gap,
-    draw_after_randomized_response,
-    inexact_pointwise,
-    inexact_total_variation,
-    repeated_draws,
-)
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.reward_models.gibbs import gibbs_log_policy
 from private_rlhf.validation.kl_dp import Array, bradley_terry, hockey_stick, loss
@@ -21,6 +14,13 @@ from private_rlhf.validation.kl_dp import proposition_one as proposition_one
 from scipy.special import gammaln
 from scipy.stats import binom
 
+from private_rlhf_lab.accounting.composition import (
+    distance_from_gap,
+    draw_after_randomized_response,
+    inexact_pointwise,
+    inexact_total_variation,
+    repeated_draws,
+)
 from private_rlhf_lab.studies.kl_dp.search import OURS, Search, joined
 
 

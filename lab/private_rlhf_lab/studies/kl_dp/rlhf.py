@@ -6,17 +6,17 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from private_rlhf.accounting.draws import (
+from private_rlhf.accounting.epsilon_delta import Guarantee
+from private_rlhf.reward_models.gibbs import gibbs_log_policy
+from private_rlhf.validation.kl_dp import Array, bradley_terry, gram, least_eigenvalue, loss, multisets, width
+
+from private_rlhf_lab.accounting.draws import (
     Thresholds,
     curvature_floor,
     rlhf_draw,
     rlhf_epsilon,
     rlhf_label_instance_epsilon,
 )
-from private_rlhf.accounting.guarantee import Guarantee
-from private_rlhf.reward_models.gibbs import gibbs_log_policy
-from private_rlhf.validation.kl_dp import Array, bradley_terry, gram, least_eigenvalue, loss, multisets, width
-
 from private_rlhf_lab.studies.kl_dp.linear import references
 from private_rlhf_lab.studies.kl_dp.search import OURS, Search, joined, threshold_ratios
 

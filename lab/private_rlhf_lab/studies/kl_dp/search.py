@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from private_rlhf.accounting.draws import Thresholds
-from private_rlhf.accounting.guarantee import Guarantee
+from private_rlhf.accounting.epsilon_delta import Guarantee
 from private_rlhf.validation.kl_dp import OURS as OURS
 from private_rlhf.validation.kl_dp import ROUNDING as ROUNDING
 from private_rlhf.validation.kl_dp import Array, hockey_stick
 from private_rlhf.validation.kl_dp import Search as Search
 from private_rlhf.validation.kl_dp import joined as joined
+
+from private_rlhf_lab.accounting.draws import Thresholds
 
 
 def threshold_ratios(

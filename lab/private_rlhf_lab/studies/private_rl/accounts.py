@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-from private_rlhf.accounting.bounded_range import composed_epsilon
 from private_rlhf.accounting.conversions import advanced_composition, bounded_range_zcdp, zcdp_epsilon
-from private_rlhf.accounting.private_rl import private_rl
 from private_rlhf.reward_models.gibbs import gibbs_log_policy
 from private_rlhf.validation.lab import Claim, within
 
+from private_rlhf_lab.accounting.bounded_range import composed_epsilon
+from private_rlhf_lab.accounting.private_rl import private_rl
 from private_rlhf_lab.studies.private_rl import outcome
 from private_rlhf_lab.studies.private_rl.general import Instances, sensitivities
 from private_rlhf_lab.studies.private_rl.updates import DELTA, PAPER, Array, appendix_step, section_step

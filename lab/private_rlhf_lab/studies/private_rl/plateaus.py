@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from private_rlhf.accounting.bounded_range import composed_epsilon
 from private_rlhf.core.stats import Estimate, percentile_interval, standard_error
 from private_rlhf.validation.lab import Claim, within
 
+from private_rlhf_lab.accounting.bounded_range import composed_epsilon
 from private_rlhf_lab.studies.private_rl import outcome
 from private_rlhf_lab.studies.private_rl.updates import DELTA, PAPER, Array, Schedule, fixed, private_exponent
 

@@ -7,7 +7,7 @@ of updates. The draw adds noise and takes the largest, one of two ways:
 
 exponential  permute-and-flip (McKenna and Sheldon 2020): 2w-DP as the exponential mechanism is, and errs less; but its
              range is up to twice as wide, so it composes by addition, Σ_j 2 w_j = ε at δ = 0
-gumbel       the exponential mechanism: bounded range 2w, composed exactly (`private_rlhf.accounting.bounded_range`)
+gumbel       the exponential mechanism: bounded range 2w, composed exactly (`private_rlhf_lab.accounting.bounded_range`)
 
 `validation.private_rl.sweep` is the search that chose PLANS, on other seeds than those that `measure` takes.
 """
@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 import numpy as np
-from private_rlhf.accounting.bounded_range import composed_delta, composed_epsilon, largest_factor
 from private_rlhf.validation.lab import Claim, within
 
+from private_rlhf_lab.accounting.bounded_range import composed_delta, composed_epsilon, largest_factor
 from private_rlhf_lab.studies.private_rl import outcome
 from private_rlhf_lab.studies.private_rl.plateaus import EPISODES, Cell
 from private_rlhf_lab.studies.private_rl.updates import DELTA, PAPER, Array, geometric

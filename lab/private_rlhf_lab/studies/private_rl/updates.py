@@ -9,7 +9,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from private_rlhf.accounting.private_rl import private_rl
+
+from private_rlhf_lab.accounting.private_rl import private_rl
 
 PAPER = "PRL"
 DELTA = 1e-5

@@ -23,7 +23,7 @@ from collections.abc import Iterable
 
 import numpy as np
 from private_rlhf.accounting.conversions import bounded_range_zcdp, zcdp_epsilon, zcdp_rho
-from private_rlhf.accounting.guarantee import OutsideAssumptions, not_negative, positive, probability
+from private_rlhf.accounting.epsilon_delta import OutsideAssumptions, not_negative, positive, probability
 from scipy.optimize import brentq
 
 Array = np.ndarray

@@ -7,7 +7,8 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from private_rlhf.accounting.draws import (
+from private_rlhf.accounting.epsilon_delta import OutsideAssumptions
+from private_rlhf_lab.accounting.draws import (
     Thresholds,
     bandit_approximate,
     bandit_epsilon,
@@ -20,7 +21,6 @@ from private_rlhf.accounting.draws import (
     rlhf_epsilon,
     rlhf_label_instance_epsilon,
 )
-from private_rlhf.accounting.guarantee import OutsideAssumptions
 
 POSITIVE = st.floats(0.01, 50.0)
 

@@ -1,4 +1,4 @@
-"""Randomised response per person, DPTD and private RL."""
+"""DPTD and private RL."""
 
 from __future__ import annotations
 
@@ -8,29 +8,11 @@ import math
 import numpy as np
 import pytest
 from private_rlhf.accounting.conversions import advanced_composition, zcdp_epsilon
-from private_rlhf.accounting.dptd import dptd, joint_sensitivity
-from private_rlhf.accounting.guarantee import OutsideAssumptions
-from private_rlhf.accounting.people import randomized_response
-from private_rlhf.accounting.private_rl import private_rl
+from private_rlhf.accounting.epsilon_delta import OutsideAssumptions
 from private_rlhf.accounting.subset_sampling import least_noise_multiplier
+from private_rlhf_lab.accounting.dptd import dptd, joint_sensitivity
+from private_rlhf_lab.accounting.private_rl import private_rl
 from scipy.stats import norm
-
-
-def test_person_level_by_enumeration() -> None:
-    """Eight labels of one person: exact δ at the promised ε over all 256 released vectors."""
-    found = randomized_response(0.5, 8, 1e-3)
-    assert (found.epsilon, found.delta) == (4.0, 0.0)
-    alpha = math.exp(0.5) / (1 + math.exp(0.5))
-    kept = np.array([sum(bits) for bits in itertools.product((0, 1), repeat=8)])
-    p = alpha**kept * (1 - alpha) ** (8 - kept)
-    q = p[::-1]
-    assert np.maximum(p - math.exp(found.details["exact"]["epsilon"]) * q, 0).sum() == pytest.approx(1e-3, rel=1e-6)
-    assert np.log(p / q).max() == pytest.approx(4.0)
-
-
-def test_a_hundred_labels_of_one_person() -> None:
-    assert randomized_response(0.5, 100).details["exact"]["epsilon"] == pytest.approx(33.3, abs=0.05)
-    assert randomized_response(0.5, 10**6).details["exact"]["epsilon"] is None
 
 
 def test_both_players_are_one_event() -> None:
@@ -97,8 +79,6 @@ def test_exponential_mechanism_is_as_private_as_assumed() -> None:
 @pytest.mark.parametrize(
     ("call", "name"),
     [
-        (lambda: randomized_response(0.0, 3), "epsilon"),
-        (lambda: randomized_response(1.0, 0), "labels_per_person"),
         (lambda: dptd(100, 10, 0.0, 1.0, 1e-5, "transition"), "clip"),
         (lambda: dptd(100, 10, 1.0, 1.0, 0.0, "transition"), "target_delta"),
         (lambda: dptd(100, 10, 1.0, 1.0, 1e-5, "trajectory"), "trajectories"),

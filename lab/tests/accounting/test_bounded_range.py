@@ -7,9 +7,9 @@ import math
 
 import numpy as np
 import pytest
-from private_rlhf.accounting.bounded_range import composed_delta, composed_epsilon, largest_factor
 from private_rlhf.accounting.conversions import bounded_range_zcdp, zcdp_epsilon
-from private_rlhf.accounting.guarantee import OutsideAssumptions
+from private_rlhf.accounting.epsilon_delta import OutsideAssumptions
+from private_rlhf_lab.accounting.bounded_range import composed_delta, composed_epsilon, largest_factor
 from scipy.stats import binom
 
 Array = np.ndarray

@@ -11,7 +11,7 @@ from private_rlhf.accounting.conversions import (
     zcdp_epsilon,
     zcdp_epsilon_closed,
 )
-from private_rlhf.accounting.guarantee import (
+from private_rlhf.accounting.epsilon_delta import (
     Guarantee,
     OutsideAssumptions,
     count,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from private_rlhf.accounting.guarantee import (
+from private_rlhf.accounting.epsilon_delta import (
     Guarantee,
     OutsideAssumptions,
     count,

@@ -22,7 +22,7 @@ import math
 import sys
 from dataclasses import dataclass
 
-from private_rlhf.accounting.guarantee import (
+from private_rlhf.accounting.epsilon_delta import (
     Guarantee,
     OutsideAssumptions,
     count,

@@ -1,4 +1,4 @@
-"""Conversions and composition against closed forms and exact enumeration."""
+"""Composition of draws against closed forms and exact enumeration."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from private_rlhf.accounting.composition import (
+from private_rlhf.accounting.conversions import bounded_range_zcdp
+from private_rlhf.accounting.epsilon_delta import OutsideAssumptions
+from private_rlhf_lab.accounting.composition import (
     combined_draw,
     distance_from_gap,
     draw_after_randomized_response,
@@ -14,48 +16,7 @@ from private_rlhf.accounting.composition import (
     inexact_total_variation,
     repeated_draws,
 )
-from private_rlhf.accounting.conversions import (
-    advanced_composition,
-    advanced_composition_step,
-    bounded_range_zcdp,
-    zcdp_epsilon,
-    zcdp_epsilon_closed,
-    zcdp_rho,
-)
-from private_rlhf.accounting.guarantee import OutsideAssumptions
-from scipy.stats import binom, norm
-
-
-def gaussian_delta(epsilon: float, rho: float) -> float:
-    """Exact δ of the Gaussian mechanism that is exactly ρ-zCDP (Balle and Wang 2018): sensitivity/σ = √(2ρ)."""
-    mu = math.sqrt(2.0 * rho)
-    return float(norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu))
-
-
-@pytest.mark.parametrize("rho", [1e-4, 0.03, 1.2, 40.0])
-@pytest.mark.parametrize("delta", [1e-9, 1e-5, 0.1])
-def test_zcdp_conversion_covers_the_gaussian_and_beats_the_closed_form(rho: float, delta: float) -> None:
-    epsilon = zcdp_epsilon(rho, delta)
-    assert gaussian_delta(epsilon, rho) <= delta * (1 + 1e-9)
-    assert epsilon <= zcdp_epsilon_closed(rho, delta)
-    orders = 1.0 + np.geomspace(1e-4, 1e5, 40_000)
-    grid = rho * orders + np.log(1 / (orders * delta)) / (orders - 1) + np.log1p(-1 / orders)
-    assert epsilon == pytest.approx(max(0.0, grid.min()), rel=1e-5, abs=1e-9)
-
-
-@pytest.mark.parametrize(("epsilon", "rho"), [(8.0, 1.230), (5.0, 0.551), (2.0, 0.108), (1.0, 0.0306)])
-def test_rho_of_published_budgets(epsilon: float, rho: float) -> None:
-    found = zcdp_rho(epsilon, 1e-5)
-    assert found == pytest.approx(rho, abs=5e-4)
-    assert zcdp_epsilon(found, 1e-5) <= epsilon
-    assert zcdp_epsilon(found * 1.001, 1e-5) > epsilon
-
-
-def test_advanced_composition_keeps_both_terms() -> None:
-    assert advanced_composition(0.1, 10, 1e-5) == pytest.approx(0.1 * math.sqrt(20 * math.log(1e5)) + math.expm1(0.1))
-    step = advanced_composition_step(3.0, 50, 1e-5)
-    assert advanced_composition(step, 50, 1e-5) == pytest.approx(3.0, rel=1e-9)
-    assert advanced_composition(0.0, 5, 1e-5) == 0.0
+from scipy.stats import binom
 
 
 @pytest.mark.parametrize(("epsilon", "draws"), [(0.05, 500), (0.3, 100), (1.0, 40)])
