@@ -19,12 +19,13 @@ LOCKED ?=
 ARGS ?=
 
 .DELETE_ON_ERROR:
-.PHONY: help setup lab-setup demo test lab-test lint types docs lock sbom wheel clean
+.PHONY: help setup lab-setup demo test test-all lab-test lint types docs lock sbom wheel clean
 
 help:
 	@echo "make setup   create $(VENV) and install the project with pinned versions (minutes, once)"
 	@echo "make demo    align a real model on labels privatised at epsilon 2; report in runs/demo (15 minutes or less)"
-	@echo "make test    run the test suite"
+	@echo "make test    run the tests that a change is likely to break: five minutes on two cores"
+	@echo "make test-all  run the whole suite: ten minutes or more"
 	@echo "make lab-test  run the tests of lab/, the second distribution"
 	@echo "make lint    ruff and mypy"
 	@echo "make docs    build the documentation site, offline, in build/site"
@@ -70,6 +71,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+
+test-all: $(STAMP)
+	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile -m 'not slow and not gpu' $(ARGS)
 
 lab-test: $(STAMP)
 	@$(BIN)/python -m pytest -c lab/pyproject.toml lab/tests -n auto --maxprocesses 4 --dist loadfile $(ARGS)

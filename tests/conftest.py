@@ -24,6 +24,26 @@ hypothesis.settings.register_profile("deterministic", deadline=None, derandomize
 hypothesis.settings.load_profile("deterministic")
 
 SECRETS = random.Random("before the first test")
+THOROUGH = {
+    "accounting/test_subset_sampling.py", "audit/test_leaky_bundles.py", "cli/test_bad_input.py",
+    "cli/test_catalogue.py", "cli/test_core_install.py", "cli/test_outputs.py", "cli/test_privatize_bad_input.py",
+    "core/test_coin_reward.py", "fuzz/test_readers.py", "lm/test_made_once.py", "mutations/test_mutations.py",
+    "reward_models/test_sharded.py", "reward_models/test_trainer.py", "rl/test_gibbs.py", "rl/test_group.py",
+    "rl/test_sharded.py", "stages/test_llama_recipe.py", "stages/test_online.py", "stages/test_own_data.py",
+    "stages/test_quantised_ppo.py", "stages/test_reward_at_scale.py", "stages/test_resume.py",
+    "stages/test_resume_world.py", "stages/test_twin_metadata.py", "stages/test_two_processes.py",
+    "validation/test_claims.py",
+}  # fmt: skip
+"""Modules of `make test-all` only: they take more than half of its time. `make test` keeps what a change is likely to
+break, and every law of privacy and numerics."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    folder = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(folder) and item.path.relative_to(folder).as_posix() in THOROUGH:
+            item.add_marker(pytest.mark.thorough)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -109,7 +109,7 @@ def refused(copy: Path) -> tuple[bool, str]:
 def failing(copy: Path, tests: Sequence[str]) -> tuple[bool, str]:
     """Whether some of these tests fail in the copy, and which did first. RuntimeError if pytest could not run them."""
     options = ("-p", "no:cacheprovider", "-p", "no:randomly", "-n", "0", "-x", "-q")
-    done = run_in(copy, "-m", "pytest", *options, *tests)
+    done = run_in(copy, "-m", "pytest", "-m", "not slow", *options, *tests)
     if done.returncode not in (0, 1):
         raise RuntimeError(f"{tests}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
