@@ -48,12 +48,12 @@ class PairFeatures:
     def __len__(self) -> int:
         return len(self.chosen)
 
-    def own(self, values: torch.Tensor) -> torch.Tensor:
-        """One value of each pair there is (n, …) -> those of the pairs held here (m, …)."""
+    def local(self, values: torch.Tensor) -> torch.Tensor:
+        """The values (m, …) of the pairs held here, out of those of all pairs (n, …)."""
         return values if self.numbers is None else values[self.numbers]
 
     def rows(self, picked: torch.Tensor) -> PairFeatures:
-        """The pairs `picked`, by their rising numbers; from now on these are all the pairs there are."""
+        """The pairs `picked`, by their rising numbers, as all the pairs there are."""
         if self.numbers is None:
             return PairFeatures(self.chosen[picked], self.rejected[picked])
         held = torch.isin(self.numbers, picked)
@@ -88,7 +88,7 @@ def fit_head(
     if count < 2:
         raise UserError("all pairs have one prompt, and folds are by prompt: give preferences on several prompts")
     folds = torch.from_numpy(assign_folds(len(groups), min(5, count), groups, seed))
-    return _fit(features, features, features.own(folds), settings.ridge, noise, settings)
+    return _fit(features, features, features.local(folds), settings.ridge, noise, settings)
 
 
 def refit_head(
@@ -117,24 +117,16 @@ def _fit(
     settings: RewardConfig,
 ) -> tuple[LinearFit, RidgeSelection]:
     """The ridge by the `folds` (m,) of the pairs `judged`, then the fit to `features`."""
-    spread = features.spread
-    blocks = settings.feature_blocks
-    basis = pair_basis(
-        *_sides(features), num_components=settings.num_components, whiten=False, blocks=blocks, spread=spread
-    )
-    shared: dict[str, Any] = {
-        "basis": basis,
-        "reward_bound": settings.reward_bound,
-        "loss": settings.loss,
-        "spread": spread,
-    }
+    spread, blocks, count = features.spread, settings.feature_blocks, settings.num_components
+    basis = pair_basis(*_sides(features), num_components=count, whiten=False, blocks=blocks, spread=spread)
+    shared: dict[str, Any] = {"basis": basis, "reward_bound": settings.reward_bound, "loss": settings.loss}
+    shared["spread"] = spread
+    # The label is +1 throughout: `chosen` is what z prefers.
+    ones = torch.ones(len(features), dtype=torch.float64)
     if ridge == "evidence":
         one, other = (basis.coordinates(side) for side in _sides(features))
-        ones = torch.ones(len(features), dtype=torch.float64)
         by_likelihood = ridge_by_evidence(one, other, ones, noise, settings.reward_bound, spread=spread)
         ridge = ridge_in_units_of(get_loss(settings.loss), by_likelihood, noise)
     ridges = None if ridge is None else [ridge]
-    # The label is +1 throughout: `chosen` is what z prefers.
     selection = select_ridge(*_sides(judged), torch.ones(len(judged)), noise, ridges=ridges, folds=folds, **shared)
-    ones = torch.ones(len(features))
     return fit_linear(*_sides(features), ones, noise, ridge=selection.ridge, **shared), selection

@@ -100,7 +100,7 @@ class _PrivateScore(torch.autograd.Function):
     def forward(ctx: Any, signed: Tensor, noise: LabelNoise) -> Tensor:
         ctx.save_for_backward(signed)
         ctx.noise = noise
-        return noise.factor * torch.exp(_log_sigmoid_slope(signed) + _mixture_nll(signed, noise))
+        return _score(signed, noise)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -116,6 +116,13 @@ def _mixture_nll(signed: Tensor, noise: LabelNoise) -> Tensor:
     return -torch.logaddexp(noise.log_keep + logsigmoid(signed), noise.log_flip + logsigmoid(-signed))
 
 
+def _score(signed: Tensor, noise: LabelNoise) -> Tensor:
+    """∂ log P/∂x of x = zΔ, (B,) > 0."""
+    if noise.public:
+        return torch.sigmoid(-signed)
+    return noise.factor * torch.exp(_log_sigmoid_slope(signed) + _mixture_nll(signed, noise))
+
+
 def private_likelihood_loss(margin: Tensor, private_label: Tensor, noise: Noise) -> Tensor:
     """−log P̃(z) with P̃(z) = α σ(zΔ) + (1−α) σ(−zΔ) (Eq. 8-9), in nats, (B,) ≥ 0.
 
@@ -123,19 +130,13 @@ def private_likelihood_loss(margin: Tensor, private_label: Tensor, noise: Noise)
     """
     noise = LabelNoise.of(noise)
     signed = _signed(margin, private_label)
-    if noise.public:
-        return softplus(-signed)
-    return _PrivateNegativeLogLikelihood.apply(signed, noise)
+    return _mixture_nll(signed, noise) if noise.public else _PrivateNegativeLogLikelihood.apply(signed, noise)
 
 
 def private_likelihood_slope(margin: Tensor, private_label: Tensor, noise: Noise) -> Tensor:
     """∂ loss/∂Δ = −z (2α−1) σ'(Δ)/P̃(z), (B,), between −1 and 1."""
-    noise = LabelNoise.of(noise)
     signed = _signed(margin, private_label)
-    label = private_label.to(signed.dtype)
-    if noise.public:
-        return -label * torch.sigmoid(-signed)
-    return -label * noise.factor * torch.exp(_log_sigmoid_slope(signed) + _mixture_nll(signed, noise))
+    return -private_label.to(signed.dtype) * _score(signed, LabelNoise.of(noise))
 
 
 def fisher_weight(margin: Tensor, noise: Noise) -> Tensor:

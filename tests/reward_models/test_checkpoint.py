@@ -73,18 +73,6 @@ def test_both_ways_of_reloading_give_the_same_raw_score(
     torch.testing.assert_close(ours_wide.raw_score(ids, mask), wide_logits, rtol=1e-5, atol=1e-5)
 
 
-@torch.no_grad()
-def test_the_bonus_survives_bit_for_bit(tiny_causal_lm: Path, tmp_path: Path) -> None:
-    model, bonus = make(tiny_causal_lm)
-    save_reward_checkpoint(tmp_path / "rm", model, METADATA, bonus=bonus)
-    loaded = load_reward_checkpoint(tmp_path / "rm").bonus
-    assert loaded is not None
-    features = torch.randn(4, 32, generator=torch.Generator().manual_seed(2))
-    reference = torch.randn(4, 8, 32, generator=torch.Generator().manual_seed(3))
-    for mine, theirs in zip(bonus.score(features, reference), loaded.score(features, reference), strict=True):
-        assert torch.equal(mine, theirs)
-
-
 def test_the_folder_is_ordinary_and_complete(tiny_causal_lm: Path, tmp_path: Path) -> None:
     model, bonus = make(tiny_causal_lm)
     save_reward_checkpoint(tmp_path / "deep" / "rm", model, METADATA, bonus=bonus)

@@ -127,19 +127,6 @@ def test_ridge_keeps_a_hopeless_problem_finite() -> None:
     assert float(held.weight.norm()) < 0.2
 
 
-def test_uncorrected_fit_shrinks_the_margin_to_the_known_limit() -> None:
-    """One feature, margin 2 exactly, the label frequencies equal to their probabilities: no sampling noise."""
-    for epsilon, limit in ((0.1, 0.08), (0.5, 0.38), (2.0, 1.33)):
-        probability = float(torch.exp(-private_likelihood_loss(torch.tensor([2.0]), torch.ones(1), epsilon)))
-        n = 20000
-        label = torch.where(torch.arange(n) < round(probability * n), 1.0, -1.0)
-        phi_a, phi_b = torch.ones(n, 1), torch.zeros(n, 1)
-        corrected = fit_linear(phi_a, phi_b, label, epsilon, ridge=0.0)
-        shrunken = fit_linear(phi_a, phi_b, label, epsilon, ridge=0.0, loss="uncorrected")
-        assert float(corrected.weight[0]) == pytest.approx(2.0, abs=0.02)
-        assert float(shrunken.weight[0]) == pytest.approx(limit, abs=0.006)
-
-
 def test_invariances() -> None:
     """Order of rows, swapping a pair with its label, a per-prompt shift of both features: the same w."""
     phi_a, phi_b, label, _ = make_pairs(300, 5, 1.0)

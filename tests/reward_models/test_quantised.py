@@ -18,8 +18,8 @@ from private_rlhf.reward_models.model import (
     set_score_weight,
 )
 from support.reward_checkpoints import metadata
-from support.reward_trainers import make_rows, make_trainer, step_losses
-from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM
+from support.reward_trainers import make_rows, make_trainer, save_llama, step_losses
+from transformers import AutoModelForSequenceClassification
 
 LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], modules_to_save=["score"], task_type="SEQ_CLS")
 
@@ -27,22 +27,8 @@ LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], modules_to_save=["sc
 @pytest.fixture(scope="module")
 def wide_causal_lm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two layers of 64 features: 4-bit blocks hold 64 weights."""
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    folder = tmp_path_factory.mktemp("lm") / "wide"
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_key_value_heads": 4}
+    return save_llama(tmp_path_factory.mktemp("lm") / "wide", **sizes)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -14,7 +14,7 @@ from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import parse
 from private_rlhf.reward_models.losses import private_likelihood_loss
 from private_rlhf.reward_models.model import RewardModel, build_reward_backbone
-from private_rlhf.reward_models.training import Pairs, held_out_stopping, train_backbone
+from private_rlhf.reward_models.training import Pairs, TrainedBackbone, held_out_stopping, train_backbone
 
 
 def recipe(**reward: Any) -> Recipe:
@@ -48,6 +48,24 @@ def pairs(count: int, seed: int) -> Pairs:
     return [(text(), text()) for _ in range(count)]
 
 
+def trained(backbone: Any, held_out: Pairs, recipe: Recipe, checkpoint: Path, folder: Path) -> TrainedBackbone:
+    """The backbone after training on 16 pairs from a head of ones."""
+    return train_backbone(
+        backbone,
+        pairs(16, seed=0),
+        held_out,
+        1.0,
+        recipe.reward,
+        tokenizer=load_tokenizer(checkpoint),
+        dtype=recipe.model.dtype,
+        seed=recipe.seed,
+        checkpoints=folder,
+        world=World(0, 1),
+        warm_weight=torch.ones(backbone.config.hidden_size),
+        reload=lambda: None,
+    )
+
+
 @pytest.mark.parametrize("quantize", [None, "4bit"])
 def test_everything_asked_of_a_lora_backbone(checkpoint: Path, tmp_path: Path, quantize: str | None) -> None:
     if quantize:
@@ -58,20 +76,7 @@ def test_everything_asked_of_a_lora_backbone(checkpoint: Path, tmp_path: Path, q
         quantize=quantize, optimizer="adafactor", group_by_length=True, early_stopping={"every": 2, "patience": 1}
     )
     held_out = pairs(6, seed=1)
-    result = train_backbone(
-        backbone,
-        pairs(16, seed=0),
-        held_out,
-        1.0,
-        asked.reward,
-        tokenizer=tokenizer,
-        dtype=asked.model.dtype,
-        seed=asked.seed,
-        checkpoints=tmp_path,
-        world=World(0, 1),
-        warm_weight=torch.ones(backbone.config.hidden_size),
-        reload=lambda: None,
-    )
+    result = trained(backbone, held_out, asked, checkpoint, tmp_path)
     stopping = result.early_stopping
     assert stopping is not None
     steps = [entry[0] for entry in stopping["evaluations"]]
@@ -109,20 +114,7 @@ def test_checkpointed_activations_are_computed_twice_and_change_nothing(
         for layer in backbone.model.layers:
             layer.self_attn.register_forward_pre_hook(lambda *_, runs=runs: runs.append(1))
         own = recipe(mode=mode, trainer_args=asked)
-        result = train_backbone(
-            backbone,
-            pairs(16, seed=0),
-            [],
-            1.0,
-            own.reward,
-            tokenizer=tokenizer,
-            dtype=own.model.dtype,
-            seed=own.seed,
-            checkpoints=tmp_path / str(len(found)),
-            world=World(0, 1),
-            warm_weight=torch.ones(backbone.config.hidden_size),
-            reload=lambda: None,
-        )
+        result = trained(backbone, [], own, checkpoint, tmp_path / str(len(found)))
         found.append((result.history, {name: value.clone() for name, value in result.model.state_dict().items()}))
         assert len(runs) == 3 * (2 if asked else 1) * len(backbone.model.layers)
     (plain, weights), (checkpointed, same) = found

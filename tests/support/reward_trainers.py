@@ -10,10 +10,19 @@ from datasets import Dataset
 from private_rlhf.reward_models.model import build_reward_backbone, set_score_weight
 from private_rlhf.reward_models.trainer import PrivateRewardTrainer
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import RewardConfig
 
 OF_THE_TRAINER = ("loss", "peft_config", "eval_dataset", "model", "callbacks", "share_prompts")
+
+
+def save_llama(folder: Path, **sizes: int) -> Path:
+    """A causal LM of 64 tokens with random weights; pad 0, bos 1, eos 2."""
+    ids = {"vocab_size": 64, "num_attention_heads": 4, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        LlamaForCausalLM(LlamaConfig(**ids, **sizes)).save_pretrained(folder)
+    return folder
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -48,15 +57,15 @@ def make_trainer(causal_lm: Path, output: Path, kind: Any = PrivateRewardTrainer
         "report_to": "none",
         "disable_tqdm": True,
     }
-    own = {"noise": 1.0, "reward_bound": 4.0, "train_dataset": make_rows(), "processing_class": make_tokenizer()}
+    settings = {"noise": 1.0, "reward_bound": 4.0, "train_dataset": make_rows(), "processing_class": make_tokenizer()}
     for name, value in changes.items():
-        (own if name in {*own, *OF_THE_TRAINER} else arguments)[name] = value
-    if "model" not in own:
-        own["model"] = build_reward_backbone(causal_lm)
-        set_score_weight(own["model"], 0.3 * torch.randn(32, generator=torch.Generator().manual_seed(4)))
+        (settings if name in {*settings, *OF_THE_TRAINER} else arguments)[name] = value
+    if "model" not in settings:
+        settings["model"] = build_reward_backbone(causal_lm)
+        set_score_weight(settings["model"], 0.3 * torch.randn(32, generator=torch.Generator().manual_seed(4)))
     if kind is not PrivateRewardTrainer:
-        own = {name: value for name, value in own.items() if name not in ("noise", "reward_bound")}
-    return kind(args=RewardConfig(**arguments), **own)
+        settings = {name: value for name, value in settings.items() if name not in ("noise", "reward_bound")}
+    return kind(args=RewardConfig(**arguments), **settings)
 
 
 def step_losses(trainer: Any) -> list[float]:
