@@ -18,7 +18,7 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.stats import bootstrap_mean, wilson
 from private_rlhf.data.render import Prompt, Renderer, plain_prompt
 from private_rlhf.evaluation.chat_judge import ChatJudge
-from private_rlhf.evaluation.gibbs import beats
+from private_rlhf.evaluation.gibbs_yardstick import beats
 from private_rlhf.evaluation.rates import agreement, decided_win_rate, length_controlled
 from private_rlhf.evaluation.truths import HUMAN, load_truth
 from private_rlhf.recipe import JudgeSettings

@@ -25,8 +25,9 @@ from private_rlhf.data import inputs
 from private_rlhf.data.release import ReleasedPair
 from private_rlhf.data.render import Renderer, dialogue, keep_fitting, keep_fitting_pairs, left_out, text_count
 from private_rlhf.evaluation.counted import LONGER, write_decisions
+from private_rlhf.evaluation.evaluation_sampler import Answer, PromptResult, Sampler, once
 from private_rlhf.evaluation.judges import Judge, judged_pairs, judged_rates, make_judge
-from private_rlhf.evaluation.likelihood import (
+from private_rlhf.evaluation.likelihood_win_rate import (
     LIKELIHOOD_TEXTS,
     likelihood_win_rate,
     longer_answer_baseline,
@@ -37,7 +38,6 @@ from private_rlhf.evaluation.likelihood import (
     win_rate_at_like_length,
 )
 from private_rlhf.evaluation.rates import beats_by_truth
-from private_rlhf.evaluation.samples import Answer, PromptResult, Sampler, once
 from private_rlhf.evaluation.summary import Summary
 from private_rlhf.evaluation.truths import load_truth, reward_function, truth_name
 from private_rlhf.lm.distributed import make_accelerator

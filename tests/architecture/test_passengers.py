@@ -32,21 +32,13 @@ EXCEPTIONS = {
 }
 """Files that still take it. The lead deletes rows as rooms are narrowed."""
 TWICE = {
-    "card.py",
-    "compare.py",
     "dpo.py",
-    "gibbs.py",
     "guarantee.py",
-    "inputs.py",
     "ledger.py",
-    "likelihood.py",
     "losses.py",
     "online.py",
     "released.py",
-    "render.py",
-    "samples.py",
     "statistic.py",
-    "status.py",
     "trainer.py",
 }
 """Basenames that two modules of the package still share."""

@@ -14,7 +14,7 @@ from private_rlhf.core.world import World
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import parse
-from private_rlhf.report.card import external_reward
+from private_rlhf.report.run_card import external_reward
 from private_rlhf.reward_models.checkpoint import (
     METADATA_FILE,
     RewardMetadata,
