@@ -278,7 +278,7 @@ def evaluate(
     if output is not None:
         result = json_with("judge", "policy", "reference", "pairs")
         output = output_file(output, "--output", rewrites=result, inputs=(policy, reference, prompts), force=force)
-    from private_rlhf.evaluation.compare import MAX_PROMPT_TOKENS, compare
+    from private_rlhf.evaluation.checkpoint_comparison import MAX_PROMPT_TOKENS, compare
     from private_rlhf.evaluation.judges import parse_judge
 
     line = compare(

@@ -43,8 +43,8 @@ from private_rlhf.privacy.keys import PrivacyKey, keygen, load_key, make_private
 from private_rlhf.privacy.mechanism import RandomizedResponse
 from private_rlhf.privacy.prf import Prf
 from private_rlhf.recipe import Recipe
-from private_rlhf.report.inputs import read_run
-from private_rlhf.report.render import time_passages
+from private_rlhf.report.pages import time_passages
+from private_rlhf.report.run_facts import read_run
 
 TWINS = ("A", "B")
 BATCH_ROWS = 1024

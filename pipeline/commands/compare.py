@@ -35,8 +35,8 @@ def compare(
 def read_run(folder: Path) -> Run:
     """A run whose evaluation is complete. UserError otherwise."""
     from private_rlhf.core.rundir import RunDir
-    from private_rlhf.evaluation.judges import truth_name
     from private_rlhf.evaluation.runs import Run, read_rows
+    from private_rlhf.evaluation.truths import truth_name
     from private_rlhf.recipe import Recipe
     from private_rlhf.recipe.load import load_recipe
 

@@ -18,7 +18,7 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.world import declared_world, on_cpu
-from private_rlhf.evaluation.samples import KL_TEXTS
+from private_rlhf.evaluation.evaluation_sampler import KL_TEXTS
 from private_rlhf.lm.kernels import runs
 from private_rlhf.lm.kernels.attention import LONG
 from private_rlhf.lm.models import add_lora, base_checkpoint

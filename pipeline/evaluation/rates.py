@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 from private_rlhf.core.stats import Estimate, bootstrap_mean, wilson
-from private_rlhf.evaluation.gibbs import beats
+from private_rlhf.evaluation.gibbs_yardstick import beats
 from scipy import optimize, special, stats
 
 Z = float(stats.norm.ppf(0.975))

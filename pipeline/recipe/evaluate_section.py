@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from private_rlhf.recipe.load import IF_SET, NO_EFFECT
@@ -30,7 +30,7 @@ class JudgeSettings:
     lm: Annotated[Path | None, IF_SET] = None
     """Checkpoint folder of a chat model: its log-odds of naming the one answer or the other, over both orders."""
     embedding: Annotated[bool | None, IF_SET] = None
-    """true: what people prefer as read into sentence embeddings (`hh_truth`; brought by the extra `truth`)."""
+    """true: what people prefer as read into sentence embeddings (`hh_truth`; brought by `private-rlhf-lab`)."""
     public: bool = False
     """Declares that the judge learned from public labels alone, as its verdicts may else tell protected ones: needed
     with `url` and `lm`, and where the folder has no reward_metadata.json."""
@@ -98,8 +98,8 @@ class EvaluateConfig:
     """Cap on evaluation pairs for the likelihood win rate."""
     shown_samples: int = Field(default=8, ge=0)
     """Prompts whose completions the report shows."""
-    truth: Annotated[Literal["hh_truth"] | None, IF_SET] = None
-    """The known reward r* where the prompts are not the embedded task's: `hh_truth`, people's preferences as the extra
-    `truth` reads them (pipeline/lm/human_truth.py). J is measured by it."""
+    truth: Annotated[str | None, IF_SET] = None
+    """The known reward r* where the prompts are not the embedded task's, by which J is measured: a name that an
+    installed package adds, as `private-rlhf-lab` does `hh_truth` (people's preferences as sentence embeddings)."""
     judge: JudgeSettings | None = None
     """An outside judge beside the known truth and the reward model that the policy was trained against."""

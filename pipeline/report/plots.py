@@ -10,8 +10,8 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba_array
 from matplotlib.ticker import FuncFormatter, MaxNLocator
-from private_rlhf.report.inputs import GIBBS as GIBBS_METHOD
-from private_rlhf.report.inputs import REFERENCE as REFERENCE_METHOD
+from private_rlhf.report.run_facts import GIBBS as GIBBS_METHOD
+from private_rlhf.report.run_facts import REFERENCE as REFERENCE_METHOD
 from private_rlhf.report.sections import label_of
 from private_rlhf.report.svg import GIBBS, INK, MUTED, OTHER, PAPER, POLICY, REFERENCE, draw
 from private_rlhf.report.text import duration, known, number, percent, significant, usable

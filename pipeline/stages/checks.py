@@ -11,11 +11,11 @@ from typing import Any
 
 from private_rlhf.core.documents import read_json
 from private_rlhf.core.errors import RunStopped, UserError
-from private_rlhf.core.extras import check_installed
 from private_rlhf.core.reward_verdict import RewardVerdict
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World, on_cpu
 from private_rlhf.data.formats import read_demonstrations, read_prompts
+from private_rlhf.evaluation.truths import HUMAN, load_truth
 from private_rlhf.lm.model_folders import (
     check_checkpoint,
     check_context,
@@ -123,7 +123,7 @@ def check_judge(judge: JudgeSettings) -> None:
     if judge.lm is not None:
         check_lm_folder(judge.lm, "evaluate.judge.lm")
     if judge.embedding:
-        check_installed("truth")
+        load_truth(HUMAN, "evaluate.judge.embedding")
 
 
 def check_first_rows(data: DataConfig, keys: Iterable[str]) -> None:

@@ -16,6 +16,7 @@ from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World, check_rows, global_batch
 from private_rlhf.data.release_import import names_bundle
 from private_rlhf.data.row_counts import RowCounts
+from private_rlhf.evaluation.truths import load_truth
 from private_rlhf.lm.model_folders import extra_reward_digests, folder_digest, judge_digests
 from private_rlhf.recipe import ALIGNERS, Recipe
 from private_rlhf.stages.base import Stage
@@ -310,7 +311,7 @@ def preflight(recipe: Recipe, names: Collection[str], world: World) -> None:
     if "embedded" in (recipe.data.preferences, recipe.data.prompts, recipe.data.evaluation_prompts):
         check_installed("demo")  # r* of the built-in task
     if recipe.evaluate.truth is not None:
-        check_installed("truth")
+        load_truth(recipe.evaluate.truth)
     for stage in about_to_run:
         stage.check_batches(recipe, world)
     for stage in about_to_run:

@@ -24,10 +24,10 @@ from private_rlhf.core.stats import Estimate
 from private_rlhf.data import inputs
 from private_rlhf.data.release import ReleasedPair
 from private_rlhf.data.render import Renderer, dialogue, keep_fitting, keep_fitting_pairs, left_out, text_count
-from private_rlhf.embedded.truth import true_reward
 from private_rlhf.evaluation.counted import LONGER, write_decisions
-from private_rlhf.evaluation.judges import Judge, judged_pairs, judged_rates, make_judge, truth_name
-from private_rlhf.evaluation.likelihood import (
+from private_rlhf.evaluation.evaluation_sampler import Answer, PromptResult, Sampler, once
+from private_rlhf.evaluation.judges import Judge, judged_pairs, judged_rates, make_judge
+from private_rlhf.evaluation.likelihood_win_rate import (
     LIKELIHOOD_TEXTS,
     likelihood_win_rate,
     longer_answer_baseline,
@@ -38,11 +38,10 @@ from private_rlhf.evaluation.likelihood import (
     win_rate_at_like_length,
 )
 from private_rlhf.evaluation.rates import beats_by_truth
-from private_rlhf.evaluation.samples import Answer, PromptResult, Sampler, once
 from private_rlhf.evaluation.summary import Summary
+from private_rlhf.evaluation.truths import load_truth, reward_function, truth_name
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.generate import Sampling
-from private_rlhf.lm.human_truth import human_reward
 from private_rlhf.lm.likelihood import mean_logprobs
 from private_rlhf.lm.model_card import write_results
 from private_rlhf.lm.model_folders import weights_digest
@@ -270,9 +269,9 @@ def trust_notes(metrics: dict[str, Any], best: Estimate | None) -> list[str]:
 
 
 def known_truth(recipe: Recipe) -> Callable[[str, str], float] | None:
-    """r*(prompt, response); None where there is none. UserError: the extra that brings it is not installed."""
+    """r*(prompt, response); None where there is none. UserError: it is not installed."""
     name = truth_name(recipe.evaluate.truth, recipe.data.evaluation_prompts)
-    return None if name is None else human_reward if name == "hh_truth" else true_reward
+    return None if name is None else reward_function(name)
 
 
 def judge_notes(recipe: Recipe) -> list[str]:
@@ -281,10 +280,10 @@ def judge_notes(recipe: Recipe) -> list[str]:
         "generation win rates: the policy's answer against one of π_ref to the same held-out prompt, ties half; "
         "truth and reward model score each answer by itself, so position does not matter"
     ]
-    if recipe.evaluate.truth == "hh_truth":
-        notes.append("truth: hh_truth, a known reward r* fitted to people's public labels")
+    if (name := recipe.evaluate.truth) is not None:
+        notes.append(f"truth: {name}, {load_truth(name).description}")
     else:
-        known = truth_name(recipe.evaluate.truth, recipe.data.evaluation_prompts) is not None
+        known = recipe.data.evaluation_prompts == "embedded"
         notes.append("truth: the embedded task's known reward r*" if known else "no ground truth exists for this data")
     notes.append("rm: the reward model the policy was trained against, so a high rate here alone may be gaming")
     if quantised(recipe):

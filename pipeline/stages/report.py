@@ -1,6 +1,6 @@
 """Report: one self-contained page, a text version and the privacy card, from what the other stages released.
 
-Reads only released JSON (`report.inputs`); writes `report/report.html`, `report.md`, `card.json`, `card.md`.
+Reads only released JSON (`report.run_facts`); writes `report/report.html`, `report.md`, `card.json`, `card.md`.
 The main process works, the others wait.
 """
 
@@ -10,11 +10,10 @@ from typing import Any
 
 from private_rlhf.core import atomic
 from private_rlhf.privacy.card import render_markdown as render_card
-from private_rlhf.report.card import run_card
-from private_rlhf.report.inputs import read_run
-from private_rlhf.report.render import render_html, render_markdown
+from private_rlhf.report.pages import render_html, render_markdown
+from private_rlhf.report.run_card import privacy_status, run_card
+from private_rlhf.report.run_facts import read_run
 from private_rlhf.report.sections import headline
-from private_rlhf.report.status import privacy_status
 from private_rlhf.stages.context import StageContext
 
 

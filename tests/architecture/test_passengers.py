@@ -32,18 +32,10 @@ EXCEPTIONS = {
 }
 """Files that still take it. The lead deletes rows as rooms are narrowed."""
 TWICE = {
-    "card.py",
-    "compare.py",
     "dpo.py",
-    "gibbs.py",
-    "inputs.py",
-    "likelihood.py",
     "losses.py",
     "online.py",
     "released.py",
-    "render.py",
-    "samples.py",
-    "status.py",
     "trainer.py",
 }
 """Basenames that two modules of the package still share."""

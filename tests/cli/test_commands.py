@@ -87,7 +87,7 @@ def test_no_option_is_ignored(arguments: list[str], said: str, capsys: Capture) 
 
 
 def test_answers_have_the_form_that_training_gave_them(finished_run: Path) -> None:
-    from private_rlhf.evaluation.compare import renderer_of
+    from private_rlhf.evaluation.checkpoint_comparison import renderer_of
 
     policy = str(finished_run / "ppo" / "model")
     assert renderer_of(policy, None, None).max_response_tokens == 12

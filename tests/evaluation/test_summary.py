@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 from private_rlhf.core.stats import wilson
-from private_rlhf.evaluation.samples import Answer, PromptResult
+from private_rlhf.evaluation.evaluation_sampler import Answer, PromptResult
 from private_rlhf.evaluation.summary import FRONTIER, Summary, distinct_n, per_prompt
 
 

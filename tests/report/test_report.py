@@ -15,10 +15,9 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World
 from private_rlhf.recipe import ModelConfig, PrivatizeConfig, Recipe
-from private_rlhf.report.card import run_card
-from private_rlhf.report.inputs import read_run
-from private_rlhf.report.render import render_html, render_markdown
-from private_rlhf.report.status import privacy_status
+from private_rlhf.report.pages import render_html, render_markdown
+from private_rlhf.report.run_card import privacy_status, run_card
+from private_rlhf.report.run_facts import read_run
 from private_rlhf.stages import report
 from private_rlhf.stages.context import StageContext
 from support.report_runs import MakeRun, write_run

@@ -14,7 +14,7 @@ from private_rlhf.core.world import World
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import parse
-from private_rlhf.report.card import external_reward
+from private_rlhf.report.run_card import external_reward
 from private_rlhf.reward_models.checkpoint import METADATA_FILE, load_reward_checkpoint, save_reward_checkpoint
 from private_rlhf.reward_models.external import use_external
 from private_rlhf.reward_models.model import build_reward_backbone, set_score_weight

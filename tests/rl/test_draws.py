@@ -12,8 +12,8 @@ import torch
 from accelerate import Accelerator
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.render import prompt_key
-from private_rlhf.evaluation import samples
-from private_rlhf.evaluation.samples import Sampler
+from private_rlhf.evaluation import evaluation_sampler
+from private_rlhf.evaluation.evaluation_sampler import Sampler
 from private_rlhf.lm.generate import Sampling
 from private_rlhf.lm.logprobs import response_forward, token_batch, token_logprobs
 from private_rlhf.recipe import Recipe
@@ -39,7 +39,7 @@ def at(problem: Problem, model: Any, prompt: str, temperature: float) -> torch.T
 def sampled(monkeypatch: pytest.MonkeyPatch) -> list[Sampling]:
     """How everything is sampled, in order."""
     seen = []
-    for module in (trainer, samples):
+    for module in (trainer, evaluation_sampler):
         plain = module.sample_responses
 
         def record(model: Any, prompts: Any, keys: Any, sampling: Sampling, plain: Any = plain, **more: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from private_rlhf.evaluation.samples import Sampler
+from private_rlhf.evaluation.evaluation_sampler import Sampler
 from private_rlhf.lm import generate
 from private_rlhf.lm.generate import Sampling
 from private_rlhf.recipe import LoraSettings

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from evaluation.chat_endpoint import serving
 from private_rlhf.cli import main
-from private_rlhf.evaluation.samples import Sampler
+from private_rlhf.evaluation.evaluation_sampler import Sampler
 from private_rlhf.lm.model_folders import weights_digest
 from support.pipeline_runs import Workspace, read_json
 

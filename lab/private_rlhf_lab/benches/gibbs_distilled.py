@@ -31,7 +31,7 @@ from private_rlhf.core.world import declared_world
 from private_rlhf.data import inputs
 from private_rlhf.data.render import Prompt, Renderer, keep_fitting, prompt_key
 from private_rlhf.embedded.truth import true_reward
-from private_rlhf.evaluation.samples import Sampler
+from private_rlhf.evaluation.evaluation_sampler import Sampler
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.generate import Sampling, sample_key, sample_responses
 from private_rlhf.lm.logprobs import response_forward, token_batch, token_logprobs

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 from private_rlhf.core import atomic
-from private_rlhf.lm.human_truth import HumanTruth
 
 from private_rlhf_lab.benches.human_features import data_folder
 from private_rlhf_lab.benches.text_lengths import read_pairs
+from private_rlhf_lab.truths.human_truth import HumanTruth
 
 
 def relabelled(rows: Sequence[dict[str, Any]], truth: HumanTruth, seed: int) -> list[dict[str, str]]:

@@ -37,7 +37,13 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.stats import Estimate, fieller, holm, paired_p
 from private_rlhf.data.inputs import make_renderer
 from private_rlhf.data.release import ReleasedPair
-from private_rlhf.evaluation.likelihood import like_length, longer_answers, pair_rows, preferences, prefers_longer
+from private_rlhf.evaluation.likelihood_win_rate import (
+    like_length,
+    longer_answers,
+    pair_rows,
+    preferences,
+    prefers_longer,
+)
 from private_rlhf.lm.logprobs import TokenBatch, response_forward, token_batch, token_logprobs
 from private_rlhf.lm.models import load_causal_lm, load_tokenizer
 from private_rlhf.lm.rows import batches, sharing_of

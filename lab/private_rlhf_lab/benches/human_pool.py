@@ -6,7 +6,7 @@
 
 `PRIVATE_RLHF_TEST_DATA` names the folder that holds hh_helpful/. Prompts to ask about are the training pairs', held-out
 ones the evaluation pairs', less those of the training file. --policy is a checkpoint folder, or `instruct`, the model
-as shipped; it draws at temperature 1, at most 64 new tokens. r* is `hh_truth` (`pipeline/lm/human_truth.py`).
+as shipped; it draws at temperature 1, at most 64 new tokens. r* is `hh_truth` (`private_rlhf_lab.truths`).
 
 Writes safetensors as `online_strategies.load_pool` does: train_features (M, N, d), train_truth (M, N), eval_features,
 eval_truth, all float32; metadata says what they are. Features are the states of SmolLM2-135M-Instruct after layer 15 at
@@ -26,7 +26,6 @@ import torch
 from private_rlhf.core import atomic
 from private_rlhf.data.render import Renderer
 from private_rlhf.lm.generate import Sampling, sample_key, sample_responses
-from private_rlhf.lm.human_truth import HumanTruth
 from private_rlhf.lm.model_folders import weights_digest
 from private_rlhf.lm.models import end_ids, load_causal_lm
 from private_rlhf.lm.smollm2 import smollm2_checkpoint
@@ -34,6 +33,7 @@ from private_rlhf.reward_models.gibbs import gibbs_weights, kl_from_uniform
 from safetensors.torch import save_file
 
 from private_rlhf_lab.benches.human_features import LAYERS, backbone_features, load_pairs, renderer_of
+from private_rlhf_lab.truths.human_truth import HumanTruth
 
 SPLITS = {"train": (250, 24), "eval": (100, 32)}  # prompts, answers to each: 69,000 pairs to ask about
 LONGEST_PROMPT = 96

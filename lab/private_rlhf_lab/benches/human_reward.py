@@ -32,8 +32,6 @@ from private_rlhf.core.noise import LabelNoise
 from private_rlhf.core.row_files import appending, rows_of
 from private_rlhf.core.stats import wilson
 from private_rlhf.data.render import Renderer, dialogue
-from private_rlhf.lm.human_truth import truth_features
-from private_rlhf.lm.sentences import SentenceModel
 from private_rlhf.lm.smollm2 import smollm2_checkpoint
 from private_rlhf.privacy.keys import insecure_seed_key
 from private_rlhf.privacy.mechanism import RandomizedResponse
@@ -53,6 +51,8 @@ from private_rlhf_lab.benches.human_features import (
     load_pairs,
     renderer_of,
 )
+from private_rlhf_lab.truths.human_truth import truth_features
+from private_rlhf_lab.truths.sentences import SentenceModel
 
 EPSILONS = (math.inf, 2.0, 1.0, 0.5)
 LIKE = 0.2

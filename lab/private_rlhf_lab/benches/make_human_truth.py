@@ -1,4 +1,4 @@
-"""Makes `pipeline/lm/human_truth.safetensors`: the reward r* of `hh_truth`, read from people's public labels.
+"""Makes `private_rlhf_lab/truths/human_truth.safetensors`: the reward r* of `hh_truth`, from people's public labels.
 
     python -m private_rlhf_lab.benches.make_human_truth --cache CACHE [--output FILE]  (10 minutes, then seconds)
     python -m private_rlhf_lab.benches.make_human_truth --cache CACHE --output FILE --data hh_helpful hh_harmless
@@ -23,8 +23,6 @@ import torch
 from private_rlhf.core import atomic
 from private_rlhf.core.stats import wilson
 from private_rlhf.data.render import dialogue
-from private_rlhf.lm.human_truth import WEIGHTS, truth_features
-from private_rlhf.lm.sentences import SentenceModel
 from private_rlhf.lm.smollm2 import smollm2_checkpoint
 from private_rlhf.reward_models.basis import FeatureBasis, pair_basis
 from private_rlhf.reward_models.linear import fit_linear
@@ -32,6 +30,8 @@ from private_rlhf.reward_models.ridge import assign_folds, default_ridges, selec
 from safetensors.torch import save_file
 
 from private_rlhf_lab.benches.human_features import HELPFUL, kept_features, load_pairs, renderer_of
+from private_rlhf_lab.truths.human_truth import WEIGHTS, truth_features
+from private_rlhf_lab.truths.sentences import SentenceModel
 
 COMPONENTS = (16, 32, 64, 128, 256)
 

@@ -12,22 +12,25 @@ over-optimisation are exact. It is like people as far as 22 million weights can 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 
 import torch
-from private_rlhf.lm.sentences import SentenceModel
 from safetensors import safe_open
+
+from private_rlhf_lab.truths.sentences import SentenceModel, check_sentence_model
 
 WEIGHTS = Path(__file__).with_name("human_truth.safetensors")
 
 
 class HumanTruth:
-    """r* with its sentence model.
+    """r* with its sentence model, as `private_rlhf.evaluation.truths.Truth`.
 
     Raises:
         UserError: the extra `truth` is not installed.
     """
+
+    description = "a known reward r* fitted to people's public labels"
+    check = staticmethod(check_sentence_model)
 
     def __init__(self, weights: Path = WEIGHTS) -> None:
         self.sentences = SentenceModel()
@@ -41,20 +44,10 @@ class HumanTruth:
 
 
 def truth_features(sentences: SentenceModel, prompts: Sequence[str], answers: Sequence[str]) -> torch.Tensor:
-    """What r* is linear in, (n, 1152) float32: three blocks of 384."""
+    """The features that r* is linear in, (n, 1152) float32: three blocks of 384."""
     distinct = list(dict.fromkeys(prompts))
     place = {prompt: row for row, prompt in enumerate(distinct)}
-    asked = sentences.embed(distinct)[[place[prompt] for prompt in prompts]]
-    answered = sentences.embed(answers)
+    of_prompts = sentences.embed(distinct)[[place[prompt] for prompt in prompts]]
+    of_answers = sentences.embed(answers)
     both = sentences.embed([f"{prompt}\n\n{answer}" for prompt, answer in zip(prompts, answers, strict=True)])
-    return torch.cat([answered, both, asked * answered], dim=1)
-
-
-def human_reward(prompt: str, response: str) -> float:
-    """r*(prompt, response) of one answer, logits; many are some ten times faster by `HumanTruth.rewards`."""
-    return float(_truth().rewards([prompt], [response])[0])
-
-
-@lru_cache(maxsize=1)
-def _truth() -> HumanTruth:
-    return HumanTruth()
+    return torch.cat([of_answers, both, of_prompts * of_answers], dim=1)

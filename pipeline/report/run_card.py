@@ -1,15 +1,17 @@
-"""The privacy card of a run: the release's guarantee with facts of the run, as JSON, Markdown and rows for the page."""
+"""The privacy status and the card of a run: the release's guarantee with facts of the run."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from private_rlhf.accounting.epsilon_delta import Guarantee
 from private_rlhf.accounting.people import randomized_response
+from private_rlhf.core.errors import UserError
 from private_rlhf.privacy.card import NO_LABELS, alpha_text, at_delta, events_text, ledger_rows, privacy_card
-from private_rlhf.privacy.status import PrivacyStatus, external_reward, extra_rewards, outside_judge
-from private_rlhf.report.inputs import RunFacts
-from private_rlhf.report.text import epsilon_text, number
+from private_rlhf.privacy.status import PrivacyStatus, external_reward, extra_rewards, outside_judge, status_of
+from private_rlhf.report.run_facts import RunFacts
+from private_rlhf.report.text import epsilon_text, known, number
 
 Row = tuple[str, list[str]]
 LABELS_PER_PERSON = (1, 10, 100)
@@ -21,6 +23,37 @@ CENTRAL = (
     " Bradley-Terry fit on frozen public features (`private-rlhf account rlhf`). It covers no weights, no PPO policy,"
     " no tuned backbone and no fit by the private likelihood."
 )
+
+
+def privacy_status(facts: RunFacts) -> PrivacyStatus:
+    """The status of a run.
+
+    Raises:
+        UserError: the release states no guarantee, or the recipe has another ε.
+    """
+    stages, recipe = facts.manifests.values(), facts.recipe.get("privatize") or {}
+    declared = bool((facts.recipe.get("data") or {}).get("public_labels"))
+    status = status_of(
+        facts.release,
+        overrides=[stage.get("override") for stage in stages],
+        declared_public=declared or any(stage.get("declared_public") for stage in stages),
+        seeded=recipe.get("insecure_seed") is not None,
+    )
+    _check_same_epsilon(status.epsilon, recipe.get("epsilon"))
+    return status
+
+
+def _check_same_epsilon(released: float | None, wanted: Any) -> None:
+    """The recipe in the run directory is that of the last start; the labels may be of an earlier one."""
+    if wanted is None:
+        return
+    wanted = wanted if known(wanted) else None
+    same = released is wanted if released is None or wanted is None else math.isclose(released, wanted, rel_tol=1e-9)
+    if not same:
+        raise UserError(
+            f"privatize.epsilon is {wanted or 'inf'} in the recipe but {released or 'inf'} in the released labels: "
+            "run the stages again (--from privatize)"
+        )
 
 
 def run_card(facts: RunFacts, status: PrivacyStatus) -> dict[str, Any]:

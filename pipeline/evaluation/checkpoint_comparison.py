@@ -21,7 +21,7 @@ from private_rlhf.core.stats import Estimate
 from private_rlhf.core.world import World, barrier, device_type, join_world
 from private_rlhf.data.formats import read_prompts
 from private_rlhf.data.render import Prompt, Renderer
-from private_rlhf.evaluation.judges import TruthJudge, judged_pairs, judged_rates, make_judge
+from private_rlhf.evaluation.judges import judged_pairs, judged_rates, make_judge, truth_judge
 from private_rlhf.evaluation.rates import NOT_AT_EQUAL_LENGTH
 from private_rlhf.lm.generate import Sampling, sample_key, sample_responses
 from private_rlhf.lm.model_folders import check_checkpoint, weights_digest
@@ -102,7 +102,7 @@ def compare(
         return ""
     rows = referee.compare(kept, answers, references)
     longer = [len(a.split()) - len(b.split()) for a, b in zip(answers, references, strict=True)]
-    truth = TruthJudge().compare(kept, answers, references) if prompts == "embedded" and judge is not None else None
+    truth = truth_judge().compare(kept, answers, references) if prompts == "embedded" and judge is not None else None
     rates = judged_rates(rows, longer, seed, None if truth is None else np.array([row["outcome"] for row in truth]))
     if output is not None:
         result = {

@@ -13,8 +13,15 @@ from evaluation.chat_endpoint import serving
 from private_rlhf.core.errors import RunStopped, UserError
 from private_rlhf.core.row_files import read_rows
 from private_rlhf.core.world import World
-from private_rlhf.evaluation import compare as module
-from private_rlhf.evaluation.compare import compare, load_prompts, load_sampler, renderer_of, sample_text, stored_dtype
+from private_rlhf.evaluation import checkpoint_comparison as module
+from private_rlhf.evaluation.checkpoint_comparison import (
+    compare,
+    load_prompts,
+    load_sampler,
+    renderer_of,
+    sample_text,
+    stored_dtype,
+)
 from private_rlhf.lm.tiny import tiny_checkpoint
 from private_rlhf.recipe import JudgeSettings
 
