@@ -379,10 +379,10 @@ def _stage(
     runner.execute_one(name, recipe, RunDir(run_dir or Path("runs") / recipe.name), accept_code)
 
 
-def _add_stage(name: str, said: str) -> None:
+def _add_stage(name: str, text: str) -> None:
     """Adds the command of a stage that does nothing without a recipe."""
 
-    @app.command(name, help=f"Stage: {said}")
+    @app.command(name, help=f"Stage: {text}")
     def stage(
         config: Config,
         run_dir: RunDirectory = None,
@@ -397,7 +397,7 @@ def _add_stage(name: str, said: str) -> None:
 _own = {str(command.callback.__name__) for command in app.registered_commands if command.callback}
 for each in STAGES:
     if each.name not in _own:  # some have more to say
-        _add_stage(each.name, each.said)
+        _add_stage(each.name, each.help)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Two other ways to the same number of answers at the same ε, beside a run whose truth is known; no stage reads them.
+"""Two other arms with the same number of answers at the same ε, for runs whose truth is known; no stage reads them.
 
 passive   pairs of answers of π_ref, r̄ refitted after each round
 offline   the same answers, collected before anything is learnt; the policy is PPKL Algorithm 1's, pessimistic about r̄
@@ -9,39 +9,41 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from private_rlhf.online.belief import Learner
 from private_rlhf.online.pool import Pool
+from private_rlhf.online.posterior import Learner
 from private_rlhf.online.rounds import regret_of
 from private_rlhf.online.strategies import choose
 from private_rlhf.recipe import OnlineConfig
 from torch import Tensor
 
 
-def beside(pool: Pool, learner: Learner, settings: OnlineConfig, generator: torch.Generator) -> dict[str, list[Any]]:
+def other_arms(
+    pool: Pool, learner: Learner, settings: OnlineConfig, generator: torch.Generator
+) -> dict[str, list[Any]]:
     """By arm, a row after each round: labels, gibbs_objective_gain and regret, as `rounds.measure` has them.
 
     learner: without answers. ValueError for a pool without truth.
     """
     if pool.truth is None:
         raise ValueError("arms are measured by a known truth")
-    found: dict[str, list[Any]] = {"passive": [], "offline": []}
+    rows: dict[str, list[Any]] = {"passive": [], "offline": []}
     regret = {"passive": 0.0, "offline": 0.0}
     best, pairs = pool.best(learner.kl_coef), pool.open_pairs()
-    while len(found["passive"]) < settings.rounds:
-        picked = choose("passive", learner.belief, pool.x, pairs, settings.questions, generator)
+    while len(rows["passive"]) < settings.rounds:
+        picked = choose("passive", learner.posterior, pool.x, pairs, settings.questions, generator)
         prompt, one, other = picked.T
-        regret["passive"] += regret_of(learner.belief, pool, len(picked))
+        regret["passive"] += regret_of(learner.posterior, pool, len(picked))
         regret["offline"] += len(picked) * best  # π_ref answers while the labels are collected
         z = _answers(pool.truth[prompt, one] - pool.truth[prompt, other], learner, generator)
-        belief = learner.add(pool.x[prompt, one], pool.x[prompt, other], z)
+        posterior = learner.add(pool.x[prompt, one], pool.x[prompt, other], z)
         policies = {
-            "passive": belief.policy(pool.x, pool.log_ratio),
-            "offline": belief.pessimistic_policy(pool.x, settings.kappa, pool.log_ratio),
+            "passive": posterior.policy(pool.x, pool.log_ratio),
+            "offline": posterior.pessimistic_policy(pool.x, settings.kappa, pool.log_ratio),
         }
         for name, policy in policies.items():
             gain = pool.gain(policy, learner.kl_coef)
-            found[name].append({"labels": len(learner), "gibbs_objective_gain": gain, "regret": regret[name]})
-    return found
+            rows[name].append({"labels": len(learner), "gibbs_objective_gain": gain, "regret": regret[name]})
+    return rows
 
 
 def _answers(margin: Tensor, learner: Learner, generator: torch.Generator) -> Tensor:

@@ -10,16 +10,14 @@ from typing import Any
 
 import torch
 from private_rlhf.core import atomic
-from private_rlhf.data.render import Prompt, Renderer
+from private_rlhf.core.world import World
+from private_rlhf.data.render import Prompt
 from private_rlhf.embedded.truth import true_reward
 from private_rlhf.labelling.questions import Question, make_question
-from private_rlhf.online.candidates import Candidates, candidate_key, draw_candidates
+from private_rlhf.online.candidates import Candidates, CandidateSampler, candidate_key
 from private_rlhf.online.open_pairs import OpenPairs
 from private_rlhf.privacy.records import Text
-from private_rlhf.recipe import Recipe
 from private_rlhf.reward_models.basis import FeatureBasis, pair_basis
-from private_rlhf.reward_models.model import RewardModel
-from private_rlhf.stages.context import StageContext
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -84,74 +82,53 @@ def _like(prompt: Text, response: str) -> Text:
 
 
 def draw_blocks(
-    context: StageContext,
-    policy: Any,
-    reference: Any | None,
-    backbone: RewardModel,
-    renderer: Renderer,
-    name: str,
-    prompts: list[Prompt],
-    count: int,
+    sampler: CandidateSampler, prompts: list[Prompt], count: int, keep: Path, seed: int, world: World
 ) -> None:
-    """Candidates of this process's blocks of prompts, kept as resume state; those that are there stay."""
-    key, size = candidate_key(context.recipe.seed, name), context.recipe.evaluate.batch_size
+    """Draw the candidates of this process's blocks of prompts, and keep each block at `block_path`; files that exist
+    stay. The last name of `keep` is also the purpose of the noise keys.
+    """
+    key = candidate_key(seed, keep.name)
     for start in range(0, len(prompts), BLOCK):
-        path = block_path(context, name, start)
-        if start // BLOCK % context.world.size != context.world.rank or path.is_file():
+        path = block_path(keep, start)
+        if start // BLOCK % world.size != world.rank or path.is_file():
             continue
         block = prompts[start : start + BLOCK]
-        drawn = draw_candidates(
-            policy,
-            backbone,
-            renderer,
-            block,
-            count,
-            lambda i, k, start=start: key(start + i, k),  # type: ignore[misc]
-            size,
-            reference,
-            show=context.world.main,
-        )
+        drawn = sampler.draw(block, count, lambda i, k, start=start: key(start + i, k))  # type: ignore[misc]
         with atomic.new_file(path) as temporary:
             tensors = {"features": drawn.features, "log_ratio": drawn.log_ratio}
             save_file(tensors, temporary, {"texts": json.dumps(drawn.texts)})
 
 
-def block_path(context: StageContext, name: str, start: int) -> Path:
-    """Where a block of candidates is kept."""
-    return context.checkpoints / f"{name}-{start // BLOCK:04d}.safetensors"
+def block_path(keep: Path, start: int) -> Path:
+    """The file of the block that begins with prompt `start`: KEEP-NNNN.safetensors."""
+    return keep.with_name(f"{keep.name}-{start // BLOCK:04d}.safetensors")
 
 
-def load_pool(
-    context: StageContext, name: str, prompts: list[Prompt], basis: FeatureBasis | None = None
-) -> tuple[Pool, FeatureBasis]:
-    """The candidates that all processes drew, in the leading directions in which they differ, or in a given basis."""
-    drawn = load_blocks(context, name, prompts)
-    if basis is None:
-        even = drawn.features.shape[1] // 2 * 2
-        sides = (drawn.features[:, place:even:2].flatten(0, 1) for place in (0, 1))
-        components = context.recipe.reward.num_components or COMPONENTS
-        components = min(components, drawn.features.shape[-1])
-        blocks = context.recipe.reward.feature_blocks
-        basis = pair_basis(*sides, num_components=components, whiten=False, blocks=blocks)
-    return Pool(drawn, basis.coordinates(drawn.features), truth_of(drawn, context.recipe)), basis
-
-
-def load_blocks(context: StageContext, name: str, prompts: list[Prompt]) -> Candidates:
-    """What all processes drew."""
+def load_blocks(prompts: list[Prompt], keep: Path) -> Candidates:
+    """The candidates that all processes drew."""
     texts: list[list[str]] = []
     features, log_ratio = [], []
     for start in range(0, len(prompts), BLOCK):
-        path = block_path(context, name, start)
-        with safe_open(path, "pt") as file:
+        with safe_open(block_path(keep, start), "pt") as file:
             texts += json.loads(file.metadata()["texts"])
             features.append(file.get_tensor("features"))
             log_ratio.append(file.get_tensor("log_ratio"))
     return Candidates(prompts, texts, torch.cat(features), torch.cat(log_ratio))
 
 
-def truth_of(drawn: Candidates, recipe: Recipe) -> torch.Tensor | None:
-    """r* of the candidates, for what is measured beside; where answers come from it."""
-    if recipe.online is None or not recipe.online.simulated:
-        return None
-    rows = [[true_reward(str(p), text) for text in texts] for p, texts in zip(drawn.prompts, drawn.texts, strict=True)]
-    return torch.tensor(rows, dtype=torch.float64)
+def candidate_basis(drawn: Candidates, components: int | None, blocks: int) -> FeatureBasis:
+    """The leading directions in which candidates differ; components: their number, None for at most 128."""
+    even = drawn.features.shape[1] // 2 * 2
+    sides = (drawn.features[:, place:even:2].flatten(0, 1) for place in (0, 1))
+    components = min(components or COMPONENTS, drawn.features.shape[-1])
+    return pair_basis(*sides, num_components=components, whiten=False, blocks=blocks)
+
+
+def make_pool(drawn: Candidates, basis: FeatureBasis, known: bool) -> Pool:
+    """Candidates in a basis. known: with r* of the embedded task, for what is measured beside."""
+    truth = None
+    if known:
+        pairs = zip(drawn.prompts, drawn.texts, strict=True)
+        rows = [[true_reward(str(prompt), text) for text in texts] for prompt, texts in pairs]
+        truth = torch.tensor(rows, dtype=torch.float64)
+    return Pool(drawn, basis.coordinates(drawn.features), truth)

@@ -1,6 +1,6 @@
 """Which pairs to ask: all strategies behind one interface, and none that sees anything but released answers.
 
-`choose(strategy, belief, x, pairs, questions, …)` gets the candidates' coordinates x (M, N, k), N draws of π_ref for
+`choose(strategy, posterior, x, pairs, questions, …)` gets the candidates' coordinates x (M, N, k), N draws of π_ref for
 each of M prompts, and names `questions` of their open pairs, which it closes: each pair is asked once, since a second
 draw about it would cost another ε. The designs look at many pairs of the whole pool and take the best of them one by
 one, counting those already taken as answered; the others draw prompts evenly and two answers to each.
@@ -22,8 +22,8 @@ import math
 from typing import Literal, get_args
 
 import torch
-from private_rlhf.online.belief import Belief
 from private_rlhf.online.open_pairs import OpenPairs
+from private_rlhf.online.posterior import Posterior
 from private_rlhf.reward_models.losses import fisher_weight
 from torch import Tensor
 
@@ -36,7 +36,7 @@ PAIRS_LOOKED_AT = 8192
 
 def choose(
     strategy: Strategy,
-    belief: Belief,
+    posterior: Posterior,
     x: Tensor,
     pairs: OpenPairs,
     questions: int,
@@ -48,7 +48,7 @@ def choose(
     log_ratio: Tensor | float = 0.0,
 ) -> Tensor:
     """Pairs to ask, (questions, 3) int64: prompt, one answer, another; closed in `pairs`. asked: questions so far.
-    mixture: m. log_ratio: as in `Belief.policy`, where the candidates are another policy's.
+    mixture: m. log_ratio: as in `Posterior.policy`, where the candidates are another policy's.
 
     ValueError where fewer pairs are open, or a design looks at fewer.
     """
@@ -56,19 +56,19 @@ def choose(
         raise ValueError(f"there are {most} pairs for {questions} questions")
     if strategy in DESIGNS:
         looks_at = log_ratio if strategy == "policy" else None
-        picked = _design(belief, x, pairs, questions, generator, looks_at)
+        picked = _design(posterior, x, pairs, questions, generator, looks_at)
         pairs.close(picked)
         return picked
     flat = torch.full(x.shape[:2], 1.0 / x.shape[1], dtype=torch.float64)
     first = second = flat
     if strategy == "duel":
-        value = belief.reward(x) + belief.bonus(x, kappa, log_ratio)
+        value = posterior.reward(x) + posterior.bonus(x, kappa, log_ratio)
     elif strategy != "passive":
-        first = belief.policy(x, log_ratio)
+        first = posterior.policy(x, log_ratio)
     if strategy == "pokl":
-        second = torch.softmax(first.log() + belief.bonus(x, kappa, log_ratio) / belief.kl_coef, dim=-1)
+        second = torch.softmax(first.log() + posterior.bonus(x, kappa, log_ratio) / posterior.kl_coef, dim=-1)
     elif strategy == "mixture":
-        share = min(1.0, mixture / (belief.noise.factor**2 * max(1, asked)))
+        share = min(1.0, mixture / (posterior.noise.factor**2 * max(1, asked)))
         second = (1.0 - share) * first + share * flat
     first, second = pairs.merged(first), pairs.merged(second)
     found: list[Tensor] = []
@@ -104,7 +104,7 @@ def _best_pair(value: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _design(
-    belief: Belief,
+    posterior: Posterior,
     x: Tensor,
     open_pairs: OpenPairs,
     questions: int,
@@ -114,14 +114,14 @@ def _design(
     """log_ratio: None for `fisher`. Greedy, with the rank-one update of H⁻¹ by each pair that was taken."""
     listed = open_pairs.listed()
     pairs = listed[torch.randperm(len(listed), generator=generator)[:PAIRS_LOOKED_AT]]
-    reward, gradient = belief.reward(x), belief.gradient(x)
+    reward, gradient = posterior.reward(x), posterior.gradient(x)
     prompt, one, other = pairs.T
     difference = gradient[prompt, one] - gradient[prompt, other]
-    weight = fisher_weight(reward[prompt, one] - reward[prompt, other], belief.noise)
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(belief.information))
+    weight = fisher_weight(reward[prompt, one] - reward[prompt, other], posterior.noise)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(posterior.information))
     solved = difference @ inverse  # (n, k): H⁻¹ δg of every pair
     leverage = (solved * difference).sum(dim=1)
-    root = None if log_ratio is None else _policy_root(belief, x, gradient, log_ratio)
+    root = None if log_ratio is None else _policy_root(posterior, x, gradient, log_ratio)
     seen = solved @ root if root is not None else None
     free = torch.ones(len(pairs), dtype=torch.bool)
     taken = []
@@ -145,9 +145,9 @@ def pairs_looked_at(pairs: int) -> int:
     return min(PAIRS_LOOKED_AT, pairs)
 
 
-def _policy_root(belief: Belief, x: Tensor, gradient: Tensor, log_ratio: Tensor | float) -> Tensor:
+def _policy_root(posterior: Posterior, x: Tensor, gradient: Tensor, log_ratio: Tensor | float) -> Tensor:
     """Σ^½ (k, k), Σ = E_s Cov_{π¹}(g)."""
-    policy = belief.policy(x, log_ratio)[..., None]
+    policy = posterior.policy(x, log_ratio)[..., None]
     centred = (gradient - (policy * gradient).sum(dim=1, keepdim=True)) * policy.sqrt()
     flat = centred.reshape(-1, centred.shape[-1])
     values, vectors = torch.linalg.eigh(flat.T @ flat / len(x))

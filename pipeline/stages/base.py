@@ -1,4 +1,4 @@
-"""What a stage says of itself before it runs. `private_rlhf.stages.declarations` lists all of them."""
+"""The declaration of a stage: facts and checks before it runs. `private_rlhf.stages.declarations` has all of them."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from private_rlhf.stages.checks import check_first_rows
 
 
 class Stage:
-    """One step of a recipe. Nothing here imports what learns: that is in the stage's module, whose `run` does the work.
+    """One step of a recipe. Nothing here imports torch: the stage's module does, whose `run` does the work.
 
     Attributes:
         name: of the stage, of its folder in a run, and of the command that starts it.
-        said: what it does, for the command line.
+        help: of that command.
         reads: the stages whose results it reads.
         sections: of the recipe, those that change its result; `section.key` for a single key.
         texts: keys of `data` that name the label-free texts it reads.
         launched: several processes may share it, under `accelerate launch`.
         any_world: its resume state suits any number of processes with whole weights.
         releases: it reads raw labels and releases them anew.
-        measures: metrics.json tells what it found.
+        measures: its results are in metrics.json.
         prints: it changes no result.
         extras: of the installation, that it needs.
     """
 
     name: ClassVar[str]
-    said: ClassVar[str]
+    help: ClassVar[str]
     reads: ClassVar[tuple[str, ...]] = ()
     sections: ClassVar[tuple[str, ...]] = ()
     texts: ClassVar[tuple[str, ...]] = ()
@@ -43,11 +43,11 @@ class Stage:
 
     @property
     def module_name(self) -> str:
-        """Where `run(context)` is."""
+        """The module of `run(context)`."""
         return f"private_rlhf.stages.{self.name}"
 
     def belongs(self, recipe: Recipe) -> bool:
-        """Whether the recipe has this stage."""
+        """True where the recipe has this stage."""
         return self.name not in recipe.absent_stages
 
     def upstream(self, recipe: Recipe) -> tuple[str, ...]:
@@ -62,17 +62,17 @@ class Stage:
         """Every global batch is a whole number of micro-batches per process. Raises: UserError."""
 
     def check(self, recipe: Recipe, world: World) -> None:
-        """What can be found wrong with the recipe in a second or two, before any stage starts. Raises: UserError."""
+        """Checks of the recipe that take a second or two, before any stage starts. Raises: UserError."""
         check_first_rows(recipe.data, self.texts)
 
     def check_rows(self, recipe: Recipe, run: RunDir, new_release: bool) -> None:
-        """What can be found wrong with the data. new_release: labels are about to be released. Raises: UserError."""
+        """Checks of the data. new_release: labels are about to be released. Raises: UserError."""
 
     def check_read(self, recipe: Recipe, run: RunDir) -> None:
         """Check what the complete stages that it reads have measured. RunStopped: it must not start."""
 
     def changed(self, recipe: Recipe, run: RunDir) -> str | None:
-        """Why a complete result is not up to date, beyond recipe and inputs."""
+        """The reason why a complete result is not up to date, beyond recipe and inputs; None where it is."""
         return None
 
     def load(self) -> Any:

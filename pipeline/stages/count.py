@@ -29,17 +29,17 @@ KNOWN_ALREADY = 5e-324  # an ε that changes no total: the events are compared w
 
 
 def run(context: StageContext) -> dict[str, Any]:
-    """Works on the main process alone: labels are read once."""
+    """Read labels once, on the main process."""
     if not context.world.main:
         return {}
     choices, places, rows = read_decisions(context.run.stage("evaluate"))
     counted = noisy_counts(context, spread(choices, places, rows))
     rates = {name: rate.as_dict() for name, rate in counted_rates(choices, counted).items()}
     longer = rates.pop(LONGER)
-    found = {"likelihood_win_rate": rates, "longer_answer_baseline": longer, "label_counts": counted}
-    write_json(context.folder / "rates.json", found)
-    said = ", ".join(f"{name} {rate['value']:.3f}" for name, rate in rates.items())
-    return {"summary": f"likelihood win rates by noisy counts at ε = {counted['epsilon']:g}: {said}"}
+    results = {"likelihood_win_rate": rates, "longer_answer_baseline": longer, "label_counts": counted}
+    write_json(context.folder / "rates.json", results)
+    text = ", ".join(f"{name} {rate['value']:.3f}" for name, rate in rates.items())
+    return {"summary": f"likelihood win rates by noisy counts at ε = {counted['epsilon']:g}: {text}"}
 
 
 def noisy_counts(context: StageContext, decisions: Mapping[str, Sequence[int]]) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class Privatize(Stage):
     """With Statistic and Count, which ask for noisy answers, the only one that reads raw labels."""
 
     name = "privatize"
-    said = "randomised response on every label."
+    help = "randomised response on every label."
     sections = ("data", "privatize", "evaluation_labels")
     launched = False
     releases = True
@@ -67,7 +67,7 @@ class Privatize(Stage):
 
 class Sft(Stage):
     name = "sft"
-    said = "supervised fine-tuning; gives the reference policy."
+    help = "supervised fine-tuning; gives the reference policy."
     reads = ("privatize",)
     sections = ("model", "data", "sft", "seed")
     texts = ("demonstrations",)
@@ -99,7 +99,7 @@ class Statistic(Stage):
     """The door for the holder's own sum; nothing but that sum and its noise comes out."""
 
     name = "statistic"
-    said = "one noisy sum of the true labels, for recipes with `privatize.trust: holder`."
+    help = "one noisy sum of the true labels, for recipes with `privatize.trust: holder`."
     reads = ("privatize", "sft")
     sections = ("model", "data", "privatize", "reward.num_layers", "reward.num_components", "reward.pooling")
     any_world = True
@@ -107,7 +107,7 @@ class Statistic(Stage):
 
 class Online(Stage):
     name = "online"
-    said = "rounds of questions about answers of the reference policy, for recipes with `online`."
+    help = "rounds of questions about answers of the reference policy, for recipes with `online`."
     reads = ("sft",)
     sections = ("name", "model", "data", "privatize", "online", "reward", "ppo", "seed")
     texts = ("prompts", "evaluation_prompts")
@@ -115,7 +115,7 @@ class Online(Stage):
 
 class Reward(Stage):
     name = "reward"
-    said = "reward model from privatised labels, with its uncertainty."
+    help = "reward model from privatised labels, with its uncertainty."
     reads = ("privatize", "sft", "statistic", "online")
     sections = ("model", "reward", "seed")
     any_world = True
@@ -158,7 +158,7 @@ class OnReward(Stage):
 
 class Ppo(OnReward):
     name = "ppo"
-    said = "KL-regularised PPO against the pessimistic reward."
+    help = "KL-regularised PPO against the pessimistic reward."
     reads = ("sft", "reward")
     sections = ("model", "data", "reward", "ppo", "online", "seed")
     texts = ("prompts",)
@@ -189,7 +189,7 @@ class Ppo(OnReward):
 
 class Dpo(Stage):
     name = "dpo"
-    said = "the DPO baseline, for recipes with `aligner: dpo`."
+    help = "the DPO baseline, for recipes with `aligner: dpo`."
     reads = ("privatize", "sft", "online")
     sections = ("model", "ppo", "dpo", "seed")
     any_world = True
@@ -207,7 +207,7 @@ class Dpo(Stage):
 
 class Rloo(OnReward):
     name = "rloo"
-    said = "RLOO against the pessimistic reward, for recipes with `aligner: rloo`."
+    help = "RLOO against the pessimistic reward, for recipes with `aligner: rloo`."
     reads = ("sft", "reward")
     sections = ("model", "data", "reward", "ppo", "rloo", "seed")
     texts = ("prompts",)
@@ -223,7 +223,7 @@ class Rloo(OnReward):
 
 class Grpo(Rloo):
     name = "grpo"
-    said = "GRPO against the pessimistic reward, for recipes with `aligner: grpo`."
+    help = "GRPO against the pessimistic reward, for recipes with `aligner: grpo`."
     sections = ("model", "data", "reward", "ppo", "grpo", "seed")
 
     @property
@@ -234,7 +234,7 @@ class Grpo(Rloo):
 
 class Evaluate(Stage):
     name = "evaluate"
-    said = "the policy against the reference, with intervals."
+    help = "the policy against the reference, with intervals."
     reads = ("privatize", "sft", "online", "reward", *ALIGNERS)
     sections = ("model", "data", "privatize", "reward", "aligner", *ALIGNERS, "evaluate", "evaluation_labels", "seed")
     texts = ("evaluation_prompts",)
@@ -253,7 +253,7 @@ class Count(Stage):
     """Reads raw labels; what it answers is noisy, and in the ledger."""
 
     name = "count"
-    said = "noisy counts of true labels, for recipes with `evaluation_labels: laplace`."
+    help = "noisy counts of true labels, for recipes with `evaluation_labels: laplace`."
     reads = ("privatize", "evaluate")
     sections = ("data", "privatize", "evaluation_labels")
     extras = ()
@@ -263,7 +263,7 @@ class Count(Stage):
 
 class Report(Stage):
     name = "report"
-    said = "the one-page HTML report with the privacy card."
+    help = "the one-page HTML report with the privacy card."
     reads = ("privatize", "sft", "statistic", "online", "reward", *ALIGNERS, "evaluate", "count")
     sections = ("name",)
     launched = False

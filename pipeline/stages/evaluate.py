@@ -14,6 +14,8 @@ Run alone: accelerate launch -m private_rlhf.stages.evaluate --config RECIPE [--
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,7 +57,7 @@ from private_rlhf.stages.context import StageContext
 
 
 def run(context: StageContext) -> dict[str, Any]:
-    """Every process takes its share of prompts and pairs; the main one summarises."""
+    """Measure a share of prompts and pairs on every process; summarise on the main one."""
     recipe, settings, run_dir = context.recipe, context.recipe.evaluate, context.run
     accelerator = make_accelerator(context.world)
 
@@ -69,16 +71,16 @@ def run(context: StageContext) -> dict[str, Any]:
     scorer.checkpoint.model.model.to(accelerator.device)
     truth = known_truth(recipe)
 
-    # --- generation ---------------------------------------------------------------------------------------------------
+    # --- answers of both policies, and the Gibbs policy of the same r̂ -------------------------------------------------
     everything = inputs.evaluation_prompts(recipe.data.evaluation_prompts, run_dir.released)
-    kept = [everything[i] for i in keep_fitting(everything, renderer, recipe.model.too_long)]
-    prompts = list(enumerate(kept[: settings.num_prompts]))
-    mine = prompts[accelerator.process_index :: accelerator.num_processes]
+    fitting = [everything[i] for i in keep_fitting(everything, renderer, recipe.model.too_long)]
+    process, processes = accelerator.process_index, accelerator.num_processes
+    mine = list(enumerate(fitting[: settings.num_prompts]))[process::processes]
     sampling = Sampling(renderer.max_response_tokens, recipe.ppo.temperature, recipe.ppo.top_p)
     sampler = Sampler(
         accelerator, policy, reference, renderer, scorer, truth, sampling, recipe.seed, settings.batch_size
     )
-    share = f"{accelerator.process_index}-of-{accelerator.num_processes}"
+    share = f"{process}-of-{processes}"
     measured = once(
         context.checkpoints / f"answers-{share}.json",
         lambda: sampler.measure(mine, settings.samples_per_prompt, settings.gibbs_candidates) if mine else [],
@@ -89,82 +91,118 @@ def run(context: StageContext) -> dict[str, Any]:
     # --- an outside judge ---------------------------------------------------------------------------------------------
     judge: Judge | None = None
     if settings.judge is not None:
-        log = context.checkpoints / f"verdicts-{share}.jsonl"
-        names = key_names("evaluate.judge")
-        judge = make_judge(
-            settings.judge, renderer, accelerator.device, names, log=log, share=accelerator.num_processes
-        )
-    compared = sorted(gather_object(compared_pairs(measured, judge)), key=lambda row: row["index"])
-    truly = beats_by_truth(compared)
-    judged = judged_rates(compared, summary.longer(), recipe.seed, truly) if judge is not None else None
+        log, names = context.checkpoints / f"verdicts-{share}.jsonl", key_names("evaluate.judge")
+        judge = make_judge(settings.judge, renderer, accelerator.device, names, log=log, share=processes)
+    comparison = compare(measured, judge, summary, recipe.seed)
 
     # --- likelihood on held-out pairs ---------------------------------------------------------------------------------
     release = inputs.evaluation_release(run_dir.released)
-    noise = release.manifest.noise
-    rows = list(release)
-    fitting = keep_fitting_pairs(rows, renderer, recipe.model.too_long)
-    places = fitting[: settings.max_pairs]
+    rows, noise = list(release), release.manifest.noise
+    places = keep_fitting_pairs(rows, renderer, recipe.model.too_long)
+    dropped, places = len(rows) - len(places), places[: settings.max_pairs]
     pairs = [rows[place] for place in places]
     likelihood = {
         name: sharded_logprobs(accelerator, model, pairs, renderer, sampling.temperature, f"likelihood of {name}")
         for name, model in (("sft", reference), (method_name(recipe), policy))
     }
-    baseline = longer_answer_baseline(pairs, noise)
-    choices = {name: preferences(values) for name, values in likelihood.items()} | {LONGER: longer_answers(pairs)}
 
     # --- results ------------------------------------------------------------------------------------------------------
-    methods = {"sft": summary.reference_metrics(), method_name(recipe): summary.policy_metrics()}
-    gibbs = summary.gibbs_metrics()
-    if gibbs is not None:
-        methods["gibbs"] = gibbs
-    noise_json = inputs.release(run_dir.released).manifest.noise.as_json()
-    trained_on = {name: noise_json[name] for name in ("epsilon", "keep_prob")}
+    training = inputs.release(run_dir.released).manifest.noise.as_json()
+    terms = {"epsilon": training["epsilon"], "keep_prob": training["keep_prob"], "kl_coef": recipe.ppo.kl_coef}
+    methods = describe_methods(recipe, summary)
     for name, metrics in methods.items():
-        metrics |= likelihood_metrics(likelihood.get(name), pairs, noise, recipe.evaluation_labels != "laplace")
-        metrics |= {**trained_on, "kl_coef": recipe.ppo.kl_coef}
-    if judged is not None:
-        methods[method_name(recipe)] |= {
-            "generation_win_rate_judge": judged["win_rate"],
-            "length_controlled_win_rate_judge": judged["length_controlled_win_rate"],
-            "agreement_judge": judged["agreement"],
+        metrics |= likelihood_metrics(likelihood.get(name), pairs, noise, recipe.evaluation_labels != "laplace") | terms
+    trained = methods[method_name(recipe)]
+    trained |= comparison.metrics
+    evaluation = describe(recipe, summary, methods, comparison, longer_answer_baseline(pairs, noise))
+    if accelerator.is_main_process:
+        atomic.write_json(context.folder / "evaluation.json", evaluation)
+        choices = {name: preferences(values) for name, values in likelihood.items()} | {LONGER: longer_answers(pairs)}
+        write_decisions(context.folder, choices, places, len(rows))
+        atomic.write_json(context.folder / "by_prompt.json", summary.by_prompt())
+        atomic.write_json(context.folder / "samples.json", shown_samples(results, summary, recipe))
+        write_pairs(context, reference_path, comparison)
+        write_results(run_dir.stage(recipe.aligner) / "model", card_lines(trained))
+        run_dir.stamp(recipe.aligner)  # its card is younger than the rest of the stage by now
+    return {
+        "prompts": len(results),
+        "pairs": len(pairs),
+        "texts": [
+            text_count("prompts", len(everything), len(fitting), renderer),
+            text_count("pairs", len(rows), len(rows) - dropped, renderer),
+        ],
+        "summary": headline(trained, summary.ppo_over_gibbs()) + (f"; pairs{left_out(dropped)}" if dropped else ""),
+    }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The answers whose win rate is reported. rows: see `compared_pairs`. judge, rates: None without an outside one."""
+
+    rows: list[dict[str, Any]]
+    judge: Judge | None
+    rates: dict[str, Any] | None
+
+    @property
+    def facts(self) -> dict[str, Any] | None:
+        """The judge's, for JSON."""
+        return None if self.judge is None else self.judge.facts
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Rates of the trained policy by the outside judge; empty without one."""
+        if self.rates is None:
+            return {}
+        return {
+            "generation_win_rate_judge": self.rates["win_rate"],
+            "length_controlled_win_rate_judge": self.rates["length_controlled_win_rate"],
+            "agreement_judge": self.rates["agreement"],
         }
-    ratio, best = summary.ppo_over_gibbs(), summary.best_of_four()
-    evaluation = {
+
+
+def compare(measured: list[PromptResult], judge: Judge | None, summary: Summary, seed: int) -> Comparison:
+    """The comparison of all processes' answers, by prompt. Collective."""
+    rows = sorted(gather_object(compared_pairs(measured, judge)), key=lambda row: row["index"])
+    rates = None if judge is None else judged_rates(rows, summary.longer(), seed, beats_by_truth(rows))
+    return Comparison(rows, judge, rates)
+
+
+def describe_methods(recipe: Recipe, summary: Summary) -> dict[str, dict[str, Any]]:
+    """Metrics by method: π_ref, the trained policy, and the Gibbs policy where it was drawn."""
+    methods = {"sft": summary.reference_metrics(), method_name(recipe): summary.policy_metrics()}
+    if (gibbs := summary.gibbs_metrics()) is not None:
+        methods["gibbs"] = gibbs
+    return methods
+
+
+def describe(
+    recipe: Recipe, summary: Summary, methods: dict[str, Any], comparison: Comparison, longer_answer: Estimate
+) -> dict[str, Any]:
+    """evaluation.json. longer_answer: how often the longer answer of a held-out pair is the preferred one."""
+    ratio, best, facts = summary.ppo_over_gibbs(), summary.best_of_four(), comparison.facts
+    return {
         "methods": methods,
         "frontier": summary.frontier(),
         "ppo_over_gibbs": ratio.as_dict() if ratio else None,
         "coverage": summary.coverage(recipe.reward.kappa),
         "best_of_four": best.as_dict() if best else None,
-        "longer_answer_baseline": baseline.as_dict(),
+        "longer_answer_baseline": longer_answer.as_dict(),
         "evaluation_labels": recipe.evaluation_labels,
-        "judge": None if judge is None else {**judge.facts, "rates": judged},
+        "judge": None if facts is None else {**facts, "rates": comparison.rates},
         "judge_notes": judge_notes(recipe)
-        + outside_notes(judge, judged, len(compared))
+        + outside_notes(comparison)
         + trust_notes(methods[method_name(recipe)], best),
     }
-    if accelerator.is_main_process:
-        atomic.write_json(context.folder / "evaluation.json", evaluation)
-        write_decisions(context.folder, choices, places, len(rows))
-        atomic.write_json(context.folder / "by_prompt.json", summary.by_prompt())
-        atomic.write_json(context.folder / "samples.json", shown_samples(results, summary, recipe))
-        identities = {
-            name: {"path": str(path.relative_to(run_dir.root)), "sha256": weights_digest(path)}
-            for name, path in (("policy", run_dir.stage(recipe.aligner) / "model"), ("reference", reference_path))
-        }
-        whose = {**identities, "judge": None if judge is None else judge.facts}
-        atomic.write_json(context.folder / "pairs.json", {**whose, "pairs": compared})
-        write_results(run_dir.stage(recipe.aligner) / "model", card_lines(methods[method_name(recipe)]))
-        run_dir.stamp(recipe.aligner)  # its card is younger than the rest of the stage by now
-    dropped = len(rows) - len(fitting)
-    return {
-        "prompts": len(results),
-        "pairs": len(pairs),
-        "texts": [
-            text_count("prompts", len(everything), len(kept), renderer),
-            text_count("pairs", len(rows), len(fitting), renderer),
-        ],
-        "summary": headline(methods[method_name(recipe)], ratio) + (f"; pairs{left_out(dropped)}" if dropped else ""),
+
+
+def write_pairs(context: StageContext, reference: Path, comparison: Comparison) -> None:
+    """Write pairs.json: the compared answers, whose they are, and who judged them."""
+    run, policy = context.run, context.run.stage(context.recipe.aligner) / "model"
+    sources = {
+        name: {"path": str(path.relative_to(run.root)), "sha256": weights_digest(path)}
+        for name, path in (("policy", policy), ("reference", reference))
     }
+    atomic.write_json(context.folder / "pairs.json", {**sources, "judge": comparison.facts, "pairs": comparison.rows})
 
 
 def quantised(recipe: Recipe) -> bool:
@@ -173,9 +211,8 @@ def quantised(recipe: Recipe) -> bool:
 
 
 def method_name(recipe: Recipe) -> str:
-    """What the trained policy is called in metrics: private, nonprivate, or uncorrected (the baseline loss).
-
-    With the aligner behind it where that is not PPO, as in private_dpo.
+    """The trained policy's name in metrics: private, nonprivate, or uncorrected (the baseline loss); with the aligner
+    behind it where that is not PPO, as in private_dpo.
     """
     trained = recipe.dpo if recipe.aligner == "dpo" else recipe.reward
     suffix = "" if recipe.aligner == "ppo" else f"_{recipe.aligner}"
@@ -206,19 +243,19 @@ def sharded_logprobs(
 def likelihood_metrics(
     logprobs: np.ndarray | None, pairs: list[ReleasedPair], noise: LabelNoise, labelled: bool
 ) -> dict[str, Any]:
-    """Of one method: the likelihood win rate, that at like length, and how often the longer answer is found likelier.
+    """One method's likelihood win rate, that at like length, and how often it finds the longer answer likelier.
 
     logprobs: (2n,) as from `pair_rows`, None for a method that has none. labelled: the pairs have labels to ask; of
     labels that stage count counts, a part would be one more question.
     """
-    found = {}
+    metrics = {}
     if logprobs is not None:
-        found["likelihood_win_rate"] = likelihood_win_rate(logprobs, noise)
-        found["likelihood_prefers_longer"] = prefers_longer(preferences(logprobs), longer_answers(pairs))
+        metrics["likelihood_win_rate"] = likelihood_win_rate(logprobs, noise)
+        metrics["likelihood_prefers_longer"] = prefers_longer(preferences(logprobs), longer_answers(pairs))
         if labelled and (like := win_rate_at_like_length(logprobs, pairs, noise)):
-            found["likelihood_win_rate_like_length"] = like
+            metrics["likelihood_win_rate_like_length"] = like
     names = ("likelihood_win_rate", "likelihood_win_rate_like_length", "likelihood_prefers_longer")
-    return {name: found[name].as_dict() if name in found else None for name in names}
+    return {name: metrics[name].as_dict() if name in metrics else None for name in names}
 
 
 def compared_pairs(measured: list[PromptResult], judge: Judge | None) -> list[dict[str, Any]]:
@@ -239,11 +276,12 @@ def compared_pairs(measured: list[PromptResult], judge: Judge | None) -> list[di
     ]
 
 
-def outside_notes(judge: Judge | None, judged: dict[str, Any] | None, pairs: int) -> list[str]:
-    """What a reader must know of the judge that the recipe names."""
-    if judge is None or judged is None:
+def outside_notes(comparison: Comparison) -> list[str]:
+    """Notes on the judge that the recipe names."""
+    facts, judged, pairs = comparison.facts, comparison.rates, len(comparison.rows)
+    if facts is None or judged is None:
         return []
-    facts, both = judge.facts, "which got whole conversations with both answers, in both orders"
+    both = "which got whole conversations with both answers, in both orders"
     gone = f"{judged['unclear_pairs']} of the {pairs} pairs are left out of the judge's rates: "
     if facts["kind"] == "embeddings":
         return ["judge: what people prefer as sentence embeddings know it (hh_truth)"]
@@ -258,11 +296,11 @@ def outside_notes(judge: Judge | None, judged: dict[str, Any] | None, pairs: int
 
 
 def trust_notes(metrics: dict[str, Any], best: Estimate | None) -> list[str]:
-    """How far each judge can be trusted, where the truth is known."""
+    """Notes on how far each judge can be trusted, where the truth is known."""
     notes = []
     for judge, name in (("rm", "the reward model"), ("judge", "the outside judge")):
-        if found := metrics.get(f"agreement_{judge}"):
-            notes.append(f"{name} prefers the truly better answer of a pair in {Estimate(**found)} of them")
+        if agreement := metrics.get(f"agreement_{judge}"):
+            notes.append(f"{name} prefers the truly better answer of a pair in {Estimate(**agreement)} of them")
     if best is not None:
         notes.append(f"r̄ finds the truly best of four answers of π_ref in {best} of fours, by chance .25")
     return notes
@@ -275,7 +313,7 @@ def known_truth(recipe: Recipe) -> Callable[[str, str], float] | None:
 
 
 def judge_notes(recipe: Recipe) -> list[str]:
-    """What a reader must know to read the win rates."""
+    """Notes without which the win rates cannot be read."""
     notes = [
         "generation win rates: the policy's answer against one of π_ref to the same held-out prompt, ties half; "
         "truth and reward model score each answer by itself, so position does not matter"
@@ -310,10 +348,10 @@ JUDGES = {"truth": "truth", "judge": "outside judge", "rm": "reward model"}
 
 def card_lines(metrics: dict[str, Any]) -> list[str]:
     """Results for the policy's card, one line each; none reads a label."""
-    said = {name: metrics.get(f"generation_win_rate_{name}") for name in JUDGES}
+    rates = {name: metrics.get(f"generation_win_rate_{name}") for name in JUDGES}
     lines = [
         f"win rate against sft/model by the {JUDGES[name]}, on held-out prompts: {Estimate(**rate)}"
-        for name, rate in said.items()
+        for name, rate in rates.items()
         if rate
     ]
     low, high = metrics["kl_ci"]
@@ -322,7 +360,7 @@ def card_lines(metrics: dict[str, Any]) -> list[str]:
 
 def headline(metrics: dict[str, Any], ratio: Any) -> str:
     """The stage's one line."""
-    rates = {said: metrics.get(f"generation_win_rate_{name}") for name, said in JUDGES.items()}
+    rates = {judge: metrics.get(f"generation_win_rate_{name}") for name, judge in JUDGES.items()}
     judge, rate = next((judge, rate) for judge, rate in rates.items() if rate)
     line = (
         f"win rate vs π_ref by {judge} {rate['value']:.3f} [{rate['ci_low']:.3f}, {rate['ci_high']:.3f}], "

@@ -1,10 +1,10 @@
 """Stage online: rounds of questions about answers of π_ref, in the place of privatize where the recipe has `online`.
 
 POKL Algorithm 2 on a language model, with resampling where it sums over all responses: to each prompt N answers are
-drawn once, from π_ref or from the policy of the run before (`online.after`), and π¹ ∝ π_ref·exp(r̄/kl_coef) is a choice
-among them. Each round chooses pairs by what is known
-so far, gets private answers, and fits r̄ to all rounds again. What follows is as in every run: the reward stage fits r̂
-to the bundle of all answers, PPO follows it, the evaluation compares.
+drawn once, from π_ref or from the policy of the previous run (`online.after`), and π¹ ∝ π_ref·exp(r̄/kl_coef) is a
+choice among them. Each round chooses pairs by the answers so far, gets private answers, and fits r̄ to all rounds again.
+What follows is as in every run: the reward stage fits r̂ to the bundle of all answers, PPO follows it, the evaluation
+compares.
 
 A round is done when its answers are on the disk; a run that was killed reads those, and asks the next round's again.
 The same question has the same id, and for an id there is one draw.
@@ -18,7 +18,8 @@ Run alone: accelerate launch -m private_rlhf.stages.online --config RECIPE [--ru
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,76 +31,59 @@ from private_rlhf.data import inputs
 from private_rlhf.data.answer_bundle import write_answers
 from private_rlhf.data.publish import publish
 from private_rlhf.data.render import Prompt, Renderer, keep_fitting
+from private_rlhf.labelling.labellers import Labeller
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.models import load_causal_lm, load_tokenizer
-from private_rlhf.online.arms import beside
-from private_rlhf.online.belief import Learner
-from private_rlhf.online.earlier import Known, earlier_run, known_pairs
+from private_rlhf.online.answered_pairs import AnsweredPairs, answered_pairs
+from private_rlhf.online.arms import other_arms
+from private_rlhf.online.candidates import CandidateSampler
 from private_rlhf.online.labeller import make_labeller
-from private_rlhf.online.pool import Pool, draw_blocks, load_pool
-from private_rlhf.online.rounds import ask_round, asked_about, labels_of, measure, regret_of, said
+from private_rlhf.online.open_pairs import OpenPairs
+from private_rlhf.online.pool import Pool, candidate_basis, draw_blocks, load_blocks, make_pool
+from private_rlhf.online.posterior import Learner
+from private_rlhf.online.rounds import Interview, describe_questions, measure, regret_of, round_line
 from private_rlhf.online.strategies import DESIGNS, choose, pairs_looked_at
-from private_rlhf.recipe import OnlineConfig, Recipe
+from private_rlhf.privacy.records import Text
+from private_rlhf.recipe import OnlineConfig
 from private_rlhf.reward_models.backbone import load_backbone
 from private_rlhf.reward_models.model import RewardModel
 from private_rlhf.rl.rollout import evenly_spaced
 from private_rlhf.stages.context import StageContext
+from private_rlhf.stages.previous_run import PreviousRun, previous_run
 
 
 def run(context: StageContext) -> dict[str, Any]:
-    """Candidates are drawn on every process; the main one asks and fits."""
-    recipe, settings = context.recipe, context.recipe.online
+    """Draw candidates on every process; ask and fit on the main one."""
+    recipe, settings, previous = context.recipe, context.recipe.online, previous_run(context.recipe)
     assert settings is not None
+    epsilon, runs = recipe.privatize.epsilon, 1 if previous is None else 1 + previous.count
     accelerator = make_accelerator(context.world)
 
     # --- candidates, in coordinates that depend on no answer ----------------------------------------------------------
-    home, earlier = context.run.stage("sft") / "model", earlier_run(recipe)
-    renderer = inputs.make_renderer(recipe.model, load_tokenizer(home))
-    policy = load_causal_lm(home if earlier is None else earlier.policy, recipe.model.dtype).to(accelerator.device)
-    reference = None if earlier is None else load_causal_lm(home, recipe.model.dtype).to(accelerator.device)
-    layers = load_backbone(home, recipe.reward, recipe.model.dtype, renderer.tokenizer.pad_token_id)
-    backbone = RewardModel(layers.to(accelerator.device), reward_bound=recipe.reward.reward_bound)
-    prompts = inputs.training_prompts(recipe.data.prompts, context.run.released)
-    asked = fitting(prompts, renderer, recipe, settings.max_prompts)
-    prompts = inputs.evaluation_prompts(recipe.data.evaluation_prompts, context.run.released)
-    held_out = fitting(prompts, renderer, recipe, settings.evaluation_questions)
-    draw_blocks(context, policy, reference, backbone, renderer, "train", asked, settings.candidates)
-    if earlier is None:
-        draw_blocks(context, policy, reference, backbone, renderer, "evaluation", held_out, 2)
+    sampler = make_sampler(context, previous, accelerator.device)
+    train, evaluation = context.checkpoints / "train", context.checkpoints / "evaluation"
+    prompts, held_out = fitting_prompts(context, settings, sampler.renderer)
+    draw_blocks(sampler, prompts, settings.candidates, train, recipe.seed, context.world)
+    if previous is None:
+        draw_blocks(sampler, held_out, 2, evaluation, recipe.seed, context.world)
     accelerator.wait_for_everyone()
     if not accelerator.is_main_process:
         return {}
-    pool, basis = load_pool(context, "train", asked)
+    drawn = load_blocks(prompts, train)
+    basis = candidate_basis(drawn, recipe.reward.num_components, recipe.reward.feature_blocks)
+    pool = make_pool(drawn, basis, settings.simulated)
 
-    # --- what is known before -----------------------------------------------------------------------------------------
-    noise, runs = LabelNoise.of(recipe.privatize.epsilon), 1 if earlier is None else 1 + earlier.count
-    labeller = make_labeller(recipe, settings, context.checkpoints / "labeller")
-    of_recipe = (recipe.reward.reward_bound, recipe.ppo.kl_coef, recipe.reward.loss)
-    learner = Learner(pool.x.shape[-1], noise, *of_recipe)
-
-    def ask(name: str, pool: Pool, picked: torch.Tensor) -> Known:
-        """The answers to the picked pairs, without skips."""
-        questions = pool.questions(picked, f"{recipe.name}-{recipe.seed}-{runs}-{name}")
-        z = labels_of(questions, ask_round(context.folder / "rounds" / f"{name}.json", questions, labeller))
-        rows = [
-            (each.prompt, each.response_a, each.response_b, int(label))
-            for each, label in zip(questions, z.tolist(), strict=True)
-            if label
-        ]
-        prompt, one, other = picked[z != 0].T
-        return Known(rows, pool.x[prompt, one], pool.x[prompt, other], (z * pool.signs(picked, questions))[z != 0])
-
-    if earlier is None:
-        tests, _ = load_pool(context, "evaluation", held_out, basis)
-        picked, answered = tests.open_pairs().listed(), []
-        pairs = pool.open_pairs(
-            (each.prompt, each.response_a, each.response_b) for each in tests.questions(picked, "evaluation")
-        )
-        check_questions(settings, len(pairs))
-        checked = ask("evaluation", tests, picked)
+    # --- answers on held-out prompts, and those of previous runs ------------------------------------------------------
+    noise, terms = LabelNoise.of(epsilon), (recipe.reward.reward_bound, recipe.ppo.kl_coef, recipe.reward.loss)
+    learner = Learner(pool.x.shape[-1], noise, *terms)
+    labeller = make_labeller(settings, recipe.privatize, recipe.seed, context.checkpoints / "labeller")
+    interview = Interview(labeller, context.folder / "rounds", f"{recipe.name}-{recipe.seed}-{runs}")
+    if previous is None:
+        tests = make_pool(load_blocks(held_out, evaluation), basis, settings.simulated)
+        checked, pairs = ask_held_out(interview, tests, pool, settings)
+        answered = []
     else:
-        how_known = (renderer, backbone, basis, recipe.evaluate.batch_size)
-        checked, before = (known_pairs(earlier.pairs(part), *how_known) for part in ("evaluation", "release"))
+        checked, before = (answered_pairs(previous.pairs(part), sampler, basis) for part in ("evaluation", "release"))
         learner.add(before.one, before.other, before.z)
         answered = before.rows
         pairs = pool.open_pairs([*checked.rows, *answered])
@@ -107,59 +91,101 @@ def run(context: StageContext) -> dict[str, Any]:
     if not checked.rows:
         raise UserError("online: every question on held-out prompts was skipped; nothing would check the reward")
 
-    # --- rounds -------------------------------------------------------------------------------------------------------
-    history, regret = [], 0.0
+    # --- rounds: choose, ask, fit -------------------------------------------------------------------------------------
+    history: list[dict[str, Any]] = []
+    regret = 0.0
+    options = {"kappa": settings.kappa, "mixture": settings.mixture, "log_ratio": pool.log_ratio}
     for number in range(settings.rounds):
         generator = torch.Generator().manual_seed((recipe.seed * 1_000 + runs) * 1_000_000 + number)
-        how: dict[str, Any] = {"asked": len(learner), "kappa": settings.kappa, "mixture": settings.mixture}
-        how["log_ratio"] = pool.log_ratio
-        picked = choose(settings.strategy, learner.belief, pool.x, pairs, settings.questions, generator, **how)
-        regret, about = regret + regret_of(learner.belief, pool, len(picked)), asked_about(learner.belief, pool, picked)
-        found = ask(f"{number:03d}", pool, picked)
-        belief = learner.add(found.one, found.other, found.z)
-        answered = answered + found.rows
-        history.append(measure(belief, len(learner), pool, checked, regret) | about)
+        now, asked = learner.posterior, len(learner)
+        picked = choose(settings.strategy, now, pool.x, pairs, settings.questions, generator, asked=asked, **options)
+        regret += regret_of(now, pool, len(picked))
+        answers = interview.ask(f"{number:03d}", pool, picked)
+        posterior = learner.add(answers.one, answers.other, answers.z)
+        answered = answered + answers.rows
+        history.append(measure(posterior, len(learner), pool, checked, regret) | describe_questions(now, pool, picked))
         atomic.write_json(context.folder / "history.json", history)
-        say(f"online: round {number + 1} of {settings.rounds}, {said(history[-1])}")
-
+        say(f"online: round {number + 1} of {settings.rounds}, {round_line(history[-1])}")
     arms = {}
-    if pool.truth is not None and earlier is None:
+    if pool.truth is not None and previous is None:
         generator = torch.Generator().manual_seed(recipe.seed)
-        arms = beside(pool, Learner(pool.x.shape[-1], noise, *of_recipe), settings, generator)
+        arms = other_arms(pool, Learner(pool.x.shape[-1], noise, *terms), settings, generator)
 
     # --- bundles, as every later stage reads them ---------------------------------------------------------------------
     people = labeller.people()
-    most = max(people.values(), default=None)
     for name, rows in {"evaluation": checked.rows, "release": answered}.items():
-        made = context.folder / f".{name}.new.tmp"
-        shutil.rmtree(made, ignore_errors=True)
-        write_answers(made, rows, recipe.privatize.epsilon, "online rounds", labeller.randomised_by, most or None)
-        shutil.rmtree(context.folder / name, ignore_errors=True)
-        publish(made, context.folder / name)
-    manifest = inputs.release(context.run.released).manifest
+        publish_answers(context.folder, name, rows, epsilon, labeller)
     return {
         "events": len(answered),
         "evaluation_events": len(checked.rows),
         "runs": runs,
         "rounds": settings.rounds,
         "strategy": settings.strategy,
-        "epsilon": recipe.privatize.epsilon,
+        "epsilon": epsilon,
         "keep_prob": noise.keep_prob,
-        "mark": manifest.guarantee["mark"],
+        "mark": inputs.release(context.run.released).manifest.guarantee["mark"],
         "labeller": settings.labeller,
         "randomised_by": labeller.randomised_by,
-        "ledger": person_facts(people, recipe.privatize.epsilon, len(answered) + len(checked.rows)),
+        "ledger": person_facts(people, epsilon, len(answered) + len(checked.rows)),
         "history": history,
         "arms": arms,
         "summary": f"{len(learner)} answers in {settings.rounds} rounds by {settings.strategy}, "
-        f"ε = {recipe.privatize.epsilon:g} each; {said(history[-1])}",
+        f"ε = {epsilon:g} each; {round_line(history[-1])}",
     }
 
 
+def make_sampler(context: StageContext, previous: PreviousRun | None, device: Any) -> CandidateSampler:
+    """The sampler of candidates: π_ref, or the policy of the previous run, with the backbone of sft/model."""
+    recipe, home = context.recipe, context.run.stage("sft") / "model"
+    renderer = inputs.make_renderer(recipe.model, load_tokenizer(home))
+    policy = load_causal_lm(home if previous is None else previous.policy, recipe.model.dtype).to(device)
+    reference = None if previous is None else load_causal_lm(home, recipe.model.dtype).to(device)
+    layers = load_backbone(home, recipe.reward, recipe.model.dtype, renderer.tokenizer.pad_token_id)
+    backbone = RewardModel(layers.to(device), reward_bound=recipe.reward.reward_bound)
+    size = recipe.evaluate.batch_size
+    return CandidateSampler(policy, backbone, renderer, size, reference, progress=context.world.main)
+
+
+def fitting_prompts(
+    context: StageContext, settings: OnlineConfig, renderer: Renderer
+) -> tuple[list[Prompt], list[Prompt]]:
+    """Training and evaluation prompts that are within their limit, at most so many as asked for, evenly spaced."""
+    data, released, too_long = context.recipe.data, context.run.released, context.recipe.model.too_long
+    train = inputs.training_prompts(data.prompts, released)
+    train = evenly_spaced([train[i] for i in keep_fitting(train, renderer, too_long)], settings.max_prompts)
+    test = inputs.evaluation_prompts(data.evaluation_prompts, released)
+    most = settings.evaluation_questions
+    return train, evenly_spaced([test[i] for i in keep_fitting(test, renderer, too_long)], most)
+
+
+def publish_answers(
+    folder: Path, name: str, rows: Iterable[tuple[Text, Text, Text, int]], epsilon: float, labeller: Labeller
+) -> None:
+    """Write rows (prompt, response, other, z) as the bundle `folder`/`name`, in the place of an older one."""
+    most = max(labeller.people().values(), default=0) or None
+    partial = folder / f".{name}.new.tmp"
+    shutil.rmtree(partial, ignore_errors=True)
+    write_answers(partial, rows, epsilon, "online rounds", labeller.randomised_by, most)
+    shutil.rmtree(folder / name, ignore_errors=True)
+    publish(partial, folder / name)
+
+
+def ask_held_out(
+    interview: Interview, tests: Pool, pool: Pool, settings: OnlineConfig
+) -> tuple[AnsweredPairs, OpenPairs]:
+    """The answers to all pairs of `tests`, and the pairs of the pool that are still open; UserError where those are too
+    few for the rounds, before anything is asked.
+    """
+    picked = tests.open_pairs().listed()
+    questions = tests.questions(picked, "evaluation")
+    pairs = pool.open_pairs((each.prompt, each.response_a, each.response_b) for each in questions)
+    check_questions(settings, len(pairs))
+    return interview.ask("evaluation", tests, picked), pairs
+
+
 def check_questions(settings: OnlineConfig, pairs: int) -> None:
-    """UserError where the rounds would ask for more pairs than are open, or one round for more than a design finds."""
-    wanted = settings.rounds * settings.questions
-    if wanted > pairs:
+    """UserError for rounds that would ask for more pairs than are open, or one round for more than a design finds."""
+    if settings.rounds * settings.questions > pairs:
         raise UserError(
             f"online.rounds x online.questions must be at most {pairs}, got {settings.rounds} x {settings.questions}:"
             f" each pair of answers is asked once, and {pairs} are open; ask fewer, or raise online.max_prompts or"
@@ -174,18 +200,13 @@ def check_questions(settings: OnlineConfig, pairs: int) -> None:
 
 
 def person_facts(people: Mapping[str, int], epsilon: float, answers: int) -> dict[str, Any] | None:
-    """What the card says of persons, in the ledger's words; None where persons are not known."""
+    """The card's facts about persons, in the ledger's words; None where persons are not known."""
     if not people:
         return None
     most = max(people.values())
     busiest = [{"epsilon": epsilon, "events": most}]
     unnamed = max(0, answers - sum(people.values()))
     return {"labelers": {"busiest": busiest, "max_epsilon": most * epsilon, "unattributed_events": unnamed}}
-
-
-def fitting(prompts: Sequence[Prompt], renderer: Renderer, recipe: Recipe, most: int | None) -> list[Prompt]:
-    """At most so many of the prompts that are within their limit, evenly spaced."""
-    return evenly_spaced([prompts[i] for i in keep_fitting(prompts, renderer, recipe.model.too_long)], most)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,6 @@ from private_rlhf.lm.model_card import Provenance, policy_text, trained_on
 from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer
 from private_rlhf.lm.recompute import recompute_layers
 from private_rlhf.lm.released import write_beside
-from private_rlhf.online.earlier import earlier_run
 from private_rlhf.privacy.status import extra_rewards as extra_rewards_on_card
 from private_rlhf.recipe import Recipe
 from private_rlhf.reward_models.extra_rewards import load_extra_rewards
@@ -40,12 +39,13 @@ from private_rlhf.rl.rollout import evenly_spaced, summary_of
 from private_rlhf.rl.tracking import report, tracked
 from private_rlhf.rl.trainer import PpoTrainer
 from private_rlhf.stages.context import StageContext
+from private_rlhf.stages.previous_run import previous_run
 from tqdm import tqdm
 
 
 def run(context: StageContext) -> dict[str, Any]:
     """Trains on every process; saves from the main one."""
-    recipe, settings, start = context.recipe, context.recipe.ppo, earlier_run(context.recipe)
+    recipe, settings, start = context.recipe, context.recipe.ppo, previous_run(context.recipe)
     if start is not None:  # π is not π_ref before the first iteration, so the draws of π_ref are not its own
         settings = replace(settings, reference_rollouts=False)
     logs = context.folder / "tracking" if settings.report_to else None
@@ -88,11 +88,11 @@ def run(context: StageContext) -> dict[str, Any]:
         lines = "".join(json.dumps(entry) + "\n" for entry in history)
         atomic.write_text(context.folder / "history.jsonl", lines)
         manifest = inputs.release(context.run.released).manifest.as_dict()
-        more = {"extra_rewards": extra_rewards_on_card(facts), "reference_policy": reference_fact}
-        said = {name: fact for name, fact in more.items() if fact}
+        facts_on_card = {"extra_rewards": extra_rewards_on_card(facts), "reference_policy": reference_fact}
+        more = {name: fact for name, fact in facts_on_card.items() if fact}
         text = policy_text(trained_on(len(prompts), recipe.data.prompts), renderer, recipe.ppo, measured=True)
         origin = Provenance("ppo", recipe.name, recipe.model, recipe.data, recipe.override)
-        write_beside(context.folder / "model", origin, renderer, manifest, text, said)
+        write_beside(context.folder / "model", origin, renderer, manifest, text, more)
         if quantised:
             text = policy_text("what sft/model was; its linear layers are rounded to 4 bits", renderer, recipe.ppo)
             origin = Provenance("sft, in 4 bits", recipe.name, recipe.model, recipe.data, recipe.override)

@@ -15,6 +15,7 @@ Run alone: accelerate launch -m private_rlhf.stages.reward --config RECIPE [--ru
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,7 +52,7 @@ from private_rlhf.stages.context import StageContext
 
 
 def run(context: StageContext) -> dict[str, Any]:
-    """Every process brings the features of some pairs; together they make one fit; saved from the main one."""
+    """Fit the features that all processes bring; save from the main one."""
     recipe, settings = context.recipe, context.recipe.reward
     accelerator = make_accelerator(context.world)
     if settings.external is not None:
@@ -71,9 +72,7 @@ def run(context: StageContext) -> dict[str, Any]:
 
     # --- r̄: linear head on frozen features, then optionally the whole backbone ----------------------------------------
     pad = renderer.tokenizer.pad_token_id
-
-    def load() -> Any:
-        return load_backbone(backbone_path, settings, recipe.model.dtype, pad)
+    load = partial(load_backbone, backbone_path, settings, recipe.model.dtype, pad)
 
     def features_of(model: RewardModel, part: str) -> PairFeatures:
         keep = context.checkpoints / part
@@ -104,11 +103,9 @@ def run(context: StageContext) -> dict[str, Any]:
         )
         model = RewardModel(result.model.to(accelerator.device), reward_bound=settings.reward_bound)
         features = features_of(model, "trained")
-        trained = held_out(model, features.rows(validation), noise)
-        more = {
-            "warm_start_ridge": fit.ridge if settings.head_warmup else None,
-            "trained_head_log_likelihood": trained["validation_log_likelihood"],
-        }
+        trained = held_out(model, features.rows(validation), noise)["validation_log_likelihood"]
+        warm_ridge = fit.ridge if settings.head_warmup else None
+        more = {"warm_start_ridge": warm_ridge, "trained_head_log_likelihood": trained}
         fit, selection = refit_head(features.rows(training), features.rows(validation), noise, settings)
     bonus = head_bonus(fit, features.rows(training), settings, recipe.seed)
     model = with_weight(result.model, fit.weight, settings.reward_bound)
@@ -233,12 +230,6 @@ def split(record_ids: list[str], fraction: float, seed: int) -> tuple[torch.Tens
     return (~validation).nonzero()[:, 0], validation.nonzero()[:, 0]
 
 
-def with_weight(backbone: Any, weight: torch.Tensor, reward_bound: float | None) -> RewardModel:
-    """`backbone` with the fitted head."""
-    set_score_weight(backbone, weight)
-    return RewardModel(backbone, reward_bound=reward_bound)
-
-
 @torch.no_grad()
 def held_out(model: RewardModel, features: PairFeatures, noise: LabelNoise) -> dict[str, Any]:
     """Private log-likelihood per pair and debiased accuracy on held-out z; both read z only."""
@@ -278,7 +269,7 @@ def describe(
     result: TrainedBackbone,
     dropped: int,
 ) -> dict[str, Any]:
-    """What reward/fit.json says: all of it read from z, none from a true label."""
+    """reward/fit.json: all of it read from z, none from a true label."""
     record = metadata.to_json()
     path = zip(selection.ridges, selection.held_out_loss, selection.paired_standard_error, strict=True)
     return {

@@ -1,6 +1,6 @@
 """Who may name the whole recipe, a stage's context or a run directory; no basename twice; every package is installed.
 
-Each table of exceptions only shrinks: a row that is no longer needed fails the test.
+The table of exceptions only shrinks: a row that is no longer needed fails the test.
 """
 
 from __future__ import annotations
@@ -11,26 +11,12 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from support.measures import AUDIT, ROOT_FILES, names_whole
+from support.measures import AUDIT, PASSENGERS, ROOT_FILES, names_whole
 from support.rooms import Sources, dotted, room_of
 
 MAY_NAME_RECIPE = ("recipe", "stages", "commands", "planning", "report", *AUDIT)
 MAY_NAME_RUN = (*MAY_NAME_RECIPE, "core/rundir.py", "core/metrics.py", "evaluation/runs.py")
 """Rooms of `pipeline/`, or files of rooms, and the files that stand directly in it."""
-EXCEPTIONS = {
-    "Recipe": {
-        "pipeline/online/earlier.py",
-        "pipeline/online/labeller.py",
-        "pipeline/online/pool.py",
-    },
-    "StageContext": {
-        "pipeline/online/pool.py",
-    },
-    "RunDir": {
-        "pipeline/online/earlier.py",
-    },
-}
-"""Files that still take it. The lead deletes rows as rooms are narrowed."""
 TWICE = {
     "dpo.py",
     "losses.py",
@@ -41,13 +27,13 @@ TWICE = {
 """Basenames that two modules of the package still share."""
 
 
-@pytest.mark.parametrize("name", sorted(EXCEPTIONS))
+@pytest.mark.parametrize("name", PASSENGERS)
 def test_only_conductors_name_it(name: str, sources: Sources) -> None:
     rooms = MAY_NAME_RUN if name == "RunDir" else MAY_NAME_RECIPE
     allowed = tuple(f"pipeline/{room}" if room.endswith(".py") else f"pipeline/{room}/" for room in rooms)
     users = {path for path, tree in sources.items() if name in names_whole(tree)
              and not path.startswith(allowed) and path not in ROOT_FILES}  # fmt: skip
-    assert users == EXCEPTIONS[name]
+    assert not users
 
 
 def test_a_name_is_found_in_imports_annotations_and_texts() -> None:

@@ -14,7 +14,7 @@ import torch
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise, check_label
 from private_rlhf.labelling.labellers import Command
-from private_rlhf.online.belief import Learner
+from private_rlhf.online.posterior import Learner
 from private_rlhf.privacy.batches import KEYS, Columns, canonicalize, release_labels
 from private_rlhf.privacy.local import DrawStore, privatize_label
 from private_rlhf.privacy.mechanism import Coins, RandomizedResponse, last_coin

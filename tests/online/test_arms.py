@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.online.arms import beside
-from private_rlhf.online.belief import Belief, Learner
+from private_rlhf.online.arms import other_arms
 from private_rlhf.online.candidates import Candidates
 from private_rlhf.online.pool import Pool
+from private_rlhf.online.posterior import Learner, Posterior
 from private_rlhf.online.rounds import regret_of
 from private_rlhf.recipe import OnlineConfig
 
@@ -26,7 +26,8 @@ def a_pool(known: bool = True, prompts: int = 24, answers: int = 4) -> Pool:
 
 def arms(kappa: float, epsilon: float = 4.0) -> dict[str, list[dict[str, float]]]:
     settings = OnlineConfig(rounds=3, questions=40, kappa=kappa)
-    return beside(a_pool(), Learner(3, LabelNoise.of(epsilon), None, KL), settings, torch.Generator().manual_seed(0))
+    learner = Learner(3, LabelNoise.of(epsilon), None, KL)
+    return other_arms(a_pool(), learner, settings, torch.Generator().manual_seed(0))
 
 
 def test_both_arms_have_a_row_a_round_and_learn() -> None:
@@ -48,7 +49,7 @@ def test_without_pessimism_offline_is_passive() -> None:
 
 def test_a_pool_without_truth_has_no_arms() -> None:
     with pytest.raises(ValueError, match="known truth"):
-        beside(a_pool(known=False), Learner(3, LabelNoise.of(1.0), None, KL), OnlineConfig(), torch.Generator())
+        other_arms(a_pool(known=False), Learner(3, LabelNoise.of(1.0), None, KL), OnlineConfig(), torch.Generator())
     assert regret_of(_ignorant(), a_pool(known=False), 40) == 0.0
 
 
@@ -56,7 +57,7 @@ def test_the_pessimistic_policy_by_hand() -> None:
     pool = a_pool(prompts=2)
     theta = torch.tensor([0.4, 0.1, -0.3], dtype=torch.float64)
     information = torch.diag(torch.tensor([4.0, 1.0, 2.0], dtype=torch.float64))
-    held = Belief(theta, information, 1.0, LabelNoise.of(1.0), None, KL)
+    held = Posterior(theta, information, 1.0, LabelNoise.of(1.0), None, KL)
     policy = held.pessimistic_policy(pool.x, 2.0, pool.log_ratio)
     for row in range(2):
         reference = torch.softmax(pool.log_ratio[row], dim=0)
@@ -67,5 +68,5 @@ def test_the_pessimistic_policy_by_hand() -> None:
         assert policy[row].tolist() == pytest.approx((weight / weight.sum()).tolist())
 
 
-def _ignorant() -> Belief:
-    return Learner(3, LabelNoise.of(4.0), None, KL).belief
+def _ignorant() -> Posterior:
+    return Learner(3, LabelNoise.of(4.0), None, KL).posterior

@@ -19,7 +19,7 @@ def made(folder: Path, epsilon: float) -> Labeller:
     options = ["online.labeller=page", f"online.folder={folder}", f"privatize.epsilon={epsilon}"]
     recipe = load_recipe(Recipe, CONFIG, options)
     assert recipe.online is not None
-    return make_labeller(recipe, recipe.online, folder / "own")
+    return make_labeller(recipe.online, recipe.privatize, recipe.seed, folder / "own")
 
 
 def test_a_page_s_store_is_begun_by_its_server_and_has_the_recipe_s_epsilon(tmp_path: Path) -> None:

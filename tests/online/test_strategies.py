@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.online.belief import Belief, Learner
 from private_rlhf.online.open_pairs import OpenPairs
+from private_rlhf.online.posterior import Learner, Posterior
 from private_rlhf.online.strategies import STRATEGIES, Strategy, choose
 from private_rlhf.reward_models.losses import fisher_weight
 
@@ -21,11 +21,11 @@ def candidates(prompts: int = 5, answers: int = 4, components: int = 3, seed: in
     return torch.randn(prompts, answers, components, generator=generator, dtype=torch.float64)
 
 
-def belief(components: int = 3, seed: int = 1, bound: float | None = 8.0) -> Belief:
+def posterior(components: int = 3, seed: int = 1, bound: float | None = 8.0) -> Posterior:
     generator = torch.Generator().manual_seed(seed)
     theta = torch.randn(components, generator=generator, dtype=torch.float64)
     root = torch.randn(components, components, generator=generator, dtype=torch.float64)
-    return Belief(theta, root @ root.T + torch.eye(components, dtype=torch.float64), 1.0, NOISE, bound, KL)
+    return Posterior(theta, root @ root.T + torch.eye(components, dtype=torch.float64), 1.0, NOISE, bound, KL)
 
 
 def all_pairs(x: torch.Tensor) -> OpenPairs:
@@ -41,14 +41,14 @@ def every_pair(x: torch.Tensor) -> list[tuple[int, int, int]]:
     return [(s, i, j) for s in range(x.shape[0]) for i, j in itertools.combinations(range(x.shape[1]), 2)]
 
 
-def information_of(held: Belief, x: torch.Tensor, pair: tuple[int, int, int]) -> torch.Tensor:
+def information_of(held: Posterior, x: torch.Tensor, pair: tuple[int, int, int]) -> torch.Tensor:
     s, i, j = pair
     difference = held.gradient(x[s, i]) - held.gradient(x[s, j])
     weight = fisher_weight((held.reward(x[s, i]) - held.reward(x[s, j]))[None], NOISE)
     return weight * torch.outer(difference, difference)
 
 
-def policy_variance(held: Belief, x: torch.Tensor, information: torch.Tensor) -> float:
+def policy_variance(held: Posterior, x: torch.Tensor, information: torch.Tensor) -> float:
     """E_s Σ_a π(a)·(centred g)ᵀ H⁻¹ (centred g), one answer at a time."""
     total, inverse = 0.0, torch.linalg.inv(information)
     for s in range(len(x)):
@@ -62,7 +62,7 @@ def policy_variance(held: Belief, x: torch.Tensor, information: torch.Tensor) ->
 @pytest.mark.parametrize("strategy", ["fisher", "policy"])
 @pytest.mark.parametrize("bound", [8.0, None])
 def test_designs_are_the_greedy_choice_by_brute_force(strategy: Strategy, bound: float | None) -> None:
-    x, held = candidates(), belief(bound=bound)
+    x, held = candidates(), posterior(bound=bound)
     picked = [tuple(row) for row in choose(strategy, held, x, all_pairs(x), 6, fresh()).tolist()]
     information, left = held.information.clone(), every_pair(x)
     for found in picked:
@@ -78,23 +78,23 @@ def test_designs_are_the_greedy_choice_by_brute_force(strategy: Strategy, bound:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_pairs_are_of_one_prompt_and_two_answers(strategy: Strategy) -> None:
     x = candidates(prompts=7)
-    picked = choose(strategy, belief(), x, all_pairs(x), 20, fresh(), asked=10)
+    picked = choose(strategy, posterior(), x, all_pairs(x), 20, fresh(), asked=10)
     assert picked.shape == (20, 3)
     assert (picked[:, 1] != picked[:, 2]).all()
     assert int(picked[:, 0].max()) < 7
     assert int(picked[:, 1:].max()) < 4
-    assert torch.equal(picked, choose(strategy, belief(), x, all_pairs(x), 20, fresh(), asked=10))
+    assert torch.equal(picked, choose(strategy, posterior(), x, all_pairs(x), 20, fresh(), asked=10))
     if strategy not in ("fisher", "policy"):
         assert set(picked[:, 0].bincount(minlength=7).tolist()) <= {2, 3}  # prompts evenly
 
 
 def test_a_design_asks_no_pair_twice_in_a_round_and_needs_enough_of_them() -> None:
     x = candidates(prompts=2, answers=3)
-    assert len({tuple(row) for row in choose("policy", belief(), x, all_pairs(x), 6, fresh()).tolist()}) == 6
+    assert len({tuple(row) for row in choose("policy", posterior(), x, all_pairs(x), 6, fresh()).tolist()}) == 6
     with pytest.raises(ValueError, match="6 pairs for 7 questions"):
-        choose("fisher", belief(), x, all_pairs(x), 7, fresh())
+        choose("fisher", posterior(), x, all_pairs(x), 7, fresh())
     with pytest.raises(ValueError, match="0 pairs for 1 questions"):
-        choose("passive", belief(), x[:, :1], all_pairs(x[:, :1]), 1, fresh())
+        choose("passive", posterior(), x[:, :1], all_pairs(x[:, :1]), 1, fresh())
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -109,7 +109,7 @@ def test_no_pair_of_texts_is_asked_twice(strategy: Strategy) -> None:
     asked = [
         frozenset((prompt, texts[prompt][place]) for place in sides)
         for number in range(4)
-        for prompt, *sides in choose(strategy, belief(), x, pairs, 8, fresh(number), asked=8 * number).tolist()
+        for prompt, *sides in choose(strategy, posterior(), x, pairs, 8, fresh(number), asked=8 * number).tolist()
     ]
     assert len(set(asked)) == len(asked) == 32
     assert all(len(pair) == 2 for pair in asked)
@@ -117,21 +117,21 @@ def test_no_pair_of_texts_is_asked_twice(strategy: Strategy) -> None:
     assert frozenset({(4, "4 3"), (4, "4 0")}) not in asked
     assert len(pairs) == 0
     with pytest.raises(ValueError, match="0 pairs for 1 questions"):
-        choose(strategy, belief(), x, pairs, 1, fresh())
+        choose(strategy, posterior(), x, pairs, 1, fresh())
 
 
 def test_answers_of_one_text_are_one_answer() -> None:
     """Its weight is that of all its copies: 20,000 questions about a, a, b; within five standard errors."""
     x = candidates(prompts=1, answers=3).expand(20_000, -1, -1).clone()
     x[:, 1] = x[:, 0]
-    held, pairs = belief(), OpenPairs.among(torch.tensor([0, 0, 2]).expand(20_000, 3))
+    held, pairs = posterior(), OpenPairs.among(torch.tensor([0, 0, 2]).expand(20_000, 3))
     picked = choose("pokl", held, x, pairs, 20_000, fresh())
     weights = torch.softmax(held.reward(x[0]) / KL, dim=0)
     assert set(picked[:, 1:].flatten().tolist()) == {0, 2}
     assert float((picked[:, 1] == 0).double().mean()) == pytest.approx(float(weights[0] + weights[1]), abs=0.018)
 
 
-def shares(strategy: Strategy, held: Belief, x: torch.Tensor, **how: float) -> tuple[torch.Tensor, torch.Tensor]:
+def shares(strategy: Strategy, held: Posterior, x: torch.Tensor, **how: float) -> tuple[torch.Tensor, torch.Tensor]:
     """How often each answer of the one prompt is the first and the second, of 20,000 questions."""
     many = x.expand(20_000, -1, -1)
     picked = choose(strategy, held, many, all_pairs(many), 20_000, fresh(), **how)  # type: ignore[arg-type]
@@ -151,7 +151,7 @@ def second_without_first(first: torch.Tensor, second: torch.Tensor) -> torch.Ten
 
 def test_the_sampled_strategies_have_the_distributions_that_they_state() -> None:
     """20,000 questions each, within five standard errors (0.018)."""
-    x, held = candidates(prompts=1), belief()
+    x, held = candidates(prompts=1), posterior()
     policy = torch.softmax(held.reward(x[0]) / KL, dim=0)
     flat = torch.full((4,), 0.25, dtype=torch.float64)
     optimistic = policy * torch.exp(held.bonus(x, 0.7)[0] / KL)
@@ -173,20 +173,20 @@ def test_the_sampled_strategies_have_the_distributions_that_they_state() -> None
 
 def test_the_bonus_is_centred_by_the_policy_and_shrinks_with_information() -> None:
     """Against the definition, one answer at a time; and a shift of all features of a prompt changes nothing."""
-    x, held = candidates(), belief(bound=None)
+    x, held = candidates(), posterior(bound=None)
     weights, inverse = held.policy(x), torch.linalg.inv(held.information)
     for s, i in itertools.product(range(5), range(4)):
         centred = x[s, i] - (weights[s, :, None] * x[s]).sum(dim=0)
         assert float(held.bonus(x, 2.0)[s, i]) == pytest.approx(2.0 * math.sqrt(float(centred @ inverse @ centred)))
     assert torch.allclose(held.bonus(x + x[:1, :1], 1.0), held.bonus(x, 1.0))
-    more = Belief(held.theta, 4 * held.information, 1.0, NOISE, None, KL)
+    more = Posterior(held.theta, 4 * held.information, 1.0, NOISE, None, KL)
     assert torch.allclose(more.bonus(x, 1.0), held.bonus(x, 1.0) / 2)
 
 
 def test_the_second_order_loss_is_what_the_policy_design_lowers() -> None:
     """J(π*) − J(π̄) ≈ Σ_s Var_π(r̄ − r*)/(2·kl_coef) for small errors: within a tenth at 2,000 draws of the error."""
     x = candidates(prompts=6, answers=5)
-    truth = belief(bound=None)
+    truth = posterior(bound=None)
     scale = 0.05
     root = torch.linalg.cholesky(torch.linalg.inv(truth.information))
     draws = torch.randn(2000, 3, generator=fresh(), dtype=torch.float64) @ root.T * scale
@@ -200,7 +200,7 @@ def test_the_second_order_loss_is_what_the_policy_design_lowers() -> None:
     assert float(lost) == pytest.approx(scale**2 * policy_variance(truth, x, truth.information) / (2 * KL), rel=0.1)
 
 
-# --- the belief -------------------------------------------------------------------------------------------------------
+# --- the posterior ----------------------------------------------------------------------------------------------------
 
 
 def answers(x: torch.Tensor, picked: torch.Tensor, theta: torch.Tensor, seed: int) -> torch.Tensor:
@@ -216,39 +216,39 @@ def test_rounds_give_the_fit_to_all_answers_at_once() -> None:
     rounds, once = (Learner(3, NOISE, 8.0, KL, ridge=0.5) for _ in range(2))
     parts = []
     for number in range(5):
-        picked = choose("passive", rounds.belief, x, all_pairs(x), 100, fresh(number))
+        picked = choose("passive", rounds.posterior, x, all_pairs(x), 100, fresh(number))
         prompt, one, other = picked.T
         parts.append((x[prompt, one], x[prompt, other], answers(x, picked, theta, number)))
         rounds.add(*parts[-1])
     once.add(*(torch.cat([part[i] for part in parts]) for i in range(3)))
     assert len(rounds) == len(once) == 500
-    assert torch.allclose(rounds.belief.theta, once.belief.theta, atol=1e-3)
-    assert torch.allclose(rounds.belief.information, once.belief.information, rtol=1e-2)
+    assert torch.allclose(rounds.posterior.theta, once.posterior.theta, atol=1e-3)
+    assert torch.allclose(rounds.posterior.information, once.posterior.information, rtol=1e-2)
 
 
 def test_coins_are_given_a_strong_ridge() -> None:
     x = candidates(prompts=100)
     learner = Learner(3, NOISE, 8.0, KL)
-    before = learner.belief.ridge
-    picked = choose("passive", learner.belief, x, all_pairs(x), 400, fresh())
+    before = learner.posterior.ridge
+    picked = choose("passive", learner.posterior, x, all_pairs(x), 400, fresh())
     prompt, one, other = picked.T
     coins = answers(x, picked, torch.zeros(3, dtype=torch.float64), 5)
     learner.add(x[prompt, one], x[prompt, other], coins)
-    assert learner.belief.ridge > before
+    assert learner.posterior.ridge > before
 
 
 def test_the_truth_is_found() -> None:
     x, theta = candidates(prompts=2000), torch.tensor([1.0, -0.5, 0.25], dtype=torch.float64)
     learner = Learner(3, NOISE, 8.0, KL)
-    picked = choose("passive", learner.belief, x, all_pairs(x), 12_000, fresh())
+    picked = choose("passive", learner.posterior, x, all_pairs(x), 12_000, fresh())
     prompt, one, other = picked.T
     learner.add(x[prompt, one], x[prompt, other], answers(x, picked, theta, 5))
-    margin = learner.belief.reward(x[:, 0]) - learner.belief.reward(x[:, 1])
+    margin = learner.posterior.reward(x[:, 0]) - learner.posterior.reward(x[:, 1])
     wanted = (x[:, 0] - x[:, 1]) @ theta
     assert float(torch.corrcoef(torch.stack([margin, wanted]))[0, 1]) > 0.98
 
 
 def test_no_answers_no_change() -> None:
     learner = Learner(3, NOISE, 8.0, KL)
-    before = learner.belief
+    before = learner.posterior
     assert learner.add(torch.empty(0, 3), torch.empty(0, 3), torch.empty(0)) is before

@@ -152,11 +152,11 @@ def test_a_labelling_page_asks_nobody_more(tmp_path: Path) -> None:
         own = settings(tmp_path / name)
         assert own.online is not None
         with pytest.raises(UserError, match="more than the 1 answers"):
-            make_labeller(own, own.online, tmp_path)
+            make_labeller(own.online, own.privatize, own.seed, tmp_path)
     AnswerStore(tmp_path / "right", 2.0, 2.0).close()
     own = settings(tmp_path / "right")
     assert own.online is not None
-    make_labeller(own, own.online, tmp_path)
+    make_labeller(own.online, own.privatize, own.seed, tmp_path)
 
 
 def test_counts_are_not_charged_on_top_of_all_of_it() -> None:

@@ -17,10 +17,10 @@ from private_rlhf.data.release import read_release
 from private_rlhf.labelling import labellers
 from private_rlhf.labelling.store import AnswerStore
 from private_rlhf.online import rounds as rounds_of_stage
-from private_rlhf.online.earlier import earlier_run
 from private_rlhf.recipe import OnlineConfig, Recipe
 from private_rlhf.recipe.load import load_recipe, parse
 from private_rlhf.stages import online as stage
+from private_rlhf.stages.previous_run import previous_run
 from support.pipeline_runs import TINY, Workspace, read_json
 from support.twin_recipes import run_all
 
@@ -229,7 +229,7 @@ def test_a_second_policy_goes_on_from_the_first(workspace: Workspace, tmp_path: 
 
 def test_a_run_that_did_not_end_is_nothing_to_go_on_from(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no completed stage 'ppo'"):
-        earlier_run(recipe(online={"after": str(tmp_path)}))
+        previous_run(recipe(online={"after": str(tmp_path)}))
 
 
 def test_a_file_drop_is_waited_for_and_skips_are_left_out(workspace: Workspace, tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def gammas(pool: Pool, fit: LinearFit, chosen: torch.Tensor, rejected: torch.Ten
     def again(rows: torch.Tensor, basis: FeatureBasis) -> np.ndarray:
         ones = torch.ones(int(rows.sum()))
         refit = fit_linear(chosen[rows], rejected[rows], ones, fit.noise, ridge=fit.ridge, basis=basis,
-                           reward_bound=fit.reward_bound, start=fit.theta)  # fmt: skip
+                           reward_bound=fit.reward_bound)  # fmt: skip
         return centred_reward(refit, pool.features)
 
     everything = torch.ones(len(chosen), dtype=torch.bool)

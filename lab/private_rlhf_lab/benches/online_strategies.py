@@ -30,8 +30,8 @@ from private_rlhf.core import atomic
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.core.row_files import appending, rows_of
 from private_rlhf.core.rundir import RunDir
-from private_rlhf.online.belief import Belief, Learner
 from private_rlhf.online.open_pairs import OpenPairs
+from private_rlhf.online.posterior import Learner, Posterior
 from private_rlhf.online.strategies import STRATEGIES, Strategy, choose
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import load_recipe
@@ -87,18 +87,18 @@ class Bed:
 
             def loss(theta: torch.Tensor = theta, solver: Any = solver) -> torch.Tensor:
                 solver.zero_grad()
-                value = -self.objective(self._belief(theta).policy(self.x), self.truth)
+                value = -self.objective(self._posterior(theta).policy(self.x), self.truth)
                 value.backward()
                 return value
 
             solver.step(loss)
-            best = max(best, float(self.objective(self._belief(theta.detach()).policy(self.x), self.truth)))
+            best = max(best, float(self.objective(self._posterior(theta.detach()).policy(self.x), self.truth)))
         own = torch.softmax(self.truth / self.kl_coef, dim=1)
         return best, float(self.objective(own, self.truth))
 
-    def _belief(self, theta: torch.Tensor) -> Belief:
+    def _posterior(self, theta: torch.Tensor) -> Posterior:
         nothing = torch.eye(COMPONENTS, dtype=torch.float64)
-        return Belief(theta, nothing, 1.0, LabelNoise.of(1.0), self.reward_bound, self.kl_coef)
+        return Posterior(theta, nothing, 1.0, LabelNoise.of(1.0), self.reward_bound, self.kl_coef)
 
 
 # --- arms -------------------------------------------------------------------------------------------------------------
@@ -121,14 +121,14 @@ def ask(bed: Bed, arm: str, epsilon: float, seed: int, labels: int) -> dict[str,
     strategy: Strategy = "passive" if arm == OFFLINE else cast(Strategy, arm)
     held_out, training = [], []
     while len(learner) < labels:
-        policy = learner.belief.policy(bed.x)
+        policy = learner.posterior.policy(bed.x)
         training.append(0.0 if arm == OFFLINE else float(bed.objective(policy, bed.truth)))
-        picked = choose(strategy, learner.belief, bed.x, pairs, BATCH, generator, asked=len(learner))
+        picked = choose(strategy, learner.posterior, bed.x, pairs, BATCH, generator, asked=len(learner))
         prompt, one, other = picked.T
         z = answers_of(bed, picked, noise, generator)
-        belief = learner.add(bed.x[prompt, one], bed.x[prompt, other], z)
+        posterior = learner.add(bed.x[prompt, one], bed.x[prompt, other], z)
         held_x, held_truth = bed.held_out
-        learnt = belief.pessimistic_policy(held_x, 1.0) if arm == OFFLINE else belief.policy(held_x)
+        learnt = posterior.pessimistic_policy(held_x, 1.0) if arm == OFFLINE else posterior.policy(held_x)
         held_out.append(float(bed.objective(learnt, held_truth)))
     return {"strategy": arm, "epsilon": epsilon, "seed": seed, "j": held_out, "training_j": training}
 

@@ -18,7 +18,7 @@ import torch
 from private_rlhf.core import atomic
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.core.rundir import RunDir
-from private_rlhf.online.belief import Learner
+from private_rlhf.online.posterior import Learner
 from private_rlhf.online.strategies import choose
 from private_rlhf.privacy.person_budget import epsilon_each, information, split_budget
 from private_rlhf.recipe import Recipe
@@ -37,11 +37,11 @@ def gain(bed: Bed, total: float, way: int, persons: int, seed: int) -> float:
     generator = torch.Generator().manual_seed(seed)
     noise = LabelNoise.of(epsilon_each(total, way))
     learner = Learner(COMPONENTS, noise, bed.reward_bound, bed.kl_coef)
-    picked = choose("passive", learner.belief, bed.x, bed.open_pairs(), persons * way, generator)
+    picked = choose("passive", learner.posterior, bed.x, bed.open_pairs(), persons * way, generator)
     prompt, one, other = picked.T
     z = answers_of(bed, picked, noise, generator)
-    belief = learner.add(bed.x[prompt, one], bed.x[prompt, other], z)
-    return float(bed.objective(belief.policy(bed.held_out[0]), bed.held_out[1]))
+    posterior = learner.add(bed.x[prompt, one], bed.x[prompt, other], z)
+    return float(bed.objective(posterior.policy(bed.held_out[0]), bed.held_out[1]))
 
 
 def lines_of(bed: Bed, seeds: int) -> Iterator[str]:

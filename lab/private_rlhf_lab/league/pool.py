@@ -13,7 +13,7 @@ from private_rlhf.embedded import task
 from private_rlhf.embedded.truth import true_reward
 from private_rlhf.lm.model_folders import weights_digest
 from private_rlhf.lm.models import load_causal_lm, load_tokenizer
-from private_rlhf.online.candidates import candidate_key, draw_candidates
+from private_rlhf.online.candidates import CandidateSampler, candidate_key
 from private_rlhf.recipe import Recipe
 from private_rlhf.reward_models.backbone import load_backbone
 from private_rlhf.reward_models.model import RewardModel
@@ -41,12 +41,12 @@ def make_pool(run: RunDir, recipe: Recipe, path: Path, asked: int, held_out: int
     policy = load_causal_lm(home, recipe.model.dtype)
     layers = load_backbone(home, recipe.reward, recipe.model.dtype, renderer.tokenizer.pad_token_id)
     backbone = RewardModel(layers, reward_bound=recipe.reward.reward_bound)
+    sampler = CandidateSampler(policy, backbone, renderer, recipe.evaluate.batch_size, progress=True)
     tensors = {}
     sizes = (("train", task.load_prompts("train"), 400, asked), ("eval", task.load_prompts("eval"), 100, held_out))
     for split, prompts, count, answers in sizes:
         prompts = prompts[:: max(1, len(prompts) // count)][:count]
-        key, size = candidate_key(recipe.seed, split), recipe.evaluate.batch_size
-        drawn = draw_candidates(policy, backbone, renderer, prompts, answers, key, size, show=True)
+        drawn = sampler.draw(prompts, answers, candidate_key(recipe.seed, split))
         tensors[f"{split}_features"] = drawn.features
         rows = [[true_reward(str(p), text) for text in texts] for p, texts in zip(prompts, drawn.texts, strict=True)]
         tensors[f"{split}_truth"] = torch.tensor(rows)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Belief:
+class Posterior:
     """theta (k,) and the inverse covariance information (k, k) = Σ ω δg δgᵀ + λI of the fit, float64; ridge λ."""
 
     theta: Tensor
@@ -61,7 +61,7 @@ class Belief:
 
 @dataclass
 class Learner:
-    """All answers so far, and the belief that follows.
+    """All answers so far, and the posterior that follows.
 
     Attributes:
         noise, reward_bound, kl_coef, loss: as the recipe has them.
@@ -82,28 +82,28 @@ class Learner:
         ridge = self.ridge or ridge_from_margin_scale(MARGIN_SCALE, self.components)
         eye = torch.eye(self.components, dtype=torch.float64)
         start = torch.zeros(self.components, dtype=torch.float64)
-        self.belief = Belief(start, ridge * eye, ridge, self.noise, self.reward_bound, self.kl_coef)
+        self.posterior = Posterior(start, ridge * eye, ridge, self.noise, self.reward_bound, self.kl_coef)
 
     def __len__(self) -> int:
         return sum(map(len, self._labels))
 
-    def add(self, first: Tensor, second: Tensor, label: Tensor) -> Belief:
+    def add(self, first: Tensor, second: Tensor, label: Tensor) -> Posterior:
         """Answers of a round: coordinates (n, k) of both responses, private labels (n,) ±1 (+1 prefers the first).
 
-        ValueError for other labels; the belief is then as it was.
+        ValueError for other labels; the posterior is then as it was.
         """
         check_signs(label)
         self._first.append(first.double())
         self._second.append(second.double())
         self._labels.append(label.double())
         if not len(self):
-            return self.belief
+            return self.posterior
         x_a, x_b, z = (torch.cat(rows) for rows in (self._first, self._second, self._labels))
         loss = get_loss(self.loss)
-        ridge = self.ridge or ridge_by_evidence(x_a, x_b, z, self.noise, self.reward_bound, self.belief.ridge)
+        ridge = self.ridge or ridge_by_evidence(x_a, x_b, z, self.noise, self.reward_bound, self.posterior.ridge)
         problem = PairProblem(x_a, x_b, z, self.noise, self.reward_bound, loss)
-        theta, _ = minimize(problem, ridge_in_units_of(loss, ridge, self.noise), self.belief.theta, tolerance=1e-6)
+        theta, _ = minimize(problem, ridge_in_units_of(loss, ridge, self.noise), self.posterior.theta, tolerance=1e-6)
         information = problem.information(theta)
         information.diagonal().add_(ridge)
-        self.belief = Belief(theta, information, ridge, self.noise, self.reward_bound, self.kl_coef)
-        return self.belief
+        self.posterior = Posterior(theta, information, ridge, self.noise, self.reward_bound, self.kl_coef)
+        return self.posterior

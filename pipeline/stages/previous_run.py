@@ -1,0 +1,41 @@
+"""The finished run that a recipe goes on from (`online.after`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.rundir import RunDir
+from private_rlhf.data.release import ReleasedPair, read_release
+from private_rlhf.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class PreviousRun:
+    """A finished run. count: runs of the chain up to it."""
+
+    run: RunDir
+    count: int
+
+    @property
+    def policy(self) -> Path:
+        """Checkpoint of its PPO policy."""
+        return self.run.stage("ppo") / "model"
+
+    def pairs(self, part: str) -> list[ReleasedPair]:
+        """Its answers: `release` or `evaluation`."""
+        return list(read_release(self.run.stage("online") / part))
+
+
+def previous_run(recipe: Recipe) -> PreviousRun | None:
+    """The run that the recipe goes on from, if any. UserError where it is not finished, or its ε or labeller differ."""
+    if recipe.online is None or recipe.online.after is None:
+        return None
+    run = RunDir(recipe.online.after.expanduser())
+    run.require("ppo")
+    facts = run.require("online")["report"]
+    for name, value in {"epsilon": recipe.privatize.epsilon, "labeller": recipe.online.labeller}.items():
+        if facts.get(name) != value:
+            raise UserError(f"online.after={run.root}: asked with {name} {facts.get(name)}, not {value}; keep that")
+    return PreviousRun(run, int(facts.get("runs", 1)))
