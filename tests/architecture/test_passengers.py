@@ -41,7 +41,6 @@ TWICE = {
     "ledger.py",
     "likelihood.py",
     "losses.py",
-    "online.py",
     "released.py",
     "render.py",
     "samples.py",
