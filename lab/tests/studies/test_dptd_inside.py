@@ -60,7 +60,8 @@ def test_constants_meet_the_theorem(problem: inside.Linear) -> None:
 def test_without_noise_the_utility_falls(problem: inside.Linear) -> None:
     chosen = temporal_differences.constants(problem)
     short, long = (
-        temporal_differences.utility(problem, chosen, np.zeros(steps), 8, np.random.default_rng(2)).mean() for steps in (20, 4000)
+        temporal_differences.utility(problem, chosen, np.zeros(steps), 8, np.random.default_rng(2)).mean()
+        for steps in (20, 4000)
     )
     assert long < 0.4 * short
     loud = temporal_differences.utility(problem, chosen, np.full(20, 10.0), 8, np.random.default_rng(2)).mean()
