@@ -12,7 +12,7 @@ from private_rlhf.core.outputs import output_folder
 
 
 def validate(
-    name: Annotated[str, typer.Argument(help="Module of private_rlhf.validation, or `all`.")],
+    name: Annotated[str, typer.Argument(help="offline, online, kl_dp, dptd or private_rl: a paper; or `all`.")],
     quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes, seconds instead of minutes.")] = False,
     output: Annotated[
         Path, typer.Option("--output", help="Results go to full/NAME or quick/NAME in it.")

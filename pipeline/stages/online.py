@@ -94,11 +94,11 @@ def run(context: StageContext) -> dict[str, Any]:
     # --- rounds: choose, ask, fit -------------------------------------------------------------------------------------
     history: list[dict[str, Any]] = []
     regret = 0.0
-    options = {"kappa": settings.kappa, "mixture": settings.mixture, "log_ratio": pool.log_ratio}
     for number in range(settings.rounds):
         generator = torch.Generator().manual_seed((recipe.seed * 1_000 + runs) * 1_000_000 + number)
         now, asked = learner.posterior, len(learner)
-        picked = choose(settings.strategy, now, pool.x, pairs, settings.questions, generator, asked=asked, **options)
+        picked = choose(settings.strategy, now, pool.x, pairs, settings.questions, generator, kappa=settings.kappa,
+                        mixture=settings.mixture, log_ratio=pool.log_ratio, asked=asked)  # fmt: skip
         regret += regret_of(now, pool, len(picked))
         answers = interview.ask(f"{number:03d}", pool, picked)
         posterior = learner.add(answers.one, answers.other, answers.z)

@@ -42,7 +42,7 @@ from private_rlhf.reward_models.external import use_external
 from private_rlhf.reward_models.fitted_bonus import check_uncertainty, head_bonus
 from private_rlhf.reward_models.head import PairFeatures, fit_head, refit_head
 from private_rlhf.reward_models.losses import get_loss
-from private_rlhf.reward_models.model import RewardModel, set_score_weight
+from private_rlhf.reward_models.model import RewardModel, set_score_weight, with_weight
 from private_rlhf.reward_models.pairs import pair_features, rendered_pairs
 from private_rlhf.reward_models.quick_start import reward_text
 from private_rlhf.reward_models.ridge import RidgeSelection

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from private_rlhf.core import atomic
@@ -26,8 +27,16 @@ from scipy import stats
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Each is a module NAME beside this file that offers `run(quick: bool) -> Report`, deterministic.
-STUDIES: tuple[str, ...] = ("offline", "online", "kl_dp")
+# Study to its module, which offers `run(quick: bool) -> Report`, deterministic.
+STUDIES: Mapping[str, str] = MappingProxyType(
+    {
+        "offline": "private_rlhf.validation.offline",
+        "online": "private_rlhf.validation.regret",
+        "kl_dp": "private_rlhf.validation.kl_dp",
+        "dptd": "private_rlhf.validation.temporal_differences",
+        "private_rl": "private_rlhf.validation.outcome_rewards",
+    }
+)
 MOST_LINES = 30  # of the summary
 Verdict = Literal["holds", "refuted", "undecided"]
 # Whose sentence it is, and so whom a refutation concerns:
@@ -233,24 +242,17 @@ def summary(claims_by_study: Mapping[str, Sequence[Claim]]) -> str:
     return "\n".join(lines if len(refuted) <= room else [*lines[: MOST_LINES - 1], "  … and more in claims.json"])
 
 
-IN_THE_LAB = "the other studies are in lab/, `python -m private_rlhf_lab.studies --help`"
+IN_THE_LAB = "deeper studies are in lab/, `python -m private_rlhf_lab.studies --help`"
 
 
-def validate(
-    name: str,
-    *,
-    quick: bool,
-    output: Path,
-    studies: Sequence[str] = STUDIES,
-    module: str = "private_rlhf.validation.{}",
-) -> list[Report]:
+def validate(name: str, *, quick: bool, output: Path, studies: Mapping[str, str] = STUDIES) -> list[Report]:
     """Run one of `studies` or `all`, print each table and last a summary, write OUTPUT/full/NAME or OUTPUT/quick/NAME.
 
-    module: import path of a study, with {} for its name. A refuted claim is a result. UserError for an unknown name.
-    RunStopped names the studies that failed, after the others are done.
+    A refuted claim is a result. UserError for an unknown name. RunStopped names the studies that failed, after the
+    others are done.
     """
     if name != "all" and name not in studies:
-        raise UserError(f"the module must be {', '.join(studies)} or all, got {name!r}: {IN_THE_LAB}")
+        raise UserError(f"the study must be {', '.join(studies)} or all, got {name!r}: {IN_THE_LAB}")
     from private_rlhf.validation.panels import style
 
     reports, failed = [], []
@@ -259,7 +261,7 @@ def validate(
         started = time.monotonic()
         try:
             with style():
-                report: Report = importlib.import_module(module.format(chosen)).run(quick)
+                report: Report = importlib.import_module(studies[chosen]).run(quick)
         except Exception as error:
             traceback.print_exc()
             failed.append(f"{chosen} ({type(error).__name__}: {error})")

@@ -43,8 +43,9 @@ def studies(
     if page is not None:
         page = output_file(page, "--page", rewrites=begins_with("# What the papers claim"))
         output_folder(page.with_suffix(""), "--page", rewrites=None if page.exists() else ())  # of the page's figures
+    modules = {study: f"private_rlhf_lab.studies.{study}.run" for study in STUDIES}
     try:
-        lab.validate(name, quick=quick, output=output, studies=STUDIES, module="private_rlhf_lab.studies.{}.run")
+        lab.validate(name, quick=quick, output=output, studies=modules)
     finally:
         if page and (name == "all" or name in STUDIES):
             pages.write(output / "full", page)

@@ -14,7 +14,7 @@ STUDIES, ACCOUNTING = "lab/private_rlhf_lab/studies", "lab/private_rlhf_lab/acco
 BANDITS = "pipeline/validation/bandits.py"
 FINITE, RATES = f"{STUDIES}/offline/finite.py", "pipeline/validation/offline.py"
 HARD, PESSIMISM = f"{STUDIES}/offline/hard.py", f"{STUDIES}/offline/pessimism.py"
-ONLINE = "pipeline/validation/online.py"
+ONLINE, OUTCOMES = "pipeline/validation/regret.py", "pipeline/validation/outcome_rewards.py"
 CONVERSIONS, SUBSETS = (f"pipeline/accounting/{name}.py" for name in ("conversions", "subset_sampling"))
 DRAWS, COMPOSITION, DPTD = (f"{ACCOUNTING}/{name}.py" for name in ("draws", "composition", "dptd"))
 PRL, BOUNDED = (f"{ACCOUNTING}/{name}.py" for name in ("private_rl", "bounded_range"))
@@ -163,9 +163,9 @@ UPDATED = (
            ("exponent=steps[best] / (2.0 * sensitivity)", "exponent=steps[best] / sensitivity"),
            ('steps["zcdp"] / (2.0 * sensitivity)}', 'steps["zcdp"] / sensitivity}'),
            ("steps[name] / (2.0 * sensitivity)}", "steps[name] / sensitivity}")),
-    _error("P5", "draws ignore the data", UPDATES,
+    _error("P5", "draws ignore the data", OUTCOMES,
            ("return (exponent * scores + noise).argmax(axis=1)", "return noise.argmax(axis=1)")),
-    _error("P6", "draws take twice the exponent", UPDATES,
+    _error("P6", "draws take twice the exponent", OUTCOMES,
            ("return (exponent * scores + noise)", "return (2.0 * exponent * scores + noise)")),
     _error("P7", "a window is declared as one read", UPDATES, ("min(self.window, later)", "min(1, later)")),
     _error("P8", "Algorithm 1 without its infimum", GENERAL,
@@ -174,9 +174,9 @@ UPDATED = (
            ("if len(self._kept) > self.window:", "if len(self._kept) > self.window + 2:")),
     _error("A8", "rho of twice the epsilon", PRL,
            ("zcdp_rho(epsilon_total, delta)", "zcdp_rho(2.0 * epsilon_total, delta)")),
-    _error("C4", "the best score is drawn, without noise", UPDATES,
+    _error("C4", "the best score is drawn, without noise", OUTCOMES,
            ("return (exponent * scores + noise).argmax(axis=1)", "return scores.argmax(axis=1)")),
-    _error("C5", "draws take 30 times the exponent", UPDATES,
+    _error("C5", "draws take 30 times the exponent", OUTCOMES,
            ("return (exponent * scores + noise)", "return (30.0 * exponent * scores + noise)")),
     _error("A11", "the exact composition grants 1.2 times the epsilon", BOUNDED,
            ("value = np.maximum(-np.expm1(epsilon - lost), 0.0)",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from private_rlhf.validation import temporal_differences
+from private_rlhf.validation.temporal_differences import RIDGE
 from private_rlhf_lab.studies.dptd import inside
-from private_rlhf_lab.studies.dptd.inside import RIDGE
 from private_rlhf_lab.studies.dptd.trajectories import Transitions
 
 
@@ -27,7 +28,7 @@ def value(problem: inside.Linear, theta: np.ndarray, omega: np.ndarray) -> np.nd
 def test_constants_meet_the_theorem(problem: inside.Linear) -> None:
     """The Hessian by differences; strong concavity, smoothness, the conditions, the bound on all gradients."""
     generator, size = np.random.default_rng(1), problem.now.shape[1]
-    hessian, chosen, step = problem.hessian, inside.constants(problem), 1e-3
+    hessian, chosen, step = problem.hessian, temporal_differences.constants(problem), 1e-3
     point = generator.uniform(-1, 1, 2 * size)
 
     def total(at: np.ndarray) -> float:
@@ -45,7 +46,7 @@ def test_constants_meet_the_theorem(problem: inside.Linear) -> None:
     assert chosen.eta <= chosen.mu / (4 * chosen.smoothness**2) + 1e-12
     assert chosen.kappa <= chosen.eta * chosen.mu**2 / (9 * chosen.smoothness**2) + 1e-12
     first = 0.25 / np.sqrt(chosen.shift)  # ν_0
-    assert 8 * inside.MOMENTUM * first <= 1.0  # Lemma C.6
+    assert 8 * temporal_differences.MOMENTUM * first <= 1.0  # Lemma C.6
     assert first <= min(1 / 27, chosen.mu / (16 * chosen.kappa * chosen.smoothness**2)) + 1e-12  # the proof
     for _ in range(200):
         theta, omega = np.sign(generator.uniform(-1, 1, (2, size)))
@@ -57,12 +58,13 @@ def test_constants_meet_the_theorem(problem: inside.Linear) -> None:
 
 
 def test_without_noise_the_utility_falls(problem: inside.Linear) -> None:
-    chosen = inside.constants(problem)
+    chosen = temporal_differences.constants(problem)
     short, long = (
-        inside.utility(problem, chosen, np.zeros(steps), 8, np.random.default_rng(2)).mean() for steps in (20, 4000)
+        temporal_differences.utility(problem, chosen, np.zeros(steps), 8, np.random.default_rng(2)).mean()
+        for steps in (20, 4000)
     )
     assert long < 0.4 * short
-    loud = inside.utility(problem, chosen, np.full(20, 10.0), 8, np.random.default_rng(2)).mean()
+    loud = temporal_differences.utility(problem, chosen, np.full(20, 10.0), 8, np.random.default_rng(2)).mean()
     assert loud > 5 * short
 
 

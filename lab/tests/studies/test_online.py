@@ -11,7 +11,7 @@ import pytest
 from private_rlhf.core.stats import bootstrap
 from private_rlhf.validation import growth
 from private_rlhf.validation.bandits import Counts, factor
-from private_rlhf.validation.online import (
+from private_rlhf.validation.regret import (
     Arm,
     Learner,
     Trace,

@@ -15,6 +15,9 @@ from typing import Literal
 
 import numpy as np
 from private_rlhf.accounting.subset_sampling import Phases, composed_epsilon, least_noise_multiplier
+from private_rlhf.validation import temporal_differences
+from private_rlhf.validation.temporal_differences import MOMENTUM as MOMENTUM
+from private_rlhf.validation.temporal_differences import least_noise_split
 
 from private_rlhf_lab.accounting.dptd import joint_sensitivity
 from private_rlhf_lab.accounting.subset_pairs import pair_epsilon, renyi_epsilon
@@ -22,7 +25,6 @@ from private_rlhf_lab.studies.dptd.environments import Array
 
 Neighbors = Literal["transition", "trajectory"]
 Kind = Literal["paper", "accountant"]
-MOMENTUM = 3.0  # α = β
 # Rényi orders of the comparison: a tenth of the work.
 FEW_ORDERS = (1.25, 1.5, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 18, 20, 22, 24, 28, 32, 36, 40, 48, 64, 96, 512)
 WEAK = 4.0  # times the smallest multiplier
@@ -62,52 +64,25 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class PaperNoise:
-    """Theorem 5.1 (A.1 for trajectories) at β' = `split`. sigma: of each player's added noise at every step.
+class PaperNoise(temporal_differences.PaperNoise):
+    """Theorem 5.1 (A.1 for trajectories). sigma: of each player's added noise at every step."""
 
-    relative_variance: σ'², which must be >= 0.7. order: α', which must be <= order_limit.
-    """
-
-    split: float
     sigma: float
-    relative_variance: float
-    order: float
-    order_limit: float
-
-    @property
-    def admissible(self) -> bool:
-        """Whether both side conditions are met."""
-        return self.relative_variance >= 0.7 and self.order <= self.order_limit
-
-
-def least_noise_split(epsilon: float, delta: float) -> float:
-    """β' at which the theorem asks for the least noise: b² − 2(1 + L)b + 1 + L = 0 with L = log(1/δ)/ε."""
-    size = 1.0 + math.log(1.0 / delta) / epsilon
-    return size - math.sqrt(size * (size - 1.0))
 
 
 def paper_noise(budget: Budget, split: float | None = None) -> PaperNoise:
-    """The published noise; `split` None is the choice that asks for the least.
-
-    The limit on α' is read as printed, with σ² and not σ'², in units of G: the weaker condition of the two.
-    """
+    """The published noise; `split` None is the choice that asks for the least."""
     split = least_noise_split(budget.epsilon, budget.delta) if split is None else split
-    order = math.log(1.0 / budget.delta) / ((1.0 - split) * budget.epsilon) + 1.0
+    noise = temporal_differences.paper_noise(budget.epsilon, budget.delta, budget.steps, budget.population, split)
     # Trajectories: sensitivity 2nG instead of 2G, and m instead of n.
     sensitivity = 2.0 * budget.clip * (budget.longest if budget.neighbors == "trajectory" else 1)
-    relative = 3.5 * budget.steps * order / (budget.population**2 * split * budget.epsilon)
-    ratio = budget.population / (order * (1.0 + relative))
-    limit = 2.0 * (4.0 * relative) * math.log(ratio) / 3.0 + 1.0
-    return PaperNoise(split, math.sqrt(relative) * sensitivity, relative, order, limit)
+    return PaperNoise(**vars(noise), sigma=math.sqrt(noise.relative_variance) * sensitivity)
 
 
 def admissible_noise(budget: Budget) -> PaperNoise | None:
-    """The published noise at the largest β' that meets the side conditions, to 1 %; None if none of 1 … 1e-9 does."""
-    for split in np.exp(-np.arange(0.01, math.log(1e9), 0.01)):
-        found = paper_noise(budget, float(split))
-        if found.admissible:
-            return found
-    return None
+    """The published noise at the largest β' that meets the side conditions; None if none does."""
+    noise = temporal_differences.admissible_noise(budget.epsilon, budget.delta, budget.steps, budget.population)
+    return paper_noise(budget, noise.split) if noise else None
 
 
 @dataclass(frozen=True)

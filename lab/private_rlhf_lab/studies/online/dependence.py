@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from private_rlhf.core.stats import bootstrap, standard_error
 from private_rlhf.validation.bandits import Array, log_slope
 from private_rlhf.validation.lab import Claim, within
-from private_rlhf.validation.online import Arm, Trace, grid_world, simulate
 from private_rlhf.validation.panels import COLOURS, new_figure
+from private_rlhf.validation.regret import Arm, Trace, grid_world, simulate
 
 EPSILON = 1.0
 ARM = Arm("optimism, c = 0.2", "optimism")

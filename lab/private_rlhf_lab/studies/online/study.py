@@ -12,7 +12,7 @@ from private_rlhf.core.stats import bootstrap, ratio_of_means, wilson
 from private_rlhf.validation import growth
 from private_rlhf.validation.bandits import Array, factor, private_labels
 from private_rlhf.validation.lab import Claim, within, worst
-from private_rlhf.validation.online import (
+from private_rlhf.validation.regret import (
     CONFIDENCE,
     EPSILONS,
     NONE,

@@ -4,34 +4,19 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 from private_rlhf.accounting.conversions import advanced_composition, bounded_range_zcdp, zcdp_epsilon
-from private_rlhf.reward_models.gibbs import gibbs_log_policy
 from private_rlhf.validation.lab import Claim, within
+from private_rlhf.validation.outcome_rewards import appendix_step, draw_tightness, outcome_sensitivity
+from private_rlhf.validation.outcome_rewards import outcome_losses as outcome_losses
 
 from private_rlhf_lab.accounting.bounded_range import composed_epsilon
 from private_rlhf_lab.accounting.private_rl import private_rl
 from private_rlhf_lab.studies.private_rl import outcome
 from private_rlhf_lab.studies.private_rl.general import Instances, sensitivities
-from private_rlhf_lab.studies.private_rl.updates import DELTA, PAPER, Array, appendix_step, section_step
+from private_rlhf_lab.studies.private_rl.updates import DELTA, PAPER, section_step
 from private_rlhf_lab.studies.private_rl.worlds import HORIZON
 
 UPDATES = 100  # M = K/B at K = 500, B = 5
-
-
-def outcome_losses() -> Array:
-    """(R^(f)(τ) − r)² of every hypothesis for every context, action sequence and outcome: (243, 64, 16, 2)."""
-    predicted = outcome.outcome_model(outcome.value_tables())
-    return (predicted[..., None].astype(int) - np.arange(2)) ** 2
-
-
-def outcome_sensitivity() -> int:
-    """Largest |ΔS(f)| in Appendix D when one trajectory, with any outcome, replaces another: exhausted.
-
-    The loss is a sum over trajectories, so for each f it is the range of one trajectory's loss.
-    """
-    losses = outcome_losses().reshape(len(outcome.HYPOTHESES), -1)
-    return int((losses.max(axis=1) - losses.min(axis=1)).max())
 
 
 def general_outcome_sensitivity(horizon: int = outcome.HORIZON) -> float:
@@ -49,27 +34,6 @@ def general_outcome_sensitivity(horizon: int = outcome.HORIZON) -> float:
         for later in itertools.product(corners, repeat=horizon - 1)
     ]
     return max(losses) - min(losses)
-
-
-def draw_tightness(exponent: float, episodes: int = 60) -> float:
-    """Largest exact |log ratio| of one draw over neighbours, against the promised 2·exponent·Δ with Δ = 1.
-
-    Trajectories at random on the easy instance; each of them is replaced by every other one (any context, sequence and
-    outcome).
-    """
-    world = outcome.problem("easy")
-    rng = np.random.default_rng(31)
-    losses = np.unique(outcome_losses().reshape(len(outcome.HYPOTHESES), -1).T, axis=0)  # (types, F)
-    rows = rng.integers(len(world.losses), size=episodes)
-    held = np.unique(world.losses[rows], axis=0).astype(int)
-    score = outcome.OPTIMISM * world.first_value - world.losses[rows].sum(axis=0, dtype=int)
-    flat = np.zeros(len(score))
-    before = gibbs_log_policy(score, flat, 1.0 / exponent)
-    worst = 0.0
-    for old in held:
-        after = gibbs_log_policy(score + old - losses, flat, 1.0 / exponent)
-        worst = max(worst, float(np.abs(after - before).max()))
-    return worst / (2.0 * exponent)
 
 
 def table() -> list[dict[str, object]]:

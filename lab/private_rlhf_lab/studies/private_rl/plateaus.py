@@ -11,14 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 from private_rlhf.core.stats import Estimate, percentile_interval, standard_error
 from private_rlhf.validation.lab import Claim, within
+from private_rlhf.validation.outcome_rewards import BATCH, CEILING, EPISODES, plateaus
 
 from private_rlhf_lab.accounting.bounded_range import composed_epsilon
 from private_rlhf_lab.studies.private_rl import outcome
 from private_rlhf_lab.studies.private_rl.updates import DELTA, PAPER, Array, Schedule, fixed, private_exponent
 
-EPISODES = 500
-BATCH = 5  # the equal batch whose non-private plateaus come nearest to Table 1
-CEILING = 1.33  # a plateau is reproduced if its whole interval lies within this factor of the published one
 EXPONENTS = (0.002, *(float(x) for x in np.geomspace(0.03, 2.5, 17)))
 RESAMPLES = 1000
 PRIVATE = {8.0: 2, 5.0: 3}  # ε to its place among the columns of Table 1
@@ -68,11 +66,6 @@ class Cell:
                 "plateau_low": self.estimate.ci_low, "plateau_high": self.estimate.ci_high,
                 "median_of_single_runs": float(np.median(plateaus(self.cumulative))), "regret": float(final.mean()),
                 "regret_standard_error": float(standard_error(final))}
-
-
-def plateaus(cumulative: Array) -> Array:
-    """First episode (1 … K) by which 95 % of the final value is reached, along the last axis."""
-    return np.asarray((cumulative >= 0.95 * cumulative[..., -1:]).argmax(axis=-1) + 1)
 
 
 def cell(world: outcome.OutcomeProblem, method: str, schedule: Schedule, exponent: float, runs: int, seed: int) -> Cell:

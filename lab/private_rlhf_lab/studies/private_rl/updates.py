@@ -5,16 +5,14 @@ PRL names the paper "Towards Differentially Private Reinforcement Learning with 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
+from private_rlhf.validation.outcome_rewards import DELTA, Array, appendix_step
+from private_rlhf.validation.outcome_rewards import PAPER as PAPER
+from private_rlhf.validation.outcome_rewards import draw as draw
 
 from private_rlhf_lab.accounting.private_rl import private_rl
-
-PAPER = "PRL"
-DELTA = 1e-5
-Array = np.ndarray
 
 
 @dataclass(frozen=True)
@@ -75,11 +73,6 @@ def geometric(episodes: int, first: int, growth: float, window: int | None = Non
     return Schedule(f"geometric {first} x {growth:g}{reach}", tuple(sizes), window)
 
 
-def appendix_step(epsilon: float, updates: int) -> float:
-    """ε₀ = ε/√(2M log(1/δ)) of PRL Appendix E.1, which drops the second term of its Lemma E.2."""
-    return epsilon / math.sqrt(2.0 * updates * math.log(1.0 / DELTA))
-
-
 def section_step(epsilon: float, updates: int) -> float:
     """ε₀ = ε/(2√(2M log(1/δ))) of PRL section 3.3: half of Appendix E's."""
     return appendix_step(epsilon, updates) / 2.0
@@ -96,16 +89,3 @@ def private_exponent(schedule: Schedule, epsilon: float, sensitivity: float, rou
     exact = route in ("best", "bounded_range")
     details = private_rl(schedule.reads, epsilon, DELTA, sensitivity, exact).details
     return float(details["exponent"] if route == "best" else details[route]["exponent"])
-
-
-def draw(scores: Array, exponent: float, rng: np.random.Generator) -> Array:
-    """One index per row of `scores` (n, f), P(j) ∝ exp(exponent·score_j), by Gumbel noise: nothing is exponentiated.
-
-    exponent ∞: the largest score, ties broken uniformly. Double-precision Gumbel noise is not exactly the
-    exponential mechanism on every bit of the sample: good for measuring, not for releasing.
-    """
-    noise = rng.gumbel(size=scores.shape)
-    if math.isinf(exponent):
-        noise[scores < scores.max(axis=1, keepdims=True)] = -np.inf
-        return noise.argmax(axis=1)
-    return (exponent * scores + noise).argmax(axis=1)
