@@ -42,7 +42,7 @@ from private_rlhf.reward_models.external import use_external
 from private_rlhf.reward_models.fitted_bonus import check_uncertainty, head_bonus
 from private_rlhf.reward_models.head import PairFeatures, fit_head, refit_head
 from private_rlhf.reward_models.losses import get_loss
-from private_rlhf.reward_models.model import RewardModel, set_score_weight, with_weight
+from private_rlhf.reward_models.model import RewardModel, set_score_weight
 from private_rlhf.reward_models.pairs import pair_features, rendered_pairs
 from private_rlhf.reward_models.quick_start import reward_text
 from private_rlhf.reward_models.ridge import RidgeSelection
@@ -108,7 +108,8 @@ def run(context: StageContext) -> dict[str, Any]:
         more = {"warm_start_ridge": warm_ridge, "trained_head_log_likelihood": trained}
         fit, selection = refit_head(features.rows(training), features.rows(validation), noise, settings)
     bonus = head_bonus(fit, features.rows(training), settings, recipe.seed)
-    model = with_weight(result.model, fit.weight, settings.reward_bound)
+    set_score_weight(result.model, fit.weight)
+    model = RewardModel(result.model, reward_bound=settings.reward_bound)
 
     # --- held-out check on z, and the checkpoint ----------------------------------------------------------------------
     check = held_out(model, features.rows(validation), noise)

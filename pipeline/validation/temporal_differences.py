@@ -16,6 +16,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from typing import Any
+
 import numpy as np
 from matplotlib.figure import Figure
 from private_rlhf.accounting.subset_sampling import least_noise_multiplier
@@ -227,7 +229,7 @@ def point(problem: Linear, epsilon: float, noise: str, runs: int, generator: np.
     return Point(rows, epsilon, steps, float(deviations[0]), totals, chosen)
 
 
-def claims(points: Mapping[str, Sequence[Point]]) -> Iterator[Claim]:
+def claims(points: Mapping[Any, Sequence[Point]]) -> Iterator[Claim]:
     """The exponent of Theorem 5.2 inside its conditions, for both noises."""
     for noise, measured in points.items():
         totals = np.array([each.totals for each in measured])
