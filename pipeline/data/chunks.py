@@ -27,6 +27,7 @@ from private_rlhf.data.sources import (
     Row,
     batch_rows,
     check_line,
+    damaged_parquet,
     is_gzip,
     jsonl_rows,
     open_lines,
@@ -209,7 +210,6 @@ def _parquet_columns(chunk: Chunk, layout: Layout) -> Iterator[Columns]:
     assert chunk.path is not None
     assert chunk.before is not None
     number = chunk.before
-    damaged = UserError(f"{chunk.name}: is not a whole Parquet file (truncated or damaged); copy it again")
     with parquet_file(chunk.path) as file:
         names = [name for name in file.schema_arrow.names if name in layout.options.wanted]
         groups = list(range(chunk.start, chunk.end))
@@ -224,4 +224,4 @@ def _parquet_columns(chunk: Chunk, layout: Layout) -> Iterator[Columns]:
         except UnicodeDecodeError:
             raise UserError(f"{chunk.name}: holds text that is not UTF-8; convert it to UTF-8") from None
         except (pa.ArrowException, OSError):
-            raise damaged from None
+            raise damaged_parquet(chunk.name) from None

@@ -1,4 +1,4 @@
-"""Answers inside longer texts: what the overlap guard sees of short ones that got an opening, a close or a wrapper.
+"""Short answers inside longer texts, with an opening, a close or a wrapper, for the overlap guard.
 
 A row is searched for both responses of a pair where it has the pair's prompt: its last user turn begins with that of
 the pair. Only the response and what follows the prompt count. A pair is one-sided here
@@ -37,9 +37,9 @@ class SearchedRows:
 
     def with_prompt(self, question: str) -> Iterable[tuple[int, str, str]]:
         """(row, what follows the pair's question in the row's last user turn, response) of the rows that have it."""
-        for row, asked, response in self._by_head.get(question[:HEAD], ()):
-            if asked.startswith(question):
-                yield row, asked[len(question) :], response
+        for row, turn, response in self._by_head.get(question[:HEAD], ()):
+            if turn.startswith(question):
+                yield row, turn[len(question) :], response
 
 
 class ContainedAnswers:

@@ -14,8 +14,7 @@ The stage of a recipe (`private_rlhf.stages.privatize`) takes the same steps for
 from __future__ import annotations
 
 import shutil
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -31,7 +30,6 @@ from private_rlhf.data.engine import (
     KeyInHand,
     ShardJob,
     extra_fields,
-    finished_runs,
     gather_events,
     spill,
     write_bucket,
@@ -52,6 +50,7 @@ from private_rlhf.privacy.prf import frame
 from private_rlhf.privacy.records import MESSAGES
 from private_rlhf.privacy.signature import file_digest, public_key, sign
 from private_rlhf.privacy.sorted_runs import KeptRows, Run
+from tqdm import tqdm
 
 
 @dataclass(frozen=True)
@@ -257,32 +256,15 @@ def read(workspace: Workspace, opened: OpenedSource, folder: str = "") -> tuple[
                 number += 1
 
     tasks = ((chunk, number, opened.layout, workspace.key_file, home) for number, chunk in chunks())
-    with progress("reading", opened.size or None, "B") as advance:
-        for some in workspace.pool.run(spill_once, tasks):
+    with tqdm(total=opened.size or None, desc="reading", unit="B", unit_scale=True, disable=None) as bar:
+        for some in workspace.pool.run(spill, tasks):
             runs += some
-            advance(sum(run.facts["bytes"] for run in some[:1]))
+            bar.update(sum(run.facts["bytes"] for run in some[:1]))
     if all(part.files for part in opened.parts) and source_identity(opened.parts, workspace.key) != before:
         raise UserError(f"{opened.name}: changed while it was read; run again")
     if more := respelled(run.facts["spellings"] for run in runs):
         say(f"{opened.name}: {more} names of labellers are other spellings of names that are there: one person each")
     return tuple(runs)
-
-
-@contextmanager
-def progress(what: str, total: int | None, unit: str) -> Iterator[Callable[[int], Any]]:
-    """A bar on stderr, if that is a terminal; gives the function that moves it on."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from tqdm import tqdm
-
-    with tqdm(total=total, desc=what, unit=unit, unit_scale=unit == "B", file=sys.stderr) as bar:
-        yield bar.update
-
-
-def spill_once(chunk: Chunk, number: int, layout: Layout, key_file: KeyFile | KeyInHand, work: Path) -> list[Run]:
-    """The runs of a chunk, made unless an interrupted run left them."""
-    return finished_runs(work, number) or spill(chunk, number, layout, key_file, work)
 
 
 def capped(
@@ -348,7 +330,9 @@ def _enter(workspace: Workspace, entry: LedgerEntry, reservation: Reservation) -
     """Events into the store's next generation."""
     if reservation.already:
         return
-    compare_keys(workspace.pool, entry, reservation, None if entry.add_up_keys else entry.remedies[2])
+    if not reservation.resumed:
+        remedy = None if entry.add_up_keys else entry.remedies[2]
+        compare_keys(workspace.pool, entry.source, entry.rows, entry.ledger, reservation, remedy)
     if entry.unnamed and reservation.generation.base.legacy:
         raise UserError(
             f"{entry.source}: {entry.unnamed} names of labellers or events are empty, and this key's ledger was begun"
@@ -381,9 +365,9 @@ def write(workspace: Workspace, bundle: Bundle) -> None:
     for path in done.iterdir():
         if path.name not in wanted:
             path.unlink()
-    with progress("writing", manifest.rows, "row") as advance:
+    with tqdm(total=manifest.rows, desc="writing", unit="row", disable=None) as bar:
         for rows in workspace.pool.run(write_bucket, tasks):
-            advance(rows)
+            bar.update(rows)
     write_json(done / MANIFEST, manifest.as_dict())
     if manifest.guarantee["key_mode"] == "keyed":
         names = sorted(wanted)

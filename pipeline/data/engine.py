@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -93,14 +93,14 @@ class KeyInHand:
 # --- map: chunks to sorted runs ---------------------------------------------------------------------------------------
 
 
-def finished_runs(folder: Path, number: int) -> list[Run] | None:
-    """The runs of a chunk that was finished before, else None."""
+def _finished_runs(folder: Path, number: int) -> list[Run]:
+    """The runs of a chunk that an interrupted release finished; none unless all are there."""
     runs: list[Run] = []
     while run := open_run(_run_path(folder, number, len(runs))):
         runs.append(run)
         if run.facts["last"]:
             return runs
-    return None
+    return []
 
 
 def _run_path(folder: Path, number: int, part: int) -> Path:
@@ -108,47 +108,45 @@ def _run_path(folder: Path, number: int, part: int) -> Path:
 
 
 def spill(chunk: Chunk, number: int, layout: Layout, key_file: KeyFile | KeyInHand, folder: Path) -> list[Run]:
-    """Turn chunk `number` into runs. UserError names the first bad row."""
+    """Turn chunk `number` into runs, unless an interrupted release did. UserError names the first bad row."""
+    if finished := _finished_runs(folder, number):
+        return finished
     prf = key_file.load().prf
     runs: list[Run] = []
     position = number << 32
-    columns = read_chunk(chunk, layout)
-    some = next(columns, None)
-    while some is not None:
-        following = next(columns, None)
-        kinds = _kinds(some.extra, len(layout.options.columns))
+    batches = chain(read_chunk(chunk, layout), [None])  # the last one says that nothing follows
+    for some, following in pairwise(batches):
+        assert some is not None
         rows = canonicalize(some, position, prf)
-        path, last = _run_path(folder, number, len(runs)), following is None
-        facts = {"last": last, "extra": kinds, "bytes": chunk.size(), "unnamed": some.unnamed}
-        facts["spellings"] = spelling_digests(some.spellings)
-        runs.append(write_run(path, rows, **facts))
+        facts = {
+            "last": following is None,
+            "extra": _kinds(some.extra, len(layout.options.columns)),
+            "bytes": chunk.size(),
+            "unnamed": some.unnamed,
+            "spellings": spelling_digests(some.spellings),
+        }
+        runs.append(write_run(_run_path(folder, number, len(runs)), rows, **facts))
         position += len(some.preferred)
-        some = following
     return runs
 
 
 def _kinds(extra: pa.Array | None, columns: int) -> list[list[str]]:
-    """Per extra column, which kinds of values it holds."""
+    """The kinds of values that each extra column holds."""
     kinds: list[set[str]] = [set() for _ in range(columns)]
     for text in extra.to_pylist() if extra is not None else ():
-        for found, value in zip(kinds, json.loads(text), strict=True):
+        for names, value in zip(kinds, json.loads(text), strict=True):
             wide = isinstance(value, int) and not -(2**63) <= value < 2**63
-            found.add("wide" if wide else type(value).__name__)
+            names.add("wide" if wide else type(value).__name__)
     return [sorted(found) for found in kinds]
 
 
 def extra_fields(names: Sequence[str], runs: Sequence[Run]) -> tuple[pa.Field, ...]:
     """The Arrow types of the extra columns: text, whole numbers, numbers, truth values, or else JSON text."""
+    types = {("bool",): pa.bool_(), ("int",): pa.int64(), ("float",): pa.float64(), ("float", "int"): pa.float64()}
     fields = []
     for place, name in enumerate(names):
         kinds = {kind for run in runs for kind in run.facts["extra"][place]} - {"NoneType"}
-        kind = pa.string()
-        if kinds == {"bool"}:
-            kind = pa.bool_()
-        elif kinds == {"int"}:
-            kind = pa.int64()
-        elif kinds in ({"float"}, {"float", "int"}):
-            kind = pa.float64()
+        kind = types.get(tuple(sorted(kinds)), pa.string())
         fields.append(pa.field(name, kind, metadata=None if kinds <= {"str"} or kind != pa.string() else {"json": "1"}))
     return tuple(fields)
 
@@ -255,20 +253,19 @@ def gather_piece(
     gone = np.fromfile(left_out, "S16") if left_out else np.empty(0, "S16")
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         for found in zip(*(partitions(part, bits, group) for part in parts), strict=True):
-            file.write(_events([keys for _, keys, _ in found], gone))
+            file.write(_events(np.concatenate([keys for _, keys, _ in found]), gone))
             counts.append(sum(len(keys) for _, keys, _ in found))
             rows += [np.count_nonzero(~np.isin(as_tags(event_tags(keys)), gone)) for _, keys, _ in found]
             duplicates += sum(copies for _, _, copies in found)
     return Piece(path, group * len(counts), tuple(counts), tuple(rows.tolist()), duplicates)
 
 
-def _events(found: Sequence[Keys], gone: np.ndarray) -> bytes:
+def _events(keys: Keys, gone: np.ndarray) -> bytes:
     """`events.ENTRY` rows in the order of their tags."""
-    keys = np.concatenate(found)
     words = event_tags(keys).view(">u8").astype(np.uint64)
     keys = keys[np.lexsort((words[:, 1], words[:, 0]))]
-    own = {"record": as_tags(record_tags(keys)), "blind": blinds(keys), "corrects": keys["corrects"]}
-    rows = entries(event_tags(keys), keys["label"], keys["labeler"], **own)
+    facts = {"record": as_tags(record_tags(keys)), "blind": blinds(keys), "corrects": keys["corrects"]}
+    rows = entries(event_tags(keys), keys["label"], keys["labeler"], **facts)
     rows["left_out"] = np.isin(rows["tag"], gone)
     return rows.tobytes()
 

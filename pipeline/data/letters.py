@@ -27,16 +27,16 @@ Turns = list[tuple[bool, str]]
 
 def turns(*texts: Text) -> Turns:
     """The turns of a prompt, or of a prompt and what answers it; text without turn marks is one turn."""
-    found: Turns = []
+    spoken: Turns = []
     for place, text in enumerate(texts):
         if isinstance(text, str):
             pieces = _MARK.split(text)
             head = [(place > 0, pieces[0])]
             tail = [(mark == "Assistant", piece) for mark, piece in zip(pieces[1::2], pieces[2::2], strict=True)]
-            found += head + tail
+            spoken += head + tail
         else:
-            found += [(message["role"] == "assistant", message["content"]) for message in text]
-    squeezed = [(assistant, plain(content)) for assistant, content in found]
+            spoken += [(message["role"] == "assistant", message["content"]) for message in text]
+    squeezed = [(assistant, plain(content)) for assistant, content in spoken]
     return [(assistant, content) for assistant, content in squeezed if content]
 
 

@@ -1,9 +1,8 @@
-"""Are the pairs of a release among those that another key of this user released?"""
+"""The pairs of a release that another key of this user released before."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 from private_rlhf.core.errors import UserError
@@ -16,23 +15,11 @@ from private_rlhf.privacy.ledger import Ledger, Reservation
 from private_rlhf.privacy.sorted_runs import KeptRows, bucket_bits, partitions
 
 
-class Release(Protocol):
-    """The part of `curate.LedgerEntry` that is read here."""
-
-    @property
-    def ledger(self) -> Ledger: ...
-    @property
-    def source(self) -> str: ...
-    @property
-    def rows(self) -> Sequence[KeptRows]: ...
-
-
-def compare_keys(pool: Workers, release: Release, reservation: Reservation, remedy: str | None) -> None:
+def compare_keys(
+    pool: Workers, source: str, rows: Sequence[KeptRows], ledger: Ledger, reservation: Reservation, remedy: str | None
+) -> None:
     """Look for the records of a release under this user's other keys. remedy: of the UserError where there are some;
     None: they are charged the sum."""
-    ledger, source, rows = release.ledger, release.source, release.rows
-    if reservation.resumed:
-        return
     others, charges = ledger.other_keys(), {}
     for other in others:
         if other.key is None:
@@ -61,8 +48,8 @@ def released_elsewhere(
     """(count of the records of these rows that another key's store has as released, their largest total there)."""
     bits = bucket_bits(sum(run.rows for part in parts for run in part.runs), ROWS_IN_MEMORY)
     tasks = ((parts, bits, group, KeyFile.of(key), store) for group in range(1 << min(bits, 8)))
-    found = list(pool.run(released_in_group, tasks))
-    return sum(records for records, _ in found), max(total for _, total in found)
+    counts, totals = zip(*pool.run(released_in_group, tasks), strict=True)
+    return sum(counts), max(totals)
 
 
 def released_in_group(

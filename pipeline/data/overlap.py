@@ -51,6 +51,7 @@ from private_rlhf.data.release import read_release
 from private_rlhf.data.release_import import names_bundle
 from private_rlhf.embedded import task
 from private_rlhf.embedded.topics import Split
+from private_rlhf.privacy.prf import frame
 from private_rlhf.privacy.records import Text, encode_text
 from private_rlhf.recipe import DataConfig
 from tqdm import tqdm
@@ -60,6 +61,7 @@ TELLING_CHARACTERS = 32
 ALONE_CHARACTERS = 40
 _DIGIT = re.compile(r"\d+")
 PARTS, NO_DIGEST = 4, -2  # how many digests a conversation has; the place of one that is too short for it
+
 
 class Pair(NamedTuple):
     """A prompt and its two responses in an order that depends on their text alone: no label is left."""
@@ -109,12 +111,12 @@ def check_overlap(data: DataConfig, released: Path, keys: Iterable[str], new_rel
     if not files:
         return
     pairs = protected_pairs(data.preferences, released, new_release)
-    for key, found in zip(files, overlaps(list(files.values()), pairs, digests), strict=True):
-        if found.one_sided:
+    for key, overlap in zip(files, overlaps(list(files.values()), pairs, digests), strict=True):
+        if overlap.one_sided:
             raise UserError(
                 f"data.{key} {getattr(data, key)}: repeats one response, and not equally the other, of "
-                f"{found.one_sided} of {found.pairs} pairs in data.preferences, so it may tell which was preferred: "
-                f"{_remedy(key)}, or set data.allow_label_overlap: true, which marks the run NOT PRIVATE"
+                f"{overlap.one_sided} of {overlap.pairs} pairs in data.preferences, so it may tell which was "
+                f"preferred: {_remedy(key)}, or set data.allow_label_overlap: true, which marks the run NOT PRIVATE"
             )
 
 
@@ -158,49 +160,40 @@ class Digests:
     def __init__(self) -> None:
         secret = secrets.token_bytes(32)
         self.shingler = Shingler()
-        self._whole = hashlib.blake2b(key=secret, digest_size=8, person=b"whole")
-        self._last = hashlib.blake2b(key=secret, digest_size=8, person=b"last turns")
-        self._alone = hashlib.blake2b(key=secret, digest_size=8, person=b"alone")
-        self._letters = hashlib.blake2b(key=secret, digest_size=8, person=b"letters")
+        self._states = {
+            name: hashlib.blake2b(key=secret, digest_size=8, person=name.encode())
+            for name in ("whole", "last turns", "alone", "letters")
+        }
+
+    def _digest(self, name: str, *chunks: bytes) -> int:
+        state = self._states[name].copy()
+        state.update(b"".join(chunks))
+        return int.from_bytes(state.digest(), "big")
 
     def whole(self, conversation: Turns) -> int:
         """Of all the text."""
-        state = self._whole.copy()
-        for _, content in conversation:
-            state.update(content.encode())
-        return int.from_bytes(state.digest(), "big")
+        return self._digest("whole", *(content.encode() for _, content in conversation))
 
     def last(self, conversation: Turns) -> int:
         """Of the last assistant turn and the last turn before it that is somebody else's; of all if that is short."""
-        said = max((place for place, (assistant, _) in enumerate(conversation) if assistant), default=0)
+        place = _last_answer(conversation)
         contents = [content for _, content in conversation]
-        if contents and len(contents[said]) >= TELLING_CHARACTERS:
-            before = [content for assistant, content in conversation[:said] if not assistant]
-            contents = [*before[-1:], contents[said]]
-        state = self._last.copy()
-        for content in contents:
-            encoded = content.encode()
-            state.update(len(encoded).to_bytes(8, "big") + encoded)
-        return int.from_bytes(state.digest(), "big")
+        if contents and len(contents[place]) >= TELLING_CHARACTERS:
+            before = [content for assistant, content in conversation[:place] if not assistant]
+            contents = [*before[-1:], contents[place]]
+        return self._digest("last turns", *(frame(content.encode()) for content in contents))
 
     def alone(self, conversation: Turns) -> int:
         """Of the last assistant turn; 0 if there is none, or it is short."""
-        said = next((content for assistant, content in reversed(conversation) if assistant), "")
-        if len(said) < ALONE_CHARACTERS:
-            return 0
-        state = self._alone.copy()
-        state.update(said.encode())
-        return int.from_bytes(state.digest(), "big")
+        answer = next((content for assistant, content in reversed(conversation) if assistant), "")
+        return self._digest("alone", answer.encode()) if len(answer) >= ALONE_CHARACTERS else 0
 
     def letters(self, conversation: Turns) -> int:
         """Of the last assistant turn and the last turn before it, without digits; 0 if they are short."""
-        said = max((place for place, (assistant, _) in enumerate(conversation) if assistant), default=0)
-        contents = [_DIGIT.sub("", content) for _, content in conversation[max(0, said - 1) : said + 1]]
-        if sum(map(len, contents)) < TELLING_CHARACTERS:
-            return 0
-        state = self._letters.copy()
-        state.update(" ".join(contents).encode())
-        return int.from_bytes(state.digest(), "big")
+        place = _last_answer(conversation)
+        contents = [_DIGIT.sub("", content) for _, content in conversation[max(0, place - 1) : place + 1]]
+        long_enough = sum(map(len, contents)) >= TELLING_CHARACTERS
+        return self._digest("letters", " ".join(contents).encode()) if long_enough else 0
 
     def of(self, conversation: Turns) -> tuple[int, ...]:
         """All four; 0 for those that it does not have."""
@@ -221,6 +214,11 @@ class Digests:
             texts.append((last_question(history), answer, another))
             rows.append((*self.of(one), *self.of(other), self.whole(history)))
         return LookedPairs(np.array(rows, dtype=np.uint64), sides, texts)
+
+
+def _last_answer(conversation: Turns) -> int:
+    """The place of the last assistant turn, 0 if there is none."""
+    return max((place for place, (assistant, _) in enumerate(conversation) if assistant), default=0)
 
 
 def _without(shingles: np.ndarray, *others: np.ndarray) -> np.ndarray:

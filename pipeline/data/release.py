@@ -188,36 +188,35 @@ def read_release(directory: str | Path) -> Release:
     """Open a bundle. UserError if it is missing, incomplete, of another version, does not say what it guarantees, or is
     not what was signed."""
     folder = Path(directory)
-    remedy = REMEDY
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such release folder; {remedy}")
+        raise UserError(f"{folder}: no such release folder; {REMEDY}")
     facts = _document(folder / MANIFEST)
     if facts is None:
-        raise UserError(f"{folder}: has no {MANIFEST}, so it is no complete release; {remedy}")
-    manifest = _parse_manifest(facts, folder / MANIFEST, remedy)
+        raise UserError(f"{folder}: has no {MANIFEST}, so it is no complete release; {REMEDY}")
+    manifest = _parse_manifest(facts, folder / MANIFEST)
     try:
         shards = {path: pq.read_metadata(path) for path in _shards(folder)}
         schemas = {path: each.schema.to_arrow_schema() for path, each in shards.items()}
     except (pa.ArrowException, OSError, UnicodeDecodeError):
-        raise UserError(f"{folder}: a shard is damaged; {remedy}") from None
-    found = sum(each.num_rows for each in shards.values())
-    if found != manifest.rows:
-        raise UserError(f"{folder}: holds {found} rows where its manifest says {manifest.rows}; {remedy}")
+        raise UserError(f"{folder}: a shard is damaged; {REMEDY}") from None
+    rows = sum(each.num_rows for each in shards.values())
+    if rows != manifest.rows:
+        raise UserError(f"{folder}: holds {rows} rows where its manifest says {manifest.rows}; {REMEDY}")
     if [path.name for path in shards] != [shard_name(shard) for shard in range(1 << manifest.shard_bits)]:
-        raise UserError(f"{folder}: its shards are not those of its manifest; {remedy}")
+        raise UserError(f"{folder}: its shards are not those of its manifest; {REMEDY}")
     expected = _schema(manifest, next(iter(schemas.values())))
     for path, schema in schemas.items():
         if expected is None or not schema.equals(expected) or any(field.metadata for field in schema):
-            raise UserError(f"{path}: its columns are not those of its manifest; {remedy}")
+            raise UserError(f"{path}: its columns are not those of its manifest; {REMEDY}")
     versions = {writer_version(path, footer) for path, footer in shards.items()}
     if len(versions) > 1:
-        raise UserError(f"{folder}: its shards were written by {' and '.join(sorted(versions))} of pyarrow; {remedy}")
+        raise UserError(f"{folder}: its shards were written by {' and '.join(sorted(versions))} of pyarrow; {REMEDY}")
     most = manifest.rows_per_shard
     if most > ROWS_PER_SHARD or most < ROWS_PER_SHARD >= manifest.rows:  # another number would be free to say anything
-        raise UserError(f"{folder / MANIFEST}: rows_per_shard is not that of a release of {manifest.rows}; {remedy}")
+        raise UserError(f"{folder / MANIFEST}: rows_per_shard is not that of a release of {manifest.rows}; {REMEDY}")
     signer = _signer(folder)
     if (folder / MANIFEST).read_bytes() != json_text(manifest.as_dict()).encode(errors="surrogatepass"):
-        raise UserError(f"{folder / MANIFEST}: has words, fields, an order or spaces that no release has; {remedy}")
+        raise UserError(f"{folder / MANIFEST}: has words, fields, an order or spaces that no release has; {REMEDY}")
     check_files(folder, {MANIFEST, *(path.name for path in shards)} | ({SIGNATURE} if signer else set()))
     return Release(folder, manifest, expected, versions.pop(), signer)
 
@@ -258,11 +257,11 @@ def _document(path: Path) -> Any:
         raise UserError(f"{path}: {error}; {REMEDY}") from None
 
 
-def _parse_manifest(facts: Any, path: Path, remedy: str) -> ReleaseManifest:
+def _parse_manifest(facts: Any, path: Path) -> ReleaseManifest:
     if not isinstance(facts, dict):
-        raise UserError(f"{path}: is not a JSON object; {remedy}")
+        raise UserError(f"{path}: is not a JSON object; {REMEDY}")
     if not _counts(facts.get("schema_version")) or facts["schema_version"] != SCHEMA_VERSION:
-        raise UserError(f"{path}: has schema version {facts.get('schema_version')!r}, not {SCHEMA_VERSION}; {remedy}")
+        raise UserError(f"{path}: has schema version {facts.get('schema_version')!r}, not {SCHEMA_VERSION}; {REMEDY}")
     facts = {"totals": None} | facts
     names = [entry.name for entry in fields(ReleaseManifest)]
     missing = [name for name in names if name not in facts]
@@ -270,13 +269,13 @@ def _parse_manifest(facts: Any, path: Path, remedy: str) -> ReleaseManifest:
     if isinstance(guarantee, dict):
         missing += [f"guarantee.{name}" for name in _NEEDED if name not in guarantee]
     if missing or not isinstance(guarantee, dict):
-        raise UserError(f"{path}: lacks {', '.join(missing) or 'the guarantee'}; {remedy}")
-    words = _check_guarantee(guarantee, path, remedy)
+        raise UserError(f"{path}: lacks {', '.join(missing) or 'the guarantee'}; {REMEDY}")
+    words = _check_guarantee(guarantee, path)
     if "mark" in facts and facts["mark"] != words["mark"]:
-        raise UserError(f"{path}: its two marks differ; {remedy}")
+        raise UserError(f"{path}: its two marks differ; {REMEDY}")
     wrong = [name for name, sound in _SOUND.items() if not sound(facts[name])]
     if wrong:
-        raise UserError(f"{path}: `{'` and `'.join(wrong)}` has no valid value; {remedy}")
+        raise UserError(f"{path}: `{'` and `'.join(wrong)}` has no valid value; {REMEDY}")
     facts |= {"extra_columns": tuple(facts["extra_columns"]), "guarantee": words}
     return ReleaseManifest(**{name: facts[name] for name in names})
 
@@ -310,34 +309,34 @@ def _drop_counts(value: Mapping[str, int]) -> bool:
     return list(value) in (names, names[:-1])
 
 
-def _check_guarantee(guarantee: Mapping[str, Any], path: Path, remedy: str) -> dict[str, Any]:
+def _check_guarantee(guarantee: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """What the program says where this is stated; the manifest's own words are not passed on.
 
     No silent step from "not stated" to "not private", nor from NOT PRIVATE to private.
     """
     mode, epsilon = guarantee["key_mode"], guarantee["epsilon"]
     if mode not in KEY_MODES:
-        raise UserError(f"{path}: key_mode is {mode!r}, not one of {', '.join(KEY_MODES)}; {remedy}")
+        raise UserError(f"{path}: key_mode is {mode!r}, not one of {', '.join(KEY_MODES)}; {REMEDY}")
     try:
         noise = LabelNoise.from_json(guarantee)
     except ValueError as error:
-        raise UserError(f"{path}: {error}; {remedy}") from None
+        raise UserError(f"{path}: {error}; {REMEDY}") from None
     if noise.public != (mode == "none"):
-        raise UserError(f"{path}: epsilon is {epsilon!r}, which does not go with key_mode {mode!r}; {remedy}")
+        raise UserError(f"{path}: epsilon is {epsilon!r}, which does not go with key_mode {mode!r}; {REMEDY}")
     if (guarantee["mark"] is None) != (mode in ("keyed", "local")):
-        raise UserError(f"{path}: the NOT PRIVATE mark does not go with key_mode {mode!r}; {remedy}")
+        raise UserError(f"{path}: the NOT PRIVATE mark does not go with key_mode {mode!r}; {REMEDY}")
     mechanism: Mechanism = PublicLabels() if noise.public else RandomizedResponse(noise.epsilon)
     if guarantee["mechanism"] == NOISY_SUM:
         delta = guarantee.get("delta")
         if mode != "keyed" or noise.factor or not isinstance(delta, float | int) or not 0 <= delta < 1:
-            raise UserError(f"{path}: states a noisy sum without delta in [0, 1), or beside labels or a seed; {remedy}")
+            raise UserError(f"{path}: states a noisy sum without delta in [0, 1), or beside labels or a seed; {REMEDY}")
         mechanism = NoisySum(noise.epsilon, float(delta))
     by, unsigned = guarantee.get("randomised_by"), guarantee.get("unsigned", False)
     if (by is not None and (mode != "local" or by not in RANDOMISED_BY)) or type(unsigned) is not bool:
-        raise UserError(f"{path}: states who randomised the labels in words that this program does not; {remedy}")
+        raise UserError(f"{path}: states who randomised the labels in words that this program does not; {REMEDY}")
     words = stated(mechanism, mode, by, unsigned) | noise.as_json()
     if guarantee["mechanism"] != words["mechanism"] or guarantee["mark"] != words["mark"]:
-        raise UserError(f"{path}: states a mechanism or a mark that this program does not; {remedy}")
+        raise UserError(f"{path}: states a mechanism or a mark that this program does not; {REMEDY}")
     return words
 
 

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -79,7 +80,7 @@ def open_source(source: str | Path, split: str | None = None, release: bool = Fa
 
 
 def is_hub_id(source: str | Path) -> bool:
-    """Whether the source is taken for a hub id: it looks like one, and nothing local has that name."""
+    """True if the source looks like a hub id and nothing local has that name."""
     path = Path(source)
     beside = path.parent.is_dir() and path.parent != Path(".")  # data/typo: a missing file, not a hub id
     return has_hub_form(str(source)) and not beside and not path.exists()
@@ -102,16 +103,16 @@ def _open_file(path: Path) -> Part:
     name = path.name.lower()
     try:
         if name.endswith((".jsonl", ".jsonl.gz", ".json", ".json.gz")):
-            return Part(str(path), "line", None, lambda wanted: _jsonl_rows(path, wanted), (path,))
+            return Part(str(path), "line", None, partial(_jsonl_rows, path), (path,))
         if name.endswith(".parquet"):
             with parquet_file(path) as table:
                 columns = tuple(table.schema_arrow.names)
                 _check_groups(path, table.metadata)
-            return Part(str(path), "row", columns, lambda wanted: _parquet_rows(path, wanted), (path,))
+            return Part(str(path), "row", columns, partial(_parquet_rows, path), (path,))
         if name.endswith(".csv"):
             with path.open("rb") as file:
                 header = tuple(next(csv.reader(_lines(path, file)), ()))
-            return Part(str(path), "row", header, lambda wanted: _csv_rows(path, header, wanted), (path,))
+            return Part(str(path), "row", header, partial(_csv_rows, path, header), (path,))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
     except csv.Error:
@@ -132,8 +133,7 @@ def _open_folder(folder: Path, split: str, release: bool) -> list[Part]:
         for name in _split_names(split):
             if (folder / name).is_dir():
                 return [_open_saved(folder / name)]
-        found = sorted(path.name for path in folder.iterdir() if path.is_dir())
-        raise _no_split(folder, split, found)
+        raise _no_split(folder, split, sorted(path.name for path in folder.iterdir() if path.is_dir()))
     if (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file():
         if split != "train":
             raise _no_split(folder, split, ["train"])
@@ -157,8 +157,8 @@ def _kind(path: Path) -> str:
     return path.name.lower().split(".", 1)[1]
 
 
-def _no_split(where: Path | str, split: str, found: Sequence[str]) -> UserError:
-    shown = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "") or "nothing readable"
+def _no_split(where: Path | str, split: str, names: Sequence[str]) -> UserError:
+    shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "nothing readable"
     wanted = " or ".join(f"{name}.*" for name in _split_names(split))
     return UserError(
         f"{where}: has no split {split!r} (looked for {wanted}; found {shown}); name a file or another split"
@@ -222,10 +222,10 @@ def jsonl_rows(
 
 def _no_later_one(pairs: list[tuple[str, Any]]) -> Row:
     """A JSON object in which what is given twice has no value, where `json` would take the last."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        found |= {key: TWICE for key, times in Counter(key for key, _ in pairs).items() if times > 1}
-    return found
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        row |= {key: TWICE for key, times in Counter(key for key, _ in pairs).items() if times > 1}
+    return row
 
 
 def _json_row(path: str | Path, number: int, line: str) -> Row:
@@ -290,7 +290,12 @@ def parquet_file(path: Path) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(path)
     except (pa.ArrowException, UnicodeDecodeError):  # the latter for names of columns
-        raise UserError(f"{path}: is not a whole Parquet file (truncated or damaged); copy it again") from None
+        raise damaged_parquet(path) from None
+
+
+def damaged_parquet(name: str | Path) -> UserError:
+    """The error of a Parquet file that cannot be read."""
+    return UserError(f"{name}: is not a whole Parquet file (truncated or damaged); copy it again")
 
 
 def _check_groups(path: Path, metadata: Any) -> None:
@@ -313,7 +318,7 @@ def _parquet_rows(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, Row]
     except UnicodeDecodeError:
         raise UserError(f"{path}: holds text that is not UTF-8; convert it to UTF-8") from None
     except (pa.ArrowException, OSError):
-        raise UserError(f"{path}: is not a whole Parquet file (truncated or damaged); copy it again") from None
+        raise damaged_parquet(path) from None
 
 
 def batch_rows(batch: pa.RecordBatch | pa.Table, before: int) -> Iterator[tuple[int, Row]]:
@@ -353,8 +358,8 @@ def _open_hub(name: str, split: str) -> Part:
     import datasets
 
     try:
-        found = list(datasets.get_dataset_split_names(name))
-        chosen = next((candidate for candidate in _split_names(split) if candidate in found), None)
+        splits = list(datasets.get_dataset_split_names(name))
+        chosen = next((candidate for candidate in _split_names(split) if candidate in splits), None)
         data = datasets.load_dataset(name, split=chosen, streaming=True) if chosen else None
     except Exception as error:  # the hub client's errors have no common class
         raise UserError(
@@ -362,6 +367,6 @@ def _open_hub(name: str, split: str) -> Part:
             " check the path or the connection"
         ) from None
     if data is None:
-        raise _no_split(name, split, found)
+        raise _no_split(name, split, splits)
     columns = tuple(data.column_names) if data.column_names else None
     return Part(name, "row", columns, lambda wanted: enumerate(iter(data), 1))
