@@ -41,7 +41,7 @@ class RidgeSelection:
 def ridge_from_margin_scale(margin_scale: float, num_components: int) -> float:
     """λ such that θ ~ N(0, I/λ) gives margins the standard deviation `margin_scale` in a `pair_basis`: k/scale²."""
     if not margin_scale > 0:
-        raise ValueError(f"margin_scale must be above 0, not {margin_scale!r}")
+        raise ValueError(f"margin_scale must be above 0, got {margin_scale!r}")
     return num_components / margin_scale**2
 
 
@@ -63,7 +63,7 @@ def assign_folds(num_pairs: int, num_folds: int, groups: Sequence[object] | None
         ids = np.array([first_seen.setdefault(group, len(first_seen)) for group in groups])
     count = int(ids.max()) + 1 if num_pairs else 0
     if not 2 <= num_folds <= count:
-        raise ValueError(f"num_folds must lie between 2 and the number of groups ({count}), not {num_folds}")
+        raise ValueError(f"num_folds must lie between 2 and the number of groups ({count}), got {num_folds}")
     order = np.random.default_rng(seed).permutation(count)
     return (order % num_folds)[ids]
 
