@@ -51,16 +51,11 @@ def default_ridges(num_components: int) -> tuple[float, ...]:
 
 
 def assign_folds(num_pairs: int, num_folds: int, groups: Sequence[object] | None, seed: int) -> np.ndarray:
-    """Fold number (n,) of each pair; pairs of one group (say, one prompt) share a fold. ValueError if too few
-    groups.
-    """
+    """Fold number (n,) of each pair; pairs of one group (say, one prompt) share a fold. ValueError for few groups."""
     if groups is not None and len(groups) != num_pairs:
         raise ValueError(f"groups has {len(groups)} entries for {num_pairs} pairs")
-    if groups is None:
-        ids = np.arange(num_pairs)
-    else:
-        first_seen: dict[object, int] = {}
-        ids = np.array([first_seen.setdefault(group, len(first_seen)) for group in groups])
+    numbers: dict[object, int] = {}
+    ids = np.array([numbers.setdefault(group, len(numbers)) for group in groups or range(num_pairs)])
     count = int(ids.max()) + 1 if num_pairs else 0
     if not 2 <= num_folds <= count:
         raise ValueError(f"num_folds must lie between 2 and the number of groups ({count}), got {num_folds}")

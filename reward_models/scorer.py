@@ -24,9 +24,8 @@ from safetensors import SafetensorError
 
 @dataclass(frozen=True)
 class Scores:
-    """(B,) float32 each: the estimate r̄, its uncertainty Γ ≥ 0, and the mean r̄ of π_ref's completions of the prompt.
-
-    Γ and the baseline are 0 where the scorer is told to leave them out.
+    """(B,) float32 each: the estimate r̄, its uncertainty Γ ≥ 0, and the mean r̄ of π_ref's completions of the prompt;
+    Γ and the baseline are 0 where the scorer leaves them out.
     """
 
     reward: torch.Tensor
