@@ -109,7 +109,7 @@ def pair_basis(
         )
     count = usable if num_components is None else min(num_components, usable)
     if count < 1:
-        raise ValueError(f"num_components must be at least 1, not {num_components}")
+        raise ValueError(f"num_components must be at least 1, got {num_components}")
     scale = moments[:count] if whiten else moments[:count].mean().expand(count)
     return FeatureBasis((unit[:, None] * vectors[:, :count] / scale.sqrt()).contiguous())
 

@@ -19,7 +19,7 @@ def check_reward_bound(reward_bound: float | None) -> float | None:
     value = float(reward_bound)
     if not (math.isfinite(value) and value > 0):
         raise ValueError(
-            f"reward_bound must be a positive width B (rewards in [-B/2, B/2]) or None, not {reward_bound!r}"
+            f"reward_bound must be a positive width B (rewards in [-B/2, B/2]) or None, got {reward_bound!r}"
         )
     return value
 

@@ -75,7 +75,7 @@ def public_rows(difference: FeatureArray, clip: float | None = None) -> tuple[np
     norm = torch.linalg.vector_norm(x, dim=1, keepdim=True)
     bound = float(norm.median()) if clip is None else float(clip)
     if not 0.0 < bound < math.inf:
-        raise ValueError(f"clip must be a finite number above 0, not {bound!r}")
+        raise ValueError(f"clip must be a finite number above 0, got {bound!r}")
     shortened = x / torch.maximum(norm, torch.tensor(bound, dtype=torch.float64))
     return (shortened * GRID).trunc().numpy().astype(np.int64), bound
 
@@ -143,7 +143,7 @@ def load_statistic(folder: Path) -> tuple[NoisyStatistic, FeatureBasis]:
         rho = None if record["rho"] is None else float(record["rho"])
         fits = record["grid"] == GRID and len(value) == x.shape[1] == basis.shape[1] and law["variance"] > 0.0
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, IndexError) as error:
-        raise ValueError(f"{folder} holds no whole noisy sum ({type(error).__name__})") from None
+        raise ValueError(f"{folder} does not hold a whole noisy sum ({type(error).__name__})") from None
     if not fits or not bool(value.isfinite().all()):
         raise ValueError(f"{folder} holds a noisy sum whose parts do not fit")
     return NoisyStatistic(value=value, x=x, rho=rho, **law), FeatureBasis(basis)

@@ -66,8 +66,7 @@ class DropoutRewardModel(RewardModel):
         return self._with_draws(lambda: super(DropoutRewardModel, self).row_features(rows))
 
     def _with_draws(self, read: Callable[[], Tensor]) -> Tensor:
-        plain = read()
-        return torch.cat([plain, self._draws(read).to(plain)], dim=-1)
+        return torch.cat([read(), self._draws(read)], dim=-1)
 
     @torch.no_grad()
     def _draws(self, read: Callable[[], Tensor]) -> Tensor:

@@ -42,10 +42,10 @@ def check_folder(folder: Path, public: bool, name: str, declaration: str) -> Non
             not declare them public.
     """
     if not (folder / "config.json").is_file():
-        raise UserError(f"{name} {folder} is no checkpoint folder (no config.json): give one")
+        raise UserError(f"{name} {folder} is not a checkpoint folder (it has no config.json): give one")
     if not (folder / METADATA_FILE).is_file() and not public:
         raise UserError(
-            f"{name} {folder} has no {METADATA_FILE}, so nobody knows which labels it learned from: set "
+            f"{name} {folder} has no {METADATA_FILE}, so it is unknown which labels it learned from: set "
             f"{declaration} if they are public, or give a checkpoint of this package"
         )
 
@@ -65,7 +65,7 @@ def load_external(
         checkpoint = load_reward_checkpoint(folder, declared_public=public)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         cause = " ".join(str(error).split())[:200]
-        raise UserError(f"{name} {folder} is no reward checkpoint ({cause}): give another") from None
+        raise UserError(f"{name} {folder} is not a reward checkpoint ({cause}): give another") from None
     metadata = checkpoint.metadata
     assert metadata is not None
     if public and not metadata.public:

@@ -63,7 +63,7 @@ def import_function(name: str, key: str) -> Function:
     """The function that `package.module:function` names; `key` of the recipe that says so is for messages.
 
     Raises:
-        UserError: see `check_function`; it cannot be imported, or is nothing to call.
+        UserError: see `check_function`; it cannot be imported or called.
     """
     module_name, _, attribute = name.partition(":")
     check_function(name, key)
@@ -83,7 +83,7 @@ def checked(values: Any, responses: Sequence[str], where: str) -> torch.Tensor:
     try:
         numbers = [float(value) for value in values]
     except (TypeError, ValueError):
-        raise UserError(f"{where} gave {type(values).__name__} that is no sequence of numbers: return floats") from None
+        raise UserError(f"{where} gave {type(values).__name__}, not a sequence of numbers: return floats") from None
     if len(numbers) != len(responses):
         raise UserError(f"{where} gave {len(numbers)} numbers for {len(responses)} responses: return one for each")
     for number, response in zip(numbers, responses, strict=True):

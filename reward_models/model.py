@@ -81,7 +81,7 @@ def build_reward_backbone(
     check_pad_token(config)
     if num_layers is not None:
         if not 1 <= num_layers <= text.num_hidden_layers:
-            raise ValueError(f"num_layers must lie between 1 and {text.num_hidden_layers}, not {num_layers}")
+            raise ValueError(f"num_layers must lie between 1 and {text.num_hidden_layers}, got {num_layers}")
         text.num_hidden_layers = num_layers
         if getattr(text, "layer_types", None) is not None:
             text.layer_types = text.layer_types[:num_layers]

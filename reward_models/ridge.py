@@ -41,7 +41,7 @@ class RidgeSelection:
 def ridge_from_margin_scale(margin_scale: float, num_components: int) -> float:
     """λ such that θ ~ N(0, I/λ) gives margins the standard deviation `margin_scale` in a `pair_basis`: k/scale²."""
     if not margin_scale > 0:
-        raise ValueError(f"margin_scale must be above 0, not {margin_scale!r}")
+        raise ValueError(f"margin_scale must be above 0, got {margin_scale!r}")
     return num_components / margin_scale**2
 
 
@@ -51,19 +51,14 @@ def default_ridges(num_components: int) -> tuple[float, ...]:
 
 
 def assign_folds(num_pairs: int, num_folds: int, groups: Sequence[object] | None, seed: int) -> np.ndarray:
-    """Fold number (n,) of each pair; pairs of one group (say, one prompt) share a fold. ValueError if too few
-    groups.
-    """
+    """Fold number (n,) of each pair; pairs of one group (say, one prompt) share a fold. ValueError for few groups."""
     if groups is not None and len(groups) != num_pairs:
         raise ValueError(f"groups has {len(groups)} entries for {num_pairs} pairs")
-    if groups is None:
-        ids = np.arange(num_pairs)
-    else:
-        first_seen: dict[object, int] = {}
-        ids = np.array([first_seen.setdefault(group, len(first_seen)) for group in groups])
+    numbers: dict[object, int] = {}
+    ids = np.array([numbers.setdefault(group, len(numbers)) for group in groups or range(num_pairs)])
     count = int(ids.max()) + 1 if num_pairs else 0
     if not 2 <= num_folds <= count:
-        raise ValueError(f"num_folds must lie between 2 and the number of groups ({count}), not {num_folds}")
+        raise ValueError(f"num_folds must lie between 2 and the number of groups ({count}), got {num_folds}")
     order = np.random.default_rng(seed).permutation(count)
     return (order % num_folds)[ids]
 

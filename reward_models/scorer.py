@@ -24,9 +24,8 @@ from safetensors import SafetensorError
 
 @dataclass(frozen=True)
 class Scores:
-    """(B,) float32 each: the estimate r̄, its uncertainty Γ ≥ 0, and the mean r̄ of π_ref's completions of the prompt.
-
-    Γ and the baseline are 0 where the scorer is told to leave them out.
+    """(B,) float32 each: the estimate r̄, its uncertainty Γ ≥ 0, and the mean r̄ of π_ref's completions of the prompt;
+    Γ and the baseline are 0 where the scorer leaves them out.
     """
 
     reward: torch.Tensor
@@ -153,7 +152,7 @@ def load_scorer(
         checkpoint = load_reward_checkpoint(path)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         cause = " ".join(str(error).split())[:200]
-        raise UserError(f"{path} is no whole reward checkpoint ({cause}): run again with --from reward") from None
+        raise UserError(f"{path} is not a whole reward checkpoint ({cause}): run again with --from reward") from None
     if use_bonus and checkpoint.bonus is None:
         raise UserError(f"{path} holds no bonus statistics: fit it again with reward.kappa > 0, or set reward.kappa=0")
     renderer = make_renderer(limits, load_tokenizer(path))

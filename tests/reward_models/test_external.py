@@ -61,7 +61,7 @@ def others(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_without_metadata_it_needs_the_declaration_before_anything_runs(others: Path, tmp_path: Path) -> None:
-    message = r"their-model has no reward_metadata\.json, so nobody knows .* set reward\.external\.public=true if they"
+    message = r"their-model has no reward_metadata\.json, so it is unknown .* set reward\.external\.public=true if they"
     for public in (None, False):
         with pytest.raises(UserError, match=message):
             preflight(recipe(others, public), ["reward"], World(0, 1))
@@ -112,14 +112,14 @@ def test_a_checkpoint_of_this_package_keeps_its_own_epsilon(checkpoint: Path, tm
 def test_refusals(checkpoint: Path, others: Path, tmp_path: Path) -> None:
     private = save(checkpoint, tmp_path / "private", private=True)
     for path, public, kappa, message in (
-        (tmp_path / "absent", True, 0.0, r"reward\.external\.path .*absent is no checkpoint folder"),
+        (tmp_path / "absent", True, 0.0, r"reward\.external\.path .*absent is not a checkpoint folder"),
         (others, True, 1.0, r"holds no bonus statistics, so it has no Γ: set reward\.kappa=0"),
         (private, True, 0.0, r"learned from private labels by its own metadata: remove reward\.external\.public"),
-        (checkpoint, True, 0.0, r"is no reward checkpoint \(.*\): give another"),  # a language model
+        (checkpoint, True, 0.0, r"is not a reward checkpoint \(.*\): give another"),  # a language model
     ):
         with pytest.raises(UserError, match=message):
             place(recipe(path, public, kappa), tmp_path / "out")
     (private / METADATA_FILE).write_text("{")
-    with pytest.raises(UserError, match=r"is no reward checkpoint \(.*reward_metadata\.json is not valid"):
+    with pytest.raises(UserError, match=r"is not a reward checkpoint \(.*reward_metadata\.json is not valid"):
         place(recipe(private), tmp_path / "out")
     assert not (tmp_path / "out").exists()

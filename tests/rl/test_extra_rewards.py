@@ -134,8 +134,8 @@ def test_a_function_is_named_by_its_module(module: str) -> None:
     [
         ("one", r"ppo\.extra_rewards\.0\.callable .*:one gave 1 numbers for 2 responses: return one for each"),
         ("nan", r":nan gave nan for the response 'first': return finite numbers"),
-        ("words", r":words gave list that is no sequence of numbers"),
-        ("nothing", r":nothing gave NoneType that is no sequence of numbers"),
+        ("words", r":words gave list, not a sequence of numbers"),
+        ("nothing", r":nothing gave NoneType, not a sequence of numbers"),
     ],
 )
 def test_what_a_function_gives_is_checked(module: str, function: str, message: str) -> None:
@@ -269,7 +269,7 @@ def test_a_model_whose_labels_nobody_declared_is_refused(folder: Path, tmp_path:
     for check in (lambda r: preflight(r, ["ppo"], World(0, 1)), loaded):
         with pytest.raises(UserError, match=message):
             check(recipe({"path": str(folder)}))
-        with pytest.raises(UserError, match=r"extra_rewards\.0\.path .*absent is no checkpoint folder"):
+        with pytest.raises(UserError, match=r"extra_rewards\.0\.path .*absent is not a checkpoint folder"):
             check(recipe({"path": str(tmp_path / "absent"), "public": True}))
     preflight(recipe({"path": str(folder)}), ["evaluate"], World(0, 1))  # not read there
 
