@@ -1,4 +1,4 @@
-"""Is the reward model as sure as it should be? Its preferences against held-out private labels, and r̄ ± κΓ against r*.
+"""Calibration of the reward model: its preferences against held-out private labels, and r̄ ± κΓ against r*.
 
 Both are checks, not inputs: nothing is tuned on them. The first reads z alone; the second needs a known truth.
 """
@@ -51,7 +51,7 @@ def preference_calibration(margin: np.ndarray, noise: LabelNoise, bins: int = BI
 def coverage(
     reward: np.ndarray, bonus: np.ndarray, truth: np.ndarray, kappas: Sequence[float] = KAPPAS
 ) -> list[dict[str, Any]]:
-    """How often the centred truth lies within κΓ of the centred estimate.
+    """Share of draws whose centred truth lies within κΓ of the centred estimate.
 
     A shift of the reward per prompt changes no optimum and Γ is centred at π_ref, so r̄ and r* are compared after
     subtracting each prompt's mean over its draws.

@@ -31,7 +31,7 @@ KEY_HOSTS = "PRIVATE_RLHF_JUDGE_HOSTS"
 TRANSIENT = (408, 409, 425, 429, 500, 502, 503, 504)
 REFUSED = (400, 413, 422)
 """Of one request, for what stands in it: too long, or against the endpoint's content rules."""
-KEPT = ("text", "finish")
+LOGGED = ("text", "finish")
 Reply = dict[str, Any]
 """{"text", "finish"}: what the model said and why it stopped; or {"refused": the status and the reason}."""
 
@@ -89,9 +89,9 @@ class ChatJudge:
             UserError: the endpoint refuses every request, redirects, or speaks another language.
         """
         pairs = list(zip(prompts, answers, references, strict=True))
-        asked = [(self._body(prompt, a, b), self._body(prompt, b, a)) for prompt, a, b in pairs]
-        replies = self._replies({self._key(body): body for both in asked for body in both})
-        return [_judged(replies[self._key(first)], replies[self._key(second)]) for first, second in asked]
+        orders = [(self._body(prompt, a, b), self._body(prompt, b, a)) for prompt, a, b in pairs]
+        replies = self._replies({self._key(body): body for both in orders for body in both})
+        return [_judged(replies[self._key(first)], replies[self._key(second)]) for first, second in orders]
 
     def _body(self, prompt: Prompt, first: str, second: str) -> dict[str, Any]:
         return {"model": self.settings.model, "messages": messages(prompt, first, second), **self.fields}
@@ -101,7 +101,7 @@ class ChatJudge:
         return hashlib.sha256(json.dumps([self.endpoint, body], sort_keys=True).encode()).hexdigest()
 
     def _replies(self, bodies: dict[str, dict[str, Any]]) -> dict[str, Reply]:
-        """The reply to each request: from the log, else from the endpoint."""
+        """The reply to each request: from the log, otherwise from the endpoint."""
         from tqdm import tqdm
 
         replies = {key: reply for key, reply in read_log(self.log).items() if key in bodies}
@@ -178,7 +178,7 @@ def check_key_host(url: str) -> None:
 def read_log(path: Path | None) -> dict[str, Reply]:
     """Replies by request."""
     rows = [] if path is None else read_rows(path)
-    return {str(row["key"]): {name: row[name] for name in KEPT} for row in rows if {"key", *KEPT} <= row.keys()}
+    return {str(row["key"]): {name: row[name] for name in LOGGED} for row in rows if {"key", *LOGGED} <= row.keys()}
 
 
 def _logging(path: Path | None) -> AbstractContextManager[Callable[[Row], None]]:
@@ -199,8 +199,8 @@ class _Retry(Retry):
 
     def get_retry_after(self, response: Any) -> float | None:
         """Seconds, or None where the endpoint asks for nothing."""
-        asked = super().get_retry_after(response)
-        return None if asked is None else min(asked, LONGEST_WAIT)
+        wait = super().get_retry_after(response)
+        return None if wait is None else min(wait, LONGEST_WAIT)
 
 
 @contextmanager

@@ -141,7 +141,7 @@ def rates_line(rates: dict[str, Any], pairs: int) -> str:
 
 
 def identity(checkpoint: str) -> dict[str, Any]:
-    """What was compared: a folder with the SHA-256 of its weights, or a hub id with the revision it stands for here."""
+    """Identity of a checkpoint: a folder with the SHA-256 of its weights, or a hub id with its revision here."""
     if Path(checkpoint).is_dir():
         return {"path": checkpoint, "sha256": weights_digest(Path(checkpoint))}
     return {"path": checkpoint, "revision": getattr(config_of(checkpoint), "_commit_hash", None)}
@@ -169,7 +169,7 @@ def shared_answers(
     kept = {} if partial is None else kept_answers(partial, of)
     missing = [batch for batch in batches if not kept.keys() >= set(batch)]
     barrier(world)  # all have read what is there before one adds to it
-    own: dict[int, str] = {}
+    new: dict[int, str] = {}
     mine = missing[world.rank :: world.size]
     log = nullcontext(None) if partial is None else appending(partial / f"answers-{world.rank}.jsonl")
     with log as keep:
@@ -178,10 +178,10 @@ def shared_answers(
             assert sample is not None
             keys = [sample_key(described["seed"], "compare", purpose, index) for index in batch]
             for index, answer in zip(batch, sample([prompts[index] for index in batch], keys), strict=True):
-                own[index] = answer
+                new[index] = answer
                 if keep is not None:
                     keep({"of": of, "prompt": index, "answer": answer})
-    answers = kept | dict(gather_object(list(own.items())))
+    answers = kept | dict(gather_object(list(new.items())))
     return [answers[index] for index in range(len(prompts))]
 
 
@@ -198,10 +198,10 @@ def renderer_of(
     max_prompt_tokens: int = MAX_PROMPT_TOKENS,
 ) -> Renderer:
     """The renderer of a checkpoint; None means what the checkpoint states."""
-    own = read_rendering(checkpoint)
-    system = own.system_prompt if system_prompt is None else system_prompt
-    limit = max_response_tokens or own.max_response_tokens
-    return Renderer(load_tokenizer(checkpoint), max_prompt_tokens, limit, system, own.chat_template_kwargs)
+    stated = read_rendering(checkpoint)
+    system = stated.system_prompt if system_prompt is None else system_prompt
+    limit = max_response_tokens or stated.max_response_tokens
+    return Renderer(load_tokenizer(checkpoint), max_prompt_tokens, limit, system, stated.chat_template_kwargs)
 
 
 def check_output(path: Path) -> None:

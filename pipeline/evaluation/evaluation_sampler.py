@@ -49,7 +49,7 @@ class PromptResult:
 
 
 def once(path: Path, measure: Callable[[], list[PromptResult]]) -> list[PromptResult]:
-    """What an interrupted stage left in `path`, else what `measure` gives, saved there before anything else is done."""
+    """Results that an interrupted stage left in `path`; otherwise those of `measure`, saved there at once."""
     if path.is_file():
         return [_from_json(row) for row in json.loads(path.read_text(encoding="utf-8"))]
     results = measure()
@@ -64,7 +64,7 @@ def _from_json(row: dict[str, Any]) -> PromptResult:
 
 @dataclass
 class Sampler:
-    """What `measure` needs to draw and to score.
+    """Draws answers and scores them.
 
     Attributes:
         accelerator: of the run; policies are drawn from and read in its numeric context, as in training.
@@ -72,8 +72,8 @@ class Sampler:
         renderer: of both.
         scorer: reward model with Γ.
         truth: r*(prompt, response), or None where there is none.
-        sampling: how answers are drawn; KL is at its temperature. As PPO draws: else what it controlled is not what is
-            measured.
+        sampling: how answers are drawn; KL is at its temperature. As PPO draws, so that what it
+            controlled is measured.
         seed: of all sampling noise.
         batch_size: answers decoded or scored together.
     """
@@ -90,7 +90,7 @@ class Sampler:
 
     @property
     def show_progress(self) -> bool:
-        """Whether this process shows bars."""
+        """True where this process shows bars."""
         return self.accelerator.is_main_process
 
     def measure(

@@ -1,4 +1,4 @@
-"""What the Gibbs policy of r̂ reaches (`private_rlhf.reward_models.gibbs`), estimated from N draws of π_ref."""
+"""Reward, KL and win rate of the Gibbs policy of r̂ (`private_rlhf.reward_models.gibbs`), from N draws of π_ref."""
 
 from __future__ import annotations
 

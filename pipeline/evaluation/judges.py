@@ -94,7 +94,7 @@ def reward_judge(
 
 
 def parse_judge(name: str, *, public: bool = False, allow_http: bool = False) -> JudgeSettings | None:
-    """What `--judge` names; None for the known truth.
+    """Settings of the judge that `--judge` names; None for the known truth.
 
     Args:
         name: `truth`, `rm:PATH`, `lm:PATH`, `embedding`, `openai:URL` or `openai:URL#MODEL`.
@@ -195,14 +195,14 @@ def judged_rates(
 
 
 def by_order(row: dict[str, Any]) -> list[float]:
-    """The verdicts of a row with a clear outcome: both of a judge that is asked in both orders, else the outcome."""
+    """The verdicts of a row with a clear outcome: both of a judge that is asked in both orders, or the outcome."""
     return [VALUES[row[order]["verdict"]] for order in ORDERS if order in row] or [float(row["outcome"])]
 
 
 def judged_pairs(
     prompts: Sequence[Prompt], answers: Sequence[str], references: Sequence[str], rows: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """What was judged beside what was said of it (rows of `Judge.compare`), to be saved."""
+    """The judged texts beside their rows of `Judge.compare`, to be saved."""
     return [
         {"prompt": prompt, "policy": answer, "reference": other, **row}
         for prompt, answer, other, row in zip(prompts, answers, references, rows, strict=True)

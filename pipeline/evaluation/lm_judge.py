@@ -16,7 +16,7 @@ from private_rlhf.lm.rows import batches, sharing_of
 
 BATCH = 8
 """Questions per forward pass."""
-ASKED = "Which answer is better? Reply with one letter, A or B."
+QUESTION = "Which answer is better? Reply with one letter, A or B."
 
 
 class LmJudge:
@@ -59,8 +59,8 @@ class LmJudge:
         """See `Judge`. `margin` in nats, and `log_odds` of A with the policy's answer [as A, as B]; outcome None where
         the question is longer than the model reads."""
         triples = list(zip(prompts, answers, references, strict=True))
-        asked = [self._question(prompt, *both) for prompt, a, b in triples for both in ((a, b), (b, a))]
-        odds = self._log_odds(asked)
+        questions = [self._question(prompt, *both) for prompt, a, b in triples for both in ((a, b), (b, a))]
+        odds = self._log_odds(questions)
         rows: list[dict[str, Any]] = []
         for first, second in zip(odds[0::2], odds[1::2], strict=True):
             if first is None or second is None:
@@ -73,8 +73,8 @@ class LmJudge:
 
     def _question(self, prompt: Prompt, first: str, second: str) -> list[int] | None:
         instruction, question = messages(prompt, first, second)
-        told = instruction["content"].partition(" End with")[0]
-        text = f"{told}\n\n{question['content']}\n\n{ASKED}"
+        instructions = instruction["content"].partition(" End with")[0]
+        text = f"{instructions}\n\n{question['content']}\n\n{QUESTION}"
         size = self.renderer.prompt_size(text)
         return self.renderer.prompt_ids(text) if size < self.positions else None
 
@@ -83,7 +83,7 @@ class LmJudge:
         """log P(A)/P(B) as the next token, of each question."""
         places = [place for place, question in enumerate(questions) if question is not None]
         known = [questions[place] or [] for place in places]
-        found: list[float | None] = [None] * len(questions)
+        log_odds: list[float | None] = [None] * len(questions)
         sharing = sharing_of(self.model)
         for picked in batches([[*ids, self.letters[0]] for ids in known], sharing, BATCH):
             batch = token_batch(
@@ -96,5 +96,5 @@ class LmJudge:
             logits = response_forward(self.model, batch)[0].float()
             odds = logits[:, self.letters[0]] - logits[:, self.letters[1]]
             for i, value in zip(picked, odds.tolist(), strict=True):
-                found[places[i]] = value
-        return found
+                log_odds[places[i]] = value
+        return log_odds

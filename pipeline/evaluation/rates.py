@@ -48,7 +48,7 @@ def length_controlled(outcome: np.ndarray, longer: np.ndarray) -> Estimate | Non
 
 
 def separated(outcome: np.ndarray, longer: np.ndarray) -> bool:
-    """Whether no finite fit exists (ties count as a win and a loss), or Δ = 0 lies outside the lengths seen."""
+    """True where no finite fit exists (ties count as a win and a loss), or Δ = 0 lies outside the lengths seen."""
     won, lost = longer[outcome > 0], longer[outcome < 1]
     if not len(won) or not len(lost):
         return True
@@ -98,7 +98,7 @@ def agreement(outcome: np.ndarray, truth: np.ndarray) -> Estimate | None:
 
 
 def best_of_four(reward: np.ndarray, truth: np.ndarray, seed: int) -> Estimate | None:
-    """How often r̄ finds the best of four answers (RewardBench 2's form, 25 % by chance).
+    """Share of fours of answers of which r̄ finds the best (RewardBench 2's form, 25 % by chance).
 
     reward, truth (n, N) of N draws of π_ref for each prompt, taken four by four; interval over prompts. Several answers
     that are best by r̄ share their point, several that are truly best are each right. None for fewer than four draws.
@@ -106,8 +106,8 @@ def best_of_four(reward: np.ndarray, truth: np.ndarray, seed: int) -> Estimate |
     fours = reward.shape[1] // 4
     if not fours:
         return None
-    said, true = (values[:, : 4 * fours].reshape(len(values), fours, 4) for values in (reward, truth))
-    chosen = said == said.max(axis=2, keepdims=True)
+    estimated, true = (values[:, : 4 * fours].reshape(len(values), fours, 4) for values in (reward, truth))
+    chosen = estimated == estimated.max(axis=2, keepdims=True)
     right = (chosen & (true == true.max(axis=2, keepdims=True))).sum(axis=2) / chosen.sum(axis=2)
     return bootstrap_mean(right.mean(axis=1), seed)
 

@@ -30,7 +30,7 @@ Column = np.ndarray
 
 @dataclass(frozen=True)
 class Run:
-    """What a run's evaluation says of each of its held-out prompts; the prompts' texts are the keys.
+    """A run's evaluation by held-out prompt; the prompts' texts are the keys.
 
     terms: what its measures depend on beside its answers, by names that a message can show.
     """
@@ -111,7 +111,7 @@ def page(runs: Sequence[Run], prompts: Sequence[str]) -> Iterator[str]:
             )
             rates = [win_rate(won, half), length_controlled(won, longer[known]), decided_win_rate(verdicts)]
         means = [mean(run.column(prompts, key)) for key in ("objective_gain", "kl", "true_reward")]
-        cells = " | ".join(shown(found) for found in (*rates, *means))
+        cells = " | ".join(shown(estimate) for estimate in (*rates, *means))
         yield f"| {run.name} | {run.aligner}, {epsilon}, {run.seed} | {cells} |"
     yield ""
     yield f"Against {runs[0].name}, prompt by prompt; Holm over all these differences at 5 %. Prompts alone vary here:"
@@ -125,8 +125,8 @@ def page(runs: Sequence[Run], prompts: Sequence[str]) -> Iterator[str]:
     yield ""
     yield "| run | difference of | mean [95 %] | p | by Holm |"
     yield "|---|---|---|---|---|"
-    found = list(differences(runs, prompts))
-    for (name, what, apart, p), differs in zip(found, holm([row[3] for row in found]), strict=True):
+    rows = list(differences(runs, prompts))
+    for (name, what, apart, p), differs in zip(rows, holm([row[3] for row in rows]), strict=True):
         verdict = ("better" if (apart.value > 0) == (what != "KL") else "worse") if differs else "not told apart"
         yield f"| {name} | {what} | {shown(apart)} | {p:.2g} | {verdict} |"
 
@@ -147,10 +147,10 @@ def not_compared(runs: Sequence[Run]) -> Iterator[str]:
     """A line for each measure and term on which a run differs from the first."""
     for what, (_, terms) in MEASURES.items():
         for term in terms:
-            own = runs[0].terms[term]
-            others = [f"{run.terms[term]} in {run.name}" for run in runs[1:] if run.terms[term] != own]
+            first = runs[0].terms[term]
+            others = [f"{run.terms[term]} in {run.name}" for run in runs[1:] if run.terms[term] != first]
             if others:
-                yield f"{what}: not comparable, {term} is {own} in {runs[0].name}, {', '.join(others)}."
+                yield f"{what}: not comparable, {term} is {first} in {runs[0].name}, {', '.join(others)}."
 
 
 def mean(values: Column) -> Estimate | None:
@@ -159,6 +159,6 @@ def mean(values: Column) -> Estimate | None:
     return student_mean(known) if len(known) else None
 
 
-def shown(found: Estimate | None) -> str:
+def shown(estimate: Estimate | None) -> str:
     """A cell."""
-    return "–" if found is None else f"{found.value:.3f} [{found.ci_low:.3f}, {found.ci_high:.3f}]"
+    return "–" if estimate is None else f"{estimate.value:.3f} [{estimate.ci_low:.3f}, {estimate.ci_high:.3f}]"

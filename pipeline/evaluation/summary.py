@@ -126,7 +126,7 @@ class Summary:
         return points
 
     def coverage(self, kappa: float) -> list[dict[str, Any]] | None:
-        """Whether r̄ ± κΓ holds r*, over the draws of π_ref; kappa: the recipe's, with which Γ was scaled.
+        """Coverage of r* by r̄ ± κΓ over the draws of π_ref; kappa: the recipe's, with which Γ was scaled.
 
         None without a truth, without Γ or with fewer than two draws a prompt.
         """
@@ -136,7 +136,7 @@ class Summary:
         return coverage(reward, (reward - self._drawn("pessimistic_reward")) / kappa, self._drawn("true_reward"))
 
     def best_of_four(self) -> Estimate | None:
-        """How often r̄ finds the truly best of four draws of π_ref; None without a truth or with fewer draws."""
+        """Share of fours of draws of π_ref of which r̄ finds the truly best; None without a truth or four draws."""
         if not self.has_truth or len(self.results[0].candidates) < 4:
             return None
         return best_of_four(self._drawn("reward"), self._drawn("true_reward"), self.seed)

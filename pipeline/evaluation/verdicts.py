@@ -1,4 +1,4 @@
-"""What a chat judge is asked, and how its answer is read: strictly, as a guess would be a silent bias."""
+"""The question to a chat judge, and a strict reading of its answer: a guess would be a silent bias."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ INSTRUCTION = (
     "clarity in the light of the whole conversation; do not favour the longer answer. End with one line that is "
     "exactly 'Verdict: A', 'Verdict: B' or 'Verdict: tie'."
 )
-_SAID = r"(?:answer\s*)?(a|b|tie)"
-_STATED = re.compile(rf"^\W*(?:final\s+)?verdict\W+{_SAID}\W*$", re.IGNORECASE | re.MULTILINE)
+_CHOICE = r"(?:answer\s*)?(a|b|tie)"
+_STATED = re.compile(rf"^\W*(?:final\s+)?verdict\W+{_CHOICE}\W*$", re.IGNORECASE | re.MULTILINE)
 _BEGUN = re.compile(r"^\W*(?:final\s+)?verdict\s*:", re.IGNORECASE | re.MULTILINE)
 _WHOLE = tuple(  # of a reply that states no verdict line; one that says more than this is unclear
     re.compile(rf"\W*{form}\W*", re.IGNORECASE)
     for form in (
-        _SAID,
-        rf"(?:(?:the|a)\s+)?(?:better\s+|best\s+|final\s+)?(?:answer|verdict|choice)\s*(?::|is:?)\s*{_SAID}",
+        _CHOICE,
+        rf"(?:(?:the|a)\s+)?(?:better\s+|best\s+|final\s+)?(?:answer|verdict|choice)\s*(?::|is:?)\s*{_CHOICE}",
         r"(?:answer\s*)?(a|b)\s+(?:is\s+(?:the\s+)?(?:better|best)(?:\s+(?:one|answer))?|wins)",
         r"(?:(?:it|this)\s+is\s+|it['’]s\s+|they\s+are\s+|both\s+(?:answers\s+)?are\s+|the\s+(?:two\s+)?answers\s+are\s+)?"
         r"(?:a\s+)?(tie|tied|equal|equally\s+good)",
@@ -46,17 +46,17 @@ def parse_verdict(reply: str) -> float | None:
     The verdict lines of a reply decide when they agree and each names one of the three; without one, the reply as a
     whole has to be a verdict. Thoughts between <think> and </think> are not part of it.
     """
-    said = reply.rpartition("</think>")[2]
-    if "<think>" in said:
+    text = reply.rpartition("</think>")[2]
+    if "<think>" in text:
         return None
-    said = re.sub(r"[*_`#]", "", said).strip()
-    found = {_value(match.group(1)) for match in _STATED.finditer(said)}
-    if _BEGUN.search(_STATED.sub("", said)):
+    text = re.sub(r"[*_`#]", "", text).strip()
+    verdicts = {_value(match.group(1)) for match in _STATED.finditer(text)}
+    if _BEGUN.search(_STATED.sub("", text)):
         return None
-    if not found:
-        found = {_value(match.group(1)) for form in _WHOLE if (match := form.fullmatch(said))}
-    return found.pop() if len(found) == 1 else None
+    if not verdicts:
+        verdicts = {_value(match.group(1)) for form in _WHOLE if (match := form.fullmatch(text))}
+    return verdicts.pop() if len(verdicts) == 1 else None
 
 
-def _value(said: str) -> float:
-    return {"a": 1.0, "b": 0.0}.get(said.lower(), 0.5)
+def _value(choice: str) -> float:
+    return {"a": 1.0, "b": 0.0}.get(choice.lower(), 0.5)

@@ -97,7 +97,7 @@ def reward_sentence(facts: RunFacts) -> str:
 
 
 def notes(facts: RunFacts) -> list[str]:
-    """What a reader must know to read the win rates, as sentences."""
+    """Notes on the win rates, as sentences."""
     return [_sentence(str(note)).rstrip(".") + "." for note in facts.evaluation.get("judge_notes") or []]
 
 
@@ -263,7 +263,7 @@ def _coefficient_note(facts: RunFacts) -> str:
 
 
 def _summaries(facts: RunFacts) -> list[tuple[str, str]]:
-    """What each stage said when it ended."""
+    """The last line of each stage."""
     return [
         (name, str(manifest["report"]["summary"]))
         for name, manifest in facts.manifests.items()

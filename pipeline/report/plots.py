@@ -78,10 +78,10 @@ def win_rates(name: str, rows: Sequence[tuple[str, str, Any]], baseline: dict[st
         axes.grid(axis="y", visible=False)
         axes.spines["left"].set_visible(False)
 
-    said = "; ".join(f"{label} {percent(estimate['value'])}" for _, label, estimate in rows)
+    summary = "; ".join(f"{label} {percent(estimate['value'])}" for _, label, estimate in rows)
     if usable(baseline):
-        said += f"; longer answer: {percent(baseline['value'])}"
-    return draw(name, f"Win rates: {said}", 0.55 + 0.34 * len(rows) + (0.16 if usable(baseline) else 0), paint)
+        summary += f"; longer answer: {percent(baseline['value'])}"
+    return draw(name, f"Win rates: {summary}", 0.55 + 0.34 * len(rows) + (0.16 if usable(baseline) else 0), paint)
 
 
 def curves(
@@ -100,8 +100,8 @@ def curves(
         if len(drawn) > 1:
             axes.legend(loc="best", handlelength=1.4)
 
-    said = "; ".join(f"{label} from {number(points[0, 1])} to {number(points[-1, 1])}" for points, label, _ in drawn)
-    return draw(name, f"By {across}: {said}", PANEL_HEIGHT, paint)
+    summary = "; ".join(f"{label} from {number(points[0, 1])} to {number(points[-1, 1])}" for points, label, _ in drawn)
+    return draw(name, f"By {across}: {summary}", PANEL_HEIGHT, paint)
 
 
 def kl_curve(name: str, history: History) -> Markup | None:
@@ -181,10 +181,10 @@ def frontier(
         )
         axes.margins(0.1, 0.12)
 
-    said = "; ".join(
+    summary = "; ".join(
         f"{key} at KL {number(m.get('kl') or 0.0)}, reward {number(m[reward_key])}" for key, m in ends.items()
     )
-    return draw(name, f"Reward against KL: {said}", 3.2, paint)
+    return draw(name, f"Reward against KL: {summary}", 3.2, paint)
 
 
 def calibration(name: str, rows: Sequence[dict[str, Any]]) -> Markup | None:
@@ -279,8 +279,8 @@ def stage_times(name: str, seconds: dict[str, float], ppo_parts: dict[str, float
         axes.grid(visible=False)
         axes.spines[["left", "bottom"]].set_visible(False)
 
-    said = "; ".join(f"{stage} {duration(spent)}" for stage, spent in seconds.items())
-    return draw(name, f"Wall time: {said}", 0.3 + 0.32 * len(seconds), paint)
+    summary = "; ".join(f"{stage} {duration(spent)}" for stage, spent in seconds.items())
+    return draw(name, f"Wall time: {summary}", 0.3 + 0.32 * len(seconds), paint)
 
 
 def _column(history: History, key: str, across: str = "iteration") -> np.ndarray:

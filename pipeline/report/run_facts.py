@@ -1,4 +1,4 @@
-"""What the report reads: released JSON of one run directory, nothing else."""
+"""The input of the report: released JSON of one run directory, and nothing beside it."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class RunFacts:
 
     @property
     def aligner(self) -> str:
-        """What trained the policy, in capitals."""
+        """Name of the method that trained the policy, in capitals."""
         return str(self.recipe.get("aligner", "ppo")).upper()
 
     @property
     def methods(self) -> dict[str, dict[str, Any]]:
         """The evaluated methods, π_ref first and the Gibbs yardstick last."""
-        found = self.evaluation.get("methods") or {}
-        return {name: found[name] for name in sorted(found, key=_method_order) if found[name]}
+        methods = self.evaluation.get("methods") or {}
+        return {name: methods[name] for name in sorted(methods, key=_method_order) if methods[name]}
 
     @property
     def policy(self) -> str | None:

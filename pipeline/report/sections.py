@@ -1,4 +1,4 @@
-"""What the report says: the headline, the tables and the facts, as plain strings. Pure functions of `RunFacts`."""
+"""Texts of the report: the headline, the tables and the facts, as plain strings. Pure functions of `RunFacts`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Cell = tuple[str, str]
 
 
 def label_of(method: str, result: dict[str, Any] | None = None) -> str:
-    """How a method is called in tables and pictures; claims no privacy, only names ε (that is the card's business)."""
+    """Name of a method in tables and pictures; claims no privacy, only names ε (that is the card's business)."""
     trained, _, aligner = method.partition("_")
     aligner = aligner.upper() or "PPO"
     if trained in ("private", "nonprivate") and result is not None and "epsilon" in result:
@@ -72,8 +72,8 @@ def headline(facts: RunFacts, status: PrivacyStatus) -> str:
     if method is None:
         return f"A run on {labels}; its policy has not been evaluated."
     result = facts.methods[method]
-    said = _objective_sentence(result.get("objective_gain"), reward_name(facts))
-    return f"Trained on {labels}, the policy {_win_sentence(result)}.{' ' + said if said else ''}"
+    change = _objective_sentence(result.get("objective_gain"), reward_name(facts))
+    return f"Trained on {labels}, the policy {_win_sentence(result)}.{' ' + change if change else ''}"
 
 
 def main_win_rate(result: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
@@ -82,10 +82,10 @@ def main_win_rate(result: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
 
 
 def _win_sentence(result: dict[str, Any]) -> str:
-    found = main_win_rate(result)
-    if found is None:
+    main = main_win_rate(result)
+    if main is None:
         return "was not compared with π_ref by any judge"
-    key, estimate = found
+    key, estimate = main
     low, high = estimate.get("ci_low"), estimate.get("ci_high")
     facts = (
         f"(95\u00a0% interval {percent_interval(estimate)}; n{SPACE}={SPACE}{estimate.get('n', '?')} {_JUDGES[key]})"
@@ -99,7 +99,7 @@ def _win_sentence(result: dict[str, Any]) -> str:
 
 
 def reward_name(facts: RunFacts) -> str:
-    """Which reward J is measured with: the truth where it is known."""
+    """Name of the reward that J is measured with: the truth where it is known."""
     truth = any(known(result.get("true_reward")) for result in facts.methods.values())
     return "true reward" if truth else "estimated reward"
 
@@ -118,16 +118,16 @@ def _objective_sentence(gain: Any, reward: str) -> str:
 
 
 def privacy_sentence(status: PrivacyStatus) -> str:
-    """What is private, in two sentences."""
+    """The protection of the labels, in two sentences."""
     if status.reasons or status.epsilon is None:
         return "Nothing is private in this run: " + "; ".join(status.reasons) + "."
     if status.declared_public:
-        told = f"were randomised all the same: each was kept with probability {status.noise.keep_text(percent=True)}"
+        terms = f"were randomised all the same: each was kept with probability {status.noise.keep_text(percent=True)}"
         if status.delta is not None:
-            told = f"are in one noisy sum alone, at ε = {epsilon_text(status.epsilon)} and δ = {status.delta:g}"
+            terms = f"are in one noisy sum alone, at ε = {epsilon_text(status.epsilon)} and δ = {status.delta:g}"
         return (
             "No protection is claimed: the labels of this run are declared public or synthetic by their holder, and it"
-            f" may have read them as they are. Those that were trained on {told}."
+            f" may have read them as they are. Those that were trained on {terms}."
         )
     reader = ", for whoever lacks the key and cannot break BLAKE2b" if status.keyed else ""
     likely = f"at most e^ε = {significant(math.exp(min(status.epsilon, 700.0)), 3)} times as likely under one answer as"
@@ -152,10 +152,10 @@ def tiles(facts: RunFacts, status: PrivacyStatus) -> list[dict[str, str]]:
     """The figures under the headline."""
     result = facts.methods.get(facts.policy or "", {})
     shown = []
-    found = main_win_rate(result)
-    if found:
+    main = main_win_rate(result)
+    if main:
         shown.append(
-            {"label": "win rate against π_ref", "value": percent(found[1]["value"]), "note": percent_interval(found[1])}
+            {"label": "win rate against π_ref", "value": percent(main[1]["value"]), "note": percent_interval(main[1])}
         )
     gain = result.get("objective_gain")
     if usable(gain):
@@ -294,7 +294,7 @@ def _limit(entry: dict[str, Any]) -> str:
 
 
 def yardstick(facts: RunFacts) -> str:
-    """How much of the Gibbs yardstick's gain the policy reaches."""
+    """Share of the Gibbs yardstick's gain that the policy reaches."""
     share = facts.evaluation.get("ppo_over_gibbs")
     if not usable(share):
         return ""
@@ -325,26 +325,26 @@ def time_sentence(facts: RunFacts) -> str:
     seconds, parts = stage_seconds(facts), ppo_seconds(facts)
     if not seconds:
         return ""
-    said = [f"{duration(sum(seconds.values()))} in all"]
+    clauses = [f"{duration(sum(seconds.values()))} in all"]
     if parts:
         total = sum(parts.values())
         names = {"generate": "generating", "score": "scoring", "update": "updating"}
-        said.append(
+        clauses.append(
             "inside PPO " + ", ".join(f"{names[part]} {percent(spent / total)}" for part, spent in parts.items())
         )
     speeds = [row["tokens_per_second"] for row in facts.ppo_history if known(row.get("tokens_per_second"))]
     if speeds:
-        said.append(f"{number(sum(speeds) / len(speeds), 0)} tokens a second in rollouts")
+        clauses.append(f"{number(sum(speeds) / len(speeds), 0)} tokens a second in rollouts")
     peaks = [m["peak_rss_mb"] for m in facts.manifests.values() if known(m.get("peak_rss_mb"))]
     if peaks:
-        said.append(f"peak memory {number(max(peaks) / 1024, 1)} GiB")
+        clauses.append(f"peak memory {number(max(peaks) / 1024, 1)} GiB")
     peaks = [m["peak_gpu_mb"] for m in facts.manifests.values() if known(m.get("peak_gpu_mb"))]
     if peaks:
-        said.append(f"of a GPU {number(max(peaks) / 1024, 1)} GiB")
+        clauses.append(f"of a GPU {number(max(peaks) / 1024, 1)} GiB")
     sizes = sorted({m["world_size"] for m in facts.manifests.values() if known(m.get("world_size"))})
     if sizes:
-        said.append(f"{'–'.join(str(size) for size in sizes)} process{'es' if sizes[-1] > 1 else ''}")
-    return "; ".join(said) + "."
+        clauses.append(f"{'–'.join(str(size) for size in sizes)} process{'es' if sizes[-1] > 1 else ''}")
+    return "; ".join(clauses) + "."
 
 
 def environment_facts(environment: dict[str, Any]) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ CARD = "## Privacy card"
 
 
 def show_results(run: RunDir, console: Console | None = None) -> None:
-    """Prints what a finished run found; nothing for a run without a report. The card itself stays in the report."""
+    """Prints the results of a finished run; nothing for a run without a report. The card itself stays in the report."""
     page = run.stage("report") / "report.md"
     if not page.is_file():
         return
@@ -29,8 +29,8 @@ def show_results(run: RunDir, console: Console | None = None) -> None:
             console.print(Text(f"\n> {sample['prompt']}", style="bold"))
             for method, answer in sample.items():
                 if method != "prompt":
-                    label, said = label_of(method, methods.get(method)), " ".join(answer["text"].split())
-                    console.print(Text(f"  {label}: {said}"))
+                    label, answered = label_of(method, methods.get(method)), " ".join(answer["text"].split())
+                    console.print(Text(f"  {label}: {answered}"))
     console.print(
         f"\nreport: {run.stage('report') / 'report.html'}\nmetrics: {run.root / 'metrics.json'}", highlight=False
     )

@@ -10,7 +10,7 @@ SPACE = "\u00a0"
 
 
 def known(value: Any) -> TypeGuard[float]:
-    """Whether `value` is a finite number."""
+    """True for a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -69,5 +69,5 @@ def duration(seconds: Any) -> str:
 
 
 def usable(estimate: Any) -> TypeGuard[dict[str, Any]]:
-    """Whether `estimate` is an {"value", "ci_low", "ci_high", "n"} object with a value."""
+    """True for an {"value", "ci_low", "ci_high", "n"} object with a value."""
     return isinstance(estimate, dict) and known(estimate.get("value"))
