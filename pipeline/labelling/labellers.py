@@ -1,4 +1,4 @@
-"""Who answers questions: one interface, whatever stands behind it. Each answer is randomised before it is stored.
+"""Labellers: one interface for whoever answers questions. Each answer is randomised before it is stored.
 
 A labeller keeps what it was asked and answered in a folder of its own: one that is killed and made again there has the
 same answers, asks nothing twice and draws nothing twice. A pair that comes again under another id has its answer.
@@ -66,7 +66,7 @@ class Labeller(Protocol):
         """The private labels by question id, so far."""
 
     def people(self) -> dict[str, int]:
-        """How many private answers each person gave, by name; empty where persons are not known."""
+        """Number of private answers of each person, by name; empty where persons are not known."""
 
 
 class _Kept:
@@ -89,7 +89,7 @@ class _Kept:
         write_answers(path, self._answers)  # without half a line that a kill left
 
     def terms(self) -> dict[str, object]:
-        """What else must not change between two starts in one folder."""
+        """Further settings that two starts in one folder must share."""
         return {}
 
     def ask(self, questions: Sequence[Question]) -> None:
@@ -223,11 +223,6 @@ class Crowd(Simulated):
         """Everything but the truth."""
         crowd = {"persons": self.persons, "most": self.most, "noise": list(self.noise), "laziness": self.laziness}
         return super().terms() | crowd
-
-    @property
-    def left(self) -> int:
-        """How many more questions the crowd answers."""
-        return self.persons * self.most - len(self._asked)
 
     def check(self, asked: Mapping[str, Question]) -> None:
         """The budgets."""
@@ -393,5 +388,5 @@ def plain(text: object) -> str:
 
 
 def answers_within(budget: float, epsilon: float) -> int:
-    """How many answers at ε a person's budget holds, both as they were written: .3 holds three answers at .1."""
+    """Number of answers at ε that a person's budget holds, both as they were written: .3 holds three answers at .1."""
     return int(Fraction(repr(check_epsilon(budget, "budget"))) / Fraction(repr(check_epsilon(epsilon))))

@@ -24,7 +24,7 @@ def read_tasks(path: Path, fields: Sequence[str]) -> tuple[list[Question], list[
     """(questions, names of what is left out) of a JSON list of tasks {"id", "data": {…}}; fields: prompt and the two
     responses in `data`. Nothing but these and the id is read: any other field may carry an answer.
 
-    UserError for what is no list of tasks, and for one that holds annotations.
+    UserError for a file that is not a list of tasks, and for one that holds annotations.
     """
     try:
         tasks = read_json(path, MOST_FILE)

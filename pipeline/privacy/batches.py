@@ -89,7 +89,7 @@ class Canonical:
 
 
 def blank_texts(texts: pa.Array) -> Bools:
-    """Which strings have no character besides white space, as `records.is_blank` says.
+    """Mask of the strings without a character besides white space, as `records.is_blank` says.
 
     A string with visible ASCII among its first bytes is not blank; the few others are asked one by one.
     """
@@ -214,7 +214,7 @@ def _record_ids(blob: pa.Buffer, starts: npt.NDArray[np.int64], lengths: npt.NDA
 
 
 def _name_events(keys: Keys, digests: Bytes, columns: Columns, keep: npt.NDArray[np.int64], prf: Prf) -> None:
-    """An empty name is none: a column may name the labeller, or the event, of some rows alone."""
+    """An empty name is none: a column may name the labeller, or the event, of only some rows."""
     names: list[bytes] = digests.view("V32").ravel().tolist() if len(keys) else []
     plain = [event_suffix(None, None)] * len(keys)
     keys["root"] = _roots(prf, names, plain)
@@ -303,7 +303,7 @@ def event_order(keys: Keys) -> npt.NDArray[np.int64]:
 
 
 def first_of_each(keys: Keys) -> Bools:
-    """Of rows in `event_order`: which are the first with their record and event."""
+    """Mask of the first row of each record and event, of rows in `event_order`."""
     tags = np.ascontiguousarray(event_tags(keys)).view(">u8")
     new = np.ones(len(keys), bool)
     new[1:] = (keys["id"][1:] != keys["id"][:-1]).any(axis=1) | (tags[1:] != tags[:-1]).any(axis=1)
@@ -311,7 +311,7 @@ def first_of_each(keys: Keys) -> Bools:
 
 
 def a_is_lower(keys: Keys) -> Bools:
-    """Where response_a is the lower of the two texts."""
+    """Mask of the rows whose response_a is the lower of the two texts."""
     return (keys["id"][:, 3] & _U64(1)) == 0
 
 

@@ -1,6 +1,6 @@
 """Local mode: a label is randomised where it is given, before it goes anywhere; nobody downstream ever holds it.
 
-Needs the standard library alone and works as a single file: copy it beside a labelling tool and start it with
+Needs only the standard library and works as a single file: copy it beside a labelling tool and start it with
 `python local.py --epsilon 1 --store draws.db` (inside the package: `private-rlhf label-filter`). JSON lines come in on
 stdin, one JSON line goes out on stdout for each, in order and as soon as its draw is safe:
 
@@ -106,7 +106,7 @@ class DrawStore:
     """Draws by event id in an owner-only SQLite file: made once, on the disk before they are known, given again.
 
     A draw is 0 or 1, the place of the answered label in `labels`. Ids are kept as SHA-256. UserError if the file is
-    readable by others, is no store, is damaged, was made for other labels, or cannot be written.
+    readable by others, is not a store, is damaged, was made for other labels, or cannot be written.
     """
 
     def __init__(self, path: str | Path, labels: tuple[Label, Label], wait_seconds: float = 60.0) -> None:
@@ -243,7 +243,7 @@ def parse_labels(text: str) -> tuple[Label, Label]:
 
 @dataclass(frozen=True)
 class LabelFilter:
-    """What the filter does with lines. keep: further fields to pass through; everything else is dropped."""
+    """Answers lines. keep: further fields to pass through; all others are dropped."""
 
     store: DrawStore
     epsilon: float
@@ -275,38 +275,35 @@ class LabelFilter:
                 raise UserError(f"line {number + len(lines) + 1} is over {MAX_LINE_BYTES} bytes; end lines with \\n")
             numbered = [(number + place, line) for place, line in enumerate(lines, 1) if line.strip()]
             number += len(lines)
-            answers, bad = self._answer(numbered)
-            refused += bad
+            answers = self._answer(numbered)
+            refused += sum("error" in answer for answer in answers)
             if answers:
                 write("".join(json.dumps(answer) + "\n" for answer in answers).encode())
         return refused
 
-    def _answer(self, lines: Sequence[tuple[int, bytes]]) -> tuple[list[dict[str, Any]], int]:
-        """One answer per (number, line), and how many of them are refusals."""
+    def _answer(self, lines: Sequence[tuple[int, bytes]]) -> list[dict[str, Any]]:
+        """One answer per (number, line); one with "error" is a refusal."""
         answers: list[dict[str, Any]] = []
         events: list[tuple[str, int]] = []
-        waiting: list[int] = []  # places in `answers` that a draw completes
-        bad = 0
+        waiting: list[tuple[int, dict[str, Any]]] = []  # lines whose answers a draw completes
         for number, line in lines:
             try:
                 event, place, answer = self._parse(line)
             except _LineError as error:
                 answers.append({"line": number, "error": str(error)})
-                bad += 1
                 continue
             events.append((event, place))
-            waiting.append(len(answers))
-            answers.append({"line": number} | answer)
+            waiting.append((number, answer))
+            answers.append(answer)
         draws = self.store.answer(events, self.epsilon) if events else []
-        for place, draw in zip(waiting, draws, strict=True):
-            answer = answers[place]
-            number = answer.pop("line")
+        for (number, answer), draw in zip(waiting, draws, strict=True):
             if draw is None:
-                answers[place] = {"line": number, "error": _OTHER_EPSILON, self.id_field: answer[self.id_field]}
-                bad += 1
+                event_id = answer[self.id_field]
+                answer.clear()
+                answer |= {"line": number, "error": _OTHER_EPSILON, self.id_field: event_id}
             else:
                 answer[self.label_field] = self.labels[draw]
-        return answers, bad
+        return answers
 
     def _parse(self, line: bytes) -> tuple[str, int, dict[str, Any]]:
         """(event id, place of the label, the answer without its label). No message repeats a value of the line."""
@@ -334,7 +331,7 @@ class LabelFilter:
 
 
 class _LineError(Exception):
-    """What is wrong with one line."""
+    """The defect of one line."""
 
 
 _OTHER_EPSILON = "this id was answered at another epsilon, and draws add up: use that epsilon, or a new id"

@@ -65,7 +65,7 @@ NOISY_SUM = "noisy sum"
 
 
 def walk_counter(octave: int, counter: int) -> bytes:
-    """What follows the root in the input of an octave's walk: 8 bytes."""
+    """Suffix of the root in the input of an octave's walk: 8 bytes."""
     return octave.to_bytes(4, "big") + counter.to_bytes(4, "big")
 
 
@@ -88,7 +88,7 @@ class Coins:
         self._ground = root[47]
 
     def visited(self, octave: int) -> bool:
-        """Whether the octave holds a visited level."""
+        """True if the octave holds a visited level."""
         return bool(self._visited >> octave & 1)
 
     def lowest(self, octave: int) -> int:
@@ -160,7 +160,7 @@ class RandomizedResponse:
         return last_coin(label, self.threshold, Coins(prf, event))
 
     def guarantee(self) -> dict[str, Any]:
-        """What manifests and cards state about the mechanism; JSON types only."""
+        """Statement of the mechanism for manifests and cards; JSON types only."""
         return {
             "mechanism": "randomized response",
             **self.noise.as_json(),
@@ -206,7 +206,7 @@ class NoisySum:
 
     @property
     def noise(self) -> LabelNoise:
-        """Of the rows: they tell nothing."""
+        """Noise of the rows, which carry no label."""
         return LabelNoise(self.epsilon, Fraction(1, 2))
 
     def guarantee(self) -> dict[str, Any]:

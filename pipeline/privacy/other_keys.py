@@ -18,7 +18,7 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.user import user_folder
 from private_rlhf.privacy.events import Generation
 from private_rlhf.privacy.keys import PrivacyKey, load_key
-from private_rlhf.privacy.ledger_file import LedgerFile, added
+from private_rlhf.privacy.ledger_file import LedgerFile, added_epsilon
 from private_rlhf.privacy.owner_files import Lock
 
 
@@ -67,7 +67,7 @@ def _other(anchor: Path) -> OtherKey | None:
     if not book.events.events:
         return None
     own = [entry for entry in book.entries if "other" not in entry]  # what it charges for others is theirs
-    return OtherKey(file.key_id, path, key, book.events, added(own))
+    return OtherKey(file.key_id, path, key, book.events, added_epsilon(own))
 
 
 @contextmanager

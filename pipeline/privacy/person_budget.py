@@ -1,4 +1,4 @@
-"""How many answers of one person should count, where a budget covers everything that the person answers.
+"""The number of answers of one person that should count, where a budget covers everything that the person answers.
 
 A Bradley–Terry answer at margin Δ is +1 with probability σ(Δ) = (1 + t)/2, t = tanh(Δ/2). After randomised response at
 ε, with a = 2α−1 = tanh(ε/2), it is with probability P̃ = (1 + a t)/2. As σ′(Δ) = (1 − t²)/4, the released answer has
