@@ -284,10 +284,10 @@ class FileDrop:
     def answers(self) -> dict[str, int | None]:
         """`Labeller.answers`; UserError for a file without answers, or an answer that label-filter did not draw."""
         path = self.folder / "answers.jsonl"
-        given = read_answers(path, self._asked) if path.exists() else {}
+        answers = read_answers(path, self._asked) if path.exists() else {}
         if self.randomised_by == "label-filter":
-            check_draws(self.folder, given, self.epsilon)
-        return given | answers_of_pairs(self._again.values(), self._asked.values(), given)
+            check_draws(self.folder, answers, self.epsilon)
+        return answers | answers_of_pairs(self._again.values(), self._asked.values(), answers)
 
     def people(self) -> dict[str, int]:
         """`Labeller.people`."""
@@ -304,8 +304,8 @@ class _Drawn(_Kept):
 
     def draw(self, labels: Mapping[str, int | None]) -> Iterator[tuple[str, int | None]]:
         """(id, private label): all draws are on the disk before the first is given."""
-        given = [(id, (1 - check_label(label)) // 2) for id, label in labels.items() if label is not None]
-        places = dict(zip((id for id, _ in given), self._draws.answer(given, self.epsilon), strict=True))
+        events = [(id, (1 - check_label(label)) // 2) for id, label in labels.items() if label is not None]
+        places = dict(zip((id for id, _ in events), self._draws.answer(events, self.epsilon), strict=True))
         for id, label in labels.items():
             place = places.get(id)
             yield id, None if label is None or place is None else (1, -1)[place]
@@ -337,12 +337,12 @@ class Command(_Drawn):
             raise UserError(f"{name}: took over {self.seconds:g} seconds; nothing was stored: run it again") from None
         except (OSError, IndexError) as error:
             raise UserError(f"{name}: cannot be started ({error}); give a program and its options") from None
-        found: dict[str, int | None] = {}
+        answers: dict[str, int | None] = {}
         asked = {each.id for each in waiting}
         for number, data in enumerate(filter(bytes.strip, done.stdout.split(b"\n")), 1):
             where = f"{name}, answer {number}"
-            add_answer(found, parse_row(data, where), asked, where)
-        yield from self.draw(found)
+            add_answer(answers, parse_row(data, where), asked, where)
+        yield from self.draw(answers)
 
 
 class Terminal(_Drawn):

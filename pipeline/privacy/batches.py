@@ -326,19 +326,19 @@ def apply_coins(mechanism: RandomizedResponse, prf: Prf, keys: Keys) -> Signs:
     threshold = mechanism.threshold
     if threshold == 0:
         return np.where(keys["root"][:, 47] & 1, 1, -1).astype(np.int8)
-    own = threshold.bit_length() - 1
+    octave = threshold.bit_length() - 1
     words = np.ascontiguousarray(keys["root"][:, :32]).view(">u8").astype(np.uint64)  # visited: 2 words, coins: 2
     z = keys["label"].copy()
     for half, base in ((0, 64), (1, 0)):  # octaves 127-64, then 63-0: the lowest one that is visited decides
-        above = words[:, half] & _U64(_LOW & -(1 << max(0, own + 1 - base)))
+        above = words[:, half] & _U64(_LOW & -(1 << max(0, octave + 1 - base)))
         lowest = above & (~above + _U64(1))
-        found = lowest != 0
-        z[found] = np.where(words[found, 2 + half] & lowest[found], 1, -1)
-    half, bit = (0, own - 64) if own >= 64 else (1, own)
+        hit = lowest != 0
+        z[hit] = np.where(words[hit, 2 + half] & lowest[hit], 1, -1)
+    half, bit = (0, octave - 64) if octave >= 64 else (1, octave)
     walkers = np.flatnonzero(words[:, half] >> _U64(bit) & _U64(1))
     lowest_coin = np.where(words[walkers, 2 + half] >> _U64(bit) & _U64(1), 1, -1)
     roots: list[bytes] = np.ascontiguousarray(keys["root"][walkers]).view("V48").ravel().tolist()
-    coins = _walk(prf, roots, own, threshold, lowest_coin.astype(np.int8))
+    coins = _walk(prf, roots, octave, threshold, lowest_coin.astype(np.int8))
     z[walkers[coins != 0]] = coins[coins != 0]
     return z
 

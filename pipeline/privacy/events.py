@@ -269,13 +269,13 @@ def _same_label(old: np.ndarray, new: np.ndarray) -> np.ndarray:
     records, labelers = old["record"][order], old["labeler"][order]
     start, end = (np.searchsorted(records, new["record"], side) for side in ("left", "right"))
     unnamed = np.concatenate([[0], np.cumsum(labelers == NOBODY)])
-    found = (start < end) & ((new["labeler"] == NOBODY) | (unnamed[end] > unnamed[start]))
-    others = np.flatnonzero((start < end) & ~found)
+    same = (start < end) & ((new["labeler"] == NOBODY) | (unnamed[end] > unnamed[start]))
+    others = np.flatnonzero((start < end) & ~same)
     if len(others):
-        heard = set(zip(records.tolist(), labelers.tolist(), strict=True))
-        asked = zip(new["record"][others].tolist(), new["labeler"][others].tolist(), strict=True)
-        found[others] = [pair in heard for pair in asked]
-    return found
+        pairs = set(zip(records.tolist(), labelers.tolist(), strict=True))
+        queries = zip(new["record"][others].tolist(), new["labeler"][others].tolist(), strict=True)
+        same[others] = [pair in pairs for pair in queries]
+    return same
 
 
 def _check(partition: int, rows: np.ndarray, epsilon: float) -> None:

@@ -128,19 +128,19 @@ def _busiest(rows: np.ndarray) -> tuple[int, tuple[tuple[float, int], ...], int]
         return 0, (), 0
     starts = np.flatnonzero(np.append(True, rows["labeler"][1:] != rows["labeler"][:-1]))
     best = int(np.argmax(np.add.reduceat(rows["epsilon"] * rows["events"], starts)))
-    own = rows[starts[best] : np.append(starts, len(rows))[best + 1]]
+    levels = rows[starts[best] : np.append(starts, len(rows))[best + 1]]
     most = int(np.add.reduceat(rows["events"], starts).max())
-    return len(starts), tuple(zip(own["epsilon"].tolist(), own["events"].tolist(), strict=True)), most
+    return len(starts), tuple(zip(levels["epsilon"].tolist(), levels["events"].tolist(), strict=True)), most
 
 
 def problems(totals: LabelerTotals, events: int) -> list[str]:
     """Problems of the file of the totals, one line each. events: how many the event store holds."""
     if totals.path is None:
         return [f"the ledger states {events} events and no labeller totals"] if events else []
-    found, counted = check_rows(totals.path, TALLY, totals.bounds, totals.digest), 0
-    if not found:
+    lines, counted = check_rows(totals.path, TALLY, totals.bounds, totals.digest), 0
+    if not lines:
         for start, end in pairwise(totals.bounds):
             counted += int(read_rows(totals.path, TALLY, start, end)["events"].sum())
         if counted != events:
-            found.append(f"{totals.path}: counts {counted} events where the event store holds {events}")
-    return found
+            lines.append(f"{totals.path}: counts {counted} events where the event store holds {events}")
+    return lines

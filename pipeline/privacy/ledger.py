@@ -96,8 +96,8 @@ class Ledger:
     def restore(cls, key: PrivacyKey, source: Path, stated: float) -> Ledger:
         """A copy of the state folder `source` in place of what is beside the key, which is kept under another name.
 
-        stated: the sum of what was released after the copy was made, 0 for nothing. UserError if the copy is not a whole
-        ledger of this key.
+        stated: the sum of what was released after the copy was made, 0 for nothing. UserError if the copy is not a
+        whole ledger of this key.
         """
         _check_stated(stated)
         ledger = cls(key)
@@ -246,14 +246,14 @@ class Ledger:
             _acquire(lock, wait)
         try:
             book = self._file.read()
-            found = [*events.problems(book.events), *labelers.problems(book.labelers, book.events.events)]
+            lines = [*events.problems(book.events), *labelers.problems(book.labelers, book.events.events)]
         except UserError as error:
-            found = [str(error)]
+            lines = [str(error)]
         finally:
             lock.release()
         present = (path for path in (folder, *sorted(folder.rglob("*"))) if path.exists())
         reached = [path for path in present if path.stat().st_mode & 0o077]
-        return found + [f"{path}: can be reached by others; run `chmod go-rwx {path}`" for path in reached]
+        return lines + [f"{path}: can be reached by others; run `chmod go-rwx {path}`" for path in reached]
 
     def export(self, path: Path) -> None:
         """Write `show` to an owner-only JSON file."""

@@ -150,15 +150,15 @@ class LedgerFile:
         if source.resolve() == self.folder or not other.path.is_file() or not other.lock_path.is_file():
             raise UserError(f"{source}: is no copy of a state folder (it needs ledger.json and ledger.lock)")
         other.read(newest=False)
-        made = self.folder.with_name(f".{self.folder.name}.new")
-        shutil.rmtree(made, ignore_errors=True)
-        shutil.copytree(source, made)
-        for path in (made, *made.rglob("*")):
+        copy = self.folder.with_name(f".{self.folder.name}.new")
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(source, copy)
+        for path in (copy, *copy.rglob("*")):
             path.chmod(0o700 if path.is_dir() else 0o600)
         if self.folder.exists():
             number = next(n for n in count(1) if not self.folder.with_name(f"{self.folder.name}.replaced-{n}").exists())
             self.folder.rename(self.folder.with_name(f"{self.folder.name}.replaced-{number}"))
-        made.rename(self.folder)
+        copy.rename(self.folder)
         sync(self.folder.parent)
 
     def _anchored(self) -> int:
@@ -279,8 +279,8 @@ def _check_size(path: Path | None, size: int) -> None:
     if path is None:
         return
     try:
-        found = path.stat().st_size
+        actual = path.stat().st_size
     except OSError as error:
         raise UserError(f"{path}: the ledger's data cannot be read ({error.strerror}); {_RESTORE}") from error
-    if found != size:
-        raise UserError(f"{path}: holds {found} bytes where the ledger states {size}; {_RESTORE}")
+    if actual != size:
+        raise UserError(f"{path}: holds {actual} bytes where the ledger states {size}; {_RESTORE}")

@@ -132,7 +132,7 @@ class DrawStore:
         if not {place for _, place in events} <= {0, 1}:
             raise UserError("the place of a label must be 0 or 1: give -1 and +1 to privatize_label")
         threshold = keep_threshold(epsilon)
-        found: list[int | None] = []
+        draws: list[int | None] = []
         with self._named_errors(), self._transaction():
             for event, place in events:
                 name = hashlib.sha256(event.encode()).digest()
@@ -140,8 +140,8 @@ class DrawStore:
                 if row is None:
                     row = float(epsilon), place if secrets.randbits(129) < LEVELS + threshold else 1 - place
                     self._base.execute("INSERT INTO draws VALUES (?, ?, ?)", (name, *row))
-                found.append(row[1] if row[0] == epsilon else None)
-        return found
+                draws.append(row[1] if row[0] == epsilon else None)
+        return draws
 
     def close(self) -> None:
         """Closes the file."""
@@ -326,8 +326,8 @@ class LabelFilter:
             name.encode()
         except UnicodeEncodeError:
             raise _LineError(f"field {self.id_field!r} holds a lone surrogate") from None
-        kept = {field: row[field] for field in self.keep if field in row}
-        return name, places[0], {self.id_field: event, self.label_field: None} | kept
+        extra = {field: row[field] for field in self.keep if field in row}
+        return name, places[0], {self.id_field: event, self.label_field: None} | extra
 
 
 class _LineError(Exception):
@@ -354,9 +354,9 @@ def filter_stdin(
     draws = DrawStore(store, pair)
     if draws.created:
         print(f"new store {store}: keep it, events in it are never drawn again", file=sys.stderr)
-    kept = tuple(name for name in keep.split(",") if name)
+    fields = tuple(name for name in keep.split(",") if name)
     try:
-        refused = LabelFilter(draws, epsilon, pair, id_field, label_field, kept).serve(
+        refused = LabelFilter(draws, epsilon, pair, id_field, label_field, fields).serve(
             lambda: os.read(0, _CHUNK_BYTES), _write_all
         )
     except BrokenPipeError:
@@ -383,9 +383,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--id-field", default="id")
     parser.add_argument("--label-field", default="label")
     parser.add_argument("--keep", default="", help="further fields to pass through, comma-separated")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        return filter_stdin(**vars(given))
+        return filter_stdin(**vars(options))
     except UserError as error:
         print(f"label-filter: {error}", file=sys.stderr)
         return 2

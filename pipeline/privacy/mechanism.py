@@ -122,18 +122,18 @@ def last_coin(label: int, threshold: int, coins: Coins, octaves: int = OCTAVES) 
     check_label(label)
     if threshold == 0:
         return coins.lowest(-1)
-    own = threshold.bit_length() - 1
-    if coins.visited(own):
-        found = 0  # the coin of the lowest visit at or above the threshold so far
-        for level, coin in coins.walk(own):
+    base = threshold.bit_length() - 1
+    if coins.visited(base):
+        last = 0  # the coin of the lowest visit at or above the threshold so far
+        for level, coin in coins.walk(base):
             if level < threshold:
-                if found and level < 1 << own:
-                    return coins.lowest(own)
-                if found:
-                    return found
+                if last and level < 1 << base:
+                    return coins.lowest(base)
+                if last:
+                    return last
                 break
-            found = coin
-    for octave in range(own + 1, octaves):
+            last = coin
+    for octave in range(base + 1, octaves):
         if coins.visited(octave):
             return coins.lowest(octave)
     return label

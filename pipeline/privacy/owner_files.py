@@ -55,15 +55,15 @@ def read_rows(path: Path, dtype: np.dtype[Any], start: int = 0, end: int | None 
 
 def check_rows(path: Path, dtype: np.dtype[Any], bounds: Sequence[int], digest: str) -> list[str]:
     """Problems of a file of rows that should have these bounds and this digest; reads it slice by slice."""
-    found, size = row_digest(), bounds[-1] * dtype.itemsize
+    actual, size = row_digest(), bounds[-1] * dtype.itemsize
     try:
         if path.stat().st_size != size:
             return [f"{path}: holds {path.stat().st_size} bytes where the ledger states {size}"]
         for start, end in pairwise(bounds):
-            found.update(read_rows(path, dtype, start, end).data)
+            actual.update(read_rows(path, dtype, start, end).data)
     except OSError as error:
         return [f"{path}: cannot be read ({error.strerror})"]
-    return [] if found.hexdigest() == digest else [f"{path}: was changed or damaged: the ledger states another digest"]
+    return [] if actual.hexdigest() == digest else [f"{path}: was changed or damaged: the ledger states another digest"]
 
 
 def row_digest() -> Any:

@@ -30,8 +30,8 @@ def split_budget(total: float, questions: int | None = None) -> tuple[int, float
     if questions is not None and questions < 1:
         raise UserError(f"a person is asked {questions} questions; it must be 1 or more")
     below = max(1, math.floor(total / best_epsilon()))
-    tried = sorted({min(count, questions or count) for count in (below, below + 1)})
-    answers = max(tried, key=lambda count: information(total, count))
+    candidates = sorted({min(count, questions or count) for count in (below, below + 1)})
+    answers = max(candidates, key=lambda count: information(total, count))
     return answers, epsilon_each(total, answers)
 
 

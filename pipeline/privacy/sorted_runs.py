@@ -74,8 +74,9 @@ def write_run(path: Path, rows: Canonical, **facts: Any) -> Run:
     text = json.dumps(facts).encode()
     prefix = (rows.keys["id"][:, 0] >> np.uint64(64 - PREFIX_BITS)).astype(np.uint32)
     index = np.searchsorted(prefix, np.arange((1 << PREFIX_BITS) + 1)).astype(np.uint32)
+    parts: list[Any] = [_HEAD.pack(_MAGIC, len(text)) + text, index, np.ascontiguousarray(rows.keys), rows.blob]
     with new_file(path, 0o600, durable=False) as temporary, temporary.open("wb") as file:
-        for part in (_HEAD.pack(_MAGIC, len(text)) + text, index, np.ascontiguousarray(rows.keys), rows.blob):
+        for part in parts:
             file.write(part)
     return Run(path, facts, _HEAD.size + len(text))
 
@@ -148,15 +149,15 @@ def read_bucket(rows: KeptRows, bucket: int, bits: int, texts: bool) -> Bucket:
     keys = np.concatenate([part for part, _ in parts]) if parts else np.zeros(0, KEYS)
     order = event_order(keys)
     ranked = keys[order]
-    wanted, leading = rows.inside(ranked), first_of_each(ranked)
-    kept = wanted & leading
+    inside, leading = rows.inside(ranked), first_of_each(ranked)
+    keep = inside & leading
     if rows.without is not None:
-        kept &= ~np.isin(record_ids(ranked), record_ids(read_bucket(rows.without, bucket, bits, texts=False).keys))
+        keep &= ~np.isin(record_ids(ranked), record_ids(read_bucket(rows.without, bucket, bits, texts=False).keys))
     if rows.left_out is not None:
         tags = event_tags(ranked).view("S16").reshape(-1)
-        kept &= ~np.isin(tags, np.fromfile(rows.left_out, "S16"))
+        keep &= ~np.isin(tags, np.fromfile(rows.left_out, "S16"))
     flat = _strings(keys, [data for _, data in parts]) if texts else None
-    return Bucket(ranked[kept], int((wanted & ~leading).sum()), order[kept], flat)
+    return Bucket(ranked[keep], int((inside & ~leading).sum()), order[keep], flat)
 
 
 def _strings(keys: Keys, blobs: Sequence[npt.NDArray[np.uint8]]) -> pa.Array:

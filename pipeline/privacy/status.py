@@ -112,7 +112,7 @@ def status_of(
 
 
 def external_reward(fit: Mapping[str, Any]) -> str | None:
-    """Text of the card about a reward model that was not fitted in this run, from the fit's facts; None for one that was."""
+    """Text of the card about a reward model that was not fitted in this run, from the fit's facts; otherwise None."""
     if fit.get("mode") != "external":
         return None
     if fit.get("fitted_by") == "others":
@@ -123,12 +123,12 @@ def external_reward(fit: Mapping[str, Any]) -> str | None:
 
 
 def extra_rewards(rewards: Sequence[Mapping[str, Any]]) -> str | None:
-    """Text of the card about the rewards that PPO added to the private one (the ppo stage's report); None without any."""
-    said = []
+    """Text of the card about the rewards that PPO added to the private one (the ppo stage's report), or None."""
+    texts = []
     for reward in rewards:
         what = external_reward(reward) or f"the function {reward['source']}; what it reads is not checked"
-        said.append(f"weight {reward['weight']:g}: {what}")
-    return "; ".join(said) or None
+        texts.append(f"weight {reward['weight']:g}: {what}")
+    return "; ".join(texts) or None
 
 
 def outside_judge(judge: Mapping[str, Any]) -> str | None:
