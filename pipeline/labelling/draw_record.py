@@ -27,10 +27,10 @@ class DrawRecord(DrawStore):
         return None if row is None else LABELS[row[0]]
 
 
-def check_draws(folder: Path, given: Mapping[str, int | None], epsilon: float) -> None:
+def check_draws(folder: Path, answers: Mapping[str, int | None], epsilon: float) -> None:
     """UserError for an answer, other than a skip, that is not the draw of the folder's record; it names no label."""
     with closing(DrawRecord(folder / DRAWS, LABELS)) as record:
-        for id, label in given.items():
+        for id, label in answers.items():
             if label is not None and record.recorded(id, epsilon) != label:
                 raise UserError(
                     f"{folder / 'answers.jsonl'}: answer {id!r} must be the draw of {DRAWS} at epsilon {epsilon:g}, got"

@@ -1,4 +1,4 @@
-"""Who answers questions: one interface, whatever stands behind it. Each answer is randomised before it is stored.
+"""Labellers: one interface for whoever answers questions. Each answer is randomised before it is stored.
 
 A labeller keeps what it was asked and answered in a folder of its own: one that is killed and made again there has the
 same answers, asks nothing twice and draws nothing twice. A pair that comes again under another id has its answer.
@@ -66,7 +66,7 @@ class Labeller(Protocol):
         """The private labels by question id, so far."""
 
     def people(self) -> dict[str, int]:
-        """How many private answers each person gave, by name; empty where persons are not known."""
+        """Number of private answers of each person, by name; empty where persons are not known."""
 
 
 class _Kept:
@@ -89,7 +89,7 @@ class _Kept:
         write_answers(path, self._answers)  # without half a line that a kill left
 
     def terms(self) -> dict[str, object]:
-        """What else must not change between two starts in one folder."""
+        """Further settings that two starts in one folder must share."""
         return {}
 
     def ask(self, questions: Sequence[Question]) -> None:
@@ -224,11 +224,6 @@ class Crowd(Simulated):
         crowd = {"persons": self.persons, "most": self.most, "noise": list(self.noise), "laziness": self.laziness}
         return super().terms() | crowd
 
-    @property
-    def left(self) -> int:
-        """How many more questions the crowd answers."""
-        return self.persons * self.most - len(self._asked)
-
     def check(self, asked: Mapping[str, Question]) -> None:
         """The budgets."""
         if len(asked) > self.persons * self.most:
@@ -289,10 +284,10 @@ class FileDrop:
     def answers(self) -> dict[str, int | None]:
         """`Labeller.answers`; UserError for a file without answers, or an answer that label-filter did not draw."""
         path = self.folder / "answers.jsonl"
-        given = read_answers(path, self._asked) if path.exists() else {}
+        answers = read_answers(path, self._asked) if path.exists() else {}
         if self.randomised_by == "label-filter":
-            check_draws(self.folder, given, self.epsilon)
-        return given | answers_of_pairs(self._again.values(), self._asked.values(), given)
+            check_draws(self.folder, answers, self.epsilon)
+        return answers | answers_of_pairs(self._again.values(), self._asked.values(), answers)
 
     def people(self) -> dict[str, int]:
         """`Labeller.people`."""
@@ -309,8 +304,8 @@ class _Drawn(_Kept):
 
     def draw(self, labels: Mapping[str, int | None]) -> Iterator[tuple[str, int | None]]:
         """(id, private label): all draws are on the disk before the first is given."""
-        given = [(id, (1 - check_label(label)) // 2) for id, label in labels.items() if label is not None]
-        places = dict(zip((id for id, _ in given), self._draws.answer(given, self.epsilon), strict=True))
+        events = [(id, (1 - check_label(label)) // 2) for id, label in labels.items() if label is not None]
+        places = dict(zip((id for id, _ in events), self._draws.answer(events, self.epsilon), strict=True))
         for id, label in labels.items():
             place = places.get(id)
             yield id, None if label is None or place is None else (1, -1)[place]
@@ -342,12 +337,12 @@ class Command(_Drawn):
             raise UserError(f"{name}: took over {self.seconds:g} seconds; nothing was stored: run it again") from None
         except (OSError, IndexError) as error:
             raise UserError(f"{name}: cannot be started ({error}); give a program and its options") from None
-        found: dict[str, int | None] = {}
+        answers: dict[str, int | None] = {}
         asked = {each.id for each in waiting}
         for number, data in enumerate(filter(bytes.strip, done.stdout.split(b"\n")), 1):
             where = f"{name}, answer {number}"
-            add_answer(found, parse_row(data, where), asked, where)
-        yield from self.draw(found)
+            add_answer(answers, parse_row(data, where), asked, where)
+        yield from self.draw(answers)
 
 
 class Terminal(_Drawn):
@@ -393,5 +388,5 @@ def plain(text: object) -> str:
 
 
 def answers_within(budget: float, epsilon: float) -> int:
-    """How many answers at ε a person's budget holds, both as they were written: .3 holds three answers at .1."""
+    """Number of answers at ε that a person's budget holds, both as they were written: .3 holds three answers at .1."""
     return int(Fraction(repr(check_epsilon(budget, "budget"))) / Fraction(repr(check_epsilon(epsilon))))

@@ -1,4 +1,4 @@
-"""What a labeller is asked, and the two files of it: questions out, answers in, one JSON object a line.
+"""Questions to a labeller, and their two files: questions out, answers in, one JSON object a line.
 
     questions: {"id": "17", "prompt": "…", "response_a": "…", "response_b": "…"}
     answers:   {"id": "17", "label": 1}     1: prefers response_a, -1: response_b, null: skipped, which is public
@@ -73,7 +73,7 @@ def make_question(id: str, prompt: Text, one: Text, other: Text) -> Question:
 
 def read_questions(path: Path) -> list[Question]:
     """The questions of a file, in its order. UserError: the first line that is none, or an id that comes twice."""
-    found: dict[str, Question] = {}
+    questions: dict[str, Question] = {}
     for number, row in read_rows(path):
         if set(row) != set(_FIELDS):
             raise UserError(f"{path}, line {number}: has not the fields {', '.join(_FIELDS)} and no others; fix it")
@@ -81,22 +81,22 @@ def read_questions(path: Path) -> list[Question]:
             question = Question(**row)
         except ValueError as error:
             raise UserError(f"{path}, line {number}: {error}; fix or remove it") from None
-        if question.id in found:
+        if question.id in questions:
             raise UserError(f"{path}, line {number}: its id was there before; each question is an event of its own")
-        found[question.id] = question
-    return list(found.values())
+        questions[question.id] = question
+    return list(questions.values())
 
 
 def read_answers(path: Path, asked: Collection[str]) -> dict[str, int | None]:
-    """Labels by question id. UserError: a line that is no answer, an id that was not asked or comes twice with
+    """Labels by question id. UserError: a line that is not an answer, an id that was not asked or comes twice with
     different labels. The message repeats no label."""
-    found: dict[str, int | None] = {}
+    answers: dict[str, int | None] = {}
     for number, row in read_rows(path):
-        add_answer(found, row, asked, f"{path}, line {number}")
-    return found
+        add_answer(answers, row, asked, f"{path}, line {number}")
+    return answers
 
 
-def add_answer(found: dict[str, int | None], row: Mapping[str, Any], asked: Collection[str], where: str) -> None:
+def add_answer(answers: dict[str, int | None], row: Mapping[str, Any], asked: Collection[str], where: str) -> None:
     """Enters one answer. UserError as `read_answers`."""
     id, label = row.get("id"), row.get("label")
     if set(row) != {"id", "label"} or not isinstance(id, str):
@@ -105,7 +105,7 @@ def add_answer(found: dict[str, int | None], row: Mapping[str, Any], asked: Coll
         raise UserError(f"{where}: its label is none of 1, -1 and null; fix it")
     if id not in asked:
         raise UserError(f"{where}: answers a question that was not asked; remove it")
-    if found.setdefault(id, label) != label:
+    if answers.setdefault(id, label) != label:
         raise UserError(f"{where}: answers its question a second time, and differently; keep the first answer")
 
 
@@ -127,7 +127,7 @@ def line(row: Mapping[str, Any]) -> str:
 def read_rows(path: Path, whole: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
     """(number, object) of each line. whole: a last line without its end is still being written, and is left out.
 
-    UserError for a line that is no JSON object in UTF-8, or is too long, and for a pipe or device.
+    UserError for a line that is not a JSON object in UTF-8, or is too long, and for a pipe or device.
     """
     if path.is_fifo() or path.is_char_device():
         raise UserError(f"{path}: is a pipe or device, which may never end; give a file of JSON lines")
@@ -180,32 +180,23 @@ def answers_of_pairs(
     for question in asked:
         if question.id in answers:
             drawn.setdefault(question.record, question)
-    found: dict[str, int | None] = {}
+    repeats: dict[str, int | None] = {}
     for question in questions:
         if (first := drawn.get(question.record)) is not None:
             label = answers[first.id]
-            found[question.id] = label if label is None or first.response_a == question.response_a else -label
-    return found
+            repeats[question.id] = label if label is None or first.response_a == question.response_a else -label
+    return repeats
 
 
-def _kind(text: object) -> str:
-    if isinstance(text, str):
-        _encodes(text)
-        return "text"
-    turns = text if isinstance(text, list) else [None]
-    for turn in turns:
-        if not isinstance(turn, dict) or set(turn) != {"role", "content"} or not _all_text(turn):
-            raise ValueError("has a prompt or response that is neither text nor a list of role and content")
-    return "messages"
-
-
-def _all_text(turn: Mapping[str, Any]) -> bool:
-    return all(isinstance(value, str) and _encodes(value) for value in turn.values())
-
-
-def _encodes(text: str) -> bool:
+def _kind(text: object) -> type:
+    """str for text, list for messages. ValueError for anything that is neither, or that UTF-8 cannot hold."""
+    parts = [text]
+    if isinstance(text, list) and all(isinstance(turn, dict) and set(turn) == {"role", "content"} for turn in text):
+        parts = [part for turn in text for part in turn.values()]
+    if not all(isinstance(part, str) for part in parts):
+        raise ValueError("has a prompt or response that is neither text nor a list of role and content")
     try:
-        text.encode()
+        "".join(map(str, parts)).encode()
     except UnicodeEncodeError:
         raise ValueError("holds half a character") from None
-    return True
+    return type(text)

@@ -76,9 +76,9 @@ class Page:
     def load(cls, name: str = "page.html") -> Page:
         """A page of this package."""
         data = resources.files("private_rlhf.labelling").joinpath(name).read_bytes()
-        stated = re.search(rb'http-equiv="Content-Security-Policy"\s+content="([^"]+)"', data)
-        assert stated
-        return cls(data, sha256(data).hexdigest(), f"{stated[1].decode()}; frame-ancestors 'none'")
+        policy = re.search(rb'http-equiv="Content-Security-Policy"\s+content="([^"]+)"', data)
+        assert policy
+        return cls(data, sha256(data).hexdigest(), f"{policy[1].decode()}; frame-ancestors 'none'")
 
 
 @dataclass
@@ -191,11 +191,11 @@ class LabelServer:
     def _questions(self, request: Request) -> dict[str, Any]:
         store, person = self.store, self._person(request)
         waiting = store.open_questions(person)
-        (own,) = (each for each in store.persons() if each.name == person)
+        (counts,) = (each for each in store.persons() if each.name == person)
         return {
             "person": person,
-            "given": own.given,
-            "skipped": own.skipped,
+            "given": counts.given,
+            "skipped": counts.skipped,
             "epsilon": store.epsilon,
             "budget": store.budget,
             "page": self.page.sha256,
@@ -270,15 +270,15 @@ def _send_json(
 
 async def _body(request: Request, form: re.Pattern[str], size: int) -> tuple[str, ...]:
     """The parts of a body that has exactly this size and form."""
-    stated = request.headers.get("content-length")
-    if stated is None or "transfer-encoding" in request.headers:
+    length = request.headers.get("content-length")
+    if length is None or "transfer-encoding" in request.headers:
         raise _Refused(411, f"a body of {size} bytes belongs here")
-    if int(stated) > size:
+    if int(length) > size:
         raise _Refused(413, f"a body of {size} bytes belongs here")
-    found = form.fullmatch((await request.body()).decode("latin-1"))
-    if found is None:
+    match = form.fullmatch((await request.body()).decode("latin-1"))
+    if match is None:
         raise _Refused(400, "the body has not the form that belongs here")
-    return found.groups()
+    return match.groups()
 
 
 def _secret(request: Request) -> str:

@@ -61,7 +61,8 @@ _GIVEN_BACK = (
 
 @dataclass(frozen=True)
 class Person:
-    """Who labels. given, skipped: how many questions they answered, or passed over in public; held: have to answer."""
+    """One labelling person. given, skipped: number of questions they answered, or passed over in public; held: of those
+    that wait for an answer."""
 
     name: str
     given: int
@@ -161,7 +162,7 @@ class AnswerStore:
             return [Question(**json.loads(text)) for (text,) in rows]
 
     def asked(self) -> int:
-        """How many questions were asked."""
+        """Number of questions."""
         with self._transaction() as base:
             return int(base.execute("SELECT COUNT(*) FROM events").fetchone()[0])
 
@@ -217,7 +218,7 @@ class AnswerStore:
             return bool(base.execute(change, (_digest(secret), _digest(link), _digest(secret))).rowcount)
 
     def person_of(self, secret: str) -> str | None:
-        """Whose secret it is; None for nobody's."""
+        """Name of the person with this secret; None if unknown."""
         with self._lock, self._named_errors():
             row = self._base.execute("SELECT name FROM people WHERE secret = ?", (_digest(secret),)).fetchone()
         return row[0] if row else None

@@ -24,7 +24,7 @@ def read_tasks(path: Path, fields: Sequence[str]) -> tuple[list[Question], list[
     """(questions, names of what is left out) of a JSON list of tasks {"id", "data": {…}}; fields: prompt and the two
     responses in `data`. Nothing but these and the id is read: any other field may carry an answer.
 
-    UserError for what is no list of tasks, and for one that holds annotations.
+    UserError for a file that is not a list of tasks, and for one that holds annotations.
     """
     try:
         tasks = read_json(path, MOST_FILE)
@@ -32,15 +32,15 @@ def read_tasks(path: Path, fields: Sequence[str]) -> tuple[list[Question], list[
         raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}; give a JSON list of tasks") from None
     if not isinstance(tasks, list) or not tasks:
         raise UserError(f"{path}: is no JSON list of Label Studio tasks; export the tasks as JSON")
-    found: dict[str, Question] = {}
+    questions: dict[str, Question] = {}
     others: set[str] = set()
     for number, task in enumerate(tasks, 1):
         question = _question(task, fields, f"{path}, task {number}")
-        if question.id in found:
+        if question.id in questions:
             raise UserError(f"{path}, task {number}: its id was there before; each question is an event of its own")
-        found[question.id] = question
+        questions[question.id] = question
         others |= (set(task) - {"id", "data"}) | {f"data.{name}" for name in set(task["data"]) - set(fields)}
-    return list(found.values()), sorted(others)
+    return list(questions.values()), sorted(others)
 
 
 def _question(task: Any, fields: Sequence[str], where: str) -> Question:

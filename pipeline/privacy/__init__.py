@@ -1,1 +1,1 @@
-"""Label local differential privacy: mechanism, keys, records, store, ledger, card. Imports `core` alone."""
+"""Label local differential privacy: mechanism, keys, records, store, ledger, card. Imports only `core`."""

@@ -89,7 +89,7 @@ class Canonical:
 
 
 def blank_texts(texts: pa.Array) -> Bools:
-    """Which strings have no character besides white space, as `records.is_blank` says.
+    """Mask of the strings without a character besides white space, as `records.is_blank` says.
 
     A string with visible ASCII among its first bytes is not blank; the few others are asked one by one.
     """
@@ -214,7 +214,7 @@ def _record_ids(blob: pa.Buffer, starts: npt.NDArray[np.int64], lengths: npt.NDA
 
 
 def _name_events(keys: Keys, digests: Bytes, columns: Columns, keep: npt.NDArray[np.int64], prf: Prf) -> None:
-    """An empty name is none: a column may name the labeller, or the event, of some rows alone."""
+    """An empty name is none: a column may name the labeller, or the event, of only some rows."""
     names: list[bytes] = digests.view("V32").ravel().tolist() if len(keys) else []
     plain = [event_suffix(None, None)] * len(keys)
     keys["root"] = _roots(prf, names, plain)
@@ -303,7 +303,7 @@ def event_order(keys: Keys) -> npt.NDArray[np.int64]:
 
 
 def first_of_each(keys: Keys) -> Bools:
-    """Of rows in `event_order`: which are the first with their record and event."""
+    """Mask of the first row of each record and event, of rows in `event_order`."""
     tags = np.ascontiguousarray(event_tags(keys)).view(">u8")
     new = np.ones(len(keys), bool)
     new[1:] = (keys["id"][1:] != keys["id"][:-1]).any(axis=1) | (tags[1:] != tags[:-1]).any(axis=1)
@@ -311,7 +311,7 @@ def first_of_each(keys: Keys) -> Bools:
 
 
 def a_is_lower(keys: Keys) -> Bools:
-    """Where response_a is the lower of the two texts."""
+    """Mask of the rows whose response_a is the lower of the two texts."""
     return (keys["id"][:, 3] & _U64(1)) == 0
 
 
@@ -326,19 +326,19 @@ def apply_coins(mechanism: RandomizedResponse, prf: Prf, keys: Keys) -> Signs:
     threshold = mechanism.threshold
     if threshold == 0:
         return np.where(keys["root"][:, 47] & 1, 1, -1).astype(np.int8)
-    own = threshold.bit_length() - 1
+    octave = threshold.bit_length() - 1
     words = np.ascontiguousarray(keys["root"][:, :32]).view(">u8").astype(np.uint64)  # visited: 2 words, coins: 2
     z = keys["label"].copy()
     for half, base in ((0, 64), (1, 0)):  # octaves 127-64, then 63-0: the lowest one that is visited decides
-        above = words[:, half] & _U64(_LOW & -(1 << max(0, own + 1 - base)))
+        above = words[:, half] & _U64(_LOW & -(1 << max(0, octave + 1 - base)))
         lowest = above & (~above + _U64(1))
-        found = lowest != 0
-        z[found] = np.where(words[found, 2 + half] & lowest[found], 1, -1)
-    half, bit = (0, own - 64) if own >= 64 else (1, own)
+        hit = lowest != 0
+        z[hit] = np.where(words[hit, 2 + half] & lowest[hit], 1, -1)
+    half, bit = (0, octave - 64) if octave >= 64 else (1, octave)
     walkers = np.flatnonzero(words[:, half] >> _U64(bit) & _U64(1))
     lowest_coin = np.where(words[walkers, 2 + half] >> _U64(bit) & _U64(1), 1, -1)
     roots: list[bytes] = np.ascontiguousarray(keys["root"][walkers]).view("V48").ravel().tolist()
-    coins = _walk(prf, roots, own, threshold, lowest_coin.astype(np.int8))
+    coins = _walk(prf, roots, octave, threshold, lowest_coin.astype(np.int8))
     z[walkers[coins != 0]] = coins[coins != 0]
     return z
 

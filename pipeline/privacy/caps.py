@@ -45,7 +45,7 @@ def left_out(
 
 
 def _events_of(people: np.ndarray, totals: LabelerTotals) -> np.ndarray:
-    """How many events each of these labellers (sorted) has in the store."""
+    """Number of events of each of these labellers (sorted) in the store."""
     counts = np.zeros(len(people), np.int64)
     if totals.path is None:
         return counts

@@ -195,12 +195,12 @@ def alpha_text(card: Mapping[str, Any]) -> str:
 
 
 def at_delta(delta: float | None) -> str:
-    """What follows an ε that holds up to a δ alone; nothing for randomised response."""
+    """Suffix of an ε that holds only up to a δ; empty for randomised response."""
     return "" if delta is None else f" at delta {delta:g}"
 
 
 def ledger_rows(card: Mapping[str, Any]) -> dict[str, str]:
-    """What the card says about the key's ledger, by row name; no rows for a release that is in no ledger."""
+    """Rows of the card about the key's ledger, by name; empty for a release that is not in a ledger."""
     if not card["releases"]:
         return {}
     limits = [f"{limit:g} per {kind}" for kind, limit in card["budgets"].items() if limit is not None]

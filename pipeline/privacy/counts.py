@@ -13,7 +13,7 @@ most e^(epsilon/K) each, whatever the other labels are. Beside other releases of
 
 The noise of a count is a function of the key and of the count's name, which holds what was asked: the same question
 gets the same answer, which costs nothing more, and another question other noise. The draw is that of Canonne, Kamath
-and Steinke ("The Discrete Gaussian for Differential Privacy", 2020, algorithms 1 and 2): integers and coins alone, so
+and Steinke ("The Discrete Gaussian for Differential Privacy", 2020, algorithms 1 and 2): only integers and coins, so
 that no rounding of floating-point numbers tells anything.
 """
 
@@ -77,8 +77,8 @@ class DiscreteLaplace:
 
     @classmethod
     def shared(cls, epsilon: float, counts: int) -> DiscreteLaplace:
-        """Of each of `counts` counts of the same events that cost `epsilon` together, or of a sum that a label moves by
-        `counts`; UserError for a bad epsilon."""
+        """Noise of each of `counts` counts of the same events that together cost `epsilon`, or of a sum that a label
+        moves by `counts`; UserError for a bad epsilon."""
         each = Fraction(check_epsilon(epsilon)) / counts
         if each < LEAST_EPSILON:
             raise UserError(f"epsilon must leave noise that fits a number, got {epsilon!r}: take a larger one")

@@ -22,6 +22,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from private_rlhf.core.errors import UserError
@@ -43,12 +44,12 @@ ENTRY = np.dtype(
         *(("label", "i1"), ("blind", "i1"), ("corrects", "?"), ("left_out", "?")),
     ]
 )
-# What is kept. label: -2 or +2, blinded; -1 or +1, as it is (of a store of before); 0 for an event that was left out
+# What is kept. label: -2 or +2, blinded; -1 or +1, unblinded (earlier versions); 0 for an event that was left out
 # for good (`caps`). shared: its label may be that of the record's other shared events, so that their totals add up.
 EVENT = np.dtype(
     [("tag", TAG), ("record", TAG), ("labeler", TAG), ("epsilon", "<f8"), ("label", "i1"), ("shared", "?")]
 )
-LEGACY = np.dtype([("tag", TAG), ("labeler", TAG), ("epsilon", "<f8"), ("label", "i1")])  # a store of before
+LEGACY = np.dtype([("tag", TAG), ("labeler", TAG), ("epsilon", "<f8"), ("label", "i1")])  # of earlier versions
 
 
 def entries(
@@ -71,7 +72,7 @@ class Generation:
     """One state of the store. `path`: its file, None while it is empty. `bounds`: 257 row numbers; partition p is rows
     bounds[p] to bounds[p + 1]. `epsilon`: the largest total of any event, 0 if there is none. `digest`: of the file.
     `left_out`: rows of events that were left out for good.
-    `legacy`: the file is one of before, which knew no records; its events are taken for their records' only ones."""
+    `legacy`: an earlier version wrote the file, without records; its events are taken for their records' only ones."""
 
     path: Path | None = None
     bounds: tuple[int, ...] = (0,) * (PARTITIONS + 1)
@@ -87,7 +88,7 @@ class Generation:
 
     @property
     def dtype(self) -> np.dtype[np.void]:
-        """Of the file's rows."""
+        """Type of the file's rows."""
         return LEGACY if self.legacy else EVENT
 
     @property
@@ -124,15 +125,11 @@ class StagedGeneration:
         return {path.stem: path for path in sorted(self.folder.glob(f"*.{kind}")) if not path.name.startswith(".")}
 
 
-@dataclass(frozen=True)
-class MergeResult:
-    """What one merge found. Counts alone leave it: which events conflict is known to nobody."""
+class MergeResult(NamedTuple):
+    """Counts of one merge; which events they are of stays unknown to everybody."""
 
     conflicts: int  # events whose stored label differs from the one given
-    renamed: int  # new events of known records that are no other person's, and do not say that they correct one
-    new_events: int
-    rows: int  # in the partition after the merge
-    max_event_epsilon: float  # the largest total of any event in the partition after the merge; 0 without events
+    renamed: int  # new events of known records that are not another person's, and do not say that they correct one
 
 
 class EventStore:
@@ -171,10 +168,10 @@ class EventStore:
         renamed = 0 if add_up else int(np.count_nonzero(same_label & ~new["corrects"]))
         if conflicts or renamed:
             self._stage(into, partition, "conflict", np.empty(0, EVENT))
-            return MergeResult(conflicts, renamed, len(new), len(old) + len(new), largest_total(old))
+            return MergeResult(conflicts, renamed)
         raised = hits[old["epsilon"][hits] < epsilon]
         if len(new) == 0 and len(raised) == 0:
-            return MergeResult(0, 0, 0, len(old), largest_total(old))
+            return MergeResult(0, 0)
         fresh = np.zeros(len(new), EVENT)
         for name in ("tag", "record", "labeler"):
             fresh[name] = new[name]
@@ -184,9 +181,8 @@ class EventStore:
         old["label"][hits] = 2 * given["label"] * given["blind"]
         if same_label.any():
             old["shared"] |= np.isin(old["record"], fresh["record"][same_label])
-        merged = _merged(old, raised, epsilon, fresh, place[~known])
-        self._stage(into, partition, "events", merged)
-        return MergeResult(0, 0, len(new), len(merged), largest_total(merged))
+        self._stage(into, partition, "events", _merged(old, raised, epsilon, fresh, place[~known]))
+        return MergeResult(0, 0)
 
     def _stage(self, into: StagedGeneration, partition: int, kind: str, rows: np.ndarray) -> None:
         into.folder.mkdir(mode=0o700, exist_ok=True)
@@ -231,7 +227,7 @@ class EventStore:
 
 
 def problems(generation: Generation) -> list[str]:
-    """What is wrong with a generation's file, one line each; reads all of it, one partition at a time."""
+    """Problems of a generation's file, one line each; reads all of it, one partition at a time."""
     if generation.path is None:
         return []
     return check_rows(generation.path, generation.dtype, generation.bounds, generation.digest)
@@ -256,7 +252,7 @@ def as_tags(tags: np.ndarray) -> np.ndarray:
 
 
 def places(old: np.ndarray, tags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where each tag stands or would stand among the old rows, and whether it is there."""
+    """Place of each tag among the old rows, and a mask of those that are there."""
     place = np.searchsorted(old["tag"], tags)
     known, inside = np.zeros(len(tags), bool), place < len(old)
     known[inside] = old["tag"][place[inside]] == tags[inside]
@@ -264,7 +260,7 @@ def places(old: np.ndarray, tags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _same_label(old: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """Which new events may give again a label that an old one gave: their record is known, and not all of its events
+    """Mask of new events that may repeat the label of an old one: their record is known, and not all of its events
     are other people's."""
     plain = all(np.array_equal(rows["record"], rows["tag"]) for rows in (old, new))
     if plain or not len(old) or not len(new):  # events without names are told apart by their records
@@ -273,13 +269,13 @@ def _same_label(old: np.ndarray, new: np.ndarray) -> np.ndarray:
     records, labelers = old["record"][order], old["labeler"][order]
     start, end = (np.searchsorted(records, new["record"], side) for side in ("left", "right"))
     unnamed = np.concatenate([[0], np.cumsum(labelers == NOBODY)])
-    found = (start < end) & ((new["labeler"] == NOBODY) | (unnamed[end] > unnamed[start]))
-    others = np.flatnonzero((start < end) & ~found)
+    same = (start < end) & ((new["labeler"] == NOBODY) | (unnamed[end] > unnamed[start]))
+    others = np.flatnonzero((start < end) & ~same)
     if len(others):
-        heard = set(zip(records.tolist(), labelers.tolist(), strict=True))
-        asked = zip(new["record"][others].tolist(), new["labeler"][others].tolist(), strict=True)
-        found[others] = [pair in heard for pair in asked]
-    return found
+        pairs = set(zip(records.tolist(), labelers.tolist(), strict=True))
+        queries = zip(new["record"][others].tolist(), new["labeler"][others].tolist(), strict=True)
+        same[others] = [pair in pairs for pair in queries]
+    return same
 
 
 def _check(partition: int, rows: np.ndarray, epsilon: float) -> None:
@@ -312,7 +308,7 @@ def _merged(old: np.ndarray, raised: np.ndarray, epsilon: float, fresh: np.ndarr
 
 
 def _changes(fresh: np.ndarray, before: np.ndarray, epsilon: float) -> np.ndarray:
-    """What a merge changes in the labellers' tallies (`labelers.TALLY`). before: the raised rows as they were."""
+    """Changes that a merge makes to the labellers' tallies (`labelers.TALLY`). before: the raised rows as they were."""
     labelers = np.concatenate([fresh["labeler"], before["labeler"]])
     gained = tally(labelers, np.full(len(labelers), epsilon), np.ones(len(labelers), np.int64))
     if len(before) == 0:

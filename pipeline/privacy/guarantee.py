@@ -1,4 +1,4 @@
-"""What a release states: which rows were left out, and the guarantee with its NOT PRIVATE mark."""
+"""Statements of a release: the rows that were left out, and the guarantee with its NOT PRIVATE mark."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REASONS = {  # by key mode
 
 @dataclass
 class DropCounts:
-    """How many rows were left out, and why; each a symmetric function of the two responses of every row.
+    """Counts of rows that were left out, by reason; each a symmetric function of the two responses of every row.
 
     identical: the two responses are the same. empty: prompt or a response has no text. duplicates: an earlier row
     holds the same unordered pair (the first is kept, whatever the labels say). over_cap: one person has more events
@@ -73,7 +73,7 @@ UNSIGNED_CLAIM = "as stated by an unsigned manifest; not verified here"
 
 
 def key_mode(mechanism: Mechanism, key: PrivacyKey | None) -> str:
-    """Where the randomness came from: "keyed", "insecure_seed" or "none" (public labels). UserError without a key."""
+    """Source of the randomness: "keyed", "insecure_seed" or "none" (public labels). UserError without a key."""
     if isinstance(mechanism, PublicLabels):
         return "none"
     if key is None:
@@ -108,7 +108,7 @@ def claim_of(facts: Mapping[str, Any]) -> str | None:
 
 
 def who_is_trusted(facts: Mapping[str, Any]) -> str:
-    """Who sees true labels, and so must be trusted with them, by a release's guarantee."""
+    """The parties that see true labels, and so must be trusted with them, by a release's guarantee."""
     mode, claim = facts["key_mode"], claim_of(facts)
     if mode in REASONS:
         return "everybody who sees the release: it is not private"

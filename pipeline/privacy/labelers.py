@@ -59,8 +59,8 @@ class LabelerTotals:
     labelers: int = 0
     unattributed: int = 0
     busiest: tuple[tuple[float, int], ...] = ()
-    digest: str = ""
     most: int = 0
+    digest: str = ""
 
     @property
     def epsilon(self) -> float:
@@ -109,11 +109,11 @@ def join_tallies(
             count, levels, events = _busiest(named)
             labelers, most = labelers + count, max(most, events)
             busiest = max(busiest, levels, key=total_epsilon)
-    return LabelerTotals(path, tuple(bounds), labelers, unattributed, busiest, digest.hexdigest(), most)
+    return LabelerTotals(path, tuple(bounds), labelers, unattributed, busiest, most, digest.hexdigest())
 
 
 def _below(rows: np.ndarray, byte: int) -> int:
-    """How many rows (sorted) have a labeller tag whose first byte is smaller; 0 <= byte <= 256."""
+    """Number of rows (sorted) whose labeller tag has a smaller first byte; 0 <= byte <= 256."""
     return len(rows) if byte > 255 else int(np.searchsorted(rows["labeler"], np.array(bytes([byte]), "S16")))
 
 
@@ -122,25 +122,25 @@ def _between(rows: np.ndarray, low: int, high: int) -> np.ndarray:
 
 
 def _busiest(rows: np.ndarray) -> tuple[int, tuple[tuple[float, int], ...], int]:
-    """How many labellers the rows (sorted as by `tally`) have; (ε, events) of the one with the largest total; the most
-    events of any one."""
+    """Number of labellers in rows that `tally` sorted; (ε, events) of the one with the largest total; the most events
+    of any one."""
     if len(rows) == 0:
         return 0, (), 0
     starts = np.flatnonzero(np.append(True, rows["labeler"][1:] != rows["labeler"][:-1]))
     best = int(np.argmax(np.add.reduceat(rows["epsilon"] * rows["events"], starts)))
-    own = rows[starts[best] : np.append(starts, len(rows))[best + 1]]
+    levels = rows[starts[best] : np.append(starts, len(rows))[best + 1]]
     most = int(np.add.reduceat(rows["events"], starts).max())
-    return len(starts), tuple(zip(own["epsilon"].tolist(), own["events"].tolist(), strict=True)), most
+    return len(starts), tuple(zip(levels["epsilon"].tolist(), levels["events"].tolist(), strict=True)), most
 
 
 def problems(totals: LabelerTotals, events: int) -> list[str]:
-    """What is wrong with the file of the totals, one line each. events: how many the event store holds."""
+    """Problems of the file of the totals, one line each. events: how many the event store holds."""
     if totals.path is None:
         return [f"the ledger states {events} events and no labeller totals"] if events else []
-    found, counted = check_rows(totals.path, TALLY, totals.bounds, totals.digest), 0
-    if not found:
+    lines, counted = check_rows(totals.path, TALLY, totals.bounds, totals.digest), 0
+    if not lines:
         for start, end in pairwise(totals.bounds):
             counted += int(read_rows(totals.path, TALLY, start, end)["events"].sum())
         if counted != events:
-            found.append(f"{totals.path}: counts {counted} events where the event store holds {events}")
-    return found
+            lines.append(f"{totals.path}: counts {counted} events where the event store holds {events}")
+    return lines

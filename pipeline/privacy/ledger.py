@@ -27,6 +27,7 @@ users, and what a copy of key and state releases on another machine. Events are 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -45,17 +46,15 @@ from private_rlhf.privacy.ledger_facts import (
     ReleasePlan,
     added_by,
     added_delta,
-    added_epsilon,
     check_budgets,
     check_cap,
-    kind_of,
     labeler_facts,
     new_entry,
     now,
     source_totals,
     stated_budget,
 )
-from private_rlhf.privacy.ledger_file import Book, LedgerFile
+from private_rlhf.privacy.ledger_file import Book, LedgerFile, added_epsilon
 from private_rlhf.privacy.other_keys import OtherKey, missing_charge, one_at_a_time, other_keys
 from private_rlhf.privacy.owner_files import Lock
 
@@ -97,8 +96,8 @@ class Ledger:
     def restore(cls, key: PrivacyKey, source: Path, stated: float) -> Ledger:
         """A copy of the state folder `source` in place of what is beside the key, which is kept under another name.
 
-        stated: the sum of what was released after the copy was made, 0 for nothing. UserError if the copy is no whole
-        ledger of this key.
+        stated: the sum of what was released after the copy was made, 0 for nothing. UserError if the copy is not a
+        whole ledger of this key.
         """
         _check_stated(stated)
         ledger = cls(key)
@@ -113,8 +112,7 @@ class Ledger:
             entry = new_entry(ReleasePlan("stated by the holder", epsilon, 0, "", "stated"))
             book.entries.append(entry | {"status": "released", "released": entry["time"]})
         lock = Lock(self._file.lock_path, create=False)
-        if not lock.acquire(0.0):
-            raise _busy(lock)
+        _acquire(lock, 0.0)
         try:
             self._write(book, lock)
         finally:
@@ -176,15 +174,14 @@ class Ledger:
         make_private_folder(self._file.folder)
         make_private_folder(self.store.folder)
         lock = Lock(self._file.lock_path, create=False)
-        if not lock.acquire(wait):
-            raise _busy(lock)
+        _acquire(lock, wait)
         try:
             book = self._clean(self._file.read(), lock)
             entry = next((entry for entry in book.entries if entry["identity"] == plan.identity), None)
             if entry is None:
-                labels = max(book.events.epsilon, plan.epsilon) if plan.kind == "labels" else book.events.epsilon
-                check_budgets(book, plan.source, added_by(plan), budget, labels, None)
                 entry = new_entry(plan)
+                labels = max(book.events.epsilon, plan.epsilon) if plan.kind == "labels" else book.events.epsilon
+                check_budgets(book, plan.source, added_by(entry), budget, labels, None)
                 book.entries.append(entry)
                 book.serial += 1
                 self._write(book, lock)
@@ -228,7 +225,7 @@ class Ledger:
         }
 
     def card_facts(self) -> dict[str, Any]:
-        """What the privacy card states of the ledger: `show` without the key's id and the owner's paths."""
+        """Facts of the ledger for the privacy card: `show` without the key's id and the owner's paths."""
         facts = self.show()
         del facts["key"], facts["names_folded"]
         hidden = ("output", "released", "other")
@@ -240,26 +237,23 @@ class Ledger:
         return facts
 
     def verify(self, wait: float = WAIT_SECONDS) -> list[str]:
-        """What is wrong with the ledger, its data files and their modes, one line each; reads everything.
+        """Problems of the ledger, its data files and their modes, one line each; reads everything.
 
         UserError if a release is still under way after `wait` seconds.
         """
         folder, lock = self._file.folder, Lock(self._file.lock_path, create=False)
-        try:
-            if not lock.acquire(wait):
-                raise _busy(lock)
-        except OSError:
-            pass  # a copy that cannot be written has no release under way
+        with suppress(OSError):  # a copy that cannot be written has no release under way
+            _acquire(lock, wait)
         try:
             book = self._file.read()
-            found = [*events.problems(book.events), *labelers.problems(book.labelers, book.events.events)]
+            lines = [*events.problems(book.events), *labelers.problems(book.labelers, book.events.events)]
         except UserError as error:
-            found = [str(error)]
+            lines = [str(error)]
         finally:
             lock.release()
         present = (path for path in (folder, *sorted(folder.rglob("*"))) if path.exists())
         reached = [path for path in present if path.stat().st_mode & 0o077]
-        return found + [f"{path}: can be reached by others; run `chmod go-rwx {path}`" for path in reached]
+        return lines + [f"{path}: can be reached by others; run `chmod go-rwx {path}`" for path in reached]
 
     def export(self, path: Path) -> None:
         """Write `show` to an owner-only JSON file."""
@@ -328,12 +322,11 @@ class Reservation:
         tallies = list(self.generation.pieces("tally").values())
         totals = join_tallies(book.labelers, tallies, store.folder / f"{book.serial:06d}.labelers")
         entry = self._entry
-        plan = ReleasePlan(entry["source"], entry["epsilon"], entry["events"], entry["identity"], kind_of(entry))
-        added = added_by(plan) + sum(entry["epsilon"] for entry in self._charges)
-        check_budgets(book, plan.source, added, self._budget, joined.epsilon, totals)
+        added = added_by(entry) + sum(charge["epsilon"] for charge in self._charges)
+        check_budgets(book, entry["source"], added, self._budget, joined.epsilon, totals)
         cap = self._max_events
         if cap is not None and totals.most > max(cap, book.labelers.most):
-            raise UserError(f"{plan.source}: another release under this key was made meanwhile; run again")
+            raise UserError(f"{entry['source']}: another release under this key was made meanwhile; run again")
         folded = book.folded or totals.labelers > 0 == book.labelers.labelers
         stated = {"budgets": self._budgets(), "max_events": cap, "folded": folded}
         self._advance({"status": "written"}, events=joined, labelers=totals, **stated)
@@ -363,13 +356,12 @@ class Reservation:
             self._advance({}, **stated)
         self._end()
 
-    def abandon(self) -> None:
-        """Let go of the lock; the plan is struck out, at no cost, unless `written` was reached."""
-        self._end()
-
     def _end(self) -> None:
-        """The book in memory is the last one whose writing is known to have succeeded: a failure in the middle of
-        `written` is undone by writing it again, one revision later, without the plan."""
+        """Let go of the lock; the plan is struck out, at no cost, unless `written` was reached.
+
+        The book in memory is the last one whose writing is known to have succeeded: a failure in the middle of
+        `written` is undone by writing it again, one revision later, without the plan.
+        """
         try:
             book = replace(self._book, revision=self._book.revision + 1)
             self._ledger._clean(book, self._lock)
@@ -385,7 +377,7 @@ class Reservation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._lock.held:
-            self.abandon()
+            self._end()
 
 
 def _check_stated(epsilon: float) -> None:
@@ -394,5 +386,6 @@ def _check_stated(epsilon: float) -> None:
         check_epsilon(epsilon, "--i-know")
 
 
-def _busy(lock: Lock) -> UserError:
-    return UserError(f"{lock.path}: another release under this key is under way; run again when it has ended")
+def _acquire(lock: Lock, seconds: float) -> None:
+    if not lock.acquire(seconds):
+        raise UserError(f"{lock.path}: another release under this key is under way; run again when it has ended")

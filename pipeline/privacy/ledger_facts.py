@@ -1,4 +1,4 @@
-"""What a ledger states: totals, sources, labellers and budgets, computed from its book."""
+"""Facts that a ledger states: totals, sources, labellers and budgets, computed from its book."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from typing import Any, Literal
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import check_epsilon
 from private_rlhf.privacy.labelers import LabelerTotals
-from private_rlhf.privacy.ledger_file import Book
+from private_rlhf.privacy.ledger_file import Book, Kind, added_epsilon
 from private_rlhf.privacy.person import person_epsilon
 
 DELTA = 1e-6
 Per = Literal["event", "person"]
-Kind = Literal["labels", "counts", "sum", "stated"]
-ON_TOP: tuple[Kind, ...] = ("counts", "sum", "stated")  # these add up, and to the largest ε of the labels
 
 
 @dataclass(frozen=True)
@@ -57,9 +55,9 @@ class ReleasePlan:
             raise UserError(f"a release has {self.events} events; it must have 0 or more")
 
 
-def added_by(plan: ReleasePlan) -> float:
-    """The ε that counts and sums add to the labels' total."""
-    return plan.epsilon if plan.kind in ("counts", "sum") else 0.0
+def added_by(entry: dict[str, Any]) -> float:
+    """The ε that the entry of a count or sum adds to the labels' total."""
+    return float(entry["epsilon"]) if entry.get("kind") in ("counts", "sum") else 0.0
 
 
 def new_entry(plan: ReleasePlan) -> dict[str, Any]:
@@ -89,29 +87,18 @@ def stated_budget(book: Book, per: str, budget: Budget | None) -> float | None:
     return next((float(entry["epsilon"]) for entry in reversed(book.budgets) if entry["per"] == per), None)
 
 
-def kind_of(entry: dict[str, Any]) -> Kind:
-    found: Kind = entry.get("kind", "labels")
-    return found
-
-
-def added_epsilon(entries: list[dict[str, Any]], kinds: tuple[Kind, ...] = ON_TOP) -> float:
-    """What all counts and noisy sums together cost any event that they looked at, and what its holder says was
-    released."""
-    return math.fsum(entry["epsilon"] for entry in entries if kind_of(entry) in kinds)
-
-
 def added_delta(entries: list[dict[str, Any]]) -> float:
     """δ of all noisy sums together."""
     return math.fsum(entry.get("delta", 0.0) for entry in entries)
 
 
 def source_totals(entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Per source: its releases, and the largest total that its releases alone gave any record of it."""
+    """Per source: its releases, and the largest total that its own releases gave any record of it."""
     totals: dict[str, Any] = {}
     for entry in entries:
         total = totals.setdefault(entry["source"], {"releases": 0, "epsilon_total": 0.0})
         total["releases"] += 1
-        if kind_of(entry) == "labels" and entry["events"]:
+        if entry.get("kind", "labels") == "labels" and entry["events"]:
             total["epsilon_total"] = max(total["epsilon_total"], entry["epsilon"])
     for source, total in totals.items():
         total["epsilon_total"] += added_epsilon([entry for entry in entries if entry["source"] == source])
@@ -144,7 +131,7 @@ def check_budgets(
 ) -> None:
     """UserError if totals after the release exceed a budget, given now or stated before. event_total: of labels.
     epsilon_of_counts: that the release adds. totals: None = not known."""
-    before = added_epsilon([entry for entry in book.entries if entry["status"] != "reserved"])
+    before = added_epsilon(book.entries)
     added = before + epsilon_of_counts
     limit = stated_budget(book, "event", budget)
     if limit is not None and event_total + added > limit:

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from private_rlhf.core.atomic import sweep_temporaries, sync, write_json
 from private_rlhf.core.documents import parse_json, read_json
@@ -33,12 +33,15 @@ from private_rlhf.privacy.labelers import TALLY, LabelerTotals
 from private_rlhf.privacy.owner_files import read_number
 
 FORMAT = 2
-WITH_SUMS = 3  # once it holds a noisy sum, which programs of before would not add up
+WITH_SUMS = 3  # once it holds a noisy sum, which earlier programs would not add up
 WITH_FOLDED_NAMES = 4  # once labellers are told apart by folded names, which earlier programs would not fold
 READABLE = (1, FORMAT, WITH_SUMS, WITH_FOLDED_NAMES)
 _MAC_DOMAIN = b"private-rlhf/ledger/v1"
 _ID_DOMAIN = b"private-rlhf/key-id/v1"
 _RESTORE = "restore the key's state folder from a backup"
+
+Kind = Literal["labels", "counts", "sum", "stated"]
+ON_TOP: tuple[Kind, ...] = ("counts", "sum", "stated")  # these add up, and to the largest ε of the labels
 
 
 @dataclass
@@ -139,7 +142,7 @@ class LedgerFile:
     def replace(self, source: Path) -> None:
         """Put a copy of the state folder `source` here; what was here is kept under another name.
 
-        UserError if `source` is no whole ledger of this key.
+        UserError if `source` is not a whole ledger of this key.
         """
         other = LedgerFile(self._key)
         other.folder, other.path, other.lock_path = source, source / "ledger.json", lock_file(source)
@@ -147,15 +150,15 @@ class LedgerFile:
         if source.resolve() == self.folder or not other.path.is_file() or not other.lock_path.is_file():
             raise UserError(f"{source}: is no copy of a state folder (it needs ledger.json and ledger.lock)")
         other.read(newest=False)
-        made = self.folder.with_name(f".{self.folder.name}.new")
-        shutil.rmtree(made, ignore_errors=True)
-        shutil.copytree(source, made)
-        for path in (made, *made.rglob("*")):
+        copy = self.folder.with_name(f".{self.folder.name}.new")
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(source, copy)
+        for path in (copy, *copy.rglob("*")):
             path.chmod(0o700 if path.is_dir() else 0o600)
         if self.folder.exists():
             number = next(n for n in count(1) if not self.folder.with_name(f"{self.folder.name}.replaced-{n}").exists())
             self.folder.rename(self.folder.with_name(f"{self.folder.name}.replaced-{number}"))
-        made.rename(self.folder)
+        copy.rename(self.folder)
         sync(self.folder.parent)
 
     def _anchored(self) -> int:
@@ -187,14 +190,14 @@ class LedgerFile:
             self._anchor.parent.parent.mkdir(parents=True, exist_ok=True)
             for folder in (self._anchor.parent.parent, self._anchor.parent):
                 make_private_folder(folder)
-            spent = book.events.epsilon + added(book.entries)
+            spent = book.events.epsilon + added_epsilon(book.entries)
             facts = {"folder": str(self.folder), "revision": book.revision, "epsilon": spent}
             write_json(self._anchor, facts, mode=0o600)
         except OSError:
             pass
 
     def _without_state(self) -> str:
-        """Why a key without its ledger is refused."""
+        """The error text for a key without its ledger."""
         self._anchored()
         return (
             f"{self._key.path}: has no ledger beside it ({self.folder}), as a copied or restored key: put the state"
@@ -207,7 +210,6 @@ class LedgerFile:
         return self._key.keyed_digest([text.encode()], _MAC_DOMAIN)
 
     def _body(self, book: Book) -> dict[str, Any]:
-        events, labelers = book.events, book.labelers
         version = WITH_SUMS if any(entry.get("kind") == "sum" for entry in book.entries) else FORMAT
         return {
             "format": WITH_FOLDED_NAMES if book.folded else version,
@@ -217,23 +219,8 @@ class LedgerFile:
             "entries": book.entries,
             "budgets": book.budgets,
             "max_events": book.max_events,
-            "events": {
-                "file": _name(events.path),
-                "bounds": list(events.bounds),
-                "epsilon": events.epsilon,
-                "digest": events.digest,
-                "legacy": events.legacy,
-                "left_out": events.left_out,
-            },
-            "labelers": {
-                "file": _name(labelers.path),
-                "bounds": list(labelers.bounds),
-                "labelers": labelers.labelers,
-                "unattributed": labelers.unattributed,
-                "busiest": [list(level) for level in labelers.busiest],
-                "most": labelers.most,
-                "digest": labelers.digest,
-            },
+            "events": _stated(book.events),
+            "labelers": _stated(book.labelers),
         }
 
     def _parse(self, text: str) -> Book:
@@ -249,45 +236,42 @@ class LedgerFile:
             raise UserError(f"{self.path}: belongs to another key; put each key back beside its own state folder")
         if not hmac.compare_digest(mac.encode(errors="replace"), self._mac(body).encode()):
             raise UserError(f"{self.path}: the ledger was changed or damaged (its MAC is wrong); {_RESTORE}")
-        events, labelers = body["events"], body["labelers"]
+        events = {"legacy": version == 1} | body["events"]
+        # a ledger of format 1 does not state `most`: nobody has more events than there are
+        labelers = {"most": events["bounds"][-1]} | body["labelers"]
         return Book(
             revision=body["revision"],
             serial=body["serial"],
             entries=body["entries"],
             budgets=body["budgets"],
-            events=Generation(
-                self._data(events["file"]),
-                tuple(events["bounds"]),
-                events["epsilon"],
-                events["digest"],
-                events.get("legacy", version == 1),
-                events.get("left_out", 0),
-            ),
+            events=Generation(**self._fields(events)),
+            labelers=LabelerTotals(**self._fields(labelers)),
             max_events=body.get("max_events"),
             folded=version == WITH_FOLDED_NAMES,
-            labelers=LabelerTotals(
-                self._data(labelers["file"]),
-                tuple(labelers["bounds"]),
-                labelers["labelers"],
-                labelers["unattributed"],
-                tuple((epsilon, count) for epsilon, count in labelers["busiest"]),
-                labelers["digest"],
-                labelers.get("most", events["bounds"][-1]),  # a ledger of before: no person has more than all
-            ),
         )
 
-    def _data(self, name: str | None) -> Path | None:
-        return None if name is None else self.folder / "events" / name
+    def _fields(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """The inverse of `_stated`."""
+        name = facts.pop("file")
+        path = None if name is None else self.folder / "events" / name
+        return {"path": path} | {field: _as_tuple(value) for field, value in facts.items()}
 
 
-def added(entries: list[dict[str, Any]]) -> float:
-    """Σ ε of what is charged on top of the labels' own, as far as it may be released."""
-    on_top = [entry for entry in entries if entry.get("kind", "labels") != "labels" and entry["status"] != "reserved"]
-    return math.fsum(entry["epsilon"] for entry in on_top)
+def added_epsilon(entries: list[dict[str, Any]], kinds: tuple[Kind, ...] = ON_TOP) -> float:
+    """Σ ε of entries of these kinds, as far as they may be released: what they cost on top of the labels' own."""
+    spent = (entry for entry in entries if entry["status"] != "reserved")
+    return math.fsum(entry["epsilon"] for entry in spent if entry.get("kind", "labels") in kinds)
 
 
-def _name(path: Path | None) -> str | None:
-    return None if path is None else path.name
+def _stated(data: Generation | LabelerTotals) -> dict[str, Any]:
+    """The fields of a data file in their order, which is that of the ledger's text; its path as a name."""
+    facts = vars(data).copy()
+    path: Path | None = facts.pop("path")
+    return {"file": None if path is None else path.name} | facts
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
 
 
 def _check_size(path: Path | None, size: int) -> None:
@@ -295,8 +279,8 @@ def _check_size(path: Path | None, size: int) -> None:
     if path is None:
         return
     try:
-        found = path.stat().st_size
+        actual = path.stat().st_size
     except OSError as error:
         raise UserError(f"{path}: the ledger's data cannot be read ({error.strerror}); {_RESTORE}") from error
-    if found != size:
-        raise UserError(f"{path}: holds {found} bytes where the ledger states {size}; {_RESTORE}")
+    if actual != size:
+        raise UserError(f"{path}: holds {actual} bytes where the ledger states {size}; {_RESTORE}")

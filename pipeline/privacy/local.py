@@ -1,6 +1,6 @@
 """Local mode: a label is randomised where it is given, before it goes anywhere; nobody downstream ever holds it.
 
-Needs the standard library alone and works as a single file: copy it beside a labelling tool and start it with
+Needs only the standard library and works as a single file: copy it beside a labelling tool and start it with
 `python local.py --epsilon 1 --store draws.db` (inside the package: `private-rlhf label-filter`). JSON lines come in on
 stdin, one JSON line goes out on stdout for each, in order and as soon as its draw is safe:
 
@@ -106,7 +106,7 @@ class DrawStore:
     """Draws by event id in an owner-only SQLite file: made once, on the disk before they are known, given again.
 
     A draw is 0 or 1, the place of the answered label in `labels`. Ids are kept as SHA-256. UserError if the file is
-    readable by others, is no store, is damaged, was made for other labels, or cannot be written.
+    readable by others, is not a store, is damaged, was made for other labels, or cannot be written.
     """
 
     def __init__(self, path: str | Path, labels: tuple[Label, Label], wait_seconds: float = 60.0) -> None:
@@ -132,7 +132,7 @@ class DrawStore:
         if not {place for _, place in events} <= {0, 1}:
             raise UserError("the place of a label must be 0 or 1: give -1 and +1 to privatize_label")
         threshold = keep_threshold(epsilon)
-        found: list[int | None] = []
+        draws: list[int | None] = []
         with self._named_errors(), self._transaction():
             for event, place in events:
                 name = hashlib.sha256(event.encode()).digest()
@@ -140,8 +140,8 @@ class DrawStore:
                 if row is None:
                     row = float(epsilon), place if secrets.randbits(129) < LEVELS + threshold else 1 - place
                     self._base.execute("INSERT INTO draws VALUES (?, ?, ?)", (name, *row))
-                found.append(row[1] if row[0] == epsilon else None)
-        return found
+                draws.append(row[1] if row[0] == epsilon else None)
+        return draws
 
     def close(self) -> None:
         """Closes the file."""
@@ -243,7 +243,7 @@ def parse_labels(text: str) -> tuple[Label, Label]:
 
 @dataclass(frozen=True)
 class LabelFilter:
-    """What the filter does with lines. keep: further fields to pass through; everything else is dropped."""
+    """Answers lines. keep: further fields to pass through; all others are dropped."""
 
     store: DrawStore
     epsilon: float
@@ -275,38 +275,35 @@ class LabelFilter:
                 raise UserError(f"line {number + len(lines) + 1} is over {MAX_LINE_BYTES} bytes; end lines with \\n")
             numbered = [(number + place, line) for place, line in enumerate(lines, 1) if line.strip()]
             number += len(lines)
-            answers, bad = self._answer(numbered)
-            refused += bad
+            answers = self._answer(numbered)
+            refused += sum("error" in answer for answer in answers)
             if answers:
                 write("".join(json.dumps(answer) + "\n" for answer in answers).encode())
         return refused
 
-    def _answer(self, lines: Sequence[tuple[int, bytes]]) -> tuple[list[dict[str, Any]], int]:
-        """One answer per (number, line), and how many of them are refusals."""
+    def _answer(self, lines: Sequence[tuple[int, bytes]]) -> list[dict[str, Any]]:
+        """One answer per (number, line); one with "error" is a refusal."""
         answers: list[dict[str, Any]] = []
         events: list[tuple[str, int]] = []
-        waiting: list[int] = []  # places in `answers` that a draw completes
-        bad = 0
+        waiting: list[tuple[int, dict[str, Any]]] = []  # lines whose answers a draw completes
         for number, line in lines:
             try:
                 event, place, answer = self._parse(line)
             except _LineError as error:
                 answers.append({"line": number, "error": str(error)})
-                bad += 1
                 continue
             events.append((event, place))
-            waiting.append(len(answers))
-            answers.append({"line": number} | answer)
+            waiting.append((number, answer))
+            answers.append(answer)
         draws = self.store.answer(events, self.epsilon) if events else []
-        for place, draw in zip(waiting, draws, strict=True):
-            answer = answers[place]
-            number = answer.pop("line")
+        for (number, answer), draw in zip(waiting, draws, strict=True):
             if draw is None:
-                answers[place] = {"line": number, "error": _OTHER_EPSILON, self.id_field: answer[self.id_field]}
-                bad += 1
+                event_id = answer[self.id_field]
+                answer.clear()
+                answer |= {"line": number, "error": _OTHER_EPSILON, self.id_field: event_id}
             else:
                 answer[self.label_field] = self.labels[draw]
-        return answers, bad
+        return answers
 
     def _parse(self, line: bytes) -> tuple[str, int, dict[str, Any]]:
         """(event id, place of the label, the answer without its label). No message repeats a value of the line."""
@@ -329,12 +326,12 @@ class LabelFilter:
             name.encode()
         except UnicodeEncodeError:
             raise _LineError(f"field {self.id_field!r} holds a lone surrogate") from None
-        kept = {field: row[field] for field in self.keep if field in row}
-        return name, places[0], {self.id_field: event, self.label_field: None} | kept
+        extra = {field: row[field] for field in self.keep if field in row}
+        return name, places[0], {self.id_field: event, self.label_field: None} | extra
 
 
 class _LineError(Exception):
-    """What is wrong with one line."""
+    """The defect of one line."""
 
 
 _OTHER_EPSILON = "this id was answered at another epsilon, and draws add up: use that epsilon, or a new id"
@@ -357,9 +354,9 @@ def filter_stdin(
     draws = DrawStore(store, pair)
     if draws.created:
         print(f"new store {store}: keep it, events in it are never drawn again", file=sys.stderr)
-    kept = tuple(name for name in keep.split(",") if name)
+    fields = tuple(name for name in keep.split(",") if name)
     try:
-        refused = LabelFilter(draws, epsilon, pair, id_field, label_field, kept).serve(
+        refused = LabelFilter(draws, epsilon, pair, id_field, label_field, fields).serve(
             lambda: os.read(0, _CHUNK_BYTES), _write_all
         )
     except BrokenPipeError:
@@ -386,9 +383,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--id-field", default="id")
     parser.add_argument("--label-field", default="label")
     parser.add_argument("--keep", default="", help="further fields to pass through, comma-separated")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        return filter_stdin(**vars(given))
+        return filter_stdin(**vars(options))
     except UserError as error:
         print(f"label-filter: {error}", file=sys.stderr)
         return 2

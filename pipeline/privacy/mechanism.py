@@ -65,7 +65,7 @@ NOISY_SUM = "noisy sum"
 
 
 def walk_counter(octave: int, counter: int) -> bytes:
-    """What follows the root in the input of an octave's walk: 8 bytes."""
+    """Suffix of the root in the input of an octave's walk: 8 bytes."""
     return octave.to_bytes(4, "big") + counter.to_bytes(4, "big")
 
 
@@ -88,7 +88,7 @@ class Coins:
         self._ground = root[47]
 
     def visited(self, octave: int) -> bool:
-        """Whether the octave holds a visited level."""
+        """True if the octave holds a visited level."""
         return bool(self._visited >> octave & 1)
 
     def lowest(self, octave: int) -> int:
@@ -122,18 +122,18 @@ def last_coin(label: int, threshold: int, coins: Coins, octaves: int = OCTAVES) 
     check_label(label)
     if threshold == 0:
         return coins.lowest(-1)
-    own = threshold.bit_length() - 1
-    if coins.visited(own):
-        found = 0  # the coin of the lowest visit at or above the threshold so far
-        for level, coin in coins.walk(own):
+    base = threshold.bit_length() - 1
+    if coins.visited(base):
+        last = 0  # the coin of the lowest visit at or above the threshold so far
+        for level, coin in coins.walk(base):
             if level < threshold:
-                if found and level < 1 << own:
-                    return coins.lowest(own)
-                if found:
-                    return found
+                if last and level < 1 << base:
+                    return coins.lowest(base)
+                if last:
+                    return last
                 break
-            found = coin
-    for octave in range(own + 1, octaves):
+            last = coin
+    for octave in range(base + 1, octaves):
         if coins.visited(octave):
             return coins.lowest(octave)
     return label
@@ -160,7 +160,7 @@ class RandomizedResponse:
         return last_coin(label, self.threshold, Coins(prf, event))
 
     def guarantee(self) -> dict[str, Any]:
-        """What manifests and cards state about the mechanism; JSON types only."""
+        """Statement of the mechanism for manifests and cards; JSON types only."""
         return {
             "mechanism": "randomized response",
             **self.noise.as_json(),
@@ -206,7 +206,7 @@ class NoisySum:
 
     @property
     def noise(self) -> LabelNoise:
-        """Of the rows: they tell nothing."""
+        """Noise of the rows, which carry no label."""
         return LabelNoise(self.epsilon, Fraction(1, 2))
 
     def guarantee(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@
 
 so replacing the label of one event moves s by its own row, up or down: the sensitivities are max ||X_i||, exact
 integers. s plus noise is what is released; everything that is computed from it is post-processing. Two laws of noise,
-one draw a coordinate, both drawn exactly (Canonne, Kamath and Steinke 2020; integers and coins alone):
+one draw a coordinate, both drawn exactly (Canonne, Kamath and Steinke 2020; only integers and coins):
 
     discrete Gaussian   P(k) prop. to e^(-k^2 / (2 variance)):  max ||X_i||_2^2 / (2 variance)-zCDP
     discrete Laplace    P(k) prop. to e^(-|k| epsilon / max ||X_i||_1):  epsilon-DP.
@@ -31,7 +31,7 @@ LARGEST = 1 << 62  # below the range of int64, with room for every sum that is c
 
 @dataclass(frozen=True)
 class DiscreteGaussian:
-    """P(X = k) proportional to e^(-k²/(2 variance)). variance: exact, > 0; that of X is no larger."""
+    """P(X = k) proportional to e^(-k²/(2 variance)). variance: exact, > 0; the variance of X is at most that."""
 
     variance: Fraction
 
@@ -55,7 +55,7 @@ def _survives(bits: Bits, exponent: Fraction) -> bool:
 
 
 def fresh_bits() -> Bits:
-    """Of a key of their own from the operating system, which nobody keeps: a repeated release has other noise."""
+    """Bits of a new key from the operating system, which nobody keeps: a repeated release has other noise."""
     return Bits(Prf(secrets.token_bytes(KEY_BYTES)), bytes(NAME_BYTES))
 
 

@@ -18,7 +18,7 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.user import user_folder
 from private_rlhf.privacy.events import Generation
 from private_rlhf.privacy.keys import PrivacyKey, load_key
-from private_rlhf.privacy.ledger_file import LedgerFile, added
+from private_rlhf.privacy.ledger_file import LedgerFile, added_epsilon
 from private_rlhf.privacy.owner_files import Lock
 
 
@@ -42,11 +42,11 @@ class OtherKey:
 def other_keys(own_id: str) -> list[OtherKey]:
     """The keys of this user that released labels, but for the one with this id. A key that is gone counts as far as
     its last revision said what it had released."""
-    found = []
+    others = []
     for anchor in sorted((user_folder() / "ledgers").glob("*.json")):
         if anchor.stem != own_id and (other := _other(anchor)) is not None:
-            found.append(other)
-    return found
+            others.append(other)
+    return others
 
 
 def _other(anchor: Path) -> OtherKey | None:
@@ -66,8 +66,8 @@ def _other(anchor: Path) -> OtherKey | None:
         return OtherKey(anchor.stem, path, None, Generation(), spent) if spent else None
     if not book.events.events:
         return None
-    own = [entry for entry in book.entries if "other" not in entry]  # what it charges for others is theirs
-    return OtherKey(file.key_id, path, key, book.events, added(own))
+    charges = [entry for entry in book.entries if "other" not in entry]  # what it charges for others is theirs
+    return OtherKey(file.key_id, path, key, book.events, added_epsilon(charges))
 
 
 @contextmanager

@@ -54,16 +54,16 @@ def read_rows(path: Path, dtype: np.dtype[Any], start: int = 0, end: int | None 
 
 
 def check_rows(path: Path, dtype: np.dtype[Any], bounds: Sequence[int], digest: str) -> list[str]:
-    """What is wrong with a file of rows that should have these bounds and this digest; reads it slice by slice."""
-    found, size = row_digest(), bounds[-1] * dtype.itemsize
+    """Problems of a file of rows that should have these bounds and this digest; reads it slice by slice."""
+    actual, size = row_digest(), bounds[-1] * dtype.itemsize
     try:
         if path.stat().st_size != size:
             return [f"{path}: holds {path.stat().st_size} bytes where the ledger states {size}"]
         for start, end in pairwise(bounds):
-            found.update(read_rows(path, dtype, start, end).data)
+            actual.update(read_rows(path, dtype, start, end).data)
     except OSError as error:
         return [f"{path}: cannot be read ({error.strerror})"]
-    return [] if found.hexdigest() == digest else [f"{path}: was changed or damaged: the ledger states another digest"]
+    return [] if actual.hexdigest() == digest else [f"{path}: was changed or damaged: the ledger states another digest"]
 
 
 def row_digest() -> Any:
@@ -84,7 +84,7 @@ class Lock:
         self._descriptor: int | None = None
 
     def acquire(self, seconds: float) -> bool:
-        """Whether the lock could be had within `seconds`. OSError if its file cannot be opened for writing, or
+        """True if the lock was free within `seconds`. OSError if its file cannot be opened for writing, or
         is missing and not to be created."""
         descriptor = os.open(self.path, self._flags, 0o600)
         deadline = time.monotonic() + seconds
@@ -116,7 +116,7 @@ class Lock:
 
     @property
     def held(self) -> bool:
-        """Whether this object holds the lock."""
+        """True while this object holds the lock."""
         return self._descriptor is not None
 
     def write_number(self, number: int) -> None:

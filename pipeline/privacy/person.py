@@ -1,4 +1,4 @@
-"""What the labels of one person cost together: the exact (ε, δ) of independent randomised responses."""
+"""Total cost of one person's labels: the exact (ε, δ) of independent randomised responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many answers of one person should count, where a budget covers everything that the person answers.
+"""The number of answers of one person that should count, where a budget covers everything that the person answers.
 
 A Bradley–Terry answer at margin Δ is +1 with probability σ(Δ) = (1 + t)/2, t = tanh(Δ/2). After randomised response at
 ε, with a = 2α−1 = tanh(ε/2), it is with probability P̃ = (1 + a t)/2. As σ′(Δ) = (1 − t²)/4, the released answer has
@@ -30,8 +30,8 @@ def split_budget(total: float, questions: int | None = None) -> tuple[int, float
     if questions is not None and questions < 1:
         raise UserError(f"a person is asked {questions} questions; it must be 1 or more")
     below = max(1, math.floor(total / best_epsilon()))
-    tried = sorted({min(count, questions or count) for count in (below, below + 1)})
-    answers = max(tried, key=lambda count: information(total, count))
+    candidates = sorted({min(count, questions or count) for count in (below, below + 1)})
+    answers = max(candidates, key=lambda count: information(total, count))
     return answers, epsilon_each(total, answers)
 
 

@@ -78,7 +78,7 @@ def canonical_record(prompt: Text, chosen: Text, rejected: Text) -> PreferenceRe
     """The canonical record, or None if the two responses are identical.
 
     The id is the SHA-256 (hex) of domain, kinds, the three lengths (8 bytes each) and the three encoded texts, the two
-    responses in the order of their bytes: it depends on the unordered pair alone. response_a is the first in that order
+    responses in the order of their bytes: it depends only on the unordered pair. response_a is the first in that order
     if the id is even, else the second, so that the order has nothing to do with what the texts say either.
     """
     first, second = encode_text(chosen), encode_text(rejected)
@@ -125,5 +125,5 @@ def event_bytes(record_id: str, labeler: str | None = None, event: str | None = 
 
 
 def event_suffix(labeler: str | None, event: str | None) -> bytes:
-    """What follows the record id in `event_bytes`."""
+    """The part of `event_bytes` after the record id."""
     return b"".join(_ABSENT if part is None else frame(b"+" + part.encode()) for part in (labeler, event))

@@ -1,4 +1,4 @@
-"""Who vouches for a release: Ed25519 signatures (RFC 8032) by the holder of the key.
+"""Signatures of releases: Ed25519 signatures (RFC 8032) by the holder of the key.
 
 The signing key is a keyed digest of the owner's key in a domain of its own: no second secret has to be kept, and by the
 PRF assumption the public half and all signatures are independent of every flip. What is signed are digests of released
@@ -33,12 +33,12 @@ def file_digest(path: Path) -> str:
 
 
 def is_public_key(text: str) -> bool:
-    """Whether this is written as public keys are: 64 digits, hexadecimal."""
+    """True for a text of 64 hexadecimal digits, the form of a public key."""
     return _PUBLIC.fullmatch(text) is not None
 
 
 def public_key(key: PrivacyKey) -> str | None:
-    """What a reader checks signatures with (hex). None for a seed's key: anyone could sign with it."""
+    """The key (hex) by which a reader checks signatures. None for a seed's key: anyone could sign with it."""
     return None if key.mode != "keyed" else _signing_key(key).public_key().public_bytes_raw().hex()
 
 

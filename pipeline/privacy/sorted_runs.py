@@ -3,7 +3,7 @@
 A run is one file of canonical rows in the order of their record ids: a magic number and the length of the facts, the
 facts (JSON: row count, drop counts, whatever the caller adds), an index of where each 12-bit prefix of the ids begins,
 the keys (`batches.KEYS`), then the texts. A *bucket* is a range of ids, 1/2^bits of them all; reading a bucket of all
-runs takes memory for that bucket alone. Runs hold true labels: they live in an owner-only folder and are removed with
+runs takes only the memory of that bucket. Runs hold true labels: they live in an owner-only folder and are removed with
 it. They are renamed into place when they are whole, and not forced to the disk: who resumes after the machine went
 down starts again (`boot_id`).
 """
@@ -49,33 +49,23 @@ class Run:
     def read(self, low: int, high: int, texts: bool) -> tuple[Keys, npt.NDArray[np.uint8]]:
         """Keys and text bytes (empty if not asked for) of the ids whose 12-bit prefix p has low <= p < high; `start`
         counts from the first byte returned."""
-        with self.path.open("rb", buffering=0) as file:
-            file.seek(self.start + 4 * low)
-            index = np.frombuffer(file.read(4 * (high - low + 1)), np.uint32)
-            first, end = int(index[0]), int(index[-1])
-            if first == end:
-                return np.zeros(0, KEYS), np.zeros(0, np.uint8)
-            file.seek(self._keys + first * KEYS.itemsize)
-            keys = np.empty(end - first, KEYS)
-            _fill(file, keys)
-            begin = int(keys["start"][0])
-            stop = int(keys["start"][-1]) + HEADER_BYTES + int(keys["lengths"][-1].sum(dtype=np.uint64))
-            keys["start"] -= np.uint64(begin)
-            data = np.empty(stop - begin if texts else 0, np.uint8)
-            if texts:
-                file.seek(self._keys + self.rows * KEYS.itemsize + begin)
-                _fill(file, data)
-        return keys, data
+        index = self._array(np.uint32, self.start + 4 * low, high - low + 1)
+        first, end = int(index[0]), int(index[-1])
+        if first == end:
+            return np.zeros(0, KEYS), np.zeros(0, np.uint8)
+        keys = self._array(KEYS, self._keys + first * KEYS.itemsize, end - first)
+        begin = int(keys["start"][0])
+        stop = int(keys["start"][-1]) + HEADER_BYTES + int(keys["lengths"][-1].sum(dtype=np.uint64))
+        keys["start"] -= np.uint64(begin)
+        texts_at = self._keys + self.rows * KEYS.itemsize + begin
+        return keys, self._array(np.uint8, texts_at, stop - begin if texts else 0)
 
-
-def _fill(file: Any, array: npt.NDArray[Any]) -> None:
-    """Read until the array is full. OSError if the file ends before."""
-    view: memoryview = array.view(np.uint8).data.cast("B")
-    while len(view):
-        count = file.readinto(view)
-        if not count:
-            raise OSError(f"{file.name}: the run is shorter than it says")
-        view = view[count:]
+    def _array(self, dtype: npt.DTypeLike, offset: int, count: int) -> npt.NDArray[Any]:
+        """Part of the file. OSError if it ends before."""
+        array: npt.NDArray[Any] = np.fromfile(self.path, dtype, count, offset=offset)
+        if len(array) < count:
+            raise OSError(f"{self.path}: the run is shorter than it says")
+        return array
 
 
 def write_run(path: Path, rows: Canonical, **facts: Any) -> Run:
@@ -84,20 +74,15 @@ def write_run(path: Path, rows: Canonical, **facts: Any) -> Run:
     text = json.dumps(facts).encode()
     prefix = (rows.keys["id"][:, 0] >> np.uint64(64 - PREFIX_BITS)).astype(np.uint32)
     index = np.searchsorted(prefix, np.arange((1 << PREFIX_BITS) + 1)).astype(np.uint32)
-    with new_file(path, 0o600, durable=False) as temporary, temporary.open("wb", buffering=0) as file:
-        for part in (_HEAD.pack(_MAGIC, len(text)) + text, index, np.ascontiguousarray(rows.keys), rows.blob):
-            _write(file, part)
+    parts: list[Any] = [_HEAD.pack(_MAGIC, len(text)) + text, index, np.ascontiguousarray(rows.keys), rows.blob]
+    with new_file(path, 0o600, durable=False) as temporary, temporary.open("wb") as file:
+        for part in parts:
+            file.write(part)
     return Run(path, facts, _HEAD.size + len(text))
 
 
-def _write(file: Any, data: Any) -> None:
-    view = (data.view(np.uint8).data if isinstance(data, np.ndarray) else memoryview(data)).cast("B")
-    while len(view):
-        view = view[file.write(view) :]
-
-
 def open_run(path: Path) -> Run | None:
-    """The run at `path`, or None if there is no whole one."""
+    """The run at `path`, or None if it is absent or incomplete."""
     try:
         with path.open("rb") as file:
             magic, length = _HEAD.unpack(file.read(_HEAD.size))
@@ -126,7 +111,7 @@ class KeptRows:
         return first, last + 1
 
     def inside(self, keys: Keys) -> npt.NDArray[np.bool_]:
-        """Which keys, in the order of their ids, lie between the bounds."""
+        """Mask of the keys, in the order of their ids, that lie between the bounds."""
         mask = np.ones(len(keys), bool)
         if self.low or self.high:
             ids = record_ids(keys)
@@ -164,15 +149,15 @@ def read_bucket(rows: KeptRows, bucket: int, bits: int, texts: bool) -> Bucket:
     keys = np.concatenate([part for part, _ in parts]) if parts else np.zeros(0, KEYS)
     order = event_order(keys)
     ranked = keys[order]
-    wanted, leading = rows.inside(ranked), first_of_each(ranked)
-    kept = wanted & leading
+    inside, leading = rows.inside(ranked), first_of_each(ranked)
+    keep = inside & leading
     if rows.without is not None:
-        kept &= ~np.isin(record_ids(ranked), record_ids(read_bucket(rows.without, bucket, bits, texts=False).keys))
+        keep &= ~np.isin(record_ids(ranked), record_ids(read_bucket(rows.without, bucket, bits, texts=False).keys))
     if rows.left_out is not None:
         tags = event_tags(ranked).view("S16").reshape(-1)
-        kept &= ~np.isin(tags, np.fromfile(rows.left_out, "S16"))
+        keep &= ~np.isin(tags, np.fromfile(rows.left_out, "S16"))
     flat = _strings(keys, [data for _, data in parts]) if texts else None
-    return Bucket(ranked[kept], int((wanted & ~leading).sum()), order[kept], flat)
+    return Bucket(ranked[keep], int((inside & ~leading).sum()), order[keep], flat)
 
 
 def _strings(keys: Keys, blobs: Sequence[npt.NDArray[np.uint8]]) -> pa.Array:

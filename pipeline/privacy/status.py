@@ -1,4 +1,4 @@
-"""Whether a release or a run is private, and why not: decided here, from what its files state; printed elsewhere."""
+"""Privacy of a release or run, decided here from its files and printed elsewhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_CLAIM = "the holder of the labels declares them public or synthetic, so no pr
 
 @dataclass(frozen=True)
 class PrivacyStatus:
-    """What may be said about privacy.
+    """Facts that a page may state about privacy.
 
     epsilon: of one label; None for ∞. keep_prob: in [0.5, 1]. reasons: why nothing is private; empty otherwise.
     declared_public: their holder declared the labels public or synthetic, whatever was done to them. trusted: who must
@@ -39,17 +39,17 @@ class PrivacyStatus:
 
     @property
     def noise(self) -> LabelNoise:
-        """Of each label."""
+        """Noise of each label."""
         return LabelNoise.from_json({"epsilon": self.epsilon, "keep_prob": self.keep_prob})
 
     @property
     def mark(self) -> str | None:
-        """What stands on top of every page; None where the labels are protected."""
+        """The mark on top of every page; None where the labels are protected."""
         return NOT_PRIVATE if self.reasons else DECLARED_PUBLIC if self.declared_public else None
 
     @property
     def mark_reason(self) -> str | None:
-        """Why."""
+        """Reason for the mark; None without one."""
         return "; ".join(self.reasons) or (NO_CLAIM if self.declared_public else None)
 
     @property
@@ -61,7 +61,7 @@ class PrivacyStatus:
 
     @property
     def private(self) -> bool:
-        """Whether protection of the labels is claimed."""
+        """True if protection of the labels is claimed."""
         return self.mark is None
 
 
@@ -112,7 +112,7 @@ def status_of(
 
 
 def external_reward(fit: Mapping[str, Any]) -> str | None:
-    """What the card says of a reward model that was not fitted in this run, from the fit's facts; else None."""
+    """Text of the card about a reward model that was not fitted in this run, from the fit's facts; otherwise None."""
     if fit.get("mode") != "external":
         return None
     if fit.get("fitted_by") == "others":
@@ -123,16 +123,16 @@ def external_reward(fit: Mapping[str, Any]) -> str | None:
 
 
 def extra_rewards(rewards: Sequence[Mapping[str, Any]]) -> str | None:
-    """What the card says of the rewards that PPO added to the private one (the ppo stage's report); else None."""
-    said = []
+    """Text of the card about the rewards that PPO added to the private one (the ppo stage's report), or None."""
+    texts = []
     for reward in rewards:
         what = external_reward(reward) or f"the function {reward['source']}; what it reads is not checked"
-        said.append(f"weight {reward['weight']:g}: {what}")
-    return "; ".join(said) or None
+        texts.append(f"weight {reward['weight']:g}: {what}")
+    return "; ".join(texts) or None
 
 
 def outside_judge(judge: Mapping[str, Any]) -> str | None:
-    """What the card says of the judge that the recipe named (evaluation.json); None without one."""
+    """Text of the card about the judge that the recipe named (evaluation.json); None without one."""
     if judge.get("kind") == "chat":
         return (
             f"the chat model {judge['model']} at {judge['url']}, to which prompts and answers were sent; the holder of"
