@@ -13,7 +13,7 @@ from support.rooms import room_of
 
 MAX_FUNCTION_LINES, MAX_STAGE_RUN_LINES = 80, 150
 ROOM_LINES = {
-    "private_rlhf": 1_100, "accounting": 450, "audit": 3_500, "commands": 1_550, "core": 1_850,
+    "private_rlhf": 1_100, "accounting": 450, "audit": 3_500, "commands": 1_150, "core": 1_850,
     "data": 4_750, "embedded": 300, "evaluation": 2_050, "labelling": 1_500, "lm": 3_800, "online": 900,
     "privacy": 4_400, "report": 1_650, "recipe": 1_450, "rl": 1_900, "stages": 2_550,
     "validation": 1_650, "reward_models": 4_250,
