@@ -313,9 +313,9 @@ def exit_code(make_command: Callable[[], Any], program: str, arguments: Sequence
     wait_briefly()
     try:
         command = make_command()
-        given = list(arguments) if arguments is not None else None
-        refuse_digit_groups(command, sys.argv[1:] if given is None else given)
-        code = command(args=given, prog_name=program, standalone_mode=False)
+        words = list(arguments) if arguments is not None else None
+        refuse_digit_groups(command, sys.argv[1:] if words is None else words)
+        code = command(args=words, prog_name=program, standalone_mode=False)
     except (UserError, RunStopped, RunWaits) as error:
         wait_for_first()
         codes = {UserError: 2, RunWaits: 3}

@@ -92,11 +92,11 @@ def _silent_elastic() -> Iterator[None]:
 def _cause(stage: str, failures: dict[int, Any]) -> BaseException:
     """The error of the process that failed first; a refusal before what it brings about in the other processes."""
     rank, failure = min(failures.items(), key=lambda each: (each[1].exitcode != 2, each[1].timestamp))
-    said = failure.message["message"] if isinstance(failure.message, dict) else None
+    message = failure.message["message"] if isinstance(failure.message, dict) else None
     if failure.exitcode == 130:
         return KeyboardInterrupt()
-    if said is not None:
-        return UserError(said) if failure.exitcode == 2 else RunStopped(said)
+    if message is not None:
+        return UserError(message) if failure.exitcode == 2 else RunStopped(message)
     number = -failure.exitcode
     how = f"by {signal.Signals(number).name}" if number > 0 else f"with exit code {failure.exitcode}"
     return RunStopped(f"{stage}: process {rank} ended {how}; run the same command again to resume")

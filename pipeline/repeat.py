@@ -31,13 +31,13 @@ def run_policies(recipe: Recipe, root: Path, policies: int, accept_code: bool = 
         return RunDir(root)
     world, before = runner.join_world(), None
     for number in range(1, policies + 1):
-        run, own = RunDir(root / str(number)), recipe
+        run, run_recipe = RunDir(root / str(number)), recipe
         if before is not None:
-            own = replace(recipe, online=replace(recipe.online, after=before.root))
+            run_recipe = replace(recipe, online=replace(recipe.online, after=before.root))
             if world.main:
-                _share_sft(own, before, run)
+                _share_sft(run_recipe, before, run)
             barrier(world)
-        runner.execute(own, run, runner.Selection(), accept_code)
+        runner.execute(run_recipe, run, runner.Selection(), accept_code)
         before = run
     return run
 
@@ -47,11 +47,11 @@ def _share_sft(recipe: Recipe, before: RunDir, run: RunDir) -> None:
     if run.manifest("sft") is not None:
         return
     run.claim(recipe.name, shareable_yaml(recipe))
-    made = run.stage(f".sft.{os.getpid()}.tmp")
-    shutil.rmtree(made, ignore_errors=True)
-    shutil.copytree(before.stage("sft"), made, copy_function=_link)
+    temporary = run.stage(f".sft.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.copytree(before.stage("sft"), temporary, copy_function=_link)
     shutil.rmtree(run.stage("sft"), ignore_errors=True)
-    made.rename(run.stage("sft"))
+    temporary.rename(run.stage("sft"))
     atomic.sync_folder(run.root)
 
 

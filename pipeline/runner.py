@@ -65,8 +65,8 @@ class Selection:
 
 def stage_fingerprint(stage: Stage, recipe: Recipe, run: RunDir) -> str:
     """Identity of what the stage would compute; upstream stages enter through their own fingerprints and code."""
-    made = {name: run.manifest(name) or {} for name in stage.upstream(recipe)}
-    upstream = {name: [manifest.get("fingerprint"), manifest.get("code")] for name, manifest in made.items()}
+    manifests = {name: run.manifest(name) or {} for name in stage.upstream(recipe)}
+    upstream = {name: [manifest.get("fingerprint"), manifest.get("code")] for name, manifest in manifests.items()}
     return rundir.fingerprint(
         {
             "stage": stage.name,
@@ -214,8 +214,8 @@ def execute(
     world = join_world()
     recipe = resolved(recipe, run, world)
     lines = check(recipe, run, selection, world if launcher is None else World(0, launcher.processes))
-    kept = [line.stage for line in lines if not line.runs and line.stage.name in selection.names]
-    _check_code(kept, run, world, accept_code)
+    skipped = [line.stage for line in lines if not line.runs and line.stage.name in selection.names]
+    _check_code(skipped, run, world, accept_code)
     with _claimed(recipe, run, world):
         for line in lines:
             if line.runs and launcher is not None and line.stage.launched:
@@ -351,10 +351,10 @@ def _claim(recipe: Recipe, run: RunDir, world: World) -> None:
 
 def _claim_checkpoints(stage: Stage, context: StageContext) -> None:
     """Resume state is of this recipe, input and number of processes (where that matters), or set aside."""
-    asked = strategy(os.environ)
+    sharing = strategy(os.environ)
     identity = {
         "recipe or input": stage_fingerprint(stage, context.recipe, context.run),
-        "number of processes": asked if stage.any_world and asked == WHOLE else f"{asked}, {context.world.size}",
+        "number of processes": sharing if stage.any_world and sharing == WHOLE else f"{sharing}, {context.world.size}",
     }
-    if said := resume.claim(context.checkpoints, identity, digest_of(source_files(stage.module_name))):
-        say(f"{stage.name}: {said}")
+    if notice := resume.claim(context.checkpoints, identity, digest_of(source_files(stage.module_name))):
+        say(f"{stage.name}: {notice}")

@@ -36,8 +36,8 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
 
     # The textbook optimum √(log(1/δ)/ρ) lies within a few e-folds of the true one.
     centre = 0.5 * math.log(-math.log(delta) / rho)
-    found = minimize_scalar(bound, bounds=(centre - 12.0, centre + 12.0), method="bounded", options={"xatol": 1e-10})
-    return max(0.0, min(float(found.fun), zcdp_epsilon_closed(rho, delta)))
+    minimum = minimize_scalar(bound, bounds=(centre - 12.0, centre + 12.0), method="bounded", options={"xatol": 1e-10})
+    return max(0.0, min(float(minimum.fun), zcdp_epsilon_closed(rho, delta)))
 
 
 def zcdp_epsilon_closed(rho: float, delta: float) -> float:

@@ -152,12 +152,12 @@ def export(
         sweep_temporaries(out.parent, out.name)  # of an export that was killed
     if answers is not None:
         with open_answers(store) as (_, labeller):
-            found = labeller.answers()
-        known = all_lines_in(line({"id": id, "label": label}) for id, label in found.items())
+            private_labels = labeller.answers()
+        known = all_lines_in(line({"id": id, "label": label}) for id, label in private_labels.items())
         answers = output_file(answers, "--answers", rewrites=known, force=force)
         sweep_temporaries(answers.parent, answers.name)
-        write_answers(answers, dict(sorted(found.items())))
-        print(f"{len(found)} answers in {answers}")
+        write_answers(answers, dict(sorted(private_labels.items())))
+        print(f"{len(private_labels)} answers in {answers}")
     if out is not None:
         manifest = export_bundle(store, out)
         print(f"{manifest.rows} private labels in {out}; {totals_sentence(manifest.totals)}")

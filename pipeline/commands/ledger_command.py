@@ -58,9 +58,9 @@ def init(i_know: IKnow, key: Key = None) -> None:
     from private_rlhf.privacy.keys import load_key, named_or_default
     from private_rlhf.privacy.ledger import Ledger
 
-    found = load_key(named_or_default(key))
-    Ledger.begin(found, i_know)
-    print(f"a ledger begins in {found.state.folder}; ε = {i_know:g} is charged to every event for what was released")
+    holder = load_key(named_or_default(key))
+    Ledger.begin(holder, i_know)
+    print(f"a ledger begins in {holder.state.folder}; ε = {i_know:g} is charged to every event for what was released")
 
 
 @app.command()
@@ -73,9 +73,9 @@ def restore(
     from private_rlhf.privacy.keys import load_key, named_or_default
     from private_rlhf.privacy.ledger import Ledger
 
-    found = load_key(named_or_default(key))
-    Ledger.restore(found, source.expanduser(), i_know)
-    print(f"restored to {found.state.folder}; ε = {i_know:g} is charged to every event for what was released since")
+    holder = load_key(named_or_default(key))
+    Ledger.restore(holder, source.expanduser(), i_know)
+    print(f"restored to {holder.state.folder}; ε = {i_know:g} is charged to every event for what was released since")
 
 
 @app.command()

@@ -19,10 +19,10 @@ def one_way(
     command = str(ctx.info_name)
     if config is not None:
         shared = {"config", "run_dir", "data", "accept_code", "overrides"}
-        own = [part for part in ctx.command.params if part.name not in shared]
-        given = [part.opts[0] for part in own if ctx.params[str(part.name)] not in (None, False)]
-        if given:
-            raise UserError(f"{command} --config takes no {', '.join(given)}: the recipe says that (section.key=value)")
+        standalone = [part for part in ctx.command.params if part.name not in shared]
+        stated = [part.opts[0] for part in standalone if ctx.params[str(part.name)] not in (None, False)]
+        if stated:
+            raise UserError(f"{command} --config takes no {', '.join(stated)}: set section.key=value")
     elif run_dir is not None or overrides:
         surplus = "--run-dir" if run_dir is not None else f"'{(overrides or [''])[0]}'"
         raise UserError(f"{command} without --config takes no {surplus}: give --config, or leave it out")
@@ -48,10 +48,10 @@ def refuse_digit_groups(command: Any, arguments: Sequence[str]) -> None:
 
 def _number_options(command: Any) -> set[str]:
     """The options of a command, and of those below it, whose values are numbers."""
-    found = set().union(*map(_number_options, getattr(command, "commands", {}).values()))
+    numbers = set().union(*map(_number_options, getattr(command, "commands", {}).values()))
     for param in command.params:  # typer has a click of its own in recent versions, where a type is described otherwise
         described = getattr(param, "type_descriptor", None)
         kind = described.annotation if described is not None else getattr(getattr(param, "type", None), "name", "")
         if kind in (int, float) or str(kind).startswith(("int", "float")):
-            found.update(param.opts)
-    return found
+            numbers.update(param.opts)
+    return numbers

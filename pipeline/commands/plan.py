@@ -57,9 +57,9 @@ def plan(
         recipe = replace(recipe, model=model)
     elif recipe.model.dtype == "auto":
         recipe = replace(recipe, model=replace(recipe.model, dtype="bfloat16"))  # fast on every recent GPU
-    made = estimate(recipe, machine, model_config)
-    warning = made.check_fits()
-    for name, terms in made.peaks.items():
+    estimated = estimate(recipe, machine, model_config)
+    warning = estimated.check_fits()
+    for name, terms in estimated.peaks.items():
         largest = sorted(terms, key=lambda term: -terms[term])[:3]
         described = ", ".join(f"{term} {terms[term] / GIB:.2f}" for term in largest)
         print(f"{name:<10}{sum(terms.values()) / GIB:>7.2f} GiB: {described}")
@@ -71,7 +71,7 @@ def plan(
     if output is not None:
         stages = {
             name: {"bytes": round(sum(terms.values())), "terms": {term: round(size) for term, size in terms.items()}}
-            for name, terms in made.peaks.items()
+            for name, terms in estimated.peaks.items()
         }
         document = {
             "recipe": recipe.name,

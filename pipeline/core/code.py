@@ -20,17 +20,17 @@ def source_files(*modules: str) -> dict[str, str]:
 
     What is imported by a computed name is not seen, nor what runs only where a module is the program itself.
     """
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     waiting = [*modules, *_packages(modules)]
     while waiting:
         path = _path(waiting.pop())
-        if path is None or str(path.relative_to(_root())) in found:
+        if path is None or str(path.relative_to(_root())) in paths:
             continue
-        found[str(path.relative_to(_root()))] = path
+        paths[str(path.relative_to(_root()))] = path
         waiting += _imported(path)
-    for folder in {path.parent for path in found.values()}:
-        found |= {str(path.relative_to(_root())): path for path in folder.iterdir() if path.suffix in DATA}
-    return {name: _digest(path) for name, path in sorted(found.items())}
+    for folder in {path.parent for path in paths.values()}:
+        paths |= {str(path.relative_to(_root())): path for path in folder.iterdir() if path.suffix in DATA}
+    return {name: _digest(path) for name, path in sorted(paths.items())}
 
 
 def all_files() -> dict[str, str]:
@@ -75,14 +75,14 @@ def _digest(path: Path) -> str:
 @cache
 def _imported(path: Path) -> tuple[str, ...]:
     """Names that a file imports, with the packages around them; some are no modules."""
-    found = set()
+    names = set()
     for node in _nodes(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    own = {name for name in found if _inside(name, PACKAGE)}
-    return tuple(sorted(own | _packages(own)))
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    inside = {name for name in names if _inside(name, PACKAGE)}
+    return tuple(sorted(inside | _packages(inside)))
 
 
 def _inside(module: str, package: str) -> bool:

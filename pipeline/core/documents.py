@@ -59,9 +59,9 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 def parse_json(text: str, finite: bool = True) -> Any:
     """The value of a JSON text. finite: NaN and infinities are refused, as JSON has none. DocumentError."""
-    given: dict[str, Any] = {"parse_float": _finite, "parse_constant": _no_constant} if finite else {}
+    hooks: dict[str, Any] = {"parse_float": _finite, "parse_constant": _no_constant} if finite else {}
     try:
-        value = json.loads(text, object_pairs_hook=_distinct, **given)
+        value = json.loads(text, object_pairs_hook=_distinct, **hooks)
     except DocumentError:
         raise
     except RecursionError:
@@ -99,10 +99,10 @@ def _text(path: Path, most: int) -> str:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    value = dict(pairs)
+    if len(value) < len(pairs):
         raise DocumentError(f"gives the key {_first_double(key for key, _ in pairs)!r} twice")
-    return found
+    return value
 
 
 def _first_double(keys: Iterable[Any]) -> Any:

@@ -24,8 +24,8 @@ def write_metrics(run: RunDir, stages: Sequence[str]) -> None:
     """
     if run.manifest("evaluate") is None:
         return
-    found = {name: run.manifest(name) for name in stages}
-    manifests = {name: manifest for name, manifest in found.items() if manifest is not None}
+    all_manifests = {name: run.manifest(name) for name in stages}
+    manifests = {name: manifest for name, manifest in all_manifests.items() if manifest is not None}
     evaluation = read_evaluation(run)
     seconds = {name: manifest["seconds"] for name, manifest in manifests.items() if "seconds" in manifest}
     peaks = [manifest["peak_rss_mb"] for manifest in manifests.values() if manifest.get("peak_rss_mb") is not None]

@@ -92,16 +92,16 @@ class LabelNoise:
         ValueError unless 0 <= epsilon <= ∞ and, without `allow_zero`, for labels that carry nothing.
         """
         if isinstance(noise, LabelNoise):
-            found = noise
+            known = noise
         else:
             value = float(noise)
             if not value >= 0.0:
                 raise ValueError(f"epsilon must be at least 0 (math.inf for public labels), not {noise!r}")
             keep = Fraction(1) if is_public(value) else Fraction(LEVELS + keep_threshold(value), 2 * LEVELS)
-            found = cls(value, keep)
-        if not found.factor and not allow_zero:
-            raise ValueError(f"epsilon must be above 0 (math.inf for public labels), not {found.epsilon!r}")
-        return found
+            known = cls(value, keep)
+        if not known.factor and not allow_zero:
+            raise ValueError(f"epsilon must be above 0 (math.inf for public labels), not {known.epsilon!r}")
+        return known
 
     @property
     def public(self) -> bool:

@@ -24,28 +24,28 @@ def claim(folder: Path, identity: Mapping[str, str], code: str) -> str | None:
     Returns:
         What to tell the user, or None.
     """
-    marker, said = folder / MARKER, None
+    marker, message = folder / MARKER, None
     if any(path != marker for path in folder.glob("*")):
         before = _read(marker)
         changed = [name for name in identity if before.get(name) != identity[name]]
         if changed:
             aside = next(path for n in count(1) if not (path := folder.with_name(f"{folder.name}-aside-{n}")).exists())
             folder.rename(aside)
-            said = (
+            message = (
                 f"starts anew, as the resume state here is of another {' and '.join(changed)}: it is kept in {aside}; "
                 f"to go on from it, undo the change and move it back to {folder}"
             )
         elif before.get(CODE) != code:
-            said = f"goes on from what another version of the code left in {folder}; delete it to start anew"
+            message = f"goes on from what another version of the code left in {folder}; delete it to start anew"
     folder.mkdir(parents=True, exist_ok=True)
     atomic.write_json(marker, {**identity, CODE: code})
-    return said
+    return message
 
 
 def _read(marker: Path) -> dict[str, str]:
     """The identity in a folder; empty where there is none."""
     try:
-        found = json.loads(marker.read_text(encoding="utf-8"))
+        content = json.loads(marker.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
