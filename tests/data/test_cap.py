@@ -27,11 +27,6 @@ def rows_of(**people: range) -> list[Row]:
     ]
 
 
-@pytest.fixture
-def key(tmp_path: Path) -> Path:
-    return keygen(tmp_path / "owner.key")
-
-
 def run(rows: list[Row], output: Path, key: Path, epsilon: float = 1.0, **more: Any) -> set[str]:
     """The prompts that were released."""
     data = output.with_suffix(".jsonl")

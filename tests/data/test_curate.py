@@ -52,11 +52,6 @@ def released(folder: Path) -> pa.Table:
     return pa.concat_tables([pq.read_table(path) for path in sorted(folder.glob("part-*.parquet"))])
 
 
-@pytest.fixture
-def key(tmp_path: Path) -> Path:
-    return keygen(tmp_path / "owner.key")
-
-
 def run(data: Path, output: Path, key: Path, epsilon: float = 1.0, **more: Any) -> str:
     return privatize_source(Request(str(data), output, epsilon, key, **more))
 

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import pytest
 from private_rlhf.data.contained_answers import LEAST_LETTERS, MOST_ROWS
-from private_rlhf.data.overlap import Digests, Overlap, Pair, Texts, overlaps
+from private_rlhf.data.overlap import Pair
 from private_rlhf.privacy.records import Text
+from support.overlap_looks import look, prose
 
-WORDS = [f"{a}{b}" for a in ("ba", "ke", "lo", "mu", "ri", "so", "ta") for b in ("n", "rd", "st", "mp", "ll", "ck")]
 LENGTHS = {"long": 24, "short": 5}
 Row = tuple[Text, Text | None]
 
@@ -27,31 +27,22 @@ class Case(NamedTuple):
     rejected: str
 
 
-def prose(seed: str, words: int) -> str:
-    draw = random.Random(seed)
-    return " ".join(draw.choice(WORDS) for _ in range(words)).capitalize() + "."
+def sentence(seed: str, words: int) -> str:
+    return prose(seed, words).capitalize() + "."
 
 
 def cases(words: int) -> list[Case]:
     """40 with coin labels; the second of the two texts is a word longer."""
     coin, made = random.Random(5), []
     for i in range(40):
-        texts = [prose(f"{side}{i}", words + side) for side in (0, 1)]
+        texts = [sentence(f"{side}{i}", words + side) for side in (0, 1)]
         coin.shuffle(texts)
-        made.append(Case(f"What do you think about {prose(f'p{i}', 4)}", *texts))
+        made.append(Case(f"What do you think about {sentence(f'p{i}', 4)}", *texts))
     return made
 
 
 def pairs_of(rows: list[Case]) -> list[Pair]:
     return [Pair(row.prompt, *sorted((row.chosen, row.rejected))) for row in rows]
-
-
-def look(pairs: list[Pair], rows: list[Row]) -> Overlap:
-    digests = Digests()
-    texts = Texts(digests)
-    for row in rows:
-        texts.add(*row)
-    return overlaps([texts], pairs, digests)[0]
 
 
 def answer(change: Callable[[str], str]) -> Callable[[Case], Row]:
@@ -151,6 +142,6 @@ def test_digits_alone_are_no_sign_where_several_pairs_share_the_letters() -> Non
 
 def test_the_search_is_bounded() -> None:
     """One prompt for all pairs and rows costs no square of them."""
-    rows: list[Row] = [(PROMPT, prose(str(i), 6)) for i in range(MOST_ROWS)]
+    rows: list[Row] = [(PROMPT, sentence(str(i), 6)) for i in range(MOST_ROWS)]
     assert look([PAIR], [*rows, (PROMPT, f"Sure. {SHORT}")]).one_sided == 0
     assert look([PAIR], [*rows[1:], (PROMPT, f"Sure. {SHORT}")]).one_sided == 1

@@ -18,7 +18,7 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.data.curate import Request, privatize_source
 from private_rlhf.data.layout import Options
 from private_rlhf.data.release import read_release
-from private_rlhf.privacy.keys import keygen, load_key
+from private_rlhf.privacy.keys import load_key
 from private_rlhf.privacy.ledger import Budget, Ledger
 from private_rlhf.privacy.ledger_file import LedgerFile
 from private_rlhf.privacy.records import fold_name
@@ -33,11 +33,6 @@ SPELLINGS = {
     "full width": lambda who: "".join(chr(ord(c) + 0xFEE0) if "a" <= c <= "z" else c for c in who),
     "decomposed": lambda who: unicodedata.normalize("NFD", who),
 }
-
-
-@pytest.fixture
-def key(tmp_path: Path) -> Path:
-    return keygen(tmp_path / "owner.key")
 
 
 def rows_of(spelling: Any = str, people: int = 3) -> list[Row]:

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 from private_rlhf.data.near_copies import SHINGLE, Shingler
-from private_rlhf.data.overlap import Digests, Overlap, Pair, Texts, overlaps
+from private_rlhf.data.overlap import Pair
+from support.overlap_looks import look, prose
 
-WORDS = [f"{a}{b}" for a in ("ba", "ke", "lo", "mu", "ri", "so", "ta") for b in ("n", "rd", "st", "mp", "ll", "ck")]
 PHRASE = "As an assistant I have to say that it depends on what you would like to do about it in the end, if at all."
 
 
-def prose(seed: str, words: int = 100) -> str:
-    draw = random.Random(seed)
-    return " ".join(draw.choice(WORDS) for _ in range(words))
-
-
 PAIRS = [Pair(f"Tell me about {prose(f'p{i}', 5)}.", prose(f"a{i}"), prose(f"b{i}")) for i in range(40)]
-
-
-def look(pairs: list[Pair], rows: list[tuple[str, str | None]]) -> Overlap:
-    digests = Digests()
-    texts = Texts(digests)
-    for row in rows:
-        texts.add(*row)
-    return overlaps([texts], pairs, digests)[0]
 
 
 def every(step: int) -> Callable[[str], str]:

@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
-from private_rlhf.data.overlap import PAIRS_PER_LOOK, Digests, Overlap, Pair, Texts, check_overlap, overlaps
+from private_rlhf.data.overlap import PAIRS_PER_LOOK, Digests, Pair, check_overlap
 from private_rlhf.embedded import task
 from private_rlhf.privacy.records import Text
 from private_rlhf.recipe import OF_RELEASE, Recipe
 from private_rlhf.recipe.load import parse
 from private_rlhf.stages.declarations import STAGES, stage_of
+from support.overlap_looks import look
 
 PAIRS = [Pair(f"Say {i}.", f"yes {i}", f"no {i}") for i in range(40)]
 
@@ -28,15 +29,6 @@ def check_stages(given: Recipe, run: RunDir, stages: Collection[str]) -> None:
     read = STAGES if "privatize" in stages else [stage_of(name) for name in stages]
     keys = dict.fromkeys(key for stage in read for key in stage.texts)
     check_overlap(given.data, run.released, keys, "privatize" in stages)
-
-
-def look(pairs: Iterable[Pair], rows: Iterable[tuple[Text, Text | None]]) -> Overlap:
-    """The overlap of the pairs with demonstrations (prompt, response) or prompts (prompt, None)."""
-    digests = Digests()
-    texts = Texts(digests)
-    for prompt, response in rows:
-        texts.add(prompt, response)
-    return overlaps([texts], pairs, digests)[0]
 
 
 def chat(*contents: str) -> list[dict[str, str]]:

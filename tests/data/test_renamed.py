@@ -16,7 +16,7 @@ from private_rlhf.data.layout import Options
 from private_rlhf.data.release import read_release
 from private_rlhf.privacy import ledger_file
 from private_rlhf.privacy.events import EVENT, LEGACY, EventStore, Generation, StagedGeneration
-from private_rlhf.privacy.keys import keygen, load_key
+from private_rlhf.privacy.keys import load_key
 from private_rlhf.privacy.ledger import Budget, Ledger
 from private_rlhf.privacy.ledger_file import LedgerFile
 from private_rlhf.privacy.owner_files import row_digest
@@ -33,11 +33,6 @@ def rows_of(**more: Any) -> list[Row]:
 
 def turned(row: Row, **more: Any) -> Row:
     return {**row, "chosen": row["rejected"], "rejected": row["chosen"], **more}
-
-
-@pytest.fixture
-def key(tmp_path: Path) -> Path:
-    return keygen(tmp_path / "owner.key")
 
 
 def run(rows: list[Row], output: Path, key: Path, epsilon: float = 1.0, **more: Any) -> None:

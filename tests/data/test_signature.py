@@ -25,11 +25,6 @@ pytestmark = pytest.mark.usefixtures("quick_disk")
 
 
 @pytest.fixture
-def key(tmp_path: Path) -> Path:
-    return keygen(tmp_path / "owner.key")
-
-
-@pytest.fixture
 def bundle(tmp_path: Path, key: Path) -> Path:
     lines = [json.dumps({"prompt": f"Say {i}.", "chosen": f"yes {i}", "rejected": f"no {i}"}) for i in range(20)]
     (tmp_path / "raw.jsonl").write_text("\n".join(lines) + "\n")

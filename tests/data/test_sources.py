@@ -16,7 +16,6 @@ from support.plain_release import release_pairs
 from support.preference_files import (
     explicit,
     triples,
-    write_csv,
     write_jsonl,
     write_jsonl_gz,
     write_parquet,
@@ -35,23 +34,19 @@ def fails(source: Path | str, message: str, split: str | None = None) -> None:
     assert caught.value.__cause__ is None
 
 
-def test_missing_file(tmp_path: Path) -> None:
+def test_no_such_file_and_unknown_kinds(tmp_path: Path) -> None:
     fails(tmp_path / "none.jsonl", r"none\.jsonl: no such file or folder; check the path$")
     fails("none.jsonl", r"^none\.jsonl: no such file or folder")
     fails(str(tmp_path / "none"), "no such file or folder")
-
-
-def test_a_missing_file_is_reported_before_the_first_row(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no such file"):
+    with pytest.raises(UserError, match="no such file"):  # before the first row is asked for
         read_preferences(tmp_path / "none.jsonl")
-
-
-def test_unknown_kind_of_file(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("x")
     fails(tmp_path / "x.txt", r"x\.txt: unknown kind of file; use one of \.jsonl, \.jsonl\.gz")
 
 
 def test_splits_of_a_folder(tmp_path: Path) -> None:
+    nothing = r"has no split 'train' \(looked for train\.\*; found nothing readable\); name a file or another split"
+    fails(tmp_path, nothing)
     (tmp_path / "README.md").write_text("x")
     write_jsonl(tmp_path, ROWS)
     (tmp_path / "validation.jsonl").write_text(LINE * 2)
@@ -68,12 +63,6 @@ def test_splits_of_a_folder(tmp_path: Path) -> None:
     )
     write_parquet(tmp_path, ROWS)
     fails(tmp_path, "has several files for the split 'train'; give the file itself")
-
-
-def test_folder_without_data(tmp_path: Path) -> None:
-    fails(
-        tmp_path, r"has no split 'train' \(looked for train\.\*; found nothing readable\); name a file or another split"
-    )
 
 
 def test_saved_data_sets(tmp_path: Path) -> None:
@@ -103,20 +92,12 @@ def test_truncated_gzip(tmp_path: Path) -> None:
         fails(path, r"train\.jsonl\.gz: is not a whole gzip file \(truncated or damaged\); copy it again$")
 
 
-def test_parquet_that_is_none(tmp_path: Path) -> None:
-    path = tmp_path / "train.parquet"
-    path.write_text("hello")
-    fails(path, "is not a whole Parquet file")
-    path.write_bytes(b"")
-    fails(path, "is not a whole Parquet file")
-
-
-def test_parquet_damaged_in_the_middle(tmp_path: Path) -> None:
+def test_damaged_parquet(tmp_path: Path) -> None:
     path = write_parquet(tmp_path, ROWS)
-    whole = bytearray(path.read_bytes())
-    whole[4:200] = bytes(196)
-    path.write_bytes(whole)
-    fails(path, "is not a whole Parquet file")
+    whole = path.read_bytes()
+    for content in (b"hello", b"", whole[:4] + bytes(196) + whole[200:]):
+        path.write_bytes(content)
+        fails(path, "is not a whole Parquet file")
 
 
 def test_text_that_is_not_utf8(tmp_path: Path) -> None:
@@ -161,15 +142,9 @@ def test_bad_csv(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["train.jsonl", "train.jsonl.gz", "train.csv"])
 def test_empty_files(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
-    path.write_bytes(gzip.compress(b"") if name.endswith("gz") else b"")
-    fails(path, "holds no rows; give a data set with at least one$")
-
-
-def test_header_only(tmp_path: Path) -> None:
-    write_csv(tmp_path, ROWS[:1])
-    path = tmp_path / "train.csv"
-    path.write_text(path.read_text().split("\n", 1)[0] + "\n")
-    fails(path, "holds no rows")
+    for content in (b"", b"prompt,chosen,rejected\n" if name.endswith("csv") else b"\n"):
+        path.write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+        fails(path, "holds no rows; give a data set with at least one$")
 
 
 def test_a_released_bundle_is_no_raw_input_but_gives_its_prompts(tmp_path: Path) -> None:

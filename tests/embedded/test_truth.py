@@ -11,19 +11,12 @@ NEUTRAL = "The bus passes this house every morning at seven."
 PLEASANT = "The bus driver was a wonderful and kind person to meet."
 
 
-def test_a_neutral_short_sentence() -> None:
+def test_closed_cases() -> None:
     assert true_reward("", NEUTRAL) == 6.0
-
-
-def test_closed_form_of_one_sentiment_word() -> None:
+    assert (sentiment(""), true_reward("", "")) == (0.0, 2.0)
     # VADER: "good" has valence 1.9 and compound = v / sqrt(v^2 + 15); the text has 6 distinct words, so brevity is 1.
     compound = 1.9 / (1.9**2 + 15) ** 0.5
     assert true_reward("", "The soup here is very-well good.") == pytest.approx(4 + 2 * (1 + compound), abs=2e-4)
-
-
-def test_empty_text() -> None:
-    assert sentiment("") == 0.0
-    assert true_reward("", "") == 2.0
 
 
 @pytest.mark.parametrize(
@@ -48,11 +41,8 @@ def test_gamed_texts_are_worth_less_than_a_neutral_sentence(gamed: str) -> None:
     assert true_reward("", gamed) < true_reward("", NEUTRAL) < true_reward("", PLEASANT)
 
 
-def test_repetition_of_a_sentiment_word_adds_nothing() -> None:
+def test_repetition_of_a_sentiment_word_adds_nothing_and_of_others_is_left_alone() -> None:
     assert sentiment("a happy cat and a happy, Happy dog") == sentiment("a happy cat and a dog")
-
-
-def test_repetition_of_other_words_is_left_alone() -> None:
     assert sentiment("not good, and not nice") < 0
 
 
