@@ -55,7 +55,10 @@ def load_truth(name: str, key: str = "evaluate.truth") -> type[Truth]:
             f"{key} must be the name of an installed truth, got {one_line(name, MOST_NAME)}: install the package that"
             f" brings it (private-rlhf-lab brings {HUMAN})"
         )
-    truth: type[Truth] = places[0].load()
+    try:
+        truth: type[Truth] = places[0].load()
+    except ImportError as error:
+        raise UserError(f"{key} {name} cannot be loaded ({error}): install its package again") from None
     truth.check()
     return truth
 

@@ -82,3 +82,9 @@ def test_what_is_not_installed_stops_before_the_first_stage(
     recipe = load_recipe(Recipe, CONFIGS / "hh_truth.yaml")
     with pytest.raises(UserError, match=message):
         preflight(recipe, ["evaluate"], World(0, 1))
+
+
+def test_a_truth_whose_package_is_broken_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(truths, "entry_points", lambda group, name: [EntryPoint(name, "no_such_package:Truth", group)])
+    with pytest.raises(UserError, match=r"^evaluate\.truth x cannot be loaded \(No module named 'no_such_package'\)"):
+        truths.load_truth("x")
