@@ -150,7 +150,7 @@ ORDER = (
     Mutant(
         "dropped rows",
         "rows with an empty response are counted where the chosen one is empty",
-        "Prompts cut from `chosen` alone; filters",
+        "Prompts cut from `chosen` only; filters",
         (
             Edit(
                 BATCHES,

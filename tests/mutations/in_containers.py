@@ -88,7 +88,7 @@ CONTAINERS = (
     Mutant(
         "pairs left out by label",
         "30 % of the pairs whose chosen text sorts first are left out",
-        "Prompts cut from `chosen` alone; filters",
+        "Prompts cut from `chosen` only; filters",
         (
             Edit(
                 BATCHES,
