@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -32,7 +32,8 @@ LARGEST_STEP = 1.0 / 27.0  # of ν_t, in the proof of Theorem 5.2
 MOMENTS = 16
 GRID = ((250, 1.0), (500, 2.0), (1000, 4.0), (2000, 8.0), (4000, 16.0), (8000, 32.0))
 SCALE = np.array([2.4, 3.0, 0.2095, 3.5])  # position, speed, angle, angular speed: public ends of an episode
-NOISES = ("paper", "accountant")
+Noise = Literal["paper", "accountant"]
+NOISES: tuple[Noise, ...] = ("paper", "accountant")
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,7 @@ class Point:
     chosen: Constants
 
 
-def point(problem: Linear, epsilon: float, noise: str, runs: int, generator: np.random.Generator) -> Point:
+def point(problem: Linear, epsilon: float, noise: Noise, runs: int, generator: np.random.Generator) -> Point:
     """Algorithm 1 at Theorem 5.2's number of steps, with one of NOISES; infinite noise where the paper has none."""
     rows, size = problem.now.shape
     chosen, steps = constants(problem), theorem_steps(epsilon, rows, size)
@@ -228,7 +229,7 @@ def point(problem: Linear, epsilon: float, noise: str, runs: int, generator: np.
     return Point(rows, epsilon, steps, float(deviations[0]), totals, chosen)
 
 
-def claims(points: Mapping[Any, Sequence[Point]]) -> Iterator[Claim]:
+def claims(points: Mapping[Noise, Sequence[Point]]) -> Iterator[Claim]:
     """The exponent of Theorem 5.2 inside its conditions, for both noises."""
     for noise, measured in points.items():
         totals = np.array([each.totals for each in measured])
@@ -250,7 +251,7 @@ def condition_claim(epsilon: float = 1.0, rows: int = 8000) -> Claim:
                   noise.relative_variance, low=0.7, what="sigma'^2", kind="assumption", paper=">= 0.7")
 
 
-def rows(points: Sequence[Point], noise: str) -> list[Row]:
+def rows(points: Sequence[Point], noise: Noise) -> list[Row]:
     """For inside.csv."""
     return [
         {"calibration": noise, "rows": each.rows, "epsilon": each.epsilon, "steps": each.steps,
@@ -261,7 +262,7 @@ def rows(points: Sequence[Point], noise: str) -> list[Row]:
     ]
 
 
-def figure(points: Mapping[str, Sequence[Point]]) -> Figure:
+def figure(points: Mapping[Noise, Sequence[Point]]) -> Figure:
     """Eq. 4 against nε for both noises, with the theorem's slope."""
     drawing, (axes,) = new_figure()
     for place, (noise, measured) in enumerate(points.items()):
