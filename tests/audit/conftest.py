@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from support.worlds import COINS
+from audit.worlds import COINS
 
 
 @pytest.fixture(autouse=True)

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from audit.worlds import World, make_world, sound
 from private_rlhf.audit.canaries import frames_of, plant, read_truth, write_truth
 from private_rlhf.audit.suite import NOT_EXAMINED, Outcome, run_attacks
 from private_rlhf.cli import main
 from private_rlhf.privacy.records import canonical_record
-from support.worlds import World, make_world, sound
 
 
 def without(world: World, drop: Callable[[str, str, str], bool], folder: Path) -> Outcome:

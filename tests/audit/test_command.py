@@ -8,11 +8,11 @@ import stat
 from pathlib import Path
 
 import pytest
+from audit.worlds import World, make_world, sound
 from private_rlhf.audit.canaries import write_truth
 from private_rlhf.cli import main
 from private_rlhf.core.user import user_folder
 from support.leaky import chosen_first, id_of_joined_texts, kept_column
-from support.worlds import World, make_world, sound
 
 Capture = pytest.CaptureFixture[str]
 

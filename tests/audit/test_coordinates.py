@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from audit.worlds import make_world, sound
 from private_rlhf.audit.columns import row_order
 from private_rlhf.audit.command import render
 from private_rlhf.audit.coordinates import CRITERION
@@ -15,7 +16,6 @@ from private_rlhf.audit.distinguisher import distinguisher
 from private_rlhf.audit.released import private_label
 from private_rlhf.audit.suite import Attack, run_attacks
 from support.leaky_coordinates import column_of_own_label, raw_evaluation, sorted_by_own_label
-from support.worlds import make_world, sound
 
 
 def test_rows_sorted_by_the_programs_own_label_are_read(tmp_path: Path) -> None:

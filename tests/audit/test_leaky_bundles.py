@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from audit.worlds import facts_of, make_world, sound
 from private_rlhf.audit.columns import extra_columns, file_of_row, row_order, sorted_rows
 from private_rlhf.audit.files import texts_in_files
 from private_rlhf.audit.ids import ids
@@ -12,7 +13,6 @@ from private_rlhf.audit.released import column_order, copies, private_label, pub
 from private_rlhf.audit.seeds import recomputation
 from private_rlhf.audit.suite import ATTACKS, SPECS, Attack, run_attacks
 from support.leaky import LEAKS, Generator, the_reference_way
-from support.worlds import facts_of, make_world, sound
 
 CASES = [(leak, attack, made) for leak, attack, generators in LEAKS.values() for made in generators]
 NEEDED: dict[str, tuple[Attack, ...]] = {

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from audit.worlds import make_world, write_jsonl
 from private_rlhf.audit.canaries import Truth, plant, read_truth, truth_path
 from private_rlhf.audit.released import column_order, copies, private_label, several_releases
 from private_rlhf.audit.suite import ATTACKS, Attack, run_attacks
@@ -18,7 +19,6 @@ from private_rlhf.data.formats import read_preferences
 from private_rlhf.privacy.keys import keygen
 from support.other_machines import copy_key, move_to
 from support.pipeline_runs import clean_environment
-from support.worlds import make_world, write_jsonl
 
 EPSILONS = (0.1, 0.5, 1.0, 2.0)
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from audit.worlds import World, bundle, flips, make_world, trl_rows
 from private_rlhf.audit import trained_models
 from private_rlhf.audit.suite import Outcome, run_attacks
 from private_rlhf.audit.view import build_view
 from private_rlhf.lm.tiny import tiny_checkpoint
 from private_rlhf.reward_models.model import RewardModel, build_reward_backbone, set_score_weight
-from support.worlds import World, bundle, flips, make_world, trl_rows
 
 EPSILON = 0.1
 

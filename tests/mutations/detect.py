@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-for folder in ("tests", "."):
+for folder in ("tests/audit", "tests", "."):
     sys.path.insert(0, str(ROOT / folder))
 
 from private_rlhf import runner  # noqa: E402
@@ -39,7 +39,7 @@ from private_rlhf.privacy.local import DrawStore  # noqa: E402
 from private_rlhf.privacy.prf import Prf  # noqa: E402
 from private_rlhf.recipe import Recipe  # noqa: E402
 from private_rlhf.recipe.load import load_recipe  # noqa: E402
-from support.worlds import World, make_world, write_jsonl  # noqa: E402
+from worlds import World, make_world, write_jsonl  # noqa: E402
 
 Found = tuple[bool, str]
 OWN = ("data.public_labels=false", "evaluation_labels=private", "data.demonstrations=release", "data.prompts=release",

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from audit.worlds import COINS, World, bundle, flip, flips, keep_prob, sound, trl_rows, write_jsonl
 from private_rlhf.privacy.keys import insecure_seed_key
 from private_rlhf.privacy.mechanism import RandomizedResponse
 from private_rlhf.privacy.records import RawPair
@@ -32,7 +33,6 @@ from support.leaky_coordinates import (
     sorted_by_own_label,
 )
 from support.plain_release import release_pairs
-from support.worlds import COINS, World, bundle, flip, flips, keep_prob, sound, trl_rows, write_jsonl
 
 # --- 1: column order --------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from support.worlds import COINS, World, bundle, flips, sound, trl_rows
+from audit.worlds import COINS, World, bundle, flips, sound, trl_rows
 
 
 def _own(world: World, number: int, record_id: str) -> int:
