@@ -60,9 +60,7 @@ def texts_of(tokenizer: Any, responses: Sequence[list[int]]) -> list[str]:
     return [tokenizer.decode(row, skip_special_tokens=True).strip() for row in responses]
 
 
-def read(
-    model: Any, tokenizer: Any, prompts: Sequence[str], responses: Sequence[list[int]]
-) -> tuple[Tensor, Tensor, Tensor]:
+def read(model: Any, tokenizer: Any, prompts: Sequence[str], responses: Sequence[list[int]]) -> tuple[Tensor, ...]:
     """Log-probabilities (B, C) of response tokens, the states (B, C, d) that predict them, and the mask (B, C)."""
     first = [prompt_ids(tokenizer, prompt) for prompt in prompts]
     rows = [torch.tensor(prompt + response) for prompt, response in zip(first, responses, strict=True)]
@@ -72,12 +70,12 @@ def read(
     output = model(input_ids=ids, attention_mask=seen.long(), output_hidden_states=True)
     steps = torch.arange(int(lengths.max()))
     mask = (steps < lengths[:, None]).float()
-    before = torch.tensor([len(prompt) - 1 for prompt in first])[:, None] + steps  # the column that predicts the token
-    before = before.clamp_max(ids.shape[1] - 2)  # of padding: any column will do
+    before = torch.tensor([len(prompt) - 1 for prompt in first])[:, None] + steps  # the column that predicts a token
+    before.clamp_max_(ids.shape[1] - 2)  # of padding: any column will do
     batch = torch.arange(len(rows))[:, None]
     logprobs = output.logits[batch, before].float().log_softmax(dim=-1)
-    tokens = ids[batch, before + 1]
-    return logprobs.gather(2, tokens[..., None])[..., 0] * mask, output.hidden_states[-1][batch, before], mask
+    chosen = logprobs.gather(2, ids[batch, before + 1][..., None])[..., 0]
+    return chosen * mask, output.hidden_states[-1][batch, before], mask
 
 
 # --- step 1 to 3: private labels, r̄ and its uncertainty --------------------------------------------------------------
