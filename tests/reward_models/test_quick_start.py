@@ -86,7 +86,7 @@ def inside(published: tuple[Path, Renderer], texts: list[tuple[str, str]]) -> to
     """The rewards that `evaluate --judge rm:` compares."""
     folder, renderer = published
     judge: Any = make_judge(JudgeSettings(path=folder), renderer, torch.device("cpu"), ("", ""))
-    scores: torch.Tensor = judge.scorer.score(*map(list, zip(*texts, strict=True))).reward
+    scores = torch.from_numpy(judge.score(*map(list, zip(*texts, strict=True))))
     assert float(scores.std()) > 0.05
     return scores
 
@@ -152,7 +152,7 @@ def test_scores_inside_and_outside_differ_by_rounding_only(
     rows = [renderer.prompt_ids(prompt) + renderer.response_ids(answer) for prompt, answer in texts]
     expected, scale = exact(folder, rows)
     judge: Any = make_judge(JudgeSettings(path=folder), renderer, torch.device("cpu"), ("", ""))
-    inside = judge.scorer.score(*map(list, zip(*texts, strict=True))).reward
+    inside = torch.from_numpy(judge.score(*map(list, zip(*texts, strict=True))))
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
     batch = tokenizer.apply_chat_template(conversations(texts), padding=True, return_tensors="pt", return_dict=True)
@@ -192,7 +192,7 @@ def test_the_cards_programs_print_the_scores_without_this_package(checkpoint: Pa
     assert all(imported(quick_start(folder)) == {"torch", "transformers"} for folder in folders)
     for (folder, renderer), printed in zip(saved, run_outside(*folders), strict=True):
         judge: Any = make_judge(JudgeSettings(path=folder), renderer, torch.device("cpu"), ("", ""))
-        inside = judge.scorer.score(["Name a river."] * 2, ["The Rhine is a lovely river.", "No."]).reward
+        inside = torch.from_numpy(judge.score(["Name a river."] * 2, ["The Rhine is a lovely river.", "No."]))
         assert abs(float(inside[0] - inside[1])) > 1e-3
         assert ast.literal_eval(printed) == pytest.approx(inside.tolist(), abs=1e-5)
 

@@ -228,12 +228,6 @@ def account_rows() -> Iterator[Row]:
     """Accountants outside their assumptions."""
     kinds = {
         "account randomized-response": {"epsilon": 1, "labels-per-person": 10},
-        "account bandit": {"kl-coef": 1, "pessimism": 0, "reward-range": 1, "min-count": 5},
-        "account linear": {"kl-coef": 1, "pessimism": 0, "reward-abs-max": 1, "lambda-min": 5, "rows": 10},
-        "account rlhf": {"kl-coef": 1, "lambda-min": 5, "parameter-norm": 1, "notion": "label"},
-        "account repeated": {"epsilon": 1, "delta": 1e-6, "draws": 3, "target-delta": 1e-5},
-        "account dptd": {"steps": 3, "clip": 1, "sigma": 2, "target-delta": 1e-5, "neighbors": "transition", "rows": 10},
-        "account private-rl": {"updates": 3, "epsilon-total": 1, "delta": 1e-6, "sensitivity": 1},
     }
     for command, given in kinds.items():
         yield Row(f"{command}: as it should be", option(command, given, {}), code=0)
