@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from private_rlhf.reward_models.losses import private_likelihood_loss
     from private_rlhf.reward_models.scorer import RewardScorer
     from private_rlhf.reward_models.trainer import PrivateRewardTrainer
-    from private_rlhf.rl.trainer import PpoConfig, PpoTrainer
+    from private_rlhf.rl.ppo_trainer import PpoConfig, PpoTrainer
 
 _MODULES = {
     "LabelNoise": "core.noise",
-    "PpoConfig": "rl.trainer",
-    "PpoTrainer": "rl.trainer",
+    "PpoConfig": "rl.ppo_trainer",
+    "PpoTrainer": "rl.ppo_trainer",
     "PrivateRewardTrainer": "reward_models.trainer",
     "RandomizedResponse": "privacy.mechanism",
     "RewardScorer": "reward_models.scorer",

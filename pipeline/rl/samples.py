@@ -10,8 +10,8 @@ from typing import Any
 
 from private_rlhf.core import atomic
 from private_rlhf.data.render import preview
+from private_rlhf.rl.ppo_trainer import PpoTrainer
 from private_rlhf.rl.rollout import Rollout
-from private_rlhf.rl.trainer import PpoTrainer
 
 FILE = "samples.jsonl"
 SHOWN_WIDTH = 80  # characters

@@ -24,7 +24,7 @@ from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer
 from private_rlhf.lm.released import write_beside
 from private_rlhf.lm.templates import tokenizer_as_trained
 from private_rlhf.recipe import Recipe
-from private_rlhf.rl.dpo import PrivateDpoTrainer, pair_dataset
+from private_rlhf.rl.dpo_trainer import PrivateDpoTrainer, pair_dataset
 from private_rlhf.stages.context import StageContext
 from trl import DPOConfig
 

@@ -35,9 +35,9 @@ from private_rlhf.reward_models.extra_rewards import load_extra_rewards
 from private_rlhf.reward_models.scorer import load_scorer
 from private_rlhf.rl import export, nonfinite, resume_state, samples
 from private_rlhf.rl.nonfinite import NonFiniteError
+from private_rlhf.rl.ppo_trainer import PpoTrainer
 from private_rlhf.rl.rollout import evenly_spaced, summary_of
 from private_rlhf.rl.tracking import report, tracked
-from private_rlhf.rl.trainer import PpoTrainer
 from private_rlhf.stages.context import StageContext
 from private_rlhf.stages.previous_run import previous_run
 from tqdm import tqdm

@@ -18,10 +18,7 @@ MAY_NAME_RECIPE = ("recipe", "stages", "commands", "planning", "report", *AUDIT)
 MAY_NAME_RUN = (*MAY_NAME_RECIPE, "core/rundir.py", "core/metrics.py", "evaluation/runs.py")
 """Rooms of `pipeline/`, or files of rooms, and the files that stand directly in it."""
 TWICE = {
-    "dpo.py",
-    "losses.py",
     "released.py",
-    "trainer.py",
 }
 """Basenames that two modules of the package still share."""
 

@@ -26,7 +26,7 @@ from private_rlhf.reward_models.linear import pair_problem
 from private_rlhf.reward_models.model import RewardModel, build_reward_backbone, set_score_weight
 from private_rlhf.reward_models.scorer import RewardScorer
 from private_rlhf.reward_models.uncertainty import FisherBonus
-from private_rlhf.rl.trainer import PpoTrainer
+from private_rlhf.rl.ppo_trainer import PpoTrainer
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification

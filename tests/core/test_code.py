@@ -31,7 +31,7 @@ def test_code_that_only_some_stages_use() -> None:
     def users(name: str) -> set[str]:
         return {stage for stage, found in files.items() if name in found}
 
-    assert users("pipeline/rl/losses.py") == {"ppo"}
+    assert users("pipeline/rl/ppo_losses.py") == {"ppo"}
     assert users("pipeline/report/report.html.j2") == {"report"}
     assert users("pipeline/lm/rows.py") >= set(LEARN) - {"sft"}
     assert users("reward_models/linear.py") & {"reward", "sft", "privatize"} == {"reward"}

@@ -15,7 +15,7 @@ from private_rlhf.lm.logprobs import PolicyWithValue
 from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer
 from private_rlhf.recipe import LoraSettings, PpoConfig
 from private_rlhf.reward_models.scorer import RewardScorer
-from private_rlhf.rl.trainer import PpoTrainer
+from private_rlhf.rl.ppo_trainer import PpoTrainer
 
 REHEARSAL = "PRIVATE_RLHF_GPU_REHEARSAL"
 SHORT = {"float32": "fp32", "bfloat16": "bf16"}

@@ -46,7 +46,7 @@ from private_rlhf.recipe import LoraSettings, PpoConfig  # noqa: E402
 from private_rlhf.reward_models.checkpoint import RewardCheckpoint  # noqa: E402
 from private_rlhf.reward_models.model import RewardModel, set_score_weight  # noqa: E402
 from private_rlhf.reward_models.scorer import RewardScorer  # noqa: E402
-from private_rlhf.rl.trainer import PpoTrainer  # noqa: E402
+from private_rlhf.rl.ppo_trainer import PpoTrainer  # noqa: E402
 from support.ppo_problem import EOS, PAD, StubRenderer  # noqa: E402
 
 PHASES = ("generate", "score", "update")

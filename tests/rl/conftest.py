@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from private_rlhf.rl.trainer import PpoTrainer
+from private_rlhf.rl.ppo_trainer import PpoTrainer
 from support.ppo_problem import Problem, make_problem
 
 

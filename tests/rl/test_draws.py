@@ -19,7 +19,7 @@ from private_rlhf.lm.logprobs import response_forward, token_batch, token_logpro
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import parse
 from private_rlhf.reward_models.scorer import RewardScorer, Scores
-from private_rlhf.rl import trainer
+from private_rlhf.rl import ppo_trainer
 from support.ppo_problem import Problem
 
 TREE = {"name": "x", "evaluation_labels": "private", "model": {"source": "tiny"}, "privatize": {"epsilon": 1.0}}
@@ -39,7 +39,7 @@ def at(problem: Problem, model: Any, prompt: str, temperature: float) -> torch.T
 def sampled(monkeypatch: pytest.MonkeyPatch) -> list[Sampling]:
     """How everything is sampled, in order."""
     seen = []
-    for module in (trainer, evaluation_sampler):
+    for module in (ppo_trainer, evaluation_sampler):
         plain = module.sample_responses
 
         def record(model: Any, prompts: Any, keys: Any, sampling: Sampling, plain: Any = plain, **more: Any) -> Any:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from private_rlhf.rl.losses import clipped_policy_loss, clipped_value_loss
+from private_rlhf.rl.ppo_losses import clipped_policy_loss, clipped_value_loss
 
 CLIP = 0.2
 

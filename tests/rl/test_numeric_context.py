@@ -15,7 +15,7 @@ from private_rlhf.lm import generate
 from private_rlhf.lm.generate import Sampling
 from private_rlhf.recipe import LoraSettings
 from private_rlhf.reward_models.scorer import Scores
-from private_rlhf.rl.trainer import PpoTrainer
+from private_rlhf.rl.ppo_trainer import PpoTrainer
 from support.ppo_problem import Problem
 from support.two_processes import run_two
 

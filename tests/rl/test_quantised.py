@@ -14,7 +14,7 @@ import torch
 from private_rlhf.lm.models import load_causal_lm
 from private_rlhf.lm.quantised import is_four_bit
 from private_rlhf.rl import resume_state
-from private_rlhf.rl.trainer import PpoTrainer
+from private_rlhf.rl.ppo_trainer import PpoTrainer
 
 Snapshot = Callable[[PpoTrainer], dict[str, torch.Tensor]]
 SETTINGS = {"rollouts": 8, "minibatch_size": 4, "ppo_epochs": 2, "learning_rate": 1e-2, "kl_target": 0.1}

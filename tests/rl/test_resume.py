@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from private_rlhf.rl import resume_state
-from private_rlhf.rl.trainer import PpoTrainer
+from private_rlhf.rl.ppo_trainer import PpoTrainer
 from safetensors.torch import load_file
 
 Snapshot = Callable[[PpoTrainer], dict[str, torch.Tensor]]

@@ -13,7 +13,7 @@ from private_rlhf import cli
 from private_rlhf.core.errors import RunStopped
 from private_rlhf.rl import resume_state
 from private_rlhf.rl.nonfinite import NonFiniteError, tensor_statistics
-from private_rlhf.rl.trainer import PpoTrainer
+from private_rlhf.rl.ppo_trainer import PpoTrainer
 from private_rlhf.stages.ppo import improve_or_stop
 
 NAN = float("nan")

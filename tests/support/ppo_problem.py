@@ -18,7 +18,7 @@ from private_rlhf.lm.tiny import tiny_config
 from private_rlhf.recipe import LoraSettings, PpoConfig
 from private_rlhf.reward_models.extra_rewards import ExtraReward
 from private_rlhf.reward_models.scorer import Scores
-from private_rlhf.rl.trainer import PpoTrainer
+from private_rlhf.rl.ppo_trainer import PpoTrainer
 from transformers import LlamaForCausalLM
 
 PAD, EOS, VOCABULARY, CAP = 0, 1, 8, 2

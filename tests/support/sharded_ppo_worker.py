@@ -25,7 +25,7 @@ from private_rlhf.reward_models.model import RewardModel, set_score_weight
 from private_rlhf.reward_models.scorer import RewardScorer
 from private_rlhf.rl import resume_state
 from private_rlhf.rl.nonfinite import NonFiniteError
-from private_rlhf.rl.trainer import PpoTrainer
+from private_rlhf.rl.ppo_trainer import PpoTrainer
 from torch.distributed.tensor import DTensor
 from transformers import LlamaForSequenceClassification
 

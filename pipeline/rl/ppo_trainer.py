@@ -29,9 +29,9 @@ from private_rlhf.recipe import PpoConfig
 from private_rlhf.reward_models.extra_rewards import ExtraReward
 from private_rlhf.reward_models.scorer import RewardScorer, Scores
 from private_rlhf.rl.kl_control import KlController
-from private_rlhf.rl.losses import clipped_policy_loss, clipped_value_loss
 from private_rlhf.rl.nonfinite import NonFiniteError, nonfinite_gradient, step_error
 from private_rlhf.rl.optimizer import make_optimizer, set_rates
+from private_rlhf.rl.ppo_losses import clipped_policy_loss, clipped_value_loss
 from private_rlhf.rl.reader import Evaluated, PolicyReader
 from private_rlhf.rl.reward_function import FunctionScorer, RewardFunction
 from private_rlhf.rl.rollout import (
