@@ -103,7 +103,7 @@ def run(
     launcher = Launcher(processes, [*options, *(["--data", data] if data is not None else [])])
     runner.execute(recipe, directory, selection, accept_code, launcher if processes > 1 else None)
     if runner.join_world().main:
-        from private_rlhf.report.terminal import show_results
+        from private_rlhf.report.sections import show_results
 
         show_results(directory)
 
@@ -126,7 +126,7 @@ def online(
     recipe = _recipe(config, None, overrides, accept_reward)
     last = run_policies(recipe, run_dir or Path("runs") / recipe.name, policies, accept_code)
     if join_world().main:
-        from private_rlhf.report.terminal import show_results
+        from private_rlhf.report.sections import show_results
 
         show_results(last)
 

@@ -12,14 +12,56 @@ Built from features only and symmetric in the two responses, so it never depends
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from private_rlhf.reward_models.spread import ALONE, Spread
+from accelerate.utils import broadcast, gather_object
 from torch import Tensor
 
 FeatureArray = Tensor | np.ndarray
 _RELATIVE_TOLERANCE = 1e-10
+
+
+class Spread:
+    """One process, which holds everything."""
+
+    def sum(self, value: Tensor) -> Tensor:
+        """The sum over processes of a CPU tensor that has one shape on all of them."""
+        return value
+
+    def first(self, value: Tensor) -> Tensor:
+        """The CPU tensor of the first process; it has one shape on all of them."""
+        return value
+
+    def all(self, values: Tensor) -> Tensor:
+        """The rows (m, …) of all processes on the CPU, one process after another; each has another m."""
+        return values
+
+
+class OverProcesses(Spread):
+    """The processes of an accelerator. Each of them makes the same calls."""
+
+    def __init__(self, accelerator: Any) -> None:
+        self._accelerator = accelerator
+
+    def sum(self, value: Tensor) -> Tensor:
+        total: Tensor = self._accelerator.reduce(self._sent(value), "sum")
+        return total.cpu()
+
+    def first(self, value: Tensor) -> Tensor:
+        of_first: Tensor = broadcast(self._sent(value))
+        return of_first.cpu()
+
+    def all(self, values: Tensor) -> Tensor:
+        return torch.cat(gather_object([values.clone()]))  # a view, pickled, takes the whole storage under it along
+
+    def _sent(self, value: Tensor) -> Tensor:
+        """A copy where the processes meet."""
+        return value.to(self._accelerator.device, copy=True).contiguous()
+
+
+ALONE = Spread()
 
 
 def as_double(values: FeatureArray, name: str, ndim: int) -> Tensor:

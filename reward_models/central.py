@@ -30,8 +30,8 @@ from private_rlhf.core.documents import read_json
 from private_rlhf.privacy.counts import Bits, DiscreteLaplace
 from private_rlhf.privacy.noisy_sum import DiscreteGaussian, gaussian_for, laplace_for, noisy_statistic
 from private_rlhf.reward_models.basis import FeatureArray, FeatureBasis, as_double
-from private_rlhf.reward_models.evidence import LOG_SCALE_SPREAD, MARGIN_SCALE, evidence_ridges
 from private_rlhf.reward_models.linear import check_labels
+from private_rlhf.reward_models.ridge import LOG_SCALE_SPREAD, MARGIN_SCALE, evidence_ridges
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor

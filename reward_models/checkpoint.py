@@ -24,23 +24,23 @@ from private_rlhf.core.noise import PUBLIC, LabelNoise
 from private_rlhf.core.world import device_type
 from private_rlhf.lm.kernels.attention import use_grouped_attention
 from private_rlhf.lm.kernels.products import speed_up_products
+from private_rlhf.lm.model_card import FILES, FOLDER, CardText
 from private_rlhf.lm.numerics import affordable
 from private_rlhf.reward_models.bonuses import BONUS_KINDS, Bonus, bonus_from_tensors, bonus_kind, bonus_tensors
-from private_rlhf.reward_models.bound import check_reward_bound
-from private_rlhf.reward_models.classifiers import load_classifier
-from private_rlhf.reward_models.dropout import DropoutBonus, DropoutRewardModel
-from private_rlhf.reward_models.losses import get_loss
+from private_rlhf.reward_models.losses import check_reward_bound, get_loss
 from private_rlhf.reward_models.model import (
     RewardModel,
     check_pad_token,
+    load_classifier,
     probe_scores,
     score_layer,
     set_score_weight,
 )
+from private_rlhf.reward_models.uncertainty import DropoutBonus, DropoutRewardModel
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 METADATA_FILE = "reward_metadata.json"
 BONUS_FILE = "bonus.safetensors"
@@ -270,3 +270,47 @@ def _load_bonus(folder: Path, metadata: RewardMetadata) -> Bonus | None:
         )
     except (SafetensorError, KeyError, ValueError) as error:
         raise ValueError(f"{file} is not valid ({error}); write the checkpoint again") from None
+
+
+METADATA = "noise of the labels, loss, bound and size of the fit; private-rlhf reads no reward model without it"
+BONUS = "statistics of the uncertainty, which private-rlhf subtracts from the reward; the scores above are without it"
+ONE_OUTPUT = "raw = model(**texts).logits[:, 0]"
+TOKEN_SUM = """outputs = model.score(model.base_model(**texts).last_hidden_state)  # of every token
+    mask = texts["attention_mask"]
+    last = outputs[range(len(mask)), mask.sum(dim=1) - 1, 0]
+    raw = last + (outputs[..., 1] * mask).sum(dim=1)"""
+NO_CLASSIFIER = (
+    "transformers has no sequence classifier for `{}`, so only private-rlhf reads this reward model:"
+    " `private-rlhf evaluate --judge rm:FOLDER`."
+)
+
+
+def reward_text(trained_on: str, results: str, model: Any, reward_bound: float | None) -> CardText:
+    """The text of a reward model's card. model: a sequence classifier with a head of one output or two."""
+    readable = type(model.config) in AutoModelForSequenceClassification._model_mapping
+    token_sum = score_layer(model).out_features == 2
+    start = program(token_sum, reward_bound) if readable else NO_CLASSIFIER.format(model.config.model_type)
+    files = FILES | {"reward_metadata.json": METADATA, "bonus.safetensors": BONUS}
+    return CardText(trained_on, "text-classification", start, results, files)
+
+
+def program(token_sum: bool, reward_bound: float | None) -> str:
+    """A program that prints the rewards of two answers. token_sum: the head has two outputs."""
+    bound, bounded = check_reward_bound(reward_bound), "reward = raw"
+    if bound is not None:
+        half = f"{bound / 2:g}"
+        bounded = f"reward = {half} * torch.tanh(raw / {half})  # as in training: rewards lie within ±{half}"
+    return f"""import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+{FOLDER}
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+question = {{"role": "user", "content": "Name a river."}}
+answers = ["The Rhine is a lovely river.", "No."]
+conversations = [[question, {{"role": "assistant", "content": answer}}] for answer in answers]
+texts = tokenizer.apply_chat_template(conversations, padding=True, return_dict=True, return_tensors="pt")
+with torch.inference_mode():
+    {TOKEN_SUM if token_sum else ONE_OUTPUT}
+{bounded}
+print(reward.tolist())"""

@@ -1,6 +1,6 @@
 """The linear head r̄ = r(w·φ) of pairs of features: fitted by the private likelihood, with a ridge chosen by the same.
 
-Processes each bring features of some pairs and together make one fit (`private_rlhf.reward_models.spread`).
+Processes each bring features of some pairs and together make one fit (`private_rlhf.reward_models.basis`).
 
 A head on frozen features is judged by cross-validation. Features that were trained on the pairs know their labels, and
 cross-validation among those pairs would take memory for skill: there the head is fitted again on the pairs that were
@@ -20,12 +20,16 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.data.render import prompt_key
 from private_rlhf.recipe import RewardConfig
-from private_rlhf.reward_models.basis import pair_basis
-from private_rlhf.reward_models.evidence import ridge_by_evidence, ridge_in_units_of
+from private_rlhf.reward_models.basis import ALONE, Spread, pair_basis
 from private_rlhf.reward_models.linear import LinearFit, fit_linear
 from private_rlhf.reward_models.losses import get_loss
-from private_rlhf.reward_models.ridge import RidgeSelection, assign_folds, select_ridge
-from private_rlhf.reward_models.spread import ALONE, Spread
+from private_rlhf.reward_models.ridge import (
+    RidgeSelection,
+    assign_folds,
+    ridge_by_evidence,
+    ridge_in_units_of,
+    select_ridge,
+)
 
 ALWAYS_LEARNT = -1
 

@@ -13,10 +13,24 @@ from functools import cached_property
 
 import torch
 from private_rlhf.core.noise import LabelNoise, Noise
-from private_rlhf.reward_models.basis import FeatureArray, FeatureBasis, as_double, count_pairs, identity_basis
-from private_rlhf.reward_models.bound import bound_slope, bounded_reward, check_reward_bound
-from private_rlhf.reward_models.losses import PreferenceLoss, check_signs, fisher_weight, get_loss
-from private_rlhf.reward_models.spread import ALONE, Spread
+from private_rlhf.reward_models.basis import (
+    ALONE,
+    FeatureArray,
+    FeatureBasis,
+    Spread,
+    as_double,
+    count_pairs,
+    identity_basis,
+)
+from private_rlhf.reward_models.losses import (
+    PreferenceLoss,
+    bound_slope,
+    bounded_reward,
+    check_reward_bound,
+    check_signs,
+    fisher_weight,
+    get_loss,
+)
 from torch import Tensor
 
 _ARMIJO = 1e-4

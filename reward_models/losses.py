@@ -16,6 +16,7 @@ not in the registry, and asking for it is refused with the reason.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -275,3 +276,34 @@ def get_loss(name: str) -> PreferenceLoss:
     if "smooth" in name:
         raise ValueError(f"loss {name!r} is refused: {SMOOTHING_REFUSED}; choose one of {choices}")
     raise ValueError(f"unknown loss {name!r}; choose one of {choices}")
+
+
+def check_reward_bound(reward_bound: float | None) -> float | None:
+    """Return `reward_bound` if it is None or a positive finite width; ValueError otherwise."""
+    if reward_bound is None:
+        return None
+    value = float(reward_bound)
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(
+            f"reward_bound must be a positive width B (rewards in [-B/2, B/2]) or None, got {reward_bound!r}"
+        )
+    return value
+
+
+def bounded_reward(raw_score: Tensor, reward_bound: float | None) -> Tensor:
+    """r = (B/2)·tanh(2u/B), same shape as `raw_score`; half types are widened to float32."""
+    raw_score = raw_score if raw_score.dtype == torch.float64 else raw_score.float()
+    bound = check_reward_bound(reward_bound)
+    if bound is None:
+        return raw_score
+    return (bound / 2.0) * torch.tanh(raw_score * (2.0 / bound))
+
+
+def bound_slope(raw_score: Tensor, reward_bound: float | None) -> Tensor:
+    """dr/du = 1/cosh²(2u/B) in (0, 1], same shape; written with sigmoids so that it keeps its relative precision."""
+    raw_score = raw_score if raw_score.dtype == torch.float64 else raw_score.float()
+    bound = check_reward_bound(reward_bound)
+    if bound is None:
+        return torch.ones_like(raw_score)
+    scaled = raw_score * (4.0 / bound)
+    return 4.0 * torch.sigmoid(scaled) * torch.sigmoid(-scaled)

@@ -12,7 +12,9 @@ answers, so no caller says where an answer begins. Plain transformers gives both
 
 from __future__ import annotations
 
+import functools
 import inspect
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import accumulate
@@ -20,15 +22,26 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from private_rlhf.core.errors import UserError
+from private_rlhf.lm.architectures import check_layers
 from private_rlhf.lm.kernels.attention import use_grouped_attention
 from private_rlhf.lm.kernels.products import speed_up_products
-from private_rlhf.lm.models import unwrap
+from private_rlhf.lm.models import DTYPES, load_whole, unwrap
 from private_rlhf.lm.quantised import dense_copy, four_bit_config, four_bit_place, is_four_bit, keep_differentiable
 from private_rlhf.lm.rows import Rows, Sharing, sharing_of
-from private_rlhf.reward_models.bound import bounded_reward, check_reward_bound
-from private_rlhf.reward_models.classifiers import load_backbone_of
+from private_rlhf.recipe import RewardConfig
+from private_rlhf.reward_models.losses import bounded_reward, check_reward_bound
+from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.utils import logging as transformers_logging
 
 
@@ -248,3 +261,72 @@ def merge_adapters(model: nn.Module, dtype: torch.dtype | None = None) -> PreTra
         merged.to(dtype)  # type: ignore[arg-type]
         set_score_weight(merged, weight)
     return merged
+
+
+LAYER = re.compile(r"\.(?:layers|h)\.(\d+)\.")
+
+
+def load_classifier(folder: str | Path, **how: Any) -> Any:
+    """The sequence classifier in `folder`. ValueError: a weight is missing, superfluous or of another shape."""
+    config = AutoConfig.from_pretrained(folder)
+    return load_whole(classifier_class(type(config)), folder, config=config, **how)
+
+
+def load_backbone_of(causal_lm: str | Path, config: PreTrainedConfig, **how: Any) -> Any:
+    """A classifier as `config` says with the weights of a causal LM, which may have more layers; its score is random.
+
+    ValueError: a weight is missing, superfluous or of another shape.
+    """
+    loader = classifier_class(type(config))
+    layers = config.get_text_config().num_hidden_layers
+
+    def allowed(name: str) -> bool:
+        layer = LAYER.search(name)
+        cut = layer is not None and int(layer.group(1)) >= layers
+        outside = not name.startswith(f"{loader.base_model_prefix}.")  # as the output layer is
+        return name == "score.weight" or outside or cut
+
+    return load_whole(loader, causal_lm, allowed, config=config, **how)
+
+
+def classifier_class(kind: type[PreTrainedConfig]) -> Any:
+    """transformers' class for a configuration; where it has none, its generic one (base model, bias-free `score`).
+
+    Granite, Cohere and OLMoE are such. Only this package reads their checkpoints. ValueError: not a causal LM.
+    """
+    classifiers: Any = AutoModelForSequenceClassification._model_mapping
+    causal: Any = AutoModelForCausalLM._model_mapping
+    if kind in classifiers:
+        return classifiers[kind]
+    if kind not in causal:
+        raise ValueError(f"transformers has no causal LM for {kind.__name__}")
+    return _generic(next(each for each in causal[kind].__mro__ if each.__name__.endswith("PreTrainedModel")))
+
+
+@functools.cache
+def _generic(parent: type) -> type:
+    name = parent.__name__.removesuffix("PreTrainedModel") + "ForSequenceClassification"
+    return type(name, (GenericForSequenceClassification, parent), {})
+
+
+def load_backbone(path: Path, settings: RewardConfig, dtype: str, pad_token_id: int | None) -> Any:
+    """The SFT model's first layers as a reward backbone with a zero head.
+
+    path: of the causal LM. dtype: a key of `DTYPES`. pad_token_id: of the tokenizer that pads its texts.
+
+    Raises:
+        UserError: the checkpoint is not whole, has fewer layers than reward.num_layers, or cannot be quantised.
+    """
+    try:
+        check_layers(settings.num_layers, AutoConfig.from_pretrained(path), str(path))
+        return build_reward_backbone(
+            path,
+            settings.num_layers,
+            DTYPES[dtype],
+            pad_token_id=pad_token_id,
+            four_bit=settings.quantize is not None,
+            token_sum=settings.feature_blocks == 2,
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        cause = " ".join(str(error).split())[:200]
+        raise UserError(f"{path} does not serve as reward backbone ({cause}): run again with --from sft") from None

@@ -10,9 +10,9 @@ from accelerate import Accelerator
 from private_rlhf.data.release import ReleasedPair
 from private_rlhf.data.render import Renderer, keep_fitting_pairs
 from private_rlhf.lm.features import extract_features
+from private_rlhf.reward_models.basis import OverProcesses
 from private_rlhf.reward_models.head import PairFeatures
 from private_rlhf.reward_models.model import RewardModel
-from private_rlhf.reward_models.spread import OverProcesses
 
 
 class RenderedPairs(NamedTuple):

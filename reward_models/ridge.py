@@ -8,16 +8,16 @@ does not know α.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from private_rlhf.core.noise import Noise
-from private_rlhf.reward_models.basis import FeatureArray, FeatureBasis, identity_basis
-from private_rlhf.reward_models.linear import minimize, pair_problem
-from private_rlhf.reward_models.losses import get_loss
-from private_rlhf.reward_models.spread import ALONE, Spread
+from private_rlhf.core.noise import LabelNoise, Noise
+from private_rlhf.reward_models.basis import ALONE, FeatureArray, FeatureBasis, Spread, identity_basis
+from private_rlhf.reward_models.linear import PairProblem, minimize, pair_problem
+from private_rlhf.reward_models.losses import PreferenceLoss, fisher_weight, get_loss
 from torch import Tensor
 
 # Standard deviations of the margin under the prior that a ridge stands for, in nats.
@@ -113,3 +113,65 @@ def select_ridge(
         held_out_loss=tuple(means.tolist()),
         paired_standard_error=tuple(errors.tolist()),
     )
+
+
+MARGIN_SCALE = 0.7
+"""Nats: standard deviation of a margin before there are labels. Differences of two answers of one model are mild."""
+LOG_SCALE_SPREAD = 0.7
+
+
+def evidence_ridges(num_components: int) -> tuple[float, ...]:
+    """Ridges of margin scales from 0.03 to 4 nats, strongest first."""
+    scales = torch.logspace(math.log10(0.03), math.log10(4.0), 15, dtype=torch.float64)
+    return tuple(ridge_from_margin_scale(scale, num_components) for scale in scales.tolist())
+
+
+def log_evidence(problem: PairProblem, ridge: float, start: Tensor | None = None) -> tuple[float, Tensor]:
+    """(log P(z | λ) in nats, θ̂ (d,)); start: where the fit begins."""
+    theta = torch.zeros(problem.x_a.shape[1], dtype=torch.float64) if start is None else start
+    theta, _ = minimize(problem, ridge, theta, tolerance=1e-5)
+    information = problem.information(theta)
+    information.diagonal().add_(ridge)
+    fit = -problem.total_loss(theta) - 0.5 * ridge * float(theta @ theta)
+    return fit + 0.5 * len(theta) * math.log(ridge) - 0.5 * float(torch.logdet(information)), theta
+
+
+def ridge_by_evidence(
+    x_a: Tensor,
+    x_b: Tensor,
+    label: Tensor,
+    noise: LabelNoise,
+    reward_bound: float | None,
+    start: float | None = None,
+    spread: Spread = ALONE,
+) -> float:
+    """λ of `evidence_ridges` at which evidence and prior together are highest, by climbing from `start` (None: from the
+    prior's scale); coordinates (n, d) in a `pair_basis` of both responses, labels (n,) ±1: those of this process.
+    """
+    count = x_a.shape[1]
+    ridges = evidence_ridges(count)
+    problem = PairProblem(x_a, x_b, label, noise, reward_bound, get_loss("private_likelihood"), spread)
+    theta, values = None, {}
+
+    def worth(place: int) -> float:
+        nonlocal theta
+        if not 0 <= place < len(ridges):
+            return -math.inf
+        if place not in values:
+            local, theta = log_evidence(problem, ridges[place], theta)
+            evidence = float(spread.first(torch.tensor(local, dtype=torch.float64)))
+            offset = math.log((count / ridges[place]) ** 0.5 / MARGIN_SCALE) / LOG_SCALE_SPREAD
+            values[place] = evidence - 0.5 * offset**2
+        return values[place]
+
+    begin = start or ridge_from_margin_scale(MARGIN_SCALE, count)
+    place = min(range(len(ridges)), key=lambda i: abs(math.log(ridges[i] / begin)))
+    while (best := max((place, place - 1, place + 1), key=worth)) != place:
+        place = best
+    return ridges[place]
+
+
+def ridge_in_units_of(loss: PreferenceLoss, ridge: float, noise: LabelNoise) -> float:
+    """The ridge that weighs as much against another loss as `ridge` against the private likelihood, at margin 0."""
+    zero = torch.zeros(1, dtype=torch.float64)
+    return ridge * float(loss.curvature(zero, noise) / fisher_weight(zero, noise))

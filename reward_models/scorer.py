@@ -16,8 +16,8 @@ from private_rlhf.lm.generate import sharded
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.lm.sharding import free, split_frozen
 from private_rlhf.recipe import ModelConfig
-from private_rlhf.reward_models.bound import bounded_reward
 from private_rlhf.reward_models.checkpoint import RewardCheckpoint, load_reward_checkpoint
+from private_rlhf.reward_models.losses import bounded_reward
 from private_rlhf.reward_models.model import score_layer
 from safetensors import SafetensorError
 

@@ -5,11 +5,22 @@ An outcome is 1 where the policy's answer wins against the reference's, 0 where 
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-from private_rlhf.core.stats import Estimate, bootstrap_mean, wilson
-from private_rlhf.evaluation.gibbs_yardstick import beats
+from private_rlhf.core.atomic import write_json
+from private_rlhf.core.errors import UserError
+from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.stats import Estimate, bootstrap_mean, wilson, win_rate
+from private_rlhf.data.release import ReleasedPair
+from private_rlhf.data.render import Renderer, plain_text
+from private_rlhf.privacy.counts import DiscreteLaplace
+from private_rlhf.reward_models.gibbs import gibbs_weights, kl_from_uniform
 from scipy import optimize, special, stats
 
 Z = float(stats.norm.ppf(0.975))
@@ -119,3 +130,156 @@ def beats_by_truth(rows: list[dict[str, list[float | None]]]) -> np.ndarray | No
         return None
     policy, reference = np.array(scores, dtype=np.float64).T
     return beats(policy, reference)
+
+
+@dataclass(frozen=True)
+class GibbsResult:
+    """Per prompt, (n,) float64 each: E[r*], E[r̄], KL in nats and P(win) against one reference answer."""
+
+    true_reward: np.ndarray | None
+    reward: np.ndarray
+    kl: np.ndarray
+    win_truth: np.ndarray | None
+    win_reward: np.ndarray
+
+
+def gibbs_expectations(
+    scores: np.ndarray,
+    reward: np.ndarray,
+    true_reward: np.ndarray | None,
+    kl_coef: float,
+    baseline_reward: np.ndarray,
+    baseline_truth: np.ndarray | None,
+) -> GibbsResult:
+    """Expectations under the Gibbs policy of r̂.
+
+    Args:
+        scores, reward, true_reward: (n, N) r̂, r̄ and r* of N draws of π_ref for each of n prompts.
+        kl_coef: as in J.
+        baseline_reward, baseline_truth: (n,) of one answer of π_ref to each prompt, to win against.
+    """
+    weights = gibbs_weights(scores, kl_coef)
+    return GibbsResult(
+        true_reward=None if true_reward is None else (weights * true_reward).sum(axis=-1),
+        reward=(weights * reward).sum(axis=-1),
+        kl=kl_from_uniform(weights),
+        win_truth=None
+        if true_reward is None or baseline_truth is None
+        else (weights * beats(true_reward, baseline_truth[:, None])).sum(axis=-1),
+        win_reward=(weights * beats(reward, baseline_reward[:, None])).sum(axis=-1),
+    )
+
+
+def beats(score: np.ndarray, baseline: np.ndarray) -> np.ndarray:
+    """1 for a win, ½ for a tie, 0 for a loss."""
+    return np.where(score > baseline, 1.0, np.where(score == baseline, 0.5, 0.0))
+
+
+LIKELIHOOD_TEXTS = 32
+"""Texts per forward pass."""
+LIKE_LENGTH = 0.2
+"""|log ratio of characters| up to which two answers are of like length."""
+
+
+def pair_rows(pairs: Sequence[ReleasedPair], renderer: Renderer) -> list[tuple[list[int], list[int]]]:
+    """Token ids of chosen and rejected answers, interleaved: row 2i is chosen, row 2i+1 rejected."""
+    rows = []
+    for pair in pairs:
+        prompt = renderer.prompt_ids(pair.prompt)
+        rows += [(prompt, renderer.response_ids(pair.chosen)), (prompt, renderer.response_ids(pair.rejected))]
+    return rows
+
+
+def likelihood_win_rate(logprobs: np.ndarray, noise: LabelNoise) -> Estimate:
+    """Share of pairs whose chosen answer is likelier; interleaved (2n,) from `pair_rows`. Debiased for z."""
+    return noise.debias(win_rate(logprobs[0::2], logprobs[1::2]))
+
+
+def longer_answer_baseline(pairs: Sequence[ReleasedPair], noise: LabelNoise) -> Estimate:
+    """Share of pairs whose chosen answer has more characters: the trivial rule to print beside any win rate.
+
+    Equally long ones count half, as every tie does: no flip of the label changes that, so debiasing leaves it as it is.
+    """
+    longer = longer_answers(pairs)
+    return noise.debias(win_rate(longer, np.zeros(len(pairs))))
+
+
+def longer_answers(pairs: Sequence[ReleasedPair]) -> np.ndarray:
+    """(n,) +1 where `chosen` has more characters, -1 where `rejected` has, 0 for equally many."""
+    sizes = np.array([(len(plain_text(pair.chosen)), len(plain_text(pair.rejected))) for pair in pairs]).reshape(-1, 2)
+    return np.sign(sizes[:, 0] - sizes[:, 1]).astype(np.int8)
+
+
+def preferences(logprobs: np.ndarray) -> np.ndarray:
+    """(n,) +1 where the policy finds `chosen` likelier, -1 where `rejected`, 0 for a tie; (2n,) as from `pair_rows`."""
+    return np.sign(logprobs[0::2] - logprobs[1::2]).astype(np.int8)
+
+
+def like_length(pairs: Sequence[ReleasedPair]) -> np.ndarray:
+    """(n,) bool: both answers are of like length."""
+    sizes = np.array([[max(len(plain_text(side)), 1) for side in (pair.chosen, pair.rejected)] for pair in pairs])
+    return np.asarray(np.abs(np.log(sizes.reshape(-1, 2)) @ (1.0, -1.0)) <= LIKE_LENGTH)
+
+
+def win_rate_at_like_length(logprobs: np.ndarray, pairs: Sequence[ReleasedPair], noise: LabelNoise) -> Estimate | None:
+    """The likelihood win rate of the pairs of like length; (2n,) as from `pair_rows`. None where there are none."""
+    like = like_length(pairs)
+    return likelihood_win_rate(logprobs.reshape(-1, 2)[like].reshape(-1), noise) if like.any() else None
+
+
+def prefers_longer(choices: np.ndarray, longer: np.ndarray) -> Estimate:
+    """Share of pairs on which the longer answer is chosen, ½ for a tie of either; both (n,), as from `preferences` and
+    `longer_answers`. Swapping both answers of a pair changes nothing: no label is read."""
+    return win_rate(choices * longer, np.zeros(len(longer)))
+
+
+LONGER = "longer_answer"  # the rule that prints beside the policies' rates
+
+
+def write_decisions(folder: Path, choices: Mapping[str, np.ndarray], places: list[int], rows: int) -> None:
+    """Writes `decisions.json`: the choices (n,) of every rule, the rows they are on, and how many rows there are."""
+    content = {"rows": rows, "places": places, "choices": {name: choice.tolist() for name, choice in choices.items()}}
+    write_json(folder / "decisions.json", content)
+
+
+def read_decisions(folder: Path) -> tuple[dict[str, np.ndarray], list[int], int]:
+    """(choices, places, rows) as `write_decisions` wrote them."""
+    path = folder / "decisions.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise UserError(f"{path} is missing or damaged: run the stage again (--from evaluate)") from None
+    return {name: np.array(choice) for name, choice in content["choices"].items()}, content["places"], content["rows"]
+
+
+def spread(choices: Mapping[str, np.ndarray], places: list[int], rows: int) -> dict[str, list[int]]:
+    """Choices (n,) in {-1, 0, +1} on the rows at `places` as choices on all rows: 0 elsewhere."""
+    decisions = {}
+    for name, choice in choices.items():
+        everywhere = np.zeros(rows, np.int8)
+        everywhere[places] = choice
+        decisions[name] = everywhere.tolist()
+    return decisions
+
+
+def counted_rates(choices: Mapping[str, np.ndarray], counted: Mapping[str, Any]) -> dict[str, Estimate]:
+    """The win rate of every rule, ties counted half. counted: `epsilon` of all counts, the noisy `counts` by rule."""
+    noise = DiscreteLaplace.shared(counted["epsilon"], len(choices))
+    rates = {}
+    for name, choice in choices.items():
+        ties = 0.5 * int((choice == 0).sum())
+        rates[name] = counted_share(counted["counts"][name] + ties, len(choice), noise)
+    return rates
+
+
+def counted_share(count: float, n: int, noise: DiscreteLaplace) -> Estimate:
+    """The share of n pairs a rule is right about, from a noisy count.
+
+    The 95 % half-widths of sampling (normal) and of the noise (exact) are added in squares, which is right where one of
+    them dominates. Not clipped to [0, 1], which would bias it.
+    """
+    share = count / n
+    inside = min(1.0, max(0.0, share))
+    sampling = 1.96**2 * max(inside * (1 - inside), 0.25 / n) / n
+    half = math.sqrt(sampling + (noise.half_width() / n) ** 2)
+    return Estimate(share, share - half, share + half, n)

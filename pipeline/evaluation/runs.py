@@ -12,9 +12,8 @@ import numpy as np
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import is_public
 from private_rlhf.core.stats import Estimate, holm, paired_p, student_mean, win_rate
-from private_rlhf.evaluation.gibbs_yardstick import beats
 from private_rlhf.evaluation.judges import by_order
-from private_rlhf.evaluation.rates import decided_win_rate, length_controlled
+from private_rlhf.evaluation.rates import beats, decided_win_rate, length_controlled
 
 FEWEST = 10
 MEASURES = {

@@ -16,8 +16,15 @@ from private_rlhf.core.stats import (
 )
 from private_rlhf.evaluation.calibration import coverage
 from private_rlhf.evaluation.evaluation_sampler import Answer, PromptResult
-from private_rlhf.evaluation.gibbs_yardstick import GibbsResult, beats, gibbs_expectations
-from private_rlhf.evaluation.rates import agreement, best_of_four, decided_win_rate, length_controlled
+from private_rlhf.evaluation.rates import (
+    GibbsResult,
+    agreement,
+    beats,
+    best_of_four,
+    decided_win_rate,
+    gibbs_expectations,
+    length_controlled,
+)
 from private_rlhf.reward_models.gibbs import gibbs_weights
 
 _RATES = (

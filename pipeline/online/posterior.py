@@ -10,11 +10,9 @@ from dataclasses import dataclass, field
 
 import torch
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.reward_models.bound import bound_slope, bounded_reward
-from private_rlhf.reward_models.evidence import MARGIN_SCALE, ridge_by_evidence, ridge_in_units_of
 from private_rlhf.reward_models.linear import PairProblem, minimize
-from private_rlhf.reward_models.losses import check_signs, get_loss
-from private_rlhf.reward_models.ridge import ridge_from_margin_scale
+from private_rlhf.reward_models.losses import bound_slope, bounded_reward, check_signs, get_loss
+from private_rlhf.reward_models.ridge import MARGIN_SCALE, ridge_by_evidence, ridge_from_margin_scale, ridge_in_units_of
 from torch import Tensor
 
 

@@ -12,10 +12,10 @@ from private_rlhf.privacy.card import markdown
 from private_rlhf.privacy.card import render_markdown as render_card
 from private_rlhf.privacy.status import PrivacyStatus
 from private_rlhf.report import plots, sections
+from private_rlhf.report.plots import GIBBS, INK, OTHER, POLICY
 from private_rlhf.report.run_card import card_rows
 from private_rlhf.report.run_facts import REFERENCE, RunFacts
-from private_rlhf.report.svg import GIBBS, INK, OTHER, POLICY
-from private_rlhf.report.text import UNKNOWN, number, usable
+from private_rlhf.report.sections import UNKNOWN, number, usable
 
 Figure = dict[str, Any]
 """{"title", "note", "svg"}: one picture with its caption."""

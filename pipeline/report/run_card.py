@@ -11,7 +11,7 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.privacy.card import NO_LABELS, alpha_text, at_delta, events_text, ledger_rows, privacy_card
 from private_rlhf.privacy.status import PrivacyStatus, external_reward, extra_rewards, outside_judge, status_of
 from private_rlhf.report.run_facts import RunFacts
-from private_rlhf.report.text import epsilon_text, known, number
+from private_rlhf.report.sections import epsilon_text, known, number
 
 Row = tuple[str, list[str]]
 LABELS_PER_PERSON = (1, 10, 100)

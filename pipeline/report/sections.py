@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
+from private_rlhf.core.rundir import RunDir
 from private_rlhf.privacy.guarantee import NOT_PRIVATE
 from private_rlhf.privacy.status import PrivacyStatus
 from private_rlhf.report.run_facts import GIBBS, REFERENCE, RunFacts
-from private_rlhf.report.text import (
-    SPACE,
-    duration,
-    epsilon_text,
-    interval,
-    known,
-    number,
-    percent,
-    percent_interval,
-    significant,
-    usable,
-)
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+UNKNOWN = "–"
+SPACE = "\u00a0"
 WIN_RATES = (
     ("generation_win_rate_truth", "Generation win rate by the true reward"),
     ("generation_win_rate_judge", "Generation win rate by the outside judge"),
@@ -47,6 +42,76 @@ Cell = tuple[str, str]
 """A value and the interval below it."""
 
 
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def known(value: Any) -> TypeGuard[float]:
+    """True for a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def number(value: Any, digits: int = 2, signed: bool = False) -> str:
+    """`value` with `digits` decimals."""
+    if not known(value):
+        return UNKNOWN
+    text = f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
+    if float(text) == 0:
+        text = text.lstrip("+-")
+    return text.replace("-", "−")
+
+
+def significant(value: Any, digits: int = 3) -> str:
+    """`value` with `digits` significant digits, no trailing zeros, no exponent below a million."""
+    if not known(value):
+        return UNKNOWN
+    text = f"{value:.{digits}g}"
+    if "e" in text and 1e-6 <= abs(value) < 1e6:
+        text = f"{value:.0f}" if abs(value) >= 1 else f"{value:.6f}".rstrip("0")
+    return text.replace("-", "−")
+
+
+def percent(share: Any, digits: int = 0) -> str:
+    """A share in [0, 1] as per cent."""
+    return f"{number(100 * share, digits)}{SPACE}%" if known(share) else UNKNOWN
+
+
+def interval(low: Any, high: Any, digits: int = 2) -> str:
+    """`[low, high]`, or nothing when a bound is unknown."""
+    return f"[{number(low, digits)}, {number(high, digits)}]" if known(low) and known(high) else ""
+
+
+def percent_interval(estimate: dict[str, Any]) -> str:
+    """`66–77 %`."""
+    low, high = estimate.get("ci_low"), estimate.get("ci_high")
+    return f"{number(100 * low, 0)}–{number(100 * high, 0)}{SPACE}%" if known(low) and known(high) else ""
+
+
+def epsilon_text(epsilon: Any) -> str:
+    """ε as printed: infinity is null in files."""
+    return "∞" if not known(epsilon) else significant(epsilon)
+
+
+def duration(seconds: Any) -> str:
+    """`48 s`, `3 min 05 s` or `2 h 10 min`."""
+    if not known(seconds):
+        return UNKNOWN
+    whole = round(seconds)
+    if whole < 60:
+        return f"{number(seconds, 1)}{SPACE}s" if seconds < 10 else f"{whole}{SPACE}s"
+    if whole < 3600:
+        return f"{whole // 60}{SPACE}min {whole % 60:02d}{SPACE}s"
+    minutes = round(whole / 60)
+    return f"{minutes // 60}{SPACE}h {minutes % 60:02d}{SPACE}min"
+
+
+def usable(estimate: Any) -> TypeGuard[dict[str, Any]]:
+    """True for an {"value", "ci_low", "ci_high", "n"} object with a value."""
+    return isinstance(estimate, dict) and known(estimate.get("value"))
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
 def label_of(method: str, result: dict[str, Any] | None = None) -> str:
     """Name of a method in tables and pictures; claims no privacy, only names ε (that is the card's business)."""
     trained, _, aligner = method.partition("_")
@@ -58,7 +123,7 @@ def label_of(method: str, result: dict[str, Any] | None = None) -> str:
     return {REFERENCE: "π_ref (SFT)", GIBBS: "Gibbs"}.get(method, method)
 
 
-# --- headline ---------------------------------------------------------------------------------------------------------
+# --- headline ------------------------------------------------------------------------------------------------------
 
 
 def headline(facts: RunFacts, status: PrivacyStatus) -> str:
@@ -176,7 +241,7 @@ def tiles(facts: RunFacts, status: PrivacyStatus) -> list[dict[str, str]]:
     return shown
 
 
-# --- tables -----------------------------------------------------------------------------------------------------------
+# --- tables --------------------------------------------------------------------------------------------------------
 
 
 def methods_table(facts: RunFacts) -> tuple[list[str], list[tuple[str, list[Cell]]]]:
@@ -227,7 +292,7 @@ def _gain(result: dict[str, Any]) -> Cell:
     return number(gain["value"], signed=True), interval(gain.get("ci_low"), gain.get("ci_high"))
 
 
-# --- facts and notes --------------------------------------------------------------------------------------------------
+# --- facts and notes -----------------------------------------------------------------------------------------------
 
 _FIT_LABELS = {
     "mode": "What is trained",
@@ -399,3 +464,35 @@ def sample_cards(facts: RunFacts) -> list[dict[str, Any]]:
             )
         cards.append({"prompt": str(sample.get("prompt", "")), "answers": answers})
     return cards
+
+
+# --- on the terminal --------------------------------------------------------------------------------------------------
+
+SHOWN = 3
+CARD = "## Privacy card"
+
+
+def show_results(run: RunDir, console: Console | None = None) -> None:
+    """Prints the results of a finished run; nothing for a run without a report. The card itself stays in the report."""
+    from rich.console import Console
+    from rich.markdown import Markdown
+    from rich.text import Text
+
+    page = run.stage("report") / "report.md"
+    if not page.is_file():
+        return
+    console = console or Console()
+    console.print(Markdown(page.read_text(encoding="utf-8").partition(CARD)[0]))
+    samples = run.stage("evaluate") / "samples.json"
+    if samples.is_file():
+        metrics = run.root / "metrics.json"
+        methods = json.loads(metrics.read_text(encoding="utf-8")) if metrics.is_file() else {}
+        for sample in json.loads(samples.read_text(encoding="utf-8"))[:SHOWN]:
+            console.print(Text(f"\n> {sample['prompt']}", style="bold"))
+            for method, answer in sample.items():
+                if method != "prompt":
+                    label, answered = label_of(method, methods.get(method)), " ".join(answer["text"].split())
+                    console.print(Text(f"  {label}: {answered}"))
+    console.print(
+        f"\nreport: {run.stage('report') / 'report.html'}\nmetrics: {run.root / 'metrics.json'}", highlight=False
+    )

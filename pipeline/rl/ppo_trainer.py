@@ -26,7 +26,7 @@ from private_rlhf.lm.models import add_lora, end_ids
 from private_rlhf.lm.numerics import precision
 from private_rlhf.lm.sharding import as_number, gathered, prepare
 from private_rlhf.recipe import PpoConfig
-from private_rlhf.reward_models.extra_rewards import ExtraReward
+from private_rlhf.reward_models.external import ExtraReward
 from private_rlhf.reward_models.scorer import RewardScorer, Scores
 from private_rlhf.rl.kl_control import KlController
 from private_rlhf.rl.nonfinite import NonFiniteError, nonfinite_gradient, step_error

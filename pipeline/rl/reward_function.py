@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 from private_rlhf.data.render import Prompt, prompt_key
-from private_rlhf.reward_models.extra_rewards import checked
+from private_rlhf.reward_models.external import checked
 from private_rlhf.reward_models.scorer import Scores
 
 RewardFunction = Callable[[Sequence[Prompt], Sequence[str]], Sequence[float]]

@@ -17,7 +17,7 @@ from private_rlhf.core.atomic import write_json
 from private_rlhf.data.engine import count_right, gather_events
 from private_rlhf.data.publish import refusals
 from private_rlhf.data.raw_source import RawSource, split_rows
-from private_rlhf.evaluation.counted import LONGER, counted_rates, read_decisions, spread
+from private_rlhf.evaluation.rates import LONGER, counted_rates, read_decisions, spread
 from private_rlhf.privacy import counts as privacy_counts
 from private_rlhf.privacy.ledger import Ledger, ReleasePlan
 from private_rlhf.privacy.mechanism import RandomizedResponse

@@ -26,11 +26,12 @@ from private_rlhf.core.stats import Estimate
 from private_rlhf.data import inputs
 from private_rlhf.data.release import ReleasedPair
 from private_rlhf.data.render import Renderer, dialogue, keep_fitting, keep_fitting_pairs, left_out, text_count
-from private_rlhf.evaluation.counted import LONGER, write_decisions
 from private_rlhf.evaluation.evaluation_sampler import Answer, PromptResult, Sampler, once
 from private_rlhf.evaluation.judges import Judge, judged_pairs, judged_rates, make_judge
-from private_rlhf.evaluation.likelihood_win_rate import (
+from private_rlhf.evaluation.rates import (
     LIKELIHOOD_TEXTS,
+    LONGER,
+    beats_by_truth,
     likelihood_win_rate,
     longer_answer_baseline,
     longer_answers,
@@ -38,8 +39,8 @@ from private_rlhf.evaluation.likelihood_win_rate import (
     preferences,
     prefers_longer,
     win_rate_at_like_length,
+    write_decisions,
 )
-from private_rlhf.evaluation.rates import beats_by_truth
 from private_rlhf.evaluation.summary import Summary
 from private_rlhf.evaluation.truths import load_truth, reward_function, truth_name
 from private_rlhf.lm.distributed import make_accelerator

@@ -31,7 +31,7 @@ from private_rlhf.lm.recompute import recompute_layers
 from private_rlhf.lm.released import write_beside
 from private_rlhf.privacy.status import extra_rewards as extra_rewards_on_card
 from private_rlhf.recipe import Recipe
-from private_rlhf.reward_models.extra_rewards import load_extra_rewards
+from private_rlhf.reward_models.external import load_extra_rewards
 from private_rlhf.reward_models.scorer import load_scorer
 from private_rlhf.rl import export, nonfinite, resume_state, samples
 from private_rlhf.rl.nonfinite import NonFiniteError

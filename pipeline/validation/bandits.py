@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.reward_models.gibbs import gibbs_log_policy
-from private_rlhf.validation.newton import Array, Integers, minimise
+from private_rlhf.validation.lab import Array, Integers, minimise
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,9 +15,18 @@ from itertools import combinations_with_replacement, product
 import numpy as np
 from matplotlib.figure import Figure
 from private_rlhf.reward_models.gibbs import gibbs_log_policy
-from private_rlhf.validation.lab import Claim, Kind, Report, within, worst
-from private_rlhf.validation.newton import Array, Integers, minimise
-from private_rlhf.validation.panels import COLOURS, new_figure
+from private_rlhf.validation.lab import (
+    COLOURS,
+    Array,
+    Claim,
+    Integers,
+    Kind,
+    Report,
+    minimise,
+    new_figure,
+    within,
+    worst,
+)
 from scipy.special import expit
 
 ROUNDING = 1e-7

@@ -11,21 +11,26 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
+import matplotlib
+import numpy as np
+from cycler import cycler
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import RunStopped, UserError
 from private_rlhf.core.outputs import output_folder
 from private_rlhf.core.rundir import environment
 from private_rlhf.core.stats import Estimate
 from scipy import stats
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # Study to its module, which offers `run(quick: bool) -> Report`, deterministic.
 STUDIES: Mapping[str, str] = MappingProxyType(
@@ -164,7 +169,7 @@ def _stretched(claim: Claim, number: int) -> Claim:
 @dataclass(frozen=True)
 class Report:
     """name: of the study. claims: in the order of the table. tables: file stem to rows with equal keys. figures: file
-    stem to a drawing (`private_rlhf.validation.panels`).
+    stem to a drawing (`private_rlhf.validation.lab`).
     """
 
     name: str
@@ -178,8 +183,6 @@ class Report:
 
         started: `time.monotonic()` when the study began. All or nothing: a failure leaves the old folder.
         """
-        from private_rlhf.validation.panels import save
-
         with atomic.new_folder(output_folder(folder, "--output", rewrites=("claims.json",))) as new:
             atomic.write_json(new / "claims.json", [_plain(asdict(claim)) for claim in self.claims])
             for stem, rows in self.tables.items():
@@ -253,8 +256,6 @@ def validate(name: str, *, quick: bool, output: Path, studies: Mapping[str, str]
     """
     if name != "all" and name not in studies:
         raise UserError(f"the study must be {', '.join(studies)} or all, got {name!r}: {IN_THE_LAB}")
-    from private_rlhf.validation.panels import style
-
     reports, failed = [], []
     results = output / ("quick" if quick else "full")
     for chosen in studies if name == "all" else (name,):
@@ -275,3 +276,103 @@ def validate(name: str, *, quick: bool, output: Path, studies: Mapping[str, str]
     if failed:
         raise RunStopped(f"failed, the others are done: {'; '.join(failed)}")
     return reports
+
+
+Array = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+_ARMIJO = 1e-4
+_MAX_HALVINGS = 30
+
+
+class Objectives(Protocol):
+    """R convex functions of d parameters each; `rows` (r,) chooses some of them, theta (r, d)."""
+
+    def value(self, theta: Array, rows: Integers) -> Array:
+        """(r,)."""
+
+    def derivatives(self, theta: Array, rows: Integers) -> tuple[Array, Array]:
+        """Gradient (r, d) and positive definite curvature (r, d, d)."""
+
+
+def minimise(
+    problem: Objectives, start: Array, *, steps: int = 60, tolerance: float = 1e-8
+) -> tuple[Array, NDArray[np.bool_]]:
+    """Minimisers from `start` (R, d), and whether each converged, (R,): whether its Newton decrement gᵀH⁻¹g/2 is at
+    most `tolerance`, in the unit of the objective.
+    """
+    theta, active = start.copy(), np.arange(len(start))
+    converged = np.zeros(len(start), dtype=np.bool_)
+    for _ in range(steps):
+        gradient, curvature = problem.derivatives(theta[active], active)
+        step = np.linalg.solve(curvature, gradient[..., None])[..., 0]
+        decrement = 0.5 * (gradient * step).sum(axis=1)
+        left = decrement > tolerance
+        converged[active] = ~left
+        active = active[left]
+        if not len(active):
+            break
+        theta[active] = _backtrack(problem, theta[active], active, step[left], decrement[left])
+    return theta, converged
+
+
+def _backtrack(problem: Objectives, theta: Array, rows: Integers, step: Array, decrement: Array) -> Array:
+    """θ − 2^−j step with the smallest j that satisfies Armijo's condition; θ itself where none does."""
+    best, value = theta.copy(), problem.value(theta, rows)
+    waiting, size = np.arange(len(theta)), 1.0
+    for _ in range(_MAX_HALVINGS):
+        candidate = theta[waiting] - size * step[waiting]
+        rounding = 1e-13 * np.abs(value[waiting])
+        enough = value[waiting] - 2.0 * _ARMIJO * size * decrement[waiting] + rounding
+        good = problem.value(candidate, rows[waiting]) <= enough
+        best[waiting[good]] = candidate[good]
+        waiting, size = waiting[~good], 0.5 * size
+        if not len(waiting):
+            break
+    return best
+
+
+PANEL = (3.6, 3.0)  # inches
+COLOURS = ("#1f5fa8", "#c8553d", "#3b8f5a", "#8a5fb0", "#b8860b", "#555555")
+
+
+def style() -> AbstractContextManager[None]:
+    """The settings of every drawing: `lab.validate` runs a study under them, so that a plot says what differs."""
+    return matplotlib.rc_context(
+        {
+            "axes.grid": True,
+            "axes.prop_cycle": cycler(color=COLOURS),
+            "axes.spines.right": False,
+            "axes.spines.top": False,
+            "axes.titlesize": 9,
+            "grid.alpha": 0.5,
+            "grid.linewidth": 0.4,
+            "legend.fontsize": 7,
+            "legend.frameon": False,
+            "lines.markersize": 3,
+            "svg.fonttype": "path",
+            "svg.hashsalt": "private-rlhf",
+            "xtick.labelsize": 8,
+            "ytick.labelsize": 8,
+        }
+    )
+
+
+def new_figure(panels: int = 1, size: tuple[float, float] | None = None) -> tuple[Figure, list[Axes]]:
+    """A figure with `panels` axes side by side; size (width, height) in inches, PANEL each by default."""
+    figure = Figure(figsize=size or (PANEL[0] * panels, PANEL[1]), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, list(figure.subplots(1, panels, squeeze=False)[0])
+
+
+def band(axes: Axes, x: np.ndarray, mean: np.ndarray, half: np.ndarray, line: str = "-", **style: Any) -> None:
+    """The curve `mean` (K,) in a band of ± half (K,)."""
+    axes.plot(x, mean, line, **style)
+    axes.fill_between(x, mean - half, mean + half, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def save(figure: Figure, folder: Path, stem: str) -> None:
+    """Writes folder/stem.png and folder/stem.svg; the bytes of the SVG depend on the drawing alone."""
+    with style():
+        figure.savefig(folder / f"{stem}.png", dpi=130)
+        figure.savefig(folder / f"{stem}.svg", metadata={"Date": None, "Creator": None})

@@ -29,8 +29,7 @@ from private_rlhf.validation.bandits import (
     slope_of_mean,
     weighted_gram,
 )
-from private_rlhf.validation.lab import Claim, Report, Row, within
-from private_rlhf.validation.panels import COLOURS, new_figure
+from private_rlhf.validation.lab import COLOURS, Claim, Report, Row, new_figure, within
 
 EPSILONS = (0.1, 0.5, 1.0, 2.0, math.inf)
 CONTEXTS, ACTIONS, DIMENSION = 10, 5, 5

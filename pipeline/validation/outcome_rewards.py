@@ -18,8 +18,7 @@ from private_rlhf.accounting.conversions import advanced_composition, zcdp_rho
 from private_rlhf.core.stats import Estimate, bootstrap, percentile_interval, standard_error
 from private_rlhf.reward_models.gibbs import gibbs_log_policy
 from private_rlhf.validation.bandits import slope_of_mean
-from private_rlhf.validation.lab import Claim, Report, Row, within
-from private_rlhf.validation.panels import COLOURS, band, new_figure
+from private_rlhf.validation.lab import COLOURS, Claim, Report, Row, band, new_figure, within
 
 PAPER = "PRL"
 DELTA = 1e-5

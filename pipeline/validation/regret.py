@@ -31,8 +31,7 @@ from private_rlhf.validation.bandits import (
     loss_values,
     private_labels,
 )
-from private_rlhf.validation.lab import Claim, Report, within
-from private_rlhf.validation.panels import COLOURS, band, new_figure
+from private_rlhf.validation.lab import COLOURS, Claim, Report, band, new_figure, within
 
 SEED = 40
 EPSILONS = (0.5, 1.0, 2.0, math.inf)

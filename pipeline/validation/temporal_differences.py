@@ -22,8 +22,7 @@ from matplotlib.figure import Figure
 from private_rlhf.accounting.subset_sampling import least_noise_multiplier
 from private_rlhf.core.stats import bootstrap
 from private_rlhf.validation.bandits import Array, slope_of_mean
-from private_rlhf.validation.lab import Claim, Report, Row, within
-from private_rlhf.validation.panels import COLOURS, new_figure
+from private_rlhf.validation.lab import COLOURS, Claim, Report, Row, new_figure, within
 
 GAMMA, DELTA = 0.95, 1e-5
 MOMENTUM = 3.0  # α = β

@@ -124,7 +124,7 @@ def test_stages_are_started_by_name_in_one_place(sources: dict[str, ast.Module])
     users = {path for path, tree in sources.items() for node in ast.walk(tree)
              if isinstance(node, ast.Attribute | ast.Name) and "import_module" in ast.unparse(node)}
     assert users == {"pipeline/__init__.py", "pipeline/stages/base.py", "pipeline/validation/lab.py",
-                     "reward_models/extra_rewards.py"}
+                     "reward_models/external.py"}
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,10 @@ from private_rlhf.privacy.noisy_sum import DiscreteGaussian, exact_statistic, no
 from private_rlhf.privacy.prf import Prf
 from private_rlhf.privacy.records import TEXT
 from private_rlhf.reward_models.central import release_statistic
-from private_rlhf.reward_models.ensemble import fit_ensemble
-from private_rlhf.reward_models.evidence import ridge_by_evidence
 from private_rlhf.reward_models.linear import PairProblem, fit_linear
 from private_rlhf.reward_models.losses import get_loss, loss_names
-from private_rlhf.reward_models.ridge import select_ridge
+from private_rlhf.reward_models.ridge import ridge_by_evidence, select_ridge
+from private_rlhf.reward_models.uncertainty import fit_ensemble
 
 PRF, NOISE = Prf(bytes(range(32))), LabelNoise.of(1.0)
 DRAWN = torch.Generator().manual_seed(0)

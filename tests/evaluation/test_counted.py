@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from private_rlhf.evaluation.counted import LONGER, counted_rates, counted_share, spread
+from private_rlhf.evaluation.rates import LONGER, counted_rates, counted_share, spread
 from private_rlhf.privacy.counts import DiscreteLaplace
 
 

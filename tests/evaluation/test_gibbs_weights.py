@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from private_rlhf.evaluation.gibbs_yardstick import beats, gibbs_expectations
+from private_rlhf.evaluation.rates import beats, gibbs_expectations
 from private_rlhf.reward_models.gibbs import gibbs_weights, kl_from_uniform
 
 

@@ -19,7 +19,7 @@ from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.lm.tiny import tiny_checkpoint, tiny_tokenizer
 from private_rlhf.recipe import JudgeSettings, Recipe
 from private_rlhf.recipe.load import parse
-from private_rlhf.reward_models import extra_rewards
+from private_rlhf.reward_models import external
 from private_rlhf.reward_models.model import build_reward_backbone, set_score_weight
 from private_rlhf.reward_models.scorer import Scores
 from private_rlhf.stages.declarations import preflight
@@ -166,7 +166,7 @@ def test_a_reward_model_goes_to_the_device_of_the_run(
 ) -> None:
     """`meta` stands for a GPU: a tensor cannot come there but by being moved."""
     scored = []
-    monkeypatch.setattr(extra_rewards, "RewardScorer", lambda checkpoint, *_, **__: scored.append(checkpoint))
+    monkeypatch.setattr(external, "RewardScorer", lambda checkpoint, *_, **__: scored.append(checkpoint))
     make_judge(JudgeSettings(path=their_model, public=True), renderer, torch.device("meta"), NAMES)
     assert {tensor.device.type for each in scored for tensor in each.model.model.parameters()} == {"meta"}
 
@@ -183,7 +183,7 @@ def test_the_reward_judge_compares_rewards_not_bounds(
         lengths = torch.tensor([float(len(t)) for t in texts])
         return Scores(lengths, torch.full((len(texts),), 100.0), torch.zeros(len(texts)))
 
-    monkeypatch.setattr(extra_rewards, "RewardScorer", lambda *_, **__: SimpleNamespace(score=score))
+    monkeypatch.setattr(external, "RewardScorer", lambda *_, **__: SimpleNamespace(score=score))
     judge = make_judge(JudgeSettings(path=their_model, public=True), renderer, torch.device("cpu"), NAMES)
     rows = judge.compare(["p"] * 3, ["aa", "a", "a"], ["a", "aa", "b"])
     assert outcomes(rows) == [1.0, 0.0, 0.5]

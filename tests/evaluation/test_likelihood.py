@@ -14,7 +14,7 @@ from private_rlhf.core.noise import PUBLIC, LabelNoise
 from private_rlhf.core.stats import Estimate, wilson
 from private_rlhf.data.release import ReleasedPair
 from private_rlhf.data.render import Renderer
-from private_rlhf.evaluation.likelihood_win_rate import (
+from private_rlhf.evaluation.rates import (
     like_length,
     likelihood_win_rate,
     longer_answer_baseline,

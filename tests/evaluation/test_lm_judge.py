@@ -11,9 +11,8 @@ import torch
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.world import World
 from private_rlhf.data.render import Renderer
-from private_rlhf.evaluation import lm_judge
-from private_rlhf.evaluation.judges import judged_rates, make_judge
-from private_rlhf.evaluation.lm_judge import LmJudge
+from private_rlhf.evaluation import judges
+from private_rlhf.evaluation.judges import LmJudge, judged_rates, make_judge
 from private_rlhf.lm.tiny import tiny_checkpoint, tiny_tokenizer
 from private_rlhf.privacy.status import outside_judge
 from private_rlhf.recipe import JudgeSettings, Recipe
@@ -43,7 +42,7 @@ def judge(folder: Path) -> LmJudge:
 def test_log_odds_are_those_of_the_next_token(judge: LmJudge, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of one and of all, against the plain forward pass of each question by itself."""
     rows = judge.compare(PROMPTS, ONE, OTHER)
-    monkeypatch.setattr(lm_judge, "BATCH", 1)
+    monkeypatch.setattr(judges, "BATCH", 1)
     for row, single in zip(rows, judge.compare(PROMPTS, ONE, OTHER), strict=True):
         assert row["log_odds"] == pytest.approx(single["log_odds"], abs=1e-4)
     for row, prompt, a, b in zip(rows, PROMPTS, ONE, OTHER, strict=True):
@@ -82,7 +81,7 @@ def test_what_is_longer_than_the_model_reads_is_left_out(folder: Path) -> None:
     short = LmJudge(folder, CPU)
     short.renderer = Renderer(short.renderer.tokenizer, 4000, 1)
     short.positions = short.renderer.prompt_size("x") + short.renderer.prompt_size(
-        lm_judge.messages("p", "a", "b")[0]["content"] + lm_judge.messages("p", "a", "b")[1]["content"]
+        judges.messages("p", "a", "b")[0]["content"] + judges.messages("p", "a", "b")[1]["content"]
     )  # fmt: skip
     fits, too_long = short.compare(["p", "p"], ["a", "a " * 2000], ["b", "b"])
     assert fits["outcome"] is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from private_rlhf.evaluation.verdicts import INSTRUCTION, messages, parse_verdict
+from private_rlhf.evaluation.chat_judge import INSTRUCTION, messages, parse_verdict
 
 A, B, TIE, UNCLEAR = 1.0, 0.0, 0.5, None
 

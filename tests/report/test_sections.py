@@ -10,7 +10,7 @@ from private_rlhf.core.noise import LabelNoise
 from private_rlhf.privacy.status import PrivacyStatus
 from private_rlhf.report import plots, sections
 from private_rlhf.report.run_facts import RunFacts
-from private_rlhf.report.text import duration, number, percent, significant
+from private_rlhf.report.sections import duration, number, percent, significant
 
 PRIVATE = PrivacyStatus(2.0, 0.8808, (), False)
 

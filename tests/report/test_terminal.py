@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from private_rlhf.core.rundir import RunDir
-from private_rlhf.report.terminal import show_results
+from private_rlhf.report.sections import show_results
 from rich.console import Console
 
 

@@ -12,12 +12,19 @@ from private_rlhf.core.noise import LabelNoise
 from private_rlhf.reward_models.basis import identity_basis, pair_basis
 from private_rlhf.reward_models.bonuses import BONUS_KINDS, Bonus, bonus_from_tensors, bonus_kind, bonus_tensors
 from private_rlhf.reward_models.checkpoint import load_reward_checkpoint, save_reward_checkpoint
-from private_rlhf.reward_models.dropout import DropoutBonus, DropoutRewardModel, has_dropout
-from private_rlhf.reward_models.elliptical import BLOCK, EllipticalConstants, elliptical_bonus
-from private_rlhf.reward_models.ensemble import EnsembleBonus, fit_ensemble
 from private_rlhf.reward_models.linear import LinearFit, fit_linear
 from private_rlhf.reward_models.model import RewardModel, set_score_weight
-from private_rlhf.reward_models.uncertainty import FisherBonus
+from private_rlhf.reward_models.uncertainty import (
+    BLOCK,
+    DropoutBonus,
+    DropoutRewardModel,
+    EllipticalConstants,
+    EnsembleBonus,
+    FisherBonus,
+    elliptical_bonus,
+    fit_ensemble,
+    has_dropout,
+)
 from support.reward_checkpoints import fisher_bonus, labelled_pairs, metadata
 from transformers import GPT2Config, GPT2ForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
 

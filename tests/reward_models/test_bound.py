@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from private_rlhf.reward_models.bound import bound_slope, bounded_reward
+from private_rlhf.reward_models.losses import bound_slope, bounded_reward
 
 
 @settings(deadline=None, derandomize=True)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from private_rlhf.reward_models.early_stopping import HeldOutRecord, HeldOutStopping, paired_gain
 from private_rlhf.reward_models.losses import private_likelihood_loss
 from private_rlhf.reward_models.model import RewardModel
 from private_rlhf.reward_models.trainer import PrivateRewardTrainer
+from private_rlhf.reward_models.training import HeldOutRecord, HeldOutStopping, paired_gain
 from support.reward_trainers import make_rows, make_trainer
 from transformers import TrainerCallback
 

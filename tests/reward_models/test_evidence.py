@@ -7,16 +7,17 @@ import math
 import pytest
 import torch
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.reward_models.evidence import (
+from private_rlhf.reward_models.linear import PairProblem
+from private_rlhf.reward_models.losses import get_loss
+from private_rlhf.reward_models.ridge import (
     MARGIN_SCALE,
     evidence_ridges,
     log_evidence,
     ridge_by_evidence,
+    ridge_from_margin_scale,
     ridge_in_units_of,
+    select_ridge,
 )
-from private_rlhf.reward_models.linear import PairProblem
-from private_rlhf.reward_models.losses import get_loss
-from private_rlhf.reward_models.ridge import ridge_from_margin_scale, select_ridge
 
 
 def pairs(count: int, theta: list[float], epsilon: float, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

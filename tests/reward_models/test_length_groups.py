@@ -8,8 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from private_rlhf.reward_models.length_groups import PairLengthSampler
-from private_rlhf.reward_models.trainer import row_length
+from private_rlhf.reward_models.trainer import PairLengthSampler, row_length
 from support.reward_trainers import make_rows, make_trainer, step_losses
 
 SETTINGS = {"train_sampling_strategy": "group_by_length", "remove_unused_columns": False}

@@ -10,9 +10,8 @@ import pytest
 import torch
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.reward_models.basis import identity_basis, pair_basis
-from private_rlhf.reward_models.bound import bounded_reward
 from private_rlhf.reward_models.linear import LinearFit, fit_linear, minimize, pair_problem
-from private_rlhf.reward_models.losses import get_loss, loss_names, private_likelihood_loss
+from private_rlhf.reward_models.losses import bounded_reward, get_loss, loss_names, private_likelihood_loss
 from private_rlhf.reward_models.ridge import assign_folds, default_ridges, ridge_from_margin_scale, select_ridge
 from scipy import optimize
 

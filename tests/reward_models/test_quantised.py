@@ -9,7 +9,6 @@ import torch
 from peft import LoraConfig, get_peft_model
 from private_rlhf.lm import quantised
 from private_rlhf.reward_models.checkpoint import load_reward_checkpoint, save_reward_checkpoint
-from private_rlhf.reward_models.early_stopping import HeldOutStopping
 from private_rlhf.reward_models.model import (
     RewardModel,
     build_reward_backbone,
@@ -17,6 +16,7 @@ from private_rlhf.reward_models.model import (
     score_layer,
     set_score_weight,
 )
+from private_rlhf.reward_models.training import HeldOutStopping
 from support.reward_checkpoints import metadata
 from support.reward_trainers import make_rows, make_trainer, save_llama, step_losses
 from transformers import AutoModelForSequenceClassification

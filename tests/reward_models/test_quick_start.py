@@ -21,9 +21,8 @@ from private_rlhf.lm.templates import tokenizer_as_trained
 from private_rlhf.lm.tiny import tiny_checkpoint
 from private_rlhf.recipe import JudgeSettings, Recipe
 from private_rlhf.recipe.load import parse
-from private_rlhf.reward_models.checkpoint import RewardMetadata, save_reward_checkpoint
+from private_rlhf.reward_models.checkpoint import RewardMetadata, reward_text, save_reward_checkpoint
 from private_rlhf.reward_models.model import build_reward_backbone, score_layer, set_score_weight
-from private_rlhf.reward_models.quick_start import reward_text
 from support.families import family_checkpoint
 from support.outside import imported, quick_start, run_outside
 from torch.nn.functional import rms_norm

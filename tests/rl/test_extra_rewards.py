@@ -18,7 +18,7 @@ from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import parse
 from private_rlhf.report.run_card import extra_rewards as on_card
 from private_rlhf.reward_models.checkpoint import METADATA_FILE, RewardMetadata, save_reward_checkpoint
-from private_rlhf.reward_models.extra_rewards import ExtraReward, checked, load_extra_rewards
+from private_rlhf.reward_models.external import ExtraReward, checked, load_extra_rewards
 from private_rlhf.reward_models.model import build_reward_backbone, set_score_weight
 from private_rlhf.stages.declarations import preflight, stage_of
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from private_rlhf.reward_models.extra_rewards import ExtraReward
+from private_rlhf.reward_models.external import ExtraReward
 from private_rlhf.rl import samples
 from private_rlhf.stages.ppo import learn
 

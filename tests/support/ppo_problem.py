@@ -16,7 +16,7 @@ from private_rlhf.lm.logprobs import PolicyWithValue, response_forward, token_ba
 from private_rlhf.lm.models import add_lora
 from private_rlhf.lm.tiny import tiny_config
 from private_rlhf.recipe import LoraSettings, PpoConfig
-from private_rlhf.reward_models.extra_rewards import ExtraReward
+from private_rlhf.reward_models.external import ExtraReward
 from private_rlhf.reward_models.scorer import Scores
 from private_rlhf.rl.ppo_trainer import PpoTrainer
 from transformers import LlamaForCausalLM

@@ -14,8 +14,7 @@ from private_rlhf.cli import main
 from private_rlhf.core.stats import Estimate, bootstrap, ratio_of_means, wilson
 from private_rlhf.validation import lab
 from private_rlhf.validation.bandits import slope_of_mean
-from private_rlhf.validation.lab import Bounds, Report, jointly, within, worst
-from private_rlhf.validation.panels import new_figure
+from private_rlhf.validation.lab import Bounds, Report, jointly, new_figure, within, worst
 from scipy import stats
 
 

@@ -20,8 +20,8 @@ import matplotlib
 import numpy as np
 import torch
 from private_rlhf.core import atomic
-from private_rlhf.reward_models.evidence import ridge_by_evidence
 from private_rlhf.reward_models.linear import fit_linear
+from private_rlhf.reward_models.ridge import ridge_by_evidence
 
 from private_rlhf_lab.benches.epsilon_tables import cell, interval
 from private_rlhf_lab.league.beds import Bed, Labels, draw_private, linear_bed

@@ -28,10 +28,9 @@ from private_rlhf.data.render import prompt_key
 from private_rlhf.embedded import task
 from private_rlhf.recipe import Recipe
 from private_rlhf.reward_models.basis import FeatureBasis
-from private_rlhf.reward_models.bound import bounded_reward
 from private_rlhf.reward_models.head import PairFeatures, fit_head
 from private_rlhf.reward_models.linear import LinearFit, PairProblem, fit_linear
-from private_rlhf.reward_models.losses import get_loss
+from private_rlhf.reward_models.losses import bounded_reward, get_loss
 from private_rlhf.reward_models.uncertainty import FisherBonus
 from tqdm import tqdm
 

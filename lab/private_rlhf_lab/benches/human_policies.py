@@ -37,7 +37,7 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.stats import Estimate, fieller, holm, paired_p
 from private_rlhf.data.inputs import make_renderer
 from private_rlhf.data.release import ReleasedPair
-from private_rlhf.evaluation.likelihood_win_rate import (
+from private_rlhf.evaluation.rates import (
     like_length,
     longer_answers,
     pair_rows,

@@ -26,8 +26,8 @@ from private_rlhf.privacy.keys import insecure_seed_key
 from private_rlhf.privacy.mechanism import RandomizedResponse
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import load_recipe
-from private_rlhf.reward_models.bound import bounded_reward
 from private_rlhf.reward_models.head import PairFeatures, fit_head
+from private_rlhf.reward_models.losses import bounded_reward
 from private_rlhf.reward_models.model import RewardModel, build_reward_backbone
 from scipy.stats import t as student
 

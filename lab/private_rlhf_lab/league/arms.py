@@ -28,7 +28,6 @@ from dataclasses import dataclass
 
 import torch
 from private_rlhf.core.noise import LabelNoise, Noise
-from private_rlhf.reward_models.evidence import ridge_by_evidence
 from private_rlhf.reward_models.linear import PairProblem, minimize
 from private_rlhf.reward_models.losses import (
     PreferenceLoss,
@@ -37,7 +36,7 @@ from private_rlhf.reward_models.losses import (
     uncorrected_loss,
     uncorrected_slope,
 )
-from private_rlhf.reward_models.ridge import ridge_from_margin_scale
+from private_rlhf.reward_models.ridge import ridge_by_evidence, ridge_from_margin_scale
 from scipy.special import wrightomega
 from torch import Tensor
 

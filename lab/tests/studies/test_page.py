@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.stats import wilson
-from private_rlhf.validation.lab import Report, within
-from private_rlhf.validation.panels import new_figure
+from private_rlhf.validation.lab import Report, new_figure, within
 from private_rlhf_lab.studies import page
 from private_rlhf_lab.studies.__main__ import STUDIES, main
 

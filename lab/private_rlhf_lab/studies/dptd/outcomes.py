@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.figure import Figure
 from private_rlhf.core.stats import Estimate
-from private_rlhf.validation.lab import Claim, within
+from private_rlhf.validation.lab import COLOURS, Claim, new_figure, within
 from private_rlhf.validation.lab import Kind as ClaimKind
-from private_rlhf.validation.panels import COLOURS, new_figure
 from scipy import stats
 
 from private_rlhf_lab.studies.dptd import inside

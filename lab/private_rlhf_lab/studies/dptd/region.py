@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from private_rlhf.core.stats import holm, paired_p
-from private_rlhf.validation.panels import COLOURS, new_figure
+from private_rlhf.validation.lab import COLOURS, new_figure
 
 from private_rlhf_lab.accounting.dptd import joint_sensitivity
 from private_rlhf_lab.studies.dptd.environments import TASKS

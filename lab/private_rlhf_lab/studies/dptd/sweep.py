@@ -206,7 +206,7 @@ def run_sweep(output: Path) -> None:
                     atomic.write_json(place, {"date": date, "results": _cell(TASKS[name], rows, method)})
                     print(f"{name}, n = {rows}: {method} done", flush=True)
                 cells += json.loads(place.read_text(encoding="utf-8"))["results"]
-    from private_rlhf.validation.panels import save
+    from private_rlhf.validation.lab import save
 
     from private_rlhf_lab.studies.dptd.region import draw, summary, table
 

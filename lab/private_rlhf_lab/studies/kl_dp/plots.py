@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from private_rlhf.validation.kl_dp import proposition as proposition
-from private_rlhf.validation.panels import COLOURS, new_figure
+from private_rlhf.validation.lab import COLOURS, new_figure
 
 from private_rlhf_lab.accounting.draws import bandit_approximate, bandit_epsilon, rlhf_epsilon
 from private_rlhf_lab.studies.kl_dp import bandit, equal_utility, rlhf

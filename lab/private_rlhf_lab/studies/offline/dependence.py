@@ -26,8 +26,7 @@ from private_rlhf.validation.bandits import (
     slope_of_mean,
     total_loss,
 )
-from private_rlhf.validation.lab import Claim, Kind, within
-from private_rlhf.validation.panels import COLOURS, new_figure
+from private_rlhf.validation.lab import COLOURS, Claim, Kind, new_figure, within
 from scipy.linalg import hadamard
 
 from private_rlhf_lab.studies.offline.finite import centred

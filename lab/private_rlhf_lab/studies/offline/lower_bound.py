@@ -16,8 +16,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from private_rlhf.core.stats import bootstrap
 from private_rlhf.validation.bandits import Array, factor, fisher_weights
-from private_rlhf.validation.lab import Claim, Kind, within, worst
-from private_rlhf.validation.panels import COLOURS, new_figure
+from private_rlhf.validation.lab import COLOURS, Claim, Kind, new_figure, within, worst
 
 from private_rlhf_lab.studies.offline import hard
 

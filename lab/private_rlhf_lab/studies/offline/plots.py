@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from private_rlhf.core.stats import standard_error
 from private_rlhf.validation import offline as rates
 from private_rlhf.validation.bandits import Array
-from private_rlhf.validation.panels import COLOURS, new_figure
+from private_rlhf.validation.lab import COLOURS, new_figure
 
 from private_rlhf_lab.studies.offline import hard
 from private_rlhf_lab.studies.offline.finite import NETS, Nets, Whole

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from private_rlhf.core.stats import bootstrap, ratio_of_means
 from private_rlhf.validation.bandits import Array, Bandit, Counts, factor, fisher_weights, private_labels
-from private_rlhf.validation.lab import Claim, within
-from private_rlhf.validation.newton import Integers, minimise
+from private_rlhf.validation.lab import Claim, Integers, minimise, within
 
 from private_rlhf_lab.studies.offline.hard import tabular_margin
 

@@ -13,8 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from private_rlhf.core.stats import bootstrap, standard_error
 from private_rlhf.validation.bandits import Array, log_slope
-from private_rlhf.validation.lab import Claim, within
-from private_rlhf.validation.panels import COLOURS, new_figure
+from private_rlhf.validation.lab import COLOURS, Claim, new_figure, within
 from private_rlhf.validation.regret import Arm, Trace, grid_world, simulate
 
 EPSILON = 1.0

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from private_rlhf.core.stats import standard_error
 from private_rlhf.validation import growth
 from private_rlhf.validation.bandits import factor
-from private_rlhf.validation.panels import COLOURS, band, new_figure
+from private_rlhf.validation.lab import COLOURS, band, new_figure
 from private_rlhf.validation.regret import EPSILONS, NONE, OPTIMISM
 
 from private_rlhf_lab.studies.online.study import (

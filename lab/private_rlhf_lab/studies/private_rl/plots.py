@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from private_rlhf.core.stats import standard_error
-from private_rlhf.validation.panels import COLOURS, band, new_figure
+from private_rlhf.validation.lab import COLOURS, band, new_figure
 
 from private_rlhf_lab.studies.private_rl import covers, design, honest, outcome, rates, reports
 from private_rlhf_lab.studies.private_rl.plateaus import EPISODES, EXPONENTS, PRIVATE, Cell, TableOne

@@ -17,8 +17,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from private_rlhf.core.stats import bootstrap, standard_error
 from private_rlhf.validation.bandits import slope_of_mean
-from private_rlhf.validation.lab import Claim, within
-from private_rlhf.validation.panels import COLOURS, new_figure
+from private_rlhf.validation.lab import COLOURS, Claim, new_figure, within
 
 from private_rlhf_lab.studies.private_rl import outcome
 from private_rlhf_lab.studies.private_rl.updates import DELTA, PAPER, Array, draw, fixed, private_exponent
