@@ -23,10 +23,9 @@ from private_rlhf.commands.plan import plan
 from private_rlhf.commands.sample import sample
 from private_rlhf.commands.validate import validate
 from private_rlhf.commands.verify_release import verify_release
+from private_rlhf.core.environment import extra_of, remedy, wait_briefly
 from private_rlhf.core.errors import RunStopped, RunWaits, UserError, one_line
-from private_rlhf.core.extras import extra_of, remedy
 from private_rlhf.core.outputs import json_with, output_file, output_folder
-from private_rlhf.core.threads import wait_briefly
 from private_rlhf.core.world import wait_for_first
 from private_rlhf.launcher import Launcher, planned_world, report
 from private_rlhf.stages.declarations import STAGES

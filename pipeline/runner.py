@@ -15,12 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from private_rlhf.core import atomic, resume, rundir
+from private_rlhf.core import atomic
 from private_rlhf.core.code import digest_of, source_files
-from private_rlhf.core.errors import UserError
-from private_rlhf.core.metrics import write_metrics
-from private_rlhf.core.progress import say
-from private_rlhf.core.rundir import RunDir
+from private_rlhf.core.environment import commit, peak_rss_mb
+from private_rlhf.core.errors import UserError, say
+from private_rlhf.core.rundir import RunDir, claim_checkpoints, fingerprint, write_metrics
 from private_rlhf.core.world import World, barrier, join_world, peak_gpu_mb, release_memory
 from private_rlhf.data.overlap import check_overlap
 from private_rlhf.launcher import Launcher
@@ -67,7 +66,7 @@ def stage_fingerprint(stage: Stage, recipe: Recipe, run: RunDir) -> str:
     """Identity of what the stage would compute; upstream stages enter through their own fingerprints and code."""
     manifests = {name: run.manifest(name) or {} for name in stage.upstream(recipe)}
     upstream = {name: [manifest.get("fingerprint"), manifest.get("code")] for name, manifest in manifests.items()}
-    return rundir.fingerprint(
+    return fingerprint(
         {
             "stage": stage.name,
             "config": _settings(stage, recipe),
@@ -79,7 +78,7 @@ def stage_fingerprint(stage: Stage, recipe: Recipe, run: RunDir) -> str:
 
 def settings_fingerprint(stage: Stage, recipe: Recipe) -> str:
     """Identity of what the recipe alone says about the stage."""
-    return rundir.fingerprint(_settings(stage, recipe))
+    return fingerprint(_settings(stage, recipe))
 
 
 def _settings(stage: Stage, recipe: Recipe) -> dict[str, Any]:
@@ -293,10 +292,10 @@ def run_stage(stage: Stage, recipe: Recipe, run: RunDir, world: World) -> None:
                 "code": digest_of(files),
                 "code_files": files,
                 "seconds": seconds,
-                "peak_rss_mb": rundir.peak_rss_mb(),
+                "peak_rss_mb": peak_rss_mb(),
                 "peak_gpu_mb": peak_gpu_mb(),
                 "world_size": world.size,
-                "commit": rundir.commit(),
+                "commit": commit(),
                 "override": recipe.override,
                 "declared_public": recipe.data.public_labels,
                 "report": report,
@@ -356,5 +355,5 @@ def _claim_checkpoints(stage: Stage, context: StageContext) -> None:
         "recipe or input": stage_fingerprint(stage, context.recipe, context.run),
         "number of processes": sharing if stage.any_world and sharing == WHOLE else f"{sharing}, {context.world.size}",
     }
-    if notice := resume.claim(context.checkpoints, identity, digest_of(source_files(stage.module_name))):
+    if notice := claim_checkpoints(context.checkpoints, identity, digest_of(source_files(stage.module_name))):
         say(f"{stage.name}: {notice}")

@@ -15,9 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from private_rlhf.core.errors import UserError
+from private_rlhf.core.errors import UserError, say
 from private_rlhf.core.noise import is_public
-from private_rlhf.core.progress import say
 from private_rlhf.data import curate
 from private_rlhf.data.chunks import CHUNK_BYTES
 from private_rlhf.data.curate import OpenedSource, Workspace

@@ -10,8 +10,8 @@ from os import environ
 from pathlib import Path
 from typing import Any
 
+from private_rlhf.core.environment import check_installed
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.extras import check_installed
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World, check_rows, global_batch
 from private_rlhf.data.release_import import names_bundle

@@ -24,9 +24,8 @@ from typing import Any
 
 import torch
 from private_rlhf.core import atomic
-from private_rlhf.core.errors import UserError
+from private_rlhf.core.errors import UserError, say
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.core.progress import say
 from private_rlhf.data import inputs
 from private_rlhf.data.answer_bundle import write_answers
 from private_rlhf.data.publish import publish
