@@ -33,7 +33,7 @@ from private_rlhf.privacy.keys import PrivacyKey, insecure_seed_key, keygen, loa
 from private_rlhf.privacy.ledger import Budget, Ledger
 from private_rlhf.privacy.sorted_runs import KeptRows, id_at
 from private_rlhf.recipe import DataConfig, PrivatizeConfig
-from private_rlhf.recipe.shareable import bare_name
+from private_rlhf.recipe.data_section import bare_name
 
 FIRST_ROWS = 100
 

@@ -38,8 +38,7 @@ from private_rlhf.rl.nonfinite import NonFiniteError
 from private_rlhf.rl.rollout import evenly_spaced, summary_of
 from private_rlhf.rl.tracking import report, tracked
 from private_rlhf.rl.trainer import PpoTrainer
-from private_rlhf.stages.context import StageContext
-from private_rlhf.stages.previous_run import previous_run
+from private_rlhf.stages.context import StageContext, previous_run
 from tqdm import tqdm
 
 

@@ -12,8 +12,9 @@ from private_rlhf.core.environment import LIBRARIES, peak_rss_mb
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir, fingerprint
 from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.data_section import bare_name
 from private_rlhf.recipe.load import load_recipe, parse
-from private_rlhf.recipe.shareable import bare_name, shareable, shareable_yaml
+from private_rlhf.recipe.recipe import shareable, shareable_yaml
 
 
 def recipe(name: str = "one", **sections: Any) -> Recipe:
