@@ -13,20 +13,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from private_rlhf.commands import account, label, ledger_command, moved
-from private_rlhf.commands.attack import attack
-from private_rlhf.commands.compare import compare
-from private_rlhf.commands.keygen import keygen
-from private_rlhf.commands.label_filter import label_filter
-from private_rlhf.commands.options import Force, all_given, one_way, refuse_digit_groups
+from private_rlhf.commands import account, label, ledger_command
+from private_rlhf.commands.compare import compare, sample
+from private_rlhf.commands.label import label_filter
+from private_rlhf.commands.ledger_command import keygen
+from private_rlhf.commands.options import Force, all_given, one_way, refuse_digit_groups, refuse_moved
 from private_rlhf.commands.plan import plan
-from private_rlhf.commands.sample import sample
+from private_rlhf.commands.releases import attack, verify_release
 from private_rlhf.commands.validate import validate
-from private_rlhf.commands.verify_release import verify_release
+from private_rlhf.core.environment import extra_of, remedy, wait_briefly
 from private_rlhf.core.errors import RunStopped, RunWaits, UserError, one_line
-from private_rlhf.core.extras import extra_of, remedy
 from private_rlhf.core.outputs import json_with, output_file, output_folder
-from private_rlhf.core.threads import wait_briefly
 from private_rlhf.core.world import wait_for_first
 from private_rlhf.launcher import Launcher, planned_world, report
 from private_rlhf.stages.declarations import STAGES
@@ -56,7 +53,7 @@ app.command()(plan)
 app.command()(sample)
 app.command()(validate)
 app.command("verify-release")(verify_release)
-moved.refuse(app, "benchmark", "benchmark")
+refuse_moved(app, "benchmark", "benchmark")
 
 Config = Annotated[Path, typer.Option("--config", help="The recipe: a YAML file, see configs/.")]
 RunDirectory = Annotated[Path | None, typer.Option("--run-dir", help="Default: runs/NAME of the recipe.")]
@@ -120,8 +117,7 @@ def online(
     overrides: Overrides = None,
 ) -> None:
     """Run a recipe that asks for labels (section online), with all its stages; resumes like `run`."""
-    from private_rlhf.repeat import run_policies
-    from private_rlhf.runner import join_world
+    from private_rlhf.runner import join_world, run_policies
 
     recipe = _recipe(config, None, overrides, accept_reward)
     last = run_policies(recipe, run_dir or Path("runs") / recipe.name, policies, accept_code)

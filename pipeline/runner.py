@@ -13,24 +13,23 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from private_rlhf.core import atomic, resume, rundir
+from private_rlhf.core import atomic
 from private_rlhf.core.code import digest_of, source_files
-from private_rlhf.core.errors import UserError
-from private_rlhf.core.metrics import write_metrics
-from private_rlhf.core.progress import say
-from private_rlhf.core.rundir import RunDir
+from private_rlhf.core.environment import commit, peak_rss_mb
+from private_rlhf.core.errors import UserError, say
+from private_rlhf.core.rundir import RunDir, claim_checkpoints, fingerprint, write_metrics
 from private_rlhf.core.world import World, barrier, join_world, peak_gpu_mb, release_memory
 from private_rlhf.data.overlap import check_overlap
 from private_rlhf.launcher import Launcher
 from private_rlhf.privacy.guarantee import NOT_PRIVATE
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import effective, nearest, to_tree
-from private_rlhf.recipe.shareable import changed_keys, shareable_yaml
-from private_rlhf.stages.base import Stage
+from private_rlhf.recipe.recipe import changed_keys, shareable_yaml
 from private_rlhf.stages.context import StageContext
-from private_rlhf.stages.declarations import NAMES, STAGES, preflight, stage_of, stages_of
+from private_rlhf.stages.declarations import NAMES, STAGES, Stage, preflight, stage_of, stages_of
 from private_rlhf.stages.launch_strategies import WHOLE, strategy
 
 
@@ -67,7 +66,7 @@ def stage_fingerprint(stage: Stage, recipe: Recipe, run: RunDir) -> str:
     """Identity of what the stage would compute; upstream stages enter through their own fingerprints and code."""
     manifests = {name: run.manifest(name) or {} for name in stage.upstream(recipe)}
     upstream = {name: [manifest.get("fingerprint"), manifest.get("code")] for name, manifest in manifests.items()}
-    return rundir.fingerprint(
+    return fingerprint(
         {
             "stage": stage.name,
             "config": _settings(stage, recipe),
@@ -79,7 +78,7 @@ def stage_fingerprint(stage: Stage, recipe: Recipe, run: RunDir) -> str:
 
 def settings_fingerprint(stage: Stage, recipe: Recipe) -> str:
     """Identity of what the recipe alone says about the stage."""
-    return rundir.fingerprint(_settings(stage, recipe))
+    return fingerprint(_settings(stage, recipe))
 
 
 def _settings(stage: Stage, recipe: Recipe) -> dict[str, Any]:
@@ -293,10 +292,10 @@ def run_stage(stage: Stage, recipe: Recipe, run: RunDir, world: World) -> None:
                 "code": digest_of(files),
                 "code_files": files,
                 "seconds": seconds,
-                "peak_rss_mb": rundir.peak_rss_mb(),
+                "peak_rss_mb": peak_rss_mb(),
                 "peak_gpu_mb": peak_gpu_mb(),
                 "world_size": world.size,
-                "commit": rundir.commit(),
+                "commit": commit(),
                 "override": recipe.override,
                 "declared_public": recipe.data.public_labels,
                 "report": report,
@@ -356,5 +355,51 @@ def _claim_checkpoints(stage: Stage, context: StageContext) -> None:
         "recipe or input": stage_fingerprint(stage, context.recipe, context.run),
         "number of processes": sharing if stage.any_world and sharing == WHOLE else f"{sharing}, {context.world.size}",
     }
-    if notice := resume.claim(context.checkpoints, identity, digest_of(source_files(stage.module_name))):
+    if notice := claim_checkpoints(context.checkpoints, identity, digest_of(source_files(stage.module_name))):
         say(f"{stage.name}: {notice}")
+
+
+def run_policies(recipe: Recipe, root: Path, policies: int, accept_code: bool = False) -> RunDir:
+    """Runs the recipe in `root`, or `policies` > 1 times in root/1, root/2, …: a run asks about answers of the policy
+    of the one before, learns from the answers to both, and starts PPO from that policy. π_ref is the same in all. What
+    is up to date stays; what was interrupted resumes. Returns the last run.
+
+    Raises:
+        UserError: the recipe does not ask.
+    """
+    if recipe.online is None:
+        raise UserError("online is for recipes with a section online: `run` takes this one")
+    if policies == 1:
+        execute(recipe, RunDir(root), Selection(), accept_code)
+        return RunDir(root)
+    world, before = join_world(), None
+    for number in range(1, policies + 1):
+        run, run_recipe = RunDir(root / str(number)), recipe
+        if before is not None:
+            run_recipe = replace(recipe, online=replace(recipe.online, after=before.root))
+            if world.main:
+                _share_sft(run_recipe, before, run)
+            barrier(world)
+        execute(run_recipe, run, Selection(), accept_code)
+        before = run
+    return run
+
+
+def _share_sft(recipe: Recipe, before: RunDir, run: RunDir) -> None:
+    """The reference policy is the one of the run before: the same files under other names, where the disk allows it."""
+    if run.manifest("sft") is not None:
+        return
+    run.claim(recipe.name, shareable_yaml(recipe))
+    temporary = run.stage(f".sft.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.copytree(before.stage("sft"), temporary, copy_function=_link)
+    shutil.rmtree(run.stage("sft"), ignore_errors=True)
+    temporary.rename(run.stage("sft"))
+    atomic.sync_folder(run.root)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

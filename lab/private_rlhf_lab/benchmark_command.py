@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from private_rlhf.core.environment import check_installed
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.extras import check_installed
 from private_rlhf.core.outputs import output_folder
 
 app = typer.Typer(no_args_is_help=True, help="Measure methods against each other where the truth is known.")

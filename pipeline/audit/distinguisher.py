@@ -14,7 +14,7 @@ import numpy as np
 from private_rlhf.audit.coordinates import CRITERION, frames
 from private_rlhf.audit.judge import Guesses
 from private_rlhf.audit.view import Table, View, plain_text
-from private_rlhf.core.extras import remedy
+from private_rlhf.core.environment import remedy
 
 MOST_ROWS = 50_000  # that the trees are fitted on
 LEAST_ROWS = 400  # known ones, below which trees learn nothing

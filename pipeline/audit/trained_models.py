@@ -19,7 +19,7 @@ from private_rlhf.audit.judge import Guesses
 from private_rlhf.audit.learn import bins, cell_guesses, crossed
 from private_rlhf.audit.view import View, plain_text
 from private_rlhf.core.documents import read_json
-from private_rlhf.core.extras import check_installed
+from private_rlhf.core.environment import check_installed
 from private_rlhf.core.noise import is_public
 from private_rlhf.data.render import Renderer
 

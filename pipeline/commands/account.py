@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from private_rlhf.commands import moved
+from private_rlhf.commands.options import refuse_moved
 from private_rlhf.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ app = typer.Typer(
 )
 IN_THE_LAB = ("bandit", "linear", "rlhf", "rlhf-features", "inexact", "combined", "repeated", "dptd", "private-rl")
 for kind in IN_THE_LAB:
-    moved.refuse(app, kind, f"account {kind}")
+    refuse_moved(app, kind, f"account {kind}")
 
 AsJson = Annotated[bool, typer.Option("--json", help="JSON, which is also the default and the only format.")]
 

@@ -12,6 +12,7 @@ from private_rlhf.core.outputs import begins_with, output_file
 if TYPE_CHECKING:
     from private_rlhf.evaluation.runs import Run
 
+
 PAGE = r"# \d+ runs on \d+ held-out prompts"
 
 
@@ -52,3 +53,24 @@ def read_run(folder: Path) -> Run:
         "sampling": f"temperature {recipe.ppo.temperature:g} and top_p {recipe.ppo.top_p:g}",
     }
     return Run(folder.name, recipe.privatize.epsilon, recipe.aligner, recipe.seed, reference, terms, rows)
+
+
+def sample(
+    policy: Annotated[str, typer.Option("--policy", help="Checkpoint folder, e.g. runs/demo/ppo/model.")],
+    prompt: Annotated[list[str], typer.Argument(help="Prompts to answer.")],
+    count: Annotated[int, typer.Option(min=1, help="Answers per prompt.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of the sampling noise.")] = 0,
+    max_response_tokens: Annotated[
+        int | None, typer.Option(min=2, help="Cap on a response; default: the policy's own.")
+    ] = None,
+    system_prompt: Annotated[str | None, typer.Option(help="System message; default: the policy's own.")] = None,
+) -> None:
+    """Print sampled answers of a policy."""
+    from private_rlhf.evaluation.checkpoint_comparison import sample_text
+
+    for text, answers in zip(
+        prompt, sample_text(policy, prompt, count, seed, max_response_tokens, system_prompt), strict=True
+    ):
+        print(f"> {text}")
+        for answer in answers:
+            print(f"  {answer}")

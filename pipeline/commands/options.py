@@ -1,4 +1,4 @@
-"""Options of commands that are a stage with --config, and stand alone without."""
+"""Shared by commands: options, the two uses of a stage's command, and commands that moved to private-rlhf-lab."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ Force = Annotated[bool, typer.Option("--force", help="Replace a file that this c
 def one_way(
     ctx: typer.Context, config: Path | None, run_dir: Path | None, overrides: Sequence[str] | None
 ) -> None:
-    """A command that is a stage or stands alone gets the options of one of the two: none is ignored."""
+    """Refuse (UserError) options of the standalone use with --config, and those of the stage without it."""
     command = str(ctx.info_name)
     if config is not None:
         shared = {"config", "run_dir", "data", "accept_code", "overrides"}
         standalone = [part for part in ctx.command.params if part.name not in shared]
-        stated = [part.opts[0] for part in standalone if ctx.params[str(part.name)] not in (None, False)]
-        if stated:
-            raise UserError(f"{command} --config takes no {', '.join(stated)}: set section.key=value")
+        surplus = [part.opts[0] for part in standalone if ctx.params[str(part.name)] not in (None, False)]
+        if surplus:
+            raise UserError(f"{command} --config does not take {', '.join(surplus)}: set section.key=value")
     elif run_dir is not None or overrides:
-        surplus = "--run-dir" if run_dir is not None else f"'{(overrides or [''])[0]}'"
-        raise UserError(f"{command} without --config takes no {surplus}: give --config, or leave it out")
+        option = "--run-dir" if run_dir is not None else f"'{(overrides or [''])[0]}'"
+        raise UserError(f"{command} without --config does not take {option}: give --config, or leave it out")
 
 
 def all_given(command: str, options: dict[str, Any]) -> list[Any]:
-    """The values of options that are needed where no recipe is given."""
+    """The values of options that are required without a recipe. UserError: one is missing."""
     missing = [name for name, value in options.items() if value is None]
     if missing:
         raise UserError(f"{command} without --config needs {', '.join(missing)}")
@@ -55,3 +55,12 @@ def _number_options(command: Any) -> set[str]:
         if kind in (int, float) or str(kind).startswith(("int", "float")):
             numbers.update(param.opts)
     return numbers
+
+
+def refuse_moved(app: typer.Typer, name: str, path: str) -> None:
+    """Add the hidden command `name`, which takes any arguments and names `private-rlhf-lab PATH` in its refusal."""
+    anything = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+    @app.command(name, hidden=True, context_settings=anything)
+    def moved(ctx: typer.Context) -> None:
+        raise UserError(f"{path} has moved: install private-rlhf-lab and run private-rlhf-lab {path} …")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 MOST_CHARACTERS = 1000
 MOST_NAME = 200
 """Characters of a name that ledgers, manifests and cards repeat."""
@@ -42,3 +44,8 @@ class RunWaits(RunStopped):
 
     The command line prints it on stderr and exits with code 3.
     """
+
+
+def say(line: str) -> None:
+    """One progress line on stderr."""
+    print(f"[private-rlhf] {line}", file=sys.stderr, flush=True)

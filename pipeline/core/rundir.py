@@ -10,26 +10,26 @@ runs/NAME/checkpoints/STAGE/…    resume state, removed when the stage complete
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import os
-import platform
-import resource
 import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from private_rlhf.core import atomic, code
+from private_rlhf.core import atomic
+from private_rlhf.core.code import digest_of
 from private_rlhf.core.documents import DocumentError, read_json, read_mapping
+from private_rlhf.core.environment import environment
 from private_rlhf.core.errors import UserError
 
-LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "numpy", "private-rlhf")
+MARKER = "fingerprint.json"  # in a folder of resume state
+CODE = "code"
+BESIDE_METHODS = ("ppo_over_gibbs", "best_of_four", "longer_answer_baseline")  # in metrics.json
 
 
 @dataclass(frozen=True)
@@ -55,18 +55,11 @@ class RunDir:
     def manifest(self, name: str) -> dict[str, Any] | None:
         """The manifest of a completed stage, or None."""
         path = self.stage(name) / "manifest.json"
-        if not path.is_file():
-            return None
-        try:
-            content = read_json(path)
-        except DocumentError:
-            raise UserError(f"{path} is damaged: delete the folder {path.parent} and run the stage again") from None
-        if not isinstance(content, dict):
-            raise UserError(f"{path} is damaged: delete the folder {path.parent} and run the stage again")
-        return content
+        remedy = f"delete the folder {path.parent} and run the stage again"
+        return _read_object(path, remedy) if path.is_file() else None
 
     def require(self, name: str) -> dict[str, Any]:
-        """The manifest of stage `name`; `UserError` when it has not completed."""
+        """The manifest of stage `name`. UserError where it is not complete."""
         manifest = self.manifest(name)
         if manifest is None:
             command = f"private-rlhf run --only {name}"
@@ -74,27 +67,29 @@ class RunDir:
         return manifest
 
     def changed_code(self, name: str, files: Mapping[str, str]) -> list[str]:
-        """The source files in which the program that made stage `name` differs from `files` (see `code.source_files`);
-        none if it is the same one, or was accepted, or did not say what it was made of, as earlier versions."""
+        """The source files in which the program that made stage `name` differs from `files` (`core.code.source_files`).
+
+        None if it is the same program, or was accepted, or its manifest (of an earlier version) names no files.
+        """
         manifest = self.manifest(name) or {}
         made_of = manifest.get("code_files")
-        if made_of is None or code.digest_of(files) in (manifest.get("code"), manifest.get("accepted_code")):
+        if made_of is None or digest_of(files) in (manifest.get("code"), manifest.get("accepted_code")):
             return []
         return sorted(path for path in made_of.keys() | files.keys() if made_of.get(path) != files.get(path))
 
     def accept_code(self, name: str, files: Mapping[str, str]) -> None:
-        """Notes that the result of stage `name` may stand beside what `files` would make."""
-        manifest = self.require(name) | {"accepted_code": code.digest_of(files)}
+        """Note that the result of stage `name` may stand beside results of `files`."""
+        manifest = self.require(name) | {"accepted_code": digest_of(files)}
         atomic.write_json(self.stage(name) / "manifest.json", manifest)
 
     def check(self, name: str) -> None:
-        """Refuses a directory that a recipe of another name made, or that is something else."""
+        """Refuse (UserError) a directory that a recipe of another name made, or that holds other files."""
         if (self.root / "recipe.yaml").is_file():
             other = self.recipe().get("name")
             if other != name:
                 raise UserError(f"{self.root} was made by recipe '{other}', not '{name}': choose another --run-dir")
         elif self.root.exists() and (not self.root.is_dir() or any(self.root.iterdir())):
-            raise UserError(f"{self.root} exists, is not empty and is no run directory: choose another --run-dir")
+            raise UserError(f"{self.root} is not a run directory and not empty: choose another --run-dir")
 
     def recipe(self) -> dict[str, Any]:
         """The recipe of the last start as a plain mapping; empty where there is none."""
@@ -106,7 +101,7 @@ class RunDir:
         return (self.recipe().get(section) or {}).get(key)
 
     def claim(self, name: str, recipe: str, numerics: Mapping[str, Any] | None = None) -> None:
-        """Checks the directory, creates it, and saves the resolved recipe and the environment in it.
+        """Check the directory, create it, and save the resolved recipe and the environment in it.
 
         name: of the recipe. recipe: its text (YAML). numerics: how numbers are computed, for the environment.
         """
@@ -119,12 +114,12 @@ class RunDir:
             raise UserError(f"{self.root} cannot be written ({error.strerror}): choose another --run-dir") from None
 
     def complete(self, name: str, manifest: dict[str, Any]) -> None:
-        """Marks a stage complete, then removes its resume state."""
+        """Mark a stage complete, then remove its resume state."""
         atomic.write_json(self.stage(name) / "manifest.json", manifest)
         shutil.rmtree(self.checkpoints(name), ignore_errors=True)
 
     def stamp(self, name: str) -> None:
-        """Gives all that stage `name` wrote, and the files beside it, the same time of change, in whole seconds.
+        """Give all that stage `name` wrote, and the files beside it, the same time of change, in whole seconds.
 
         Times of change travel with copies, and when a file was written may depend on more than released bits.
         """
@@ -135,7 +130,7 @@ class RunDir:
                 os.utime(path, (now, now), follow_symlinks=False)
 
     def reopen(self, name: str) -> None:
-        """Marks a stage incomplete, before it runs again."""
+        """Mark a stage incomplete, before it runs again."""
         (self.stage(name) / "manifest.json").unlink(missing_ok=True)
 
 
@@ -145,64 +140,76 @@ def fingerprint(value: Any) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
-def commit() -> dict[str, Any]:
-    """The git commit of the source tree and whether tracked files differ from it; nulls outside a checkout."""
-    folder = Path(__file__).resolve().parents[2]
-    try:
-        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)
-        status = subprocess.run(
-            ["git", "status", "--porcelain", "--untracked-files=no"],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return {"commit": None, "dirty": None}
-    return {"commit": head.stdout.strip(), "dirty": bool(status.stdout.strip())}
+def claim_checkpoints(folder: Path, identity: Mapping[str, str], code: str) -> str | None:
+    """Make `folder` ready for resume state; state of another identity moves to `folder`-aside-N beside it.
 
-
-def environment() -> dict[str, Any]:
-    """Versions, commit and hardware, as saved with every run."""
-    versions: dict[str, str | None] = {}
-    for library in LIBRARIES:
+    identity: all that the state depends on, by names that a message can show. code: digest of the program; another one
+    may go on from the state. Returns a message for the user, or None.
+    """
+    marker, message = folder / MARKER, None
+    if any(path != marker for path in folder.glob("*")):
         try:
-            versions[library] = importlib.metadata.version(library)
-        except importlib.metadata.PackageNotFoundError:
-            versions[library] = None
-    return {
-        **commit(),
-        "code_digest": code.digest_of(code.all_files()),
-        "python": sys.version.split()[0],
-        "platform": platform.platform(),
-        "cpu": cpu_model(),
-        "cpu_count": os.cpu_count(),
-        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "accelerators": accelerators(),
-        "versions": versions,
+            before = _read_object(marker, "")
+        except UserError:
+            before = {}
+        changed = [name for name in identity if before.get(name) != identity[name]]
+        if changed:
+            aside = next(path for n in count(1) if not (path := folder.with_name(f"{folder.name}-aside-{n}")).exists())
+            folder.rename(aside)
+            message = (
+                f"starts anew, as the resume state here is of another {' and '.join(changed)}: it is kept in {aside}; "
+                f"to go on from it, undo the change and move it back to {folder}"
+            )
+        elif before.get(CODE) != code:
+            message = f"goes on from what another version of the code left in {folder}; delete it to start anew"
+    folder.mkdir(parents=True, exist_ok=True)
+    atomic.write_json(marker, {**identity, CODE: code})
+    return message
+
+
+def write_metrics(run: RunDir, stages: Sequence[str]) -> None:
+    """Write metrics.json from evaluate/evaluation.json and the manifests of `stages`, once `evaluate` is complete.
+
+    One object per evaluated method; beside them `seconds` of each stage, their sum `wall_seconds`, and `peak_rss_mb`,
+    the largest of any stage, MiB. UserError where evaluation.json is missing or damaged.
+    """
+    if run.manifest("evaluate") is None:
+        return
+    manifests = {name: manifest for name in stages if (manifest := run.manifest(name)) is not None}
+    evaluation = read_evaluation(run)
+    seconds = {name: manifest["seconds"] for name, manifest in manifests.items() if "seconds" in manifest}
+    peaks = [manifest["peak_rss_mb"] for manifest in manifests.values() if manifest.get("peak_rss_mb") is not None]
+    metrics: dict[str, Any] = dict(evaluation.get("methods") or {})
+    metrics |= {
+        "seconds": seconds,
+        "wall_seconds": round(sum(seconds.values()), 2),
+        "peak_rss_mb": max(peaks, default=None),
+        "world_size": manifests.get("ppo", manifests["evaluate"]).get("world_size"),
     }
+    metrics |= {key: evaluation[key] for key in BESIDE_METHODS if evaluation.get(key) is not None}
+    atomic.write_json(run.root / "metrics.json", metrics)
 
 
-def cpu_model() -> str | None:
-    """The processor's name where the system tells it."""
+def read_evaluation(run: RunDir) -> dict[str, Any]:
+    """evaluation.json; where stage count has run, its rates replace those from privatised labels."""
+    content = _read_object(run.stage("evaluate") / "evaluation.json", "run the stage again (--from evaluate)")
+    if run.manifest("count") is not None:
+        counted = _read_object(run.stage("count") / "rates.json", "run the stage again (--from count)")
+        for name, metrics in content["methods"].items():
+            if name in counted["likelihood_win_rate"]:
+                metrics["likelihood_win_rate"] = counted["likelihood_win_rate"][name]
+        content |= {name: counted[name] for name in ("longer_answer_baseline", "label_counts")}
+    return content
+
+
+def _read_object(path: Path, remedy: str) -> dict[str, Any]:
+    """The JSON object in a file of a run. UserError, with the remedy, where it is missing or damaged."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or None
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or None
-
-
-def accelerators() -> list[str]:
-    """Names of the NVIDIA GPUs that the driver lists; empty on a machine without."""
-    names = []
-    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        names += [line.partition(":")[2].strip() for line in lines if line.startswith("Model")]
-    return names
-
-
-def peak_rss_mb() -> float:
-    """Peak resident memory of this process so far, MiB."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return round(peak / (1024 * 1024 if sys.platform == "darwin" else 1024), 1)
+        content = read_json(path)
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing: {remedy}") from None
+    except DocumentError:
+        content = None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is damaged: {remedy}")
+    return content

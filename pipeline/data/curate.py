@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from private_rlhf.core.atomic import sync_folder, write_json
-from private_rlhf.core.errors import MOST_NAME, UserError, is_name, one_line
-from private_rlhf.core.progress import say
+from private_rlhf.core.errors import MOST_NAME, UserError, is_name, one_line, say
 from private_rlhf.data.chunks import CHUNK_BYTES, Chunk, cut
 from private_rlhf.data.engine import (
     Events,

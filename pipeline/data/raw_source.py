@@ -15,9 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from private_rlhf.core.errors import UserError
+from private_rlhf.core.errors import UserError, say
 from private_rlhf.core.noise import is_public
-from private_rlhf.core.progress import say
 from private_rlhf.data import curate
 from private_rlhf.data.chunks import CHUNK_BYTES
 from private_rlhf.data.curate import OpenedSource, Workspace
@@ -34,7 +33,7 @@ from private_rlhf.privacy.keys import PrivacyKey, insecure_seed_key, keygen, loa
 from private_rlhf.privacy.ledger import Budget, Ledger
 from private_rlhf.privacy.sorted_runs import KeptRows, id_at
 from private_rlhf.recipe import DataConfig, PrivatizeConfig
-from private_rlhf.recipe.shareable import bare_name
+from private_rlhf.recipe.data_section import bare_name
 
 FIRST_ROWS = 100
 

@@ -14,9 +14,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import requests
-from private_rlhf.core.errors import MOST_NAME, RunStopped, UserError, one_line
-from private_rlhf.core.progress import say
-from private_rlhf.core.row_files import Row, appending, read_rows
+from private_rlhf.core.atomic import Row, appending, read_rows
+from private_rlhf.core.errors import MOST_NAME, RunStopped, UserError, one_line, say
 from private_rlhf.data.render import Prompt
 from private_rlhf.recipe import LOOPBACK, JudgeSettings
 from requests.adapters import HTTPAdapter

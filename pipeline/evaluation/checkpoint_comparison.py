@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from accelerate.utils import gather_object
 from private_rlhf.core import atomic
+from private_rlhf.core.atomic import appending, read_rows
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.row_files import appending, read_rows
 from private_rlhf.core.stats import Estimate
 from private_rlhf.core.world import World, barrier, device_type, join_world
 from private_rlhf.data.formats import read_prompts

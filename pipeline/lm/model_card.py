@@ -18,7 +18,7 @@ from private_rlhf.data.render import Renderer
 from private_rlhf.data.sources import is_hub_id
 from private_rlhf.privacy.card import markdown
 from private_rlhf.recipe import DataConfig, ModelConfig, PpoConfig
-from private_rlhf.recipe.shareable import bare_name
+from private_rlhf.recipe.data_section import bare_name
 
 RENDERING = "rendering.json"
 FOLDER = 'folder = "."  # this folder, or the name under which it is published'

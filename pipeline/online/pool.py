@@ -1,9 +1,9 @@
-"""The pool of candidates that rounds ask about: drawn in blocks by all processes, kept as resume state."""
+"""The pool of candidate answers that rounds ask about, its pairs that are still open, and those that were answered."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,18 +11,154 @@ from typing import Any
 import torch
 from private_rlhf.core import atomic
 from private_rlhf.core.world import World
-from private_rlhf.data.render import Prompt
+from private_rlhf.data.release import ReleasedPair
+from private_rlhf.data.render import Prompt, Renderer
 from private_rlhf.embedded.truth import true_reward
 from private_rlhf.labelling.questions import Question, make_question
-from private_rlhf.online.candidates import Candidates, CandidateSampler, candidate_key
-from private_rlhf.online.open_pairs import OpenPairs
+from private_rlhf.lm.features import extract_features
+from private_rlhf.lm.generate import Sampling, sample_key, sample_responses
+from private_rlhf.lm.likelihood import mean_logprobs
+from private_rlhf.lm.models import end_ids
 from private_rlhf.privacy.records import Text
 from private_rlhf.reward_models.basis import FeatureBasis, pair_basis
+from private_rlhf.reward_models.model import RewardModel
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 BLOCK = 16  # prompts whose candidates are drawn and kept together
 COMPONENTS = 128
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Of M prompts N answers each: `texts` M lists of N, `features` (M, N, d) float32 last-token features, and
+    log_ratio (M, N) float32, log π_ref/π of the policy π that gave them, nats; 0 where that is π_ref."""
+
+    prompts: list[Prompt]
+    texts: list[list[str]]
+    features: torch.Tensor
+    log_ratio: torch.Tensor
+
+
+@dataclass(frozen=True)
+class CandidateSampler:
+    """A policy whose answers are candidates, and the backbone that gives their features.
+
+    policy: causal LM in evaluation mode. batch_size: of sampling and of features. reference: π_ref; None where the
+    policy is. progress: show bars.
+    """
+
+    policy: Any
+    backbone: RewardModel
+    renderer: Renderer
+    batch_size: int
+    reference: Any | None = None
+    progress: bool = False
+
+    def draw(self, prompts: Sequence[Prompt], count: int, key: Callable[[int, int], int]) -> Candidates:
+        """`count` answers of the policy to each prompt.
+
+        key: noise key of answer k to prompt i, e.g. `candidate_key(seed, …)`; equal keys give equal answers, however
+        prompts are spread over processes.
+        """
+        renderer, policy = self.renderer, self.policy
+        ids = [renderer.prompt_ids(prompt) for prompt in prompts]
+        rows = sample_responses(
+            policy,
+            [each for each in ids for _ in range(count)],
+            [key(i, k) for i in range(len(prompts)) for k in range(count)],
+            Sampling(renderer.max_response_tokens),
+            pad_token_id=renderer.tokenizer.pad_token_id,
+            eos_token_id=end_ids(policy, renderer.tokenizer),
+            batch_size=self.batch_size,
+            progress="candidates" if self.progress else None,
+        )
+        flat = [renderer.text(row) for row in rows]
+        texts = [flat[start : start + count] for start in range(0, len(flat), count)]
+        pairs = [(prompt, renderer.response_ids(text)) for prompt, row in zip(ids, texts, strict=True) for text in row]
+        label = "their features" if self.progress else None
+        features = self.features([prompt + response for prompt, response in pairs], label)
+        shape = (len(texts), count)
+        log_ratio = self._log_ratio(pairs).reshape(shape)
+        return Candidates(list(prompts), texts, features.reshape(*shape, -1), log_ratio)
+
+    def features(self, rows: Sequence[list[int]], progress: str | None = None) -> torch.Tensor:
+        """(n, d) float32 last-token features of whole texts as token ids. progress: label of a bar."""
+        pad, device = self.renderer.tokenizer.pad_token_id, self.backbone.weight.device
+        return extract_features(
+            self.backbone, rows, pad_token_id=pad, batch_size=self.batch_size, device=device, progress=progress
+        )
+
+    def _log_ratio(self, pairs: Sequence[tuple[list[int], list[int]]]) -> torch.Tensor:
+        """(n,) float32: log π_ref/π of responses to prompts, both as token ids."""
+        if self.reference is None:
+            return torch.zeros(len(pairs))
+        device, pad = self.backbone.weight.device, self.renderer.tokenizer.pad_token_id
+        ours, theirs = (
+            mean_logprobs(model, pairs, pad_token_id=pad, batch_size=self.batch_size, device=device)
+            for model in (self.policy, self.reference)
+        )
+        return torch.tensor([len(response) for _, response in pairs]) * torch.from_numpy(theirs - ours).float()
+
+
+def candidate_key(seed: int, purpose: str) -> Callable[[int, int], int]:
+    """Noise keys of a pool: a function of the seed, the purpose, the prompt's number and the answer's."""
+    return lambda prompt, answer: sample_key(seed, "online", purpose, prompt, answer)
+
+
+@dataclass(frozen=True)
+class OpenPairs:
+    """Pairs of N answers to each of M prompts that may still be asked: of two different texts, neither blank.
+
+    first: (M, N) int64, the number of the first answer to the prompt with the same text: one text is one answer.
+    free: (M, N, N) bool, symmetric; True only between first answers. `close` changes it.
+    """
+
+    first: Tensor
+    free: Tensor
+
+    @classmethod
+    def of(cls, texts: Sequence[Sequence[str]]) -> OpenPairs:
+        """All pairs of M lists of N texts."""
+        first = torch.tensor([[answers.index(text) for text in answers] for answers in texts])
+        filled = torch.tensor([[bool(text.strip()) for text in answers] for answers in texts])
+        return cls.among(first, filled)
+
+    @classmethod
+    def among(cls, first: Tensor, filled: Tensor | None = None) -> OpenPairs:
+        """All pairs of answers, by the numbers of `OpenPairs.first`; filled: (M, N) bool, False for a blank answer."""
+        number = torch.arange(first.shape[1])
+        usable = first == number if filled is None else (first == number) & filled
+        return cls(first, usable[:, :, None] & usable[:, None, :] & ~torch.eye(len(number), dtype=torch.bool))
+
+    def __len__(self) -> int:
+        return int(self.free.sum()) // 2
+
+    def close(self, picked: Tensor) -> None:
+        """Remove pairs that are asked, (n, 3) int64: prompt, one answer, another."""
+        prompt, one, other = picked.T
+        one, other = self.first[prompt, one], self.first[prompt, other]
+        self.free[prompt, one, other] = self.free[prompt, other, one] = False
+
+    def close_texts(
+        self, prompts: Sequence[object], texts: Sequence[Sequence[object]], asked: Iterable[tuple[object, ...]]
+    ) -> None:
+        """Remove pairs that were asked elsewhere, (prompt, one text, another, …). prompts, texts: the pool's, as in
+        `asked`."""
+        places = {repr(prompt): place for place, prompt in enumerate(prompts)}
+        for prompt, one, other, *_ in asked:
+            place = places.get(repr(prompt))
+            if place is not None and one in texts[place] and other in texts[place]:
+                self.close(torch.tensor([[place, texts[place].index(one), texts[place].index(other)]]))
+
+    def merged(self, weights: Tensor) -> Tensor:
+        """Weights (M, N) with those of equal texts added up at the first of them."""
+        return torch.zeros_like(weights).scatter_add(1, self.first, weights)
+
+    def listed(self) -> Tensor:
+        """(n, 3) int64: every open pair, in order."""
+        return self.free.triu(diagonal=1).nonzero()
 
 
 @dataclass(frozen=True)
@@ -52,13 +188,13 @@ class Pool:
         return self.gain(torch.softmax(self.truth / kl_coef + self.log_ratio, dim=-1), kl_coef)
 
     def questions(self, picked: torch.Tensor, name: str) -> list[Question]:
-        """picked: (n, 3) prompt, one answer, another."""
-        found = []
+        """The questions about picked pairs, (n, 3) int64: prompt, one answer, another. name: begins their ids."""
+        questions = []
         for number, (prompt, *sides) in enumerate(picked.tolist()):
             text: Any = self.drawn.prompts[prompt]
             one, other = (_like(text, self.drawn.texts[prompt][side]) for side in sides)
-            found.append(make_question(f"{name}-{number:05d}", text, one, other))
-        return found
+            questions.append(make_question(f"{name}-{number:05d}", text, one, other))
+        return questions
 
     def open_pairs(self, asked: Iterable[tuple[Any, ...]] = ()) -> OpenPairs:
         """All pairs of the candidates but those asked already, as (prompt, one response, another, …)."""
@@ -84,8 +220,9 @@ def _like(prompt: Text, response: str) -> Text:
 def draw_blocks(
     sampler: CandidateSampler, prompts: list[Prompt], count: int, keep: Path, seed: int, world: World
 ) -> None:
-    """Draw the candidates of this process's blocks of prompts, and keep each block at `block_path`; files that exist
-    stay. The last name of `keep` is also the purpose of the noise keys.
+    """Draw this process's blocks of candidates into files at `block_path`; files that exist stay.
+
+    The last name of `keep` is also the purpose of the noise keys.
     """
     key = candidate_key(seed, keep.name)
     for start in range(0, len(prompts), BLOCK):
@@ -125,10 +262,32 @@ def candidate_basis(drawn: Candidates, components: int | None, blocks: int) -> F
 
 
 def make_pool(drawn: Candidates, basis: FeatureBasis, known: bool) -> Pool:
-    """Candidates in a basis. known: with r* of the embedded task, for what is measured beside."""
+    """Candidates in a basis. known: with r* of the embedded task, by which arms are measured."""
     truth = None
     if known:
         pairs = zip(drawn.prompts, drawn.texts, strict=True)
         rows = [[true_reward(str(prompt), text) for text in texts] for prompt, texts in pairs]
         truth = torch.tensor(rows, dtype=torch.float64)
     return Pool(drawn, basis.coordinates(drawn.features), truth)
+
+
+@dataclass(frozen=True)
+class AnsweredPairs:
+    """Answered pairs: rows (prompt, one, other, z), coordinates one and other (n, k), z (n,) +1 for `one`."""
+
+    rows: list[tuple[Text, Text, Text, int]]
+    one: torch.Tensor
+    other: torch.Tensor
+    z: torch.Tensor
+
+
+def answered_pairs(pairs: Sequence[ReleasedPair], sampler: CandidateSampler, basis: FeatureBasis) -> AnsweredPairs:
+    """Released pairs in the coordinates of a basis; `one` is the answer that z prefers."""
+    texts = [(pair.prompt, text) for pair in pairs for text in (pair.chosen, pair.rejected)]
+    renderer = sampler.renderer
+    features = sampler.features(
+        [renderer.prompt_ids(prompt) + renderer.response_ids(text) for prompt, text in texts], "earlier answers"
+    )
+    one, other = basis.coordinates(features).reshape(len(pairs), 2, -1).unbind(dim=1)
+    rows = [(pair.prompt, pair.chosen, pair.rejected, 1) for pair in pairs]
+    return AnsweredPairs(rows, one, other, torch.ones(len(pairs), dtype=torch.float64))

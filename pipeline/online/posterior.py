@@ -1,7 +1,7 @@
-"""What the answers so far say of the reward: r̄ in a fixed basis, refitted round by round, and what is not known of it.
+"""The posterior of the reward after some rounds: r̄ in a fixed basis, and its information matrix.
 
 The fit is the private MLE (or private least squares) of all rounds, by Fisher scoring from the weights of the round
-before. Everything here reads released answers alone.
+before. It reads only released answers.
 """
 
 from __future__ import annotations

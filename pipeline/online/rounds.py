@@ -1,4 +1,4 @@
-"""Rounds of questions: each is put once, its answers are kept, and the reward after it is measured."""
+"""Rounds of questions: who answers, answers that are kept, measures after each round, and two arms to compare with."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from typing import Any
 import torch
 from private_rlhf.core import atomic
 from private_rlhf.core.documents import read_json
-from private_rlhf.core.errors import RunWaits
+from private_rlhf.core.errors import RunWaits, UserError
 from private_rlhf.core.stats import wilson
-from private_rlhf.labelling.labellers import Labeller
+from private_rlhf.embedded.truth import true_reward
+from private_rlhf.labelling.labellers import Command, Crowd, FileDrop, Labeller, Simulated, Terminal
 from private_rlhf.labelling.questions import Question
-from private_rlhf.online.answered_pairs import AnsweredPairs
-from private_rlhf.online.pool import Pool
-from private_rlhf.online.posterior import Posterior
+from private_rlhf.labelling.store import AnswerStore
+from private_rlhf.online.pool import AnsweredPairs, Pool
+from private_rlhf.online.posterior import Learner, Posterior
+from private_rlhf.online.strategies import choose
+from private_rlhf.privacy.person_budget import split_budget
+from private_rlhf.recipe import OnlineConfig, PrivatizeConfig
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -27,30 +32,22 @@ class Interview:
     folder: Path
     prefix: str
 
-    def ask(self, name: str, pool: Pool, picked: torch.Tensor) -> AnsweredPairs:
-        """The answers to picked pairs of the pool, (n, 3) as `Pool.questions` takes them, without skips.
-
-        Raises:
-            RunWaits: see `ask_round`.
-        """
+    def ask(self, name: str, pool: Pool, picked: Tensor) -> AnsweredPairs:
+        """The answers to picked pairs (n, 3) of the pool, without skips. RunWaits as `ask_round`."""
         questions = pool.questions(picked, f"{self.prefix}-{name}")
         answers = ask_round(self.folder / f"{name}.json", questions, self.labeller)
         z = torch.tensor([answers[question.id] or 0 for question in questions], dtype=torch.float64)
-        rows = [
-            (each.prompt, each.response_a, each.response_b, label)
-            for each in questions
-            if (label := answers[each.id])
-        ]
+        rows = [(each.prompt, each.response_a, each.response_b, label) for each in questions
+                if (label := answers[each.id])]  # fmt: skip
         prompt, one, other = picked[z != 0].T
         signs = (z * pool.signs(picked, questions))[z != 0]
         return AnsweredPairs(rows, pool.x[prompt, one], pool.x[prompt, other], signs)
 
 
 def ask_round(path: Path, questions: Sequence[Question], labeller: Labeller) -> dict[str, int | None]:
-    """The private answers of a round by question id, None for a skip; from `path` if the round is done, or kept there.
+    """The private answers of a round by question id, None for a skip; kept at `path`, and read from there if complete.
 
-    Raises:
-        RunWaits: the labeller has not answered all of them yet. Nothing is lost: the same command looks again.
+    RunWaits: the labeller has not answered all of them yet; the same command looks again.
     """
     as_json = [question.as_json() for question in questions]
     atomic.sweep_temporaries(path.parent, path.name)
@@ -87,16 +84,14 @@ def measure(posterior: Posterior, labels: int, pool: Pool, checked: AnsweredPair
 
 
 def regret_of(posterior: Posterior, pool: Pool, questions: int) -> float:
-    """Regret of so many questions under this posterior: each costs J(π*) − J(π¹) among the candidates; 0 where the
-    truth is not known. Misspecification of r̄ counts.
-    """
+    """Regret of questions under this posterior, J(π*) − J(π¹) each among the candidates; 0 where r* is not known."""
     if pool.truth is None:
         return 0.0
     kl_coef = posterior.kl_coef
     return questions * (pool.best(kl_coef) - pool.gain(posterior.policy(pool.x, pool.log_ratio), kl_coef))
 
 
-def describe_questions(posterior: Posterior, pool: Pool, picked: torch.Tensor) -> dict[str, float]:
+def describe_questions(posterior: Posterior, pool: Pool, picked: Tensor) -> dict[str, float]:
     """Means over a round's pairs (n, 3) under the r̄ before it, nats: how far their answers lie above the candidates of
     the same prompts, and |Δr̄| of the two.
     """
@@ -117,3 +112,82 @@ def round_line(row: Mapping[str, Any]) -> str:
         f"{row['labels']} labels: held-out debiased accuracy {accuracy['value']:.3f} "
         f"[{accuracy['ci_low']:.3f}, {accuracy['ci_high']:.3f}]{gain}"
     )
+
+
+def make_labeller(settings: OnlineConfig, privatize: PrivatizeConfig, seed: int, folder: Path) -> Labeller:
+    """The labeller of a recipe's sections; a simulated one has the seed, and its answers in `folder`.
+
+    UserError for a folder that was begun on other terms.
+    """
+    epsilon = privatize.epsilon
+    if settings.folder is None:
+        crowd = settings.crowd
+        if crowd is None:
+            return Simulated(folder, epsilon, margin, seed)
+        return Crowd(folder, epsilon, margin, crowd.persons, crowd.most, seed, crowd.temperature, crowd.laziness)
+    folder = settings.folder.expanduser()
+    if settings.labeller == "page":
+        store = AnswerStore.open(folder, epsilon)
+        check_person_budget(store, privatize, settings.folder)
+        return store
+    if settings.labeller == "command":
+        assert settings.command is not None
+        return Command(folder, epsilon, settings.command)
+    return Terminal(folder, epsilon) if settings.labeller == "terminal" else FileDrop(folder, epsilon)
+
+
+def check_person_budget(store: AnswerStore, privatize: PrivatizeConfig, folder: Path) -> None:
+    """Refuse (UserError) and close a store that asks a person for more answers than privatize.person_budget allows."""
+    total = privatize.person_budget
+    if total is None:
+        return
+    most, _ = split_budget(total, privatize.person_questions)
+    if store.most is None or store.most > most:
+        store.close()
+        raise UserError(
+            f"{folder} must allow at most {most} answers a person, by privatize.person_budget {total:g}: begin a store"
+            f" with --budget-per-person {most * store.epsilon!r}"
+        )
+
+
+def margin(question: Question) -> float:
+    """r*(response_a) - r*(response_b) of the embedded task."""
+    prompt = str(question.prompt)
+    return true_reward(prompt, str(question.response_a)) - true_reward(prompt, str(question.response_b))
+
+
+def other_arms(
+    pool: Pool, learner: Learner, settings: OnlineConfig, generator: torch.Generator
+) -> dict[str, list[Any]]:
+    """Two other ways to spend as many answers at the same ε. By arm, rows as `measure` has them.
+
+    passive: pairs of answers of π_ref, r̄ refitted after each round. offline: the same answers, all before the first
+    fit; the policy is PPKL Algorithm 1's, pessimistic about r̄. learner: without answers. ValueError without a truth.
+    """
+    if pool.truth is None:
+        raise ValueError("arms are measured by a known truth")
+    rows: dict[str, list[Any]] = {"passive": [], "offline": []}
+    regret = {"passive": 0.0, "offline": 0.0}
+    best, pairs = pool.best(learner.kl_coef), pool.open_pairs()
+    while len(rows["passive"]) < settings.rounds:
+        picked = choose("passive", learner.posterior, pool.x, pairs, settings.questions, generator)
+        prompt, one, other = picked.T
+        regret["passive"] += regret_of(learner.posterior, pool, len(picked))
+        regret["offline"] += len(picked) * best  # π_ref answers while the labels are collected
+        z = _answers(pool.truth[prompt, one] - pool.truth[prompt, other], learner, generator)
+        posterior = learner.add(pool.x[prompt, one], pool.x[prompt, other], z)
+        policies = {
+            "passive": posterior.policy(pool.x, pool.log_ratio),
+            "offline": posterior.pessimistic_policy(pool.x, settings.kappa, pool.log_ratio),
+        }
+        for name, policy in policies.items():
+            gain = pool.gain(policy, learner.kl_coef)
+            rows[name].append({"labels": len(learner), "gibbs_objective_gain": gain, "regret": regret[name]})
+    return rows
+
+
+def _answers(margin: Tensor, learner: Learner, generator: torch.Generator) -> Tensor:
+    """Bradley–Terry answers (n,) ±1 through randomised response."""
+    noise, preferred = learner.noise, torch.sigmoid(margin)
+    plus = noise.keep_prob * preferred + noise.flip_prob * (1.0 - preferred)
+    return torch.where(torch.rand(len(margin), generator=generator, dtype=torch.float64) < plus, 1.0, -1.0)

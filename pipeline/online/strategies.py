@@ -1,4 +1,4 @@
-"""Which pairs to ask: all strategies behind one interface, and none that sees anything but released answers.
+"""Strategies that choose the pairs to ask, behind one interface; each sees only released answers.
 
 `choose(strategy, posterior, x, pairs, questions, …)` gets the candidates' coordinates x (M, N, k), N draws of π_ref for
 each of M prompts, and names `questions` of their open pairs, which it closes: each pair is asked once, since a second
@@ -22,7 +22,7 @@ import math
 from typing import Literal, get_args
 
 import torch
-from private_rlhf.online.open_pairs import OpenPairs
+from private_rlhf.online.pool import OpenPairs
 from private_rlhf.online.posterior import Posterior
 from private_rlhf.reward_models.losses import fisher_weight
 from torch import Tensor
@@ -71,7 +71,7 @@ def choose(
         share = min(1.0, mixture / (posterior.noise.factor**2 * max(1, asked)))
         second = (1.0 - share) * first + share * flat
     first, second = pairs.merged(first), pairs.merged(second)
-    found: list[Tensor] = []
+    chosen: list[Tensor] = []
     while questions:  # one pair a prompt each time, and pairs that were taken are closed before the next
         prompts = pairs.free.any(dim=2).any(dim=1).nonzero()[:, 0]
         prompts = prompts[torch.randperm(len(prompts), generator=generator)[:questions]]
@@ -81,10 +81,10 @@ def choose(
         else:
             one = _draw(first[prompts], free.any(dim=2), generator)
             other = _draw(second[prompts], free[torch.arange(len(prompts)), one], generator)
-        found.append(torch.stack([prompts, one, other], dim=1))
-        pairs.close(found[-1])
+        chosen.append(torch.stack([prompts, one, other], dim=1))
+        pairs.close(chosen[-1])
         questions -= len(prompts)
-    return torch.cat(found)
+    return torch.cat(chosen)
 
 
 def _draw(weights: Tensor, allowed: Tensor, generator: torch.Generator) -> Tensor:

@@ -1,10 +1,8 @@
 """The recipe: all that a user can set, one module per section. `private_rlhf.recipe.load` reads it from YAML."""
 
-from private_rlhf.recipe.data_section import BUILT_IN, OF_RELEASE, SUFFIXES, DataConfig, has_hub_form
-from private_rlhf.recipe.dpo_section import DpoConfig
+from private_rlhf.recipe.data_section import BUILT_IN, OF_RELEASE, SUFFIXES, DataConfig, ModelConfig, has_hub_form
 from private_rlhf.recipe.evaluate_section import LOOPBACK, EvaluateConfig, JudgeSettings
-from private_rlhf.recipe.group_section import GroupConfig
-from private_rlhf.recipe.model_section import ModelConfig
+from private_rlhf.recipe.load import STRICT
 from private_rlhf.recipe.online_section import CrowdSettings, OnlineConfig
 from private_rlhf.recipe.ppo_section import ExtraRewardSettings, PpoConfig
 from private_rlhf.recipe.privatize_section import PrivatizeConfig
@@ -15,8 +13,7 @@ from private_rlhf.recipe.reward_section import (
     RewardConfig,
     UncertaintySettings,
 )
-from private_rlhf.recipe.sft_section import SftConfig
-from private_rlhf.recipe.shared_settings import STRICT, LoraSettings, OptimizerName
+from private_rlhf.recipe.training_sections import DpoConfig, GroupConfig, LoraSettings, OptimizerName, SftConfig
 
 __all__ = [
     "ALIGNERS",

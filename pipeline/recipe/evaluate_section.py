@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from private_rlhf.recipe.load import IF_SET, NO_EFFECT
-from private_rlhf.recipe.shared_settings import STRICT
+from private_rlhf.recipe.load import IF_SET, NO_EFFECT, STRICT
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 

@@ -19,9 +19,11 @@ from typing import Any, TypeVar
 import yaml
 from private_rlhf.core import documents
 from private_rlhf.core.errors import UserError
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 T = TypeVar("T")
+STRICT = ConfigDict(extra="forbid", use_enum_values=True, allow_inf_nan=False)
+"""A number is finite unless its own field says that .inf switches something off."""
 
 NO_EFFECT = "no effect on results"
 """Marks a key of a recipe, as Annotated[…, NO_EFFECT]: it changes what is shown or logged, and nothing that is learnt
@@ -177,3 +179,4 @@ def _dataclass_of(annotation: Any) -> Any:
         found = [_dataclass_of(part) for part in typing.get_args(annotation)]
         return next((schema for schema in found if schema is not None), None)
     return annotation if isinstance(annotation, type) and dataclasses.is_dataclass(annotation) else None
+

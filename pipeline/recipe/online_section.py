@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from private_rlhf.recipe.load import IF_SET
-from private_rlhf.recipe.shared_settings import STRICT
+from private_rlhf.recipe.load import IF_SET, STRICT
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 

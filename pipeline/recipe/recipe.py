@@ -1,32 +1,27 @@
-"""The typed recipe: one frozen dataclass per section, every key with its unit, range and default.
-
-Required keys have no default. Cross-section rules are checked in `Recipe.__post_init__`, before any work starts.
-"""
+"""The recipe: its sections, the rules between them, and the copy that a run directory keeps."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from private_rlhf.core.noise import is_public
 from private_rlhf.privacy.person_budget import split_budget
-from private_rlhf.recipe.data_section import BUILT_IN, DataConfig
-from private_rlhf.recipe.dpo_section import DpoConfig
+from private_rlhf.recipe.data_section import BUILT_IN, DataConfig, ModelConfig, bare_name
 from private_rlhf.recipe.evaluate_section import EvaluateConfig
-from private_rlhf.recipe.group_section import GroupConfig
-from private_rlhf.recipe.load import IF_SET
-from private_rlhf.recipe.model_section import ModelConfig
+from private_rlhf.recipe.load import IF_SET, STRICT, dump_yaml, effective, to_tree
 from private_rlhf.recipe.online_section import OnlineConfig
 from private_rlhf.recipe.ppo_section import PpoConfig
 from private_rlhf.recipe.privatize_section import PrivatizeConfig
 from private_rlhf.recipe.reward_section import RewardConfig
-from private_rlhf.recipe.sft_section import SftConfig
-from private_rlhf.recipe.shared_settings import STRICT, LoraSettings
+from private_rlhf.recipe.training_sections import DpoConfig, GroupConfig, LoraSettings, SftConfig
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 ALIGNERS = ("ppo", "dpo", "rloo", "grpo")
-"""What makes a policy; each is a section of the recipe and a stage, and a recipe has one of them."""
+"""Methods that make a policy; each is a section of the recipe and a stage, and a recipe has one of them."""
 ON_PROMPTS = ("ppo", "rloo", "grpo")
 """Those that sample responses to data.prompts and learn from r̂."""
 
@@ -48,8 +43,8 @@ class Recipe:
     sft: SftConfig = Field(default_factory=SftConfig)
     reward: RewardConfig = Field(default_factory=RewardConfig)
     aligner: Literal["ppo", "dpo", "rloo", "grpo"] = "ppo"
-    """What makes the policy: PPO, RLOO or GRPO on r̂, or the DPO baseline. ppo.kl_coef is the coefficient of J in
-    all."""
+    """The method that makes the policy: PPO, RLOO or GRPO on r̂, or the DPO baseline. ppo.kl_coef is the coefficient of
+    J in all."""
     ppo: PpoConfig = Field(default_factory=PpoConfig)
     dpo: DpoConfig = Field(default_factory=DpoConfig)
     rloo: GroupConfig = Field(default_factory=GroupConfig)
@@ -63,20 +58,20 @@ class Recipe:
             raise ValueError("evaluation_labels: public needs data.public_labels: true; otherwise use private")
         if self.evaluation_labels == "laplace":
             self._check_counts()
-        own = self.privatize
-        if own.person_budget is not None and self.online is None and own.labeler_column is None:
+        privatize = self.privatize
+        if privatize.person_budget is not None and self.online is None and privatize.labeler_column is None:
             raise ValueError("privatize.person_budget needs labeler_column, the column that names who gave the label")
-        if own.by_holder:
+        if privatize.by_holder:
             self._check_holder()
         if self.online is not None:
             self._check_online(self.online)
         if self.aligner in ("rloo", "grpo") and (self.ppo.extra_rewards or self.ppo.quantize):
             raise ValueError(f"ppo.extra_rewards and ppo.quantize are for aligner ppo: remove them for {self.aligner}")
         if self.ppo.reference_rollouts and not self.draws_references:
-            raise ValueError("ppo.reference_rollouts needs ppo.baseline or reward.kappa > 0: otherwise none are drawn")
+            raise ValueError("ppo.reference_rollouts requires ppo.baseline or reward.kappa > 0: set one of them")
         if self.ppo.top_p < 1 and self.evaluate.gibbs_candidates:
             raise ValueError(
-                f"ppo.top_p {self.ppo.top_p:g} draws from the top of π_ref alone, and the Gibbs yardstick needs "
+                f"ppo.top_p {self.ppo.top_p:g} draws only from the top of π_ref, and the Gibbs yardstick needs "
                 "draws of π_ref itself: set evaluate.gibbs_candidates: 0, or ppo.top_p: 1"
             )
         if self.ppo.temperature != 1 and self.aligner == "dpo":
@@ -84,11 +79,11 @@ class Recipe:
 
     def _check_online(self, online: OnlineConfig) -> None:
         if self.evaluation_labels != "private":
-            raise ValueError("online asks for private answers alone: set evaluation_labels: private")
+            raise ValueError("online takes only private answers: set evaluation_labels: private")
         if is_public(self.privatize.epsilon):
             raise ValueError("online needs a finite privatize.epsilon, that of each answer")
         if online.simulated and not self.data.public_labels:
-            raise ValueError(f"online.labeller: {online.labeller} is this program's own: set data.public_labels: true")
+            raise ValueError(f"online.labeller {online.labeller} is simulated: set data.public_labels: true")
         if not self.data.without_pairs:
             raise ValueError("data.preferences are not read by online: leave them out")
         if from_pairs := [key for key in BUILT_IN if self.data.from_release(key)]:
@@ -96,55 +91,56 @@ class Recipe:
         if self.privatize.person_budget is not None:
             labels, _ = split_budget(self.privatize.person_budget, self.privatize.person_questions)
             if online.labeller not in ("crowd", "page"):
-                raise ValueError(f"person_budget: {online.labeller} knows no persons: set labeller crowd or page")
+                raise ValueError(f"person_budget: {online.labeller} does not know persons: set labeller crowd or page")
             if online.crowd is not None and online.crowd.most > labels:
                 raise ValueError(f"privatize.person_budget: a person answers {labels}: lower online.crowd.most")
         if online.after is not None and (self.aligner != "ppo" or self.ppo.quantize):
             raise ValueError("online.after goes on from PPO's policy: set aligner: ppo, and no ppo.quantize")
-        # Runs of earlier versions state it so, and need not ask again.
+        # Runs of earlier versions state `embedded`, and must not ask again.
         object.__setattr__(self, "data", replace(self.data, preferences="embedded"))
         if self.data.limit is not None:
-            raise ValueError("data.limit is of brought preferences: set online.rounds and online.questions")
+            raise ValueError("data.limit is for data.preferences: set online.rounds and online.questions")
 
     def _check_counts(self) -> None:
-        own = self.privatize
-        if own.count_epsilon is None:
+        privatize = self.privatize
+        if privatize.count_epsilon is None:
             raise ValueError("evaluation_labels: laplace needs privatize.count_epsilon, the cost of its counts")
         if not self.private:
-            raise ValueError("evaluation_labels: laplace needs a finite epsilon and no insecure_seed; else use public")
-        if own.person_budget is not None:
-            raise ValueError("privatize.person_budget is spent on labels alone: set evaluation_labels: private")
-        if own.budget is not None and own.budget_per == "event" and own.epsilon + own.count_epsilon > own.budget:
+            raise ValueError("evaluation_labels: laplace needs a finite epsilon and a key: set it to public")
+        if privatize.person_budget is not None:
+            raise ValueError("privatize.person_budget is spent on labels only: set evaluation_labels: private")
+        total = privatize.epsilon + privatize.count_epsilon
+        if privatize.budget is not None and privatize.budget_per == "event" and total > privatize.budget:
             raise ValueError(
-                f"privatize.epsilon {own.epsilon:g} and count_epsilon {own.count_epsilon:g} add up to more than "
-                f"privatize.budget {own.budget:g}; lower one of them"
+                f"privatize.epsilon + count_epsilon must be at most privatize.budget {privatize.budget:g}, got "
+                f"{total:g}: lower one of them"
             )
 
     def _check_holder(self) -> None:
-        """With privatize.trust: holder the release holds no training label: what needs one is refused."""
-        own, wants, reward = self.privatize, "privatize.trust: holder releases no training label", self.reward
+        """Refuse what needs a released training label: privatize.trust: holder releases none."""
+        privatize, reward, rule = self.privatize, self.reward, "privatize.trust: holder releases no training label"
         if self.online is not None:
-            raise ValueError(f"{wants}, and online learns from answers one by one: leave one of them out")
+            raise ValueError(f"{rule}, and online learns from answers one by one: leave one of them out")
         if self.aligner == "dpo":
-            raise ValueError(f"{wants}, and DPO learns from labels: set aligner ppo, rloo or grpo")
+            raise ValueError(f"{rule}, and DPO learns from labels: set aligner ppo, rloo or grpo")
         if self.data.demonstrations == "release_preferred":
-            raise ValueError(f"{wants}, so none is preferred: set data.demonstrations: release")
+            raise ValueError(f"{rule}, so none is preferred: set data.demonstrations: release")
         if reward.external is not None or reward.mode != "head" or reward.loss != "private_likelihood":
-            raise ValueError(f"{wants}: its sum is fitted by reward.mode head; leave reward.external and loss out")
+            raise ValueError(f"{rule}: its sum is fitted by reward.mode head; leave reward.external and loss out")
         if reward.uncertainty.kind != "fisher":
-            raise ValueError(f"{wants}: reward.uncertainty.kind must be fisher, not {reward.uncertainty.kind}")
-        events = 0.0 if self.evaluation_labels == "public" else own.epsilon
-        counts = own.count_epsilon or 0.0 if self.evaluation_labels == "laplace" else 0.0
-        total = events + own.epsilon + counts
-        if own.budget is not None and total > own.budget:
+            raise ValueError(f"{rule}: reward.uncertainty.kind must be fisher, not {reward.uncertainty.kind}")
+        events = 0.0 if self.evaluation_labels == "public" else privatize.epsilon
+        counts = privatize.count_epsilon or 0.0 if self.evaluation_labels == "laplace" else 0.0
+        total = events + privatize.epsilon + counts
+        if privatize.budget is not None and total > privatize.budget:
             raise ValueError(
-                f"privatize.budget {own.budget:g}: with trust: holder the ledger adds the sum's epsilon to that of"
-                f" evaluation labels and counts, {total:g} in all: lower epsilon, or set evaluation_labels: public"
+                f"privatize.budget must be at least {total:g}, got {privatize.budget:g}: with trust: holder the ledger"
+                " adds up the epsilon of sum, evaluation labels and counts; lower epsilon, or use public ones"
             )
 
     @property
     def absent_stages(self) -> dict[str, str]:
-        """Stage -> what to do about it, of those that this recipe does not have."""
+        """Stage -> remedy, of the stages that this recipe does not have."""
         absent = {name: f"set aligner={name}, or run {self.aligner}" for name in ALIGNERS if name != self.aligner}
         if self.evaluation_labels != "laplace":
             absent["count"] = "it is for evaluation_labels=laplace"
@@ -158,7 +154,7 @@ class Recipe:
 
     @property
     def draws_references(self) -> bool:
-        """Whether the aligner draws completions of π_ref for its prompts."""
+        """True where the aligner draws completions of π_ref for its prompts."""
         return self.reward.kappa > 0 or (self.aligner == "ppo" and self.ppo.baseline)
 
     @property
@@ -179,7 +175,46 @@ class Recipe:
 
     @property
     def override(self) -> str | None:
-        """Why nothing is private in this run whatever its randomiser does; None unless its holder overruled a guard."""
-        if self.data.allow_label_overlap:
-            return "data.allow_label_overlap overrules the guard that keeps raw labels out of SFT and prompts"
-        return None
+        """The reason why this run is not private: its holder overruled a guard. None otherwise."""
+        reason = "data.allow_label_overlap overrules the guard that keeps raw labels out of SFT and prompts"
+        return reason if self.data.allow_label_overlap else None
+
+
+OWN_FILES = ("preferences", "demonstrations", "prompts", "evaluation_prompts")  # of section data
+
+
+def shareable_yaml(recipe: Recipe) -> str:
+    """The YAML text of `shareable`."""
+    return dump_yaml(shareable(recipe))
+
+
+def changed_keys(recipe: Recipe, saved: Mapping[str, Any]) -> list[str]:
+    """The keys (`section.key`) with an effect that differ from those of a saved recipe; none if that is empty."""
+    if not saved:
+        return []
+    return sorted(_differences(*(effective(Recipe, tree) for tree in (saved, to_tree(shareable(recipe))))))
+
+
+def shareable(recipe: Recipe) -> Recipe:
+    """The recipe with only the last part of each path to a file of its holder: folder names may be confidential."""
+    privatize, model, online = recipe.privatize, recipe.model, recipe.online
+    names: dict[str, Any] = {name: bare_name(str(getattr(recipe.data, name))) for name in OWN_FILES}
+    privatize = replace(privatize, key_file=_name_of(privatize.key_file))
+    if model.cache_dir != ModelConfig.cache_dir:
+        model = replace(model, cache_dir=Path(model.cache_dir.name))
+    if online is not None:
+        online = replace(online, folder=_name_of(online.folder), after=_name_of(online.after))
+    return replace(recipe, data=replace(recipe.data, **names), privatize=privatize, model=model, online=online)
+
+
+def _name_of(path: Path | None) -> Path | None:
+    return None if path is None else Path(path.name)
+
+
+def _differences(before: Any, after: Any, path: str = "") -> list[str]:
+    """Dotted paths at which two trees differ."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        names = before.keys() | after.keys()
+        found = [_differences(before.get(name), after.get(name), f"{path}.{name}".lstrip(".")) for name in names]
+        return [one for some in found for one in some]
+    return [path] if before != after else []

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from private_rlhf.recipe.load import IF_SET, NO_EFFECT
-from private_rlhf.recipe.shared_settings import STRICT, LoraSettings, OptimizerName
+from private_rlhf.recipe.load import IF_SET, NO_EFFECT, STRICT
+from private_rlhf.recipe.training_sections import LoraSettings, OptimizerName
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 

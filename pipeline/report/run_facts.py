@@ -10,8 +10,7 @@ from typing import Any
 
 import yaml
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.metrics import read_evaluation
-from private_rlhf.core.rundir import RunDir
+from private_rlhf.core.rundir import RunDir, read_evaluation
 
 REFERENCE = "sft"
 GIBBS = "gibbs"

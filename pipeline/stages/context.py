@@ -1,12 +1,14 @@
-"""What a stage gets when it runs."""
+"""The argument of a stage's `run`, and the finished run that a recipe goes on from (`online.after`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
+from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World
+from private_rlhf.data.release import ReleasedPair, read_release
 from private_rlhf.recipe import Recipe
 
 
@@ -22,10 +24,40 @@ class StageContext:
 
     @property
     def folder(self) -> Path:
-        """Where the stage releases its results."""
+        """The folder of the stage's results."""
         return self.run.stage(self.name)
 
     @property
     def checkpoints(self) -> Path:
-        """Where the stage keeps resume state."""
+        """The folder of the stage's resume state."""
         return self.run.checkpoints(self.name)
+
+
+@dataclass(frozen=True)
+class PreviousRun:
+    """A finished run. count: runs of the chain up to it."""
+
+    run: RunDir
+    count: int
+
+    @property
+    def policy(self) -> Path:
+        """Checkpoint of its PPO policy."""
+        return self.run.stage("ppo") / "model"
+
+    def pairs(self, part: str) -> list[ReleasedPair]:
+        """Its answers: `release` or `evaluation`."""
+        return list(read_release(self.run.stage("online") / part))
+
+
+def previous_run(recipe: Recipe) -> PreviousRun | None:
+    """The run that the recipe goes on from, if any. UserError where it is not finished, or its ε or labeller differ."""
+    if recipe.online is None or recipe.online.after is None:
+        return None
+    run = RunDir(recipe.online.after.expanduser())
+    run.require("ppo")
+    facts = run.require("online")["report"]
+    for name, value in {"epsilon": recipe.privatize.epsilon, "labeller": recipe.online.labeller}.items():
+        if facts.get(name) != value:
+            raise UserError(f"{name} must be {facts.get(name)} to go on from {run.root}, got {value}: keep that")
+    return PreviousRun(run, int(facts.get("runs", 1)))

@@ -22,7 +22,7 @@ from private_rlhf.privacy import counts as privacy_counts
 from private_rlhf.privacy.ledger import Ledger, ReleasePlan
 from private_rlhf.privacy.mechanism import RandomizedResponse
 from private_rlhf.privacy.prf import frame
-from private_rlhf.recipe.shareable import bare_name
+from private_rlhf.recipe.data_section import bare_name
 from private_rlhf.stages.context import StageContext
 
 KNOWN_ALREADY = 5e-324  # an ε that changes no total: the events are compared with the store and not entered

@@ -1,36 +1,102 @@
-"""The stages in their order: what each reads, what changes its result, and what is checked before anything runs.
+"""The declarations of all stages in their order: inputs, settings that change a result, and checks before a run.
 
-Runner, command line and launch scripts walk this table. It loads without torch; a stage's work is in its module.
+Runner, command line and launch scripts read this table, which loads without torch; a stage's module does its work.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Collection
 from os import environ
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from private_rlhf.core.environment import check_installed
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.extras import check_installed
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World, check_rows, global_batch
+from private_rlhf.data.inputs import input_digest
 from private_rlhf.data.release_import import names_bundle
 from private_rlhf.data.row_counts import RowCounts
 from private_rlhf.evaluation.truths import load_truth
 from private_rlhf.lm.model_folders import extra_reward_digests, folder_digest, judge_digests
 from private_rlhf.recipe import ALIGNERS, Recipe
-from private_rlhf.stages.base import Stage
 from private_rlhf.stages.checks import (
     check_backbone,
     check_base_model,
     check_bits,
     check_extra_rewards,
+    check_first_rows,
     check_judge,
     check_model_folder,
     check_reward_verdict,
     check_trainer_args,
 )
 from private_rlhf.stages.launch_strategies import check_strategy
+
+
+class Stage:
+    """The declaration of one step of a recipe: facts, and checks before it runs. The stage's module does the work.
+
+    Attributes:
+        name: of the stage, of its folder in a run, and of the command that starts it.
+        help: of that command.
+        reads: the stages whose results it reads.
+        sections: of the recipe, those that change its result; `section.key` for a single key.
+        texts: keys of `data` that name the label-free texts it reads.
+        launched: several processes may share it, under `accelerate launch`.
+        any_world: its resume state suits any number of processes with whole weights.
+        releases: it reads raw labels and releases them anew.
+        measures: its results are in metrics.json.
+        prints: it only shows results; no other stage reads its own.
+        extras: of the installation, that it needs.
+    """
+
+    name: ClassVar[str]
+    help: ClassVar[str]
+    reads: ClassVar[tuple[str, ...]] = ()
+    sections: ClassVar[tuple[str, ...]] = ()
+    texts: ClassVar[tuple[str, ...]] = ()
+    launched: ClassVar[bool] = True
+    any_world: ClassVar[bool] = False
+    releases: ClassVar[bool] = False
+    measures: ClassVar[bool] = False
+    prints: ClassVar[bool] = False
+    extras: ClassVar[tuple[str, ...]] = ("train",)
+
+    @property
+    def module_name(self) -> str:
+        """The module of `run(context)`."""
+        return f"private_rlhf.stages.{self.name}"
+
+    def upstream(self, recipe: Recipe) -> tuple[str, ...]:
+        """The stages that it reads under this recipe."""
+        return tuple(name for name in self.reads if name not in recipe.absent_stages)
+
+    def inputs(self, recipe: Recipe) -> dict[str, str]:
+        """Digests of the label-free inputs that it reads by path. Raw preferences are never among them."""
+        return {str(getattr(recipe.data, key)): input_digest(key, recipe.data) for key in self.texts}
+
+    def check_batches(self, recipe: Recipe, world: World) -> None:
+        """Every global batch is a whole number of micro-batches per process. Raises: UserError."""
+
+    def check(self, recipe: Recipe, world: World) -> None:
+        """Checks of the recipe that take a second or two, before any stage starts. Raises: UserError."""
+        check_first_rows(recipe.data, self.texts)
+
+    def check_rows(self, recipe: Recipe, run: RunDir, new_release: bool) -> None:
+        """Checks of the data. new_release: labels are about to be released. Raises: UserError."""
+
+    def check_read(self, recipe: Recipe, run: RunDir) -> None:
+        """Check what the complete stages that it reads have measured. RunStopped: it must not start."""
+
+    def changed(self, recipe: Recipe, run: RunDir) -> str | None:
+        """The reason why a complete result is not up to date, beyond recipe and inputs; None where it is."""
+        return None
+
+    def load(self) -> Any:
+        """The stage's module, imported."""
+        return importlib.import_module(self.module_name)
 
 
 def row_counts(recipe: Recipe, run: RunDir, new_release: bool) -> RowCounts:
@@ -40,7 +106,7 @@ def row_counts(recipe: Recipe, run: RunDir, new_release: bool) -> RowCounts:
 
 
 class Privatize(Stage):
-    """With Statistic and Count, which ask for noisy answers, the only one that reads raw labels."""
+    """Reads raw labels, as do only Statistic and Count, which ask for noisy answers."""
 
     name = "privatize"
     help = "randomised response on every label."
@@ -50,7 +116,7 @@ class Privatize(Stage):
     extras = ()
 
     def inputs(self, recipe: Recipe) -> dict[str, str]:
-        """A release, which is nobody's secret."""
+        """Digest of a release that is imported, which is not secret."""
         source = recipe.data.preferences
         return {source: folder_digest(Path(source).expanduser())} if names_bundle(source) else {}
 
@@ -58,7 +124,7 @@ class Privatize(Stage):
         self._raw_source(recipe, run).check_input(recipe.evaluation_labels)
 
     def changed(self, recipe: Recipe, run: RunDir) -> str | None:
-        """By a keyed digest of the raw input, kept beside the key and never in the run directory."""
+        """Compares a keyed digest of the raw input, which lies beside the key and never in the run directory."""
         return None if self._raw_source(recipe, run).input_unchanged() else "raw input changed"
 
     def _raw_source(self, recipe: Recipe, run: RunDir) -> Any:
@@ -74,7 +140,7 @@ class Sft(Stage):
     any_world = True
 
     def upstream(self, recipe: Recipe) -> tuple[str, ...]:
-        """It reads the release only where it imitates its answers."""
+        """The release only where its answers are the demonstrations."""
         return super().upstream(recipe) if recipe.data.from_release("demonstrations") else ()
 
     def inputs(self, recipe: Recipe) -> dict[str, str]:
@@ -96,7 +162,7 @@ class Sft(Stage):
 
 
 class Statistic(Stage):
-    """The door for the holder's own sum; nothing but that sum and its noise comes out."""
+    """Reads raw labels; releases one noisy sum of them."""
 
     name = "statistic"
     help = "one noisy sum of the true labels, for recipes with `privatize.trust: holder`."
@@ -149,7 +215,7 @@ class Reward(Stage):
 
 
 class OnReward(Stage):
-    """It trains a policy on r̂."""
+    """A stage that trains a policy on r̂."""
 
     def check_read(self, recipe: Recipe, run: RunDir) -> None:
         if not recipe.reward.accept_coin:
@@ -171,9 +237,8 @@ class Ppo(OnReward):
         settings = recipe.ppo
         if settings.rollouts < world.size:
             raise UserError(
-                f"ppo.rollouts {settings.rollouts} are fewer than {world.size} processes, and each samples at least "
-                "one: raise ppo.rollouts or start fewer processes (minibatches may be smaller: some processes then "
-                "wait)"
+                f"ppo.rollouts must be at least {world.size}, one for each process, got {settings.rollouts}: raise it "
+                "or start fewer processes"
             )
 
     def check(self, recipe: Recipe, world: World) -> None:
@@ -226,11 +291,6 @@ class Grpo(Rloo):
     help = "GRPO against the pessimistic reward, for recipes with `aligner: grpo`."
     sections = ("model", "data", "reward", "ppo", "grpo", "seed")
 
-    @property
-    def module_name(self) -> str:
-        """Both are one program."""
-        return Rloo().module_name
-
 
 class Evaluate(Stage):
     name = "evaluate"
@@ -250,7 +310,7 @@ class Evaluate(Stage):
 
 
 class Count(Stage):
-    """Reads raw labels; what it answers is noisy, and in the ledger."""
+    """Reads raw labels; its answers are noisy, and charged in the ledger."""
 
     name = "count"
     help = "noisy counts of true labels, for recipes with `evaluation_labels: laplace`."
@@ -271,20 +331,8 @@ class Report(Stage):
     extras = ("report",)
 
 
-STAGES: tuple[Stage, ...] = (
-    Privatize(),
-    Sft(),
-    Statistic(),
-    Online(),
-    Reward(),
-    Ppo(),
-    Dpo(),
-    Rloo(),
-    Grpo(),
-    Evaluate(),
-    Count(),
-    Report(),
-)
+STAGES: tuple[Stage, ...] = (Privatize(), Sft(), Statistic(), Online(), Reward(), Ppo(), Dpo(), Rloo(), Grpo(),
+                             Evaluate(), Count(), Report())  # fmt: skip
 NAMES = tuple(stage.name for stage in STAGES)
 
 
@@ -294,16 +342,15 @@ def stage_of(name: str) -> Stage:
 
 
 def stages_of(recipe: Recipe) -> tuple[Stage, ...]:
-    """The stages of this recipe in order: those of the aligner it names, and of no other."""
-    return tuple(stage for stage in STAGES if stage.belongs(recipe))
+    """The stages of this recipe in order."""
+    return tuple(stage for stage in STAGES if stage.name not in recipe.absent_stages)
 
 
 def preflight(recipe: Recipe, names: Collection[str], world: World) -> None:
-    """Checks what the stages `names` that are about to run will need: what would stop the fourth of them after an hour
-    is named at once. Raw preferences are not read here.
+    """Check what the stages `names` need, so that a problem of the fourth is reported now and not an hour from now.
 
-    Raises:
-        UserError: a stage was never run with what the launcher asks for, or what its `check` finds.
+    Raw preferences are not read here. UserError: the launcher's strategy was not tested with a stage, or its `check`
+    refuses the recipe.
     """
     check_strategy(recipe, names, environ)
     about_to_run = [stage for stage in STAGES if stage.name in names]

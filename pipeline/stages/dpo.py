@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from private_rlhf.core import atomic
-from private_rlhf.core.rundir import peak_rss_mb
+from private_rlhf.core.environment import peak_rss_mb
 from private_rlhf.core.world import check_rows
 from private_rlhf.data import inputs
 from private_rlhf.data.release import ReleasedPair

@@ -6,7 +6,7 @@ import sys
 
 
 def main_for(stage: str) -> None:
-    """Runs one stage with the options of `private-rlhf STAGE`, and exits with its code."""
+    """Run one stage with the options of `private-rlhf STAGE`, and exit with its code."""
     from private_rlhf.cli import main
 
     sys.exit(main([stage, *sys.argv[1:]]))

@@ -1,6 +1,10 @@
-"""Stage grpo from the command line; what it does stands in `private_rlhf.stages.rloo`."""
+"""Stage grpo, which is the program of `private_rlhf.stages.rloo` with another trainer."""
 
-from private_rlhf.stages.entry import main_for
+from private_rlhf.stages.rloo import run
+
+__all__ = ["run"]
 
 if __name__ == "__main__":
+    from private_rlhf.stages.entry import main_for
+
     main_for("grpo")

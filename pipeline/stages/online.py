@@ -24,9 +24,8 @@ from typing import Any
 
 import torch
 from private_rlhf.core import atomic
-from private_rlhf.core.errors import UserError
+from private_rlhf.core.errors import UserError, say
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.core.progress import say
 from private_rlhf.data import inputs
 from private_rlhf.data.answer_bundle import write_answers
 from private_rlhf.data.publish import publish
@@ -34,21 +33,33 @@ from private_rlhf.data.render import Prompt, Renderer, keep_fitting
 from private_rlhf.labelling.labellers import Labeller
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.models import load_causal_lm, load_tokenizer
-from private_rlhf.online.answered_pairs import AnsweredPairs, answered_pairs
-from private_rlhf.online.arms import other_arms
-from private_rlhf.online.candidates import CandidateSampler
-from private_rlhf.online.labeller import make_labeller
-from private_rlhf.online.open_pairs import OpenPairs
-from private_rlhf.online.pool import Pool, candidate_basis, draw_blocks, load_blocks, make_pool
+from private_rlhf.online.pool import (
+    AnsweredPairs,
+    CandidateSampler,
+    OpenPairs,
+    Pool,
+    answered_pairs,
+    candidate_basis,
+    draw_blocks,
+    load_blocks,
+    make_pool,
+)
 from private_rlhf.online.posterior import Learner
-from private_rlhf.online.rounds import Interview, describe_questions, measure, regret_of, round_line
+from private_rlhf.online.rounds import (
+    Interview,
+    describe_questions,
+    make_labeller,
+    measure,
+    other_arms,
+    regret_of,
+    round_line,
+)
 from private_rlhf.online.strategies import DESIGNS, choose, pairs_looked_at
 from private_rlhf.privacy.records import Text
 from private_rlhf.recipe import OnlineConfig
 from private_rlhf.reward_models.model import RewardModel, load_backbone
 from private_rlhf.rl.rollout import evenly_spaced
-from private_rlhf.stages.context import StageContext
-from private_rlhf.stages.previous_run import PreviousRun, previous_run
+from private_rlhf.stages.context import PreviousRun, StageContext, previous_run
 
 
 def run(context: StageContext) -> dict[str, Any]:

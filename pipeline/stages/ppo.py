@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from private_rlhf.core import atomic
+from private_rlhf.core.environment import peak_rss_mb
 from private_rlhf.core.errors import RunStopped
-from private_rlhf.core.rundir import peak_rss_mb
 from private_rlhf.data import inputs
 from private_rlhf.data.render import keep_fitting, text_count
 from private_rlhf.lm.distributed import make_accelerator
@@ -38,8 +38,7 @@ from private_rlhf.rl.nonfinite import NonFiniteError
 from private_rlhf.rl.ppo_trainer import PpoTrainer
 from private_rlhf.rl.rollout import evenly_spaced, summary_of
 from private_rlhf.rl.tracking import report, tracked
-from private_rlhf.stages.context import StageContext
-from private_rlhf.stages.previous_run import previous_run
+from private_rlhf.stages.context import StageContext, previous_run
 from tqdm import tqdm
 
 

@@ -32,7 +32,7 @@ from private_rlhf.privacy.mechanism import Mechanism, NoisySum, PublicLabels, ma
 from private_rlhf.privacy.signature import public_key
 from private_rlhf.privacy.sorted_runs import KeptRows
 from private_rlhf.recipe import Recipe
-from private_rlhf.recipe.shareable import bare_name
+from private_rlhf.recipe.data_section import bare_name
 from private_rlhf.stages.context import StageContext
 
 

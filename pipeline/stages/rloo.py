@@ -15,7 +15,7 @@ import json
 from typing import Any
 
 from private_rlhf.core import atomic
-from private_rlhf.core.rundir import peak_rss_mb
+from private_rlhf.core.environment import peak_rss_mb
 from private_rlhf.data import inputs
 from private_rlhf.data.render import keep_fitting, text_count
 from private_rlhf.lm import hf_trainer

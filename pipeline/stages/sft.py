@@ -25,7 +25,7 @@ from private_rlhf.lm.models import add_lora, base_checkpoint, load_causal_lm, lo
 from private_rlhf.lm.released import write_beside
 from private_rlhf.lm.sft_training import RowSftTrainer
 from private_rlhf.lm.templates import tokenizer_as_trained
-from private_rlhf.recipe.shareable import bare_name
+from private_rlhf.recipe.data_section import bare_name
 from private_rlhf.stages.context import StageContext
 from trl import SFTConfig
 

@@ -15,7 +15,7 @@ from support.measures import AUDIT, PASSENGERS, ROOT_FILES, names_whole
 from support.rooms import Sources, dotted, room_of
 
 MAY_NAME_RECIPE = ("recipe", "stages", "commands", "planning", "report", *AUDIT)
-MAY_NAME_RUN = (*MAY_NAME_RECIPE, "core/rundir.py", "core/metrics.py", "evaluation/runs.py")
+MAY_NAME_RUN = (*MAY_NAME_RECIPE, "core/rundir.py", "evaluation/runs.py")
 """Rooms of `pipeline/`, or files of rooms, and the files that stand directly in it."""
 TWICE = {
     "released.py",

@@ -45,7 +45,7 @@ ALLOWED = {
     "privatize_source": {
         "pipeline/data/curate.py",  # defines it: all of the above, for `private-rlhf privatize`
         "pipeline/cli.py",
-        "pipeline/commands/attack.py",  # hands it to the replay of a release with coins for labels
+        "pipeline/commands/releases.py",  # hands it to the replay of a release with coins for labels
     },
     "open_source": {
         "pipeline/data/sources.py",  # defines it: rows as they are in the file

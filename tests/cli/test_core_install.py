@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from private_rlhf.core.extras import EXTRAS
+from private_rlhf.core.environment import EXTRAS
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCKED = sorted({module for modules in EXTRAS.values() for module in modules} | {"tokenizers", "huggingface_hub"})

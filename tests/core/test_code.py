@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from pathlib import Path
 
 import pytest
 from private_rlhf.core import code
-from private_rlhf.stages.declarations import STAGES
+from private_rlhf.stages.declarations import STAGES, Stage
 
 LEARN = ("sft", "reward", "ppo", "dpo", "rloo")
 
 
-@pytest.mark.parametrize("stage", sorted({stage.module_name.rpartition(".")[2] for stage in STAGES}))
+@pytest.mark.parametrize("stage", [stage.name for stage in STAGES])
 def test_a_stage_is_made_of_what_it_imports(stage: str) -> None:
     """Not of the commands, the validation studies and the attacks; a report's plots train nothing again."""
     files = code.source_files(f"private_rlhf.stages.{stage}")
@@ -21,8 +23,7 @@ def test_a_stage_is_made_of_what_it_imports(stage: str) -> None:
     assert not rooms & {"cli.py", "runner.py", "commands", "validation", "audit"}
     assert ("report" in rooms) == (stage == "report")
     others = {Path(name).name for name in files if Path(name).parent.name == "stages"}
-    shared = {"previous_run.py"} if stage in ("online", "ppo") else set()
-    assert others == {"__init__.py", "context.py", f"{stage}.py"} | shared
+    assert others == {"__init__.py", "context.py", f"{stage}.py"} | ({"rloo.py"} if stage == "grpo" else set())
 
 
 def test_code_that_only_some_stages_use() -> None:
@@ -35,7 +36,13 @@ def test_code_that_only_some_stages_use() -> None:
     assert users("pipeline/report/report.html.j2") == {"report"}
     assert users("pipeline/lm/rows.py") >= set(LEARN) - {"sft"}
     assert users("reward_models/linear.py") & {"reward", "sft", "privatize"} == {"reward"}
-    assert "grpo" in users("pipeline/rl/group.py")  # its module is that of rloo
+    assert "grpo" in users("pipeline/rl/group.py")  # it is the program of rloo
+
+
+@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage.launched], ids=lambda stage: stage.name)
+def test_the_module_that_a_launcher_starts_is_that_stage(stage: Stage) -> None:
+    """`accelerate launch -m` with the module of another stage would run, or refuse, that one."""
+    assert f'main_for("{stage.name}")' in inspect.getsource(importlib.import_module(stage.module_name))
 
 
 def test_a_change_is_seen_and_named(monkeypatch: pytest.MonkeyPatch) -> None:

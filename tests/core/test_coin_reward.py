@@ -16,10 +16,10 @@ from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import parse
-from private_rlhf.recipe.shareable import shareable_yaml
+from private_rlhf.recipe.recipe import shareable_yaml
 from private_rlhf.runner import Selection
-from private_rlhf.stages.base import Stage
 from private_rlhf.stages.context import StageContext
+from private_rlhf.stages.declarations import Stage
 
 BEFORE = ["privatize", "sft", "reward"]
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.metrics import write_metrics
-from private_rlhf.core.rundir import RunDir
+from private_rlhf.core.rundir import RunDir, write_metrics
 
 STAGES = ("privatize", "sft", "ppo", "evaluate")
 

@@ -13,9 +13,9 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import parse
-from private_rlhf.recipe.shareable import shareable_yaml
-from private_rlhf.stages.base import Stage
+from private_rlhf.recipe.recipe import shareable_yaml
 from private_rlhf.stages.context import StageContext
+from private_rlhf.stages.declarations import Stage
 
 TREE = {
     "name": "one",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from private_rlhf.core.atomic import appending, read_rows, rows_of
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.row_files import appending, read_rows, rows_of
 
 
 def test_whole_rows_survive_every_cut(tmp_path: Path) -> None:

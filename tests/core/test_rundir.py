@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from private_rlhf.core import code, rundir
+from private_rlhf.core import code
+from private_rlhf.core.environment import LIBRARIES, peak_rss_mb
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.rundir import RunDir
+from private_rlhf.core.rundir import RunDir, fingerprint
 from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.data_section import bare_name
 from private_rlhf.recipe.load import load_recipe, parse
-from private_rlhf.recipe.shareable import bare_name, shareable, shareable_yaml
+from private_rlhf.recipe.recipe import shareable, shareable_yaml
 
 
 def recipe(name: str = "one", **sections: Any) -> Recipe:
@@ -35,7 +37,7 @@ def test_a_claim_saves_the_resolved_recipe_and_the_environment(tmp_path: Path) -
     claim(run, recipe())
     assert load_recipe(Recipe, run.root / "recipe.yaml") == recipe()
     environment = json.loads((run.root / "environment.json").read_text())
-    assert set(environment["versions"]) == set(rundir.LIBRARIES)
+    assert set(environment["versions"]) == set(LIBRARIES)
     assert environment["code_digest"] == code.digest_of(code.all_files())
     claim(run, recipe(seed=5))  # a changed recipe of the same name goes on in the same directory
     assert load_recipe(Recipe, run.root / "recipe.yaml").seed == 5
@@ -99,7 +101,7 @@ def test_what_is_no_run_directory_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("mine")
     for root in (full, file):
-        with pytest.raises(UserError, match="is no run directory: choose another --run-dir"):
+        with pytest.raises(UserError, match="is not a run directory and not empty: choose another --run-dir"):
             RunDir(root).check("one")
     assert [path.name for path in full.iterdir()] == ["thesis.txt"]
     empty = tmp_path / "empty"
@@ -142,10 +144,10 @@ def test_a_damaged_manifest_is_named(content: bytes, tmp_path: Path) -> None:
 
 
 def test_fingerprints_ignore_key_order_alone() -> None:
-    assert rundir.fingerprint({"a": 1, "b": [1, 2]}) == rundir.fingerprint({"b": [1, 2], "a": 1})
-    assert rundir.fingerprint({"a": [1, 2]}) != rundir.fingerprint({"a": [2, 1]})
-    assert rundir.fingerprint({"a": 1}) != rundir.fingerprint({"a": "1"})
+    assert fingerprint({"a": 1, "b": [1, 2]}) == fingerprint({"b": [1, 2], "a": 1})
+    assert fingerprint({"a": [1, 2]}) != fingerprint({"a": [2, 1]})
+    assert fingerprint({"a": 1}) != fingerprint({"a": "1"})
 
 
 def test_peak_memory_is_in_mebibytes() -> None:
-    assert 5 < rundir.peak_rss_mb() < 1e6
+    assert 5 < peak_rss_mb() < 1e6

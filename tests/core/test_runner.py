@@ -14,11 +14,10 @@ from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World, declared_world
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import parse, to_tree
-from private_rlhf.recipe.shareable import shareable_yaml
+from private_rlhf.recipe.recipe import shareable_yaml
 from private_rlhf.runner import Selection, plan, stage_fingerprint
-from private_rlhf.stages.base import Stage
 from private_rlhf.stages.context import StageContext
-from private_rlhf.stages.declarations import STAGES, stage_of, stages_of
+from private_rlhf.stages.declarations import STAGES, Stage, stage_of, stages_of
 
 ALONE = World(rank=0, size=1)
 CODE = {"pipeline/one.py": "1", "pipeline/two.py": "2"}

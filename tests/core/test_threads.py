@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from private_rlhf.core.threads import WAITING, wait_briefly
+from private_rlhf.core.environment import WAITING, wait_briefly
 from support.pipeline_runs import clean_environment
 
 NAMES = ("OMP_WAIT_POLICY", *WAITING)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from evaluation.chat_endpoint import serving
+from private_rlhf.core.atomic import read_rows
 from private_rlhf.core.errors import RunStopped, UserError
-from private_rlhf.core.row_files import read_rows
 from private_rlhf.core.world import World
 from private_rlhf.evaluation import checkpoint_comparison as module
 from private_rlhf.evaluation.checkpoint_comparison import (

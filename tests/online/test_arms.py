@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.online.arms import other_arms
-from private_rlhf.online.candidates import Candidates
-from private_rlhf.online.pool import Pool
+from private_rlhf.online.pool import Candidates, Pool
 from private_rlhf.online.posterior import Learner, Posterior
-from private_rlhf.online.rounds import regret_of
+from private_rlhf.online.rounds import other_arms, regret_of
 from private_rlhf.recipe import OnlineConfig
 
 KL = 0.5

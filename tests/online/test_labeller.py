@@ -8,7 +8,7 @@ import pytest
 from private_rlhf.core.errors import UserError
 from private_rlhf.labelling.labellers import Labeller
 from private_rlhf.labelling.store import AnswerStore
-from private_rlhf.online.labeller import make_labeller
+from private_rlhf.online.rounds import make_labeller
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import load_recipe
 

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.online.open_pairs import OpenPairs
+from private_rlhf.online.pool import OpenPairs
 from private_rlhf.online.posterior import Learner, Posterior
 from private_rlhf.online.strategies import STRATEGIES, Strategy, choose
 from private_rlhf.reward_models.losses import fisher_weight

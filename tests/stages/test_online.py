@@ -20,7 +20,7 @@ from private_rlhf.online import rounds as rounds_of_stage
 from private_rlhf.recipe import OnlineConfig, Recipe
 from private_rlhf.recipe.load import load_recipe, parse
 from private_rlhf.stages import online as stage
-from private_rlhf.stages.previous_run import previous_run
+from private_rlhf.stages.context import previous_run
 from support.pipeline_runs import TINY, Workspace, read_json
 from support.twin_recipes import run_all
 

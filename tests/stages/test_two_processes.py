@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from private_rlhf.core.row_files import read_rows
+from private_rlhf.core.atomic import read_rows
 from safetensors.torch import load_file
 from support.pipeline_runs import Workspace, clean_environment, numbers, read_json
 

@@ -18,7 +18,7 @@ from support import rooms
 from support.rooms import Sources, closure, dotted, read_sources, room_of
 
 AUDIT = ("attacks", "audit")
-ROOT_FILES = {f"pipeline/{name}.py" for name in ("cli", "runner", "launcher", "repeat", "api", "__init__", "twins",
+ROOT_FILES = {f"pipeline/{name}.py" for name in ("cli", "runner", "launcher", "api", "__init__", "twins",
                                                 "twin_files", "twin_answers")}  # fmt: skip
 PASSENGERS = ("Recipe", "StageContext", "RunDir")
 JOURNEYS = ("ppo", "reward", "evaluate")

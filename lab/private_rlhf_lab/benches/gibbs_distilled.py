@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 from private_rlhf.core import atomic
+from private_rlhf.core.atomic import appending, rows_of
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.row_files import appending, rows_of
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import declared_world
 from private_rlhf.data import inputs

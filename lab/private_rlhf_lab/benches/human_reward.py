@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 import torch
 from private_rlhf.core import atomic
+from private_rlhf.core.atomic import appending, rows_of
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.core.row_files import appending, rows_of
 from private_rlhf.core.stats import wilson
 from private_rlhf.data.render import Renderer, dialogue
 from private_rlhf.lm.smollm2 import smollm2_checkpoint

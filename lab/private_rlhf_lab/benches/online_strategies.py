@@ -27,10 +27,10 @@ import matplotlib
 import numpy as np
 import torch
 from private_rlhf.core import atomic
+from private_rlhf.core.atomic import appending, rows_of
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.core.row_files import appending, rows_of
 from private_rlhf.core.rundir import RunDir
-from private_rlhf.online.open_pairs import OpenPairs
+from private_rlhf.online.pool import OpenPairs
 from private_rlhf.online.posterior import Learner, Posterior
 from private_rlhf.online.strategies import STRATEGIES, Strategy, choose
 from private_rlhf.recipe import Recipe

@@ -13,7 +13,7 @@ from private_rlhf.embedded import task
 from private_rlhf.embedded.truth import true_reward
 from private_rlhf.lm.model_folders import weights_digest
 from private_rlhf.lm.models import load_causal_lm, load_tokenizer
-from private_rlhf.online.candidates import CandidateSampler, candidate_key
+from private_rlhf.online.pool import CandidateSampler, candidate_key
 from private_rlhf.recipe import Recipe
 from private_rlhf.reward_models.model import RewardModel, load_backbone
 from safetensors import safe_open

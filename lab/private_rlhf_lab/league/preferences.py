@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from private_rlhf.core import atomic
+from private_rlhf.core.atomic import Row, appending, rows_of
 from private_rlhf.core.noise import epsilon_of, is_public
-from private_rlhf.core.row_files import Row, appending, rows_of
 from private_rlhf.core.stats import fieller, holm, paired_p, student_mean
 from torch.nn.functional import softplus
 

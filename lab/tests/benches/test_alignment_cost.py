@@ -15,7 +15,7 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import load_recipe
-from private_rlhf.recipe.shareable import shareable_yaml
+from private_rlhf.recipe.recipe import shareable_yaml
 from private_rlhf.runner import stage_fingerprint
 from private_rlhf.stages.declarations import stage_of
 from private_rlhf_lab.benches import alignment_cost

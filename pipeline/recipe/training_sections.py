@@ -1,0 +1,142 @@
+"""Sections of the recipe whose stages TRL trains: `sft`, `dpo`, `rloo` and `grpo`; and settings that sections share."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from private_rlhf.recipe.load import STRICT
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+OptimizerName = Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor", "sgd"]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class LoraSettings:
+    """A low-rank adapter (peft); its tensors are float32."""
+
+    rank: int = Field(default=16, gt=0)
+    scale: float = Field(default=2.0, gt=0)
+    """lora_alpha / rank."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    target_modules: str | list[str] = "all-linear"
+    last_layers: int | None = Field(default=None, gt=0)
+    """Adapt only the last layers; the backward pass then stops below them. null: all."""
+
+    def __post_init__(self) -> None:
+        if self.last_layers is not None and isinstance(self.target_modules, str):
+            raise ValueError("last_layers needs target_modules as a list of names, e.g. [q_proj, v_proj]")
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class SftConfig:
+    """Supervised fine-tuning on demonstrations (TRL SFTTrainer); its result is π_ref."""
+
+    epochs: float = Field(default=1.0, gt=0)
+    max_steps: int = -1
+    """Overrides epochs when positive."""
+    batch_size: int = Field(default=16, gt=0)
+    """Global: over all processes and accumulation steps."""
+    micro_batch_size: int | None = Field(default=None, gt=0)
+    """Sequences per forward pass and process; default: batch_size / processes."""
+    learning_rate: float = Field(default=2e-4, gt=0)
+    warmup_steps: int = Field(default=0, ge=0)
+    lora: LoraSettings | None = Field(default_factory=LoraSettings)
+    """null: full fine-tuning in float32."""
+    save_steps: int = Field(default=50, gt=0)
+    trainer_args: dict[str, Any] = Field(default_factory=dict)
+    """Passed on to trl.SFTConfig, checked against its fields."""
+
+
+TRL_LOSS = frozenset(
+    {
+        "loss_type",
+        "loss_weights",
+        "label_smoothing",
+        "beta",
+        "ld_alpha",
+        "f_divergence_type",
+        "f_alpha_divergence_coef",
+        "use_weighting",
+        "discopop_tau",
+    }
+)
+"""What shapes TRL's own losses of DPO, none of which is computed."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class DpoConfig:
+    """DPO on the released pairs (TRL DPOTrainer): the baseline without a reward model, for `aligner: dpo`."""
+
+    loss: Literal["private_likelihood", "debiased", "uncorrected"] = "private_likelihood"
+    kl_coef: float | None = Field(default=None, gt=0)
+    """Of DPO's margin (TRL's beta); null: ppo.kl_coef, so that both aim at the same objective."""
+    epochs: float = Field(default=1.0, gt=0)
+    max_steps: int = -1
+    """Overrides epochs when positive."""
+    batch_size: int = Field(default=16, gt=0)
+    """Global, in pairs."""
+    micro_batch_size: int | None = Field(default=None, gt=0)
+    """Pairs per forward pass and process; default: batch_size / processes."""
+    learning_rate: float = Field(default=1e-4, gt=0)
+    warmup_steps: int = Field(default=0, ge=0)
+    lora: LoraSettings | None = Field(default_factory=LoraSettings)
+    """null: full fine-tuning with a frozen reference copy."""
+    save_steps: int = Field(default=50, gt=0)
+    trainer_args: dict[str, Any] = Field(default_factory=dict)
+    """Passed on to trl.DPOConfig, checked against its fields; none that shapes TRL's own losses."""
+
+    def __post_init__(self) -> None:
+        for name in sorted(TRL_LOSS & self.trainer_args.keys()):
+            raise ValueError(f"trainer_args.{name} shapes a loss of TRL's that is not computed: set loss and kl_coef")
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class GroupConfig:
+    """RLOO or GRPO on r̂ (TRL's RLOOTrainer and GRPOTrainer), for `aligner: rloo` or `grpo`. From section ppo they take
+    what makes the task: kl_coef, temperature, top_p, missing_eos_penalty, max_prompts and reference_samples."""
+
+    iterations: int = Field(default=500, gt=0)
+    rollouts: int = Field(default=16, gt=0)
+    """Global number of sampled responses per iteration."""
+    samples_per_prompt: int = Field(default=4, gt=1)
+    """Responses to each prompt, which are each other's baseline; divides rollouts."""
+    epochs: int = Field(default=1, gt=0)
+    """Passes over an iteration's responses."""
+    batch_size: int = Field(default=16, gt=0)
+    """Global number of responses per optimiser step; divides rollouts. With batch_size: rollouts and one epoch every
+    step is on responses of the policy as it is; the others are clipped."""
+    micro_batch_size: int | None = Field(default=None, gt=0)
+    """Responses per forward pass and process; default: batch_size / processes."""
+    generate_batch_size: int = Field(default=128, gt=0)
+    learning_rate: float = Field(default=1e-5, gt=0)
+    warmup_steps: int = Field(default=0, ge=0)
+    clip_range: float = Field(default=0.2, gt=0)
+    """Of π/π_old: of a whole response (rloo) or of a token (grpo)."""
+    kl_coef: float | None = Field(default=None, gt=0)
+    """Of the KL that is learnt from; null: ppo.kl_coef, so that all aligners aim at the same objective."""
+    lora: LoraSettings | None = Field(default_factory=LoraSettings)
+    """null: full fine-tuning with a frozen reference copy."""
+    save_every: int = Field(default=10, gt=0)
+    """Iterations between checkpoints."""
+    trainer_args: dict[str, Any] = Field(default_factory=dict)
+    """Passed on to trl.RLOOConfig or GRPOConfig, checked against its fields."""
+
+    def __post_init__(self) -> None:
+        for name in ("samples_per_prompt", "batch_size"):
+            if self.rollouts % getattr(self, name):
+                raise ValueError(f"{name} {getattr(self, name)} must divide rollouts {self.rollouts}")
+
+    @property
+    def max_steps(self) -> int:
+        """Optimiser steps of all iterations."""
+        return self.iterations * self._steps
+
+    @property
+    def save_steps(self) -> int:
+        """Optimiser steps between checkpoints: whole iterations."""
+        return self.save_every * self._steps
+
+    @property
+    def _steps(self) -> int:
+        return self.epochs * self.rollouts // self.batch_size
