@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from private_rlhf.core.errors import UserError
 from private_rlhf.data import spellings
@@ -147,8 +148,6 @@ TEXTS = [(f"Why {i * 7919}?", f"Because it is number {i}.", f"I do not know {i *
 
 def tags_of(texts: list[tuple[str, str, str]], kind: bytes = TEXT, position: int = spellings.WHOLE) -> dict[int, int]:
     """The tag by the place in the input; position: of the first row, behind those that all have tags."""
-    import pyarrow as pa  # here, as the module's own types come with numpy only
-
     columns = [pa.array(column, pa.large_string()) for column in zip(*texts, strict=True)]
     count = len(texts)
     rows = canonicalize(
