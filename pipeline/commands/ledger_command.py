@@ -112,7 +112,12 @@ def as_text(facts: Mapping[str, Any]) -> str:
         lines.append(f"events that name no labeller: {labelers['unattributed_events']}")
     if facts["events"]:
         exact = labelers["count"] and not facts["names_folded"]
-        lines.append(f"another spelling of a text or an event{' or a labeller' * bool(exact)} counts as another one")
+        lines.append(f"another spelling of an event{' or a labeller' * bool(exact)} counts as another one")
+    if facts["events_before_spellings"]:
+        lines.append(
+            f"texts of {facts['events_before_spellings']} events are known in their own spelling only, as an earlier"
+            " version released them"
+        )
     if facts.get("public_key"):
         lines.append(f"signs releases as: {facts['public_key']}")
     rows = [

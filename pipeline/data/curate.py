@@ -102,8 +102,8 @@ class Bundle:
 @dataclass(frozen=True)
 class LedgerEntry:
     """What goes into the ledger. remedies: for labels that contradict an earlier release, and for records of one that
-    come under other names or of another key of this user. unnamed: empty names of labellers and events. add_up,
-    add_up_keys: charge such records the sum. rows: of the events."""
+    come under other names, of another key of this user or in another spelling. unnamed: empty names of labellers and
+    events. add_up, add_up_keys: charge such records the sum. rows: of the events."""
 
     ledger: Ledger
     source: str
@@ -116,11 +116,12 @@ class LedgerEntry:
     add_up: bool = False
     max_events: int | None = None
     add_up_keys: bool = False
-    remedies: tuple[str, str, str] = (
+    remedies: tuple[str, str, str, str] = (
         "a corrected label needs an event id of its own (--event-column) and names the record that it corrects"
         " (--corrects-column)",
         "keep the names of the first release, leave these rows out, or charge both draws (--add-up-renamed)",
         "name that key (--key), leave these pairs out, or charge both draws (--add-up-keys)",
+        "give the first texts, leave these pairs out, or charge both draws (--add-up-renamed)",
     )
 
 
@@ -338,6 +339,13 @@ def _enter(workspace: Workspace, entry: LedgerEntry, reservation: Reservation) -
             " when an empty name was a name: give every row one, or leave the column out"
         )
     store, into = entry.ledger.store, reservation.generation
+    respelled = store.respelled(entry.events.partitions, into)
+    if respelled and not entry.add_up:
+        raise UserError(
+            f"{entry.source}: {respelled} or more labels of pairs that were released before under this key come in"
+            " another spelling (case, spaces, punctuation, messages for text) and would be drawn a second time, at the"
+            f" sum of both costs; nothing is released: {entry.remedies[3]}"
+        )
     conflicts, renamed = entry.events.merge(workspace.pool, store, entry.epsilon, into, entry.add_up)
     if conflicts:
         raise UserError(

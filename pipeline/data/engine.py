@@ -23,6 +23,7 @@ from private_rlhf.data.chunks import Chunk, read_chunk
 from private_rlhf.data.container import ROWS_PER_GROUP, write_shard
 from private_rlhf.data.layout import Layout, spelling_digests
 from private_rlhf.data.release import MESSAGES_TYPE, release_schema, shard_name
+from private_rlhf.data.spellings import letter_tags
 from private_rlhf.data.workers import Workers
 from private_rlhf.privacy.batches import (
     Keys,
@@ -118,6 +119,7 @@ def spill(chunk: Chunk, number: int, layout: Layout, key_file: KeyFile | KeyInHa
     for some, following in pairwise(batches):
         assert some is not None
         rows = canonicalize(some, position, prf)
+        rows.keys["letters"] = letter_tags(rows, layout.kind, prf)
         facts = {
             "last": following is None,
             "extra": _kinds(some.extra, len(layout.options.columns)),
@@ -264,7 +266,8 @@ def _events(keys: Keys, gone: np.ndarray) -> bytes:
     """`events.ENTRY` rows in the order of their tags."""
     words = event_tags(keys).view(">u8").astype(np.uint64)
     keys = keys[np.lexsort((words[:, 1], words[:, 0]))]
-    facts = {"record": as_tags(record_tags(keys)), "blind": blinds(keys), "corrects": keys["corrects"]}
+    facts = {"record": as_tags(record_tags(keys)), "blind": blinds(keys)}
+    facts |= {name: keys[name] for name in ("corrects", "letters")}
     rows = entries(event_tags(keys), keys["label"], keys["labeler"], **facts)
     rows["left_out"] = np.isin(rows["tag"], gone)
     return rows.tobytes()

@@ -16,6 +16,8 @@ _TEMPLATE = re.compile(  # special tokens and what chat templates put around a t
     re.IGNORECASE | re.MULTILINE,
 )
 _NO_WORD = re.compile(r"[\W_]+")
+_LOWER = bytes(range(256)).lower()
+_NO_ASCII_WORD = bytes(byte for byte in range(128) if not chr(byte).isalnum())
 _LATIN = str.maketrans(  # Cyrillic and Greek small letters that look like Latin ones, in either case
     "авекмнорстухіјѕһԁԛԝѵαβεζηικμνορτυχıɑɡ",
     "abekmhopctyxijshdqwvabezhikmnoptyxiag",
@@ -30,7 +32,7 @@ def turns(*texts: Text) -> Turns:
     spoken: Turns = []
     for place, text in enumerate(texts):
         if isinstance(text, str):
-            pieces = _MARK.split(text)
+            pieces = _MARK.split(text) if "Human:" in text or "Assistant:" in text else [text]
             head = [(place > 0, pieces[0])]
             tail = [(mark == "Assistant", piece) for mark, piece in zip(pieces[1::2], pieces[2::2], strict=True)]
             spoken += head + tail
@@ -46,8 +48,11 @@ def plain(text: str) -> str:
     Compatibility forms, HTML entities and look-alikes count as what they stand for; zero-width characters, special
     tokens and templates are gone.
     """
-    shown = _TEMPLATE.sub(" ", html.unescape(text))
-    words = _NO_WORD.sub("", unicodedata.normalize("NFKC", shown).casefold().translate(_LATIN))
+    dressed = "&" in text or "<" in text or "[" in text or "#" in text
+    shown = _TEMPLATE.sub(" ", html.unescape(text)) if dressed else text
+    words = shown.encode(errors="surrogatepass").translate(_LOWER, _NO_ASCII_WORD).decode(errors="surrogatepass")
+    if not words.isascii():
+        words = _NO_WORD.sub("", unicodedata.normalize("NFKC", words).casefold().translate(_LATIN))
     return words or "".join(text.split())
 
 

@@ -41,6 +41,7 @@ KEYS = np.dtype(
         ("root", "u1", (48,)),  # the event's root, see `mechanism.Coins`
         ("record", "u1", (15,)),  # keyed tag of the record: what its event without names has in `event_tags`
         ("labeler", "u1", (16,)),  # keyed tag of the labeller, zero if there is none
+        ("letters", "<u8"),  # keyed tag of the letters and digits of its texts, see `events.NOT_TAGGED`
         ("corrects", "?"),  # whether the label corrects an earlier one of the same record
         ("position", "<u8"),  # place in the input
         ("start", "<u8"),  # of the row's texts in the blob

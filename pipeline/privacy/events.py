@@ -20,6 +20,7 @@ record are `shared`, and each of them costs what all of them cost together.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -35,19 +36,25 @@ PARTITIONS = 256
 TAG = np.dtype(f"S{TAG_BYTES}")  # numpy pads with zero bytes and compares bytes unsigned, so any 16 bytes are a tag
 NOBODY = b""  # the labeller's tag of an event that names none, as numpy gives it back
 
+UNKNOWN, NOT_TAGGED = 0, 1  # tags of letters: of events that an earlier version released; of rows outside the sample
+
 # What a release enters. record: the tag that the record's event without names has. label: the true one, -1 or +1.
 # blind: the keyed sign, -1 or +1. corrects: says of itself that it corrects an earlier event of its record. left_out:
-# is not released, now or ever (`caps`).
+# is not released, now or ever (`caps`). letters: the tag that all spellings of the record have (`data.spellings`).
 ENTRY = np.dtype(
     [
         *(("tag", TAG), ("record", TAG), ("labeler", TAG)),
-        *(("label", "i1"), ("blind", "i1"), ("corrects", "?"), ("left_out", "?")),
+        *(("label", "i1"), ("blind", "i1"), ("corrects", "?"), ("left_out", "?"), ("letters", "<u8")),
     ]
 )
 # What is kept. label: -2 or +2, blinded; -1 or +1, unblinded (earlier versions); 0 for an event that was left out
 # for good (`caps`). shared: its label may be that of the record's other shared events, so that their totals add up.
-EVENT = np.dtype(
+# respelled: so may those of all events with these letters.
+BEFORE_LETTERS = np.dtype(
     [("tag", TAG), ("record", TAG), ("labeler", TAG), ("epsilon", "<f8"), ("label", "i1"), ("shared", "?")]
+)
+EVENT = np.dtype(
+    [*((name, BEFORE_LETTERS[name]) for name in BEFORE_LETTERS.names or ()), ("letters", "<u8"), ("respelled", "?")]
 )
 LEGACY = np.dtype([("tag", TAG), ("labeler", TAG), ("epsilon", "<f8"), ("label", "i1")])  # of earlier versions
 
@@ -72,7 +79,8 @@ class Generation:
     """One state of the store. `path`: its file, None while it is empty. `bounds`: 257 row numbers; partition p is rows
     bounds[p] to bounds[p + 1]. `epsilon`: the largest total of any event, 0 if there is none. `digest`: of the file.
     `left_out`: rows of events that were left out for good.
-    `legacy`: an earlier version wrote the file, without records; its events are taken for their records' only ones."""
+    `legacy`: an earlier version wrote the file, without records; its events are taken for their records' only ones.
+    `lettered`: its rows have tags of letters; of `unlettered` of them the tag is unknown."""
 
     path: Path | None = None
     bounds: tuple[int, ...] = (0,) * (PARTITIONS + 1)
@@ -80,6 +88,8 @@ class Generation:
     digest: str = ""
     legacy: bool = False
     left_out: int = 0
+    lettered: bool = True
+    unlettered: int = 0
 
     @property
     def events(self) -> int:
@@ -89,7 +99,12 @@ class Generation:
     @property
     def dtype(self) -> np.dtype[np.void]:
         """Type of the file's rows."""
-        return LEGACY if self.legacy else EVENT
+        return LEGACY if self.legacy else EVENT if self.lettered else BEFORE_LETTERS
+
+    @property
+    def unknown_letters(self) -> int:
+        """Events whose other spellings are not known, as an earlier version released them."""
+        return self.unlettered if self.dtype == EVENT else self.events
 
     @property
     def rows(self) -> int:
@@ -102,12 +117,13 @@ class Generation:
         if self.path is None or start == end:
             return np.empty(0, EVENT)
         rows = read_rows(self.path, self.dtype, start, end)
-        if not self.legacy:
+        if self.dtype == EVENT:
             return rows
         wide = np.zeros(len(rows), EVENT)
-        for name in LEGACY.fields or ():
+        for name in self.dtype.names or ():
             wide[name] = rows[name]
-        wide["record"] = rows["tag"]
+        if self.legacy:
+            wide["record"] = rows["tag"]
         return wide
 
 
@@ -173,16 +189,46 @@ class EventStore:
         if len(new) == 0 and len(raised) == 0:
             return MergeResult(0, 0)
         fresh = np.zeros(len(new), EVENT)
-        for name in ("tag", "record", "labeler"):
+        for name in ("tag", "record", "labeler", "letters"):
             fresh[name] = new[name]
         fresh["label"], fresh["epsilon"], fresh["shared"] = 2 * new["label"] * new["blind"], epsilon, same_label
         fresh["label"][new["left_out"]], fresh["epsilon"][new["left_out"]] = 0, 0.0
         self._stage(into, partition, "tally", _changes(fresh[~new["left_out"]], old[raised], epsilon))
         old["label"][hits] = 2 * given["label"] * given["blind"]
+        old["letters"][hits] = np.maximum(old["letters"][hits], given["letters"])
         if same_label.any():
             old["shared"] |= np.isin(old["record"], fresh["record"][same_label])
         self._stage(into, partition, "events", _merged(old, raised, epsilon, fresh, place[~known]))
         return MergeResult(0, 0)
+
+    def respelled(self, release: Callable[[], Iterable[tuple[int, np.ndarray]]], into: StagedGeneration) -> int:
+        """Count the new events whose record was released before in another spelling; stage their tags of letters.
+
+        release: (partition, rows (ENTRY)) of a release, each time anew. A record is another spelling of an earlier one
+        if it is unknown, has the letters of that one, and that one is not in this release: records that stand side by
+        side in one release are different. Whose label it is is asked as of known records under new names.
+        """
+        unknown = [
+            rows[~np.isin(rows["record"], into.base.read(partition)["record"])]
+            for partition, rows in (
+                (partition, rows[(rows["letters"] > NOT_TAGGED) & ~rows["left_out"]]) for partition, rows in release()
+            )
+            if len(rows)
+        ]
+        new = np.concatenate([np.empty(0, ENTRY), *unknown])
+        if not len(new) or not into.base.rows:
+            return 0
+        tags, earlier = np.unique(new["letters"]), {}
+        for partition in range(PARTITIONS):
+            old = into.base.read(partition)
+            earlier[partition] = old[np.isin(old["letters"], tags) & (old["label"] != 0)]
+        for partition, rows in release():
+            earlier[partition] = earlier[partition][~np.isin(earlier[partition]["record"], rows["record"])]
+        old = np.concatenate(list(earlier.values()))
+        again = new[_may_repeat(old, new, "letters")]
+        if len(again):
+            self._stage(into, 0, "letters", np.unique(again["letters"]))
+        return len(again)
 
     def _stage(self, into: StagedGeneration, partition: int, kind: str, rows: np.ndarray) -> None:
         into.folder.mkdir(mode=0o700, exist_ok=True)
@@ -191,8 +237,8 @@ class EventStore:
     def join(self, staged: StagedGeneration, serial: int) -> Generation:
         """Write the next generation's file, durably; `base` itself if no piece changes it.
 
-        Memory: one partition. The caller makes it current by naming it in the ledger. UserError if a merge met a
-        conflict.
+        Memory: one partition, and the events that were released in several spellings. The caller makes it current by
+        naming it in the ledger. UserError if a merge met a conflict.
         """
         if staged.pieces("conflict"):
             raise UserError(
@@ -203,17 +249,25 @@ class EventStore:
         if not pieces:
             return staged.base
         path = self.folder / f"{serial:06d}.events"
-        bounds, top, left_out, digest = [0], 0.0, 0, row_digest()
+        bounds, top, left_out, unlettered, digest = [0], 0.0, 0, 0, row_digest()
+        again = np.concatenate(
+            [np.empty(0, "<u8"), *(read_rows(p, np.dtype("<u8")) for p in staged.pieces("letters").values())]
+        )
+        several = [np.empty(0, EVENT)]
         with create_file(path) as file:
             for partition in range(PARTITIONS):
                 piece = pieces.get(f"{partition:02x}")
                 rows = read_rows(piece, EVENT) if piece else staged.base.read(partition)
+                rows["respelled"] |= np.isin(rows["letters"], again)
                 file.write(rows.data)
                 digest.update(rows.data)
+                several.append(rows[rows["respelled"]])
+                unlettered += int(np.count_nonzero((rows["letters"] == UNKNOWN) & (rows["label"] != 0)))
                 bounds.append(bounds[-1] + len(rows))
                 top = max(top, largest_total(rows))
                 left_out += int(np.count_nonzero(rows["label"] == 0))
-        return Generation(path, tuple(bounds), top, digest.hexdigest(), left_out=left_out)
+        top = max(top, _total(np.concatenate(several), "letters"))
+        return Generation(path, tuple(bounds), top, digest.hexdigest(), left_out=left_out, unlettered=unlettered)
 
     def sweep(self, keep: set[Path]) -> None:
         """Remove every file and staging folder that is not in `keep`: left by runs that died, or superseded."""
@@ -235,11 +289,13 @@ def problems(generation: Generation) -> list[str]:
 
 def largest_total(rows: np.ndarray) -> float:
     """The most that any one label of these rows (EVENT, a whole partition) has cost; 0 without rows."""
-    top, shared = float(rows["epsilon"].max(initial=0.0)), rows[rows["shared"]]
-    if not len(shared):
-        return top
-    _, which = np.unique(shared["record"], return_inverse=True)
-    return max(top, float(np.bincount(which, weights=shared["epsilon"]).max()))
+    return max(float(rows["epsilon"].max(initial=0.0)), _total(rows[rows["shared"]], "record"))
+
+
+def _total(rows: np.ndarray, name: str) -> float:
+    """The most that the rows (EVENT) with one value of a field cost together; 0 without rows."""
+    _, which = np.unique(rows[name], return_inverse=True)
+    return float(np.bincount(which, weights=rows["epsilon"]).max(initial=0.0))
 
 
 def as_tags(tags: np.ndarray) -> np.ndarray:
@@ -265,15 +321,20 @@ def _same_label(old: np.ndarray, new: np.ndarray) -> np.ndarray:
     plain = all(np.array_equal(rows["record"], rows["tag"]) for rows in (old, new))
     if plain or not len(old) or not len(new):  # events without names are told apart by their records
         return np.zeros(len(new), bool)
-    order = np.argsort(old["record"], kind="stable")
-    records, labelers = old["record"][order], old["labeler"][order]
-    start, end = (np.searchsorted(records, new["record"], side) for side in ("left", "right"))
+    return _may_repeat(old, new, "record")
+
+
+def _may_repeat(old: np.ndarray, new: np.ndarray, name: str) -> np.ndarray:
+    """`_same_label` for records that are told apart by the field `name`."""
+    order = np.argsort(old[name], kind="stable")
+    records, labelers = old[name][order], old["labeler"][order]
+    start, end = (np.searchsorted(records, new[name], side) for side in ("left", "right"))
     unnamed = np.concatenate([[0], np.cumsum(labelers == NOBODY)])
     same = (start < end) & ((new["labeler"] == NOBODY) | (unnamed[end] > unnamed[start]))
     others = np.flatnonzero((start < end) & ~same)
     if len(others):
         pairs = set(zip(records.tolist(), labelers.tolist(), strict=True))
-        queries = zip(new["record"][others].tolist(), new["labeler"][others].tolist(), strict=True)
+        queries = zip(new[name][others].tolist(), new["labeler"][others].tolist(), strict=True)
         same[others] = [pair in pairs for pair in queries]
     return same
 

@@ -216,6 +216,7 @@ class Ledger:
             "epsilon_stated": added_epsilon(spent, ("stated",)),
             "events": book.events.events,
             "events_left_out": book.events.left_out,
+            "events_before_spellings": book.events.unknown_letters,
             "max_events_per_person": book.max_events,
             "names_folded": book.folded,
             "releases": [{name: value for name, value in e.items() if name != "identity"} for e in book.entries],

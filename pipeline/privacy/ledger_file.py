@@ -27,7 +27,7 @@ from private_rlhf.core.atomic import sweep_temporaries, sync, write_json
 from private_rlhf.core.documents import parse_json, read_json
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.user import user_folder
-from private_rlhf.privacy.events import Generation
+from private_rlhf.privacy.events import EVENT, Generation
 from private_rlhf.privacy.keys import PrivacyKey, begin_state, lock_file, make_private_folder
 from private_rlhf.privacy.labelers import TALLY, LabelerTotals
 from private_rlhf.privacy.owner_files import read_number
@@ -35,7 +35,8 @@ from private_rlhf.privacy.owner_files import read_number
 FORMAT = 2
 WITH_SUMS = 3  # once it holds a noisy sum, which earlier programs would not add up
 WITH_FOLDED_NAMES = 4  # once labellers are told apart by folded names, which earlier programs would not fold
-READABLE = (1, FORMAT, WITH_SUMS, WITH_FOLDED_NAMES)
+WITH_LETTERS = 5  # once events have tags of letters, which earlier programs would not compare
+READABLE = (1, FORMAT, WITH_SUMS, WITH_FOLDED_NAMES, WITH_LETTERS)
 _MAC_DOMAIN = b"private-rlhf/ledger/v1"
 _ID_DOMAIN = b"private-rlhf/key-id/v1"
 _RESTORE = "restore the key's state folder from a backup"
@@ -211,15 +212,22 @@ class LedgerFile:
 
     def _body(self, book: Book) -> dict[str, Any]:
         version = WITH_SUMS if any(entry.get("kind") == "sum" for entry in book.entries) else FORMAT
+        version = WITH_FOLDED_NAMES if book.folded else version
+        events = _stated(book.events)
+        if book.events.rows and book.events.dtype == EVENT:
+            version = WITH_LETTERS
+        else:
+            del events["lettered"], events["unlettered"]
         return {
-            "format": WITH_FOLDED_NAMES if book.folded else version,
+            "format": version,
+            "folded": book.folded,
             "key": self.key_id,
             "revision": book.revision,
             "serial": book.serial,
             "entries": book.entries,
             "budgets": book.budgets,
             "max_events": book.max_events,
-            "events": _stated(book.events),
+            "events": events,
             "labelers": _stated(book.labelers),
         }
 
@@ -236,7 +244,7 @@ class LedgerFile:
             raise UserError(f"{self.path}: belongs to another key; put each key back beside its own state folder")
         if not hmac.compare_digest(mac.encode(errors="replace"), self._mac(body).encode()):
             raise UserError(f"{self.path}: the ledger was changed or damaged (its MAC is wrong); {_RESTORE}")
-        events = {"legacy": version == 1} | body["events"]
+        events = {"legacy": version == 1, "lettered": version == WITH_LETTERS} | body["events"]
         # a ledger of format 1 does not state `most`: nobody has more events than there are
         labelers = {"most": events["bounds"][-1]} | body["labelers"]
         return Book(
@@ -247,7 +255,7 @@ class LedgerFile:
             events=Generation(**self._fields(events)),
             labelers=LabelerTotals(**self._fields(labelers)),
             max_events=body.get("max_events"),
-            folded=version == WITH_FOLDED_NAMES,
+            folded=body.get("folded", version == WITH_FOLDED_NAMES),
         )
 
     def _fields(self, facts: dict[str, Any]) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class PrivatizeConfig:
     """Labels of one labeller that are ever released under the key; the others are left out for good, chosen by the key
     and not by their labels. Needs labeler_column. null: the last one that was stated for this key holds."""
     add_up_renamed: Annotated[bool, NO_EFFECT] = False
-    """Pairs that were released before under other names of events or labellers are drawn again, and charged the sum,
+    """Pairs that were released before under other names or in another spelling are drawn again, and charged the sum,
     instead of refused."""
     add_up_keys: Annotated[bool, NO_EFFECT] = False
     """Pairs that another key of yours released before are drawn again under this one, and charged the sum, instead of

@@ -156,6 +156,7 @@ def entered(
             " corrects (privatize.corrects_column)",
             "keep the names of the first release, leave the rows out, or charge both draws (privatize.add_up_renamed)",
             "name that key (privatize.key_file), leave the pairs out, or charge both draws (privatize.add_up_keys)",
+            "give the first texts, leave the pairs out, or charge both draws (privatize.add_up_renamed)",
         ),
     )
     with curate.reserved(workspace, entry) as reservation:

@@ -96,7 +96,7 @@ def test_a_ledger_with_exact_names_keeps_them(tmp_path: Path, key: Path, monkeyp
         exact = run(rows_of(str.upper), tmp_path / "v1", key)
         file = LedgerFile(load_key(key))
         file.write(replace(file.read(), folded=False))
-    assert json.loads(file.path.read_text())["ledger"]["format"] == 2
+    assert json.loads(file.path.read_text())["ledger"]["folded"] is False
     assert run(rows_of(str.upper), tmp_path / "v2", key) == exact
     run(rows_of(), tmp_path / "v3", key)
     facts = shown(key)
@@ -108,7 +108,7 @@ def test_programs_of_before_refuse_a_ledger_with_folded_names(
 ) -> None:
     run(rows_of(), tmp_path / "v1", key)
     monkeypatch.setattr("private_rlhf.privacy.ledger_file.READABLE", (1, 2, 3))
-    with pytest.raises(UserError, match="has format 4"):
+    with pytest.raises(UserError, match="has format 5"):
         shown(key)
 
 

@@ -183,5 +183,6 @@ def write_legacy_release(tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPa
         patch.setattr(engine, "blinds", lambda keys: np.ones(len(keys), np.int8))
         patch.setattr(ledger_file, "FORMAT", 1)
         run(rows_of(), tmp_path / "v1", key)
+    assert shown(key)["events_before_spellings"] == COUNT
     text = (key.with_name(key.name + ".state") / "ledger.json").read_text()
     assert '"format": 1' in text

@@ -258,7 +258,7 @@ DAMAGE: dict[str, tuple[Callable[[str], str], str]] = {
     "truncated": (lambda text: text[: len(text) // 2], "damaged or cut short"),
     "emptied": (lambda text: "", "damaged or cut short"),
     "no object": (lambda text: "[1]", "damaged or cut short"),
-    "another format": (lambda text: text.replace('"format": 4', '"format": 9'), "has format 9, not 2"),
+    "another format": (lambda text: text.replace('"format": 5', '"format": 9'), "has format 9, not 2"),
 }
 
 
@@ -354,7 +354,7 @@ def test_a_noisy_sum_adds_and_older_programs_refuse_its_ledger(key: PrivacyKey, 
     with pytest.raises(UserError, match=r"over the budget of 1\.5 per"):
         ledger.reserve(ReleasePlan("s", 0.5, 5, "another", "sum"), Budget(1.5, "event"))
     monkeypatch.setattr("private_rlhf.privacy.ledger_file.READABLE", (1, 2))
-    with pytest.raises(UserError, match="has format 4"):
+    with pytest.raises(UserError, match="has format 5"):
         Ledger.open(key)
 
 
