@@ -18,6 +18,7 @@ from private_rlhf.commands.attack import attack
 from private_rlhf.commands.compare import compare
 from private_rlhf.commands.keygen import keygen
 from private_rlhf.commands.label_filter import label_filter
+from private_rlhf.commands.launch import PASSED_ON, launch
 from private_rlhf.commands.options import Force, all_given, one_way, refuse_digit_groups
 from private_rlhf.commands.plan import plan
 from private_rlhf.commands.sample import sample
@@ -52,6 +53,7 @@ app.command("label-filter")(label_filter)
 app.command()(attack)
 app.command()(compare)
 app.command()(keygen)
+app.command(context_settings=PASSED_ON)(launch)
 app.command()(plan)
 app.command()(sample)
 app.command()(validate)
