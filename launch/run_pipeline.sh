@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every stage of a recipe in order, the trained ones through `accelerate launch`. Complete stages are skipped and an
+# Every stage of a recipe in order, the trained ones through `private-rlhf launch`. Complete stages are skipped and an
 # interrupted one resumes, so starting it again is safe.
 #
 #   launch/run_pipeline.sh CONFIG [RUN_DIR] [section.key=value …]
@@ -35,11 +35,6 @@ if [[ ! -f "$accelerate_config" ]]; then
 fi
 read -r -a accelerate_args <<<"${ACCELERATE_ARGS:-}"
 
-# accelerate's launcher does not hand `use_cpu` of a config file on to the processes it starts (launch/README.md).
-if grep -Eq '^use_cpu: *true' "$accelerate_config"; then
-    export ACCELERATE_USE_CPU=true
-fi
-
 echo "[run_pipeline] $config -> $run_dir, on $accelerate_config" >&2
 overrides=()
 for argument in "$@"; do
@@ -49,7 +44,7 @@ stages="$("$python" -m private_rlhf.cli stages --config "$config" ${overrides[@]
 while read -r stage how; do
     starter=("$python" -m)
     if [[ "$how" == launched ]]; then
-        starter+=(accelerate.commands.launch --config_file "$accelerate_config")
+        starter+=(private_rlhf.cli launch --config_file "$accelerate_config")
         starter+=(${accelerate_args[@]+"${accelerate_args[@]}"} -m)
     fi
     "${starter[@]}" "private_rlhf.stages.$stage" --config "$config" --run-dir "$run_dir" "$@" </dev/null

@@ -16,6 +16,7 @@ import typer
 from private_rlhf.commands import account, label, ledger_command
 from private_rlhf.commands.compare import compare, sample
 from private_rlhf.commands.label import label_filter
+from private_rlhf.commands.launch import PASSED_ON, launch
 from private_rlhf.commands.ledger_command import keygen
 from private_rlhf.commands.options import Force, all_given, one_way, refuse_digit_groups, refuse_moved
 from private_rlhf.commands.plan import plan
@@ -49,6 +50,7 @@ app.command("label-filter")(label_filter)
 app.command()(attack)
 app.command()(compare)
 app.command()(keygen)
+app.command(context_settings=PASSED_ON)(launch)
 app.command()(plan)
 app.command()(sample)
 app.command()(validate)

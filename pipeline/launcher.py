@@ -1,4 +1,4 @@
-"""`private-rlhf run --processes N`: starts `accelerate launch` for a stage, and says in one line why it failed.
+"""`accelerate launch` for a stage: `run --processes N` and `private-rlhf launch` say in one line why it failed.
 
 A started process leaves its message in the error file that torch elastic names to it, and the launcher prints one of
 them: each process would print the same line otherwise, and elastic a traceback of its own.
@@ -11,12 +11,12 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
-from private_rlhf.core.errors import RunStopped, UserError
+from private_rlhf.core.errors import RunStopped, RunWaits, UserError
 from private_rlhf.core.world import World, declared_world, on_cpu
 
 MARK, ERROR_FILE = "PRIVATE_RLHF_LAUNCHED", "TORCHELASTIC_ERROR_FILE"
@@ -38,21 +38,14 @@ class Launcher:
     processes: int
     options: Sequence[str]
 
-    def start(self, stage: str, module: str) -> None:
-        """Runs a stage, which is in `module`, to its end.
+    def start(self, module: str) -> None:
+        """Runs the stage that is in `module` to its end.
 
-        Raises:
-            UserError: the stage refused its input, or there are fewer GPUs than processes.
-            RunStopped: a process failed.
-            KeyboardInterrupt: this process or one that it started was interrupted.
+        Raises: as `launch`; UserError if there are fewer GPUs than processes.
         """
         import torch
-        from accelerate.commands.launch import launch_command, launch_command_parser
-        from accelerate.utils import patch_environment
-        from torch.distributed.elastic.multiprocessing.api import SignalException
-        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-        environment = {MARK: "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", self._threads())}
+        environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", self._threads())}
         if on_cpu():
             environment["ACCELERATE_USE_CPU"] = "true"
         elif (gpus := torch.accelerator.device_count()) < self.processes:
@@ -60,20 +53,59 @@ class Launcher:
             raise UserError(f"--processes must be {rule}, got {self.processes}: lower it")
         places = ["--num_machines", "1", "--num_processes", str(self.processes), "--main_process_port", "0"]
         numerics = ["--mixed_precision", "no", "--dynamo_backend", "no"]
-        program = ["-m", module, *self.options]
-        arguments = launch_command_parser().parse_args(["--multi_gpu", *places, *numerics, *program])
-        try:
-            with patch_environment(**environment), _silent_elastic():
-                launch_command(arguments)
-        except ChildFailedError as error:
-            raise _cause(stage, error.failures) from None
-        except SignalException as error:
-            if error.sigval == signal.SIGINT:
-                raise KeyboardInterrupt from None
-            os.kill(os.getpid(), error.sigval)  # as without a launcher: its handler is gone again
+        launch(["--multi_gpu", *places, *numerics, "-m", module, *self.options], environment)
 
     def _threads(self) -> str:
         return str(max(1, (os.cpu_count() or 1) // self.processes))
+
+
+def launch(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Runs a program as `accelerate launch` does, with its options, to the program's end.
+
+    environment: variables of the processes besides this one's.
+
+    Raises:
+        UserError: wrong options, or the program refused its input.
+        RunStopped: a process failed; RunWaits: it waits for others.
+        KeyboardInterrupt: this process or one that it started was interrupted.
+        CalledProcessError: the only process failed, and printed why.
+    """
+    from accelerate.commands.launch import launch_command
+    from accelerate.utils import patch_environment
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    options, on_cpus = _parsed(arguments)
+    try:
+        with patch_environment(**{MARK: "1", **on_cpus, **environment}), _silent_elastic():
+            launch_command(options)
+    except ChildFailedError as error:
+        raise _cause(options.training_script.rpartition(".")[2], error.failures) from None
+    except SignalException as error:
+        if error.sigval == signal.SIGINT:
+            raise KeyboardInterrupt from None
+        os.kill(os.getpid(), error.sigval)  # as without a launcher: its handler is gone again
+    except ValueError as error:  # accelerate's refusals
+        raise UserError(f"launch: {error}") from None
+
+
+def _parsed(arguments: Sequence[str]) -> tuple[Any, dict[str, str]]:
+    """accelerate's options, and the variable of a config file with `use_cpu`, which accelerate does not hand on."""
+    from accelerate.commands.config.config_args import load_config_from_file
+    from accelerate.commands.launch import launch_command_parser
+
+    def refuse(message: str) -> NoReturn:
+        raise UserError(f"launch: {message}")
+
+    parser: Any = launch_command_parser()
+    parser.error = refuse
+    options = parser.parse_args(list(arguments))
+    file = options.config_file
+    if file is None:
+        return options, {}
+    if not os.path.isfile(file):
+        raise UserError(f"launch: --config_file must be a file, got {file}: give one such as launch/ddp.yaml")
+    return options, {"ACCELERATE_USE_CPU": "true"} if load_config_from_file(file).use_cpu else {}
 
 
 @contextmanager
@@ -96,7 +128,7 @@ def _cause(stage: str, failures: dict[int, Any]) -> BaseException:
     if failure.exitcode == 130:
         return KeyboardInterrupt()
     if message is not None:
-        return UserError(message) if failure.exitcode == 2 else RunStopped(message)
+        return {2: UserError, 3: RunWaits}.get(failure.exitcode, RunStopped)(message)
     number = -failure.exitcode
     how = f"by {signal.Signals(number).name}" if number > 0 else f"with exit code {failure.exitcode}"
     return RunStopped(f"{stage}: process {rank} ended {how}; run the same command again to resume")

@@ -219,7 +219,7 @@ def execute(
         for line in lines:
             if line.runs and launcher is not None and line.stage.launched:
                 run.reopen(line.stage.name)  # it would skip a stage that is up to date, though asked for
-                launcher.start(line.stage.name, line.stage.module_name)
+                launcher.start(line.stage.module_name)
             elif line.runs:
                 run_stage(line.stage, recipe, run, world)
             elif world.main and line.stage.name in selection.names:
@@ -246,7 +246,7 @@ def _check_code(stages: Sequence[Stage], run: RunDir, world: World, accept: bool
 
 
 def execute_one(name: str, recipe: Recipe, run: RunDir, accept_code: bool = False) -> None:
-    """Runs one stage, as `accelerate launch -m private_rlhf.stages.NAME` does; a complete one is skipped."""
+    """Runs one stage, as `python -m private_rlhf.stages.NAME` does; a complete one is skipped."""
     world = join_world()
     recipe = resolved(recipe, run, world)
     _check_stage(name, recipe)

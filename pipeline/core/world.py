@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from private_rlhf.core.errors import UserError
 
 T = TypeVar("T")
-LAUNCH = "on CPUs launch with 'ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes N …'"
+LAUNCH = "on CPUs launch with 'ACCELERATE_USE_CPU=true private-rlhf launch --multi_gpu --num_processes N …'"
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class Stage:
         reads: the stages whose results it reads.
         sections: of the recipe, those that change its result; `section.key` for a single key.
         texts: keys of `data` that name the label-free texts it reads.
-        launched: several processes may share it, under `accelerate launch`.
+        launched: several processes may share it, under `private-rlhf launch`.
         any_world: its resume state suits any number of processes with whole weights.
         releases: it reads raw labels and releases them anew.
         measures: its results are in metrics.json.

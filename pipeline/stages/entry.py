@@ -1,4 +1,4 @@
-"""`python -m private_rlhf.stages.NAME`, also under `accelerate launch`: one stage from the command line."""
+"""`python -m private_rlhf.stages.NAME`, also under `private-rlhf launch`: one stage from the command line."""
 
 from __future__ import annotations
 

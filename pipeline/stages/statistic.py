@@ -7,7 +7,7 @@ that was released before. docs/explanation/central-label-dp.md has the proof and
 
 Reads:   privatize/release (pairs without labels), sft/model (backbone), data.preferences (raw), the owner's key file.
 Writes:  statistic/sum (s̃, the public rows and their basis as safetensors; what they are as JSON).
-Run alone: accelerate launch -m private_rlhf.stages.statistic --config RECIPE [--run-dir DIR]
+Run alone: private-rlhf launch -m private_rlhf.stages.statistic --config RECIPE [--run-dir DIR]
 """
 
 from __future__ import annotations

@@ -53,6 +53,7 @@ def failing(*failures: tuple[int, str | None], folder: Path) -> Start:
         ([(2, "model.source x: give another"), (2, "model.source x: give another")], 2, "model.source x: give another"),
         ([(1, "the other process is gone"), (2, "lora: name it")], 2, "lora: name it"),
         ([(1, "loss is not finite")], 1, "loss is not finite"),
+        ([(3, "2 pairs wait for answers")], 3, "2 pairs wait for answers"),
         ([(-9, None)], 1, "sft: process 0 ended by SIGKILL; run the same command again to resume"),
         ([(1, None)], 1, "sft: process 0 ended with exit code 1; run the same command again to resume"),
         ([(130, "interrupted")], 130, "interrupted; run the same command again to resume"),
@@ -132,7 +133,7 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(launcher, "on_cpu", lambda: False)
     monkeypatch.setattr("torch.accelerator.device_count", lambda: 2)
     with pytest.raises(UserError, match=r"--processes must be at most 2, the number of GPUs here, got 3: lower it"):
-        Launcher(3, []).start("sft", "private_rlhf.stages.sft")
+        Launcher(3, []).start("private_rlhf.stages.sft")
 
 
 def test_an_interrupt_of_the_launcher_is_one_and_handlers_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +144,7 @@ def test_an_interrupt_of_the_launcher_is_one_and_handlers_are_put_back(monkeypat
     in_place_of_accelerate(monkeypatch, start)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        Launcher(2, []).start("sft", "private_rlhf.stages.sft")
+        Launcher(2, []).start("private_rlhf.stages.sft")
     assert signal.getsignal(signal.SIGINT) == before
 
 
@@ -158,6 +159,50 @@ def test_a_stage_that_nobody_of_ours_launched_prints_its_line(
     assert main(["sft", "--config", "absent.yaml"]) == 2
     assert capsys.readouterr().err == ""
     assert "absent.yaml" in json.loads((tmp_path / "error.json").read_text())["message"]["message"]
+
+
+LAUNCH_FOLDER = TINY.parents[1] / "launch"
+
+
+@pytest.mark.parametrize("file", ["ddp", "single_gpu"])
+def test_a_stage_without_the_one_before_it_is_one_line_under_a_file_of_launch(
+    file: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real processes; plain `accelerate launch` adds torch's report and a traceback."""
+    monkeypatch.chdir(tmp_path)
+    place = ["--config_file", str(LAUNCH_FOLDER / f"{file}.yaml"), *(["--num_processes", "2"] if file == "ddp" else [])]
+    stage = ["-m", "private_rlhf.stages.ppo", "--config", str(TINY), "--run-dir", "absent", "model.dtype=float32"]
+    assert main(["launch", *place, *stage]) == 2
+    lines = [each for each in capfd.readouterr().err.splitlines() if not each.startswith("[private-rlhf]")]
+    remedy = "run it first (private-rlhf run --only sft)"
+    assert lines == [f"private-rlhf: absent holds no completed stage 'sft': {remedy}"]
+
+
+def test_a_file_for_cpus_reaches_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str | None] = []
+    in_place_of_accelerate(monkeypatch, lambda arguments: seen.append(os.environ.get("ACCELERATE_USE_CPU")))
+    for file in ("cpu2", "ddp"):
+        monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
+        place = ["--config_file", str(LAUNCH_FOLDER / f"{file}.yaml")]
+        assert main(["launch", *place, "-m", "private_rlhf.stages.sft"]) == 0
+    assert seen == ["true", None]
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--config_file", "absent.yaml", "x.py"], "--config_file must be a file, got absent.yaml: give one such as"),
+        (["--num_processes", "two", "x.py"], "argument --num_processes/--num-processes: invalid int value: 'two'"),
+        (["--multi_gpu", "--tpu", "x.py"], "You can only use one of"),
+    ],
+)
+def test_wrong_options_of_the_launcher_are_one_line(
+    options: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["launch", *options]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"private-rlhf: launch: {line}")
+    assert error.count("\n") == 1
 
 
 @pytest.mark.slow

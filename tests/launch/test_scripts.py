@@ -16,7 +16,7 @@ if [[ "$*" == *"private_rlhf.cli stages"* ]]; then
     printf 'privatize alone\\nsft launched\\nreward launched\\ndpo launched\\nevaluate launched\\nreport alone\\n'
     exit
 fi
-echo "cpu=${ACCELERATE_USE_CPU:-} $*" >> "$CALLS"
+echo "$*" >> "$CALLS"
 [[ "$*" != *"$FAIL_ON"* ]]
 """
 
@@ -26,7 +26,7 @@ def run(tmp_path: Path, script: str, *arguments: str, **variables: str) -> tuple
     python, calls = tmp_path / "python", tmp_path / "calls"
     python.write_text(FAKE_PYTHON, encoding="utf-8")
     python.chmod(0o755)
-    dropped = ("ACCELERATE_CONFIG", "ACCELERATE_ARGS", "ACCELERATE_USE_CPU", "EPSILONS", "SEEDS")
+    dropped = ("ACCELERATE_CONFIG", "ACCELERATE_ARGS", "EPSILONS", "SEEDS")
     environment = {key: value for key, value in os.environ.items() if key not in dropped}
     environment |= {"PYTHON": str(python), "CALLS": str(calls), "FAIL_ON": "\n", **variables}
     result = subprocess.run(["bash", str(ROOT / "launch" / script), *arguments], cwd=ROOT, env=environment,
@@ -48,7 +48,7 @@ def test_pipeline_runs_the_stages_that_the_program_names(tmp_path: Path) -> None
     modules = [re.search(r"private_rlhf\.stages\.(\w+)", call) for call in calls]
     assert [found[1] for found in modules if found] == ["privatize", "sft", "reward", "dpo", "evaluate", "report"]
     assert all(call.endswith("--config configs/x.yaml --run-dir runs/a seed=3 ppo.iterations=2") for call in calls)
-    launched = {found[1] for call, found in zip(calls, modules, strict=True) if found and "commands.launch" in call}
+    launched = {found[1] for call, found in zip(calls, modules, strict=True) if found and "cli launch" in call}
     assert launched == {"sft", "reward", "dpo", "evaluate"}
 
 
@@ -62,7 +62,7 @@ def test_the_program_names_the_stages_of_a_recipe(capsys: pytest.CaptureFixture[
 
 def test_pipeline_defaults_to_two_cpu_processes_and_a_run_named_after_the_recipe(tmp_path: Path) -> None:
     _, calls, _ = run(tmp_path, "run_pipeline.sh", "configs/tiny.yaml", "seed=3")
-    assert all("--run-dir runs/tiny seed=3" in call and call.startswith("cpu=true ") for call in calls)
+    assert all("--run-dir runs/tiny seed=3" in call for call in calls)
     assert any("cpu2.yaml -m private_rlhf.stages.sft" in call for call in calls)
 
 
@@ -70,7 +70,6 @@ def test_pipeline_takes_another_accelerate_file_and_options(tmp_path: Path) -> N
     _, calls, _ = run(tmp_path, "run_pipeline.sh", "configs/x.yaml",
                       ACCELERATE_CONFIG="launch/ddp.yaml", ACCELERATE_ARGS="--num_processes 8")
     assert any("--config_file launch/ddp.yaml --num_processes 8 -m private_rlhf.stages.dpo" in call for call in calls)
-    assert all(call.startswith("cpu= ") for call in calls)
 
 
 def test_pipeline_stops_at_the_first_failing_stage(tmp_path: Path) -> None:
