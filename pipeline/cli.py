@@ -218,7 +218,7 @@ def privatize(
     if budget_per is not None and budget is None:
         raise UserError("--budget-per needs --budget")
     from private_rlhf.data.curate import Request, privatize_source
-    from private_rlhf.data.layout import Options, parse_labels
+    from private_rlhf.data.declared_columns import Options, parse_labels
     from private_rlhf.privacy.keys import named_or_default
     from private_rlhf.privacy.ledger import Budget
 

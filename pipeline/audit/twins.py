@@ -32,7 +32,7 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.user import another_user
 from private_rlhf.core.world import barrier, join_world
-from private_rlhf.data.formats import PAIR
+from private_rlhf.data.declared_columns import PAIR
 from private_rlhf.data.layout import Layout
 from private_rlhf.data.raw_source import RawSource, single_file
 from private_rlhf.data.release_import import names_bundle
@@ -178,7 +178,7 @@ def make_twins(recipe: Recipe, folder: Path) -> tuple[int, int]:
     labels = turned = 0
     intakes = RawSource(recipe.data, replace(recipe.privatize, corrects_column=None), folder).open_sources()
     for name, intake in zip(_file_names(recipe), intakes, strict=True):
-        wanted, seen = intake.layout.options.wanted, set[bytes]()
+        wanted, seen = intake.layout.wanted, set[bytes]()
         with ExitStack() as stack:
             files = [stack.enter_context(_new_file(home / name)) for home in homes]
             for part in intake.parts:

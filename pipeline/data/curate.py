@@ -24,6 +24,7 @@ from private_rlhf.core.atomic import sync_folder, write_json
 from private_rlhf.core.errors import MOST_NAME, UserError, is_name, one_line
 from private_rlhf.core.progress import say
 from private_rlhf.data.chunks import CHUNK_BYTES, Chunk, cut
+from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.engine import (
     Events,
     KeyFile,
@@ -34,7 +35,7 @@ from private_rlhf.data.engine import (
     spill,
     write_bucket,
 )
-from private_rlhf.data.layout import Layout, Options, find_layout, respelled
+from private_rlhf.data.layout import Layout, find_layout, respelled
 from private_rlhf.data.other_key_records import compare_keys
 from private_rlhf.data.publish import check_publish, occupied, publish, refusals, same_release
 from private_rlhf.data.release import MANIFEST, ROWS_PER_SHARD, SIGNATURE, ReleaseManifest, shard_name
@@ -246,12 +247,11 @@ def read(workspace: Workspace, opened: OpenedSource, folder: str = "") -> tuple[
     home = workspace.work / folder
     make_private_folder(home)
     runs: list[Run] = []
-    options = opened.layout.options
 
     def chunks() -> Iterator[tuple[int, Chunk]]:
         number = 0
         for part in opened.parts:
-            for chunk in cut(part, options.wanted, workspace.chunk_bytes):
+            for chunk in cut(part, opened.layout.wanted, workspace.chunk_bytes):
                 yield number, chunk
                 number += 1
 
@@ -286,7 +286,8 @@ def capped(
 def dropped(runs: Sequence[Run], duplicates: int, over_cap: int | None = None) -> DropCounts:
     """What was left out of a source on the way."""
     empty, identical = (sum(run.facts[name] for run in runs) for name in ("empty", "identical"))
-    return DropCounts(identical, empty, duplicates, over_cap)
+    ties = sum(run.facts.get("ties", 0) for run in runs) or None
+    return DropCounts(identical, empty, duplicates, over_cap, ties)
 
 
 def unnamed(runs: Iterable[Run]) -> int:

@@ -44,7 +44,8 @@ from typing import NamedTuple
 import numpy as np
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.contained_answers import ContainedAnswers, SearchedRows
-from private_rlhf.data.formats import read_demonstrations, read_preferences, read_prompts
+from private_rlhf.data.formats import read_demonstrations, read_prompts
+from private_rlhf.data.layout import read_preferences
 from private_rlhf.data.letters import Turns, last_question, turns
 from private_rlhf.data.near_copies import NearCopies, ShingledRows, Shingler
 from private_rlhf.data.release import read_release

@@ -21,9 +21,8 @@ from private_rlhf.core.progress import say
 from private_rlhf.data import curate
 from private_rlhf.data.chunks import CHUNK_BYTES
 from private_rlhf.data.curate import OpenedSource, Workspace
+from private_rlhf.data.declared_columns import PAIR, Options
 from private_rlhf.data.engine import gather_events
-from private_rlhf.data.formats import PAIR
-from private_rlhf.data.layout import Options
 from private_rlhf.data.release_import import held_out, names_bundle, open_bundle
 from private_rlhf.data.sources import Part, Row, is_hub_id, open_source, source_chunks
 from private_rlhf.data.workers import default_workers, start_workers
@@ -90,7 +89,7 @@ class RawSource:
             return
         for opened in self.open_sources():
             part = opened.parts[0]
-            rows = islice(part.rows(opened.layout.options.wanted), FIRST_ROWS)
+            rows = islice(part.rows(opened.layout.wanted), FIRST_ROWS)
             opened.layout.row_columns(rows, f"{part.name}, {part.unit}")
 
     @contextmanager

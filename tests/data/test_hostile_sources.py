@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from private_rlhf.core.errors import UserError
 from private_rlhf.data import chunks, sources
 from private_rlhf.data.chunks import cut, read_chunk
-from private_rlhf.data.layout import Options, find_layout
+from private_rlhf.data.declared_columns import Options
+from private_rlhf.data.layout import find_layout
 from private_rlhf.data.sources import open_source
 from private_rlhf.privacy.records import record_id
 
