@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 from private_rlhf.data.sources import no_later_one
 from private_rlhf.privacy.records import Message
 
@@ -31,6 +32,10 @@ MARKS = re.compile(
     r"|START_OF_TURN_TOKEN|END_OF_TURN_TOKEN)\|>|<(?:start|end)_of_turn>|\[/?INST\]|<</?SYS>>|<extra_id_\d+>"
 )
 """Special tokens and what chat templates put around turns: a text that holds them is templated already."""
+_MARK_BYTES = re.compile(MARKS.pattern.encode())
+_BEGINNINGS = tuple(
+    (re.compile(re.escape(first)), first[0], after) for first, after in ((b"<", b"|seS<"), (b"[", b"I/"))
+)
 _EMPTY = (None, "", [], {})
 _LIST = re.compile(r"""\s*\[\s*\{\s*['"](?:role|content|from|value)['"]\s*:""")
 _HEAD = re.compile(r"\s*(System|Human|User):")
@@ -52,6 +57,18 @@ def of_both(read: Callable[[Any], T], values: Iterable[Any]) -> list[T]:
     if faults:
         raise RowError(min(faults))
     return results
+
+
+def holds_marks(data: Any) -> bool:
+    """True if UTF-8 bytes hold one of `MARKS`; looks only where its first two bytes stand, in vectors."""
+    for beginning, first, after in _BEGINNINGS:
+        if beginning.search(data):  # memchr
+            array = np.frombuffer(data, np.uint8)
+            places = np.flatnonzero(array[:-1] == first)
+            places = places[np.isin(array[places + 1], tuple(after))]
+            if any(_MARK_BYTES.match(data, place) for place in places.tolist()):
+                return True
+    return False
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------

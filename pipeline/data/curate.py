@@ -194,6 +194,7 @@ def _release(
     counts = dropped(rows.runs, events.duplicates, events.left_out if cap else None)
     if not len(events):
         raise nothing_left(request.data, counts)
+    say_repeated(request.data, request.options, counts.duplicates)
     columns = request.options.columns
     rows_kept, facts = len(events), guarantee(mechanism, workspace.key)
     manifest = describe(opened.layout, rows_kept, rows_kept, request.name, facts, counts)
@@ -255,6 +256,8 @@ def read(workspace: Workspace, opened: OpenedSource, folder: str = "") -> tuple[
                 yield number, chunk
                 number += 1
 
+    if folder != "eval":
+        say(f"{opened.name}: read as {opened.layout.form}")
     tasks = ((chunk, number, opened.layout, workspace.key_file, home) for number, chunk in chunks())
     with tqdm(total=opened.size or None, desc="reading", unit="B", unit_scale=True, disable=None) as bar:
         for some in workspace.pool.run(spill, tasks):
@@ -288,6 +291,15 @@ def dropped(runs: Sequence[Run], duplicates: int, over_cap: int | None = None) -
     empty, identical = (sum(run.facts[name] for run in runs) for name in ("empty", "identical"))
     ties = sum(run.facts.get("ties", 0) for run in runs) or None
     return DropCounts(identical, empty, duplicates, over_cap, ties)
+
+
+def say_repeated(name: str, options: Options, duplicates: int) -> None:
+    """A line where pairs come again and nothing says whose labels they are: only one label of each is released."""
+    if duplicates and options.labeler_column is None:
+        say(
+            f"{name}: {duplicates} rows hold a pair that an earlier row holds; only its first label is kept. If several"
+            " people labelled it, name the column that says who (--labeler-column, privatize.labeler_column): all are kept"
+        )
 
 
 def unnamed(runs: Iterable[Run]) -> int:

@@ -15,12 +15,14 @@ from typing import Any, Literal
 
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.conversation import RowError
+from private_rlhf.recipe import DataConfig
 
 PAIR = ("chosen", "rejected")
 RESPONSES = ("response_a", "response_b")
 MOST_COMPARED = 100
 """Columns among which the nearest to a missing one is looked for."""
 _RESERVED = frozenset({"prompt", "record_id", *PAIR, *RESPONSES})
+_TOKENS = ("error", "keep")
 _MEANING = {"a": 1, "b": -1, "tie": 0}
 _SIGNED = {("<0", ">0"): -1, (">0", "<0"): 1}
 _BOTH = {("higher",): 1, ("lower",): -1}
@@ -52,7 +54,17 @@ class Options:
     pairs: Literal["one", "all"] = "one"
     special_tokens: Literal["error", "keep"] = "error"
 
+    @classmethod
+    def of(cls, data: DataConfig, **columns: Any) -> Options:
+        """Those of a recipe. columns: beside the pair."""
+        shared = {name: getattr(data, name) for name in ("format", "label_column", "ties", "pairs", "special_tokens")}
+        return cls(labels=parse_labels(data.labels), **shared, **columns)
+
     def __post_init__(self) -> None:
+        for name, known in (("ties", (None, "drop", "coin")), ("pairs", ("one", "all")), ("special_tokens", _TOKENS)):
+            if getattr(self, name) not in known:
+                option = name.replace("_", "-")
+                raise UserError(f"--{option} must be {' or '.join(filter(None, known))}, got {getattr(self, name)!r}")
         if (self.label_column is None) != (self.labels is None):
             raise UserError(
                 "--label-column and --labels go together: name the column and its two values, first the one that says"

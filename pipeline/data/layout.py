@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from private_rlhf.core.errors import UserError
-from private_rlhf.data.conversation import MARKS, RowError, is_written_list
+from private_rlhf.core.errors import UserError, one_line
+from private_rlhf.data.conversation import MARKS, RowError, holds_marks, is_written_list
 from private_rlhf.data.declared_columns import PAIR, RESPONSES, TIE, Options, column_value
 from private_rlhf.data.formats import (
     Converted,
@@ -52,6 +52,7 @@ MARKED = (
     "holds a special token or a mark of a chat template in a text: it was templated already, or would end a turn twice;"
     " take the marks out, or say --special-tokens keep (data.special_tokens: keep), which takes them as plain text"
 )
+MOST_NAMED = 20  # columns in a line
 MOST_SPELLINGS = 1000  # of a run, whose facts stay in memory
 
 
@@ -94,10 +95,17 @@ class Layout:
         return tuple(dict.fromkeys((*pair, *self.options.beside)))
 
     @property
+    def plain(self) -> Layout:
+        """The layout of the rows that `pairs` makes."""
+        options = replace(self.options, format=None, label_column=None, labels=None)
+        return replace(self, options=options, shape=None, prompt="prompt", system=None)
+
+    @property
     def form(self) -> str:
-        """What the rows were taken for, for people."""
+        """What the rows were taken for, and which columns are not read, in one line for people."""
         shape = self.shape or " and ".join(PAIR if self.options.labels is None else RESPONSES)
-        return f"{shape} ({self.convert.__name__.replace('_', ' ')})"
+        unread = ", ".join(map(one_line, self.unread[:MOST_NAMED])) + (", ..." if len(self.unread) > MOST_NAMED else "")
+        return f"{shape}, {self.convert.__name__.replace('_', ' ')}; columns not read: {unread or 'none'}"
 
     @property
     def fast(self) -> bool:
@@ -116,6 +124,10 @@ class Layout:
             if array is None:
                 return None
             arrays[name] = array
+        if self.options.special_tokens == "error":
+            buffers = (arrays[name].buffers()[2] for name in ("prompt", *PAIR))
+            if any(buffer is not None and holds_marks(memoryview(buffer)) for buffer in buffers):
+                return None
         first, second = (arrays[name] for name in PAIR)
         prompt = arrays["prompt"]
         blank = blank_texts(prompt) | blank_texts(first) | blank_texts(second)

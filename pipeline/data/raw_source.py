@@ -50,8 +50,12 @@ class RawSource:
         """Open the training and the evaluation split of the preferences; only one where a file serves for both."""
         source, settings = self.data.preferences, self.privatize
         fold = settings.labeler_column is not None and self._folds_names()
-        options = Options(
-            settings.labeler_column, settings.event_column, corrects_column=settings.corrects_column, fold_names=fold
+        options = Options.of(
+            self.data,
+            labeler_column=settings.labeler_column,
+            event_column=settings.event_column,
+            corrects_column=settings.corrects_column,
+            fold_names=fold,
         )
         splits = ("train",) if single_file(source) else ("train", "eval")
         if source == "embedded":
@@ -250,6 +254,7 @@ def split_rows(workspace: Workspace, data: DataConfig, sources: list[OpenedSourc
     total = len(survey)
     if not total:
         raise nothing_left(source, counts)
+    curate.say_repeated(source, sources[0].layout.options, counts.duplicates)
     train, count = everything, total
     if len(sources) == 1:
         if total < 2:

@@ -46,7 +46,7 @@ def fast(path: Path, chunk_bytes: int) -> tuple[list[tuple[str, str, str]] | str
     try:
         (part,) = open_source(path)
         layout = find_layout(str(path), [part], Options())
-        for chunk in cut(part, layout.options.wanted, chunk_bytes):
+        for chunk in cut(part, layout.wanted, chunk_bytes):
             for columns in read_chunk(chunk, Watched(layout.options, layout.convert)):
                 texts = (columns.prompt, columns.first, columns.second)
                 rows += zip(*(column.to_pylist() for column in texts), strict=True)

@@ -28,7 +28,7 @@ def read(path: Path, options: Options | None = None) -> int:
     """How many rows the engine reads."""
     parts, options = open_source(path), options or Options()
     layout = find_layout(str(path), parts, options)
-    found = (part for each in parts for chunk in cut(each, options.wanted, 1 << 20)
+    found = (part for each in parts for chunk in cut(each, layout.wanted, 1 << 20)
              for part in read_chunk(chunk, layout))  # fmt: skip
     return sum(len(columns.preferred) for columns in found)
 

@@ -74,7 +74,7 @@ def raw(folder: Path) -> object:
     (path,) = folder.glob("raw.*")
     parts, options = open_source(path), Options()
     layout = find_layout(str(path), parts, options)
-    return [len(some.preferred) for part in parts for chunk in cut(part, options.wanted, 1 << 20)
+    return [len(some.preferred) for part in parts for chunk in cut(part, layout.wanted, 1 << 20)
             for some in read_chunk(chunk, layout)]  # fmt: skip
 
 
