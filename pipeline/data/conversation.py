@@ -119,8 +119,8 @@ def _content(content: Any, where: str) -> str:
     if isinstance(content, list):
         return "".join(_part(part, where) for part in content)
     if not isinstance(content, str):
-        fault = "is null" if content is None else "is not text"
-        raise RowError(f"{where} holds a message whose 'content' {fault}; repair or remove the row")
+        fault = "whose 'content' is null" if content is None else "without a 'role' and a 'content' text"
+        raise RowError(f"{where} holds a message {fault}; repair or remove the row")
     return content
 
 

@@ -298,7 +298,7 @@ def say_repeated(name: str, options: Options, duplicates: int) -> None:
     if duplicates and options.labeler_column is None:
         say(
             f"{name}: {duplicates} rows hold a pair that an earlier row holds; only its first label is kept. If several"
-            " people labelled it, name the column that says who (--labeler-column, privatize.labeler_column): all are kept"
+            " people labelled it, the column that says who (--labeler-column, privatize.labeler_column) keeps all"
         )
 
 
