@@ -57,7 +57,8 @@ class Options:
     @classmethod
     def of(cls, data: DataConfig, **columns: Any) -> Options:
         """Those of a recipe. columns: beside the pair."""
-        shared = {name: getattr(data, name) for name in ("format", "label_column", "ties", "pairs", "special_tokens")}
+        names = ("format", "label_column", "ties", "pairs", "special_tokens")
+        shared = {name: getattr(data, name) for name in names if getattr(data, name) is not None}
         return cls(labels=parse_labels(data.labels), **shared, **columns)
 
     def __post_init__(self) -> None:

@@ -69,11 +69,12 @@ class DataConfig:
     ties: Annotated[Literal["drop", "coin"] | None, IF_SET] = None
     """drop: ties are left out, which reveals that they were ties. coin: a fair coin under the key in their place, which
     goes through the mechanism as every label. null: a tie is refused."""
-    pairs: Annotated[Literal["one", "all"], IF_SET] = "one"
-    """Of a ranking of more than two responses: one pair that its texts draw, or all, whose labels are one person's and
-    add up."""
-    special_tokens: Annotated[Literal["error", "keep"], IF_SET] = "error"
-    """Texts that hold special tokens or marks of chat templates: refused, or taken as they are."""
+    pairs: Annotated[Literal["one", "all"] | None, IF_SET] = None
+    """Of a ranking of more than two responses: one pair that its texts draw (null too), or all, whose labels are one
+    person's and add up."""
+    special_tokens: Annotated[Literal["error", "keep"] | None, IF_SET] = None
+    """Preferences whose texts hold special tokens or marks of chat templates: an error (null too), or kept as they are.
+    In an answer they are plain text to the model and end no turn."""
     label_seed: int = 0
     """Seed of the Bradley–Terry labels of the embedded task."""
 
