@@ -198,11 +198,25 @@ def pair_converter(rows: Sequence[Row]) -> Converter:
             return dialogue
         implicit_rule(texts)
         return implicit_text
-    if is_transcript(prompt) and transcript(prompt).rstrip().endswith(ASSISTANT):
+    if is_transcript(prompt) and _ends_before_answer(prompt, [first[name] for name in PAIR]):
         return prompted_dialogue
-    texts = [row for row in texts if isinstance(row.get("prompt"), str) and len(row["prompt"]) >= SHORTEST_PROMPT]
+    texts = [row for row in texts if len(str(row.get("prompt") or "").strip()) >= SHORTEST_PROMPT]
     repeated = sum(all(row[name].startswith(row["prompt"]) for name in PAIR) for row in texts)
-    return repeated_text if texts and repeated >= SHARE * len(texts) else explicit_text
+    inside = sum(all(row["prompt"].strip() in row[name] for name in PAIR) for row in texts)
+    if texts and repeated >= SHARE * len(texts):
+        return repeated_text
+    if inside > (1 - SHARE) * len(texts):
+        raise RowError(
+            f"of the first {len(texts)} rows {inside} hold their prompt in both responses, and {repeated} of them"
+            " exactly at the start; repeat it at the start of all responses, where it is cut, or take it out of them"
+        )
+    return explicit_text
+
+
+def _ends_before_answer(prompt: str, responses: Sequence[str]) -> bool:
+    """True if the mark of the answer ends the prompt, or begins the responses."""
+    ends = transcript(prompt).rstrip().endswith(ASSISTANT)
+    return ends or all(transcript(response).startswith(ASSISTANT) for response in responses)
 
 
 def implicit_rule(texts: Sequence[Row]) -> None:
@@ -314,12 +328,14 @@ def dialogue(row: Row) -> Converted:
 
 
 def prompted_dialogue(row: Row) -> Converted:
-    """A transcript that ends with "Assistant:" as prompt, and what follows it."""
-    prompt, *sides = explicit_text(row)
-    head = transcript(str(prompt)).rstrip()
-    if not (is_transcript(str(prompt)) and head.endswith(ASSISTANT)):
+    """A transcript that ends with "Assistant:" as prompt, or responses that begin so."""
+    prompt, *sides = map(str, explicit_text(row))
+    head = transcript(prompt).rstrip()
+    if not (is_transcript(prompt) and _ends_before_answer(prompt, sides)):
         raise RowError("column 'prompt' is not a transcript that ends with 'Assistant:', as in the first row; repair")
-    chosen, rejected = (transcript_turns(ASSISTANT + str(side), head) for side in sides)
+    if head.endswith(ASSISTANT):
+        sides = [ASSISTANT + side for side in sides]
+    chosen, rejected = (transcript_turns(transcript(side), head) for side in sides)
     context = transcript_turns(head.removesuffix(ASSISTANT), head)
     check_turns(context, (chosen, rejected), _WHERE)
     return context, chosen, rejected

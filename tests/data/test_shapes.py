@@ -100,6 +100,11 @@ READ: dict[str, tuple[Row, Any, Row]] = {  # by name: a row, (prompt, preferred,
         {},
     ),
     "transcript as prompt": ({"prompt": human("").strip(" "), "chosen": f" {A}", "rejected": f" {B}"}, TALK, {}),
+    "mark in the responses": (
+        {"prompt": f"Human: {Q}", "chosen": f"Assistant: {A}", "rejected": f"Assistant: {B}"},
+        TALK,
+        {},
+    ),
     "question": ({"question": Q, **PAIR}, TEXTS, {}),
     "instruction": ({"instruction": Q, **PAIR, "source": "x"}, TEXTS, {}),
     "system column": (
@@ -202,6 +207,11 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
     "another prompt": (
         {"prompt": "Other", **both(talk)},
         "is not a user message that 'chosen' and 'rejected' share",
+        {},
+    ),
+    "prompt inside the responses": (
+        {"prompt": Q, **both(lambda a: f"Q: {Q} A: {a}")},
+        "of the first 2 rows 2 hold their prompt in both responses, and 0 of them exactly at the start",
         {},
     ),
     "no prompt": ({**PAIR, "task": Q}, "share no prompt: of the first 2 rows 0 begin alike for 8 characters", {}),
