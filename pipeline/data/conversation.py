@@ -36,7 +36,7 @@ _MARK_BYTES = re.compile(MARKS.pattern.encode())
 _BEGINNINGS = tuple(
     (re.compile(re.escape(first)), first[0], after) for first, after in ((b"<", b"|seS<"), (b"[", b"I/"))
 )
-_EMPTY = (None, "", [], {})
+_EMPTY: tuple[Any, ...] = (None, "", [], {})
 _LIST = re.compile(r"""\s*\[\s*\{\s*['"](?:role|content|from|value)['"]\s*:""")
 _HEAD = re.compile(r"\s*(System|Human|User):")
 _NEARLY = re.compile(r"\s*[#*<\[|]*\s*(?:human|user|system|assistant)[\]>*|]*\s*:", re.IGNORECASE)

@@ -62,10 +62,10 @@ class Options:
         return cls(labels=parse_labels(data.labels), **shared, **columns)
 
     def __post_init__(self) -> None:
-        for name, known in (("ties", (None, "drop", "coin")), ("pairs", ("one", "all")), ("special_tokens", _TOKENS)):
-            if getattr(self, name) not in known:
-                option = name.replace("_", "-")
-                raise UserError(f"--{option} must be {' or '.join(filter(None, known))}, got {getattr(self, name)!r}")
+        for key, known in (("ties", (None, "drop", "coin")), ("pairs", ("one", "all")), ("special_tokens", _TOKENS)):
+            if getattr(self, key) not in known:
+                option = key.replace("_", "-")
+                raise UserError(f"--{option} must be {' or '.join(filter(None, known))}, got {getattr(self, key)!r}")
         if (self.label_column is None) != (self.labels is None):
             raise UserError(
                 "--label-column and --labels go together: name the column and its two values, first the one that says"

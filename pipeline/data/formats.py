@@ -252,8 +252,8 @@ def explicit_text(row: Row) -> Converted:
 
 def repeated_text(row: Row) -> Converted:
     """Three strings, of which the two responses begin with the prompt."""
-    prompt, chosen, rejected = explicit_text(row)
-    if not all(response.startswith(str(prompt)) for response in (chosen, rejected)):
+    prompt, chosen, rejected = map(str, explicit_text(row))
+    if not all(response.startswith(prompt) for response in (chosen, rejected)):
         raise RowError("does not repeat the prompt in both responses, as the first rows do; use one form for all rows")
     return prompt, chosen[len(prompt) :], rejected[len(prompt) :]
 

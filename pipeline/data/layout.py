@@ -362,10 +362,11 @@ def read_preferences(source: str | Path, split: str | None = None, options: Opti
 
     def stream() -> Iterator[RawPair]:
         for part in parts:
-            for number, _, ((prompt, *texts), sign) in layout.judged_rows(
+            for number, _, ((prompt, *responses), sign) in layout.judged_rows(
                 part.rows(layout.wanted), f"{part.name}, {part.unit}"
             ):
-                yield RawPair(prompt, *(texts if sign >= 0 else texts[::-1]), number)
+                chosen, rejected = responses if sign >= 0 else responses[::-1]
+                yield RawPair(prompt, chosen, rejected, number)
 
     return stream()
 
