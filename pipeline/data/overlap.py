@@ -44,7 +44,9 @@ from typing import NamedTuple
 import numpy as np
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.contained_answers import ContainedAnswers, SearchedRows
-from private_rlhf.data.formats import read_demonstrations, read_preferences, read_prompts
+from private_rlhf.data.declared_columns import Options
+from private_rlhf.data.formats import read_demonstrations, read_prompts
+from private_rlhf.data.layout import read_preferences
 from private_rlhf.data.letters import Turns, last_question, turns
 from private_rlhf.data.near_copies import NearCopies, ShingledRows, Shingler
 from private_rlhf.data.release import read_release
@@ -110,7 +112,7 @@ def check_overlap(data: DataConfig, released: Path, keys: Iterable[str], new_rel
             files[key] = read_texts(key, getattr(data, key), digests)
     if not files:
         return
-    pairs = protected_pairs(data.preferences, released, new_release)
+    pairs = protected_pairs(data, released, new_release)
     for key, overlap in zip(files, overlaps(list(files.values()), pairs, digests), strict=True):
         if overlap.one_sided:
             raise UserError(
@@ -126,19 +128,20 @@ def _remedy(key: str) -> str:
 
 
 def protected_pairs(
-    source: str, released: Path, raw: bool, splits: Sequence[Split] = ("train", "eval")
+    data: DataConfig, released: Path, raw: bool, splits: Sequence[Split] = ("train", "eval")
 ) -> Iterator[Pair]:
     """The pairs whose labels are protected, without those labels; all of a file or bundle that serves for both splits.
 
     They are read from the preferences; where these are elsewhere and the stage that needs them is done (`raw` false),
     from what it released.
     """
+    source = data.preferences
     if source == "embedded":
         for row in chain.from_iterable(map(task.load_pairs, splits)):
             yield _forget(row.prompt, row.response_a, row.response_b)
     elif not names_bundle(source) and (raw or Path(source).expanduser().exists()):
         for split in (None,) if Path(source).expanduser().is_file() else splits:
-            for pair in read_preferences(source, split):
+            for pair in read_preferences(source, split, Options.of(data)):
                 yield _forget(pair.prompt, pair.chosen, pair.rejected)
     else:
         folders = [released / {"train": "release", "eval": "evaluation"}[split] for split in splits]

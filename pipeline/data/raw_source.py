@@ -20,9 +20,8 @@ from private_rlhf.core.noise import is_public
 from private_rlhf.data import curate
 from private_rlhf.data.chunks import CHUNK_BYTES
 from private_rlhf.data.curate import OpenedSource, Workspace
+from private_rlhf.data.declared_columns import PAIR, Options
 from private_rlhf.data.engine import gather_events
-from private_rlhf.data.formats import PAIR
-from private_rlhf.data.layout import Options
 from private_rlhf.data.release_import import held_out, names_bundle, open_bundle
 from private_rlhf.data.sources import Part, Row, is_hub_id, open_source, source_chunks
 from private_rlhf.data.workers import default_workers, start_workers
@@ -50,8 +49,12 @@ class RawSource:
         """Open the training and the evaluation split of the preferences; only one where a file serves for both."""
         source, settings = self.data.preferences, self.privatize
         fold = settings.labeler_column is not None and self._folds_names()
-        options = Options(
-            settings.labeler_column, settings.event_column, corrects_column=settings.corrects_column, fold_names=fold
+        options = Options.of(
+            self.data,
+            labeler_column=settings.labeler_column,
+            event_column=settings.event_column,
+            corrects_column=settings.corrects_column,
+            fold_names=fold,
         )
         splits = ("train",) if single_file(source) else ("train", "eval")
         if source == "embedded":
@@ -89,7 +92,7 @@ class RawSource:
             return
         for opened in self.open_sources():
             part = opened.parts[0]
-            rows = islice(part.rows(opened.layout.options.wanted), FIRST_ROWS)
+            rows = islice(part.rows(opened.layout.wanted), FIRST_ROWS)
             opened.layout.row_columns(rows, f"{part.name}, {part.unit}")
 
     @contextmanager
@@ -250,6 +253,7 @@ def split_rows(workspace: Workspace, data: DataConfig, sources: list[OpenedSourc
     total = len(survey)
     if not total:
         raise nothing_left(source, counts)
+    curate.say_repeated(source, sources[0].layout.options, counts.duplicates)
     train, count = everything, total
     if len(sources) == 1:
         if total < 2:

@@ -73,7 +73,7 @@ class RowCounts:
         elif is_hub_id(source) or self.several_labels:
             return None
         else:
-            rows = [repr(pair) for pair in islice(protected_pairs(source, self.released, True, ("train",)), most)]
+            rows = [repr(pair) for pair in islice(protected_pairs(self.data, self.released, True, ("train",)), most)]
             pairs = list(dict.fromkeys(rows))
             if len(pairs) < len(rows) == most:
                 return None

@@ -220,7 +220,7 @@ def jsonl_rows(
             yield number, row
 
 
-def _no_later_one(pairs: list[tuple[str, Any]]) -> Row:
+def no_later_one(pairs: list[tuple[str, Any]]) -> Row:
     """A JSON object in which what is given twice has no value, where `json` would take the last."""
     row = dict(pairs)
     if len(row) < len(pairs):
@@ -230,7 +230,7 @@ def _no_later_one(pairs: list[tuple[str, Any]]) -> Row:
 
 def _json_row(path: str | Path, number: int, line: str) -> Row:
     try:
-        row = json.loads(line, object_pairs_hook=_no_later_one)
+        row = json.loads(line, object_pairs_hook=no_later_one)
         if "\\u" in line:
             json.dumps(row, ensure_ascii=False, default=repr).encode()
     except UnicodeEncodeError:

@@ -19,7 +19,7 @@ from private_rlhf.core.atomic import json_text, write_json
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.container import PUBLISHED, is_copy, settle, unpublished, write_shard
 from private_rlhf.data.curate import Request, privatize_source
-from private_rlhf.data.layout import Options
+from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.release import read_release
 from private_rlhf.privacy.keys import keygen, load_key
 from private_rlhf.privacy.signature import file_digest, sign
