@@ -49,6 +49,7 @@ from private_rlhf.data.letters import Turns, last_question, turns
 from private_rlhf.data.near_copies import NearCopies, ShingledRows, Shingler
 from private_rlhf.data.release import read_release
 from private_rlhf.data.release_import import names_bundle
+from private_rlhf.data.sources import run_splits
 from private_rlhf.embedded import task
 from private_rlhf.embedded.topics import Split
 from private_rlhf.privacy.prf import frame
@@ -110,7 +111,7 @@ def check_overlap(data: DataConfig, released: Path, keys: Iterable[str], new_rel
             files[key] = read_texts(key, getattr(data, key), digests)
     if not files:
         return
-    pairs = protected_pairs(data.preferences, released, new_release)
+    pairs = protected_pairs(data, released, new_release)
     for key, overlap in zip(files, overlaps(list(files.values()), pairs, digests), strict=True):
         if overlap.one_sided:
             raise UserError(
@@ -126,18 +127,20 @@ def _remedy(key: str) -> str:
 
 
 def protected_pairs(
-    source: str, released: Path, raw: bool, splits: Sequence[Split] = ("train", "eval")
+    data: DataConfig, released: Path, raw: bool, splits: Sequence[Split] = ("train", "eval")
 ) -> Iterator[Pair]:
     """The pairs whose labels are protected, without those labels; all of a file or bundle that serves for both splits.
 
     They are read from the preferences; where these are elsewhere and the stage that needs them is done (`raw` false),
     from what it released.
     """
+    source = data.preferences
     if source == "embedded":
         for row in chain.from_iterable(map(task.load_pairs, splits)):
             yield _forget(row.prompt, row.response_a, row.response_b)
     elif not names_bundle(source) and (raw or Path(source).expanduser().exists()):
-        for split in (None,) if Path(source).expanduser().is_file() else splits:
+        divided = run_splits(source, data.split)
+        for split in splits if len(divided) > 1 else divided:
             for pair in read_preferences(source, split):
                 yield _forget(pair.prompt, pair.chosen, pair.rejected)
     else:

@@ -15,7 +15,7 @@ from private_rlhf.data.inputs import release
 from private_rlhf.data.overlap import protected_pairs
 from private_rlhf.data.release import read_release
 from private_rlhf.data.release_import import held_out, names_bundle
-from private_rlhf.data.sources import is_hub_id
+from private_rlhf.data.sources import is_hub_id, run_splits
 from private_rlhf.embedded import task
 from private_rlhf.recipe import OF_RELEASE, DataConfig
 
@@ -73,11 +73,11 @@ class RowCounts:
         elif is_hub_id(source) or self.several_labels:
             return None
         else:
-            rows = [repr(pair) for pair in islice(protected_pairs(source, self.released, True, ("train",)), most)]
+            rows = [repr(pair) for pair in islice(protected_pairs(self.data, self.released, True, ("train",)), most)]
             pairs = list(dict.fromkeys(rows))
             if len(pairs) < len(rows) == most:
                 return None
-        divided = names_bundle(source) or Path(source).expanduser().is_file()
+        divided = names_bundle(source) or len(run_splits(source, self.data.split)) == 1
         if divided and len(pairs) < most:
             pairs = pairs[: len(pairs) - held_out(len(pairs))]
         return pairs[: self.data.limit]
