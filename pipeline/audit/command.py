@@ -18,7 +18,7 @@ from private_rlhf.core.documents import read_json
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import check_epsilon
 from private_rlhf.core.outputs import json_with, output_file
-from private_rlhf.data.release import MANIFEST
+from private_rlhf.data.release import MANIFEST, file_of
 from private_rlhf.privacy.mechanism import NOISY_SUM
 
 DEFAULT_CANARIES = 2000
@@ -127,7 +127,7 @@ def _unlabelled(target: Path) -> bool:
     """Whether the target is a bundle of pairs of whose labels one noisy sum is released. Bundles of others may say
     anything."""
     try:
-        return bool(read_json(target / MANIFEST)["guarantee"]["mechanism"] == NOISY_SUM)
+        return bool(read_json(file_of(target, MANIFEST))["guarantee"]["mechanism"] == NOISY_SUM)
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

@@ -58,7 +58,8 @@ def stated_seeds(view: View) -> list[int]:
     """Whole numbers that stand behind the word "seed" in any JSON or YAML file of the roots."""
     found: list[int] = []
     for path in view.files:
-        if path.suffix.lower() in (".json", ".yaml", ".yml", ".txt", ".log", ".md") and path.stat().st_size < 1 << 22:
+        texts = ("", ".json", ".yaml", ".yml", ".txt", ".log", ".md")
+        if path.suffix.lower() in texts and path.stat().st_size < 1 << 22:
             text = path.read_text(encoding="utf-8", errors="replace")
             found += [int(number) for number in re.findall(r"seed[\"']?\s*[:=]?\s*(\d{1,18})", text, re.IGNORECASE)]
     return list(dict.fromkeys(found))[:MOST_STATED]

@@ -34,7 +34,7 @@ NAMED_COUNT = re.compile(
 VOCABULARIES = frozenset({"tokenizer.json", "vocab.json", "added_tokens.json", "merges.txt"})
 PLAIN_KEYS = frozenset({"value", "count", "rate", "mean", "share", "total"})  # these say what their parent is
 RAW_TIME = re.compile(r"mtime|modified|(raw|source|input).*time", re.IGNORECASE)
-DOCUMENTS = (".json", ".yaml", ".yml", ".jsonl", ".txt", ".log", ".md", ".csv", ".html", ".tsv")
+DOCUMENTS = ("", ".json", ".yaml", ".yml", ".jsonl", ".txt", ".log", ".md", ".csv", ".html", ".tsv")
 LARGEST = 1 << 24
 HEX = re.compile(r"\b[0-9a-fA-F]{16,128}\b")
 NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?![\w.])")
@@ -184,7 +184,7 @@ def numbers(path: Path) -> Iterator[tuple[str, float]]:
     text = path.read_text(encoding="utf-8", errors="replace")
     suffix = path.suffix.lower()
     try:
-        if suffix == ".json":
+        if suffix in ("", ".json"):
             yield from _flat(parse_json(text, finite=False), "")
             return
         if suffix in (".yaml", ".yml"):

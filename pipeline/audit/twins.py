@@ -34,9 +34,9 @@ from private_rlhf.core.user import another_user
 from private_rlhf.core.world import barrier, join_world
 from private_rlhf.data.declared_columns import PAIR
 from private_rlhf.data.layout import Layout
-from private_rlhf.data.raw_source import RawSource, single_file
+from private_rlhf.data.raw_source import RawSource
 from private_rlhf.data.release_import import names_bundle
-from private_rlhf.data.sources import Row
+from private_rlhf.data.sources import Row, run_splits
 from private_rlhf.lm.models import base_checkpoint
 from private_rlhf.privacy.batches import apply_coins, canonicalize, event_tags
 from private_rlhf.privacy.keys import PrivacyKey, keygen, load_key, make_private_folder
@@ -154,7 +154,7 @@ def _passages(recipe: Recipe, stages: Sequence[str]) -> Passages:
 def twin_recipe(recipe: Recipe, here: Path) -> Recipe:
     """The recipe on the data and under the key of the twin that lies in `here`."""
     place = str(here / Path(_file_names(recipe)[0]).parts[0])
-    data = replace(recipe.data, preferences=place, format=None, label_column=None, labels=None)
+    data = replace(recipe.data, preferences=place, format=None, label_column=None, labels=None, split=None)
     own = replace(recipe.privatize, key_file=here / "owner.key", corrects_column=None, budget=None, budget_per="event")
     return replace(recipe, data=data, privatize=replace(own, add_up_renamed=False))
 
@@ -200,7 +200,7 @@ def make_twins(recipe: Recipe, folder: Path) -> tuple[int, int]:
 
 def _file_names(recipe: Recipe) -> tuple[str, ...]:
     """Of the twins' preferences, below their homes."""
-    if single_file(recipe.data.preferences):
+    if len(run_splits(recipe.data.preferences, recipe.data.split)) == 1:
         return ("preferences.jsonl",)
     return ("preferences/train.jsonl", "preferences/eval.jsonl")
 

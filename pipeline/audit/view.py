@@ -19,6 +19,7 @@ from private_rlhf.audit.canaries import RawFacts, Truth, pair_key
 from private_rlhf.core.documents import read_json
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise, epsilon_of, is_public
+from private_rlhf.core.outputs import MANIFESTS
 from private_rlhf.data.sources import open_source
 from private_rlhf.privacy.records import Text
 from private_rlhf.recipe import SUFFIXES
@@ -147,7 +148,7 @@ def stated_epsilon(folder: Path) -> float | None:
     The nearest manifest that names one counts: `guarantee.epsilon`, or the first key called epsilon (or eps).
     """
     for home in (folder, folder.parent, folder.parent.parent):
-        for path in sorted(home.glob("*manifest*.json")):
+        for path in (*sorted(home.glob("*manifest*.json")), home / MANIFESTS[0]):
             try:
                 facts = read_json(path)
             except (OSError, ValueError):

@@ -19,6 +19,8 @@ from private_rlhf.core.user import user_folder
 KEY_MARK = "private-rlhf key "
 """Begins every key file."""
 RELEASE = "a folder from where things are released"
+MANIFESTS = ("_manifest", "manifest.json")
+"""Of a release, now and before: readers of data pass over the first."""
 _DATABASE = b"SQLite format 3\0"
 Test = Callable[[Path], bool]
 
@@ -141,7 +143,7 @@ def _guarded(folder: Path) -> str | None:
         return "the memory of this user's ledgers"
     if any((folder / name).is_file() for name in ("answers.db", "labeller.json")):
         return "a labelling store"
-    if (folder / "manifest.json").is_file() and any(folder.glob("part-*.parquet")):
+    if any((folder / name).is_file() for name in MANIFESTS) and any(folder.glob("part-*.parquet")):
         return RELEASE
     return None
 

@@ -1,8 +1,8 @@
 """A source cut into chunks that workers read on their own, each in bounded memory.
 
-JSONL is cut into ranges of bytes at line ends, Parquet into row groups; what can only be read from the front (gzip,
-CSV, saved and hub data sets) is read by the parent, which hands on whole lines or rows. `read_chunk` turns a chunk
-into columns: by Arrow's readers where the chunk is plainly well formed, else row by row.
+JSONL is cut into ranges of bytes at line ends, Parquet into row groups; what is only read from the front (compressed
+text, CSV, arrays, saved and hub data sets) is read by the parent, which hands on whole lines or rows. `read_chunk`
+turns a chunk into columns: by Arrow's readers where the chunk is plainly well formed, else row by row.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from private_rlhf.data.sources import (
     batch_rows,
     check_line,
     damaged_parquet,
-    is_gzip,
+    is_compressed,
     jsonl_rows,
     open_lines,
     parquet_file,
@@ -67,7 +67,7 @@ def cut(part: Part, wanted: Sequence[str], chunk_bytes: int = CHUNK_BYTES) -> It
     """The chunks of a part, in file order. UserError where the part itself cannot be read."""
     path = part.files[0] if len(part.files) == 1 else None
     if part.unit == "line" and path is not None:
-        yield from _cut_gzip(part, path, chunk_bytes) if is_gzip(path) else _cut_lines(part, path, chunk_bytes)
+        yield from (_cut_compressed if is_compressed(path) else _cut_lines)(part, path, chunk_bytes)
     elif path is not None and path.name.lower().endswith(".parquet"):
         yield from _cut_parquet(part, path)
     else:
@@ -89,7 +89,7 @@ def _cut_lines(part: Part, path: Path, chunk_bytes: int) -> Iterator[Chunk]:
             start = end
 
 
-def _cut_gzip(part: Part, path: Path, chunk_bytes: int) -> Iterator[Chunk]:
+def _cut_compressed(part: Part, path: Path, chunk_bytes: int) -> Iterator[Chunk]:
     before = 0
     with open_lines(path) as file:
         while data := file.read(chunk_bytes):

@@ -51,6 +51,7 @@ from private_rlhf.data.letters import Turns, last_question, turns
 from private_rlhf.data.near_copies import NearCopies, ShingledRows, Shingler
 from private_rlhf.data.release import read_release
 from private_rlhf.data.release_import import names_bundle
+from private_rlhf.data.sources import run_splits
 from private_rlhf.embedded import task
 from private_rlhf.embedded.topics import Split
 from private_rlhf.privacy.prf import frame
@@ -140,7 +141,8 @@ def protected_pairs(
         for row in chain.from_iterable(map(task.load_pairs, splits)):
             yield _forget(row.prompt, row.response_a, row.response_b)
     elif not names_bundle(source) and (raw or Path(source).expanduser().exists()):
-        for split in (None,) if Path(source).expanduser().is_file() else splits:
+        divided = run_splits(source, data.split)
+        for split in splits if len(divided) > 1 else divided:
             for pair in read_preferences(source, split, Options.of(data)):
                 yield _forget(pair.prompt, pair.chosen, pair.rejected)
     else:

@@ -6,14 +6,14 @@ import errno
 import filecmp
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from private_rlhf.core.atomic import sync, sync_folder, write_text
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.container import settle
-from private_rlhf.data.release import SIGNATURE
+from private_rlhf.data.release import MANIFEST, OLD_NAMES, SIGNATURE
 
 LONGEST_NAME = 200
 """Bytes of a folder's name: file systems take 255, and what is not finished has a longer one."""
@@ -58,16 +58,24 @@ def occupied(target: Path) -> bool:
 def same_release(partial: Path, target: Path) -> bool:
     """False if the target is free; True if it holds the same files already; UserError if it holds anything else.
 
-    The signature is added to a release of before signatures.
+    A release of before gets the present names and, where it has none, its signature.
     """
     if not occupied(target):
         return False
-    signature = partial / SIGNATURE
-    unsigned = signature.exists() and not (target / SIGNATURE).exists()
-    if not _same_files(partial, target, {SIGNATURE} if unsigned else set()):
+    ours = {path.name: path for path in partial.iterdir()}
+    theirs = {OLD_NAMES.get(path.name, path.name): path for path in sorted(target.iterdir())}
+    renamed = any(path.name != name for name, path in theirs.items())
+    stale = renamed or (SIGNATURE in ours and SIGNATURE not in theirs)
+    same = ours.keys() - {SIGNATURE} if stale else ours.keys()
+    there = theirs.keys() - {SIGNATURE} if stale else theirs.keys()
+    if same != there or len(theirs) < len(list(target.iterdir())) or not _equal(ours, theirs, same):
         raise UserError(f"{target}: holds something else and is not overwritten; choose another output folder")
-    if unsigned:
-        write_text(target / SIGNATURE, signature.read_text())
+    if stale:
+        os.replace(theirs[MANIFEST], target / MANIFEST)
+        if SIGNATURE in theirs:
+            theirs[SIGNATURE].unlink()
+        if SIGNATURE in ours:
+            write_text(target / SIGNATURE, ours[SIGNATURE].read_text())
         settle(target)
     return True
 
@@ -94,8 +102,5 @@ def publish(partial: Path, target: Path) -> None:
     sync(target.parent)
 
 
-def _same_files(first: Path, second: Path, but: set[str]) -> bool:
-    names = sorted({path.name for path in first.iterdir()} - but)
-    if names != sorted(path.name for path in second.iterdir()):
-        return False
-    return not any(filecmp.cmpfiles(first, second, names, shallow=False)[1:])
+def _equal(first: Mapping[str, Path], second: Mapping[str, Path], names: Collection[str]) -> bool:
+    return all(second[name].is_file() and filecmp.cmp(first[name], second[name], shallow=False) for name in names)

@@ -23,7 +23,7 @@ from private_rlhf.data.curate import OpenedSource, Workspace
 from private_rlhf.data.declared_columns import PAIR, Options
 from private_rlhf.data.engine import gather_events
 from private_rlhf.data.release_import import held_out, names_bundle, open_bundle
-from private_rlhf.data.sources import Part, Row, is_hub_id, open_source, source_chunks
+from private_rlhf.data.sources import Part, Row, is_hub_id, open_source, run_splits, source_chunks
 from private_rlhf.data.workers import default_workers, start_workers
 from private_rlhf.data.workfolder import work_folder
 from private_rlhf.embedded import task
@@ -56,10 +56,10 @@ class RawSource:
             corrects_column=settings.corrects_column,
             fold_names=fold,
         )
-        splits = ("train",) if single_file(source) else ("train", "eval")
+        splits = run_splits(source, self.data.split)
         if source == "embedded":
             seed = self.data.label_seed
-            return [OpenedSource.open(source, [embedded_part(split, seed)], options) for split in splits]
+            return [OpenedSource.open(source, [embedded_part(split or "train", seed)], options) for split in splits]
         return [OpenedSource.open(source, open_source(source, split), options) for split in splits]
 
     def _folds_names(self) -> bool:
@@ -186,7 +186,7 @@ class RawSource:
 
     def _digest(self) -> str:
         key, source = self.owner_key(), self.data.preferences
-        splits = (None,) if single_file(source) else ("train", "eval")
+        splits = run_splits(source, self.data.split)
         return key.keyed_digest(chunk for split in splits for chunk in source_chunks(source, split))
 
 
@@ -200,11 +200,6 @@ def embedded_part(split: str, label_seed: int) -> Part:
             yield number, {"prompt": pair.prompt, "chosen": chosen, "rejected": rejected}
 
     return Part("embedded", "row", ("prompt", *PAIR), rows)
-
-
-def single_file(source: str) -> bool:
-    """True if the preferences are one file, of which a tenth is held out for evaluation."""
-    return Path(source).expanduser().is_file()
 
 
 def _places(path: Path) -> set[Path]:

@@ -1,12 +1,12 @@
-"""The released bundle on disk: Parquet shards in TRL's preference format and `manifest.json`.
+"""The released bundle on disk: Parquet shards in TRL's preference format and `_manifest`, a JSON object.
 
 Columns `prompt`, `chosen`, `rejected`, `record_id`, where `chosen` is the response that the *private* label prefers.
 Rows stand in `record_id` order and a shard holds a range of record ids, one of a power of two that the number of rows
 gives: the layout does not depend on labels, and shards can be written side by side. The files are a pure function of
 the rows (`container`), which every reader checks of their names and settings, and `Release.check_rows` of their bytes.
 The manifest says nothing about the raw input but its declared name: no size, time, digest, flip count or agreement
-rate. `signature.json` is the key holder's signature of all other files; a bundle without one opens, and nobody vouches
-for it.
+rate. `_signature` is the key holder's signature of all other files; a bundle without one opens, and nobody vouches for
+it. Readers of data pass over both names, so that the folder loads as it is; older bundles have `OLD_NAMES`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from private_rlhf.core.atomic import json_text
 from private_rlhf.core.documents import DocumentError, read_json
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.outputs import MANIFESTS
 from private_rlhf.data.container import (
     EXTRA_TYPES,
     ROWS_PER_GROUP,
@@ -43,8 +44,9 @@ from private_rlhf.privacy.sorted_runs import bucket_bits
 
 SCHEMA_VERSION = 2
 ROWS_PER_SHARD = 65_536
-MANIFEST = "manifest.json"
-SIGNATURE = "signature.json"
+MANIFEST, SIGNATURE = MANIFESTS[0], "_signature"
+OLD_NAMES = {MANIFESTS[1]: MANIFEST, "signature.json": SIGNATURE}
+"""Names in older bundles -> the present ones."""
 REMEDY = "write it again with `private-rlhf privatize`"
 KEY_MODES = ("keyed", "local", "insecure_seed", "none")
 MESSAGES_TYPE = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
@@ -62,7 +64,7 @@ class ReleasedPair(NamedTuple):
 
 @dataclass(frozen=True)
 class ReleaseManifest:
-    """What `manifest.json` says.
+    """What the manifest says.
 
     format: "standard" (strings) or "conversational" (message lists). guarantee: `privatize.guarantee(...)`: epsilon
     (null for infinity), keep_prob, unit, neighbouring relation, key_mode, mark. dropped: rows left out {identical,
@@ -84,7 +86,7 @@ class ReleaseManifest:
     schema_version: int = SCHEMA_VERSION
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON object of `manifest.json`, with the NOT PRIVATE mark (or null) on top."""
+        """The JSON object of the manifest, with the NOT PRIVATE mark (or null) on top."""
         columns = [*ReleasedPair._fields, *self.extra_columns]
         facts = asdict(self) | {"extra_columns": list(self.extra_columns)}
         if self.totals is None:
@@ -181,7 +183,13 @@ class Release:
 
 def is_release(folder: Path) -> bool:
     """Whether a folder holds a bundle, sound or not: a manifest and shards. Raw data may have a manifest too."""
-    return (folder / MANIFEST).is_file() and bool(_shards(folder))
+    return file_of(folder, MANIFEST).is_file() and bool(_shards(folder))
+
+
+def file_of(folder: Path, name: str) -> Path:
+    """The path of a bundle's MANIFEST or SIGNATURE: under the old name where its manifest has the old one."""
+    old = not os.path.lexists(folder / MANIFEST) and os.path.lexists(folder / MANIFESTS[1])
+    return folder / (next(before for before, now in OLD_NAMES.items() if now == name) if old else name)
 
 
 def read_release(directory: str | Path) -> Release:
@@ -190,10 +198,11 @@ def read_release(directory: str | Path) -> Release:
     folder = Path(directory)
     if not folder.is_dir():
         raise UserError(f"{folder}: no such release folder; {REMEDY}")
-    facts = _document(folder / MANIFEST)
+    stated = file_of(folder, MANIFEST)
+    facts = _document(stated)
     if facts is None:
         raise UserError(f"{folder}: has no {MANIFEST}, so it is no complete release; {REMEDY}")
-    manifest = _parse_manifest(facts, folder / MANIFEST)
+    manifest = _parse_manifest(facts, stated)
     try:
         shards = {path: pq.read_metadata(path) for path in _shards(folder)}
         schemas = {path: each.schema.to_arrow_schema() for path, each in shards.items()}
@@ -213,11 +222,12 @@ def read_release(directory: str | Path) -> Release:
         raise UserError(f"{folder}: its shards were written by {' and '.join(sorted(versions))} of pyarrow; {REMEDY}")
     most = manifest.rows_per_shard
     if most > ROWS_PER_SHARD or most < ROWS_PER_SHARD >= manifest.rows:  # another number would be free to say anything
-        raise UserError(f"{folder / MANIFEST}: rows_per_shard is not that of a release of {manifest.rows}; {REMEDY}")
+        raise UserError(f"{stated}: rows_per_shard is not that of a release of {manifest.rows}; {REMEDY}")
     signer = _signer(folder)
-    if (folder / MANIFEST).read_bytes() != json_text(manifest.as_dict()).encode(errors="surrogatepass"):
-        raise UserError(f"{folder / MANIFEST}: has words, fields, an order or spaces that no release has; {REMEDY}")
-    check_files(folder, {MANIFEST, *(path.name for path in shards)} | ({SIGNATURE} if signer else set()))
+    if stated.read_bytes() != json_text(manifest.as_dict()).encode(errors="surrogatepass"):
+        raise UserError(f"{stated}: has words, fields, an order or spaces that no release has; {REMEDY}")
+    signature = {file_of(folder, SIGNATURE).name} if signer else set()
+    check_files(folder, {stated.name, *(path.name for path in shards)} | signature)
     return Release(folder, manifest, expected, versions.pop(), signer)
 
 
@@ -232,12 +242,13 @@ def _schema(manifest: ReleaseManifest, stated: pa.Schema) -> pa.Schema | None:
 
 def _signer(folder: Path) -> str | None:
     """Who signed the bundle. UserError for a signature that does not hold."""
-    path = folder / SIGNATURE
+    path = file_of(folder, SIGNATURE)
     stated = _document(path)
     if stated is None and not os.path.lexists(path):
         return None
     try:
-        signer = verify(stated, {each.name: file_digest(each) for each in (folder / MANIFEST, *_shards(folder))})
+        signed = (file_of(folder, MANIFEST), *_shards(folder))
+        signer = verify(stated, {each.name: file_digest(each) for each in signed})
         if path.read_bytes() != json_text(stated).encode():
             raise ValueError("has spaces that no signature has")
         return signer

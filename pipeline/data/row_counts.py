@@ -6,16 +6,19 @@ count their rows once more.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from private_rlhf.data.formats import read_demonstrations
 from private_rlhf.data.inputs import release
 from private_rlhf.data.overlap import protected_pairs
 from private_rlhf.data.release import read_release
 from private_rlhf.data.release_import import held_out, names_bundle
-from private_rlhf.data.sources import is_hub_id
+from private_rlhf.data.render import prompt_key
+from private_rlhf.data.sources import is_hub_id, run_splits
 from private_rlhf.embedded import task
 from private_rlhf.recipe import OF_RELEASE, DataConfig
 
@@ -54,6 +57,21 @@ class RowCounts:
             return None
         return len(names) - (max(1, round(len(set(names)) * fraction)) if fraction else 0)
 
+    def has_one_prompt(self) -> bool:
+        """True if all pairs to learn from have the same prompt; False where they are not known."""
+        source = self.data.preferences
+        if self.online or source == "embedded" or (self.new_release and is_hub_id(source)):
+            return False
+        if not self.new_release:
+            pairs: Iterable[Any] = release(self.released)
+        elif names_bundle(source):
+            pairs = read_release(Path(source).expanduser())
+        else:
+            pairs = protected_pairs(self.data, self.released, True, ("train",))
+        prompts = (prompt_key(pair.prompt) for pair in pairs)
+        first = next(prompts, None)
+        return first is not None and all(prompt == first for prompt in prompts)
+
     def training_pairs(self, most: int) -> list[str] | None:
         """Names that tell the released training pairs apart: of all, or of at least the first ones up to `most`.
 
@@ -77,7 +95,7 @@ class RowCounts:
             pairs = list(dict.fromkeys(rows))
             if len(pairs) < len(rows) == most:
                 return None
-        divided = names_bundle(source) or Path(source).expanduser().is_file()
+        divided = names_bundle(source) or len(run_splits(source, self.data.split)) == 1
         if divided and len(pairs) < most:
             pairs = pairs[: len(pairs) - held_out(len(pairs))]
         return pairs[: self.data.limit]

@@ -1,4 +1,4 @@
-"""Rows of a data source, streamed: JSONL(.gz), CSV and Parquet files, folders of splits, saved `datasets`, hub ids.
+"""Rows of a data source, streamed: JSON, CSV, Parquet and Arrow files, folders of splits, saved `datasets`, hub ids.
 
 A source becomes a list of parts (one per file), each of which yields (row number, {column: value}) in file order
 without ever holding the file in memory. Nothing is cached on disk. Error messages name the file and the row, never a
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import json
-import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -25,6 +25,8 @@ from typing import Any, BinaryIO, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 from private_rlhf.core.errors import UserError
+from private_rlhf.data.folders import is_undivided, no_split, split_files, split_names
+from private_rlhf.data.other_files import arrow_batches, elements, is_array
 from private_rlhf.data.release import is_release
 from private_rlhf.privacy.prf import frame
 from private_rlhf.privacy.records import fold_name
@@ -42,7 +44,6 @@ MOST_BLANK_LINES = 100_000
 """In a row."""
 TWICE = object()
 """In place of a value that a JSON object gives twice; no reader takes it for a text or a number."""
-_EVAL_NAMES = ("eval", "validation", "valid", "dev", "test")
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,12 @@ def open_source(source: str | Path, split: str | None = None, release: bool = Fa
     raise UserError(f"{source}: no such file or folder; check the path")
 
 
+def run_splits(source: str | Path, split: str | None = None) -> tuple[str | None, ...]:
+    """The splits that a run reads: training and evaluation, or one of which a tenth is held out. split: data.split."""
+    path = Path(source).expanduser()
+    return (split,) if split or path.is_file() or is_undivided(path) else ("train", "eval")
+
+
 def is_hub_id(source: str | Path) -> bool:
     """True if the source looks like a hub id and nothing local has that name."""
     path = Path(source)
@@ -102,26 +109,28 @@ def source_chunks(source: str | Path, split: str | None = None) -> Iterator[byte
 def _open_file(path: Path) -> Part:
     name = path.name.lower()
     try:
-        if name.endswith((".jsonl", ".jsonl.gz", ".json", ".json.gz")):
+        plain = name.removesuffix(".gz").removesuffix(".zst")
+        if plain.endswith(".json") and _is_array(path):
+            return Part(str(path), "row", None, partial(_array_rows, path), (path,))
+        if plain.endswith((".jsonl", ".ndjson", ".json")):
             return Part(str(path), "line", None, partial(_jsonl_rows, path), (path,))
         if name.endswith(".parquet"):
             with parquet_file(path) as table:
                 columns = tuple(table.schema_arrow.names)
                 _check_groups(path, table.metadata)
             return Part(str(path), "row", columns, partial(_parquet_rows, path), (path,))
-        if name.endswith(".csv"):
-            with path.open("rb") as file:
+        if plain.endswith(".csv"):
+            with open_lines(path) as file:
                 header = tuple(next(csv.reader(_lines(path, file)), ()))
             return Part(str(path), "row", header, partial(_csv_rows, path, header), (path,))
+        if name.endswith((".arrow", ".feather")):
+            with arrow_batches(path) as (names, _):
+                return Part(str(path), "row", tuple(names), partial(_arrow_rows, path), (path,))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
     except csv.Error:
         raise UserError(f"{path}: the header is not valid CSV; quote fields with double quotes") from None
     raise UserError(f"{path}: unknown kind of file; use one of {', '.join(SUFFIXES)}")
-
-
-def _split_names(split: str) -> tuple[str, ...]:
-    return _EVAL_NAMES if split == "eval" else (split,)
 
 
 def _open_folder(folder: Path, split: str, release: bool) -> list[Part]:
@@ -130,39 +139,15 @@ def _open_folder(folder: Path, split: str, release: bool) -> list[Part]:
             return [_open_file(path) for path in sorted(folder.glob("part-*.parquet"))]
         raise UserError(f"{folder}: is a released bundle, whose labels are private already; give the raw preferences")
     if (folder / "dataset_dict.json").is_file():
-        for name in _split_names(split):
+        for name in split_names(split):
             if (folder / name).is_dir():
                 return [_open_saved(folder / name)]
-        raise _no_split(folder, split, sorted(path.name for path in folder.iterdir() if path.is_dir()))
+        raise no_split(folder, split, sorted(path.name for path in folder.iterdir() if path.is_dir()))
     if (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file():
         if split != "train":
-            raise _no_split(folder, split, ["train"])
+            raise no_split(folder, split, ["train"])
         return [_open_saved(folder)]
-    files = [path for home in (folder, folder / "data") if home.is_dir() for path in sorted(home.iterdir())]
-    files = [path for path in files if path.is_file() and path.name.lower().endswith(SUFFIXES)]
-    for name in _split_names(split):
-        matches = [path for path in files if re.fullmatch(rf"{re.escape(name)}(-\d+-of-\d+)?", _stem(path))]
-        if len({_kind(path) for path in matches}) > 1 or len({_stem(path) for path in matches}) < len(matches):
-            raise UserError(f"{folder}: has several files for the split {name!r}; give the file itself")
-        if matches:
-            return [_open_file(path) for path in matches]
-    raise _no_split(folder, split, [path.name for path in files])
-
-
-def _stem(path: Path) -> str:
-    return path.name.lower().split(".", 1)[0]
-
-
-def _kind(path: Path) -> str:
-    return path.name.lower().split(".", 1)[1]
-
-
-def _no_split(where: Path | str, split: str, names: Sequence[str]) -> UserError:
-    shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "nothing readable"
-    wanted = " or ".join(f"{name}.*" for name in _split_names(split))
-    return UserError(
-        f"{where}: has no split {split!r} (looked for {wanted}; found {shown}); name a file or another split"
-    )
+    return [_open_file(path) for path in split_files(folder, split)]
 
 
 def _lines(name: str | Path, file: BinaryIO, before: int = 0) -> Iterator[str]:
@@ -181,21 +166,41 @@ def check_line(name: str | Path, size: int, where: str = "") -> None:
         raise UserError(f"{name}{where}: has a line of over {MOST_LINE_BYTES >> 20} MiB; end rows with line breaks")
 
 
-def is_gzip(path: Path) -> bool:
+def is_compressed(path: Path) -> bool:
     """By its name."""
-    return path.name.lower().endswith(".gz")
+    return path.name.lower().endswith((".gz", ".zst"))
 
 
 @contextmanager
 def open_lines(path: Path) -> Iterator[BinaryIO]:
-    """A JSONL file's bytes, decompressed. UserError if it cannot be read or is not a whole gzip file."""
+    """A text file's bytes, decompressed. UserError if it cannot be read or is not a whole compressed file."""
     try:
-        with gzip.open(path, "rb") if is_gzip(path) else path.open("rb") as file:
+        with _opened(path) as file:
             yield cast(BinaryIO, file)
     except (EOFError, gzip.BadGzipFile, zlib.error):
         raise UserError(f"{path}: is not a whole gzip file (truncated or damaged); copy it again") from None
     except OSError as error:
+        if error.errno is None:  # Arrow's decompression
+            raise UserError(f"{path}: is not a whole zstd file (truncated or damaged); copy it again") from None
         raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
+
+
+def _opened(path: Path) -> Any:
+    name = path.name.lower()
+    if name.endswith(".zst"):
+        return io.BufferedReader(pa.input_stream(str(path), compression="zstd"), 1 << 20)  # type: ignore[arg-type]
+    return gzip.open(path, "rb") if name.endswith(".gz") else path.open("rb")
+
+
+def _is_array(path: Path) -> bool:
+    with open_lines(path) as file:
+        return is_array(file)
+
+
+def _array_rows(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, Row]]:
+    with open_lines(path) as file:
+        for number, text in enumerate(elements(path, file, MOST_LINE_BYTES), 1):
+            yield number, _json_row(f"{path}, row {number}", text, wanted)
 
 
 def _jsonl_rows(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, Row]]:
@@ -214,10 +219,7 @@ def jsonl_rows(
             raise UserError(f"{name}, line {number}: {MOST_BLANK_LINES} empty lines came before it; remove them")
         if not line.isspace():
             last = number
-            row = _json_row(name, number, line)
-            if any(row.get(column) is TWICE for column in wanted):
-                raise UserError(f"{name}, line {number}: gives a column twice; keep one")
-            yield number, row
+            yield number, _json_row(f"{name}, line {number}", line, wanted)
 
 
 def no_later_one(pairs: list[tuple[str, Any]]) -> Row:
@@ -228,19 +230,20 @@ def no_later_one(pairs: list[tuple[str, Any]]) -> Row:
     return row
 
 
-def _json_row(path: str | Path, number: int, line: str) -> Row:
+def _json_row(where: str, text: str, wanted: Sequence[str]) -> Row:
     try:
-        row = json.loads(line, object_pairs_hook=no_later_one)
-        if "\\u" in line:
+        row = json.loads(text, object_pairs_hook=no_later_one)
+        if "\\u" in text:
             json.dumps(row, ensure_ascii=False, default=repr).encode()
     except UnicodeEncodeError:
-        raise UserError(
-            f"{path}, line {number}: holds a lone surrogate, which is not valid Unicode; repair or remove the row"
-        ) from None
+        problem = "holds a lone surrogate, which is not valid Unicode; repair or remove the row"
+        raise UserError(f"{where}: {problem}") from None
     except (ValueError, RecursionError):
-        raise UserError(f"{path}, line {number}: is not valid JSON; each line must be one JSON object") from None
+        raise UserError(f"{where}: is not valid JSON; each line must be one JSON object") from None
     if not isinstance(row, dict):
-        raise UserError(f"{path}, line {number}: is not a JSON object; each line must be one object with named columns")
+        raise UserError(f"{where}: is not a JSON object; each line must be one object with named columns")
+    if any(row.get(column) is TWICE for column in wanted):
+        raise UserError(f"{where}: gives a column twice; keep one")
     return row
 
 
@@ -263,7 +266,7 @@ def _csv_rows(path: Path, header: tuple[str, ...], wanted: Sequence[str]) -> Ite
     _check_once(path, header, wanted)
     number = 0
     try:
-        with path.open("rb") as file:
+        with open_lines(path) as file:
             reader = csv.reader(_lines(path, file), strict=True)
             next(reader, None)
             for values in reader:
@@ -321,6 +324,17 @@ def _parquet_rows(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, Row]
         raise damaged_parquet(path) from None
 
 
+def _arrow_rows(path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, Row]]:
+    number = 0
+    with arrow_batches(path) as (names, batches):
+        _check_once(path, names, wanted)
+        keep = [name for name in names if name in wanted or not wanted]
+        for batch in batches:
+            for start in range(0, len(batch), BATCH_ROWS):
+                yield from batch_rows(batch.select(keep).slice(start, BATCH_ROWS), number + start)
+            number += len(batch)
+
+
 def batch_rows(batch: pa.RecordBatch | pa.Table, before: int) -> Iterator[tuple[int, Row]]:
     """The rows of a table. before: rows before the first one."""
     names = batch.schema.names
@@ -359,7 +373,7 @@ def _open_hub(name: str, split: str) -> Part:
 
     try:
         splits = list(datasets.get_dataset_split_names(name))
-        chosen = next((candidate for candidate in _split_names(split) if candidate in splits), None)
+        chosen = next((candidate for candidate in split_names(split) if candidate in splits), None)
         data = datasets.load_dataset(name, split=chosen, streaming=True) if chosen else None
     except Exception as error:  # the hub client's errors have no common class
         raise UserError(
@@ -367,6 +381,6 @@ def _open_hub(name: str, split: str) -> Part:
             " check the path or the connection"
         ) from None
     if data is None:
-        raise _no_split(name, split, splits)
+        raise no_split(name, split, splits)
     columns = tuple(data.column_names) if data.column_names else None
     return Part(name, "row", columns, lambda wanted: enumerate(iter(data), 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from private_rlhf.core.errors import UserError
-from private_rlhf.data.release import MANIFEST, Release
+from private_rlhf.data.release import MANIFEST, Release, file_of
 
 
 def most_per_record(bundle: Release) -> int:
@@ -32,7 +32,7 @@ def check_totals(bundle: Release) -> float | None:
         value = stated[name]
         if value is not None and value < least:
             raise UserError(
-                f"{bundle.directory / MANIFEST}: totals.{name} must be at least {least:g}, which its rows have, got"
-                f" {value:g}: ask whoever made it for a bundle that states what it costs"
+                f"{file_of(bundle.directory, MANIFEST)}: totals.{name} must be at least {least:g}, which its rows have,"
+                f" got {value:g}: ask whoever made it for a bundle that states what it costs"
             )
     return total

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -94,11 +95,19 @@ def check_layers(num_layers: int | None, config: Any, name: str) -> None:
         raise UserError(f"reward.num_layers must be at most {layers}, the layers of {name}, got {num_layers}: lower it")
 
 
+_OTHER_MODALITY = re.compile("image|audio|video|vision")
+
+
 def check_tokens(tokenizer: Any, config: Any, source: str) -> None:
-    """UserError where the tokenizer ends a turn or pads with an id that the model's vocabulary lacks."""
+    """UserError where the tokenizer has an id that the model's vocabulary lacks.
+
+    Of a text-only checkpoint, marks of other modalities may be over it (Gemma 3): texts do not hold them.
+    """
     size = config.get_text_config().vocab_size
-    for token, number in ((tokenizer.eos_token, tokenizer.eos_token_id), (tokenizer.pad_token, tokenizer.pad_token_id)):
-        if number >= size:
+    for token, number in sorted(tokenizer.get_vocab().items(), key=lambda item: -item[1]):
+        if number < size:
+            return
+        if not _OTHER_MODALITY.search(token):
             raise UserError(
                 f"model.source {source}: its tokenizer has {token} at id {number}, and its model has {size} ids: give "
                 "a checkpoint whose embeddings were resized to its tokenizer"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,34 +29,48 @@ from transformers.trainer_callback import ProgressCallback
 T = TypeVar("T")
 
 COMPLETE = "COMPLETE"
-OWNED = frozenset(
-    {
-        "output_dir",
-        "per_device_train_batch_size",
-        "gradient_accumulation_steps",
-        "learning_rate",
-        "num_train_epochs",
-        "max_steps",
-        "warmup_steps",
-        "save_steps",
-        "save_strategy",
-        "save_total_limit",
-        "seed",
-        "data_seed",
-        "use_cpu",
-        "resume_from_checkpoint",
-        "max_length",
-        "dataset_kwargs",
-        "remove_unused_columns",
-    }
+OWNED = {
+    "output_dir": "--run-dir",
+    "per_device_train_batch_size": "{}.micro_batch_size",
+    "per_device_eval_batch_size": "{}.micro_batch_size",
+    "gradient_accumulation_steps": "{}.batch_size and {}.micro_batch_size",
+    "learning_rate": "{}.learning_rate",
+    "num_train_epochs": "{}.epochs",
+    "max_steps": "{}.max_steps",
+    "warmup_steps": "{}.warmup_steps",
+    "save_steps": "{}.save_steps",
+    "save_strategy": "{}.save_steps",
+    "save_total_limit": "",
+    "seed": "seed",
+    "data_seed": "seed",
+    "use_cpu": "CUDA_VISIBLE_DEVICES in the environment",
+    "resume_from_checkpoint": "the same command again, which resumes",
+    "max_length": "model.max_text_tokens (texts are never cut; model.too_long: drop leaves longer ones out)",
+    "dataset_kwargs": "",
+    "remove_unused_columns": "",
+    "beta": "{}.kl_coef or ppo.kl_coef",
+    "num_generations": "{}.samples_per_prompt",
+    "generation_batch_size": "{}.rollouts",
+    "num_iterations": "{}.epochs",
+    "epsilon": "{}.clip_range",
+    "temperature": "ppo.temperature",
+    "top_p": "ppo.top_p",
+    "max_completion_length": "model.max_response_tokens",
+}
+"""Arguments that a stage sets itself -> the keys that do what is meant; "" where there is none. {}: the section."""
+ON_PROMPTS = dict.fromkeys(("num_train_epochs", "max_steps"), "{}.iterations") | dict.fromkeys(
+    ("save_steps", "save_strategy"), "{}.save_every"
 )
+"""The same where a policy is trained on prompts."""
+JUDGED = frozenset({"do_eval", "load_best_model_at_end", "metric_for_best_model", "greater_is_better"})
+"""Arguments, with eval_*, about evaluation while training, for which the stages hand over no rows."""
 LAUNCHED = frozenset({"deepspeed", "fsdp", "fsdp_config", "accelerator_config", "parallelism_config", "fp16"})
 """Arguments of transformers' trainers that would ask for a strategy or a precision past the launcher and this table."""
 LOCAL_TRACKERS = ("none", "tensorboard")
 
 
-def check_trainer_args(section: str, given: dict[str, Any], schema: type) -> None:
-    """Checks a recipe's `trainer_args` against TRL's own dataclass.
+def check_trainer_args(section: str, given: dict[str, Any], schema: type, fixed: Collection[str] = ()) -> None:
+    """Check a recipe's `trainer_args` against TRL's own dataclass. fixed: what this stage sets beside `OWNED`.
 
     Raises:
         UserError: a key that TRL lacks, that the recipe sets under its own name, that is the launcher's business, or
@@ -63,10 +78,14 @@ def check_trainer_args(section: str, given: dict[str, Any], schema: type) -> Non
     """
     names = [item.name for item in dataclasses.fields(schema)]
     for key in given:
-        if key in OWNED:
+        if key in names and (key in OWNED or key in fixed):
+            remedy = (OWNED | (ON_PROMPTS if "num_iterations" in names else {})).get(key, "").replace("{}", section)
             raise UserError(
-                f"{section}.trainer_args.{key} is set by the stage itself: use the key of section {section}"
+                f"{section}.trainer_args.{key} is set by the stage itself: {f'use {remedy}' if remedy else 'remove it'}"
             )
+        if key in names and (key in JUDGED or key.startswith("eval_")):
+            judge = "reward.early_stopping" if section == "reward" else "section evaluate, which judges the policy"
+            raise UserError(f"{section}.trainer_args.{key} asks for evaluation while training: use {judge}")
         if key in LAUNCHED:
             raise UserError(
                 f"{section}.trainer_args.{key} is the launcher's: remove it, and take launch/ddp.yaml or "
@@ -123,7 +142,7 @@ def trainer_config(
     Raises:
         UserError: see `check_trainer_args`; a batch that does not divide.
     """
-    check_trainer_args(section, settings.trainer_args, schema)
+    check_trainer_args(section, settings.trainer_args, schema, fixed)
     arguments = trainer_arguments(section, settings, checkpoints, seed, world)
     try:
         made = schema(**arguments, **fixed)

@@ -29,6 +29,7 @@ def check_checkpoint(name: str, where: str, others: str = "") -> str:
     folder = Path(name).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
+            check_no_adapter(folder, where)
             raise UserError(f"{where} '{name}' has no config.json: give the folder of a whole checkpoint")
         return str(folder)
     parent_is_here = folder.parent != Path() and folder.parent.is_dir()
@@ -37,9 +38,31 @@ def check_checkpoint(name: str, where: str, others: str = "") -> str:
     return name
 
 
+def check_no_adapter(folder: Path, where: str) -> None:
+    """UserError for the folder of an adapter without its base model."""
+    if (folder / "adapter_config.json").is_file():
+        raise UserError(
+            f"{where} '{folder}' is an adapter, not a whole checkpoint: merge it into its base model first (peft: "
+            "AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload().save_pretrained(OTHER)), with its"
+            " tokenizer, and give that folder"
+        )
+
+
+def check_weights(folder: Path, where: str) -> None:
+    """UserError where a weight in the safetensors of a checkpoint folder is not a finite number. Reads all of them."""
+    from safetensors import safe_open
+
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 (it cannot be iterated)
+                if not tensors.get_tensor(name).isfinite().all():
+                    raise UserError(f"{where} '{folder}': {name} holds NaN or infinity: give an undamaged checkpoint")
+
+
 def check_lm_folder(folder: Path, where: str) -> None:
     """UserError where `folder`, given as `where`, holds no checkpoint: a hub id is not looked for."""
     if not (folder / "config.json").is_file():
+        check_no_adapter(folder, where)
         raise UserError(f"{where} {folder} is no checkpoint folder: give one of a whole causal language model")
 
 

@@ -19,7 +19,8 @@ BUILT_IN = {
     "evaluation_prompts": ("embedded", "evaluation"),
 }
 """Data key -> what it may name besides files. All of it is public, or post-processing of the released labels."""
-SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet", ".csv")
+_TEXTS = (".jsonl", ".ndjson", ".json", ".csv")
+SUFFIXES = (*(text + end for text in _TEXTS for end in ("", ".gz", ".zst")), ".parquet", ".arrow", ".feather")
 """Of files with rows."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -59,6 +60,9 @@ class DataConfig:
     signer: Annotated[str | None, IF_SET] = Field(default=None, pattern="^[0-9a-f]{64}$")
     """Public key (`private-rlhf ledger show`) of who must have signed the bundle that `preferences` names; null takes
     any bundle, also an unsigned one, and says whose it is."""
+    split: Annotated[str | None, IF_SET] = Field(default=None, min_length=1)
+    """The split of a folder or hub data set that is learned from, such as `train_prefs`; a tenth of it is held out.
+    null: `train`, and `eval` (also validation, valid, dev, test) for evaluation."""
     public_labels: bool = False
     """The labels are declared public or synthetic. Needed for epsilon: .inf and evaluation_labels: public."""
     allow_label_overlap: bool = False
@@ -86,6 +90,8 @@ class DataConfig:
     """Seed of the Bradley–Terry labels of the embedded task."""
 
     def __post_init__(self) -> None:
+        if self.split and self.without_pairs:
+            raise ValueError("split is of preferences that are brought (--data): remove it")
         for name, own in {
             "demonstrations": "release",
             "prompts": "release",

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 from private_rlhf.core.errors import UserError
+from private_rlhf.core.outputs import MANIFESTS
 from private_rlhf.core.rundir import RunDir, read_evaluation
 
 REFERENCE = "sft"
@@ -74,9 +75,9 @@ def read_run(run: RunDir, stages: Sequence[str]) -> RunFacts:
         UserError: there is no manifest of the released labels (a report without a privacy statement is refused), or a
             file is damaged.
     """
-    release = _json(run.released / "release" / "manifest.json")
+    release = next(filter(None, (_json(run.released / "release" / name) for name in MANIFESTS)), None)
     if not release:
-        raise UserError(f"{run.root} holds no privatize/release/manifest.json: run it first (--only privatize)")
+        raise UserError(f"{run.root} holds no privatize/release/{MANIFESTS[0]}: run it first (--only privatize)")
     recipe_path = run.root / "recipe.yaml"
     recipe_text = recipe_path.read_text(encoding="utf-8") if recipe_path.is_file() else ""
     recipe = _mapping(recipe_text, recipe_path)

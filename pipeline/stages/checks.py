@@ -22,6 +22,7 @@ from private_rlhf.lm.model_folders import (
     check_function,
     check_lm_folder,
     check_positions,
+    check_weights,
 )
 from private_rlhf.recipe import ON_PROMPTS, DataConfig, JudgeSettings, PpoConfig, Recipe, RewardConfig
 
@@ -56,6 +57,7 @@ def check_base_model(recipe: Recipe) -> None:
         check_architecture(recipe.model.source, config, recipe.adapters, layers, recipe.four_bit)
         if (folder := Path(model.source).expanduser()).is_dir():
             check_tokens(load_tokenizer(folder), config, model.source)
+            check_weights(folder, "model.source")
 
 
 def check_backbone(recipe: Recipe) -> None:
@@ -110,6 +112,7 @@ def check_model_folder(key: str, path: Path, public: bool) -> None:
     from private_rlhf.reward_models.external import check_folder, key_names
 
     check_folder(path, public, *key_names(key))
+    check_weights(path, key)
 
 
 def check_judge(judge: JudgeSettings) -> None:
@@ -122,6 +125,7 @@ def check_judge(judge: JudgeSettings) -> None:
         check_model_folder("evaluate.judge", judge.path, judge.public)
     if judge.lm is not None:
         check_lm_folder(judge.lm, "evaluate.judge.lm")
+        check_weights(judge.lm, "evaluate.judge.lm")
     if judge.embedding:
         load_truth(HUMAN, "evaluate.judge.embedding")
 

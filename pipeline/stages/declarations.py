@@ -208,8 +208,12 @@ class Reward(Stage):
 
     def check_rows(self, recipe: Recipe, run: RunDir, new_release: bool) -> None:
         settings = recipe.reward
-        if settings.mode != "head" and settings.external is None:
-            counts = row_counts(recipe, run, new_release)
+        if settings.external is not None:
+            return
+        counts = row_counts(recipe, run, new_release)
+        if counts.has_one_prompt():
+            raise UserError("all pairs have one prompt, and folds are by prompt: give preferences on several prompts")
+        if settings.mode != "head":
             count = counts.pairs(settings.batch_size, settings.validation_fraction)
             check_rows(count, self.name, settings.batch_size)
 

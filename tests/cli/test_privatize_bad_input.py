@@ -113,7 +113,7 @@ def test_epsilon_is_a_finite_number_above_0(refused: Refused, epsilon: str) -> N
 @pytest.mark.parametrize("epsilon", ["1e-6", "50", "1e3", "5e-324"])
 def test_any_such_number_will_do(folder: Path, epsilon: str) -> None:
     assert main(command(epsilon=epsilon)) == 0
-    stated = json.loads((folder / "release" / "manifest.json").read_text())["guarantee"]
+    stated = json.loads((folder / "release" / "_manifest").read_text())["guarantee"]
     assert stated["epsilon"] == float(epsilon)
     assert 0.5 <= stated["keep_prob"] < 1
 
@@ -210,7 +210,7 @@ def test_the_name_of_a_source_is_one_printable_line(refused: Refused, source: st
 def test_a_file_s_own_name_is_repeated_printably(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "good.jsonl").rename(folder / "a\x1b[2J\nb.jsonl")
     assert main(command(data="a\x1b[2J\nb.jsonl")) == 0
-    assert json.loads((folder / "release" / "manifest.json").read_text())["source"] == r"a\x1b[2J b.jsonl"
+    assert json.loads((folder / "release" / "_manifest").read_text())["source"] == r"a\x1b[2J b.jsonl"
 
 
 ODD_ROWS: dict[str, Any] = {

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
 import subprocess
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import datasets
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,7 +24,10 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.data.container import PUBLISHED, is_copy, settle, unpublished, write_shard
 from private_rlhf.data.curate import Request, privatize_source
 from private_rlhf.data.declared_columns import Options
+from private_rlhf.data.formats import read_prompts
 from private_rlhf.data.release import read_release
+from private_rlhf.data.release_import import names_bundle
+from private_rlhf.data.verify import verify_release
 from private_rlhf.privacy.keys import keygen, load_key
 from private_rlhf.privacy.signature import file_digest, sign
 
@@ -48,8 +55,8 @@ def bundle(made: Path, tmp_path: Path) -> Path:
 
 def sign_again(bundle: Path, key: Path) -> None:
     """As a program would whose writer carries something: the signature holds."""
-    files = {path.name: file_digest(path) for path in sorted(bundle.iterdir()) if path.name != "signature.json"}
-    write_json(bundle / "signature.json", sign(load_key(key), files))
+    files = {path.name: file_digest(path) for path in sorted(bundle.iterdir()) if path.name != "_signature"}
+    write_json(bundle / "_signature", sign(load_key(key), files))
     settle(bundle)
 
 
@@ -182,7 +189,7 @@ ROWS: dict[str, tuple[Callable[[Path], None], str]] = {
 def test_rows_that_no_release_holds_are_refused(bundle: Path, kind: str) -> None:
     change, message = ROWS[kind]
     change(bundle / SHARD)
-    (bundle / "signature.json").unlink()
+    (bundle / "_signature").unlink()
     with pytest.raises(UserError, match=message):
         read_release(bundle).check_rows()
 
@@ -190,9 +197,9 @@ def test_rows_that_no_release_holds_are_refused(bundle: Path, kind: str) -> None
 def test_a_row_in_another_shard_is_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All rows in the first of two shards: where the border lies is not the writer's to choose."""
     monkeypatch.setattr("private_rlhf.data.release.ROWS_PER_SHARD", 40)
-    facts = json.loads((bundle / "manifest.json").read_text()) | {"rows_per_shard": 40}
-    write_json(bundle / "manifest.json", facts)
-    (bundle / "signature.json").unlink()
+    facts = json.loads((bundle / "_manifest").read_text()) | {"rows_per_shard": 40}
+    write_json(bundle / "_manifest", facts)
+    (bundle / "_signature").unlink()
     table = pq.read_table(bundle / SHARD)
     write_shard(bundle / "part-00001.parquet", table.schema, ())
     with pytest.raises(UserError, match="holds rows of another shard"):
@@ -201,10 +208,10 @@ def test_a_row_in_another_shard_is_refused(bundle: Path, monkeypatch: pytest.Mon
 
 def test_keep_prob_one_half_of_labels_is_no_noisy_sum(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As at an ε below 2^-127: labels that say nothing, and still labels."""
-    facts = json.loads((bundle / "manifest.json").read_text())
+    facts = json.loads((bundle / "_manifest").read_text())
     facts["guarantee"] |= {"keep_prob": 0.5, "flip_prob": 0.5}
-    write_json(bundle / "manifest.json", facts)
-    (bundle / "signature.json").unlink()
+    write_json(bundle / "_manifest", facts)
+    (bundle / "_signature").unlink()
     settle(bundle)
     assert verified(bundle) == 0
     assert "60 labels at ε = 1" in capsys.readouterr().out
@@ -226,8 +233,8 @@ OTHERS: dict[str, Callable[[Path], object]] = {
     "another spelling": lambda bundle: shutil.copy(bundle / SHARD, bundle / "PART-00001.PARQUET"),
     "a link in place of a shard": linked,
     "a link in place of the manifest": lambda bundle: (
-        (bundle / "manifest.json").rename(bundle.with_name("m")),
-        (bundle / "manifest.json").symlink_to(bundle.with_name("m")),
+        (bundle / "_manifest").rename(bundle.with_name("m")),
+        (bundle / "_manifest").symlink_to(bundle.with_name("m")),
     ),
     "a pipe": lambda bundle: os.mkfifo(bundle / "pipe"),
 }
@@ -258,9 +265,9 @@ SIGNATURES: dict[str, Callable[[dict[str, Any]], str]] = {
 
 @pytest.mark.parametrize("kind", SIGNATURES)
 def test_a_signature_file_has_one_form(bundle: Path, kind: str) -> None:
-    path = bundle / "signature.json"
+    path = bundle / "_signature"
     path.write_text(SIGNATURES[kind](json.loads(path.read_text())))
-    with pytest.raises(UserError, match=r"signature\.json: has "):
+    with pytest.raises(UserError, match=r"_signature: has "):
         read_release(bundle)
 
 
@@ -354,6 +361,66 @@ def test_releases_of_13e2ce0_open_and_verify(name: str, tmp_path: Path, capsys: 
     assert verified(copy) == 0
     assert ("signed by" in capsys.readouterr().out) is (name != "answers")
     assert len(read_release(copy).rows) == 9
+    assert list(read_prompts(copy))
+    assert names_bundle(str(copy))
+
+
+def in_old_layout(bundle: Path, key: Path) -> Path:
+    """The bundle under the names that 13e2ce0 gave."""
+    (bundle / "_manifest").rename(bundle / "manifest.json")
+    (bundle / "_signature").unlink()
+    files = {path.name: file_digest(path) for path in sorted(bundle.iterdir())}
+    write_json(bundle / "signature.json", sign(load_key(key), files))
+    settle(bundle)
+    return bundle
+
+
+def test_an_old_bundle_is_held_to_the_same(made: Path, bundle: Path) -> None:
+    """Names of one layout, all signed; a file under the other layout's name is another file."""
+    verify_release(in_old_layout(bundle, made / "owner.key"), as_published=True)
+    other = bundle.with_name("other")
+    for name in ("_signature", "_manifest"):
+        shutil.copytree(bundle, other)
+        shutil.copy(bundle / f"{name[1:]}.json", other / name)
+        with pytest.raises(UserError, match=r"is not a file of the release|is not what was signed"):
+            read_release(other)
+        shutil.rmtree(other)
+    text = (bundle / "manifest.json").read_text()
+    (bundle / "manifest.json").write_text(text.replace('"raw.jsonl"', '"census"'))
+    with pytest.raises(UserError, match=r"'manifest\.json' is not what was signed"):
+        read_release(bundle)
+
+
+@pytest.mark.parametrize("gone", [(), ("signature.json",)])
+def test_the_same_command_gives_an_old_bundle_the_present_names(
+    made: Path, bundle: Path, gone: tuple[str, ...]
+) -> None:
+    in_old_layout(bundle, made / "owner.key")
+    for name in gone:
+        (bundle / name).unlink()
+    privatize_source(Request(str(made / "raw.jsonl"), bundle, 1.0, made / "owner.key", options=Options(columns=("n",))))
+    verify_release(bundle, as_published=True)
+    for path in (made / "bundle").iterdir():
+        assert (bundle / path.name).read_bytes() == path.read_bytes()
+    assert len(list(bundle.iterdir())) == 3
+
+
+# --- programs of others -----------------------------------------------------------------------------------------------
+
+
+def test_a_release_loads_as_it_is(bundle: Path, tmp_path: Path) -> None:
+    """One shard beside manifest and signature: by count, most files are no Parquet."""
+    columns = ["prompt", "chosen", "rejected", "record_id", "n"]
+    expected = pq.read_table(bundle / SHARD).to_pylist()
+    loaded = datasets.load_dataset(str(bundle), split="train", cache_dir=str(tmp_path / "cache"))
+    assert loaded.column_names == columns
+    assert loaded.to_list() == expected
+    assert list(datasets.load_dataset(str(bundle), split="train", streaming=True)) == expected
+    assert pq.read_table(bundle).to_pylist() == expected
+    assert pandas.read_parquet(bundle).to_dict("records") == expected
+    with suppress(ImportError):
+        duckdb = importlib.import_module("duckdb")
+        assert duckdb.sql(f"select * from '{bundle}/*.parquet'").fetchall() == [tuple(row.values()) for row in expected]
 
 
 def test_memory_does_not_grow_with_the_rows_of_a_shard(bundle: Path) -> None:
@@ -362,4 +429,4 @@ def test_memory_does_not_grow_with_the_rows_of_a_shard(bundle: Path) -> None:
     before = pa.total_allocated_bytes()
     release.check_rows()
     assert pa.total_allocated_bytes() <= before + (1 << 20)
-    assert sorted(path.name for path in bundle.iterdir()) == ["manifest.json", SHARD, "signature.json"]
+    assert sorted(path.name for path in bundle.iterdir()) == ["_manifest", "_signature", SHARD]

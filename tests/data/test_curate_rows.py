@@ -135,4 +135,4 @@ def test_where_every_private_label_agrees_the_bytes_agree(tmp_path: Path, rows: 
         {path.name: path.read_bytes() for path in (tmp_path / name / "out").iterdir()} for name in ("one", "two")
     )
     assert one == two
-    assert sorted(one) == ["manifest.json", "part-00000.parquet", "signature.json"]
+    assert sorted(one) == ["_manifest", "_signature", "part-00000.parquet"]

@@ -79,7 +79,7 @@ def test_shards_are_ranges_of_record_ids(
     monkeypatch.setattr("private_rlhf.data.release.ROWS_PER_SHARD", 6)
     records = release(tmp_path / "out", pairs(rows), rows_per_shard=6)
     names = sorted(contents(tmp_path / "out"))
-    assert names == ["manifest.json", *(f"part-{i:05d}.parquet" for i in range(shards))]
+    assert names == ["_manifest", *(f"part-{i:05d}.parquet" for i in range(shards))]
     assert [row.record_id for row in read_release(tmp_path / "out")] == [record.record_id for record in records]
     for number, path in enumerate(sorted((tmp_path / "out").glob("*.parquet"))):
         table = pq.read_table(path)
@@ -102,7 +102,7 @@ def test_bytes_are_a_pure_function(tmp_path: Path) -> None:
 
 def test_manifest_holds_these_keys_and_no_statistic_of_labels(tmp_path: Path) -> None:
     release(tmp_path / "out", pairs(5))
-    facts = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    facts = json.loads((tmp_path / "out" / "_manifest").read_text())
     assert set(facts) == {
         *("mark", "columns", "format", "rows", "source", "guarantee", "dropped"),
         *("rows_per_shard", "extra_columns", "canonicalisation", "schema_version"),
@@ -119,12 +119,12 @@ def test_public_labels_are_marked(tmp_path: Path) -> None:
     opened = read_release(tmp_path / "out")
     assert opened.manifest.noise.public
     assert not opened.manifest.private
-    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["mark"] == "NOT PRIVATE"
+    assert json.loads((tmp_path / "out" / "_manifest").read_text())["mark"] == "NOT PRIVATE"
     assert all("good" in row.chosen for row in opened)
 
 
 def edit(folder: Path, change: dict[str, Any], guarantee_change: dict[str, Any]) -> None:
-    path = folder / "manifest.json"
+    path = folder / "_manifest"
     facts = json.loads(path.read_text())
     for target, changes in ((facts, change), (facts["guarantee"], guarantee_change)):
         for name, value in changes.items():
@@ -196,7 +196,7 @@ def test_words_and_fields_of_a_manifest_are_the_program_s(
     release(tmp_path / "out", pairs(5))
     read_release(tmp_path / "out")
     edit(tmp_path / "out", change, guarantee_change)
-    with pytest.raises(UserError, match=r"manifest\.json: (has words, fields|`dropped` has)"):
+    with pytest.raises(UserError, match=r"_manifest: (has words, fields|`dropped` has)"):
         read_release(tmp_path / "out")
 
 
@@ -248,9 +248,9 @@ def test_incomplete_folders_are_refused(tmp_path: Path, monkeypatch: pytest.Monk
     shard.unlink()
     with pytest.raises(UserError, match=r"holds \d+ rows where its manifest says 13"):
         read_release(tmp_path / "out")
-    (tmp_path / "out" / "manifest.json").write_text("{")
-    with pytest.raises(UserError, match=r"manifest\.json: is not valid JSON"):
+    (tmp_path / "out" / "_manifest").write_text("{")
+    with pytest.raises(UserError, match=r"_manifest: is not valid JSON"):
         read_release(tmp_path / "out")
-    (tmp_path / "out" / "manifest.json").unlink()
-    with pytest.raises(UserError, match=r"has no manifest\.json, so it is no complete release"):
+    (tmp_path / "out" / "_manifest").unlink()
+    with pytest.raises(UserError, match=r"has no _manifest, so it is no complete release"):
         read_release(tmp_path / "out")

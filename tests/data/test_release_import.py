@@ -96,7 +96,7 @@ def test_taking_over_twice_leaves_the_same_and_nothing_else(tmp_path: Path) -> N
 
 
 def test_raw_data_may_have_a_manifest_of_their_own(tmp_path: Path) -> None:
-    (tmp_path / "manifest.json").write_text("{}")
+    (tmp_path / "_manifest").write_text("{}")
     (tmp_path / "train.jsonl").write_text("{}\n")
     assert not names_bundle(str(tmp_path))
 
@@ -111,7 +111,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         open_bundle(*recipe(source, labels="laplace"))
     with pytest.raises(UserError, match=r"the recipe says inf"):
         open_bundle(*recipe(source, epsilon=math.inf, public=True))
-    (source / "manifest.json").write_text("{}")
+    (source / "_manifest").write_text("{}")
     with pytest.raises(UserError, match="schema version"):
         open_bundle(*recipe(source))
 

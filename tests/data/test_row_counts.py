@@ -12,6 +12,7 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World, check_rows
 from private_rlhf.data import inputs
+from private_rlhf.data.curate import Request, privatize_source
 from private_rlhf.data.release_import import import_bundle
 from private_rlhf.embedded import task
 from private_rlhf.privacy.keys import keygen, load_key
@@ -65,6 +66,23 @@ def few(count: int, section: str, batch: int = 16) -> str:
         f"there are {count} texts or pairs to learn from, fewer than {section}.batch_size {batch}: lower it, or bring "
         "more data"
     )
+
+
+@pytest.mark.parametrize("form", ["file", "release"])
+def test_one_prompt_is_refused_before_anything_runs(tmp_path: Path, form: str) -> None:
+    """The reward's folds are by prompt; a second prompt, wherever it stands, is enough."""
+    for prompts, message in ((["one"] * 40, "all pairs have one prompt"), ([*["one"] * 40, "two"], None)):
+        home = tmp_path / str(len(prompts))
+        home.mkdir()
+        source = home / "raw.jsonl"
+        rows = ({"prompt": text, "chosen": f"yes {i}", "rejected": f"{len(prompts)}"} for i, text in enumerate(prompts))
+        source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        if form == "release":
+            privatize_source(Request(str(source), home / "out", 1.0, keygen(home / "k")))
+            source = home / "out"
+        given = recipe(home, preferences=str(source))
+        line = refused(given, RunDir(home / "run"), "privatize", "reward")
+        assert (line is None) if message is None else (line is not None and line.startswith(message))
 
 
 def test_the_line() -> None:

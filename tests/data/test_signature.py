@@ -33,7 +33,7 @@ def bundle(tmp_path: Path, key: Path) -> Path:
 
 
 def edited(bundle: Path, **changes: Any) -> None:
-    path = bundle / "signature.json"
+    path = bundle / "_signature"
     write_json(path, json.loads(path.read_text()) | changes)
 
 
@@ -45,7 +45,7 @@ def recipe(source: Path, signer: str | None = None) -> Recipe:
 
 def test_a_release_is_signed_and_anyone_can_check_it_by_the_documented_message(bundle: Path, key: Path) -> None:
     """Without our `verify`: docs/how-to/keys.md says what is signed."""
-    stated = json.loads((bundle / "signature.json").read_text())
+    stated = json.loads((bundle / "_signature").read_text())
     assert read_release(bundle).signer == stated["public_key"] == public_key(load_key(key))
     text = json.dumps(stated["files"], sort_keys=True, separators=(",", ":"))
     message = b"private-rlhf/release-signature/v1\n" + text.encode()
@@ -56,9 +56,9 @@ def test_a_release_is_signed_and_anyone_can_check_it_by_the_documented_message(b
 
 
 def test_the_manifest_s_words_and_numbers_are_signed(bundle: Path) -> None:
-    path = bundle / "manifest.json"
+    path = bundle / "_manifest"
     path.write_text(path.read_text().replace('"raw.jsonl"', '"census"'))
-    with pytest.raises(UserError, match=r"'manifest\.json' is not what was signed: the bundle was edited or damaged"):
+    with pytest.raises(UserError, match=r"'_manifest' is not what was signed: the bundle was edited or damaged"):
         read_release(bundle)
 
 
@@ -87,14 +87,14 @@ def test_rows_are_signed(bundle: Path, tmp_path: Path, key: Path) -> None:
 )
 def test_a_signature_that_does_not_hold_is_refused(bundle: Path, changes: dict[str, Any]) -> None:
     edited(bundle, **changes)
-    with pytest.raises(UserError, match=r"signature\.json: .*; write it again"):
+    with pytest.raises(UserError, match=r"_signature: .*; write it again"):
         read_release(bundle)
 
 
 @pytest.mark.parametrize("text", ["[]", "{", "1", "null"])
 def test_a_signature_file_that_is_none_is_refused(bundle: Path, text: str) -> None:
-    (bundle / "signature.json").write_text(text)
-    with pytest.raises(UserError, match=r"signature\.json: "):
+    (bundle / "_signature").write_text(text)
+    with pytest.raises(UserError, match=r"_signature: "):
         read_release(bundle)
 
 
@@ -105,8 +105,8 @@ def take_over(recipe: Recipe, folder: Path) -> dict[str, Any]:
 def test_whoever_edits_can_sign_but_not_as_the_holder(bundle: Path, tmp_path: Path, key: Path) -> None:
     """An edited bundle under a signature of its editor's: sound in itself, and not the one that was asked for."""
     stranger, holder = load_key(keygen(tmp_path / "stranger.key")), public_key(load_key(key))
-    files = json.loads((bundle / "signature.json").read_text())["files"]
-    write_json(bundle / "signature.json", sign(stranger, files))
+    files = json.loads((bundle / "_signature").read_text())["files"]
+    write_json(bundle / "_signature", sign(stranger, files))
     assert read_release(bundle).signer == public_key(stranger) != holder
     with pytest.raises(UserError, match=r"data\.signer is"):
         take_over(recipe(bundle, holder), tmp_path / "stage")
@@ -115,7 +115,7 @@ def test_whoever_edits_can_sign_but_not_as_the_holder(bundle: Path, tmp_path: Pa
 def test_an_unsigned_bundle_opens_and_says_so(bundle: Path, tmp_path: Path, key: Path) -> None:
     holder = public_key(load_key(key))
     assert take_over(recipe(bundle, holder), tmp_path / "stage")["signer"] == holder
-    (bundle / "signature.json").unlink()
+    (bundle / "_signature").unlink()
     report = take_over(recipe(bundle), tmp_path / "stage")
     assert report["signer"] is None
     assert "signed by NOBODY" in report["summary"]
@@ -124,7 +124,7 @@ def test_an_unsigned_bundle_opens_and_says_so(bundle: Path, tmp_path: Path, key:
 
 
 def test_a_release_of_before_gets_its_signature_by_the_same_command(bundle: Path, tmp_path: Path, key: Path) -> None:
-    signature = bundle / "signature.json"
+    signature = bundle / "_signature"
     before = signature.read_text()
     signature.unlink()
     privatize_source(Request(str(tmp_path / "raw.jsonl"), bundle, 1.0, key))
@@ -142,7 +142,7 @@ def test_the_command(bundle: Path, tmp_path: Path, key: Path, capsys: pytest.Cap
     assert "is signed by" in capsys.readouterr().err
     assert main(["verify-release", str(bundle), "--signer", "me"]) == 2
     assert "64 hexadecimal digits" in capsys.readouterr().err
-    (bundle / "signature.json").unlink()
+    (bundle / "_signature").unlink()
     settle(bundle)
     assert main(["verify-release", str(bundle)]) == 0
     assert "unsigned: nobody vouches for it" in capsys.readouterr().out
@@ -154,7 +154,7 @@ def test_a_seed_s_key_signs_nothing() -> None:
 
 def test_keys_sign_differently_and_a_signature_is_of_its_files(tmp_path: Path, key: Path) -> None:
     one, two = load_key(key), load_key(keygen(tmp_path / "two.key"))
-    files = {"manifest.json": "0" * 64}
+    files = {"_manifest": "0" * 64}
     assert verify(sign(one, files), files) == public_key(one) != public_key(two)
     assert one.keyed_digest(()) != public_key(one)
     with pytest.raises(ValueError, match="does not verify"):
@@ -208,7 +208,7 @@ def test_public_keys_of_small_order_are_refused(key: Path) -> None:
     weak = small_order_keys()
     assert "01" + "00" * 31 in weak
     assert len(weak) == 14
-    files = {"manifest.json": "0" * 64}
+    files = {"_manifest": "0" * 64}
     stated = sign(load_key(key), files)
     for public in weak:
         with pytest.raises(ValueError, match="of small order"):

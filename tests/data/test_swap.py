@@ -87,8 +87,8 @@ def test_only_private_labels_of_swapped_rows_change(
         prompts.append(list(read_prompts(source)))
     assert prompts[0] == prompts[1]
     assert said[0] == said[1]
-    assert (outs[0] / "manifest.json").read_bytes() == (outs[1] / "manifest.json").read_bytes()
-    dropped = json.loads((outs[0] / "manifest.json").read_text())["dropped"]
+    assert (outs[0] / "_manifest").read_bytes() == (outs[1] / "_manifest").read_bytes()
+    dropped = json.loads((outs[0] / "_manifest").read_text())["dropped"]
     assert dropped == {"identical": 1, "empty": 1, "duplicates": 2}
     assert [path.name for path in sorted(outs[0].iterdir())] == [path.name for path in sorted(outs[1].iterdir())]
     first, second = read_release(outs[0]).rows, read_release(outs[1]).rows
@@ -134,7 +134,7 @@ def test_in_the_labelled_form_the_label_moves_private_labels_alone(
     outs = {name: contents(tmp_path / name / "out") for name in variants}
     assert outs["plain"] == outs["mirrored"]
     assert outs["swapped"] == outs["pairs"]
-    assert outs["plain"]["manifest.json"] == outs["swapped"]["manifest.json"]
+    assert outs["plain"]["_manifest"] == outs["swapped"]["_manifest"]
     assert len(set(said.values())) == 1
     first, second = (read_release(tmp_path / name / "out").rows for name in ("plain", "swapped"))
     changed = {

@@ -110,7 +110,7 @@ def targets() -> Iterator[Target]:
     answers = jsonl([{"prompt": "p", "response": "r"}] * 4)
     yield Target("demonstrations", lambda d: (d / "d.jsonl").write_text(answers), "d.jsonl",
                  lambda d: list(read_demonstrations(d / "d.jsonl")))  # fmt: skip
-    for part in ("manifest.json", "signature.json", "part-00000.parquet"):
+    for part in ("_manifest", "_signature", "part-00000.parquet"):
         yield Target(f"release, {part}", release, f"release/{part}",
                      lambda d: read_release(d / "release").check_rows())  # fmt: skip
     yield Target("key", release, "owner.key", lambda d: load_key(d / "owner.key"))

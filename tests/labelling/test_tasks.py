@@ -109,9 +109,9 @@ def test_a_pair_under_three_ids_is_charged_for_each_answer(tmp_path: Path, capsy
 
 def edited(bundle: Path, **changes: Any) -> None:
     """Changes what a manifest says; None takes a key out."""
-    facts = json.loads((bundle / "manifest.json").read_text()) | changes
+    facts = json.loads((bundle / "_manifest").read_text()) | changes
     kept = {name: value for name, value in facts.items() if value is not None or name not in changes}
-    write_json(bundle / "manifest.json", kept)
+    write_json(bundle / "_manifest", kept)
     for path in bundle.iterdir():  # as a copy, whose times are the tool's own
         path.touch()
 
@@ -145,7 +145,7 @@ def test_a_bundle_without_a_statement_verifies_and_its_totals_are_counted(
     answered_store(tmp_path / "s")
     export_bundle(tmp_path / "s", tmp_path / "out")
     assert read_release(tmp_path / "out").manifest.totals == {"record": 1.0, "person": 3.0}
-    guarantee = json.loads((tmp_path / "out" / "manifest.json").read_text())["guarantee"]
+    guarantee = json.loads((tmp_path / "out" / "_manifest").read_text())["guarantee"]
     assert guarantee.pop("randomised_by") == "page"
     edited(tmp_path / "out", totals=None, guarantee=guarantee)
     assert main(["verify-release", str(tmp_path / "out")]) == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,11 +18,13 @@ from private_rlhf.core.world import World
 from private_rlhf.lm import hf_trainer
 from private_rlhf.lm.hf_trainer import check_trainer_args, global_batch, last_whole_checkpoint
 from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer
-from private_rlhf.recipe import LoraSettings
+from private_rlhf.recipe import LoraSettings, Recipe
 from private_rlhf.recipe import SftConfig as SftSection
+from private_rlhf.recipe.load import parse
+from private_rlhf.rl.group import trl_arguments
 from safetensors.torch import load_file
 from transformers import TrainingArguments
-from trl import DPOConfig, GRPOConfig, RewardConfig, SFTConfig
+from trl import DPOConfig, GRPOConfig, RewardConfig, RLOOConfig, SFTConfig
 
 
 def test_unknown_and_owned_trainer_arguments_are_refused() -> None:
@@ -28,9 +32,40 @@ def test_unknown_and_owned_trainer_arguments_are_refused() -> None:
         UserError, match=r"sft\.trainer_args: trl\.TrainingArguments has no 'weight_decey'; did you mean"
     ):
         check_trainer_args("sft", {"weight_decey": 0.1}, TrainingArguments)
-    with pytest.raises(UserError, match=r"sft\.trainer_args\.learning_rate is set by the stage itself: use the key"):
+    with pytest.raises(UserError, match=r"sft\.trainer_args\.learning_rate is set by .*: use sft\.learning_rate"):
         check_trainer_args("sft", {"learning_rate": 0.1}, TrainingArguments)
     check_trainer_args("sft", {"weight_decay": 0.1, "gradient_checkpointing": True}, TrainingArguments)
+
+
+TREE = {
+    "name": "x",
+    "evaluation_labels": "private",
+    "model": {"source": "tiny"},
+    "data": {"preferences": "embedded"},
+    "privatize": {"epsilon": 1.0},
+}
+CONFIGS = {"sft": SFTConfig, "reward": RewardConfig, "dpo": DPOConfig, "grpo": GRPOConfig, "rloo": RLOOConfig}
+
+
+@pytest.mark.parametrize("section", CONFIGS)
+def test_what_a_stage_owns_is_refused_with_the_key_that_does_it(section: str) -> None:
+    """Every argument that the stage sets beside the recipe's, and all of evaluation while training."""
+    schema, recipe = CONFIGS[section], parse(Recipe, TREE, "r")
+    names = {item.name for item in dataclasses.fields(schema)}
+    settings = getattr(recipe, section)
+    fixed = trl_arguments(section, settings, recipe.ppo, 8) if section in ("grpo", "rloo") else {}
+    owned = names & (hf_trainer.OWNED.keys() | fixed.keys())
+    assert "max_length" in owned or fixed
+    for key in owned:
+        message = rf"^{section}\.trainer_args\.{key} is set by the stage itself: (use|remove)"
+        with pytest.raises(UserError, match=message) as caught:
+            check_trainer_args(section, {key: 1}, schema, fixed)
+        told = str(caught.value).partition("use ")[2].partition(" (")[0]
+        for part, name in re.findall(r"([a-z]+)\.([a-z_]+)", told):
+            assert name in {item.name for item in dataclasses.fields(getattr(recipe, part))}, f"{key}: {told}"
+    for key in sorted(name for name in names if name.startswith("eval_") or name in hf_trainer.JUDGED):
+        with pytest.raises(UserError, match="asks for evaluation while training: use"):
+            check_trainer_args(section, {key: 1}, schema, fixed)
 
 
 @pytest.mark.parametrize(

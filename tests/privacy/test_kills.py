@@ -72,7 +72,7 @@ def release(name: str, rows: list[dict[str, str]], epsilon: float, total: float)
             (folder / name).rmdir()  # an empty folder tried whether the name can be given; its owner may remove it
 
     def result(folder: Path) -> object:
-        bundles = {path.name: contents(path) for path in folder.iterdir() if (path / "manifest.json").exists()}
+        bundles = {path.name: contents(path) for path in folder.iterdir() if (path / "_manifest").exists()}
         return bundles, ledger_of(folder)
 
     def act(folder: Path) -> None:

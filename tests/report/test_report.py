@@ -140,7 +140,7 @@ def test_banner_appears_exactly_when_due(make_run: MakeRun, settings: dict[str, 
 @pytest.mark.parametrize("where", ["mark", "guarantee"])
 def test_a_mark_in_the_release_is_enough_for_the_banner(make_run: MakeRun, where: str) -> None:
     run = make_run()
-    path = run.root / "privatize/release/manifest.json"
+    path = run.root / "privatize/release/_manifest"
     release = json.loads(path.read_text())
     (release if where == "mark" else release["guarantee"])["mark"] = "NOT PRIVATE"
     path.write_text(json.dumps(release))
@@ -259,8 +259,8 @@ def test_a_run_with_only_a_release_still_renders(make_run: MakeRun) -> None:
 
 def test_no_release_no_report(make_run: MakeRun) -> None:
     run = make_run()
-    (run.root / "privatize/release/manifest.json").unlink()
-    with pytest.raises(UserError, match=r"no privatize/release/manifest\.json: run it first \(--only privatize\)"):
+    (run.root / "privatize/release/_manifest").unlink()
+    with pytest.raises(UserError, match=r"no privatize/release/_manifest: run it first \(--only privatize\)"):
         render(run)
 
 
@@ -291,7 +291,7 @@ def test_only_released_json_is_read(make_run: MakeRun, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Path, "read_text", spy)
     read_run(run, STAGES)
-    assert {Path(name).suffix for name in opened} <= {".json", ".jsonl", ".yaml"}
+    assert {Path(name).suffix for name in opened} <= {"", ".json", ".jsonl", ".yaml"}
     assert not [name for name in opened if name.startswith(("checkpoints", "keys"))]
 
 

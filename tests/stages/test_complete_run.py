@@ -240,7 +240,7 @@ def test_sft_does_not_depend_on_the_labels(workspace: Workspace, finished_run: P
     for manifest in manifests:
         del manifest["fingerprint"], manifest["settings"]  # of the recipe, which names the label seed
     assert manifests[0] == manifests[1]
-    releases = [read_json(folder / "privatize" / "release" / "manifest.json") for folder in (run, finished_run)]
+    releases = [read_json(folder / "privatize" / "release" / "_manifest") for folder in (run, finished_run)]
     for release in releases:
         release.pop("files", None)
         release.pop("shards", None)

@@ -57,7 +57,7 @@ def test_anthropic_dialogues(workspace: Workspace, tmp_path: Path) -> None:
     assert prompts
     assert all("Which?" in json.dumps(prompt) for prompt in prompts)
     assert metrics["longer_answer_baseline"]["value"] == 1.0  # the longer answer is the chosen one in every row
-    manifest = read_json(run / "privatize" / "release" / "manifest.json")
+    manifest = read_json(run / "privatize" / "release" / "_manifest")
     assert "conversational" in json.dumps(manifest)
     files = [path for path in run.rglob("*") if path.is_file()]
     assert not [path for path in files if str(tmp_path).encode() in path.read_bytes()]  # where the raw labels lie

@@ -259,9 +259,9 @@ def test_what_the_stages_refuse(
     assert "54 pairs without labels, of which one noisy sum is released at ε = 1 and" in capsys.readouterr().out
     with pytest.raises(UserError, match="verify-run compares runs whose released labels are the same"):
         twins.check_twins(own_recipe(data, workspace), tmp_path / "twins")
-    manifest = given.folder / "release" / "manifest.json"
+    manifest = given.folder / "release" / "_manifest"
     stated = json.loads(manifest.read_text())
-    (given.folder / "release" / "signature.json").unlink()
+    (given.folder / "release" / "_signature").unlink()
     for wrong in ({"delta": 2}, {"keep_prob": 0.7, "flip_prob": 0.3}):
         manifest.write_text(json.dumps(stated | {"guarantee": stated["guarantee"] | wrong}))
         with pytest.raises(UserError, match="states a noisy sum without delta"):

@@ -200,7 +200,7 @@ def write_run(
             "cpu_count": 2,
             "versions": {"torch": "2.13.0", "trl": "1.16.0"},
         },
-        "privatize/release/manifest.json": release,
+        "privatize/release/_manifest": release,
         "sft/history.json": {"loss": [[10 * step, 1.1 + 1.6 * math.exp(-step / 4)] for step in range(1, 21)]},
         "reward/fit.json": reward_fit(facts["epsilon"], facts["keep_prob"]),
         "evaluate/evaluation.json": content,

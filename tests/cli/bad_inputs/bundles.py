@@ -18,7 +18,7 @@ from cli.bad_inputs.sandbox import Row
 from private_rlhf.core.atomic import json_text
 from private_rlhf.data.container import settle, write_shard
 
-MANIFEST, SHARD, SIGNATURE = (Path("release") / name for name in ("manifest.json", "part-00000.parquet", "signature.json"))
+MANIFEST, SHARD, SIGNATURE = (Path("release") / name for name in ("_manifest", "part-00000.parquet", "_signature"))
 VERIFY = ["verify-release", "release"]
 RUN = ["run", "--config=tiny.yaml", "--dry-run", "--run-dir=r", "data.preferences=release", "privatize.epsilon=0.5",
        "evaluation_labels=private", "data.public_labels=false", "data.limit=null"]  # fmt: skip
@@ -118,7 +118,7 @@ def document_rows() -> Iterator[Row]:
         yield Row(f"signature: {name}", VERIFY, make=lambda t=text: SIGNATURE.write_bytes(t))
     odd: dict[str, Callable[[], Any]] = {
         "missing": MANIFEST.unlink, "a folder": lambda: (MANIFEST.unlink(), MANIFEST.mkdir()), "a pipe": lambda: (MANIFEST.unlink(), os.mkfifo(MANIFEST)),
-        "a loop": lambda: (MANIFEST.unlink(), os.symlink("manifest.json", MANIFEST)), "a link to /dev/zero": lambda: (MANIFEST.unlink(), os.symlink("/dev/zero", MANIFEST)),
+        "a loop": lambda: (MANIFEST.unlink(), os.symlink("_manifest", MANIFEST)), "a link to /dev/zero": lambda: (MANIFEST.unlink(), os.symlink("/dev/zero", MANIFEST)),
     }  # fmt: skip
     for name, make in odd.items():
         yield Row(f"manifest: {name}", VERIFY, make=make)
@@ -206,7 +206,7 @@ def signature_rows() -> Iterator[Row]:
                 yield Row(f"signature: {name} is {value!r:.99}", VERIFY, make=made, slow=count % 3 > 0)
         yield Row(f"signature: without {name}", VERIFY, make=signed(drop((name,))))
     yield Row("signature: a file more", VERIFY, make=signed(put(("files", "../x"), "0" * 64)))
-    yield Row("signature: a digest that is null", VERIFY, make=signed(put(("files", "manifest.json"), None)))
+    yield Row("signature: a digest that is null", VERIFY, make=signed(put(("files", "_manifest"), None)))
     yield Row("signature: an edited manifest", VERIFY, make=edited(put(("source",), "other"), signed=True))
     yield Row("signature: an edited shard", VERIFY, make=lambda: SHARD.write_bytes(SHARD.read_bytes()[:-1] + b"2"))
     yield Row("signature: gone, with a signer asked for", [*VERIFY, f"--signer={'0' * 64}"], make=SIGNATURE.unlink)

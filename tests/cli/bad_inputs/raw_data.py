@@ -190,7 +190,7 @@ def folder_rows() -> Iterator[Row]:
         "a loop": lambda: os.symlink("data", "data"), "a folder of that name": lambda: Path("data/train.jsonl").mkdir(parents=True),
         "a saved data set of odd Arrow": lambda: (made("state.json", content=b'{"_data_files": [{"filename": "x.arrow"}], "_fingerprint": "a"}'),
                                                   made("dataset_info.json", content=b"{}"), made("x.arrow", content=b"ARROW1")),
-        "a manifest and shards": lambda: made("manifest.json", "part-00000.parquet"),
+        "a manifest and shards": lambda: made("_manifest", "part-00000.parquet"),
         "one bad shard": lambda: (made("train-0-of-2.jsonl"), made("train-1-of-2.jsonl", content=b"x\n")),
     }  # fmt: skip
     for name, make in cases.items():

@@ -1,0 +1,80 @@
+"""Checkpoints that cannot be trained: refused by the plan, in one line that names the key and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from private_rlhf.core.errors import UserError
+from private_rlhf.lm.model_folders import check_checkpoint, check_lm_folder
+from private_rlhf.lm.models import load_causal_lm, load_tokenizer
+from private_rlhf.lm.tiny import tiny_checkpoint
+from private_rlhf.recipe import Recipe
+from private_rlhf.recipe.load import parse
+from private_rlhf.stages.checks import check_base_model
+
+TEXTS = ["the quick brown fox jumps over the lazy dog " * 3]
+
+
+def put(value: float, dtype: torch.dtype = torch.float32) -> Callable[[Path, Path], None]:
+    def make(source: Path, target: Path) -> None:
+        model = load_causal_lm(source, "float32").to(dtype)
+        list(model.parameters())[-1].data.view(-1)[-1] = value
+        model.save_pretrained(target)
+        load_tokenizer(source).save_pretrained(target)
+
+    return make
+
+
+def more_tokens(*names: str, pad: bool = False) -> Callable[[Path, Path], None]:
+    def make(source: Path, target: Path) -> None:
+        tokenizer = load_tokenizer(source)
+        tokenizer.add_special_tokens({"additional_special_tokens": list(names)})
+        if pad:
+            tokenizer.pad_token = names[0]
+        load_causal_lm(source, "float32").save_pretrained(target)
+        tokenizer.save_pretrained(target)
+
+    return make
+
+
+def adapter(source: Path, target: Path) -> None:
+    model = get_peft_model(load_causal_lm(source, "float32"), LoraConfig(r=2, target_modules="all-linear"))
+    model.save_pretrained(target)
+
+
+KINDS: dict[str, tuple[Callable[[Path, Path], None], str | None]] = {
+    "NaN": (put(float("nan")), "holds NaN or infinity: give an undamaged checkpoint"),
+    "infinity": (put(float("-inf")), "holds NaN or infinity"),
+    "infinity, bfloat16": (put(float("inf"), torch.bfloat16), "holds NaN or infinity"),
+    "large and finite": (put(3e38), None),
+    "a token without an embedding": (more_tokens("<|tool|>"), r"<\|tool\|> at id \d+, and its model has \d+ ids"),
+    "a pad token without one": (more_tokens("<PAD>", pad=True), r"<PAD> at id \d+"),
+    "a mark of another modality": (more_tokens("<image_soft_token>"), None),
+    "an adapter": (adapter, r"is an adapter, not a whole checkpoint: merge it"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_is_taken_or_refused_before_anything_runs(tmp_path: Path, kind: str) -> None:
+    make, message = KINDS[kind]
+    source, target = tiny_checkpoint(tmp_path / "base", TEXTS), tmp_path / "model"
+    make(source, target)
+    tree = {"name": "x", "evaluation_labels": "private", "data": {"preferences": "embedded"}}
+    recipe = parse(Recipe, tree | {"model": {"source": str(target)}, "privatize": {"epsilon": 1.0}}, "r")
+    if message is None:
+        check_base_model(recipe)
+        return
+    with pytest.raises(UserError, match=message) as caught:
+        check_base_model(recipe)
+    assert str(caught.value).startswith("model.source")
+
+
+def test_an_adapter_is_named_wherever_a_model_is_given(tmp_path: Path) -> None:
+    adapter(tiny_checkpoint(tmp_path / "base", TEXTS), tmp_path / "model")
+    for check in (check_checkpoint, check_lm_folder):
+        with pytest.raises(UserError, match="is an adapter"):
+            check(str(tmp_path / "model") if check is check_checkpoint else tmp_path / "model", "--policy")  # type: ignore[arg-type]
