@@ -51,18 +51,18 @@ def check_folder(folder: Path, public: bool, name: str, declaration: str) -> Non
 
 
 def load_external(
-    folder: Path, public: bool, name: str, declaration: str
+    folder: Path, public: bool, name: str, declaration: str, **how: Any
 ) -> tuple[RewardCheckpoint, RewardMetadata, dict[str, Any]]:
     """A reward model from outside this run, its metadata, and its facts for the card (`private_rlhf.privacy.status`).
 
-    Arguments as in `check_folder`. The metadata name the folder.
+    Arguments as in `check_folder`; how: of `load_reward_checkpoint`. The metadata name the folder.
 
     Raises:
         UserError: see `check_folder`; not a reward model with one output, or metadata that contradict the recipe.
     """
     check_folder(folder, public, name, declaration)
     try:
-        checkpoint = load_reward_checkpoint(folder, declared_public=public)
+        checkpoint = load_reward_checkpoint(folder, declared_public=public, **how)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         cause = " ".join(str(error).split())[:200]
         raise UserError(f"{name} {folder} is not a reward checkpoint ({cause}): give another") from None

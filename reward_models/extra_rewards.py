@@ -120,13 +120,19 @@ def _model(
 
 
 def external_scorer(
-    folder: Path, public: bool, names: tuple[str, str], limits: ModelConfig | Renderer, device: torch.device
+    folder: Path,
+    public: bool,
+    names: tuple[str, str],
+    limits: ModelConfig | Renderer,
+    device: torch.device,
+    **how: Any,
 ) -> tuple[RewardScorer, dict[str, Any]]:
     """Scores by a reward model from outside this run, without Γ, and its facts for the card.
 
     public, names: see `private_rlhf.reward_models.external.check_folder`. limits: of the policy's texts.
+    how: of `private_rlhf.reward_models.checkpoint.load_reward_checkpoint`.
     """
-    checkpoint, _, facts = load_external(folder, public, *names)
+    checkpoint, _, facts = load_external(folder, public, *names, **how)
     checkpoint.model.model.to(device)
     positions = getattr(checkpoint.model.config.get_text_config(), "max_position_embeddings", None)
     renderer = wide_renderer(limits, load_tokenizer(folder, plain_template=False), positions)
