@@ -216,13 +216,14 @@ def read_metadata(path: str | Path) -> RewardMetadata:
 
 
 def load_reward_checkpoint(
-    path: str | Path, *, dtype: torch.dtype | None = None, declared_public: bool = False
+    path: str | Path, *, dtype: torch.dtype | None = None, declared_public: bool = False, plain: bool = False
 ) -> RewardCheckpoint:
     """Load model, metadata and bonus, in eval mode.
 
     `dtype` of the backbone (None: as saved, but float32 on a processor that would emulate bfloat16); the head is
     float32, as saved. With `declared_public` a folder without metadata is taken as an external, unbounded, public
-    reward model; a folder with invalid metadata is refused all the same.
+    reward model; a folder with invalid metadata is refused all the same. plain: compute as transformers does, without
+    the kernels and shared rows of this package.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -239,12 +240,13 @@ def load_reward_checkpoint(
         raise ValueError(f"{folder} has {model.config.num_labels} outputs; a reward model has one")
     stored = _stored_score_weight(folder)
     set_score_weight(model, score_layer(model).weight.flatten() if stored is None else stored)
-    use_grouped_attention(speed_up_products(model))
+    if not plain:
+        use_grouped_attention(speed_up_products(model))
     bonus, bound = None if external else _load_bonus(folder, metadata), metadata.reward_bound
     if isinstance(bonus, DropoutBonus):
         stochastic = DropoutRewardModel(model.eval(), reward_bound=bound, samples=bonus.samples, seed=bonus.seed)
         return RewardCheckpoint(stochastic, metadata, bonus)
-    return RewardCheckpoint(RewardModel(model.eval(), reward_bound=bound), metadata, bonus)
+    return RewardCheckpoint(RewardModel(model.eval(), reward_bound=bound, share_rows=not plain), metadata, bonus)
 
 
 def _stored_score_weight(folder: Path) -> Tensor | None:

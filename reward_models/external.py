@@ -58,18 +58,18 @@ def check_folder(folder: Path, public: bool, name: str, declaration: str) -> Non
 
 
 def load_external(
-    folder: Path, public: bool, name: str, declaration: str
+    folder: Path, public: bool, name: str, declaration: str, **how: Any
 ) -> tuple[RewardCheckpoint, RewardMetadata, dict[str, Any]]:
     """A reward model from outside this run, its metadata, and its facts for the card (`private_rlhf.privacy.status`).
 
-    Arguments as in `check_folder`. The metadata name the folder.
+    Arguments as in `check_folder`; how: of `load_reward_checkpoint`. The metadata name the folder.
 
     Raises:
         UserError: see `check_folder`; not a reward model with one output, or metadata that contradict the recipe.
     """
     check_folder(folder, public, name, declaration)
     try:
-        checkpoint = load_reward_checkpoint(folder, declared_public=public)
+        checkpoint = load_reward_checkpoint(folder, declared_public=public, **how)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         cause = " ".join(str(error).split())[:200]
         raise UserError(f"{name} {folder} is not a reward checkpoint ({cause}): give another") from None
@@ -221,13 +221,19 @@ def _model(
 
 
 def external_scorer(
-    folder: Path, public: bool, names: tuple[str, str], limits: ModelConfig | Renderer, device: torch.device
+    folder: Path,
+    public: bool,
+    names: tuple[str, str],
+    limits: ModelConfig | Renderer,
+    device: torch.device,
+    **how: Any,
 ) -> tuple[RewardScorer, dict[str, Any]]:
     """Scores by a reward model from outside this run, without Γ, and its facts for the card.
 
     public, names: see `private_rlhf.reward_models.external.check_folder`. limits: of the policy's texts.
+    how: of `private_rlhf.reward_models.checkpoint.load_reward_checkpoint`.
     """
-    checkpoint, _, facts = load_external(folder, public, *names)
+    checkpoint, _, facts = load_external(folder, public, *names, **how)
     checkpoint.model.model.to(device)
     positions = getattr(checkpoint.model.config.get_text_config(), "max_position_embeddings", None)
     renderer = wide_renderer(limits, load_tokenizer(folder, plain_template=False), positions)

@@ -160,13 +160,14 @@ def last_token_index(attention_mask: Tensor) -> Tensor:
 class RewardModel:
     """A sequence-classification model with its reward bound. Call `eval()` on the inner model for scoring.
 
-    `backbone` is all of it but the score layer.
+    `backbone` is all of it but the score layer. share_rows: texts may share rows where the model can read such.
     """
 
-    def __init__(self, model: nn.Module, *, reward_bound: float | None = None) -> None:
+    def __init__(self, model: nn.Module, *, reward_bound: float | None = None, share_rows: bool = True) -> None:
         self.token_sum = score_layer(model).out_features == 2
         self.model = model
         self.reward_bound = check_reward_bound(reward_bound)
+        self.share_rows = share_rows
         inner: Any = unwrap(model)
         self.backbone: nn.Module = getattr(inner, inner.base_model_prefix)
         self._takes_positions = "position_ids" in inspect.signature(self.backbone.forward).parameters
@@ -179,7 +180,7 @@ class RewardModel:
     @property
     def sharing(self) -> Sharing | None:
         """Rule by which texts may share rows (`private_rlhf.lm.rows`); None: they may not."""
-        return sharing_of(self.model)
+        return sharing_of(self.model) if self.share_rows else None
 
     @property
     def weight(self) -> Tensor:

@@ -87,11 +87,15 @@ def human_judge() -> ScoreJudge:
 def reward_judge(
     settings: JudgeSettings, renderer: Renderer, device: torch.device, names: tuple[str, str]
 ) -> ScoreJudge:
-    """The reward checkpoint at `settings.path` as judge; its facts are as the privacy card of a run has them."""
+    """The reward checkpoint at `settings.path` as judge; its facts are as the privacy card of a run has them.
+
+    It scores as the program on the checkpoint's card does, in float32; on a GPU in the dtype of the folder.
+    """
     from private_rlhf.reward_models.external import external_scorer
 
     assert settings.path is not None
-    scorer, facts = external_scorer(settings.path, settings.public, names, renderer, device)
+    dtype = torch.float32 if device.type == "cpu" else None
+    scorer, facts = external_scorer(settings.path, settings.public, names, renderer, device, dtype=dtype, plain=True)
     return ScoreJudge({"kind": "reward model", **facts}, lambda *texts: scorer.score(*texts).reward.numpy())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from private_rlhf.lm.tiny import tiny_checkpoint
 from private_rlhf.recipe import JudgeSettings, Recipe
 from private_rlhf.recipe.load import parse
 from private_rlhf.reward_models.checkpoint import RewardMetadata, reward_text, save_reward_checkpoint
+from private_rlhf.reward_models.external import external_scorer
 from private_rlhf.reward_models.model import build_reward_backbone, score_layer, set_score_weight
 from support.families import family_checkpoint
 from support.outside import imported, quick_start, run_outside
@@ -133,15 +135,36 @@ def test_two_hundred_pairs_score_outside_as_inside(
     torch.testing.assert_close(scored(model, ids), inside[:40], atol=1e-5, rtol=0)
 
 
+@torch.inference_mode()
+def test_the_judge_is_as_near_as_two_batches_of_plain_transformers_are(
+    published: tuple[Path, Renderer], texts: list[tuple[str, str]]
+) -> None:
+    """Ten heads of raw scores of deviation 1 and 3: the largest differences of 400 answers, inside to outside.
+
+    In bounded units 1e-5 holds for each of these heads; unbounded raw scores differ in proportion to Σ|wᵢφᵢ|, between
+    batches of one and of forty in transformers itself as well.
+    """
+    folder, renderer = published
+    judge: Any = external_scorer(folder, False, ("", ""), renderer, torch.device("cpu"), plain=True)[0]
+    inside = judge.features(*map(list, zip(*texts, strict=True)))
+    assert (judge.checkpoint.model.sharing, judge.checkpoint.model.config._attn_implementation) == (None, "sdpa")
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    rows = [renderer.prompt_ids(prompt) + renderer.response_ids(answer) for prompt, answer in texts]
+    outside = torch.cat([model.model(torch.tensor([row])).last_hidden_state[:, -1] for row in rows])
+    for seed, spread in product(range(10), (1.0, 3.0)):
+        weight = torch.randn(inside.shape[1], generator=torch.Generator().manual_seed(seed))
+        weight *= spread / (inside @ weight).std()
+        scores = [bounded_reward(features @ weight, 8.0) for features in (inside, outside)]
+        torch.testing.assert_close(*scores, atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("base", ["tiny", pytest.param("smollm2", marks=[pytest.mark.slow, NEEDS_WHEEL])])
 def test_scores_inside_and_outside_differ_by_rounding_only(
     base: str, checkpoint: Path, texts: list[tuple[str, str]], tmp_path: Path
 ) -> None:
     """Each lies within 8 float32 roundings of Σ|wᵢφᵢ| from the float64 value.
 
-    400 answers under the demo's reward model, where Σ|wᵢφᵢ| is 22: inside at most 7.6e-6 off, outside 6.5e-6, apart
-    8.2e-6. Inside loses a third more: oneDNN adds up a product in another order (`lm.kernels.products`).
-    Without that kernel the two are 4.7e-6 apart, as two batches of plain transformers are. The head adds at most 1e-6.
+    The judge computes as plain transformers does: oneDNN's products (`lm.kernels.products`) lose a third more.
     """
     if base == "smollm2":
         folder, renderer = save(tmp_path / "rm", smollm2_checkpoint(tmp_path / "cache"), num_layers=10)
