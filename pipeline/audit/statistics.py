@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from private_rlhf.audit.ids import digests, recipes
+from private_rlhf.audit.seeds import digests, recipes
 from private_rlhf.audit.view import Answers, Table, View, plain_text
 from private_rlhf.core.documents import DocumentError, parse_json, parse_yaml
 

@@ -9,32 +9,38 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from private_rlhf.audit import (
-    absence,
-    columns,
-    coordinates,
-    distinguisher,
-    files,
-    ids,
-    released,
-    seeds,
-    statistics,
-    trained_models,
-)
+from private_rlhf.audit import files, seeds, statistics
 from private_rlhf.audit.canaries import Truth
+from private_rlhf.audit.files import checkpoints
 from private_rlhf.audit.judge import (
     FAMILY_WISE,
     POWER,
+    Audit,
     Guesses,
     Verdict,
     adjust,
+    audit_outcomes,
     clopper_pearson,
     detectable_excess,
     judge_one,
     upper_tail,
 )
-from private_rlhf.audit.mechanism_bound import Audit, audit_outcomes
+from private_rlhf.audit.learn import distinguisher, frames, untried
+from private_rlhf.audit.seeds import ids
 from private_rlhf.audit.statistics import Finding, Matches
+from private_rlhf.audit.tables import (
+    absence,
+    column_order,
+    copies,
+    extra_columns,
+    file_of_row,
+    private_label,
+    private_tables,
+    public_signs,
+    row_order,
+    several_releases,
+    sorted_rows,
+)
 from private_rlhf.audit.view import Answers, View, build_view, plain_text
 
 HALF = FAMILY_WISE / 2
@@ -55,20 +61,20 @@ class Spec:
 
 
 ATTACKS: tuple[Attack, ...] = (
-    released.private_label,
-    released.column_order,
-    released.public_signs,
-    released.several_releases,
-    released.copies,
+    private_label,
+    column_order,
+    public_signs,
+    several_releases,
+    copies,
     seeds.recomputation,
-    ids.ids,
-    columns.row_order,
-    columns.sorted_rows,
-    columns.extra_columns,
-    columns.file_of_row,
+    ids,
+    row_order,
+    sorted_rows,
+    extra_columns,
+    file_of_row,
     files.texts_in_files,
-    trained_models.checkpoints,
-    distinguisher.distinguisher,
+    checkpoints,
+    distinguisher,
 )
 SPECS = {
     spec.name: spec
@@ -186,7 +192,7 @@ def run_attacks(
     if matches.matched:
         verdicts.append(_by_chance(matches))
     if truth.coins:
-        verdicts += absence.absence(view, truth)
+        verdicts += absence(view, truth)
     events = int((answers.labels != 0).sum())
     findings = list(dict.fromkeys(findings))
     audit = released_epsilon(view, answers) if truth.coins else None
@@ -197,7 +203,7 @@ def run_attacks(
         held = int((answers.labels[table.event] != 0).sum())
         if held:
             parts.append((table.name, held, detectable_excess(held, view.alpha, max(1, len(judged)), HALF)))
-    missed = distinguisher.untried() if distinguisher.distinguisher in attacks else None
+    missed = untried() if distinguisher in attacks else None
     return Outcome(
         view.alpha, events, truth.coins, judged, findings, matches, without, audit, bound, tuple(parts), missed
     )
@@ -221,7 +227,7 @@ def epsilon_bound(verdicts: Sequence[Verdict], alpha: float) -> float:
 def released_epsilon(view: View, answers: Answers) -> Audit | None:
     """The audit of the released labels: of the joint outcomes of the tables that hold the events of the largest one,
     relative to the lower text and to the id; the best bound, simultaneous over both."""
-    stated = [view.own_z(table) for table in released.private_tables(view)]
+    stated = [view.own_z(table) for table in private_tables(view)]
     stated.sort(key=lambda z: -int((z != 0).sum()))
     if not stated:
         return None
@@ -240,8 +246,8 @@ def released_epsilon(view: View, answers: Answers) -> Audit | None:
 def _id_signs(view: View) -> Iterator[np.ndarray]:
     """(n,) int8: ones, then for the largest table the sign of each id's lowest bit (+1 for events outside it)."""
     yield np.ones(view.size, dtype=np.int8)
-    largest = max(released.private_tables(view), key=lambda table: len(table.event))
-    for name, sign in coordinates.frames(view, largest).items():
+    largest = max(private_tables(view), key=lambda table: len(table.event))
+    for name, sign in frames(view, largest).items():
         if name.startswith("bit 0 of the last"):
             spread = np.ones(view.size, dtype=np.int8)
             spread[largest.event] = sign

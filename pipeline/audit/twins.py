@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import json
 import secrets
+import shlex
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -26,7 +28,6 @@ from typing import TextIO
 
 import numpy as np
 import numpy.typing as npt
-from private_rlhf.audit.twin_answers import answered_twin, carry_draws, make_answerers
 from private_rlhf.audit.twin_files import Comparison, Passages, compare_folders
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
@@ -37,6 +38,7 @@ from private_rlhf.data.layout import Layout
 from private_rlhf.data.raw_source import RawSource, single_file
 from private_rlhf.data.release_import import names_bundle
 from private_rlhf.data.sources import Row
+from private_rlhf.labelling.questions import read_rows
 from private_rlhf.lm.models import base_checkpoint
 from private_rlhf.privacy.batches import apply_coins, canonicalize, event_tags
 from private_rlhf.privacy.keys import PrivacyKey, keygen, load_key, make_private_folder
@@ -240,3 +242,38 @@ def _ordered(row: Row, sign: int) -> Row:
     """The row with its responses in an order of their own (which was chosen is forgotten), or in the opposite one."""
     low, high = sorted((row.get(name) for name in PAIR), key=lambda text: json.dumps(text, default=str))
     return row | dict(zip(PAIR, (high, low) if sign < 0 else (low, high), strict=True))
+
+
+PROGRAM = """\
+import hashlib, json, sys
+for question in map(json.loads, sys.stdin):
+    coin = hashlib.sha256(b"{salt}" + question["id"].encode()).digest()[0] & 1
+    print(json.dumps({{"id": question["id"], "label": {one} if coin else {other}}}))
+"""
+
+
+def make_answerers(homes: tuple[Path, Path]) -> None:
+    """Writes both programs into new owner-only folders."""
+    salt = secrets.token_hex(16)
+    make_private_folder(homes[0].parent)
+    for home, (one, other) in zip(homes, ((1, -1), (-1, 1)), strict=True):
+        make_private_folder(home)
+        (home / "answer.py").write_text(PROGRAM.format(salt=salt, one=one, other=other), encoding="utf-8")
+
+
+def answered_twin(recipe: Recipe, here: Path) -> Recipe:
+    """The recipe with the program of the twin in `here` as its labeller."""
+    assert recipe.online is not None
+    command = shlex.join([sys.executable, str(here / "answer.py")])
+    own = replace(recipe.online, labeller="command", folder=here / "labeller", command=command, crowd=None)
+    return replace(recipe, online=own, data=replace(recipe.data, public_labels=False))
+
+
+def carry_draws(home: Path, other: Path) -> int:
+    """Gives the twin in `other` the draws of the one in `home`, which has run; returns how many answers it got."""
+    make_private_folder(other / "labeller")
+    shutil.copy2(home / "labeller" / "draws.db", other / "labeller" / "draws.db")
+    answers = sum(1 for _ in read_rows(home / "labeller" / "answers.jsonl"))
+    if not answers:
+        raise UserError("verify-run: no question was asked, so twins show nothing")
+    return answers

@@ -20,7 +20,6 @@ MAY_NAME_RUN = (*MAY_NAME_RECIPE, "core/rundir.py", "core/metrics.py", "evaluati
 TWICE = {
     "dpo.py",
     "losses.py",
-    "released.py",
     "trainer.py",
 }
 """Basenames that two modules of the package still share."""
