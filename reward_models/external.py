@@ -53,7 +53,7 @@ def check_folder(folder: Path, public: bool, name: str, declaration: str) -> Non
 def load_external(
     folder: Path, public: bool, name: str, declaration: str
 ) -> tuple[RewardCheckpoint, RewardMetadata, dict[str, Any]]:
-    """A reward model from outside this run, its metadata, and its facts for the card (`private_rlhf.privacy.status`).
+    """A reward model from outside this run, its metadata, and its facts for the privacy card.
 
     Arguments as in `check_folder`. The metadata name the folder.
 

@@ -9,7 +9,7 @@ from private_rlhf.embedded.truth import true_reward
 from private_rlhf.labelling.labellers import Command, Crowd, FileDrop, Labeller, Simulated, Terminal
 from private_rlhf.labelling.questions import Question
 from private_rlhf.labelling.store import AnswerStore
-from private_rlhf.privacy.person_budget import split_budget
+from private_rlhf.privacy.person import split_budget
 from private_rlhf.recipe import OnlineConfig, PrivatizeConfig
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Annotated, Literal
 
 from private_rlhf.core.noise import is_public
-from private_rlhf.privacy.person_budget import split_budget
+from private_rlhf.privacy.person import split_budget
 from private_rlhf.recipe.data_section import BUILT_IN, DataConfig
 from private_rlhf.recipe.dpo_section import DpoConfig
 from private_rlhf.recipe.evaluate_section import EvaluateConfig

@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from private_rlhf.privacy.guarantee import NOT_PRIVATE
-from private_rlhf.privacy.status import PrivacyStatus
+from private_rlhf.privacy.guarantee import NOT_PRIVATE, PrivacyStatus
 from private_rlhf.report.run_facts import GIBBS, REFERENCE, RunFacts
 from private_rlhf.report.text import (
     SPACE,

@@ -21,8 +21,7 @@ from private_rlhf.data.container import PUBLISHED, is_copy, settle, unpublished,
 from private_rlhf.data.curate import Request, privatize_source
 from private_rlhf.data.layout import Options
 from private_rlhf.data.release import read_release
-from private_rlhf.privacy.keys import keygen, load_key
-from private_rlhf.privacy.signature import file_digest, sign
+from private_rlhf.privacy.keys import file_digest, keygen, load_key, sign
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 GOLDEN = Path(__file__).parents[1] / "golden" / "releases"

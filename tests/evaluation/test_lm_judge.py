@@ -15,7 +15,7 @@ from private_rlhf.evaluation import lm_judge
 from private_rlhf.evaluation.judges import judged_rates, make_judge
 from private_rlhf.evaluation.lm_judge import LmJudge
 from private_rlhf.lm.tiny import tiny_checkpoint, tiny_tokenizer
-from private_rlhf.privacy.status import outside_judge
+from private_rlhf.privacy.guarantee import outside_judge
 from private_rlhf.recipe import JudgeSettings, Recipe
 from private_rlhf.recipe.load import parse
 from private_rlhf.stages.declarations import preflight
