@@ -53,9 +53,8 @@ def check_folder(folder: Path, public: bool, name: str, declaration: str) -> Non
 def load_external(
     folder: Path, public: bool, name: str, declaration: str
 ) -> tuple[RewardCheckpoint, RewardMetadata, dict[str, Any]]:
-    """A reward model from outside this run, its metadata, and its facts for the privacy card.
-
-    Arguments as in `check_folder`. The metadata name the folder.
+    """A reward model from outside this run, its metadata, and its facts for the privacy card; arguments as in
+    `check_folder`. The metadata name the folder.
 
     Raises:
         UserError: see `check_folder`; not a reward model with one output, or metadata that contradict the recipe.

@@ -1,4 +1,4 @@
-"""`private-rlhf attack`: plants canaries, judges releases and run directories, prints or writes what was found."""
+"""`private-rlhf attack`: plants canaries, judges releases and run directories, prints or writes the result."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import secrets
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ def _truth_file(request: Request) -> Path | None:
 
 
 def _judged(request: Request) -> tuple[dict[str, Any], str, bool]:
-    """(JSON, text, leak) of whichever kind of truth there is."""
+    """(JSON, text, leak) on real labels, planted canaries or replayed ones, as the options name them."""
     targets, truth_file = list(request.targets), _truth_file(request)
     for target in targets:
         if _unlabelled(target):
@@ -112,27 +112,27 @@ def _judged(request: Request) -> tuple[dict[str, Any], str, bool]:
         facts = outcome.as_dict() | {"canaries": "planted"}
         text, leak = render(outcome), outcome.leak
     else:
-        replayed = replay(targets, request.canaries or _affordable(targets), request.privatize, request.epsilon)
-        leak = replayed.outcome.leak or bool(replayed.findings)
-        facts = replayed.outcome.as_dict() | {
+        count = request.canaries or _affordable(targets)
+        outcome, findings = replay(targets, count, request.privatize, request.epsilon)
+        leak = outcome.leak or bool(findings)
+        facts = outcome.as_dict() | {
             "canaries": "replayed",
             "verdict": "leak" if leak else "no leak found",
-            "findings_in_the_release": [finding.as_dict() for finding in replayed.findings],
+            "findings_in_the_release": [asdict(finding) for finding in findings],
         }
-        found = [f"LEAK in the release itself: {row.where}: {row.what}; {SPECS[row.attack].remedy}"
-                 for row in replayed.findings]  # fmt: skip
+        lines = [f"LEAK in the release itself: {row.where}: {row.what}; {SPECS[row.attack].remedy}" for row in findings]
         note = (
             "canaries were replayed: the texts of this release with coins for labels, privatised anew by this program."
             "\nHow this release itself was made takes canaries planted before: private-rlhf attack SOURCE --plant FILE"
         )
-        text = "\n".join([render(replayed.outcome), *found, note])
+        text = "\n".join([render(outcome), *lines, note])
     if request.output is not None:
         write_json(request.output, facts, mode=0o600)
     return facts, text, leak
 
 
 def _unlabelled(target: Path) -> bool:
-    """Whether the target is a bundle of pairs of whose labels one noisy sum is released. Bundles of others may say
+    """True for a bundle of pairs whose labels are released only as one noisy sum. Bundles of others may state
     anything."""
     try:
         return bool(read_json(target / MANIFEST)["guarantee"]["mechanism"] == NOISY_SUM)
@@ -142,13 +142,11 @@ def _unlabelled(target: Path) -> bool:
 
 def _affordable(targets: Sequence[Path]) -> int:
     """The default number of replayed canaries, or as many as there are pairs."""
-    from private_rlhf.audit.view import unlabelled_view
-
     return max(1, min(DEFAULT_CANARIES, unlabelled_view(targets, DEFAULT_CANARIES, epsilon=1.0).size))
 
 
 def _owner_output(request: Request, raw: str) -> Path:
-    """Where the result on real labels goes: beside the raw file, never where something is released from.
+    """The file for the result on real labels: beside the raw file, never in a folder that is released.
 
     Raises:
         UserError: no place is given for a source that is no file, or it lies in a target or a run directory.
@@ -218,16 +216,15 @@ MOST_EPSILONS = 6
 Privatize = Callable[[str, Path, float, Path], object]  # source, output folder, epsilon, key file
 
 
-@dataclass(frozen=True)
-class Replay:
-    """The outcome on replayed canaries, and what the given release itself shows."""
+def replay(
+    roots: Sequence[Path], count: int, privatize: Privatize, epsilon: float | None = None
+) -> tuple[Outcome, list[Finding]]:
+    """Run the attacks on `count` replayed canaries at every finite epsilon of the given releases. Returns the outcome,
+    and the findings in the given releases, for which no label is needed.
 
-    outcome: Outcome
-    findings: list[Finding]
-
-
-def replay(roots: Sequence[Path], count: int, privatize: Privatize, epsilon: float | None = None) -> Replay:
-    """Runs the attacks on `count` replayed canaries at every finite epsilon of the given releases.
+    Replayed canaries are the texts of a release with fair coins for labels, privatised by the installed program, at the
+    same epsilons in a random order, under a throw-away key. They say nothing about how the given release was made: that
+    takes canaries planted before (`canaries.plant`).
 
     privatize: makes a release, as `private-rlhf privatize` does.
 
@@ -261,7 +258,7 @@ def replay(roots: Sequence[Path], count: int, privatize: Privatize, epsilon: flo
             for folder, value in zip(released, epsilons, strict=True):
                 privatize(str(home / "raw.jsonl"), folder, value, key)
         outcome = run_attacks(released, Truth(labels, coins=True), epsilon)
-    return Replay(outcome, layout_findings(view))
+    return outcome, layout_findings(view)
 
 
 def layout_findings(view: View) -> list[Finding]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ MOST_EVENTS = 50_000  # whose texts are searched for
 LARGEST = 1 << 26  # bytes of a file that are searched
 WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf", ".png", ".svg")
 NEVER = np.iinfo(np.int64).max
+_PIECE = re.compile(rb"[^\x00-\x1f\x7f-\xff\"\\<>&'/]{%d}" % PIECE)
 
 
 def texts_in_files(view: View) -> Iterator[Guesses]:
@@ -87,11 +89,7 @@ def _pieces(text: str) -> list[bytes]:
     data = text.encode("utf-8", "replace")[: STARTS + PIECE]
     end = text.encode("utf-8", "replace")[-PIECE:]
     starts = [data[start : start + PIECE] for start in range(0, max(0, len(data) - PIECE + 1), 4)]
-    return [piece for piece in (*starts, end) if len(piece) == PIECE and _plain(piece)]
-
-
-def _plain(piece: bytes) -> bool:
-    return all(32 <= byte < 127 and byte not in b"\"\\<>&'/" for byte in piece)
+    return [piece for piece in (*starts, end) if _PIECE.fullmatch(piece)]
 
 
 def content(path: Path) -> bytes:
@@ -158,9 +156,9 @@ MOST_TOKENS = 512
 BATCH = 16
 
 
-def checkpoints(view: View, most: int = MOST_ASKED) -> Iterator[Guesses]:
-    """Guesses from every loadable checkpoint, and from pairs of language models. Folders of adapters alone are left."""
-    events = _events(view, most)
+def checkpoints(view: View) -> Iterator[Guesses]:
+    """Guesses from every loadable checkpoint, and from pairs of language models; not from folders of adapters."""
+    events = _events(view)
     if not len(events):
         return
     language: dict[str, np.ndarray] = {}
@@ -168,7 +166,7 @@ def checkpoints(view: View, most: int = MOST_ASKED) -> Iterator[Guesses]:
         margins = model_margins(view, folder, kind, events)
         if margins is None:
             continue
-        name = _name(view, folder)
+        name = _relative(folder, view)
         yield from _from_margins(view, name, events, margins)
         if kind == "language":
             language[name] = margins
@@ -176,12 +174,12 @@ def checkpoints(view: View, most: int = MOST_ASKED) -> Iterator[Guesses]:
         yield from _from_margins(view, f"{two} against {one}", events, language[two] - language[one])
 
 
-def _events(view: View, most: int) -> np.ndarray:
+def _events(view: View) -> np.ndarray:
     """The first events of the first table with labels."""
     for table in view.tables:
         if table.epsilon is not None and not is_public(table.epsilon):
-            return np.sort(table.event)[:most]
-    return np.arange(min(view.size, most))
+            return np.sort(table.event)[:MOST_ASKED]
+    return np.arange(min(view.size, MOST_ASKED))
 
 
 def model_folders(view: View) -> list[tuple[Path, str]]:
@@ -301,7 +299,3 @@ def _from_margins(view: View, name: str, events: np.ndarray, margins: np.ndarray
         "checkpoints", f"{name}: margin and z", *cell_guesses(crossed(cells, z), view.known, view.alpha), learned=True
     )
 
-
-def _name(view: View, folder: Path) -> str:
-    root = next((root for root in view.roots if root in folder.parents), folder.parent)
-    return str(folder.relative_to(root)) if folder != root else folder.name

@@ -1,11 +1,16 @@
-"""Exact verdicts: guesses against Binomial(n, alpha), Holm over all attacks, and what the test could see."""
+"""Exact verdicts: guesses against Binomial(n, alpha), Holm over all attacks, the power, and an audit of outcomes.
+
+For a mechanism M of one label, any event O of its output gives log P(O | y) / P(O | -y) <= epsilon. The audit bounds
+each probability by Clopper-Pearson (Bonferroni over all bounds) and reports the largest *lower* bound on epsilon. A
+bound above the claim is a proof of a fault, up to the stated confidence.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -19,11 +24,11 @@ POWER = 0.9
 
 @dataclass(frozen=True)
 class Guesses:
-    """What one attack says about some of the events.
+    """Guesses by one attack of some labels.
 
     attack, variant: names. events: (m,) int64 positions in the view, each at most once. labels: (m,) int8, the guess
     in {-1, +1}, +1 for the event's first response. learned: the attack was fitted on the half whose labels are known,
-    so that the other half alone counts. target: "label", or "product" for the product of the two labels of a pair of
+    so that only the other half counts. target: "label", or "product" for the product of the two labels of a pair of
     copies (`events` are then positions among the copies).
     """
 
@@ -55,19 +60,9 @@ class Verdict:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON types."""
-        return {
-            "attack": self.attack,
-            "variant": self.variant,
-            "n": self.n,
-            "correct": self.correct,
-            "rate": self.rate,
-            "ci_low": self.low,
-            "ci_high": self.high,
-            "ceiling": self.ceiling,
-            "p_value": self.p_value,
-            "p_adjusted": self.adjusted,
-            "verdict": "leak" if self.leak else "no leak found",
-        }
+        names = {"low": "ci_low", "high": "ci_high", "adjusted": "p_adjusted"}
+        facts = {names.get(name, name): value for name, value in asdict(self).items() if name != "leak"}
+        return facts | {"verdict": "leak" if self.leak else "no leak found"}
 
 
 def clopper_pearson(correct: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -107,10 +102,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def adjust(verdicts: Sequence[Verdict], level: float = FAMILY_WISE) -> list[Verdict]:
     """The verdicts with Holm's p-values and the decision at the family-wise level."""
     changed = holm([verdict.p_value for verdict in verdicts])
-    return [
-        Verdict(**{**verdict.__dict__, "adjusted": value, "leak": value < level})
-        for verdict, value in zip(verdicts, changed, strict=True)
-    ]
+    return [replace(row, adjusted=value, leak=value < level) for row, value in zip(verdicts, changed, strict=True)]
 
 
 def detectable_excess(n: int, alpha: float, family: int, level: float = FAMILY_WISE, power: float = POWER) -> float:

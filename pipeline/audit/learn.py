@@ -1,8 +1,12 @@
-"""The one learner of the suite: a table of cells, fitted on events whose labels are known, used on the others.
+"""Fitted attacks: tables of cells in every coordinate system of the responses, and boosted trees as the catch-all.
 
-Nothing finer is needed: what leaks a label is a value, an order or a number, and within a cell the guess is the label
-that the known half shows more often. Cells where that half gives no more than alpha are left alone, so that a leak in a
-few of them is not drowned by the rest.
+A table of cells is fitted on events whose labels are known and used on the others: within a cell the guess is the label
+that the known half shows more often. Cells that promise no more than alpha are skipped, so that they do not drown a
+leak in a few others.
+
+The suite names an event's responses by their text (lower, higher). A program may name them otherwise (the one shown in
+even rows, say), and a label relative to its names is a fair coin in the suite's. A *frame* is a public sign per row, +1
+where its first response is the suite's; every fitted attack guesses in all frames.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ CATEGORIES = 256
 def cell_guesses(cells: np.ndarray, known: np.ndarray, alpha: float) -> tuple[np.ndarray, np.ndarray]:
     """Positions (m,) with known == 0 in cells that promise more than alpha, and the guesses (m,) for them.
 
-    cells: (n,) int64; negative for "no value", about which nothing is said. known: (n,) int8, the label or 0.
+    cells: (n,) int64; negative for "no value", which get no guess. known: (n,) int8, the label or 0.
     """
     _, cell = np.unique(cells, return_inverse=True)
     size = int(cell.max()) + 1 if cell.size else 0

@@ -153,12 +153,21 @@ def _per_row(table: Table, stated: Sequence[int]) -> Iterator[Way]:
             for shape, mix in _shapes(table.epsilon).items():
                 for seed in seeds if how in ("random.Random", "SHA-256") else (*stated, 0, 42):
                     yield Way(f"{how} of {shape}, seed {seed}, {column}", _from_text(table, values, draw, mix, seed))
-        yield from _own_name(column, values)
+        for how, draw in _FROM_TEXT.items():
+            yield Way(
+                f"{how} of {column}",
+                lambda places, draw=draw, values=values: np.array([draw(values[place]) for place in places]),  # type: ignore[misc]
+            )
         yield from _keyed_by_seed(column, values, seeds)
     for column, digits in id_columns(table).items():
         yield from _numeric_ids(column, digits, seeds)
     for seed in seeds:
-        yield Way(f"random.Random(seed + row), seed {seed}", _from_row(table, seed))
+        yield Way(
+            f"random.Random(seed + row), seed {seed}",
+            lambda places, seed=seed: np.array(  # type: ignore[misc]
+                [random.Random(seed + int(table.row[place])).random() for place in places]
+            ),
+        )
 
 
 def _from_text(
@@ -169,14 +178,6 @@ def _from_text(
     seed: int,
 ) -> Uniforms:
     return lambda places: np.array([draw(mix(seed, values[place], int(table.row[place]))) for place in places])
-
-
-def _own_name(column: str, values: Sequence[str]) -> Iterator[Way]:
-    for how, draw in _FROM_TEXT.items():
-        yield Way(
-            f"{how} of {column} alone",
-            lambda places, draw=draw: np.array([draw(values[place]) for place in places]),  # type: ignore[misc]
-        )
 
 
 def _keyed_by_seed(column: str, values: Sequence[str], seeds: Sequence[int]) -> Iterator[Way]:
@@ -210,10 +211,6 @@ def _numeric_ids(column: str, digits: Sequence[str], seeds: Sequence[int]) -> It
                 [np.random.default_rng(int(digits[place][:8], 16) + seed).random() for place in places]
             ),
         )
-
-
-def _from_row(table: Table, seed: int) -> Uniforms:
-    return lambda places: np.array([random.Random(seed + int(table.row[place])).random() for place in places])
 
 
 def _sequences(table: Table, stated: Sequence[int]) -> Iterator[Way]:
@@ -374,11 +371,6 @@ def digests(message: bytes) -> Iterator[str]:
         yield uuid.uuid5(space, message.decode("utf-8", "replace")).hex
 
 
-def _is_digest_of(value: str, message: bytes) -> bool:
-    """Whether the id is (the start of) one of the message's digests."""
-    return any(digest.startswith(value) for digest in digests(message))
-
-
 def ids(view: View) -> Iterator[Guesses]:
     """For each id column: find the serialisation whose digest it is, then read each row's label off its order."""
     available = recipes()
@@ -428,8 +420,9 @@ def _fitting(view: View, table: Table, values: Sequence[str], available: Mapping
 
 
 def _tries(recipe: Recipe, value: str, prompt: Text, one: Text, two: Text) -> bool:
+    """True if the id is (the start of) a digest of the texts in this order."""
     try:
-        return _is_digest_of(value, recipe(prompt, one, two))
+        return any(digest.startswith(value) for digest in digests(recipe(prompt, one, two)))
     except (TypeError, UnicodeEncodeError):
         return False
 

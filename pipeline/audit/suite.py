@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +88,12 @@ SPECS = {
         Spec("several releases", (4,), "make all releases of an event with one key, so that they form a chain"),
         Spec("copies", (6,), "give each labelling event its own flip (labeller and event columns), or keep one copy"),
         Spec("recomputation", (2,), "draw flips from a secret key, not from a seed: make a new release with a new key"),
-        Spec("ids", (5,), "make ids from the unordered pair alone, or with a key"),
+        Spec("ids", (5,), "make ids only from the unordered pair, or with a key"),
         Spec("row order", (7,), "write rows in the order of an id that does not depend on labels"),
-        Spec("extra columns", (7,), "drop the column, or release it for labels declared public alone"),
-        Spec("files and sizes", (7,), "let neither files nor what is said about the raw file depend on labels"),
+        Spec("extra columns", (7,), "drop the column, or release it only for labels declared public"),
+        Spec("files and sizes", (7,), "let neither files nor statements about the raw file depend on labels"),
         Spec("texts in files", (3, 7), "remove the file; fine-tune on demonstrations that do not depend on labels"),
-        Spec("checkpoints", (3,), "train on private labels alone; do not release this checkpoint"),
+        Spec("checkpoints", (3,), "train only on private labels; do not release this checkpoint"),
         Spec("statistics", (5, 8), "publish no exact statistic of true labels; debias the private ones instead"),
         Spec("absence", (7,), "let no rule that drops a row look at which response was preferred"),
         Spec("digests", (5, 7), "publish no plain digest of raw rows or files; key it and keep it with the key"),
@@ -103,12 +103,12 @@ SPECS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the suite says. alpha: the ceiling. events: judged ones that were found. attacks: one verdict per guess.
+    """Result of the suite. alpha: the ceiling. events: judged ones in the tables. attacks: one verdict per guess.
 
-    findings: evidence that is no matter of chance. matches: unnamed numbers that equal a statistic of true labels.
-    without: rate of the text-only guess on the same events, by "attack/variant", on real labels alone. audit: what the
-    released labels prove about epsilon (canaries alone). epsilon_low: the largest bound of all, see `epsilon_bound`.
-    parts: (table, judged events in it, excess over alpha found with power 0.9). untried: what was not tried, and why.
+    findings: evidence that is not a matter of chance. matches: unnamed numbers that equal a statistic of true labels.
+    without: rate of the text-only guess on the same events, by "attack/variant", for real labels only. audit: bound of
+    the released labels on epsilon, for canaries only. epsilon_low: the largest bound of all, see `epsilon_bound`.
+    parts: (table, judged events in it, excess over alpha found with power 0.9). untried: a skipped attack.
 
     The error of 0.1 % is shared: one half for Holm's procedure, one for the audit.
     """
@@ -127,7 +127,7 @@ class Outcome:
 
     @property
     def leak(self) -> bool:
-        """Whether a bound on epsilon is above the claim (an attack beat its ceiling), or evidence of another kind."""
+        """True if a bound on epsilon is above the claim (an attack beat its ceiling), or for other evidence."""
         caught = self.audit is not None and self.audit.caught
         return caught or bool(self.findings) or any(verdict.leak for verdict in self.attacks)
 
@@ -160,7 +160,7 @@ class Outcome:
             "not_examined": NOT_EXAMINED,
             "attacks": rows,
             "findings": [
-                row.as_dict() | {"what_to_do": SPECS[row.attack].remedy, "leaks": list(SPECS[row.attack].leaks)}
+                asdict(row) | {"what_to_do": SPECS[row.attack].remedy, "leaks": list(SPECS[row.attack].leaks)}
                 for row in self.findings
             ],
         }
@@ -255,7 +255,7 @@ def _id_signs(view: View) -> Iterator[np.ndarray]:
 
 
 def _unseen(guess: Guesses, view: View) -> Guesses:
-    """A fitted attack counts on the events whose labels it was not shown."""
+    """The guesses that count: of a fitted attack, those of events whose labels it was not shown."""
     if not guess.learned:
         return guess
     kept = view.known[guess.events] == 0

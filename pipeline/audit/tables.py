@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -90,12 +90,6 @@ def row_order(view: View) -> Iterator[Guesses]:
             yield from fitted(view, table, "row order", "place in the file", bins(inside.astype(np.float64)))
 
 
-def sorted_rows(view: View) -> Iterator[Guesses]:
-    """The same for rows sorted by the chosen answer: texts, lengths or digests of it in rising or falling order."""
-    for table in view.tables:
-        yield from _sorted_by_answer(view, table)
-
-
 _KEYS: dict[str, Callable[[str], Any]] = {
     "text": lambda text: text,
     "lower-case text": str.lower,
@@ -107,11 +101,10 @@ _KEYS: dict[str, Callable[[str], Any]] = {
 }
 
 
-def _sorted_by_answer(view: View, table: Table) -> Iterator[Guesses]:
-    """If the file was sorted by the chosen answer, the choice that leaves it sorted is the label."""
-    order = np.argsort(table.row, kind="stable")
-    events = table.event[order]
-    for name, key in _KEYS.items():
+def sorted_rows(view: View) -> Iterator[Guesses]:
+    """The choice that leaves a file sorted by the chosen answer: its text, length or digest, rising or falling."""
+    for table, (name, key) in product(view.tables, _KEYS.items()):
+        events = table.event[np.argsort(table.row, kind="stable")]
         one = [key(plain_text(view.first[event])) for event in events]
         two = [key(plain_text(view.second[event])) for event in events]
         ranks = {value: rank for rank, value in enumerate(sorted({*one, *two}))}
@@ -149,9 +142,9 @@ MOST_TABLES = 6  # joint outcomes are 2^tables
 
 
 def private_label(view: View) -> Iterator[Guesses]:
-    """Believe z. Right with probability alpha, if the mechanism keeps labels as often as it says and no more often.
+    """Believe z: right with probability alpha if the mechanism keeps labels as often as it says.
 
-    Then for each z alone, in every frame: a mechanism that looks at the label keeps one of the two more often.
+    Then for each z by itself, in every frame: a mechanism that looks at the label keeps one of the two more often.
     """
     for table in view.tables:
         stated = table.z != 0

@@ -1,4 +1,4 @@
-"""Twin runs: does anything that a run writes depend on a label, but through the bit that is released of it?
+"""Twin runs: a check that whatever a run writes depends on a label only through its released bit.
 
 Two copies of the preferences, A and B, carry labels of fair coins. Where the mechanism, under a throw-away key,
 releases a coin of its own without a look at the label, A and B carry opposite labels; elsewhere the same one. So both
@@ -6,7 +6,8 @@ twins have the same released bits everywhere, and other labels wherever that is 
 the same state, under the same paths. A sound run writes the same bytes twice, times and memory apart (`twin_files`):
 any path from a label to a file shows, whoever took it, and no statistics are needed.
 
-A recipe that asks (`online`) has no preferences: see `twin_answers`.
+A recipe that asks (`online`) has no preferences. A program of fair coins answers in A, and of the opposite ones in B;
+B's store of draws is a copy of A's, and an event that was drawn keeps its draw, whatever the answer is now.
 
 The order of chosen and rejected in the owner's files is forgotten before anything else is looked at: no true label is
 in either twin. The throw-away key has a state and a user's folder of its own, so no ledger of the owner's is touched.
@@ -65,12 +66,12 @@ class Verdict:
 
     def __str__(self) -> str:
         """One line."""
-        found = self.comparison
-        told = f"{self.turned} of {self.labels} labels turned: {found.compared} files compared, "
-        if found.leaks:
-            return f"{told}a label reaches {len(found.leaks)} of them: {'; '.join(found.leaks[:3])}"
-        same, fields = found.compared - len(found.differing), ", ".join(found.fields) or "none"
-        return f"{told}{same} identical, {len(found.differing)} differ in declared fields alone ({fields})"
+        files = self.comparison
+        start = f"{self.turned} of {self.labels} labels turned: {files.compared} files compared, "
+        if files.leaks:
+            return f"{start}a label reaches {len(files.leaks)} of them: {'; '.join(files.leaks[:3])}"
+        same, fields = files.compared - len(files.differing), ", ".join(files.fields) or "none"
+        return f"{start}{same} identical, {len(files.differing)} differ only in the declared fields ({fields})"
 
 
 def check_twins(recipe: Recipe, folder: Path) -> None:
