@@ -1,7 +1,7 @@
 """A linear reward under central label-DP: one noisy vector carries the labels, the fit is post-processing.
 
 For a linear reward Bradley–Terry's loss is  Σ log(1 + exp(x_i·θ)) − s·θ,  x_i = φ(a) − φ(b),  s = Σ x_i over y_i = +1.
-The party that holds the true labels adds noise to s (`privacy.noisy_sum`) and releases s̃; x, its shortening to
+The party that holds the true labels adds noise to s (`privacy.counts`) and releases s̃; x, its shortening to
 the norm `clip` and its grid are public and made without labels. Then
 
     s̃ = m(θ) + noise,   m(θ) = Σ σ(x_i·θ)x_i,   cov(s̃) = H + v·I,   H = Σ σ'(x_i·θ) x_i x_iᵀ,   θ ~ N(0, I/λ),
@@ -27,8 +27,14 @@ import torch
 from private_rlhf.accounting.conversions import zcdp_rho
 from private_rlhf.core import atomic
 from private_rlhf.core.documents import read_json
-from private_rlhf.privacy.counts import Bits, DiscreteLaplace
-from private_rlhf.privacy.noisy_sum import DiscreteGaussian, gaussian_for, laplace_for, noisy_statistic
+from private_rlhf.privacy.counts import (
+    Bits,
+    DiscreteGaussian,
+    DiscreteLaplace,
+    gaussian_for,
+    laplace_for,
+    noisy_statistic,
+)
 from private_rlhf.reward_models.basis import FeatureArray, FeatureBasis, as_double
 from private_rlhf.reward_models.linear import check_labels
 from private_rlhf.reward_models.ridge import LOG_SCALE_SPREAD, MARGIN_SCALE, evidence_ridges

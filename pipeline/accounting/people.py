@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from private_rlhf.accounting.epsilon_delta import Guarantee, count, guarantee, positive, probability
-from private_rlhf.privacy.person import person_epsilon
-from private_rlhf.privacy.person_budget import epsilon_each, information, split_budget
+from private_rlhf.privacy.person import epsilon_each, information, person_epsilon, split_budget
 
 LARGEST_EXACT = 20_000
 
@@ -42,7 +41,7 @@ def person(budget: float, questions: int, target_delta: float = 1e-6) -> Guarant
     """A person who may lose `budget` E by all their answers, at most n of them: how many should count, at which ε.
 
     Theorem: k answers at ε = E/k together cost E (basic composition, tight). k carries most Fisher information at
-    margin 0, k tanh²(E/(2k))/4 (`privacy.person_budget`). Details: `answers` k, `epsilon_each` ε, and `table`,
+    margin 0, k tanh²(E/(2k))/4 (`privacy.person`). Details: `answers` k, `epsilon_each` ε, and `table`,
     one row for every k up to n, or for a choice of them where n is large: information relative to the best, and the
     exact smallest ε of the person at `target_delta` (as `randomized_response`). Assumes and fails as
     `randomized_response`; the other answers must stay unasked or unreleased for good.

@@ -14,7 +14,7 @@ import json
 import secrets
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ Coin = Callable[[], int]
 
 @dataclass(frozen=True)
 class RawFacts:
-    """What a careless program might publish about the raw file: plain digests (hex), size in bytes, time in seconds."""
+    """Facts of a raw file that a program might publish: plain digests (hex), size in bytes, time in seconds."""
 
     digests: Mapping[str, str] = field(default_factory=dict)
     size: int | None = None
@@ -85,7 +85,6 @@ def plant(
     output: Path,
     truth_file: Path,
     count: int,
-    split: str | None = None,
     coin: Coin = lambda: 1 - 2 * secrets.randbits(1),
 ) -> int:
     """Writes `source` to `output` (JSONL: prompt, chosen, rejected; rows in their order) with `count` labels replaced
@@ -102,7 +101,7 @@ def plant(
             raise UserError(f"{path}: exists and is not overwritten; choose another place for the planted data")
     if count < 1:
         raise UserError(f"--canaries {count}: plant at least one")
-    keys = [pair_key(pair.prompt, pair.chosen, pair.rejected) for pair in read_preferences(source, split)]
+    keys = [pair_key(pair.prompt, pair.chosen, pair.rejected) for pair in read_preferences(source)]
     times = Counter(key for key, _ in keys)
     eligible = array("q", (row for row, (key, side) in enumerate(keys) if side and times[key] == 1))
     if len(eligible) < count:
@@ -114,7 +113,7 @@ def plant(
     frames: dict[bytes, tuple[int, int]] = {}
 
     def lines() -> Iterator[str]:
-        for row, (prompt, chosen, rejected, _) in enumerate(read_preferences(source, split)):
+        for row, (prompt, chosen, rejected, _) in enumerate(read_preferences(source)):
             if row in picked:
                 label = coin()
                 key, side = keys[row]
@@ -123,15 +122,10 @@ def plant(
                     chosen, rejected = rejected, chosen
             yield json.dumps({"prompt": prompt, "chosen": chosen, "rejected": rejected}, ensure_ascii=False) + "\n"
 
-    _write_lines(output, lines())
+    with new_file(output, 0o600) as temporary, temporary.open("w", encoding="utf-8") as file:
+        file.writelines(lines())
     write_truth(truth_file, Truth(truth, coins=True, facts=(raw_facts(output),), frames=frames))
     return len(truth)
-
-
-def _write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Streams owner-only lines to a file, whole or not at all."""
-    with new_file(path, 0o600) as temporary, temporary.open("w", encoding="utf-8") as file:
-        file.writelines(lines)
 
 
 def write_truth(path: Path, truth: Truth) -> None:
@@ -146,7 +140,7 @@ def write_truth(path: Path, truth: Truth) -> None:
 
 
 def truth_path(key_file: Path) -> Path:
-    """Where the truth of planted canaries lies: beside the key."""
+    """The truth file of planted canaries: beside the key."""
     return key_file.with_name(key_file.name + ".canaries.jsonl")
 
 
@@ -176,10 +170,10 @@ def read_truth(path: Path, limit: int | None = None) -> Truth:
     return Truth(labels, coins=True, facts=facts, frames=frames)
 
 
-def raw_truth(source: str, split: str | None = None) -> Truth:
+def raw_truth(source: str) -> Truth:
     """The labels of a raw data set, for its owner. Memory: about 150 bytes per row."""
     labels: dict[bytes, tuple[int, ...]] = {}
-    for pair in read_preferences(source, split):
+    for pair in read_preferences(source):
         key, side = pair_key(pair.prompt, pair.chosen, pair.rejected)
         if side:
             labels[key] = (*labels.get(key, ()), side)

@@ -1,25 +1,33 @@
-"""`private-rlhf attack`: plants canaries, judges releases and run directories, prints or writes what was found."""
+"""`private-rlhf attack`: plants canaries, judges releases and run directories, prints or writes the result."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+import secrets
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from private_rlhf.audit.canaries import plant, raw_truth, read_truth, truth_path
+from private_rlhf.audit.canaries import Truth, pair_key, plant, raw_truth, read_truth, truth_path
 from private_rlhf.audit.judge import FAMILY_WISE
-from private_rlhf.audit.replay import Privatize, replay
+from private_rlhf.audit.seeds import ids
+from private_rlhf.audit.statistics import Finding
 from private_rlhf.audit.suite import NOT_EXAMINED, SPECS, Outcome, run_attacks
+from private_rlhf.audit.view import View, unlabelled_view
 from private_rlhf.core.atomic import write_json
 from private_rlhf.core.documents import read_json
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.noise import check_epsilon
+from private_rlhf.core.noise import check_epsilon, is_public
 from private_rlhf.core.outputs import json_with, output_file
+from private_rlhf.core.user import another_user
 from private_rlhf.data.release import MANIFEST, file_of
+from private_rlhf.privacy.keys import keygen
 from private_rlhf.privacy.mechanism import NOISY_SUM
+from private_rlhf.privacy.records import is_blank
 
 DEFAULT_CANARIES = 2000
 RESULT = json_with("verdict", "judged_on", "attacks")
@@ -83,7 +91,7 @@ def _truth_file(request: Request) -> Path | None:
 
 
 def _judged(request: Request) -> tuple[dict[str, Any], str, bool]:
-    """(JSON, text, leak) of whichever kind of truth there is."""
+    """(JSON, text, leak) on real labels, planted canaries or replayed ones, as the options name them."""
     targets, truth_file = list(request.targets), _truth_file(request)
     for target in targets:
         if _unlabelled(target):
@@ -104,27 +112,27 @@ def _judged(request: Request) -> tuple[dict[str, Any], str, bool]:
         facts = outcome.as_dict() | {"canaries": "planted"}
         text, leak = render(outcome), outcome.leak
     else:
-        replayed = replay(targets, request.canaries or _affordable(targets), request.privatize, request.epsilon)
-        leak = replayed.outcome.leak or bool(replayed.findings)
-        facts = replayed.outcome.as_dict() | {
+        count = request.canaries or _affordable(targets)
+        outcome, findings = replay(targets, count, request.privatize, request.epsilon)
+        leak = outcome.leak or bool(findings)
+        facts = outcome.as_dict() | {
             "canaries": "replayed",
             "verdict": "leak" if leak else "no leak found",
-            "findings_in_the_release": [finding.as_dict() for finding in replayed.findings],
+            "findings_in_the_release": [asdict(finding) for finding in findings],
         }
-        found = [f"LEAK in the release itself: {row.where}: {row.what}; {SPECS[row.attack].remedy}"
-                 for row in replayed.findings]  # fmt: skip
+        lines = [f"LEAK in the release itself: {row.where}: {row.what}; {SPECS[row.attack].remedy}" for row in findings]
         note = (
             "canaries were replayed: the texts of this release with coins for labels, privatised anew by this program."
             "\nHow this release itself was made takes canaries planted before: private-rlhf attack SOURCE --plant FILE"
         )
-        text = "\n".join([render(replayed.outcome), *found, note])
+        text = "\n".join([render(outcome), *lines, note])
     if request.output is not None:
         write_json(request.output, facts, mode=0o600)
     return facts, text, leak
 
 
 def _unlabelled(target: Path) -> bool:
-    """Whether the target is a bundle of pairs of whose labels one noisy sum is released. Bundles of others may say
+    """True for a bundle of pairs whose labels are released only as one noisy sum. Bundles of others may state
     anything."""
     try:
         return bool(read_json(file_of(target, MANIFEST))["guarantee"]["mechanism"] == NOISY_SUM)
@@ -134,13 +142,11 @@ def _unlabelled(target: Path) -> bool:
 
 def _affordable(targets: Sequence[Path]) -> int:
     """The default number of replayed canaries, or as many as there are pairs."""
-    from private_rlhf.audit.view import unlabelled_view
-
     return max(1, min(DEFAULT_CANARIES, unlabelled_view(targets, DEFAULT_CANARIES, epsilon=1.0).size))
 
 
 def _owner_output(request: Request, raw: str) -> Path:
-    """Where the result on real labels goes: beside the raw file, never where something is released from.
+    """The file for the result on real labels: beside the raw file, never in a folder that is released.
 
     Raises:
         UserError: no place is given for a source that is no file, or it lies in a target or a run directory.
@@ -203,3 +209,62 @@ def render(outcome: Outcome) -> str:
         lines.append(outcome.untried)
     lines.append(NOT_EXAMINED)
     return "\n".join(lines)
+
+
+MOST_EPSILONS = 6
+
+Privatize = Callable[[str, Path, float, Path], object]  # source, output folder, epsilon, key file
+
+
+def replay(
+    roots: Sequence[Path], count: int, privatize: Privatize, epsilon: float | None = None
+) -> tuple[Outcome, list[Finding]]:
+    """Run the attacks on `count` replayed canaries at every finite epsilon of the given releases. Returns the outcome,
+    and the findings in the given releases, for which no label is needed.
+
+    Replayed canaries are the texts of a release with fair coins for labels, privatised by the installed program, at the
+    same epsilons in a random order, under a throw-away key. They say nothing about how the given release was made: that
+    takes canaries planted before (`canaries.plant`).
+
+    privatize: makes a release, as `private-rlhf privatize` does.
+
+    Raises:
+        UserError: no release, fewer than `count` pairs, or no epsilon to be held to.
+    """
+    view = unlabelled_view(roots, count, epsilon)
+    pairs = [
+        texts
+        for texts in zip(view.prompts, view.first, view.second, strict=True)
+        if not any(is_blank(text) for text in texts)
+    ]
+    if len(pairs) < count:
+        raise UserError(f"{roots[0]}: holds {len(pairs)} pairs, fewer than --canaries {count}; ask for less")
+    stated = {table.epsilon for table in view.tables if table.epsilon is not None and not is_public(table.epsilon)}
+    epsilons = sorted(stated)[-MOST_EPSILONS:] if epsilon is None else [epsilon]
+    with tempfile.TemporaryDirectory(prefix="canaries-") as name:  # 0700
+        home = Path(name)
+        labels: dict[bytes, tuple[int, ...]] = {}
+        with os.fdopen(os.open(home / "raw.jsonl", os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="utf-8") as file:
+            for prompt, first, second in pairs:
+                label = 1 - 2 * secrets.randbits(1)
+                labels[pair_key(prompt, first, second)[0]] = (label,)
+                ordered = (first, second) if label > 0 else (second, first)
+                row = {"prompt": prompt, "chosen": ordered[0], "rejected": ordered[1]}
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        secrets.SystemRandom().shuffle(epsilons)
+        released = [home / f"release-{place}" for place in range(len(epsilons))]
+        with another_user(home / "user"):
+            key = keygen(home / "throwaway.key")
+            for folder, value in zip(released, epsilons, strict=True):
+                privatize(str(home / "raw.jsonl"), folder, value, key)
+        outcome = run_attacks(released, Truth(labels, coins=True), epsilon)
+    return outcome, layout_findings(view)
+
+
+def layout_findings(view: View) -> list[Finding]:
+    """Ids of the given release that are plain digests of the ordered pair: the order needs no label to be read off."""
+    return [
+        Finding("ids", guess.variant, f"the order of the responses can be read off {len(guess.events)} ids")
+        for guess in ids(view)
+        if len(guess.events)
+    ]

@@ -1,4 +1,4 @@
-"""Attacks on what is said about the data: counts, rates, digests, sizes and times. Leaks 5, 7 and 8.
+"""Attacks on statements about the data: counts, rates, digests, sizes and times. Leaks 5, 7 and 8.
 
 One exact statistic of the true labels gives the last label to whoever knows the others. A number is *matched* if it
 equals such a statistic. Under a name that says so (`flips.count`, `agreement`, `raw_win_rate`) a match is a finding;
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from private_rlhf.audit.ids import digests, recipes
+from private_rlhf.audit.seeds import digests, recipes
 from private_rlhf.audit.view import Answers, Table, View, plain_text
 from private_rlhf.core.documents import DocumentError, parse_json, parse_yaml
 
@@ -45,15 +45,11 @@ LEAST_SIZE = 10_000
 
 @dataclass(frozen=True)
 class Finding:
-    """Evidence that is no matter of chance. attack, where (file and name in it), what was found."""
+    """Evidence that is not a matter of chance. attack, where (file and name in it), what: the match."""
 
     attack: str
     where: str
     what: str
-
-    def as_dict(self) -> dict[str, str]:
-        """JSON types."""
-        return {"attack": self.attack, "where": self.where, "what": self.what}
 
 
 @dataclass(frozen=True)
@@ -67,9 +63,9 @@ class Matches:
 
 
 def statistics(view: View, answers: Answers) -> tuple[list[Finding], Matches]:
-    """Findings, and the matches under names that say nothing."""
+    """Findings, and the matches under neutral names."""
     findings, tried, matched, chance, where = [], 0, 0, 0.0, []
-    seen: set[tuple[float, str]] = set()  # a number that is said again is no new evidence
+    seen: set[tuple[float, str]] = set()  # a repeated number is not new evidence
     complete = [table for table in view.tables if _complete(table, answers)]
     known = [(table, true_statistics(view, table, answers)) for table in unions(complete)]
     for path in view.files:
@@ -105,9 +101,8 @@ def unions(tables: Sequence[Table]) -> list[Table]:
 
 
 def _is_document(path: Path, view: View) -> bool:
-    """A file that says things about the data in words and numbers."""
-    readable = path.suffix.lower() in DOCUMENTS and path.stat().st_size <= LARGEST
-    return readable and path not in view.table_files
+    """True for a readable text file that is not a table."""
+    return path.suffix.lower() in DOCUMENTS and path.stat().st_size <= LARGEST and path not in view.table_files
 
 
 def _says(name: str) -> str:

@@ -4,37 +4,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from private_rlhf.audit import (
-    absence,
-    columns,
-    coordinates,
-    distinguisher,
-    files,
-    ids,
-    released,
-    seeds,
-    statistics,
-    trained_models,
-)
+from private_rlhf.audit import files, seeds, statistics
 from private_rlhf.audit.canaries import Truth
+from private_rlhf.audit.files import checkpoints
 from private_rlhf.audit.judge import (
     FAMILY_WISE,
     POWER,
+    Audit,
     Guesses,
     Verdict,
     adjust,
+    audit_outcomes,
     clopper_pearson,
     detectable_excess,
     judge_one,
     upper_tail,
 )
-from private_rlhf.audit.mechanism_bound import Audit, audit_outcomes
+from private_rlhf.audit.learn import distinguisher, frames, untried
+from private_rlhf.audit.seeds import ids
 from private_rlhf.audit.statistics import Finding, Matches
+from private_rlhf.audit.tables import (
+    absence,
+    column_order,
+    copies,
+    extra_columns,
+    file_of_row,
+    private_label,
+    private_tables,
+    public_signs,
+    row_order,
+    several_releases,
+    sorted_rows,
+)
 from private_rlhf.audit.view import Answers, View, build_view, plain_text
 
 HALF = FAMILY_WISE / 2
@@ -55,20 +61,20 @@ class Spec:
 
 
 ATTACKS: tuple[Attack, ...] = (
-    released.private_label,
-    released.column_order,
-    released.public_signs,
-    released.several_releases,
-    released.copies,
+    private_label,
+    column_order,
+    public_signs,
+    several_releases,
+    copies,
     seeds.recomputation,
-    ids.ids,
-    columns.row_order,
-    columns.sorted_rows,
-    columns.extra_columns,
-    columns.file_of_row,
+    ids,
+    row_order,
+    sorted_rows,
+    extra_columns,
+    file_of_row,
     files.texts_in_files,
-    trained_models.checkpoints,
-    distinguisher.distinguisher,
+    checkpoints,
+    distinguisher,
 )
 SPECS = {
     spec.name: spec
@@ -82,12 +88,12 @@ SPECS = {
         Spec("several releases", (4,), "make all releases of an event with one key, so that they form a chain"),
         Spec("copies", (6,), "give each labelling event its own flip (labeller and event columns), or keep one copy"),
         Spec("recomputation", (2,), "draw flips from a secret key, not from a seed: make a new release with a new key"),
-        Spec("ids", (5,), "make ids from the unordered pair alone, or with a key"),
+        Spec("ids", (5,), "make ids only from the unordered pair, or with a key"),
         Spec("row order", (7,), "write rows in the order of an id that does not depend on labels"),
-        Spec("extra columns", (7,), "drop the column, or release it for labels declared public alone"),
-        Spec("files and sizes", (7,), "let neither files nor what is said about the raw file depend on labels"),
+        Spec("extra columns", (7,), "drop the column, or release it only for labels declared public"),
+        Spec("files and sizes", (7,), "let neither files nor statements about the raw file depend on labels"),
         Spec("texts in files", (3, 7), "remove the file; fine-tune on demonstrations that do not depend on labels"),
-        Spec("checkpoints", (3,), "train on private labels alone; do not release this checkpoint"),
+        Spec("checkpoints", (3,), "train only on private labels; do not release this checkpoint"),
         Spec("statistics", (5, 8), "publish no exact statistic of true labels; debias the private ones instead"),
         Spec("absence", (7,), "let no rule that drops a row look at which response was preferred"),
         Spec("digests", (5, 7), "publish no plain digest of raw rows or files; key it and keep it with the key"),
@@ -97,12 +103,12 @@ SPECS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the suite says. alpha: the ceiling. events: judged ones that were found. attacks: one verdict per guess.
+    """Result of the suite. alpha: the ceiling. events: judged ones in the tables. attacks: one verdict per guess.
 
-    findings: evidence that is no matter of chance. matches: unnamed numbers that equal a statistic of true labels.
-    without: rate of the text-only guess on the same events, by "attack/variant", on real labels alone. audit: what the
-    released labels prove about epsilon (canaries alone). epsilon_low: the largest bound of all, see `epsilon_bound`.
-    parts: (table, judged events in it, excess over alpha found with power 0.9). untried: what was not tried, and why.
+    findings: evidence that is not a matter of chance. matches: unnamed numbers that equal a statistic of true labels.
+    without: rate of the text-only guess on the same events, by "attack/variant", for real labels only. audit: bound of
+    the released labels on epsilon, for canaries only. epsilon_low: the largest bound of all, see `epsilon_bound`.
+    parts: (table, judged events in it, excess over alpha found with power 0.9). untried: a skipped attack.
 
     The error of 0.1 % is shared: one half for Holm's procedure, one for the audit.
     """
@@ -121,7 +127,7 @@ class Outcome:
 
     @property
     def leak(self) -> bool:
-        """Whether a bound on epsilon is above the claim (an attack beat its ceiling), or evidence of another kind."""
+        """True if a bound on epsilon is above the claim (an attack beat its ceiling), or for other evidence."""
         caught = self.audit is not None and self.audit.caught
         return caught or bool(self.findings) or any(verdict.leak for verdict in self.attacks)
 
@@ -154,7 +160,7 @@ class Outcome:
             "not_examined": NOT_EXAMINED,
             "attacks": rows,
             "findings": [
-                row.as_dict() | {"what_to_do": SPECS[row.attack].remedy, "leaks": list(SPECS[row.attack].leaks)}
+                asdict(row) | {"what_to_do": SPECS[row.attack].remedy, "leaks": list(SPECS[row.attack].leaks)}
                 for row in self.findings
             ],
         }
@@ -186,7 +192,7 @@ def run_attacks(
     if matches.matched:
         verdicts.append(_by_chance(matches))
     if truth.coins:
-        verdicts += absence.absence(view, truth)
+        verdicts += absence(view, truth)
     events = int((answers.labels != 0).sum())
     findings = list(dict.fromkeys(findings))
     audit = released_epsilon(view, answers) if truth.coins else None
@@ -197,7 +203,7 @@ def run_attacks(
         held = int((answers.labels[table.event] != 0).sum())
         if held:
             parts.append((table.name, held, detectable_excess(held, view.alpha, max(1, len(judged)), HALF)))
-    missed = distinguisher.untried() if distinguisher.distinguisher in attacks else None
+    missed = untried() if distinguisher in attacks else None
     return Outcome(
         view.alpha, events, truth.coins, judged, findings, matches, without, audit, bound, tuple(parts), missed
     )
@@ -221,7 +227,7 @@ def epsilon_bound(verdicts: Sequence[Verdict], alpha: float) -> float:
 def released_epsilon(view: View, answers: Answers) -> Audit | None:
     """The audit of the released labels: of the joint outcomes of the tables that hold the events of the largest one,
     relative to the lower text and to the id; the best bound, simultaneous over both."""
-    stated = [view.own_z(table) for table in released.private_tables(view)]
+    stated = [view.own_z(table) for table in private_tables(view)]
     stated.sort(key=lambda z: -int((z != 0).sum()))
     if not stated:
         return None
@@ -240,8 +246,8 @@ def released_epsilon(view: View, answers: Answers) -> Audit | None:
 def _id_signs(view: View) -> Iterator[np.ndarray]:
     """(n,) int8: ones, then for the largest table the sign of each id's lowest bit (+1 for events outside it)."""
     yield np.ones(view.size, dtype=np.int8)
-    largest = max(released.private_tables(view), key=lambda table: len(table.event))
-    for name, sign in coordinates.frames(view, largest).items():
+    largest = max(private_tables(view), key=lambda table: len(table.event))
+    for name, sign in frames(view, largest).items():
         if name.startswith("bit 0 of the last"):
             spread = np.ones(view.size, dtype=np.int8)
             spread[largest.event] = sign
@@ -249,7 +255,7 @@ def _id_signs(view: View) -> Iterator[np.ndarray]:
 
 
 def _unseen(guess: Guesses, view: View) -> Guesses:
-    """A fitted attack counts on the events whose labels it was not shown."""
+    """The guesses that count: of a fitted attack, those of events whose labels it was not shown."""
     if not guess.learned:
         return guess
     kept = view.known[guess.events] == 0

@@ -38,7 +38,7 @@ _NUMBER = re.compile(r"-?\d[-+\d.eE]*")
 
 @dataclass(frozen=True)
 class Comparison:
-    """compared: files in both folders. differing: of those, by path, the declared fields in which alone they differ.
+    """compared: files in both folders. differing: of those, by path, the declared fields in which they differ.
     leaks: one line for each other difference."""
 
     compared: int
@@ -72,10 +72,10 @@ def compare_folders(
     """
     declared = declared_fields(stages)
     files = [{path.relative_to(root).as_posix(): path for path in (root, *root.rglob("*"))} for root in (one, two)]
-    leaks = [f"{name}: is there in one twin alone" for name in sorted(files[0].keys() ^ files[1].keys())]
+    leaks = [f"{name}: is only in one twin" for name in sorted(files[0].keys() ^ files[1].keys())]
     differing: dict[str, tuple[str, ...]] = {}
     compared = 0
-    told = [passages(root) for root in (one, two)]
+    expected = [passages(root) for root in (one, two)]
     for name in sorted(files[0].keys() & files[1].keys()):
         kinds = [_metadata(found[name]) for found in files]
         if kinds[0] != kinds[1]:
@@ -85,7 +85,7 @@ def compare_folders(
         if contents[0] == contents[1]:
             continue
         if None not in contents:
-            texts = [_without(each or b"", some.get(name, ())) for each, some in zip(contents, told, strict=True)]
+            texts = [_without(each or b"", some.get(name, ())) for each, some in zip(contents, expected, strict=True)]
             allowed = declared.get(name, {})
             fields = ("time and memory",) if texts[0] == texts[1] else _differing_fields(name, allowed, *texts)
             if fields:
@@ -93,7 +93,7 @@ def compare_folders(
             else:
                 leaks.append(f"{name}: {_first_difference(name, allowed, *texts)}")
         else:
-            leaks.append(f"{name}: is a file in one twin alone")
+            leaks.append(f"{name}: is a file in only one twin")
     leaks += dict.fromkeys(line for found in files for line in _odd_times(found, stages))  # of both twins, once
     return Comparison(compared, differing, tuple(leaks))
 

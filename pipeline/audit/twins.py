@@ -1,4 +1,4 @@
-"""Twin runs: does anything that a run writes depend on a label, but through the bit that is released of it?
+"""Twin runs: a check that whatever a run writes depends on a label only through its released bit.
 
 Two copies of the preferences, A and B, carry labels of fair coins. Where the mechanism, under a throw-away key,
 releases a coin of its own without a look at the label, A and B carry opposite labels; elsewhere the same one. So both
@@ -6,7 +6,8 @@ twins have the same released bits everywhere, and other labels wherever that is 
 the same state, under the same paths. A sound run writes the same bytes twice, times and memory apart (`twin_files`):
 any path from a label to a file shows, whoever took it, and no statistics are needed.
 
-A recipe that asks (`online`) has no preferences: see `twin_answers`.
+A recipe that asks (`online`) has no preferences. A program of fair coins answers in A, and of the opposite ones in B;
+B's store of draws is a copy of A's, and an event that was drawn keeps its draw, whatever the answer is now.
 
 The order of chosen and rejected in the owner's files is forgotten before anything else is looked at: no true label is
 in either twin. The throw-away key has a state and a user's folder of its own, so no ledger of the owner's is touched.
@@ -16,7 +17,9 @@ from __future__ import annotations
 
 import json
 import secrets
+import shlex
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -26,7 +29,6 @@ from typing import TextIO
 
 import numpy as np
 import numpy.typing as npt
-from private_rlhf.audit.twin_answers import answered_twin, carry_draws, make_answerers
 from private_rlhf.audit.twin_files import Comparison, Passages, compare_folders
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
@@ -37,6 +39,7 @@ from private_rlhf.data.layout import Layout
 from private_rlhf.data.raw_source import RawSource
 from private_rlhf.data.release_import import names_bundle
 from private_rlhf.data.sources import Row, run_splits
+from private_rlhf.labelling.questions import read_rows
 from private_rlhf.lm.models import base_checkpoint
 from private_rlhf.privacy.batches import apply_coins, canonicalize, event_tags
 from private_rlhf.privacy.keys import PrivacyKey, keygen, load_key, make_private_folder
@@ -63,12 +66,12 @@ class Verdict:
 
     def __str__(self) -> str:
         """One line."""
-        found = self.comparison
-        told = f"{self.turned} of {self.labels} labels turned: {found.compared} files compared, "
-        if found.leaks:
-            return f"{told}a label reaches {len(found.leaks)} of them: {'; '.join(found.leaks[:3])}"
-        same, fields = found.compared - len(found.differing), ", ".join(found.fields) or "none"
-        return f"{told}{same} identical, {len(found.differing)} differ in declared fields alone ({fields})"
+        files = self.comparison
+        start = f"{self.turned} of {self.labels} labels turned: {files.compared} files compared, "
+        if files.leaks:
+            return f"{start}a label reaches {len(files.leaks)} of them: {'; '.join(files.leaks[:3])}"
+        same, fields = files.compared - len(files.differing), ", ".join(files.fields) or "none"
+        return f"{start}{same} identical, {len(files.differing)} differ only in the declared fields ({fields})"
 
 
 def check_twins(recipe: Recipe, folder: Path) -> None:
@@ -242,3 +245,38 @@ def _ordered(row: Row, sign: int) -> Row:
     """The row with its responses in an order of their own (which was chosen is forgotten), or in the opposite one."""
     low, high = sorted((row.get(name) for name in PAIR), key=lambda text: json.dumps(text, default=str))
     return row | dict(zip(PAIR, (high, low) if sign < 0 else (low, high), strict=True))
+
+
+PROGRAM = """\
+import hashlib, json, sys
+for question in map(json.loads, sys.stdin):
+    coin = hashlib.sha256(b"{salt}" + question["id"].encode()).digest()[0] & 1
+    print(json.dumps({{"id": question["id"], "label": {one} if coin else {other}}}))
+"""
+
+
+def make_answerers(homes: tuple[Path, Path]) -> None:
+    """Writes both programs into new owner-only folders."""
+    salt = secrets.token_hex(16)
+    make_private_folder(homes[0].parent)
+    for home, (one, other) in zip(homes, ((1, -1), (-1, 1)), strict=True):
+        make_private_folder(home)
+        (home / "answer.py").write_text(PROGRAM.format(salt=salt, one=one, other=other), encoding="utf-8")
+
+
+def answered_twin(recipe: Recipe, here: Path) -> Recipe:
+    """The recipe with the program of the twin in `here` as its labeller."""
+    assert recipe.online is not None
+    command = shlex.join([sys.executable, str(here / "answer.py")])
+    own = replace(recipe.online, labeller="command", folder=here / "labeller", command=command, crowd=None)
+    return replace(recipe, online=own, data=replace(recipe.data, public_labels=False))
+
+
+def carry_draws(home: Path, other: Path) -> int:
+    """Gives the twin in `other` the draws of the one in `home`, which has run; returns how many answers it got."""
+    make_private_folder(other / "labeller")
+    shutil.copy2(home / "labeller" / "draws.db", other / "labeller" / "draws.db")
+    answers = sum(1 for _ in read_rows(home / "labeller" / "answers.jsonl"))
+    if not answers:
+        raise UserError("verify-run: no question was asked, so twins show nothing")
+    return answers

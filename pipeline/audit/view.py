@@ -1,4 +1,4 @@
-"""What an adversary sees: tables of pairs with labels on them, and every other file beside them.
+"""The adversary's view: tables of pairs with labels on them, and every other file beside them.
 
 A *table* is any set of rows with a prompt and two responses, whatever the columns are called: a release of ours (TRL's
 prompt/chosen/rejected), or somebody else's (a1/a2 and a label column). Shards of one folder are one table. Only rows
@@ -37,7 +37,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of one table, those of judged events alone (m of `total` rows), in file order.
+    """Rows of one table, only those of judged events (m of `total` rows), in file order.
 
     event: (m,) int64 positions in the view, each at most once. side: (m,) int8, +1 if the left-hand column holds the
     event's first response. z: (m,) int8, the released label relative to the first response; 0 where none is stated.
@@ -62,7 +62,7 @@ class View:
 
     copies: (c, 2) int8, the released labels of the two events of each pair that has two. texts of event i: prompts[i],
     first[i], second[i]. files: every file of the roots. facts: candidate raw files' digests and sizes. signs: of the
-    tables, by identity, as `coordinates.frames` found them. present: by root, the keys of the judged events that its
+    tables, by identity, from `learn.frames`. present: by root, the keys of the judged events that its
     tables hold.
     """
 

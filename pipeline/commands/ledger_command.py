@@ -30,8 +30,7 @@ Key = Annotated[
 @app.command()
 def show(key: Key = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Print the releases, the totals and the budgets."""
-    from private_rlhf.privacy.keys import load_key, named_or_default
-    from private_rlhf.privacy.signature import public_key
+    from private_rlhf.privacy.keys import load_key, named_or_default, public_key
 
     facts = _open(key).show() | {"public_key": public_key(load_key(named_or_default(key)))}
     print(json.dumps(facts, indent=2, allow_nan=False) if as_json else as_text(facts))

@@ -36,11 +36,10 @@ from private_rlhf.privacy.batches import (
     record_tags,
     release_labels,
 )
-from private_rlhf.privacy.counts import Bits, DiscreteLaplace
+from private_rlhf.privacy.counts import Bits, DiscreteGaussian, DiscreteLaplace, noisy_statistic
 from private_rlhf.privacy.events import ENTRY, EventStore, MergeResult, StagedGeneration, as_tags, entries
 from private_rlhf.privacy.keys import PrivacyKey, load_key, make_private_folder
 from private_rlhf.privacy.mechanism import Mechanism, NoisySum, PublicLabels, RandomizedResponse
-from private_rlhf.privacy.noisy_sum import DiscreteGaussian, noisy_statistic
 from private_rlhf.privacy.prf import frame
 from private_rlhf.privacy.records import MESSAGES, decode_messages
 from private_rlhf.privacy.sorted_runs import (

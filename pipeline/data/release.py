@@ -37,9 +37,9 @@ from private_rlhf.data.container import (
 )
 from private_rlhf.privacy.batches import record_ids
 from private_rlhf.privacy.guarantee import RANDOMISED_BY, DropCounts, stated
+from private_rlhf.privacy.keys import file_digest, verify
 from private_rlhf.privacy.mechanism import NOISY_SUM, Mechanism, NoisySum, PublicLabels, RandomizedResponse
 from private_rlhf.privacy.records import CANONICALISATION, MESSAGES, TEXT, Text, encode_text
-from private_rlhf.privacy.signature import file_digest, verify
 from private_rlhf.privacy.sorted_runs import bucket_bits
 
 SCHEMA_VERSION = 2

@@ -26,8 +26,7 @@ import pyarrow as pa
 from private_rlhf.core.atomic import write_json
 from private_rlhf.core.errors import RunStopped, UserError
 from private_rlhf.data.sources import Part
-from private_rlhf.privacy.keys import PrivacyKey
-from private_rlhf.privacy.owner_files import Lock
+from private_rlhf.privacy.keys import Lock, PrivacyKey
 from private_rlhf.privacy.prf import frame
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")

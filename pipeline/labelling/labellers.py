@@ -7,6 +7,7 @@ Answers are private labels z: 1 for response_a, -1 for response_b, None for a sk
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import secrets
@@ -15,6 +16,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
 from hashlib import sha256
@@ -25,7 +27,6 @@ from private_rlhf.core.atomic import sweep_temporaries, write_json
 from private_rlhf.core.documents import DocumentError, read_json
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LEVELS, check_epsilon, check_label, keep_threshold
-from private_rlhf.labelling.draw_record import DRAWS, check_draws
 from private_rlhf.labelling.questions import (
     Question,
     add_answer,
@@ -390,3 +391,31 @@ def plain(text: object) -> str:
 def answers_within(budget: float, epsilon: float) -> int:
     """Number of answers at ε that a person's budget holds, both as they were written: .3 holds three answers at .1."""
     return int(Fraction(repr(check_epsilon(budget, "budget"))) / Fraction(repr(check_epsilon(epsilon))))
+
+
+DRAWS = "draws.db"
+LABELS = (-1, 1)  # as `label-filter` has them
+
+
+class DrawRecord(DrawStore):
+    """A store of draws that is read and draws nothing."""
+
+    def recorded(self, event: str, epsilon: float) -> int | None:
+        """The label that was drawn for an event at this epsilon; None where none was."""
+        name = hashlib.sha256(event.encode()).digest()
+        with self._named_errors():
+            row = self._base.execute(
+                "SELECT draw FROM draws WHERE event = ? AND epsilon = ?", (name, float(epsilon))
+            ).fetchone()
+        return None if row is None else LABELS[row[0]]
+
+
+def check_draws(folder: Path, answers: Mapping[str, int | None], epsilon: float) -> None:
+    """UserError for an answer, other than a skip, that is not the draw of the folder's record; it names no label."""
+    with closing(DrawRecord(folder / DRAWS, LABELS)) as record:
+        for id, label in answers.items():
+            if label is not None and record.recorded(id, epsilon) != label:
+                raise UserError(
+                    f"{folder / 'answers.jsonl'}: answer {id!r} must be the draw of {DRAWS} at epsilon {epsilon:g}, got"
+                    " another: put there what `private-rlhf label-filter` gave"
+                )

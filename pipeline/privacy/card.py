@@ -9,8 +9,8 @@ from typing import Any
 
 from private_rlhf.core.errors import UserError, one_line
 from private_rlhf.core.noise import LabelNoise
+from private_rlhf.privacy.guarantee import NO_CLAIM_ROW, status_of
 from private_rlhf.privacy.person import person_epsilon
-from private_rlhf.privacy.status import NO_CLAIM_ROW, status_of
 
 PROTECTED = (
     "The label of each event (which of the two responses its labeller preferred), against everyone who sees everything"

@@ -28,8 +28,8 @@ from typing import NamedTuple
 import numpy as np
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import is_public
-from private_rlhf.privacy.labelers import tally
-from private_rlhf.privacy.owner_files import check_rows, create_file, read_rows, replace_file, row_digest
+from private_rlhf.privacy.keys import check_rows, create_file, read_rows, replace_file, row_digest
+from private_rlhf.privacy.person import TALLY, LabelerTotals, tally
 
 TAG_BYTES = 16
 PARTITIONS = 256
@@ -40,7 +40,7 @@ UNKNOWN, NOT_TAGGED = 0, 1  # tags of letters: of events that an earlier version
 
 # What a release enters. record: the tag that the record's event without names has. label: the true one, -1 or +1.
 # blind: the keyed sign, -1 or +1. corrects: says of itself that it corrects an earlier event of its record. left_out:
-# is not released, now or ever (`caps`). letters: the tag that all spellings of the record have (`data.spellings`).
+
 ENTRY = np.dtype(
     [
         *(("tag", TAG), ("record", TAG), ("labeler", TAG)),
@@ -48,7 +48,7 @@ ENTRY = np.dtype(
     ]
 )
 # What is kept. label: -2 or +2, blinded; -1 or +1, unblinded (earlier versions); 0 for an event that was left out
-# for good (`caps`). shared: its label may be that of the record's other shared events, so that their totals add up.
+# for good (`left_out`). shared: its label may be that of the record's other shared events, so that their totals add up.
 # respelled: so may those of all events with these letters.
 BEFORE_LETTERS = np.dtype(
     [("tag", TAG), ("record", TAG), ("labeler", TAG), ("epsilon", "<f8"), ("label", "i1"), ("shared", "?")]
@@ -369,7 +369,7 @@ def _merged(old: np.ndarray, raised: np.ndarray, epsilon: float, fresh: np.ndarr
 
 
 def _changes(fresh: np.ndarray, before: np.ndarray, epsilon: float) -> np.ndarray:
-    """Changes that a merge makes to the labellers' tallies (`labelers.TALLY`). before: the raised rows as they were."""
+    """Changes that a merge makes to the labellers' tallies (`person.TALLY`). before: the raised rows as they were."""
     labelers = np.concatenate([fresh["labeler"], before["labeler"]])
     gained = tally(labelers, np.full(len(labelers), epsilon), np.ones(len(labelers), np.int64))
     if len(before) == 0:
@@ -377,3 +377,46 @@ def _changes(fresh: np.ndarray, before: np.ndarray, epsilon: float) -> np.ndarra
     lost = tally(before["labeler"], before["epsilon"], np.full(len(before), -1, np.int64))
     both = np.concatenate([gained, lost])
     return tally(both["labeler"], both["epsilon"], both["events"])
+
+
+def left_out(
+    partitions: Iterable[tuple[int, np.ndarray]], store: Generation, totals: LabelerTotals, most: int
+) -> np.ndarray:
+    """The tags (m,) S16, sorted, of the events that are not to be released.
+
+    partitions: number and rows (ENTRY) of each that a release touches. most: events of a person over the ledger's life.
+    Memory: 32 bytes for each new event. UserError if a new event names no labeller.
+    """
+    gone, tags, labelers = [np.empty(0, TAG)], [np.empty(0, TAG)], [np.empty(0, TAG)]
+    for partition, rows in partitions:
+        old = store.read(partition)
+        place, known = places(old, rows["tag"])
+        gone.append(rows["tag"][known][old["label"][place[known]] == 0])
+        tags.append(rows["tag"][~known])
+        labelers.append(rows["labeler"][~known])
+    new, people = np.concatenate(tags), np.concatenate(labelers)
+    if nameless := int(np.count_nonzero(people == NOBODY)):
+        raise UserError(
+            f"{nameless} new events name no labeller, and this key releases at most {most} events of a person: name the"
+            " column of labellers, and a labeller in every row"
+        )
+    keyed = np.ascontiguousarray(new).view(np.uint8).reshape(-1, TAG.itemsize)[:, 1:]  # the first byte is public
+    order = np.lexsort((*keyed.T[::-1], people)) if len(new) else np.zeros(0, np.int64)
+    person, start = np.unique(people[order], return_index=True)
+    rank = np.arange(len(new)) - np.repeat(start, np.diff(np.append(start, len(new))))
+    room = most - np.repeat(_events_of(person, totals), np.diff(np.append(start, len(new))))
+    return np.sort(np.concatenate([*gone, new[order][rank >= room]]))
+
+
+def _events_of(people: np.ndarray, totals: LabelerTotals) -> np.ndarray:
+    """Number of events of each of these labellers (sorted) in the store."""
+    counts = np.zeros(len(people), np.int64)
+    if totals.path is None:
+        return counts
+    for byte in range(256):
+        rows = read_rows(totals.path, TALLY, totals.bounds[byte], totals.bounds[byte + 1])
+        place = np.searchsorted(people, rows["labeler"])
+        inside = np.flatnonzero(place < len(people))
+        inside = inside[people[place[inside]] == rows["labeler"][inside]]
+        np.add.at(counts, place[inside], rows["events"][inside])
+    return counts

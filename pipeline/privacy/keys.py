@@ -9,21 +9,33 @@ but one.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import json
 import os
+import re
 import secrets
 import stat
-from collections.abc import Iterable
-from contextlib import suppress
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
-from private_rlhf.core.atomic import sync, write_json
+import numpy as np
+from private_rlhf.core.atomic import new_file, sync, write_json
 from private_rlhf.core.documents import read_json
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.outputs import KEY_MARK
 from private_rlhf.core.user import default_key
 from private_rlhf.privacy.prf import KEY_BYTES, Prf, frame
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 
 HEADER = f"{KEY_MARK}v1"
 MOST_BYTES = 4096
@@ -237,3 +249,208 @@ def make_private_folder(folder: Path) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
     if stat.S_IMODE(folder.stat().st_mode) != 0o700:
         folder.chmod(0o700)
+
+
+POLL_SECONDS = 0.02
+
+
+@contextmanager
+def create_file(path: Path) -> Iterator[BinaryIO]:
+    """A 0600 file under its final name, durable when the block ends well and removed when it fails."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def replace_file(path: Path, rows: np.ndarray) -> None:
+    """Writes a contiguous array's bytes to `path` (0600) by rename; not forced to the disk."""
+    with new_file(path, 0o600, durable=False) as temporary, temporary.open("wb") as file:
+        file.write(rows.data)
+
+
+def read_rows(path: Path, dtype: np.dtype[Any], start: int = 0, end: int | None = None) -> np.ndarray:
+    """Rows start to end (default: all) of a file of fixed-width rows. UserError if it is missing or too short."""
+    count = -1 if end is None else end - start
+    try:
+        rows = np.fromfile(path, dtype, count, offset=start * dtype.itemsize)
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: is missing; restore the key's state folder from a backup") from error
+    if end is not None and len(rows) != count:
+        raise UserError(f"{path}: is cut short; restore the key's state folder from a backup")
+    return rows
+
+
+def check_rows(path: Path, dtype: np.dtype[Any], bounds: Sequence[int], digest: str) -> list[str]:
+    """Problems of a file of rows that should have these bounds and this digest; reads it slice by slice."""
+    actual, size = row_digest(), bounds[-1] * dtype.itemsize
+    try:
+        if path.stat().st_size != size:
+            return [f"{path}: holds {path.stat().st_size} bytes where the ledger states {size}"]
+        for start, end in pairwise(bounds):
+            actual.update(read_rows(path, dtype, start, end).data)
+    except OSError as error:
+        return [f"{path}: cannot be read ({error.strerror})"]
+    return [] if actual.hexdigest() == digest else [f"{path}: was changed or damaged: the ledger states another digest"]
+
+
+def row_digest() -> Any:
+    """A hash object for files of rows. Not keyed: the ledger that states the digest is, and so are the tags inside."""
+    return hashlib.blake2b(digest_size=32)
+
+
+class Lock:
+    """An exclusive lock between processes on a small file, which also keeps a number.
+
+    flock belongs to the open file, which forked workers inherit and could hold on to after the death of the process
+    that locked it; so they close it at birth. The system releases the lock of a process that dies.
+    """
+
+    def __init__(self, path: Path, create: bool = True) -> None:
+        self.path = path
+        self._flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
+        self._descriptor: int | None = None
+
+    def acquire(self, seconds: float) -> bool:
+        """True if the lock was free within `seconds`. OSError if its file cannot be opened for writing, or
+        is missing and not to be created."""
+        descriptor = os.open(self.path, self._flags, 0o600)
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    os.close(descriptor)
+                    return False
+                time.sleep(POLL_SECONDS)
+            except BaseException:
+                os.close(descriptor)
+                raise
+            else:
+                break
+        self._descriptor = descriptor
+        os.register_at_fork(after_in_child=partial(_release, weakref.ref(self)))
+        return True
+
+    def release(self) -> None:
+        """Lets go; in a forked child it closes the child's copy and the parent keeps the lock. Harmless if not held."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.release()
+
+    @property
+    def held(self) -> bool:
+        """True while this object holds the lock."""
+        return self._descriptor is not None
+
+    def write_number(self, number: int) -> None:
+        """Keep a number >= 0 in the file. The lock must be held."""
+        assert self._descriptor is not None
+        os.pwrite(self._descriptor, b"%020d\n" % number, 0)
+
+
+def _release(lock: weakref.ref[Lock]) -> None:
+    held = lock()
+    if held is not None:
+        held.release()
+
+
+def read_number(path: Path) -> int:
+    """The number in a lock file. FileNotFoundError if there is none, UserError if it holds something else."""
+    with path.open("rb") as file:
+        digits = file.read(21).strip()
+    if digits and not (digits.isascii() and digits.isdigit()):
+        raise UserError(f"{path}: is damaged; restore the key's state folder from a backup")
+    return int(digits or 0)
+
+
+VERSION = 1
+_SIGNING_DOMAIN = b"private-rlhf/signing-key/v1"
+_MESSAGE = b"private-rlhf/release-signature/v1\n"
+_PRIME = 2**255 - 19
+_PUBLIC, _SIGNATURE = re.compile("[0-9a-f]{64}"), re.compile("[0-9a-f]{128}")
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 (hex) of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_public_key(text: str) -> bool:
+    """True for a text of 64 hexadecimal digits, the form of a public key."""
+    return _PUBLIC.fullmatch(text) is not None
+
+
+def public_key(key: PrivacyKey) -> str | None:
+    """The key (hex) by which a reader checks signatures. None for a seed's key: anyone could sign with it."""
+    return None if key.mode != "keyed" else _signing_key(key).public_key().public_bytes_raw().hex()
+
+
+def sign(key: PrivacyKey, files: Mapping[str, str]) -> dict[str, Any]:
+    """The content of a bundle's signature file. files: name -> `file_digest`, of all other files."""
+    signature = _signing_key(key).sign(_message(files)).hex()
+    return _document(public_key(key), files, signature)
+
+
+def verify(stated: Any, files: Mapping[str, str]) -> str:
+    """The public key (hex) under which `stated`, from `sign`, is a signature of these files.
+
+    Raises ValueError, in words that follow the file's name: another version, a malformed document, files that are not
+    those that were signed, or a signature that is none.
+    """
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    if not isinstance(stated, dict) or stated.get("schema_version") != VERSION or stated.get("algorithm") != "Ed25519":
+        raise ValueError(f"is no Ed25519 signature of version {VERSION}")
+    public, signature, signed = (stated.get(name) for name in ("public_key", "signature", "files"))
+    if not isinstance(public, str) or not is_public_key(public):
+        raise ValueError("states no public key")
+    if _has_small_order(bytes.fromhex(public)):
+        raise ValueError("states a public key of small order, under which anyone can sign anything")
+    if not isinstance(signature, str) or not _SIGNATURE.fullmatch(signature) or not isinstance(signed, dict):
+        raise ValueError("is not a whole signature")
+    if other := sorted(name for name in {*signed, *files} if signed.get(name) != files.get(name)):
+        raise ValueError(f"{other[0]!r} is not what was signed: the bundle was edited or damaged")
+    if json.dumps(stated) != json.dumps(_document(public, files, signature)):
+        raise ValueError("has fields or an order that no signature has")
+    try:
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(public)).verify(bytes.fromhex(signature), _message(files))
+    except (InvalidSignature, ValueError):
+        raise ValueError("does not verify: the bundle was edited, or signed by nobody who holds that key") from None
+    return public
+
+
+def _document(public: str | None, files: Mapping[str, str], signature: str) -> dict[str, Any]:
+    facts = {"schema_version": VERSION, "algorithm": "Ed25519", "public_key": public}
+    return facts | {"files": dict(sorted(files.items())), "signature": signature}
+
+
+def _has_small_order(public: bytes) -> bool:
+    """True if eight times the point is the identity, by its y on -x² + y² = 1 + d x² y², d = -121665/121666.
+
+    Order 1 or 2: y² = 1. Order 4: y = 0. Order 8: twice the point has y = 0, so y² = -x², and d y⁴ + 2y² - 1 = 0.
+    """
+    y = int.from_bytes(public, "little") & (1 << 255) - 1
+    eighth = -121665 * y**4 + 2 * 121666 * y**2 - 121666
+    return y * (y * y - 1) * eighth % _PRIME == 0
+
+
+def _message(files: Mapping[str, str]) -> bytes:
+    return _MESSAGE + json.dumps(dict(files), sort_keys=True, separators=(",", ":")).encode()
+
+
+def _signing_key(key: PrivacyKey) -> Ed25519PrivateKey:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(key.keyed_digest((), _SIGNING_DOMAIN)))

@@ -37,10 +37,9 @@ import numpy as np
 from private_rlhf.core.atomic import write_json
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import check_epsilon
-from private_rlhf.privacy import caps, events, labelers
+from private_rlhf.privacy import events, person
 from private_rlhf.privacy.events import EventStore, StagedGeneration
-from private_rlhf.privacy.keys import PrivacyKey, make_private_folder
-from private_rlhf.privacy.labelers import join_tallies
+from private_rlhf.privacy.keys import Lock, PrivacyKey, make_private_folder
 from private_rlhf.privacy.ledger_facts import (
     Budget,
     ReleasePlan,
@@ -56,7 +55,7 @@ from private_rlhf.privacy.ledger_facts import (
 )
 from private_rlhf.privacy.ledger_file import Book, LedgerFile, added_epsilon
 from private_rlhf.privacy.other_keys import OtherKey, missing_charge, one_at_a_time, other_keys
-from private_rlhf.privacy.owner_files import Lock
+from private_rlhf.privacy.person import join_tallies
 
 WAIT_SECONDS = 60.0
 
@@ -119,7 +118,7 @@ class Ledger:
             lock.release()
 
     def left_out(self, partitions: Iterable[tuple[int, np.ndarray]], most: int | None) -> tuple[np.ndarray, int | None]:
-        """The tags (m,) S16 of the events among these (`caps.left_out`) that stay unreleased for good, and the cap that
+        """Tags (m,) S16 of the events among these that stay unreleased for good (`events.left_out`), and the cap that
         holds: the least that was stated, `most` now or another one before. UserError for a larger one."""
         book = self._file.read()
         if most is not None and book.max_events is not None and most > book.max_events:
@@ -130,7 +129,7 @@ class Ledger:
         cap = book.max_events if most is None else most
         if cap is None:
             return np.empty(0, events.TAG), None
-        return caps.left_out(partitions, book.events, book.labelers, cap), cap
+        return events.left_out(partitions, book.events, book.labelers, cap), cap
 
     def _recover(self) -> None:
         """Strike out dead reservations, unless a live run holds the lock or the folder cannot be written."""
@@ -247,7 +246,7 @@ class Ledger:
             _acquire(lock, wait)
         try:
             book = self._file.read()
-            lines = [*events.problems(book.events), *labelers.problems(book.labelers, book.events.events)]
+            lines = [*events.problems(book.events), *person.problems(book.labelers, book.events.events)]
         except UserError as error:
             lines = [str(error)]
         finally:

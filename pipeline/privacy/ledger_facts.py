@@ -9,9 +9,8 @@ from typing import Any, Literal
 
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import check_epsilon
-from private_rlhf.privacy.labelers import LabelerTotals
 from private_rlhf.privacy.ledger_file import Book, Kind, added_epsilon
-from private_rlhf.privacy.person import person_epsilon
+from private_rlhf.privacy.person import LabelerTotals, person_epsilon
 
 DELTA = 1e-6
 Per = Literal["event", "person"]
@@ -36,7 +35,7 @@ class ReleasePlan:
 
     identity: keyed digest of (key, canonical content with labels in any order, ε, columns): equal for a re-run that
     gives the same bits. kind: `labels` go through the chain of `mechanism`, and an event's cost is the largest ε;
-    `counts` (`privacy.counts`) and a `sum` (`privacy.noisy_sum`, of `delta` too) come on top, for every event of the
+    `counts` (`privacy.counts`) and a `sum` (`privacy.counts`, of `delta` too) come on top, for every event of the
     key (an upper bound: which events they looked at is not kept), and so does what the holder `stated`. max_events: of
     one person, the cap that was kept to. UserError unless epsilon is finite and > 0 and events >= 0.
     """

@@ -28,9 +28,8 @@ from private_rlhf.core.documents import parse_json, read_json
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.user import user_folder
 from private_rlhf.privacy.events import EVENT, Generation
-from private_rlhf.privacy.keys import PrivacyKey, begin_state, lock_file, make_private_folder
-from private_rlhf.privacy.labelers import TALLY, LabelerTotals
-from private_rlhf.privacy.owner_files import read_number
+from private_rlhf.privacy.keys import PrivacyKey, begin_state, lock_file, make_private_folder, read_number
+from private_rlhf.privacy.person import TALLY, LabelerTotals
 
 FORMAT = 2
 WITH_SUMS = 3  # once it holds a noisy sum, which earlier programs would not add up

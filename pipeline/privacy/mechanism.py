@@ -191,7 +191,7 @@ class PublicLabels:
 
 @dataclass(frozen=True)
 class NoisySum:
-    """No label is released: the rows stand in canonical order, and one noisy sum of them (`noisy_sum`) follows.
+    """No label is released: the rows stand in canonical order, and one noisy sum of them (`counts`) follows.
 
     epsilon: finite, above 0 (UserError otherwise); delta: in [0, 1).
     """

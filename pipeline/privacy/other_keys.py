@@ -17,9 +17,8 @@ from private_rlhf.core.documents import read_json
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.user import user_folder
 from private_rlhf.privacy.events import Generation
-from private_rlhf.privacy.keys import PrivacyKey, load_key
+from private_rlhf.privacy.keys import Lock, PrivacyKey, load_key
 from private_rlhf.privacy.ledger_file import LedgerFile, added_epsilon
-from private_rlhf.privacy.owner_files import Lock
 
 
 @dataclass(frozen=True)

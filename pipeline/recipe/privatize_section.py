@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from private_rlhf.core.noise import is_public
 from private_rlhf.core.user import default_key
-from private_rlhf.privacy.person_budget import split_budget
+from private_rlhf.privacy.person import split_budget
 from private_rlhf.recipe.load import IF_SET, NO_EFFECT, STRICT
 from pydantic import Field
 from pydantic.dataclasses import dataclass

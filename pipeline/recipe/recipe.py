@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from private_rlhf.core.noise import is_public
-from private_rlhf.privacy.person_budget import split_budget
+from private_rlhf.privacy.person import split_budget
 from private_rlhf.recipe.data_section import BUILT_IN, DataConfig, ModelConfig, bare_name
 from private_rlhf.recipe.evaluate_section import EvaluateConfig
 from private_rlhf.recipe.load import IF_SET, STRICT, dump_yaml, effective, to_tree

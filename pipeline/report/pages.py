@@ -10,7 +10,7 @@ from markupsafe import Markup, escape
 from private_rlhf.core.reward_verdict import RewardVerdict
 from private_rlhf.privacy.card import markdown
 from private_rlhf.privacy.card import render_markdown as render_card
-from private_rlhf.privacy.status import PrivacyStatus
+from private_rlhf.privacy.guarantee import PrivacyStatus
 from private_rlhf.report import plots, sections
 from private_rlhf.report.plots import GIBBS, INK, OTHER, POLICY
 from private_rlhf.report.run_card import card_rows

@@ -9,7 +9,7 @@ from private_rlhf.accounting.epsilon_delta import Guarantee
 from private_rlhf.accounting.people import randomized_response
 from private_rlhf.core.errors import UserError
 from private_rlhf.privacy.card import NO_LABELS, alpha_text, at_delta, events_text, ledger_rows, privacy_card
-from private_rlhf.privacy.status import PrivacyStatus, external_reward, extra_rewards, outside_judge, status_of
+from private_rlhf.privacy.guarantee import PrivacyStatus, external_reward, extra_rewards, outside_judge, status_of
 from private_rlhf.report.run_facts import RunFacts
 from private_rlhf.report.sections import epsilon_text, known, number
 

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from private_rlhf.core.rundir import RunDir
-from private_rlhf.privacy.guarantee import NOT_PRIVATE
-from private_rlhf.privacy.status import PrivacyStatus
+from private_rlhf.privacy.guarantee import NOT_PRIVATE, PrivacyStatus
 from private_rlhf.report.run_facts import GIBBS, REFERENCE, RunFacts
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from private_rlhf.lm.model_card import Provenance, policy_text, trained_on
 from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer
 from private_rlhf.lm.recompute import recompute_layers
 from private_rlhf.lm.released import write_beside
-from private_rlhf.privacy.status import extra_rewards as extra_rewards_on_card
+from private_rlhf.privacy.guarantee import extra_rewards as extra_rewards_on_card
 from private_rlhf.recipe import Recipe
 from private_rlhf.reward_models.external import load_extra_rewards
 from private_rlhf.reward_models.scorer import load_scorer

@@ -8,8 +8,7 @@ import shlex
 import pytest
 from private_rlhf.cli import main
 from private_rlhf.commands.account import IN_THE_LAB
-from private_rlhf.privacy.person import person_epsilon
-from private_rlhf.privacy.person_budget import epsilon_each
+from private_rlhf.privacy.person import epsilon_each, person_epsilon
 
 Capture = pytest.CaptureFixture[str]
 

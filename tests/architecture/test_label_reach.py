@@ -95,7 +95,7 @@ def test_only_noisy_counts_come_back_to_the_evaluation(sources: dict[str, ast.Mo
 
 def test_only_the_noisy_sum_leaves_the_holder_s_door(sources: dict[str, ast.Module]) -> None:
     """The third door, which the labels' holder opens with `privatize.trust: holder`: what comes back from the labels is
-    what `noisy_sum.noisy_statistic` answers. It is written, and what the stage returns is what the recipe and the
+    what `counts.noisy_statistic` answers. It is written, and what the stage returns is what the recipe and the
     ledger say."""
     tree = sources["pipeline/stages/statistic.py"]
     door, start = (next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)

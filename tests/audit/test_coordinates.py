@@ -9,12 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from audit.worlds import make_world, sound
-from private_rlhf.audit.columns import row_order
 from private_rlhf.audit.command import render
-from private_rlhf.audit.coordinates import CRITERION
-from private_rlhf.audit.distinguisher import distinguisher
-from private_rlhf.audit.released import private_label
+from private_rlhf.audit.learn import CRITERION, distinguisher
 from private_rlhf.audit.suite import Attack, run_attacks
+from private_rlhf.audit.tables import private_label, row_order
 from support.leaky_coordinates import column_of_own_label, raw_evaluation, sorted_by_own_label
 
 
@@ -67,7 +65,7 @@ def test_without_scikit_learn_one_line_says_what_was_not_tried(
 ) -> None:
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
-        "private_rlhf.audit.distinguisher.find_spec", lambda name: None if name == "sklearn" else find_spec(name)
+        "private_rlhf.audit.learn.find_spec", lambda name: None if name == "sklearn" else find_spec(name)
     )
     world = make_world(300, seed=25)
     outcome = run_attacks([sound(world, tmp_path / "bundle")], world.truth(), attacks=(distinguisher,))

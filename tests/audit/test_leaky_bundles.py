@@ -6,12 +6,20 @@ from pathlib import Path
 
 import pytest
 from audit.worlds import facts_of, make_world, sound
-from private_rlhf.audit.columns import extra_columns, file_of_row, row_order, sorted_rows
 from private_rlhf.audit.files import texts_in_files
-from private_rlhf.audit.ids import ids
-from private_rlhf.audit.released import column_order, copies, private_label, public_signs, several_releases
-from private_rlhf.audit.seeds import recomputation
+from private_rlhf.audit.seeds import ids, recomputation
 from private_rlhf.audit.suite import ATTACKS, SPECS, Attack, run_attacks
+from private_rlhf.audit.tables import (
+    column_order,
+    copies,
+    extra_columns,
+    file_of_row,
+    private_label,
+    public_signs,
+    row_order,
+    several_releases,
+    sorted_rows,
+)
 from support.leaky import LEAKS, Generator, the_reference_way
 
 CASES = [(leak, attack, made) for leak, attack, generators in LEAKS.values() for made in generators]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from audit.worlds import World, bundle, flips, make_world, trl_rows
-from private_rlhf.audit import trained_models
+from private_rlhf.audit import files as trained_models
 from private_rlhf.audit.suite import Outcome, run_attacks
 from private_rlhf.audit.view import build_view
 from private_rlhf.lm.tiny import tiny_checkpoint

@@ -16,9 +16,9 @@ from private_rlhf.core.noise import LabelNoise, check_label
 from private_rlhf.labelling.labellers import Command
 from private_rlhf.online.posterior import Learner
 from private_rlhf.privacy.batches import KEYS, Columns, canonicalize, release_labels
+from private_rlhf.privacy.counts import DiscreteGaussian, exact_statistic, noisy_statistic
 from private_rlhf.privacy.local import DrawStore, privatize_label
 from private_rlhf.privacy.mechanism import Coins, RandomizedResponse, last_coin
-from private_rlhf.privacy.noisy_sum import DiscreteGaussian, exact_statistic, noisy_statistic
 from private_rlhf.privacy.prf import Prf
 from private_rlhf.privacy.records import TEXT
 from private_rlhf.reward_models.central import release_statistic

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from private_rlhf.accounting.conversions import zcdp_rho
 from private_rlhf.core.errors import UserError
-from private_rlhf.privacy.counts import Bits
-from private_rlhf.privacy.noisy_sum import (
+from private_rlhf.privacy.counts import (
+    Bits,
     DiscreteGaussian,
     exact_statistic,
     gaussian_for,

@@ -15,7 +15,7 @@ from private_rlhf.core.rundir import RunDir
 from private_rlhf.data.release import read_release
 from private_rlhf.labelling.store import AnswerStore
 from private_rlhf.online.rounds import make_labeller
-from private_rlhf.privacy.person_budget import best_epsilon, epsilon_each, information, split_budget
+from private_rlhf.privacy.person import best_epsilon, epsilon_each, information, split_budget
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import parse, to_tree
 

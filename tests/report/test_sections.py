@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.privacy.status import PrivacyStatus
+from private_rlhf.privacy.guarantee import PrivacyStatus
 from private_rlhf.report import plots, sections
 from private_rlhf.report.run_facts import RunFacts
 from private_rlhf.report.sections import duration, number, percent, significant

@@ -24,6 +24,7 @@ from private_rlhf.recipe import JudgeSettings, Recipe
 from private_rlhf.recipe.load import parse
 from private_rlhf.reward_models.checkpoint import RewardMetadata, reward_text, save_reward_checkpoint
 from private_rlhf.reward_models.external import external_scorer
+from private_rlhf.reward_models.losses import bounded_reward
 from private_rlhf.reward_models.model import build_reward_backbone, score_layer, set_score_weight
 from support.families import family_checkpoint
 from support.outside import imported, quick_start, run_outside

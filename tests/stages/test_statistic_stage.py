@@ -20,7 +20,7 @@ from private_rlhf.core.noise import LabelNoise
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World
 from private_rlhf.data.release import read_release
-from private_rlhf.privacy import noisy_sum as law
+from private_rlhf.privacy import counts as law
 from private_rlhf.privacy.card import privacy_card, render_markdown
 from private_rlhf.privacy.keys import keygen, load_key
 from private_rlhf.privacy.ledger import Ledger

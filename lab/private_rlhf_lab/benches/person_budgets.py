@@ -2,7 +2,7 @@
 
 Persons with a budget E each answer k questions at ε = E/k about answers of π_ref (passive asking, the pool and truth of
 `online_strategies.py`); r̄ is fitted once, and the Gibbs policy π_ref·exp(r̄/kl_coef) evaluated on held-out prompts.
-Beside J stands k·tanh²(E/2k), what the law of `private_rlhf.privacy.person_budget` says that a person's answers carry.
+Beside J stands k·tanh²(E/2k), what the law of `private_rlhf.privacy.person` says that a person's answers carry.
 
 Run:  python -m private_rlhf_lab.benches.person_budgets --run runs/online [--seeds 20]  (after online_strategies)
 Writes RUN/online_strategies/persons.md (docs/results/online.md)
@@ -20,7 +20,7 @@ from private_rlhf.core.noise import LabelNoise
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.online.posterior import Learner
 from private_rlhf.online.strategies import choose
-from private_rlhf.privacy.person_budget import epsilon_each, information, split_budget
+from private_rlhf.privacy.person import epsilon_each, information, split_budget
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import load_recipe
 from tqdm import tqdm

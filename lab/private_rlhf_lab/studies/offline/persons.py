@@ -1,4 +1,4 @@
-"""A person's budget E for 20 questions: one answer at ε = E, or twenty at E/20 (`private_rlhf.privacy.person_budget`).
+"""A person's budget E for 20 questions: one answer at ε = E, or twenty at E/20 (`private_rlhf.privacy.person`).
 
 Both arms ask the same persons, of the linear class and with π_ref's pairs. The private MLE is at the Cramér–Rao bound
 of either, so the bound's ratio is what splitting costs; at margin 0 it is tanh²(E/2)/(20 tanh²(E/40)).
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from private_rlhf.core.stats import bootstrap, bootstrap_mean, ratio_of_means
-from private_rlhf.privacy.person_budget import epsilon_each, information, split_budget
+from private_rlhf.privacy.person import epsilon_each, information, split_budget
 from private_rlhf.validation.bandits import Array, fit_linear_counts, offline_counts
 from private_rlhf.validation.lab import Claim, Row, within
 from private_rlhf.validation.offline import RIDGE, Linear, linear_bandit, variance
