@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from private_rlhf.core import atomic
-from private_rlhf.core.environment import peak_rss_mb
 from private_rlhf.core.errors import RunStopped
 from private_rlhf.data import inputs
 from private_rlhf.data.render import keep_fitting, text_count
@@ -105,7 +104,6 @@ def run(context: StageContext) -> dict[str, Any]:
         "extra_rewards": facts,
         "reference_policy": reference_fact,
         "losses": [[entry["policy_loss"], entry["value_loss"]] for entry in history],
-        "peak_rss_mb": peak_rss_mb(),
         "summary": summary_of(history),
     }
 

@@ -90,5 +90,5 @@ def test_a_record_is_either_learnt_or_held_out() -> None:
     training, validation = split([f"r{i}" for i in range(50)], 0.1, seed=3)
     assert torch.equal(validation, order[:5].sort().values)
     assert torch.equal(training, order[5:].sort().values)
-    with pytest.raises(UserError, match="2 released pairs are too few"):
+    with pytest.raises(UserError, match="must be enough to fit a reward and hold some out, got 2"):
         split(["a", "b", "a", "b"], 0.1, seed=0)
