@@ -173,7 +173,7 @@ def quantised(recipe: Recipe) -> bool:
 
 
 def method_name(recipe: Recipe) -> str:
-    """The trained policy's name in metrics: private, nonprivate or uncorrected; then the aligner where it is not PPO."""
+    """The trained policy in metrics: private, nonprivate or uncorrected; then the aligner where it is not PPO."""
     trained = recipe.dpo if recipe.aligner == "dpo" else recipe.reward
     suffix = "" if recipe.aligner == "ppo" else f"_{recipe.aligner}"
     if trained.loss == "uncorrected":

@@ -132,7 +132,7 @@ def run(context: StageContext) -> dict[str, Any]:
 
 
 def from_noisy_sum(context: StageContext) -> dict[str, Any]:
-    """r̄ and Γ from stage statistic's one noisy sum, on the main process. Nothing is held out: checks would release it."""
+    """r̄ and Γ from stage statistic's one noisy sum, on the main process. No labels are held out to check them."""
     recipe, settings = context.recipe, context.recipe.reward
     if not context.world.main:
         return {}
