@@ -24,17 +24,11 @@ from private_rlhf.recipe.load import (
     parse,
     to_tree,
 )
+from support.recipes import SMALLEST
 
 
 def tree(**sections: Any) -> dict[str, Any]:
-    """The smallest valid recipe, with sections added or replaced."""
-    smallest = {
-        "name": "x",
-        "evaluation_labels": "private",
-        "model": {"source": "tiny"},
-        "privatize": {"epsilon": 1.0},
-    }
-    return {**smallest, **sections}
+    return {**SMALLEST, **sections}
 
 
 def refusal(given: dict[str, Any]) -> str:

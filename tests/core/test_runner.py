@@ -13,25 +13,20 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World, declared_world
 from private_rlhf.recipe import Recipe
-from private_rlhf.recipe.load import parse, to_tree
+from private_rlhf.recipe.load import to_tree
 from private_rlhf.recipe.recipe import shareable_yaml
 from private_rlhf.runner import Selection, plan, stage_fingerprint
 from private_rlhf.stages.context import StageContext
 from private_rlhf.stages.declarations import STAGES, Stage, stage_of, stages_of
+from support.recipes import recipe_of
 
 ALONE = World(rank=0, size=1)
 CODE = {"pipeline/one.py": "1", "pipeline/two.py": "2"}
 
 
 def recipe(**sections: Any) -> Recipe:
-    tree = {
-        "name": "one", "evaluation_labels": "private",
-        "model": {"source": "tiny", "dtype": "float32"},
-        "privatize": {"epsilon": 1.0},
-        **sections,
-        "data": {"preferences": "embedded", **sections.get("data", {})},
-    }
-    return parse(Recipe, tree, "r")
+    data = {"preferences": "embedded", **sections.get("data", {})}
+    return recipe_of(**{"name": "one", "model": {"source": "tiny", "dtype": "float32"}, **sections, "data": data})
 
 
 NAMES = tuple(stage.name for stage in stages_of(recipe()))

@@ -18,6 +18,7 @@ from private_rlhf.online.rounds import make_labeller
 from private_rlhf.privacy.person_budget import best_epsilon, epsilon_each, information, split_budget
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import parse, to_tree
+from support.recipes import recipe_of
 
 
 def fisher(epsilon: float, margin: float) -> float:
@@ -85,8 +86,7 @@ def test_nonsense_is_refused(total: float, questions: int) -> None:
 
 
 def recipe(own: dict[str, Any], **more: Any) -> Recipe:
-    tree: dict[str, Any] = {"name": "x", "evaluation_labels": "private", "model": {"source": "tiny"}, "privatize": own}
-    return parse(Recipe, tree | more, "r")
+    return recipe_of(privatize=own, **more)
 
 
 def test_a_recipe_shares_out_what_a_person_may_lose() -> None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from private_rlhf.core.errors import UserError
 from private_rlhf.recipe import Recipe
-from private_rlhf.recipe.load import parse
 from private_rlhf.reward_models.basis import pair_basis
 from private_rlhf.reward_models.bonuses import BONUS_KINDS, bonus_kind
 from private_rlhf.reward_models.dropout import DropoutBonus
@@ -18,20 +17,14 @@ from private_rlhf.reward_models.head import PairFeatures
 from private_rlhf.reward_models.linear import fit_linear
 from private_rlhf.reward_models.uncertainty import FisherBonus
 from private_rlhf.stages.reward import split
+from support.recipes import recipe_of
 from transformers import LlamaForCausalLM
 
 
 def recipe(kind: str | None, **reward: Any) -> Recipe:
     """Null: the recipe says nothing about the kind."""
     uncertainty = {"uncertainty": {"kind": kind, "heads": 3}} if kind else {}
-    tree = {
-        "name": "x",
-        "evaluation_labels": "private",
-        "model": {"source": "tiny"},
-        "privatize": {"epsilon": 1.0},
-        "reward": {"kappa": 0.5, "reward_bound": 4.0, **uncertainty, **reward},
-    }
-    return parse(Recipe, tree, "r")
+    return recipe_of(reward={"kappa": 0.5, "reward_bound": 4.0, **uncertainty, **reward})
 
 
 def pairs() -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,7 +14,7 @@ from private_rlhf import cli
 
 RUN = "run --config=tiny.yaml --run-dir=r"
 OWN = f"{RUN} data.limit=null sft.batch_size=1"
-SAME = f"{OWN} --data=same.jsonl"
+SAME, LATE = f"{OWN} --data=same.jsonl", f"{OWN} --data=late.jsonl"
 PRIVATE = f"{OWN} data.public_labels=false evaluation_labels=private"
 PRIVATIZE = "privatize --output=out --epsilon=1 --key=owner.key"
 LABELLED = f"{PRIVATIZE} --label-column=y"
@@ -27,7 +27,7 @@ MESSAGES = {
     # preferences and other texts
     f"{OWN} --data=nowhere.jsonl": "nowhere.jsonl: no such file or folder; check the path",
     f"{OWN} --data=lacks.jsonl": "lacks.jsonl, line 4: lacks one of 'chosen'/'rejected'; add it, or remove the row",
-    f"{OWN} --data=late.jsonl": "late.jsonl, line 121: lacks one of",
+    LATE: "late.jsonl, line 121: lacks one of",
     f"{OWN} --data=empty.jsonl": "empty.jsonl: holds no rows; give a data set with at least one",
     SAME: "no rows are left; 8 had identical responses",
     f"{PRIVATIZE} --data=same.jsonl": "no rows are left; 8 had identical responses and 0 an empty prompt or response; check that `chosen` and `rejected` are two different answers",
@@ -108,7 +108,7 @@ DECLARED = {"-1,1": (-1, 1), "0,1": (0, 1), "A,B": ("A", "B"), "true,false": (Tr
 def rows() -> Iterator[Row]:
     """All of this module."""
     for words, says in MESSAGES.items():
-        work = ("owner.key.state/work",) if words == SAME else ()  # an empty folder: rows were read before they were refused
+        work = ("owner.key.state/work",) if words in (SAME, LATE) else ()  # an empty folder: rows were read before they were refused
         yield Row(words, shlex.split(words), make=files, says=says, may_change=work)
     yield Row("keygen for the user, twice", ["keygen"], make=lambda: cli.main(["keygen"]), says="overwritten")
     for labels, values in DECLARED.items():
