@@ -20,7 +20,7 @@ def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
 
 
 def is_name(text: str) -> bool:
-    """Whether a text can be printed as a name: one line of printable characters, not empty, not long."""
+    """True for a text that can be printed as a name: one short line of printable characters, not empty."""
     return text.isprintable() and 0 < len(text.strip()) <= len(text) <= MOST_NAME
 
 

@@ -92,7 +92,7 @@ def bootstrap_mean(values: np.ndarray, seed: int, resamples: int = 4000) -> Esti
 
 
 def alike(values: np.ndarray) -> bool:
-    """Whether values (n,) are equal but for rounding: no spread to compare their mean with."""
+    """True where values (n,) are equal but for rounding, so that their mean has no spread to be compared with."""
     return bool(np.ptp(values) <= 1e-12 * np.abs(values).max())
 
 
@@ -144,14 +144,14 @@ def fieller(top: np.ndarray, bottom: np.ndarray) -> tuple[float, float]:
     above, below = float(top.mean()), float(bottom.mean())
     square = below**2 - t**2 * covariance[1, 1]
     if square <= 0:
-        raise ValueError("the denominator is not clear of 0: its ratio has no bounded interval")
+        raise ValueError("the interval of the denominator must exclude 0: otherwise the ratio has no bounded interval")
     linear = above * below - t**2 * covariance[0, 1]
     root = math.sqrt(max(linear**2 - square * (above**2 - t**2 * covariance[0, 0]), 0.0))
     return (linear - root) / square, (linear + root) / square
 
 
 def holm(p_values: Sequence[float], level: float = 0.05) -> list[bool]:
-    """Which hypotheses Holm's step-down rejects, at a family-wise `level`."""
+    """The hypotheses that Holm's step-down rejects at a family-wise `level`."""
     order, rejected = np.argsort(p_values), [False] * len(p_values)
     for rank, place in enumerate(order):
         if p_values[place] > level / (len(p_values) - rank):

@@ -1,4 +1,4 @@
-"""How many processes there are and which one this is, from the launcher's environment; no torch import."""
+"""The process group, as the launcher's environment declares it; torch is imported only inside functions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class World:
 
 
 def declared_world() -> World:
-    """RANK and WORLD_SIZE of the environment; a single process without them. UserError when one is no number."""
+    """RANK and WORLD_SIZE of the environment; a single process without them. UserError where one is not a number."""
     values = {name: os.environ.get(name, default) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"))}
     for name, value in values.items():
         if not value.isdecimal():
@@ -56,7 +56,7 @@ def global_batch(section: str, batch_size: int, micro_batch_size: int | None, wo
     micro = min(micro_batch_size or share, share) if share else 0
     if rest or not micro or share % micro:
         raise UserError(
-            f"{section}.batch_size {batch_size} is no multiple of {world.size} process(es) × micro batch "
+            f"{section}.batch_size {batch_size} must be a multiple of {world.size} process(es) × micro batch "
             f"{micro_batch_size or share}: change {section}.batch_size or {section}.micro_batch_size"
         )
     return micro, share // micro
@@ -125,7 +125,7 @@ def broadcast(value: T, world: World) -> T:
 
 
 def on_cpu() -> bool:
-    """Whether to run on the CPU: asked for by ACCELERATE_USE_CPU, or because there is no accelerator."""
+    """True where runs use the CPU: ACCELERATE_USE_CPU asks for it, or there is no accelerator."""
     import torch
     from accelerate.utils import parse_flag_from_env
 

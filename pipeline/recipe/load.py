@@ -73,7 +73,7 @@ def parse(schema: type[T], tree: Mapping[str, Any], where: str) -> T:
             raise UserError(f"{where}: unknown key '{'.'.join(path)}'{nearest(path[-1], valid)}")
     for path, value, hint, _ in keys:  # as a number true would be read as 1
         if isinstance(value, bool) and bool not in (hint, *typing.get_args(hint)):
-            raise UserError(f"{where}: {'.'.join(path)}: true and false are no numbers or texts here")
+            raise UserError(f"{where}: {'.'.join(path)}: true and false are not numbers or texts: give one")
     try:
         return TypeAdapter(schema).validate_python(dict(tree))
     except ValidationError as error:

@@ -5,7 +5,7 @@ on its margins. The reward stage still runs: the evaluation judges by it and by 
 
 Reads:   privatize/release (z and its ε), sft/model (π_ref).
 Writes:  dpo/model (ordinary checkpoint, adapter merged), dpo/history.json.
-Run alone: accelerate launch -m private_rlhf.stages.dpo --config RECIPE [--run-dir DIR]
+Command: accelerate launch -m private_rlhf.stages.dpo --config RECIPE [--run-dir DIR]
 """
 
 from __future__ import annotations

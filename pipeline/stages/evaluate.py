@@ -8,7 +8,7 @@ Reads:   sft/model (π_ref; ppo/reference under ppo.quantize), ppo/model (or dpo
 Writes:  evaluate/evaluation.json, evaluate/samples.json, evaluate/by_prompt.json (for paired comparisons of runs),
          evaluate/decisions.json (which answer of each held-out pair the policies find likelier, for stage count),
          evaluate/pairs.json (the answers that were compared, their scores and verdicts, and whose they are).
-Run alone: accelerate launch -m private_rlhf.stages.evaluate --config RECIPE [--run-dir DIR]
+Command: accelerate launch -m private_rlhf.stages.evaluate --config RECIPE [--run-dir DIR]
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Reads:   sft/model (π_ref), reward/model (r̄ and the statistics of Γ), traini
 Writes:  ppo/model (ordinary checkpoint, adapter merged), ppo/history.jsonl; under ppo.quantize ppo/reference (π_ref:
          sft/model in 4 bits, as an ordinary checkpoint of its dequantised weights); where the recipe asks for them,
          ppo/samples.jsonl and ppo/tracking; ppo/nonfinite.json when it stops on a number that is not finite.
-Run alone: accelerate launch -m private_rlhf.stages.ppo --config RECIPE [--run-dir DIR]
+Command: accelerate launch -m private_rlhf.stages.ppo --config RECIPE [--run-dir DIR]
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ sum of the labels (`private_rlhf.reward_models.central`).
 
 Reads:   privatize/release (z and its ε) or statistic/sum, sft/model (backbone).
 Writes:  reward/model (AutoModelForSequenceClassification + metadata + bonus statistics), reward/fit.json.
-Run alone: accelerate launch -m private_rlhf.stages.reward --config RECIPE [--run-dir DIR]
+Command: accelerate launch -m private_rlhf.stages.reward --config RECIPE [--run-dir DIR]
 """
 
 from __future__ import annotations

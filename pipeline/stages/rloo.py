@@ -6,7 +6,7 @@ temperature, prompts) is read from section ppo.
 
 Reads:   sft/model (π_ref), reward/model (r̄ and the statistics of Γ), training prompts.
 Writes:  rloo/model or grpo/model (ordinary checkpoint, adapter merged), and history.jsonl beside it.
-Run alone: accelerate launch -m private_rlhf.stages.rloo (or grpo) --config RECIPE [--run-dir DIR]
+Command: accelerate launch -m private_rlhf.stages.rloo (or grpo) --config RECIPE [--run-dir DIR]
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Reads:   demonstrations (embedded, a file, or responses of the release), never a protected label.
 Writes:  sft/model (ordinary checkpoint), sft/history.json.
-Run alone: accelerate launch -m private_rlhf.stages.sft --config RECIPE [--run-dir DIR]
+Command: accelerate launch -m private_rlhf.stages.sft --config RECIPE [--run-dir DIR]
 """
 
 from __future__ import annotations

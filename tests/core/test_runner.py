@@ -91,7 +91,7 @@ def test_another_aligner_keeps_what_comes_before_it(run: RunDir, aligner: str) -
 
 @pytest.mark.parametrize(("aligner", "other"), [("ppo", "dpo"), ("dpo", "ppo"), ("rloo", "grpo")])
 def test_the_other_aligner_is_no_stage(run: RunDir, aligner: str, other: str) -> None:
-    given, line = recipe(aligner=aligner), f"the recipe has no stage {other}: set aligner={other}"
+    given, line = recipe(aligner=aligner), f"stage {other} is not in this recipe: set aligner={other}"
     with pytest.raises(UserError, match=line):
         runner.check(given, run, Selection(only=other), ALONE)
     with pytest.raises(UserError, match=line):

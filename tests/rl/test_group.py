@@ -297,7 +297,7 @@ def test_references_are_drawn_for_every_prompt(problem: Problem, base: Path) -> 
     ("environment", "settings", "said"),
     [
         ({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}, {}, "cannot run under FSDP2, it was never run here"),
-        ({}, {"micro_batch_size": 3}, "batch_size 16 is no multiple of 1 process"),
+        ({}, {"micro_batch_size": 3}, "batch_size 16 must be a multiple of 1 process"),
         ({}, {"trainer_args": {"loss_tipe": "x"}}, "has no 'loss_tipe'"),
         ({}, {"trainer_args": {"beta": 0.1}}, "refuses a value .*'beta'"),
     ],

@@ -227,7 +227,7 @@ def test_a_second_policy_goes_on_from_the_first(workspace: Workspace, tmp_path: 
 
 
 def test_a_run_that_did_not_end_is_nothing_to_go_on_from(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no completed stage 'ppo'"):
+    with pytest.raises(UserError, match="has not completed stage 'ppo'"):
         previous_run(recipe(online={"after": str(tmp_path)}))
 
 
