@@ -105,7 +105,7 @@ def test_the_evaluation_draws_and_measures_at_the_temperature(problem: Any, samp
         ({"aligner": "dpo", "ppo": {"temperature": 0.7}}, r"aligner dpo learns at temperature 1.*set ppo\.temperature"),
         (
             {"ppo": {"reference_rollouts": True, "baseline": False}, "reward": {"kappa": 0}},
-            r"ppo\.reference_rollouts needs ppo\.baseline or reward\.kappa > 0",
+            r"ppo\.reference_rollouts requires ppo\.baseline or reward\.kappa > 0",
         ),
     ],
 )

@@ -114,5 +114,5 @@ def test_a_natural_number_of_processes_suits_every_recipe(name: str, processes: 
 
 
 def test_more_processes_than_responses_are_refused_with_the_rule() -> None:
-    with pytest.raises(UserError, match=r"^ppo\.rollouts 16 are fewer than 17 processes, and each samples at least"):
+    with pytest.raises(UserError, match=r"^ppo\.rollouts must be at least 17, one for each process, got 16"):
         stage_of("ppo").check_batches(recipe_of(), World(0, 17))

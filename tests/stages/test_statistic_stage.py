@@ -218,7 +218,7 @@ def test_no_canary_is_found_more_often_than_epsilon_allows(
         ({"privatize": {"trust": "nobody"}}, "'labeller' or 'holder'"),
         ({"privatize": {"max_events_per_person": 2, "labeler_column": "who"}}, "keeps no account per person"),
         ({"privatize": {"labeler_column": "who"}}, "needs delta: 0"),
-        ({"privatize": {"budget": 1.5}}, "2 in all"),
+        ({"privatize": {"budget": 1.5}}, "must be at least 2, got 1.5"),
         ({"aligner": "dpo"}, "DPO learns from labels"),
         ({"reward": {"mode": "lora"}}, r"fitted by reward\.mode head"),
         ({"reward": {"loss": "debiased"}}, r"fitted by reward\.mode head"),
