@@ -39,12 +39,9 @@ class Launcher:
     options: Sequence[str]
 
     def start(self, stage: str, module: str) -> None:
-        """Runs a stage, which is in `module`, to its end.
+        """Run the stage in `module` to its end.
 
-        Raises:
-            UserError: the stage refused its input, or there are fewer GPUs than processes.
-            RunStopped: a process failed.
-            KeyboardInterrupt: this process or one that it started was interrupted.
+        UserError: the stage refused its input, or there are fewer GPUs than processes. RunStopped: a process failed.
         """
         import torch
         from accelerate.commands.launch import launch_command, launch_command_parser

@@ -134,9 +134,7 @@ def _why_run(
 def check(recipe: Recipe, run: RunDir, selection: Selection, world: World) -> list[PlannedStage]:
     """The plan, after every check that can be made before anything is written.
 
-    Raises:
-        UserError: a foreign run directory, a missing upstream stage, or something `preflight` finds.
-        RunStopped: a finished stage measured something that lets the next one not start.
+    UserError: a foreign run directory, a missing upstream stage, or `preflight`. RunStopped: `Stage.check_read`.
     """
     run.check(recipe.name)
     _check_stage(selection.only or selection.start, recipe)
@@ -182,10 +180,8 @@ def _check_made_by(recipe: Recipe, run: RunDir, name: str) -> None:
     manifest = run.require(name)
     stage = stage_of(name)
     if manifest.get("settings") not in (None, settings_fingerprint(stage, recipe)):
-        raise UserError(
-            f"stage '{name}' in {run.root} was made with other settings than this recipe's: "
-            f"start there (--from {name}), or undo the change"
-        )
+        rule = f"stage '{name}' in {run.root} was made with other settings than this recipe's"
+        raise UserError(f"{rule}: start there (--from {name}), or undo the change")
     for upstream in stage.upstream(recipe):
         _check_made_by(recipe, run, upstream)
 
@@ -205,10 +201,9 @@ def resolved(recipe: Recipe, run: RunDir, world: World) -> Recipe:
 def execute(
     recipe: Recipe, run: RunDir, selection: Selection, accept_code: bool = False, launcher: Launcher | None = None
 ) -> None:
-    """Runs the selected stages that are not up to date, in order.
+    """Run the selected stages that are not up to date, in order.
 
-    accept_code: results that other code made stay beside those of this code.
-    launcher: starts the processes of the stages that take several.
+    accept_code: results of other code stay. launcher: starts the processes of the stages that take several.
     """
     world = join_world()
     recipe = resolved(recipe, run, world)
@@ -227,11 +222,7 @@ def execute(
 
 
 def _check_code(stages: Sequence[Stage], run: RunDir, world: World, accept: bool) -> None:
-    """The code that made the results of `stages` is this code, or the user takes them as they are.
-
-    Raises:
-        UserError: it is not, and nobody has said what to do.
-    """
+    """Check that this code made the results of `stages`, or that the user accepts them. UserError otherwise."""
     files = {stage.name: source_files(stage.module_name) for stage in stages}
     changed = {name: run.changed_code(name, now) for name, now in files.items()}
     other = [name for name in files if changed[name]]
@@ -360,15 +351,13 @@ def _claim_checkpoints(stage: Stage, context: StageContext) -> None:
 
 
 def run_policies(recipe: Recipe, root: Path, policies: int, accept_code: bool = False) -> RunDir:
-    """Runs the recipe in `root`, or `policies` > 1 times in root/1, root/2, …: a run asks about answers of the policy
-    of the one before, learns from the answers to both, and starts PPO from that policy. π_ref is the same in all. What
-    is up to date stays; what was interrupted resumes. Returns the last run.
+    """Run the recipe in `root`, or `policies` > 1 times in root/1, root/2, …; returns the last run.
 
-    Raises:
-        UserError: the recipe does not ask.
+    Each run asks about answers of the policy before, learns from all answers so far, and starts PPO from that policy;
+    π_ref is the same in all. Complete stages stay, and interrupted ones resume. UserError: a recipe without `online`.
     """
     if recipe.online is None:
-        raise UserError("online is for recipes with a section online: `run` takes this one")
+        raise UserError("the recipe must have a section online, got none: use `private-rlhf run`")
     if policies == 1:
         execute(recipe, RunDir(root), Selection(), accept_code)
         return RunDir(root)

@@ -179,9 +179,8 @@ class LabelNoise:
         A keep_prob within rounding of the mechanism's at that epsilon is the mechanism's, whose exact value is known;
         any other is taken as it is.
 
-        Raises:
-            ValueError: epsilon is no finite number above 0, keep_prob none in [1/2, 1] that epsilon allows, or
-                flip_prob not the rest to 1.
+        ValueError: epsilon is not a finite number above 0, keep_prob is not in [1/2, 1] or more than epsilon allows, or
+        flip_prob is not 1 − keep_prob.
         """
         epsilon, keep = stated["epsilon"], stated["keep_prob"]
         try:

@@ -36,16 +36,7 @@ class Estimate:
 
 
 def wilson(wins: float, n: int, confidence: float = 0.95) -> Estimate:
-    """Share wins/n with the Wilson score interval.
-
-    Args:
-        wins: successes in [0, n]; a tie counts 0.5 (the interval is then conservative).
-        n: trials, at least 1.
-        confidence: coverage in (0, 1).
-
-    Raises:
-        ValueError: n < 1 or wins outside [0, n].
-    """
+    """Share wins/n with its Wilson score interval. wins: in [0, n]; a tie counts 0.5, which is conservative. n >= 1."""
     if n < 1 or not 0 <= wins <= n:
         raise ValueError(f"wins must lie in [0, n] with n >= 1, got wins={wins}, n={n}")
     z = float(stats.norm.ppf(0.5 + confidence / 2))
@@ -135,8 +126,7 @@ def ratio_of_means(samples: np.ndarray) -> float:
 def fieller(top: np.ndarray, bottom: np.ndarray) -> tuple[float, float]:
     """95 % interval of mean(top) / mean(bottom), paired units (n,) each, by Fieller's theorem (1954) with Student's t.
 
-    Raises:
-        ValueError: the mean of `bottom` is not clear of 0, where the interval is not bounded.
+    ValueError where the interval of the mean of `bottom` contains 0.
     """
     count = len(top)
     t = float(stats.t.ppf(0.975, count - 1))
