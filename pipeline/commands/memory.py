@@ -113,10 +113,8 @@ class Learner:
         return linear + (shape.parameters - shape.linear) * self.dtype + self.adapter.trained * FLOAT
 
     def moments(self, split: int, texts: float, length: int, responses: int) -> list[Terms]:
-        """Start and end of a backward pass over `texts` rows of `length` tokens, and saving.
-
-        split: parts of what learns. responses: tokens of a row whose logits are computed.
-        """
+        """Start and end of a backward pass over `texts` rows of `length` tokens, `responses` of them with logits, and
+        saving. split: parts of what learns."""
         shape, dtype, save = self.shape, self.dtype, self.dtype + FLOAT
         adapter = self.adapter or Adapter(shape.parameters, shape.parameters, shape.layers)
         if self.adapter is None:
@@ -189,8 +187,8 @@ class Estimate:
 
     def _reward(self) -> list[Terms]:
         settings, shape, length = self.recipe.reward, self._backbone, self.recipe.model.max_text_tokens
-        inner = settings.feature_batch_size * length * activation(shape, self._dtype, length)  # of one layer at a time
-        reading: Terms = {"weights": shape.parameters * self._dtype, "activations": inner}
+        one_layer = settings.feature_batch_size * length * activation(shape, self._dtype, length)
+        reading: Terms = {"weights": shape.parameters * self._dtype, "activations": one_layer}
         return [reading, *([] if settings.mode == "head" else self._learning("reward", 2))]
 
     def _dpo(self) -> list[Terms]:
@@ -223,11 +221,8 @@ class Estimate:
         texts = math.ceil(batch / self.machine.processes)
         token = 2 * shape.groups * shape.head_size * dtype * shape.layers
         packed = (shape.linear + shape.vocabulary * shape.hidden) * dtype if self.machine.packs else 0
-        return {
-            "KV cache": texts * (model.max_prompt_tokens + model.max_response_tokens) * token,
-            "packed weights": packed,
-            "logits": 2 * texts * shape.vocabulary * FLOAT,
-        }
+        cache = texts * (model.max_prompt_tokens + model.max_response_tokens) * token
+        return {"KV cache": cache, "packed weights": packed, "logits": 2 * texts * shape.vocabulary * FLOAT}
 
     def check_fits(self) -> str | None:
         """A warning with its remedy where a batch of the longest texts would exceed the limit; None if it fits.
@@ -248,8 +243,8 @@ class Estimate:
         remedy = REMEDIES.get(term, "take a machine with more memory").format(section=section, batch=batch)
         if section == "ppo" and term == "activations" and not self.recipe.ppo.gradient_checkpointing:
             remedy += ", or set ppo.gradient_checkpointing=true"
-        line = (f"{section} needs {needed / GIB:.1f} GiB per process and has {limit / GIB:.1f}, for texts as long as the "
-                f"recipe allows; of it {term} ({terms[term] / GIB:.1f} GiB): {remedy}")  # fmt: skip
+        line = (f"{section} needs {needed / GIB:.1f} GiB per process and has {limit / GIB:.1f}, for texts as long as"
+                f" the recipe allows; of it {term} ({terms[term] / GIB:.1f} GiB): {remedy}")  # fmt: skip
         if not fits:
             raise UserError(line)
         return line
@@ -278,8 +273,8 @@ def shape_of(model: Any) -> Shape:
     groups = getattr(config, "num_key_value_heads", None) or heads
     head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
     parameters, linear = (sum(each.numel() for each in part.parameters()) for part in (model, layers))
-    inner, vocabulary = config.intermediate_size, config.vocab_size
-    return Shape(parameters, linear, len(layers), config.hidden_size, inner, heads, groups, head_size, vocabulary)
+    return Shape(parameters, linear, len(layers), config.hidden_size, config.intermediate_size, heads, groups,
+                 head_size, config.vocab_size)  # fmt: skip
 
 
 def adapter_of(config: Any, settings: LoraSettings | None) -> Adapter | None:
