@@ -114,7 +114,7 @@ def test_an_unwritable_directory_is_a_user_error(tmp_path: Path) -> None:
 def test_a_stage_is_complete_exactly_while_its_manifest_stands(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     assert run.manifest("sft") is None
-    with pytest.raises(UserError, match=r"no completed stage 'sft': run it first \(private-rlhf run --only sft\)"):
+    with pytest.raises(UserError, match=r"has not completed stage 'sft': run it first \(private-rlhf run --only sft\)"):
         run.require("sft")
     run.checkpoints("sft").mkdir(parents=True)
     (run.checkpoints("sft") / "state").write_text("x")

@@ -371,7 +371,7 @@ def test_a_failed_stage_is_incomplete_keeps_its_state_and_resumes(
 def test_a_stage_without_its_input_says_what_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
     fake_stages(monkeypatch, ran)
-    with pytest.raises(UserError, match=r"no completed stage 'sft': run it first \(private-rlhf run --only sft\)"):
+    with pytest.raises(UserError, match=r"has not completed stage 'sft': run it first \(private-rlhf run --only sft\)"):
         runner.execute(recipe(), RunDir(tmp_path / "run"), Selection(only="ppo"))
     assert ran == []
 
