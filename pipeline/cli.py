@@ -73,7 +73,7 @@ def run(
     run_dir: RunDirectory = None,
     data: Data = None,
     start: Annotated[str | None, typer.Option("--from", help="Run this stage and those after it.")] = None,
-    only: Annotated[str | None, typer.Option("--only", help="Run this stage alone.")] = None,
+    only: Annotated[str | None, typer.Option("--only", help="Run only this stage.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
     processes: Annotated[
         int, typer.Option("--processes", min=1, max=1024, help="Of each trained stage: on CPUs, or one per GPU.")
@@ -212,7 +212,7 @@ def privatize(
     accept_code: AcceptCode = False,
     overrides: Overrides = None,
 ) -> None:
-    """Stage with --config; else privatise --data into --output at --epsilon with --key."""
+    """Stage with --config; without it privatise --data into --output at --epsilon with --key."""
     one_way(ctx, config, run_dir, overrides)
     if config is not None:
         _stage("privatize", config, run_dir, data, overrides, accept_code)
@@ -270,7 +270,7 @@ def evaluate(
     accept_code: AcceptCode = False,
     overrides: Overrides = None,
 ) -> None:
-    """Stage with --config; else judge --policy against --reference on --prompts."""
+    """Stage with --config; without it judge --policy against --reference on --prompts."""
     one_way(ctx, config, run_dir, overrides)
     if config is not None:
         _stage("evaluate", config, run_dir, data, overrides, accept_code)
@@ -278,7 +278,7 @@ def evaluate(
     needed = {"--policy": policy, "--reference": reference, "--prompts": prompts, "--judge": judge}
     ours, theirs, file, named = all_given("evaluate", needed)
     if temperature is not None and not 0 < temperature < float("inf"):
-        raise UserError(f"--temperature {temperature:g} is no finite number > 0: give one, or leave it out for 1")
+        raise UserError(f"--temperature {temperature:g} must be a finite number > 0")
     if output is not None:
         result = json_with("judge", "policy", "reference", "pairs")
         output = output_file(output, "--output", rewrites=result, inputs=(policy, reference, prompts), force=force)

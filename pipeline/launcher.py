@@ -38,10 +38,10 @@ class Launcher:
     processes: int
     options: Sequence[str]
 
-    def start(self, module: str) -> None:
-        """Runs the stage that is in `module` to its end.
+    def start(self, stage: str, module: str) -> None:
+        """Run the stage in `module` to its end.
 
-        Raises: as `launch`; UserError if there are fewer GPUs than processes.
+        UserError: the stage refused its input, or there are fewer GPUs than processes. RunStopped: a process failed.
         """
         import torch
 

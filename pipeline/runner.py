@@ -2,7 +2,7 @@
 
 A stage is up to date when its manifest's fingerprint is that of its config sections, its upstream stages and its
 label-free inputs, and what the stage itself looks at. Where the code changed that a stage imports, the user decides.
-The stages are those of `private_rlhf.stages.declarations`; no stage is known here by name.
+The stages are those of `private_rlhf.stages.declarations`; none is known here by name.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PlannedStage:
 
 @dataclass
 class Selection:
-    """Which stages the command line asked for."""
+    """The stages that the command line asked for."""
 
     start: str | None = None
     only: str | None = None
@@ -77,12 +77,12 @@ def stage_fingerprint(stage: Stage, recipe: Recipe, run: RunDir) -> str:
 
 
 def settings_fingerprint(stage: Stage, recipe: Recipe) -> str:
-    """Identity of what the recipe alone says about the stage."""
+    """Identity of the recipe's settings for the stage."""
     return fingerprint(_settings(stage, recipe))
 
 
 def _settings(stage: Stage, recipe: Recipe) -> dict[str, Any]:
-    """What the recipe says in the stage's sections, or in single keys of them (`section.key`)."""
+    """The recipe's values in the stage's sections, or in single keys of them (`section.key`)."""
     tree = effective(Recipe, to_tree(recipe))
     single = (name.partition(".") for name in stage.sections)
     tree |= {f"{section}.{key}": tree[section][key] for section, _, key in single if key and key in tree[section]}
@@ -90,7 +90,7 @@ def _settings(stage: Stage, recipe: Recipe) -> dict[str, Any]:
 
 
 def plan(recipe: Recipe, run: RunDir, selection: Selection) -> list[PlannedStage]:
-    """What `execute` would do now. Stages after one that runs will run as well, as their input changes."""
+    """The plan of `execute`. A stage whose input runs again will run too."""
     lines: list[PlannedStage] = []
     dirty: set[str] = set()
     for stage in stages_of(recipe):
@@ -134,9 +134,7 @@ def _why_run(
 def check(recipe: Recipe, run: RunDir, selection: Selection, world: World) -> list[PlannedStage]:
     """The plan, after every check that can be made before anything is written.
 
-    Raises:
-        UserError: a foreign run directory, a missing upstream stage, or something `preflight` finds.
-        RunStopped: a finished stage measured something that lets the next one not start.
+    UserError: a foreign run directory, a missing upstream stage, or `preflight`. RunStopped: `Stage.check_read`.
     """
     run.check(recipe.name)
     _check_stage(selection.only or selection.start, recipe)
@@ -148,11 +146,11 @@ def check(recipe: Recipe, run: RunDir, selection: Selection, world: World) -> li
 def _check_stage(name: str | None, recipe: Recipe) -> None:
     """The stage is one of this recipe's."""
     if name is not None and (remedy := recipe.absent_stages.get(name)):
-        raise UserError(f"the recipe has no stage {name}: {remedy}")
+        raise UserError(f"stage {name} is not in this recipe: {remedy}")
 
 
 def _check_needs(recipe: Recipe, run: RunDir, stages: Sequence[Stage], world: World) -> None:
-    """What the stages `stages` read is there, or made by one of them before, and fits."""
+    """Check that the inputs of `stages` are there, or made by one of them before, and fit."""
     names = {stage.name for stage in stages}
     new_release = any(stage.releases for stage in stages)
     for stage in stages:
@@ -177,21 +175,19 @@ def _check_needs(recipe: Recipe, run: RunDir, stages: Sequence[Stage], world: Wo
 def _check_made_by(recipe: Recipe, run: RunDir, name: str) -> None:
     """A stage that is read and does not run, and what it read itself, was made with this recipe's settings.
 
-    A result would else carry a recipe that does not describe it. The code may be another: that is the user's choice.
+    Otherwise a result would carry a recipe that does not describe it. The code may be another: the user decides.
     """
     manifest = run.require(name)
     stage = stage_of(name)
     if manifest.get("settings") not in (None, settings_fingerprint(stage, recipe)):
-        raise UserError(
-            f"stage '{name}' in {run.root} was made with other settings than this recipe's: "
-            f"start there (--from {name}), or undo the change"
-        )
+        rule = f"stage '{name}' in {run.root} was made with other settings than this recipe's"
+        raise UserError(f"{rule}: start there (--from {name}), or undo the change")
     for upstream in stage.upstream(recipe):
         _check_made_by(recipe, run, upstream)
 
 
 def resolved(recipe: Recipe, run: RunDir, world: World) -> Recipe:
-    """The recipe with a stated `model.dtype` (`numerics.resolve_dtype`). UserError: it names no preferences, or the run
+    """The recipe with a stated `model.dtype` (`numerics.resolve_dtype`). UserError: it lacks preferences, or the run
     directory is another recipe's.
     """
     from private_rlhf.lm.numerics import resolve_dtype
@@ -205,10 +201,9 @@ def resolved(recipe: Recipe, run: RunDir, world: World) -> Recipe:
 def execute(
     recipe: Recipe, run: RunDir, selection: Selection, accept_code: bool = False, launcher: Launcher | None = None
 ) -> None:
-    """Runs the selected stages that are not up to date, in order.
+    """Run the selected stages that are not up to date, in order.
 
-    accept_code: results that other code made stay beside those of this code.
-    launcher: starts the processes of the stages that take several.
+    accept_code: results of other code stay. launcher: starts the processes of the stages that take several.
     """
     world = join_world()
     recipe = resolved(recipe, run, world)
@@ -227,11 +222,7 @@ def execute(
 
 
 def _check_code(stages: Sequence[Stage], run: RunDir, world: World, accept: bool) -> None:
-    """The code that made the results of `stages` is this code, or the user takes them as they are.
-
-    Raises:
-        UserError: it is not, and nobody has said what to do.
-    """
+    """Check that this code made the results of `stages`, or that the user accepts them. UserError otherwise."""
     files = {stage.name: source_files(stage.module_name) for stage in stages}
     changed = {name: run.changed_code(name, now) for name, now in files.items()}
     other = [name for name in files if changed[name]]
@@ -309,7 +300,7 @@ def run_stage(stage: Stage, recipe: Recipe, run: RunDir, world: World) -> None:
 
 
 def _write_metrics(recipe: Recipe, run: RunDir) -> None:
-    """Where every stage that measures is complete, and measured what the recipe says."""
+    """Write metrics.json once every stage that measures is complete under this recipe."""
     stages = stages_of(recipe)
     for stage in stages:
         if stage.measures and (run.manifest(stage.name) or {}).get("fingerprint") != stage_fingerprint(
@@ -360,15 +351,13 @@ def _claim_checkpoints(stage: Stage, context: StageContext) -> None:
 
 
 def run_policies(recipe: Recipe, root: Path, policies: int, accept_code: bool = False) -> RunDir:
-    """Runs the recipe in `root`, or `policies` > 1 times in root/1, root/2, …: a run asks about answers of the policy
-    of the one before, learns from the answers to both, and starts PPO from that policy. π_ref is the same in all. What
-    is up to date stays; what was interrupted resumes. Returns the last run.
+    """Run the recipe in `root`, or `policies` > 1 times in root/1, root/2, …; returns the last run.
 
-    Raises:
-        UserError: the recipe does not ask.
+    Each run asks about answers of the policy before, learns from all answers so far, and starts PPO from that policy;
+    π_ref is the same in all. Complete stages stay, and interrupted ones resume. UserError: a recipe without `online`.
     """
     if recipe.online is None:
-        raise UserError("online is for recipes with a section online: `run` takes this one")
+        raise UserError("the recipe must have a section online, got none: use `private-rlhf run`")
     if policies == 1:
         execute(recipe, RunDir(root), Selection(), accept_code)
         return RunDir(root)

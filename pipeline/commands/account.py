@@ -44,7 +44,7 @@ def person(
     target_delta: Annotated[float, typer.Option("--target-delta", help="δ of the exact (ε, δ) beside E.")] = 1e-6,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not a table.")] = False,
 ) -> None:
-    """How many answers of a person should count within a budget, and at which ε: a table, the best marked."""
+    """Print a table of answers per person and their ε within a budget, the best marked."""
     from private_rlhf.accounting.people import person as accountant
 
     if as_json:

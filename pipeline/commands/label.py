@@ -50,7 +50,7 @@ def serve(
         )
     questions = [] if pairs is None else read_questions(pairs)
     if pairs is not None and not questions:
-        raise UserError(f"{pairs}: holds no question; give one a line")
+        raise UserError(f"{pairs}: must hold at least one question: give one a line")
     answers = AnswerStore.open(store) if epsilon is None else AnswerStore(store, epsilon, budget)
     answers.ask(questions)
     history = None if run is None else run / "online" / "history.json"

@@ -85,7 +85,7 @@ def export(
     key: Key = None,
     force: Force = False,
 ) -> None:
-    """Write what `show` prints to a file; it holds no tags and no labels."""
+    """Write what `show` prints to a file; it holds neither tags nor labels."""
     facts = json_with("key", "epsilon_total", "releases", "budgets")
     place = output_file(output, "--output", rewrites=facts, force=force)
     _open(key).export(place)

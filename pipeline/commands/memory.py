@@ -1,8 +1,7 @@
 """Peak memory of each stage before it runs, for decoders of Llama's kind.
 
-It counts weights, optimiser states, gradients, activations, logits and KV cache of one process, in bytes; every text
-is as long as the recipe allows. It does not know what kernels, the allocator and communication keep for themselves, nor
-the length of your texts: leave a margin of a third. Nothing is measured.
+Bytes of one process: weights, optimiser states, gradients, activations, logits and KV cache, with every text as long as
+the recipe allows. Kernels, allocator and communication are not known, and nothing is measured: leave a third free.
 """
 
 from __future__ import annotations
@@ -15,16 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import try_to_load_from_cache
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.world import declared_world, on_cpu
 from private_rlhf.evaluation.evaluation_sampler import KL_TEXTS
+from private_rlhf.lm.architectures import base_config, skeleton
 from private_rlhf.lm.kernels import runs
 from private_rlhf.lm.kernels.attention import LONG
-from private_rlhf.lm.models import add_lora, base_checkpoint
+from private_rlhf.lm.models import add_lora
 from private_rlhf.lm.trunk import frozen_layers
-from private_rlhf.recipe import LoraSettings, ModelConfig, Recipe
-from transformers import AutoConfig, AutoModelForCausalLM
+from private_rlhf.recipe import LoraSettings, Recipe
 
 GIB = 1 << 30
 FLOAT = 4  # bytes of float32: all that learns, and its gradient
@@ -115,10 +113,8 @@ class Learner:
         return linear + (shape.parameters - shape.linear) * self.dtype + self.adapter.trained * FLOAT
 
     def moments(self, split: int, texts: float, length: int, responses: int) -> list[Terms]:
-        """Start and end of a backward pass over `texts` rows of `length` tokens, and saving.
-
-        split: parts of what learns. responses: tokens of a row whose logits are computed.
-        """
+        """Start and end of a backward pass over `texts` rows of `length` tokens, `responses` of them with logits, and
+        saving. split: parts of what learns."""
         shape, dtype, save = self.shape, self.dtype, self.dtype + FLOAT
         adapter = self.adapter or Adapter(shape.parameters, shape.parameters, shape.layers)
         if self.adapter is None:
@@ -138,14 +134,14 @@ class Learner:
 
 
 def activation(shape: Shape, dtype: int, length: int) -> float:
-    """Bytes that one layer keeps of one token for the backward pass: two norms in float32, the projections and four
-    inner states of the gated MLP in the dtype, and in short rows, of `length` tokens, the attention weights."""
+    """Bytes that one layer keeps of one token of a row of `length` tokens for the backward pass: norms in float32,
+    projections and inner states of the gated MLP in the dtype, and in short rows the attention weights."""
     linear = 2 * shape.hidden + 2 * (shape.heads + shape.groups) * shape.head_size + 4 * shape.inner
     attention = shape.heads * length if length <= LONG else 0
     return 2 * shape.hidden * FLOAT + dtype * (linear + attention)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Estimate:
     """The peak of every stage of a recipe that runs a model. adapters: by stage that trains, None for all weights."""
 
@@ -166,17 +162,10 @@ class Estimate:
         peaks = {name: max(moments, key=lambda terms: sum(terms.values())) for name, moments in stages.items()}
         return {name: {"process": PROCESS, **terms} for name, terms in peaks.items()}
 
-    @property
-    def _dtype(self) -> int:
-        return 2 if self.recipe.model.dtype == "bfloat16" else FLOAT
-
-    @property
-    def _backbone(self) -> Shape:
-        return self.shape.cut(self.recipe.reward.num_layers)
-
-    @property
-    def _split(self) -> int:
-        return self.machine.processes if self.machine.sharded else 1
+    def __post_init__(self) -> None:
+        self._dtype = 2 if self.recipe.model.dtype == "bfloat16" else FLOAT
+        self._backbone = self.shape.cut(self.recipe.reward.num_layers)
+        self._split = self.machine.processes if self.machine.sharded else 1
 
     def _learner(self, stage: str) -> tuple[Learner, int]:
         """The model that a stage trains, and rows of a micro-batch of one process."""
@@ -198,8 +187,8 @@ class Estimate:
 
     def _reward(self) -> list[Terms]:
         settings, shape, length = self.recipe.reward, self._backbone, self.recipe.model.max_text_tokens
-        inner = settings.feature_batch_size * length * activation(shape, self._dtype, length)  # of one layer at a time
-        reading: Terms = {"weights": shape.parameters * self._dtype, "activations": inner}
+        one_layer = settings.feature_batch_size * length * activation(shape, self._dtype, length)
+        reading: Terms = {"weights": shape.parameters * self._dtype, "activations": one_layer}
         return [reading, *([] if settings.mode == "head" else self._learning("reward", 2))]
 
     def _dpo(self) -> list[Terms]:
@@ -232,17 +221,13 @@ class Estimate:
         texts = math.ceil(batch / self.machine.processes)
         token = 2 * shape.groups * shape.head_size * dtype * shape.layers
         packed = (shape.linear + shape.vocabulary * shape.hidden) * dtype if self.machine.packs else 0
-        return {
-            "KV cache": texts * (model.max_prompt_tokens + model.max_response_tokens) * token,
-            "packed weights": packed,
-            "logits": 2 * texts * shape.vocabulary * FLOAT,
-        }
+        cache = texts * (model.max_prompt_tokens + model.max_response_tokens) * token
+        return {"KV cache": cache, "packed weights": packed, "logits": 2 * texts * shape.vocabulary * FLOAT}
 
     def check_fits(self) -> str | None:
-        """Return a warning with its remedy where a batch of the longest texts would exceed the limit; None if it fits.
+        """A warning with its remedy where a batch of the longest texts would exceed the limit; None if it fits.
 
-        Raises:
-            UserError: what a stage holds without any text exceeds the limit.
+        UserError: the memory of a stage without any text exceeds the limit.
         """
         peaks, limit = self.peaks, self.machine.limit
         held = {name: sum(size for term, size in terms.items() if term not in BATCH) for name, terms in peaks.items()}
@@ -258,51 +243,27 @@ class Estimate:
         remedy = REMEDIES.get(term, "take a machine with more memory").format(section=section, batch=batch)
         if section == "ppo" and term == "activations" and not self.recipe.ppo.gradient_checkpointing:
             remedy += ", or set ppo.gradient_checkpointing=true"
-        line = (
-            f"{section} needs {needed / GIB:.1f} GiB per process and has {limit / GIB:.1f}, "
-            f"for texts as long as the recipe allows; of it {term} ({terms[term] / GIB:.1f} GiB): {remedy}"
-        )
-        if fits:
-            return line
-        raise UserError(line)
+        line = (f"{section} needs {needed / GIB:.1f} GiB per process and has {limit / GIB:.1f}, for texts as long as"
+                f" the recipe allows; of it {term} ({terms[term] / GIB:.1f} GiB): {remedy}")  # fmt: skip
+        if not fits:
+            raise UserError(line)
+        return line
 
 
 def estimate(recipe: Recipe, machine: Machine, model_config: Path | None = None) -> Estimate:
-    """The estimate of a recipe that states its dtype. UserError: the model's config is not here, or not usable."""
-    config = config_of(recipe.model, model_config)
-    shape, reward = shape_of(skeleton(config)), recipe.reward
+    """The estimate of a recipe that states its dtype. model_config: file of its model's config. UserError if bad."""
+    model = recipe.model if model_config is None else replace(recipe.model, source=str(model_config), revision=None)
+    config, reward = base_config(model), recipe.reward
+    if config is None:
+        key = "model.source" if model_config is None else "--model-config"
+        raise UserError(f"{key} {model.source} is not on this machine: give its config.json to --model-config")
+    shape = shape_of(skeleton(config, model.source))
     adapters = {stage: adapter_of(config, getattr(recipe, stage).lora) for stage in ("sft", recipe.aligner)}
     whole = adapter_of(config, reward.lora) if reward.mode == "lora" and reward.external is None else None
     if whole and reward.num_layers:  # the adapter of the first layers
         share, layers = reward.num_layers / shape.layers, min(reward.num_layers, whole.layers)
         whole = Adapter(round(whole.trained * share), round(whole.adapted * share), layers)
     return Estimate(recipe, shape, {**adapters, "reward": whole}, machine)
-
-
-def config_of(settings: ModelConfig, path: Path | None = None) -> Path:
-    """The folder or file with the model's config: `path`, its checkpoint here, or the hub's cache. UserError: none."""
-    if path is not None:
-        if not path.exists():
-            raise UserError(f"--model-config {path}: no such file: give the model's config.json")
-        return path
-    source = base_checkpoint(settings)
-    if Path(source).is_dir():
-        return Path(source)
-    cached = try_to_load_from_cache(source, "config.json", revision=settings.revision)
-    if isinstance(cached, str):
-        return Path(cached)
-    raise UserError(f"model.source {source} is not on this machine: give its shape with --model-config config.json")
-
-
-def skeleton(config: Path) -> Any:
-    """A causal LM without weights (meta device). UserError for a config that transformers does not know."""
-    try:
-        settings = AutoConfig.from_pretrained(config)
-        with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(settings, dtype=torch.bfloat16)
-    except (OSError, ValueError, KeyError) as error:
-        cause = " ".join(str(error).split())[:160]
-        raise UserError(f"{config} is not a config of a causal language model ({cause}): give another") from None
 
 
 def shape_of(model: Any) -> Shape:
@@ -312,15 +273,15 @@ def shape_of(model: Any) -> Shape:
     groups = getattr(config, "num_key_value_heads", None) or heads
     head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
     parameters, linear = (sum(each.numel() for each in part.parameters()) for part in (model, layers))
-    inner, vocabulary = config.intermediate_size, config.vocab_size
-    return Shape(parameters, linear, len(layers), config.hidden_size, inner, heads, groups, head_size, vocabulary)
+    return Shape(parameters, linear, len(layers), config.hidden_size, config.intermediate_size, heads, groups,
+                 head_size, config.vocab_size)  # fmt: skip
 
 
-def adapter_of(config: Path, settings: LoraSettings | None) -> Adapter | None:
+def adapter_of(config: Any, settings: LoraSettings | None) -> Adapter | None:
     """The adapter of these settings on the model; None for all weights. UserError: modules that it does not have."""
     if settings is None:
         return None
-    model = add_lora(skeleton(config), settings, seed=0)
+    model = add_lora(skeleton(config, "the model"), settings, seed=0)
     adapted = sum(each.numel() for name, each in model.named_parameters() if name.endswith(".base_layer.weight"))
     trained = sum(each.numel() for each in model.parameters() if each.requires_grad)
     return Adapter(trained, adapted, len(model.get_base_model().get_decoder().layers) - frozen_layers(model))

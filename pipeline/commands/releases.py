@@ -44,7 +44,7 @@ def verify_release(
 
 def attack(
     targets: Annotated[list[Path], typer.Argument(help="Releases or run directories; with --plant: raw preferences.")],
-    raw: Annotated[str | None, typer.Option("--raw", help="The raw preferences, for their owner alone.")] = None,
+    raw: Annotated[str | None, typer.Option("--raw", help="The raw preferences; only their owner has them.")] = None,
     canaries: Annotated[int | None, typer.Option("--canaries", help="How many canary events.")] = None,
     key: Annotated[Path | None, typer.Option("--key", help="Key file that planted canaries lie beside.")] = None,
     truth: Annotated[Path | None, typer.Option("--truth", help="Labels of planted canaries.")] = None,

@@ -1,1 +1,1 @@
-"""What everything else stands on: recipes, run directories, atomic files, statistics. Knows no model and no label."""
+"""The base of all other rooms: run directories, atomic files, statistics, label noise. It knows no model."""

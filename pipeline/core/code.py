@@ -1,4 +1,4 @@
-"""Which source files a program runs, and whether they changed: read from its imports, nothing is imported."""
+"""The source files that a program runs, and their digests: read from its imports; nothing is imported."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _digest(path: Path) -> str:
 
 @cache
 def _imported(path: Path) -> tuple[str, ...]:
-    """Names that a file imports, with the packages around them; some are no modules."""
+    """Names that a file imports, with the packages around them; some are not modules."""
     names = set()
     for node in _nodes(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Import):

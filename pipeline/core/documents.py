@@ -1,8 +1,8 @@
-"""JSON and YAML from files that somebody else may have written: bounded in size, depth and time, nothing silently lost.
+"""JSON and YAML from files of unknown origin: bounded in size, depth and time, and nothing is lost silently.
 
 Refused: a key that is given twice (the later one would win), numbers beyond floats, NUL and lone surrogates in YAML
 text (no path can hold them), and YAML aliases that stand for many values (600 bytes can stand for more than any memory
-holds) or for themselves. What two aliases stand for is two values: a change of one is none of the other.
+holds) or for themselves. Aliases are copied, so changing one value never changes the other.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST_NODES = 50_000
 
 
 class DocumentError(ValueError):
-    """What is wrong with a document, as words that follow its name: "is not valid JSON"."""
+    """The defect of a document, as words that follow its name: "is not valid JSON"."""
 
 
 def read_json(path: Path, most: int = MOST_JSON) -> Any:
@@ -53,7 +53,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
     except DocumentError as error:
         raise UserError(f"recipe {path} {error}; fix it") from None
     if not isinstance(content, dict):
-        raise UserError(f"recipe {path} holds no mapping: it wants sections such as 'model:' and 'ppo:'")
+        raise UserError(f"recipe {path} must be a mapping: give it sections such as 'model:' and 'ppo:'")
     return content
 
 

@@ -1,4 +1,4 @@
-"""The kinds of failure a command can end in, and the exit codes they map to (`private_rlhf.cli`)."""
+"""Failures that end a command, with their exit codes (`private_rlhf.cli`), and progress lines."""
 
 from __future__ import annotations
 
@@ -20,30 +20,20 @@ def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
 
 
 def is_name(text: str) -> bool:
-    """Whether a text can be printed as a name: one line of printable characters, not empty, not long."""
+    """True for a text that can be printed as a name: one short line of printable characters, not empty."""
     return text.isprintable() and 0 < len(text.strip()) <= len(text) <= MOST_NAME
 
 
 class UserError(Exception):
-    """Wrong use or wrong input: the message is one line that names the culprit and the remedy.
-
-    The command line prints it on stderr without a traceback and exits with code 2.
-    """
+    """Wrong use or wrong input, in one line with culprit and remedy; the command line exits with code 2."""
 
 
 class RunStopped(RuntimeError):
-    """A run that ended itself to do no more harm, e.g. on a loss that is not finite: the message is one line with the
-    reason, what was kept and the remedy.
-
-    The command line prints it on stderr without a traceback and exits with code 1.
-    """
+    """A run that stopped itself, such as on a loss that is not finite, in one line with the remedy; exit code 1."""
 
 
 class RunWaits(RunStopped):
-    """A run that ended because others have to act before it can go on: nothing failed, and the same command resumes.
-
-    The command line prints it on stderr and exits with code 3.
-    """
+    """A run that waits for the answers of people; the same command resumes. Exit code 3."""
 
 
 def say(line: str) -> None:

@@ -1,4 +1,4 @@
-"""How noisy a label is. Every room asks `LabelNoise`; none computes α, 1 − α or 2α − 1 itself (an architecture test).
+"""The noise of labels. Every room asks `LabelNoise`; none computes α, 1 − α or 2α − 1 itself (an architecture test).
 
 A label in {-1, +1} went through randomised response at ε (PPKL Eq. 7): it was kept with probability α, at most
 e^ε/(1+e^ε), and turned round otherwise. ε = ∞ stands for public labels, released as they are: `math.inf` in the
@@ -45,7 +45,7 @@ def keep_threshold(epsilon: float) -> int:
 
 
 def is_public(epsilon: float | None) -> bool:
-    """Whether an ε of the program stands for public labels; no known ε (None) does not."""
+    """True where an ε of the program stands for public labels; None is an ε that is not known."""
     return epsilon == math.inf
 
 
@@ -76,7 +76,7 @@ def check_label(label: int) -> int:
 
 @dataclass(frozen=True)
 class LabelNoise:
-    """What randomised response did to each label, as a release states it or as the mechanism at ε realises it.
+    """The effect of randomised response on each label, as a release states it or as the mechanism at ε realises it.
 
     epsilon: label-LDP parameter in [0, ∞]; ∞ for public labels. exact_keep: probability in [1/2, 1] that a label was
     kept. Made by `of` or `from_json`.
@@ -105,12 +105,12 @@ class LabelNoise:
 
     @property
     def public(self) -> bool:
-        """Whether the labels were released as they are."""
+        """True where the labels were released as they are."""
         return is_public(self.epsilon)
 
     @cached_property
     def keep_prob(self) -> float:
-        """α: the largest float <= `exact_keep`; in [0.5, 1], and 1 for public labels alone."""
+        """α: the largest float <= `exact_keep`; in [0.5, 1], and 1 only for public labels."""
         nearest = float(self.exact_keep)
         return nearest if Fraction(nearest) <= self.exact_keep else math.nextafter(nearest, 0.0)
 
@@ -165,7 +165,7 @@ class LabelNoise:
         return replace(share, value=self.debias_share(share.value), ci_low=low, ci_high=high)
 
     def as_json(self) -> dict[str, Any]:
-        """What files state: epsilon (null for ∞), keep_prob, flip_prob."""
+        """The keys of files: epsilon (null for ∞), keep_prob, flip_prob."""
         return {
             "epsilon": None if self.public else self.epsilon,
             "keep_prob": self.keep_prob,
@@ -179,9 +179,8 @@ class LabelNoise:
         A keep_prob within rounding of the mechanism's at that epsilon is the mechanism's, whose exact value is known;
         any other is taken as it is.
 
-        Raises:
-            ValueError: epsilon is no finite number above 0, keep_prob none in [1/2, 1] that epsilon allows, or
-                flip_prob not the rest to 1.
+        ValueError: epsilon is not a finite number above 0, keep_prob is not in [1/2, 1] or more than epsilon allows, or
+        flip_prob is not 1 − keep_prob.
         """
         epsilon, keep = stated["epsilon"], stated["keep_prob"]
         try:

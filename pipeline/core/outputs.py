@@ -117,10 +117,10 @@ def output_folder(
 
 
 def _place(path: Path, option: str) -> Path:
-    """The path, `~` expanded. UserError if it has no name, is a link, or lies in a folder that keeps other things."""
+    """The path, `~` expanded. UserError: it lacks a name, is a link, or lies in a folder for other files."""
     place = path.expanduser()
     if place.name in ("", ".."):
-        raise UserError(f"{option} '{path}' names no new folder or file: give a name for one inside it")
+        raise UserError(f"{option} '{path}' must name a new folder or file: give a name for one inside it")
     try:
         if place.is_symlink():
             raise UserError(f"{option} {path} is a link, which is not followed: name what it leads to")
@@ -136,7 +136,7 @@ def _place(path: Path, option: str) -> Path:
 
 
 def _guarded(folder: Path) -> str | None:
-    """The kind of a folder that takes no foreign files; None for any other folder."""
+    """The kind of a folder that is kept for other files; None for an ordinary folder."""
     if folder.name.endswith(".state") and any((folder / name).exists() for name in ("ledger.lock", "ledger.json")):
         return "a key's state folder"
     if folder == (user_folder() / "ledgers").resolve():

@@ -44,7 +44,7 @@ class RunDir:
 
     @property
     def released(self) -> Path:
-        """Folder of the stage that released the labels: of questions that this run asked, else of what was brought."""
+        """Folder of the stage that released the labels: `online` where this run asked for them, or `privatize`."""
         return next((self.stage(name) for name in ("online", "privatize") if (self.stage(name) / "release").is_dir()),
                     self.stage("privatize"))  # fmt: skip
 
@@ -63,7 +63,7 @@ class RunDir:
         manifest = self.manifest(name)
         if manifest is None:
             command = f"private-rlhf run --only {name}"
-            raise UserError(f"{self.root} holds no completed stage '{name}': run it first ({command})")
+            raise UserError(f"{self.root} has not completed stage '{name}': run it first ({command})")
         return manifest
 
     def changed_code(self, name: str, files: Mapping[str, str]) -> list[str]:

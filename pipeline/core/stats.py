@@ -36,16 +36,7 @@ class Estimate:
 
 
 def wilson(wins: float, n: int, confidence: float = 0.95) -> Estimate:
-    """Share wins/n with the Wilson score interval.
-
-    Args:
-        wins: successes in [0, n]; a tie counts 0.5 (the interval is then conservative).
-        n: trials, at least 1.
-        confidence: coverage in (0, 1).
-
-    Raises:
-        ValueError: n < 1 or wins outside [0, n].
-    """
+    """Share wins/n with its Wilson score interval. wins: in [0, n]; a tie counts 0.5, which is conservative. n >= 1."""
     if n < 1 or not 0 <= wins <= n:
         raise ValueError(f"wins must lie in [0, n] with n >= 1, got wins={wins}, n={n}")
     z = float(stats.norm.ppf(0.5 + confidence / 2))
@@ -92,7 +83,7 @@ def bootstrap_mean(values: np.ndarray, seed: int, resamples: int = 4000) -> Esti
 
 
 def alike(values: np.ndarray) -> bool:
-    """Whether values (n,) are equal but for rounding: no spread to compare their mean with."""
+    """True where values (n,) are equal but for rounding, so that their mean has no spread to be compared with."""
     return bool(np.ptp(values) <= 1e-12 * np.abs(values).max())
 
 
@@ -135,8 +126,7 @@ def ratio_of_means(samples: np.ndarray) -> float:
 def fieller(top: np.ndarray, bottom: np.ndarray) -> tuple[float, float]:
     """95 % interval of mean(top) / mean(bottom), paired units (n,) each, by Fieller's theorem (1954) with Student's t.
 
-    Raises:
-        ValueError: the mean of `bottom` is not clear of 0, where the interval is not bounded.
+    ValueError where the interval of the mean of `bottom` contains 0.
     """
     count = len(top)
     t = float(stats.t.ppf(0.975, count - 1))
@@ -144,14 +134,14 @@ def fieller(top: np.ndarray, bottom: np.ndarray) -> tuple[float, float]:
     above, below = float(top.mean()), float(bottom.mean())
     square = below**2 - t**2 * covariance[1, 1]
     if square <= 0:
-        raise ValueError("the denominator is not clear of 0: its ratio has no bounded interval")
+        raise ValueError("the interval of the denominator must exclude 0: otherwise the ratio has no bounded interval")
     linear = above * below - t**2 * covariance[0, 1]
     root = math.sqrt(max(linear**2 - square * (above**2 - t**2 * covariance[0, 0]), 0.0))
     return (linear - root) / square, (linear + root) / square
 
 
 def holm(p_values: Sequence[float], level: float = 0.05) -> list[bool]:
-    """Which hypotheses Holm's step-down rejects, at a family-wise `level`."""
+    """The hypotheses that Holm's step-down rejects at a family-wise `level`."""
     order, rejected = np.argsort(p_values), [False] * len(p_values)
     for rank, place in enumerate(order):
         if p_values[place] > level / (len(p_values) - rank):

@@ -1,4 +1,4 @@
-"""What belongs to the user of this machine and to no project."""
+"""The folder and key of the user of this machine, shared by all projects."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def user_folder() -> Path:
 
 
 def default_key() -> Path:
-    """The user's own key: what every command and recipe uses that names no other."""
+    """The user's key, the default of every command and recipe."""
     return user_folder() / "owner.key"
 
 
 @contextmanager
 def another_user(folder: Path) -> Iterator[None]:
-    """In the block `user_folder` is in `folder`: what throw-away keys leave behind is nobody's."""
+    """Move `user_folder` into `folder` within the block, for throw-away keys."""
     before = os.environ.get("XDG_STATE_HOME")
     os.environ["XDG_STATE_HOME"] = str(folder.absolute())
     try:

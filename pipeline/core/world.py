@@ -1,4 +1,4 @@
-"""How many processes there are and which one this is, from the launcher's environment; no torch import."""
+"""The process group, as the launcher's environment declares it; torch is imported only inside functions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class World:
 
 
 def declared_world() -> World:
-    """RANK and WORLD_SIZE of the environment; a single process without them. UserError when one is no number."""
+    """RANK and WORLD_SIZE of the environment; a single process without them. UserError where one is not a number."""
     values = {name: os.environ.get(name, default) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"))}
     for name, value in values.items():
         if not value.isdecimal():
@@ -38,32 +38,25 @@ def declared_world() -> World:
 
 
 def wait_for_first(seconds: float = 10.0) -> None:
-    """Under a launcher, gives the first process of this machine time to report what all of them have met.
-
-    The launcher ends the others when it exits. Where it did not meet the same, they report it after that time.
-    """
+    """Under a launcher, give the first process of this machine time to report an error that all of them have met."""
     if os.environ.get("LOCAL_RANK", "0") != "0":
         time.sleep(seconds)
 
 
 def global_batch(section: str, batch_size: int, micro_batch_size: int | None, world: World) -> tuple[int, int]:
-    """(per-device batch, accumulation steps) whose product over processes is the global batch.
-
-    Raises:
-        UserError: the global batch does not divide.
-    """
+    """(per-device batch, accumulation steps) whose product over processes is the global batch. UserError if none."""
     share, rest = divmod(batch_size, world.size)
     micro = min(micro_batch_size or share, share) if share else 0
     if rest or not micro or share % micro:
         raise UserError(
-            f"{section}.batch_size {batch_size} is no multiple of {world.size} process(es) × micro batch "
+            f"{section}.batch_size {batch_size} must be a multiple of {world.size} process(es) × micro batch "
             f"{micro_batch_size or share}: change {section}.batch_size or {section}.micro_batch_size"
         )
     return micro, share // micro
 
 
 def check_rows(count: int | None, section: str, batch_size: int) -> None:
-    """UserError if there are fewer rows to learn from than one batch of the section takes. None: nobody knows yet."""
+    """Refuse (UserError) fewer rows to learn from than one batch of the section; None is a count that is not known."""
     if count is not None and count < batch_size:
         raise UserError(
             f"there are {count} texts or pairs to learn from, fewer than {section}.batch_size {batch_size}: "
@@ -74,10 +67,8 @@ def check_rows(count: int | None, section: str, batch_size: int) -> None:
 def join_world() -> World:
     """The declared world, checked against accelerate's process group, which is started when there are several.
 
-    Raises:
-        UserError: accelerate sees another number of processes than WORLD_SIZE says, so that gradients would
-            silently not be shared; or there are to be several processes but no launcher set the address to meet at:
-            waiting for the others would take half an hour to fail.
+    UserError: accelerate counts other processes than WORLD_SIZE says, so gradients would silently not be shared; or
+    no launcher set the address of several processes, and waiting for the others would fail only after half an hour.
     """
     declared = declared_world()
     if "WORLD_SIZE" not in os.environ:
@@ -96,10 +87,9 @@ def join_world() -> World:
 
 
 def leave_world() -> None:
-    """Ends the process group, if there is one: gloo's threads abort a process that exits while they still run.
+    """End the process group, if there is one: gloo's threads abort a process that exits while they still run.
 
-    Call it when no model of the group is in use any more. A DDP model that outlives the group ends its threads itself,
-    with Python's lock held, for which those threads may wait: the process would hang (pytorch/pytorch#154976).
+    Call it once no model of the group is in use: a DDP model that outlives the group can hang (pytorch/pytorch#154976).
     """
     import torch.distributed
 
@@ -109,7 +99,7 @@ def leave_world() -> None:
 
 
 def barrier(world: World) -> None:
-    """Waits for every process."""
+    """Wait for every process."""
     if world.size > 1:
         _process_state().wait_for_everyone()
 
@@ -125,7 +115,7 @@ def broadcast(value: T, world: World) -> T:
 
 
 def on_cpu() -> bool:
-    """Whether to run on the CPU: asked for by ACCELERATE_USE_CPU, or because there is no accelerator."""
+    """True where runs use the CPU: ACCELERATE_USE_CPU asks for it, or there is no accelerator."""
     import torch
     from accelerate.utils import parse_flag_from_env
 
@@ -147,7 +137,7 @@ def peak_gpu_mb() -> float | None:
 
 
 def release_memory() -> None:
-    """Frees what a stage left behind, accelerate's process-wide state included, so that none leaks into the next."""
+    """Free memory and accelerate's process-wide state of a stage, so that none leaks into the next."""
     gc.collect()
     if (torch := _torch_on_gpu()) is not None:
         torch.cuda.empty_cache()

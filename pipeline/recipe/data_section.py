@@ -39,7 +39,7 @@ def bare_name(source: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class DataConfig:
-    """Where preferences, demonstrations and prompts come from. `embedded` names the built-in task with known truth.
+    """The sources of preferences, demonstrations and prompts. `embedded` names the built-in task with known truth.
 
     `auto` is that task where the preferences are (or none are), and the release where they are one's own.
     """
@@ -92,21 +92,17 @@ class DataConfig:
     def __post_init__(self) -> None:
         if self.split and self.without_pairs:
             raise ValueError("split is of preferences that are brought (--data): remove it")
-        for name, own in {
-            "demonstrations": "release",
-            "prompts": "release",
-            "evaluation_prompts": "evaluation",
-        }.items():
+        for name, part in (("demonstrations", "release"), ("prompts", "release"), ("evaluation_prompts", "evaluation")):
             if getattr(self, name) == "auto":
-                object.__setattr__(self, name, "embedded" if self.without_pairs else own)
+                object.__setattr__(self, name, "embedded" if self.without_pairs else part)
 
     def built_in(self, key: str) -> bool:
-        """Whether `key` (of `BUILT_IN`) names no file."""
+        """True where `key` (of `BUILT_IN`) does not name a file."""
         return getattr(self, key) in BUILT_IN[key]
 
     @property
     def without_pairs(self) -> bool:
-        """Whether no preferences are brought."""
+        """True where the recipe does not name preferences of its holder."""
         return self.preferences in ("", "embedded")
 
     def check_preferences(self) -> None:
@@ -118,7 +114,7 @@ class DataConfig:
             )
 
     def from_release(self, key: str) -> bool:
-        """Whether what `key` (of `BUILT_IN`) names is read from what the privatize stage released."""
+        """True where `key` (of `BUILT_IN`) names texts of the release."""
         return self.built_in(key) and getattr(self, key) != "embedded"
 
 

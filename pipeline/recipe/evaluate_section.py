@@ -15,7 +15,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class JudgeSettings:
-    """Who compares the policy's answers with those of π_ref: a chat model behind a URL, a reward model, a language
+    """The judge of the policy's answers and those of π_ref: a chat model behind a URL, a reward model, a language
     model in a folder, or sentence embeddings."""
 
     url: str | None = None
@@ -31,7 +31,7 @@ class JudgeSettings:
     embedding: Annotated[bool | None, IF_SET] = None
     """true: what people prefer as read into sentence embeddings (`hh_truth`; brought by `private-rlhf-lab`)."""
     public: bool = False
-    """Declares that the judge learned from public labels alone, as its verdicts may else tell protected ones: needed
+    """Declares that the judge learned only from public labels; otherwise its verdicts may reveal protected ones. Needed
     with `url` and `lm`, and where the folder has no reward_metadata.json."""
     allow_http: bool = False
     """`url`: also without encryption, to hosts other than this machine."""
@@ -58,7 +58,7 @@ class JudgeSettings:
                 "a language model does not say which labels it learned from: set public: true if they are public"
             )
         if (self.model is None) != (self.url is None):
-            raise ValueError("model is what to ask of a chat endpoint: give it with url, and with url alone")
+            raise ValueError("model names the model of a chat endpoint: give it with url, and only with url")
         if self.url is not None:
             _check_url(self.url, self.allow_http)
             if not self.public:
@@ -66,7 +66,7 @@ class JudgeSettings:
                     "a chat model does not say which labels it learned from: set public: true if they are public"
                 )
         if surplus := {"model", "messages", "stream", "n"} & set(self.request):
-            raise ValueError(f"request holds {min(surplus)}, which is not its business: remove it")
+            raise ValueError(f"request holds {min(surplus)}, which the judge sets itself: remove it")
 
 
 def _check_url(url: str, allow_http: bool) -> None:
@@ -77,7 +77,7 @@ def _check_url(url: str, allow_http: bool) -> None:
     except ValueError:
         known = False
     if not known or parts.scheme not in ("https", "http"):
-        raise ValueError("url is no address of an endpoint: give one like https://host/v1")
+        raise ValueError("url must be the address of an endpoint: give one like https://host/v1")
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ValueError("url may hold no user, password or query, as it is saved: put the key into OPENAI_API_KEY")
     if parts.scheme == "http" and parts.hostname not in LOOPBACK and not allow_http:

@@ -57,15 +57,9 @@ def apply_overrides(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str,
 
 
 def parse(schema: type[T], tree: Mapping[str, Any], where: str) -> T:
-    """`tree` as an instance of the dataclass `schema`.
+    """`tree` as an instance of the (nested) pydantic dataclass `schema`.
 
-    Args:
-        schema: a (nested) pydantic dataclass with extra="forbid".
-        tree: the mapping to read.
-        where: what to call the source in errors, e.g. the recipe's path.
-
-    Raises:
-        UserError: names the first offending key, the nearest valid key, or what the value should be.
+    UserError names the source (`where`), the first wrong key, and the nearest valid key or the rule for its value.
     """
     keys = list(_keys(schema, tree))
     for path, _, hint, valid in keys:
@@ -73,7 +67,7 @@ def parse(schema: type[T], tree: Mapping[str, Any], where: str) -> T:
             raise UserError(f"{where}: unknown key '{'.'.join(path)}'{nearest(path[-1], valid)}")
     for path, value, hint, _ in keys:  # as a number true would be read as 1
         if isinstance(value, bool) and bool not in (hint, *typing.get_args(hint)):
-            raise UserError(f"{where}: {'.'.join(path)}: true and false are no numbers or texts here")
+            raise UserError(f"{where}: {'.'.join(path)}: true and false are not numbers or texts: give one")
     try:
         return TypeAdapter(schema).validate_python(dict(tree))
     except ValidationError as error:
@@ -97,8 +91,7 @@ def nearest(key: str, valid: Sequence[str]) -> str:
 def load_recipe(schema: type[T], path: Path, overrides: Sequence[str] = ()) -> T:
     """The recipe in the YAML file `path`, or the shipped one of that name, with command-line `overrides` applied.
 
-    Raises:
-        UserError: there is no such file and none is shipped under that name; see also `parse`.
+    UserError: neither the file nor a shipped recipe exists; see also `parse`.
     """
     found = path if path.suffix or path.exists() else shipped_recipe(str(path))
     return parse(schema, apply_overrides(documents.read_mapping(found), overrides), str(found))

@@ -87,7 +87,7 @@ class PpoConfig:
     missing_eos_penalty: float = Field(default=0.0, ge=0)
     """Subtracted from r̂ when a response is cut at the cap."""
     extra_rewards: list[ExtraRewardSettings] = Field(default_factory=list)
-    """Their weighted sum is added to r̂ for PPO alone: r̄ of the evaluation and the Gibbs yardstick stay those of the
+    """Their weighted sum is added to r̂ only for PPO: r̄ of the evaluation and the Gibbs yardstick stay those of the
     private reward model."""
     max_kl: float = Field(default=100.0, gt=0, allow_inf_nan=True)
     """Stop the run when the mean KL per response of an iteration (nats) exceeds this, before it learns from it."""
@@ -126,7 +126,7 @@ class PpoConfig:
         if self.quantize and self.lora is None:
             raise ValueError("quantize trains an adapter on a frozen 4-bit model: give lora its settings, not null")
         if self.report_samples and not (self.report_to and self.sample_every):
-            raise ValueError("report_samples needs report_to and sample_every > 0: there is else nothing to report")
+            raise ValueError("report_samples requires report_to and sample_every > 0: set them, or remove it")
         if self.rollouts % self.minibatch_size:
             raise ValueError(f"minibatch_size {self.minibatch_size} must divide rollouts {self.rollouts}")
         if self.rollouts % self.samples_per_prompt:

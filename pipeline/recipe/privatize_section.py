@@ -73,7 +73,7 @@ class PrivatizeConfig:
 
     @property
     def by_holder(self) -> bool:
-        """Whether the labels' holder adds the noise once, to a sum (central label-DP)."""
+        """True where the labels' holder adds the noise once, to a sum (central label-DP)."""
         return self.trust == "holder"
 
     @property
@@ -83,7 +83,7 @@ class PrivatizeConfig:
 
     @property
     def key_path(self) -> Path:
-        """Where the key is."""
+        """The path of the key file."""
         return default_key() if self.key_file is None else self.key_file.expanduser()
 
     def __post_init__(self) -> None:
@@ -96,7 +96,7 @@ class PrivatizeConfig:
         if self.budget is not None and self.budget_per == "person" and self.labeler_column is None:
             raise ValueError("budget_per: person needs labeler_column, the column that names who gave the label")
         if self.budget is None and self.budget_per == "person":
-            raise ValueError("budget_per: person needs budget: without one nobody is held to anything")
+            raise ValueError("budget_per: person requires budget: give one, or remove it")
         if self.max_events_per_person is not None and self.labeler_column is None:
             raise ValueError("max_events_per_person needs labeler_column, the column that names who gave the label")
         if math.isnan(self.epsilon) or self.epsilon <= 0:
@@ -107,7 +107,7 @@ class PrivatizeConfig:
             raise ValueError("delta is for trust: holder; randomised response has none: remove it")
 
     def _check_holder(self) -> None:
-        """What goes with one noisy sum of the true labels."""
+        """Refuse settings that do not go with one noisy sum of the true labels."""
         if is_public(self.epsilon) or self.insecure_seed is not None:
             raise ValueError("trust: holder needs a finite epsilon and a key: remove insecure_seed, or leave trust out")
         if self.person_budget is not None or self.max_events_per_person is not None or self.budget_per == "person":
@@ -119,7 +119,7 @@ class PrivatizeConfig:
             raise ValueError("trust: holder with labeler_column needs delta: 0, whose ε adds up over a person's labels")
 
     def _share_out(self, total: float) -> None:
-        """Sets what person_budget leaves open, and refuses what it does not go with."""
+        """Set the keys that person_budget implies, and refuse other values of them."""
         labels, epsilon = split_budget(total, self.person_questions)
         chosen: dict[str, Any] = {"epsilon": epsilon}
         if self.labeler_column is not None:

@@ -61,7 +61,7 @@ TRL_LOSS = frozenset(
         "discopop_tau",
     }
 )
-"""What shapes TRL's own losses of DPO, none of which is computed."""
+"""Arguments that shape TRL's losses of DPO, none of which is computed."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

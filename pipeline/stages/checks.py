@@ -116,7 +116,7 @@ def check_model_folder(key: str, path: Path, public: bool) -> None:
 
 
 def check_judge(judge: JudgeSettings) -> None:
-    """What `evaluate.judge` names is there and may be used; a chat endpoint is not asked."""
+    """Check that the judge of `evaluate.judge` is there and may be used; a chat endpoint is not asked."""
     if judge.url is not None:
         from private_rlhf.evaluation.chat_judge import check_key_host
 

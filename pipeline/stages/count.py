@@ -5,7 +5,7 @@ that was asked before is free (`private_rlhf.privacy.counts`).
 
 Reads:   evaluate/decisions.json, data.preferences (raw), the owner's key file.
 Writes:  count/counts.json, count/rates.json (likelihood win rates, which metrics and report take).
-Run alone: python -m private_rlhf.stages.count --config RECIPE [--run-dir DIR]
+Command: python -m private_rlhf.stages.count --config RECIPE [--run-dir DIR]
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def run(context: StageContext) -> dict[str, Any]:
 
 
 def noisy_counts(context: StageContext, decisions: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    """How many evaluation labels each rule is right about, noise at privatize.count_epsilon for all together.
+    """Noisy numbers of evaluation labels that each rule gets right, all at privatize.count_epsilon together.
 
     Also written to count/counts.json.
 

@@ -5,7 +5,7 @@ on its margins. The reward stage still runs: the evaluation judges by it and by 
 
 Reads:   privatize/release (z and its ε), sft/model (π_ref).
 Writes:  dpo/model (ordinary checkpoint, adapter merged), dpo/history.json.
-Run alone: private-rlhf launch -m private_rlhf.stages.dpo --config RECIPE [--run-dir DIR]
+Command: private-rlhf launch -m private_rlhf.stages.dpo --config RECIPE [--run-dir DIR]
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import Any
 
 from private_rlhf.core import atomic
-from private_rlhf.core.environment import peak_rss_mb
 from private_rlhf.core.world import check_rows
 from private_rlhf.data import inputs
 from private_rlhf.data.release import ReleasedPair
@@ -46,16 +45,8 @@ def run(context: StageContext) -> dict[str, Any]:
 
     # --- π_ref and DPO ------------------------------------------------------------------------------------------------
     kl_coef = recipe.ppo.kl_coef if settings.kl_coef is None else settings.kl_coef
-    arguments = hf_trainer.trainer_config(
-        "dpo",
-        settings,
-        DPOConfig,
-        context.checkpoints,
-        recipe.seed,
-        context.world,
-        beta=kl_coef,
-        max_length=None,
-    )
+    arguments = hf_trainer.trainer_config("dpo", settings, DPOConfig, context.checkpoints, recipe.seed, context.world,
+                                          beta=kl_coef, max_length=None)  # fmt: skip
     policy, reference = policy_and_reference(context, recipe)
     trainer = PrivateDpoTrainer(
         model=policy,
@@ -83,7 +74,6 @@ def run(context: StageContext) -> dict[str, Any]:
         "steps": trainer.state.global_step,
         "loss": [value for _, value in history],
         "kl_coef": kl_coef,
-        "peak_rss_mb": peak_rss_mb(),
         "summary": f"{len(dataset)} pairs{left_out(dropped)}, {settings.loss}, {trainer.state.global_step} steps, "
         f"loss {history[0][1]:.3f} → {history[-1][1]:.3f}",
     }

@@ -8,13 +8,11 @@ Reads:   sft/model (π_ref; ppo/reference under ppo.quantize), ppo/model (or dpo
 Writes:  evaluate/evaluation.json, evaluate/samples.json, evaluate/by_prompt.json (for paired comparisons of runs),
          evaluate/decisions.json (which answer of each held-out pair the policies find likelier, for stage count),
          evaluate/pairs.json (the answers that were compared, their scores and verdicts, and whose they are).
-Run alone: private-rlhf launch -m private_rlhf.stages.evaluate --config RECIPE [--run-dir DIR]
+Command: private-rlhf launch -m private_rlhf.stages.evaluate --config RECIPE [--run-dir DIR]
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +68,8 @@ def run(context: StageContext) -> dict[str, Any]:
     size, use_bonus = recipe.reward.feature_batch_size, recipe.reward.kappa > 0
     scorer = load_scorer(run_dir.stage("reward") / "model", recipe.model, size, use_bonus=use_bonus)
     scorer.checkpoint.model.model.to(accelerator.device)
-    truth = known_truth(recipe)
+    name = truth_name(settings.truth, recipe.data.evaluation_prompts)
+    truth = None if name is None else reward_function(name)
 
     # --- answers of both policies, and the Gibbs policy of the same r̂ -------------------------------------------------
     everything = inputs.evaluation_prompts(recipe.data.evaluation_prompts, run_dir.released)
@@ -78,9 +77,8 @@ def run(context: StageContext) -> dict[str, Any]:
     process, processes = accelerator.process_index, accelerator.num_processes
     mine = list(enumerate(fitting[: settings.num_prompts]))[process::processes]
     sampling = Sampling(renderer.max_response_tokens, recipe.ppo.temperature, recipe.ppo.top_p)
-    sampler = Sampler(
-        accelerator, policy, reference, renderer, scorer, truth, sampling, recipe.seed, settings.batch_size
-    )
+    sampler = Sampler(accelerator, policy, reference, renderer, scorer, truth, sampling, recipe.seed,
+                      settings.batch_size)  # fmt: skip
     share = f"{process}-of-{processes}"
     measured = once(
         context.checkpoints / f"answers-{share}.json",
@@ -94,7 +92,8 @@ def run(context: StageContext) -> dict[str, Any]:
     if settings.judge is not None:
         log, names = context.checkpoints / f"verdicts-{share}.jsonl", key_names("evaluate.judge")
         judge = make_judge(settings.judge, renderer, accelerator.device, names, log=log, share=processes)
-    comparison = compare(measured, judge, summary, recipe.seed)
+    compared = sorted(gather_object(compared_pairs(measured, judge)), key=lambda row: row["index"])
+    rates = None if judge is None else judged_rates(compared, summary.longer(), recipe.seed, beats_by_truth(compared))
 
     # --- likelihood on held-out pairs ---------------------------------------------------------------------------------
     release = inputs.evaluation_release(run_dir.released)
@@ -102,10 +101,8 @@ def run(context: StageContext) -> dict[str, Any]:
     places = keep_fitting_pairs(rows, renderer, recipe.model.too_long)
     dropped, places = len(rows) - len(places), places[: settings.max_pairs]
     pairs = [rows[place] for place in places]
-    likelihood = {
-        name: sharded_logprobs(accelerator, model, pairs, renderer, sampling.temperature, f"likelihood of {name}")
-        for name, model in (("sft", reference), (method_name(recipe), policy))
-    }
+    likelihood = {name: sharded_logprobs(accelerator, model, pairs, renderer, sampling.temperature, name)
+                  for name, model in (("sft", reference), (method_name(recipe), policy))}  # fmt: skip
 
     # --- results ------------------------------------------------------------------------------------------------------
     training = inputs.release(run_dir.released).manifest.noise.as_json()
@@ -114,15 +111,19 @@ def run(context: StageContext) -> dict[str, Any]:
     for name, metrics in methods.items():
         metrics |= likelihood_metrics(likelihood.get(name), pairs, noise, recipe.evaluation_labels != "laplace") | terms
     trained = methods[method_name(recipe)]
-    trained |= comparison.metrics
-    evaluation = describe(recipe, summary, methods, comparison, longer_answer_baseline(pairs, noise))
+    if judge is not None and rates is not None:
+        trained |= {f"{metric}_judge": rates[name] for metric, name in JUDGED.items()}
+    evaluation = describe(recipe, summary, methods, longer_answer_baseline(pairs, noise))
+    facts = None if judge is None else judge.facts
+    evaluation["judge"] = None if facts is None else {**facts, "rates": rates}
+    evaluation["judge_notes"] += outside_notes(facts, rates, len(compared))
     if accelerator.is_main_process:
         atomic.write_json(context.folder / "evaluation.json", evaluation)
         choices = {name: preferences(values) for name, values in likelihood.items()} | {LONGER: longer_answers(pairs)}
         write_decisions(context.folder, choices, places, len(rows))
         atomic.write_json(context.folder / "by_prompt.json", summary.by_prompt())
         atomic.write_json(context.folder / "samples.json", shown_samples(results, summary, recipe))
-        write_pairs(context, reference_path, comparison)
+        write_pairs(context, reference_path, {"judge": facts, "pairs": compared})
         write_results(run_dir.stage(recipe.aligner) / "model", card_lines(trained))
         run_dir.stamp(recipe.aligner)  # its card is younger than the rest of the stage by now
     return {
@@ -136,38 +137,6 @@ def run(context: StageContext) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The answers whose win rate is reported. rows: see `compared_pairs`. judge, rates: None without an outside one."""
-
-    rows: list[dict[str, Any]]
-    judge: Judge | None
-    rates: dict[str, Any] | None
-
-    @property
-    def facts(self) -> dict[str, Any] | None:
-        """The judge's, for JSON."""
-        return None if self.judge is None else self.judge.facts
-
-    @property
-    def metrics(self) -> dict[str, Any]:
-        """Rates of the trained policy by the outside judge; empty without one."""
-        if self.rates is None:
-            return {}
-        return {
-            "generation_win_rate_judge": self.rates["win_rate"],
-            "length_controlled_win_rate_judge": self.rates["length_controlled_win_rate"],
-            "agreement_judge": self.rates["agreement"],
-        }
-
-
-def compare(measured: list[PromptResult], judge: Judge | None, summary: Summary, seed: int) -> Comparison:
-    """The comparison of all processes' answers, by prompt. Collective."""
-    rows = sorted(gather_object(compared_pairs(measured, judge)), key=lambda row: row["index"])
-    rates = None if judge is None else judged_rates(rows, summary.longer(), seed, beats_by_truth(rows))
-    return Comparison(rows, judge, rates)
-
-
 def describe_methods(recipe: Recipe, summary: Summary) -> dict[str, dict[str, Any]]:
     """Metrics by method: π_ref, the trained policy, and the Gibbs policy where it was drawn."""
     methods = {"sft": summary.reference_metrics(), method_name(recipe): summary.policy_metrics()}
@@ -176,11 +145,9 @@ def describe_methods(recipe: Recipe, summary: Summary) -> dict[str, dict[str, An
     return methods
 
 
-def describe(
-    recipe: Recipe, summary: Summary, methods: dict[str, Any], comparison: Comparison, longer_answer: Estimate
-) -> dict[str, Any]:
-    """evaluation.json. longer_answer: how often the longer answer of a held-out pair is the preferred one."""
-    ratio, best, facts = summary.ppo_over_gibbs(), summary.best_of_four(), comparison.facts
+def describe(recipe: Recipe, summary: Summary, methods: dict[str, Any], longer_answer: Estimate) -> dict[str, Any]:
+    """evaluation.json without the outside judge. longer_answer: the rate at which it is preferred."""
+    ratio, best = summary.ppo_over_gibbs(), summary.best_of_four()
     return {
         "methods": methods,
         "frontier": summary.frontier(),
@@ -189,21 +156,16 @@ def describe(
         "best_of_four": best.as_dict() if best else None,
         "longer_answer_baseline": longer_answer.as_dict(),
         "evaluation_labels": recipe.evaluation_labels,
-        "judge": None if facts is None else {**facts, "rates": comparison.rates},
-        "judge_notes": judge_notes(recipe)
-        + outside_notes(comparison)
-        + trust_notes(methods[method_name(recipe)], best),
+        "judge_notes": judge_notes(recipe) + trust_notes(methods[method_name(recipe)], best),
     }
 
 
-def write_pairs(context: StageContext, reference: Path, comparison: Comparison) -> None:
-    """Write pairs.json: the compared answers, whose they are, and who judged them."""
-    run, policy = context.run, context.run.stage(context.recipe.aligner) / "model"
-    sources = {
-        name: {"path": str(path.relative_to(run.root)), "sha256": weights_digest(path)}
-        for name, path in (("policy", policy), ("reference", reference))
-    }
-    atomic.write_json(context.folder / "pairs.json", {**sources, "judge": comparison.facts, "pairs": comparison.rows})
+def write_pairs(context: StageContext, reference: Path, content: dict[str, Any]) -> None:
+    """Write pairs.json: the two checkpoints, and `content`, the judge and the compared answers."""
+    root, policy = context.run.root, context.run.stage(context.recipe.aligner) / "model"
+    sources = {name: {"path": str(path.relative_to(root)), "sha256": weights_digest(path)}
+               for name, path in (("policy", policy), ("reference", reference))}  # fmt: skip
+    atomic.write_json(context.folder / "pairs.json", {**sources, **content})
 
 
 def quantised(recipe: Recipe) -> bool:
@@ -212,9 +174,7 @@ def quantised(recipe: Recipe) -> bool:
 
 
 def method_name(recipe: Recipe) -> str:
-    """The trained policy's name in metrics: private, nonprivate, or uncorrected (the baseline loss); with the aligner
-    behind it where that is not PPO, as in private_dpo.
-    """
+    """The trained policy in metrics: private, nonprivate or uncorrected; then the aligner where it is not PPO."""
     trained = recipe.dpo if recipe.aligner == "dpo" else recipe.reward
     suffix = "" if recipe.aligner == "ppo" else f"_{recipe.aligner}"
     if trained.loss == "uncorrected":
@@ -223,9 +183,9 @@ def method_name(recipe: Recipe) -> str:
 
 
 def sharded_logprobs(
-    accelerator: Any, model: Any, pairs: list[ReleasedPair], renderer: Renderer, temperature: float, label: str
+    accelerator: Any, model: Any, pairs: list[ReleasedPair], renderer: Renderer, temperature: float, name: str
 ) -> np.ndarray:
-    """Length-normalised log-likelihoods of all pairs, interleaved chosen and rejected."""
+    """Length-normalised log-likelihoods (2n,) of all pairs by the model `name`, interleaved chosen and rejected."""
     indices = list(range(len(pairs)))[accelerator.process_index :: accelerator.num_processes]
     with precision(accelerator):
         values = mean_logprobs(
@@ -235,7 +195,7 @@ def sharded_logprobs(
             batch_size=LIKELIHOOD_TEXTS,
             device=accelerator.device,
             temperature=temperature,
-            progress=label if accelerator.is_main_process else None,
+            progress=f"likelihood of {name}" if accelerator.is_main_process else None,
         ).reshape(-1, 2)
     gathered = dict(gather_object([(index, row.tolist()) for index, row in zip(indices, values, strict=True)]))
     return np.array([gathered[index] for index in range(len(pairs))]).reshape(-1)
@@ -244,10 +204,10 @@ def sharded_logprobs(
 def likelihood_metrics(
     logprobs: np.ndarray | None, pairs: list[ReleasedPair], noise: LabelNoise, labelled: bool
 ) -> dict[str, Any]:
-    """One method's likelihood win rate, that at like length, and how often it finds the longer answer likelier.
+    """One method's likelihood win rate, the one at like length, and the rate at which the longer answer is likelier.
 
-    logprobs: (2n,) as from `pair_rows`, None for a method that has none. labelled: the pairs have labels to ask; of
-    labels that stage count counts, a part would be one more question.
+    logprobs: (2n,) as from `pair_rows`, None for a method that has none. labelled: the pairs have labels; where stage
+    count counts those, a part of them would be one more question.
     """
     metrics = {}
     if logprobs is not None:
@@ -260,40 +220,33 @@ def likelihood_metrics(
 
 
 def compared_pairs(measured: list[PromptResult], judge: Judge | None) -> list[dict[str, Any]]:
-    """The answers whose win rate is reported, by prompt, with what each judge says of them: [policy's, reference's]."""
+    """The answers whose win rate is reported, by prompt, with each judge's scores: [policy's, reference's]."""
     if not measured:
         return []
     prompts = [result.prompt for result in measured]
     answers, others = [result.policy[0] for result in measured], [result.reference[0] for result in measured]
     texts = [answer.text for answer in answers], [answer.text for answer in others]
     rows = judge.compare(prompts, *texts) if judge is not None else [{}] * len(measured)
-    scores = [
-        {name: [getattr(answer, name) for answer in both] for name in ("true_reward", "reward")}
-        for both in zip(answers, others, strict=True)
-    ]
-    return [
-        {"index": result.index, **row, **scored}
-        for result, row, scored in zip(measured, judged_pairs(prompts, *texts, rows), scores, strict=True)
-    ]
+    return [{"index": result.index, **row,
+             **{name: [getattr(answer, name), getattr(other, name)] for name in ("true_reward", "reward")}}
+            for result, row, answer, other in zip(
+                measured, judged_pairs(prompts, *texts, rows), answers, others, strict=True)]  # fmt: skip
 
 
-def outside_notes(comparison: Comparison) -> list[str]:
-    """Notes on the judge that the recipe names."""
-    facts, judged, pairs = comparison.facts, comparison.rates, len(comparison.rows)
-    if facts is None or judged is None:
+def outside_notes(facts: dict[str, Any] | None, rates: dict[str, Any] | None, pairs: int) -> list[str]:
+    """Notes on the judge that the recipe names; none without one. pairs: compared."""
+    if facts is None or rates is None:
         return []
     both = "which got whole conversations with both answers, in both orders"
-    gone = f"{judged['unclear_pairs']} of the {pairs} pairs are left out of the judge's rates: "
+    gone = f"{rates['unclear_pairs']} of the {pairs} pairs are left out of the judge's rates: "
     if facts["kind"] == "embeddings":
         return ["judge: what people prefer as sentence embeddings know it (hh_truth)"]
     if facts["kind"] == "language model":
         return [f"judge: the log-odds of {facts['source']}, {both}", f"{gone}longer than it reads"]
     if facts["kind"] != "chat":
         return [f"judge: the reward model {facts['source']}, its labels {facts['labels']}"]
-    return [
-        f"judge: the chat model {facts['model']} at {facts['url']}, {both}",
-        f"{gone}{judged['unclear_verdicts']} of its {2 * pairs} verdicts were unclear",
-    ]
+    return [f"judge: the chat model {facts['model']} at {facts['url']}, {both}",
+            f"{gone}{rates['unclear_verdicts']} of its {2 * pairs} verdicts were unclear"]  # fmt: skip
 
 
 def trust_notes(metrics: dict[str, Any], best: Estimate | None) -> list[str]:
@@ -307,12 +260,6 @@ def trust_notes(metrics: dict[str, Any], best: Estimate | None) -> list[str]:
     return notes
 
 
-def known_truth(recipe: Recipe) -> Callable[[str, str], float] | None:
-    """r*(prompt, response); None where there is none. UserError: it is not installed."""
-    name = truth_name(recipe.evaluate.truth, recipe.data.evaluation_prompts)
-    return None if name is None else reward_function(name)
-
-
 def judge_notes(recipe: Recipe) -> list[str]:
     """Notes without which the win rates cannot be read."""
     notes = [
@@ -324,7 +271,7 @@ def judge_notes(recipe: Recipe) -> list[str]:
     else:
         known = recipe.data.evaluation_prompts == "embedded"
         notes.append("truth: the embedded task's known reward r*" if known else "no ground truth exists for this data")
-    notes.append("rm: the reward model the policy was trained against, so a high rate here alone may be gaming")
+    notes.append("rm: the reward model the policy was trained against, so a high rate only here may be gaming")
     if quantised(recipe):
         notes.append(f"π_ref, which also stands for sft: {export.QUANTISED_REFERENCE}")
     if recipe.ppo.temperature != 1:
@@ -344,11 +291,14 @@ def judge_notes(recipe: Recipe) -> list[str]:
     return notes
 
 
+JUDGED = {"generation_win_rate": "win_rate", "length_controlled_win_rate": "length_controlled_win_rate",
+          "agreement": "agreement"}  # fmt: skip
+"""Metric of an outside judge (`_judge` is added) -> its name among the judge's rates."""
 JUDGES = {"truth": "truth", "judge": "outside judge", "rm": "reward model"}
 
 
 def card_lines(metrics: dict[str, Any]) -> list[str]:
-    """Results for the policy's card, one line each; none reads a label."""
+    """Results for the policy's card, one line each; they do not depend on a label."""
     rates = {name: metrics.get(f"generation_win_rate_{name}") for name in JUDGES}
     lines = [
         f"win rate against sft/model by the {JUDGES[name]}, on held-out prompts: {Estimate(**rate)}"
@@ -363,12 +313,9 @@ def headline(metrics: dict[str, Any], ratio: Any) -> str:
     """The stage's one line."""
     rates = {judge: metrics.get(f"generation_win_rate_{name}") for name, judge in JUDGES.items()}
     judge, rate = next((judge, rate) for judge, rate in rates.items() if rate)
-    line = (
-        f"win rate vs π_ref by {judge} {rate['value']:.3f} [{rate['ci_low']:.3f}, {rate['ci_high']:.3f}], "
-        f"KL {metrics['kl']:.2f} nats"
-    )
-    if metrics["objective_gain"]:
-        gain = metrics["objective_gain"]
+    interval = f"{rate['value']:.3f} [{rate['ci_low']:.3f}, {rate['ci_high']:.3f}]"
+    line = f"win rate vs π_ref by {judge} {interval}, KL {metrics['kl']:.2f} nats"
+    if gain := metrics["objective_gain"]:
         line += f", J gain {gain['value']:+.2f} [{gain['ci_low']:.2f}, {gain['ci_high']:.2f}]"
     return line + (f", {100 * ratio.value:.0f} % of Gibbs" if ratio else "")
 
@@ -381,14 +328,10 @@ def shown_samples(results: list[PromptResult], summary: Summary, recipe: Recipe)
     shown = []
     for index in picked:
         result = results[index]
-        entry: dict[str, Any] = {
-            "prompt": dialogue(result.prompt),
-            "sft": as_sample(result.reference[0]),
-            method_name(recipe): as_sample(result.policy[0]),
-        }
+        answers = {"sft": result.reference[0], method_name(recipe): result.policy[0]}
         if gibbs is not None:
-            entry["gibbs"] = as_sample(result.candidates[gibbs[index]])
-        shown.append(entry)
+            answers["gibbs"] = result.candidates[gibbs[index]]
+        shown.append({"prompt": dialogue(result.prompt), **{name: as_sample(each) for name, each in answers.items()}})
     return shown
 
 

@@ -1,4 +1,4 @@
-"""How a launcher shares a stage over processes, and which stages do with it: one table, asked before anything runs."""
+"""The ways in which a launcher shares a stage over processes, and the stages that were tested with each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEVER = {
     "Megatron-LM": "it was never run here",
     "a parallelism_config": "it was never run here",
 }
-"""Strategies that no stage has run with, and what is said of them."""
+"""Strategies that were never tested -> reason and remedy."""
 TABLE: dict[str, dict[str, str | None]] = {
     stage: {WHOLE: None, FSDP2: reason, **NEVER}
     for stage, reason in {
@@ -41,7 +41,7 @@ SPLITTING = (None, "adamw", "sgd", "adamw_torch", "adamw_torch_fused")
 
 
 def strategy(environment: Mapping[str, str]) -> str:
-    """What accelerate's launcher asks of its processes, by the variables that it sets."""
+    """The strategy that accelerate's launcher asks for, by the variables that it sets."""
 
     def on(name: str) -> bool:
         return environment.get(f"ACCELERATE_USE_{name}", "").lower() in ("1", "true", "yes", "on")
@@ -88,7 +88,7 @@ def row_of(stage: str, recipe: Recipe) -> str:
 
 
 def remedy(row: str, asked: str) -> str:
-    """Which launch files the stage takes."""
+    """The launch files that the stage takes."""
     if asked == "FSDP1":
         return ""
     files = ["launch/ddp.yaml"] + ["launch/fsdp2.yaml"] * (TABLE[row][FSDP2] is None)

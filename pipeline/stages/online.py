@@ -12,7 +12,7 @@ The same question has the same id, and for an id there is one draw.
 Reads:   sft/model (π_ref and backbone), training and evaluation prompts.
 Writes:  online/release and online/evaluation (bundles: z and its ε), online/rounds/NNN.json (what was asked and
          answered), online/history.json.
-Run alone: private-rlhf launch -m private_rlhf.stages.online --config RECIPE [--run-dir DIR]
+Command: private-rlhf launch -m private_rlhf.stages.online --config RECIPE [--run-dir DIR]
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Reads:   sft/model (π_ref), reward/model (r̄ and the statistics of Γ), traini
 Writes:  ppo/model (ordinary checkpoint, adapter merged), ppo/history.jsonl; under ppo.quantize ppo/reference (π_ref:
          sft/model in 4 bits, as an ordinary checkpoint of its dequantised weights); where the recipe asks for them,
          ppo/samples.jsonl and ppo/tracking; ppo/nonfinite.json when it stops on a number that is not finite.
-Run alone: private-rlhf launch -m private_rlhf.stages.ppo --config RECIPE [--run-dir DIR]
+Command: private-rlhf launch -m private_rlhf.stages.ppo --config RECIPE [--run-dir DIR]
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from private_rlhf.core import atomic
-from private_rlhf.core.environment import peak_rss_mb
 from private_rlhf.core.errors import RunStopped
 from private_rlhf.data import inputs
 from private_rlhf.data.render import keep_fitting, text_count
@@ -105,7 +104,6 @@ def run(context: StageContext) -> dict[str, Any]:
         "extra_rewards": facts,
         "reference_policy": reference_fact,
         "losses": [[entry["policy_loss"], entry["value_loss"]] for entry in history],
-        "peak_rss_mb": peak_rss_mb(),
         "summary": summary_of(history),
     }
 

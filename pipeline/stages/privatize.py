@@ -10,7 +10,7 @@ With privatize.trust: holder the training pairs are released without labels (in 
 
 Reads:   data.preferences (raw), the owner's key file.
 Writes:  privatize/release (Parquet + manifest), privatize/evaluation (raw labels only where declared public).
-Run alone: python -m private_rlhf.stages.privatize --config RECIPE [--run-dir DIR]
+Command: python -m private_rlhf.stages.privatize --config RECIPE [--run-dir DIR]
 """
 
 from __future__ import annotations

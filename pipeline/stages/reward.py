@@ -9,7 +9,7 @@ sum of the labels (`private_rlhf.reward_models.central`).
 
 Reads:   privatize/release (z and its ε) or statistic/sum, sft/model (backbone).
 Writes:  reward/model (AutoModelForSequenceClassification + metadata + bonus statistics), reward/fit.json.
-Run alone: private-rlhf launch -m private_rlhf.stages.reward --config RECIPE [--run-dir DIR]
+Command: private-rlhf launch -m private_rlhf.stages.reward --config RECIPE [--run-dir DIR]
 """
 
 from __future__ import annotations
@@ -52,9 +52,8 @@ def run(context: StageContext) -> dict[str, Any]:
     recipe, settings = context.recipe, context.recipe.reward
     accelerator = make_accelerator(context.world)
     if settings.external is not None:
-        return use_external(
-            settings.external, settings.kappa, recipe.model, context.folder, accelerator.is_main_process
-        )
+        main = accelerator.is_main_process
+        return use_external(settings.external, settings.kappa, recipe.model, context.folder, main)
     if recipe.privatize.by_holder:
         return from_noisy_sum(context)
 
@@ -129,9 +128,7 @@ def run(context: StageContext) -> dict[str, Any]:
 
 
 def from_noisy_sum(context: StageContext) -> dict[str, Any]:
-    """r̄ and Γ from stage statistic's one noisy sum, on the main process. Nothing is held out: a check on held-out
-    labels would be another release of them.
-    """
+    """r̄ and Γ from stage statistic's one noisy sum, on the main process. No labels are held out to check them."""
     recipe, settings = context.recipe, context.recipe.reward
     if not context.world.main:
         return {}
@@ -173,7 +170,7 @@ def from_noisy_sum(context: StageContext) -> dict[str, Any]:
 def describe_model(
     recipe: Recipe, manifest: ReleaseManifest, backbone: Any, loss: str, ridge: float, num_pairs: int
 ) -> RewardMetadata:
-    """The metadata of the reward model that this stage fitted to `num_pairs` labels by a `loss` of `RewardMetadata`."""
+    """The metadata of a reward model fitted to `num_pairs` labels by a `loss` of `RewardMetadata`."""
     settings = recipe.reward
     return RewardMetadata(
         noise=manifest.noise,
@@ -210,20 +207,16 @@ def save(
 
 
 def split(record_ids: list[str], fraction: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(training, validation) indices, no record id in both: a pair labelled twice is either learnt or held out.
-
-    Raises:
-        UserError: too few pairs for both.
-    """
+    """(training, validation) indices without a record id in both. UserError: too few pairs for both."""
     numbers: dict[str, int] = {}
     record = torch.tensor([numbers.setdefault(record_id, len(numbers)) for record_id in record_ids])
-    held = max(1, round(len(numbers) * fraction))
-    if len(numbers) - held < 2:
+    count = max(1, round(len(numbers) * fraction))
+    if len(numbers) - count < 2:
         raise UserError(
-            f"{len(numbers)} released pairs are too few to fit a reward and hold some out: bring more preferences"
+            f"the released pairs must be enough to fit a reward and hold some out, got {len(numbers)}: bring more"
         )
     order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(seed))
-    validation = torch.isin(record, order[:held])
+    validation = torch.isin(record, order[:count])
     return (~validation).nonzero()[:, 0], validation.nonzero()[:, 0]
 
 
@@ -266,7 +259,7 @@ def describe(
     result: TrainedBackbone,
     dropped: int,
 ) -> dict[str, Any]:
-    """reward/fit.json: all of it read from z, none from a true label."""
+    """reward/fit.json, computed only from z."""
     record = metadata.to_json()
     path = zip(selection.ridges, selection.held_out_loss, selection.paired_standard_error, strict=True)
     return {

@@ -6,7 +6,7 @@ temperature, prompts) is read from section ppo.
 
 Reads:   sft/model (π_ref), reward/model (r̄ and the statistics of Γ), training prompts.
 Writes:  rloo/model or grpo/model (ordinary checkpoint, adapter merged), and history.jsonl beside it.
-Run alone: private-rlhf launch -m private_rlhf.stages.rloo (or grpo) --config RECIPE [--run-dir DIR]
+Command: private-rlhf launch -m private_rlhf.stages.rloo (or grpo) --config RECIPE [--run-dir DIR]
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import json
 from typing import Any
 
 from private_rlhf.core import atomic
-from private_rlhf.core.environment import peak_rss_mb
 from private_rlhf.data import inputs
 from private_rlhf.data.render import keep_fitting, text_count
 from private_rlhf.lm import hf_trainer
@@ -43,17 +42,9 @@ def run(context: StageContext) -> dict[str, Any]:
     everything = inputs.training_prompts(recipe.data.prompts, context.run.released)
     fitting = [everything[i] for i in keep_fitting(everything, renderer, recipe.model.too_long)]
     prompts = evenly_spaced(fitting, ppo.max_prompts)
-    task = Task(
-        scorer,
-        renderer,
-        prompts,
-        Sampling(recipe.model.max_response_tokens, ppo.temperature, ppo.top_p),
-        settings.generate_batch_size,
-        ppo.reference_samples,
-        ppo.missing_eos_penalty,
-        recipe.seed,
-        has_truth=recipe.data.prompts == "embedded",
-    )
+    sampling = Sampling(recipe.model.max_response_tokens, ppo.temperature, ppo.top_p)
+    task = Task(scorer, renderer, prompts, sampling, settings.generate_batch_size, ppo.reference_samples,
+                ppo.missing_eos_penalty, recipe.seed, has_truth=recipe.data.prompts == "embedded")  # fmt: skip
 
     # --- RLOO or GRPO -------------------------------------------------------------------------------------------------
     kind, schema = TRAINERS[aligner]
@@ -92,7 +83,6 @@ def run(context: StageContext) -> dict[str, Any]:
         "texts": [text_count("prompts", len(everything), len(fitting), renderer)],
         "kl_coef": fixed["beta"],
         "losses": [entry["policy_loss"] for entry in history],
-        "peak_rss_mb": peak_rss_mb(),
         "summary": summary_of(history),
     }
 

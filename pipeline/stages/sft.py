@@ -2,7 +2,7 @@
 
 Reads:   demonstrations (embedded, a file, or responses of the release), never a protected label.
 Writes:  sft/model (ordinary checkpoint), sft/history.json.
-Run alone: private-rlhf launch -m private_rlhf.stages.sft --config RECIPE [--run-dir DIR]
+Command: private-rlhf launch -m private_rlhf.stages.sft --config RECIPE [--run-dir DIR]
 """
 
 from __future__ import annotations
@@ -33,16 +33,8 @@ from trl import SFTConfig
 def run(context: StageContext) -> dict[str, Any]:
     """Trains on every process; saves from the main one."""
     recipe, settings = context.recipe, context.recipe.sft
-    arguments = hf_trainer.trainer_config(
-        "sft",
-        settings,
-        SFTConfig,
-        context.checkpoints,
-        recipe.seed,
-        context.world,
-        max_length=None,
-        dataset_kwargs={"skip_prepare_dataset": True},
-    )
+    arguments = hf_trainer.trainer_config("sft", settings, SFTConfig, context.checkpoints, recipe.seed, context.world,
+                                          max_length=None, dataset_kwargs={"skip_prepare_dataset": True})  # fmt: skip
 
     # --- data -------------------------------------------------------------------------------------------------------
     base = base_checkpoint(recipe.model)

@@ -7,7 +7,7 @@ that was released before. docs/explanation/central-label-dp.md has the proof and
 
 Reads:   privatize/release (pairs without labels), sft/model (backbone), data.preferences (raw), the owner's key file.
 Writes:  statistic/sum (s̃, the public rows and their basis as safetensors; what they are as JSON).
-Run alone: private-rlhf launch -m private_rlhf.stages.statistic --config RECIPE [--run-dir DIR]
+Command: private-rlhf launch -m private_rlhf.stages.statistic --config RECIPE [--run-dir DIR]
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ KNOWN_ALREADY = 5e-324  # an ε that changes no total: the events are compared w
 
 
 def run(context: StageContext) -> dict[str, Any]:
-    """The features on every process, the labels on the main one alone, once."""
+    """Compute features on every process; read the labels once, only on the main one."""
     recipe, world = context.recipe, context.world
     accelerator = make_accelerator(world)
 

@@ -22,7 +22,7 @@ LABELS = {
 GUARD = "private_rlhf.data.overlap:protected_pairs"
 # What learns, samples, measures or prints. `stages.privatize` and `data.curate` randomise; the runner
 # and the command line start stages by name.
-STAGES = ("base", "checks", "context", "declarations", "dpo", "entry", "evaluate",
+STAGES = ("checks", "context", "declarations", "dpo", "entry", "evaluate", "grpo",
           "launch_strategies", "ppo", "report", "reward", "rloo", "sft")
 OUTSIDE = (
     "private_rlhf.core",

@@ -50,6 +50,7 @@ def test_what_the_catalogue_calls_a_defect(sandbox: Sandbox) -> None:
     assert judge(row, 0, "", "", "", [])[0] == "wrong answer"
     assert judge(row, 2, "", line + line, "", [])[0] == "wrong answer"
     assert judge(row, 2, "", "more\n" + line, "", [])[0] == "wrong answer"
+    assert judge(row, 2, "", "private-rlhf: unspeakable\n", "", [])[0] == "wrong answer"
     assert judge(row, 1, "", "Traceback (most recent call last):\n" + line, "", [])[0] == "traceback"
     assert judge(row, None, "", "", "ValueError", [])[0] == "traceback"
     damage = Row("damage", ["keygen", "--output=x/y.key"], make=lambda: None)

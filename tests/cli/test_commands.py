@@ -69,14 +69,14 @@ def test_privatize_gives_the_same_bytes_again_and_for_every_format(tmp_path: Pat
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["privatize", "--config", "r.yaml", "--epsilon", "0.5"], "privatize --config takes no --epsilon"),
-        (["privatize", "--config", "r.yaml", "--budget", "1", "--output", "x"], "takes no --output, --budget"),
-        (["privatize", "--data", "x", "data.limit=5"], "privatize without --config takes no 'data.limit=5'"),
-        (["privatize", "--data", "x", "--run-dir", "r"], "privatize without --config takes no --run-dir"),
+        (["privatize", "--config", "r.yaml", "--epsilon", "0.5"], "privatize --config does not take --epsilon"),
+        (["privatize", "--config", "r.yaml", "--budget", "1", "--output", "x"], "does not take --output, --budget"),
+        (["privatize", "--data", "x", "data.limit=5"], "privatize without --config does not take 'data.limit=5'"),
+        (["privatize", "--data", "x", "--run-dir", "r"], "privatize without --config does not take --run-dir"),
         (["privatize", "--data", "x", "--output", "o", "--epsilon", "1", "--key", "k", "--budget-per", "event"],
          "--budget-per needs --budget"),
-        (["evaluate", "--config", "r.yaml", "--limit", "3"], "evaluate --config takes no --limit"),
-        (["evaluate", "--policy", "p", "seed=3"], "evaluate without --config takes no 'seed=3'"),
+        (["evaluate", "--config", "r.yaml", "--limit", "3"], "evaluate --config does not take --limit"),
+        (["evaluate", "--policy", "p", "seed=3"], "evaluate without --config does not take 'seed=3'"),
     ],
 )  # fmt: skip
 def test_no_option_is_ignored(arguments: list[str], said: str, capsys: Capture) -> None:
@@ -138,7 +138,7 @@ def test_evaluate_asks_a_chat_model(finished_run: Path, tmp_path: Path, capsys: 
         ({"--judge": "nonsense"}, "--judge nonsense: choose truth, rm:PATH, lm:PATH, embedding or openai:URL"),
         ({"--judge": "rm:nowhere"}, "--judge rm: nowhere is not a checkpoint folder"),
         ({"--judge": "openai:http://judge.example/v1"}, "url is not encrypted (http)"),
-        ({"--temperature": "0"}, "--temperature 0 is no finite number > 0"),
+        ({"--temperature": "0"}, "--temperature 0 must be a finite number > 0"),
         ({"--prompts": "nowhere.jsonl"}, "nowhere.jsonl: no such file"),
         ({"--reference": "./nowhere"}, "--reference './nowhere' is no folder"),
         ({"--output": "/dev/null/result.json"}, "--output /dev/null/result.json cannot be written"),

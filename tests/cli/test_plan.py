@@ -18,11 +18,12 @@ from private_rlhf.commands.memory import (
     adapter_of,
     estimate,
     shape_of,
-    skeleton,
 )
+from private_rlhf.lm.architectures import skeleton
 from private_rlhf.recipe import LoraSettings, Recipe
 from private_rlhf.recipe.load import load_recipe
 from support.pipeline_runs import TINY, Workspace, read_json
+from transformers import AutoConfig
 
 Capture = pytest.CaptureFixture[str]
 CONFIG = {
@@ -43,7 +44,7 @@ def config(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def shape(config: Path) -> Shape:
-    return shape_of(skeleton(config))
+    return shape_of(skeleton(AutoConfig.from_pretrained(config), "the model"))
 
 
 def peaks(config: Path, machine: Machine, *overrides: str) -> dict[str, dict[str, float]]:
@@ -60,9 +61,10 @@ def test_parameters_are_counted_without_weights(config: Path, shape: Shape) -> N
     assert shape.parameters == 100 * 8 + 3 * LAYER + 8
     assert (shape.layers, shape.groups, shape.head_size) == (3, 2, 2)
     assert shape.cut(1).parameters == 100 * 8 + LAYER
-    adapter = adapter_of(config, LoraSettings(rank=2, last_layers=1, target_modules=["q_proj"]))
+    settings = LoraSettings(rank=2, last_layers=1, target_modules=["q_proj"])
+    adapter = adapter_of(AutoConfig.from_pretrained(config), settings)
     assert adapter == Adapter(2 * (8 + 8), 64, 1)
-    assert adapter_of(config, None) is None
+    assert adapter_of(AutoConfig.from_pretrained(config), None) is None
 
 
 def test_a_step_of_training(shape: Shape) -> None:
@@ -143,7 +145,7 @@ def test_gpus_are_planned_without_one(config: Path, capsys: Capture) -> None:
     [
         (["--gpus", "2"], "--gpus and --gpu-memory go together"),
         (["--sharded"], "--sharded needs --gpus"),
-        (["--model-config", "nowhere.json"], "--model-config nowhere.json: no such file"),
+        (["--model-config", "nowhere.json"], "--model-config nowhere.json is not on this machine"),
         (["model.source=owner/model"], "model.source owner/model is not on this machine"),
     ],
 )

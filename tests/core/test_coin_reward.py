@@ -15,19 +15,18 @@ from private_rlhf.core.noise import LabelNoise
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World
 from private_rlhf.recipe import Recipe
-from private_rlhf.recipe.load import parse
 from private_rlhf.recipe.recipe import shareable_yaml
 from private_rlhf.runner import Selection
 from private_rlhf.stages.context import StageContext
 from private_rlhf.stages.declarations import Stage
+from support.recipes import recipe_of
 
 BEFORE = ["privatize", "sft", "reward"]
 
 
 def recipe(aligner: str, **sections: Any) -> Recipe:
-    tree = {"name": "one", "evaluation_labels": "private", "privatize": {"epsilon": 1.0}, "aligner": aligner}
     model, data = {"source": "tiny", "dtype": "float32"}, {"preferences": "embedded"}
-    return parse(Recipe, {**tree, "model": model, "data": data, **sections}, "r")
+    return recipe_of(**{"name": "one", "aligner": aligner, "model": model, "data": data, **sections})
 
 
 @pytest.fixture

@@ -24,17 +24,11 @@ from private_rlhf.recipe.load import (
     parse,
     to_tree,
 )
+from support.recipes import SMALLEST
 
 
 def tree(**sections: Any) -> dict[str, Any]:
-    """The smallest valid recipe, with sections added or replaced."""
-    smallest = {
-        "name": "x",
-        "evaluation_labels": "private",
-        "model": {"source": "tiny"},
-        "privatize": {"epsilon": 1.0},
-    }
-    return {**smallest, **sections}
+    return {**SMALLEST, **sections}
 
 
 def refusal(given: dict[str, Any]) -> str:
@@ -68,7 +62,7 @@ def test_an_unknown_key_is_named_with_its_path_and_the_nearest_key(
 
 @pytest.mark.parametrize("bad", [{"privatize": {"epsilon": True}}, {"ppo": {"rollouts": False}}, {"name": True}])
 def test_true_and_false_are_no_numbers(bad: dict[str, Any]) -> None:
-    assert "true and false are no numbers" in refusal(tree(**bad))
+    assert "true and false are not numbers" in refusal(tree(**bad))
 
 
 def test_a_key_like_no_other_gets_the_list_of_keys() -> None:
@@ -177,8 +171,8 @@ def test_overrides_are_checked_like_the_file(tmp_path: Path) -> None:
         (b"model: [1, 2\nname: x\n", "is not valid YAML at line"),
         (b"a: 1\n\tb: 2\n", "is not valid YAML at line 2"),
         (b"name: \xff\xfe\n", "is not UTF-8 text"),
-        (b"- a\n- b\n", "holds no mapping"),
-        (b"", "holds no mapping"),
+        (b"- a\n- b\n", "must be a mapping"),
+        (b"", "must be a mapping"),
         (b"a: !!python/object/apply:os.system ['true']\n", "is not valid YAML"),
     ],
 )

@@ -11,20 +11,12 @@ import pytest
 from private_rlhf import runner
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
-from private_rlhf.recipe import Recipe
-from private_rlhf.recipe.load import parse
 from private_rlhf.recipe.recipe import shareable_yaml
 from private_rlhf.stages.context import StageContext
 from private_rlhf.stages.declarations import Stage
+from support.recipes import recipe_of
 
-TREE = {
-    "name": "one",
-    "evaluation_labels": "private",
-    "model": {"source": "tiny"},
-    "data": {"preferences": "embedded"},
-    "privatize": {"epsilon": 1.0},
-}
-RECIPE = parse(Recipe, TREE, "r")
+RECIPE = recipe_of(data={"preferences": "embedded"})
 Start = Callable[[RunDir], None]
 STARTS: dict[str, Start] = {
     "run": lambda run: runner.execute(RECIPE, run, runner.Selection()),

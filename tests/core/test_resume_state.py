@@ -10,16 +10,11 @@ from private_rlhf import runner
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World
 from private_rlhf.recipe import Recipe
-from private_rlhf.recipe.load import parse
 from private_rlhf.stages.context import StageContext
 from private_rlhf.stages.declarations import stage_of
+from support.recipes import recipe_of
 
-TREE = {"name": "one", "evaluation_labels": "private", "model": {"source": "tiny"}, "privatize": {"epsilon": 1.0}}
 ALONE, TWO = World(rank=0, size=1), World(rank=0, size=2)
-
-
-def recipe(**sections: Any) -> Recipe:
-    return parse(Recipe, {**TREE, **sections}, "r")
 
 
 def claim(stage: str, given: Recipe, run: RunDir, world: World) -> None:
@@ -47,10 +42,10 @@ def test_resume_state_is_used_or_set_aside_and_never_deleted(
     stage: str, later: dict[str, Any], world: World, code: str, said: str, run: RunDir,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    claim(stage, recipe(), run, ALONE)
+    claim(stage, recipe_of(), run, ALONE)
     (run.checkpoints(stage) / "step-3").mkdir()
     monkeypatch.setattr(runner, "source_files", lambda *_: {"a.py": code})
-    claim(stage, recipe(**later), run, world)
+    claim(stage, recipe_of(**later), run, world)
     aside = run.checkpoints(f"{stage}-aside-1")
     assert (aside / "step-3").is_dir() == ("starts anew" in said)
     assert (run.checkpoints(stage) / "step-3").is_dir() == ("starts anew" not in said)
@@ -64,5 +59,5 @@ def test_resume_state_without_identity_is_set_aside(run: RunDir) -> None:
     for number in (1, 2):
         (run.checkpoints("ppo") / "step-3").mkdir(parents=True)
         (run.checkpoints("ppo") / "fingerprint.json").unlink(missing_ok=True)
-        claim("ppo", recipe(), run, ALONE)
+        claim("ppo", recipe_of(), run, ALONE)
         assert (run.checkpoints(f"ppo-aside-{number}") / "step-3").is_dir()

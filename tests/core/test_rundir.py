@@ -13,19 +13,13 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir, fingerprint
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.data_section import bare_name
-from private_rlhf.recipe.load import load_recipe, parse
+from private_rlhf.recipe.load import load_recipe
 from private_rlhf.recipe.recipe import shareable, shareable_yaml
+from support.recipes import recipe_of
 
 
 def recipe(name: str = "one", **sections: Any) -> Recipe:
-    tree = {
-        "name": name,
-        "evaluation_labels": "private",
-        "model": {"source": "tiny"},
-        "privatize": {"epsilon": 1.0},
-        **sections,
-    }
-    return parse(Recipe, tree, "r")
+    return recipe_of(name=name, **sections)
 
 
 def claim(run: RunDir, recipe: Recipe) -> None:
@@ -120,7 +114,7 @@ def test_an_unwritable_directory_is_a_user_error(tmp_path: Path) -> None:
 def test_a_stage_is_complete_exactly_while_its_manifest_stands(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     assert run.manifest("sft") is None
-    with pytest.raises(UserError, match=r"no completed stage 'sft': run it first \(private-rlhf run --only sft\)"):
+    with pytest.raises(UserError, match=r"has not completed stage 'sft': run it first \(private-rlhf run --only sft\)"):
         run.require("sft")
     run.checkpoints("sft").mkdir(parents=True)
     (run.checkpoints("sft") / "state").write_text("x")

@@ -13,25 +13,20 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World, declared_world
 from private_rlhf.recipe import Recipe
-from private_rlhf.recipe.load import parse, to_tree
+from private_rlhf.recipe.load import to_tree
 from private_rlhf.recipe.recipe import shareable_yaml
 from private_rlhf.runner import Selection, plan, stage_fingerprint
 from private_rlhf.stages.context import StageContext
 from private_rlhf.stages.declarations import STAGES, Stage, stage_of, stages_of
+from support.recipes import recipe_of
 
 ALONE = World(rank=0, size=1)
 CODE = {"pipeline/one.py": "1", "pipeline/two.py": "2"}
 
 
 def recipe(**sections: Any) -> Recipe:
-    tree = {
-        "name": "one", "evaluation_labels": "private",
-        "model": {"source": "tiny", "dtype": "float32"},
-        "privatize": {"epsilon": 1.0},
-        **sections,
-        "data": {"preferences": "embedded", **sections.get("data", {})},
-    }
-    return parse(Recipe, tree, "r")
+    data = {"preferences": "embedded", **sections.get("data", {})}
+    return recipe_of(**{"name": "one", "model": {"source": "tiny", "dtype": "float32"}, **sections, "data": data})
 
 
 NAMES = tuple(stage.name for stage in stages_of(recipe()))
@@ -96,7 +91,7 @@ def test_another_aligner_keeps_what_comes_before_it(run: RunDir, aligner: str) -
 
 @pytest.mark.parametrize(("aligner", "other"), [("ppo", "dpo"), ("dpo", "ppo"), ("rloo", "grpo")])
 def test_the_other_aligner_is_no_stage(run: RunDir, aligner: str, other: str) -> None:
-    given, line = recipe(aligner=aligner), f"the recipe has no stage {other}: set aligner={other}"
+    given, line = recipe(aligner=aligner), f"stage {other} is not in this recipe: set aligner={other}"
     with pytest.raises(UserError, match=line):
         runner.check(given, run, Selection(only=other), ALONE)
     with pytest.raises(UserError, match=line):
@@ -376,7 +371,7 @@ def test_a_failed_stage_is_incomplete_keeps_its_state_and_resumes(
 def test_a_stage_without_its_input_says_what_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
     fake_stages(monkeypatch, ran)
-    with pytest.raises(UserError, match=r"no completed stage 'sft': run it first \(private-rlhf run --only sft\)"):
+    with pytest.raises(UserError, match=r"has not completed stage 'sft': run it first \(private-rlhf run --only sft\)"):
         runner.execute(recipe(), RunDir(tmp_path / "run"), Selection(only="ppo"))
     assert ran == []
 

@@ -187,5 +187,5 @@ def test_fieller_covers_a_known_ratio() -> None:
 def test_fieller_of_a_fixed_share_is_a_point() -> None:
     bottom = np.random.default_rng(0).normal(1.0, 0.5, 50)
     assert fieller(0.25 * bottom, bottom) == pytest.approx((0.25, 0.25), abs=1e-6)
-    with pytest.raises(ValueError, match="not clear of 0"):
+    with pytest.raises(ValueError, match="must exclude 0"):
         fieller(bottom, np.random.default_rng(1).normal(0.0, 1.0, 50))

@@ -14,15 +14,14 @@ from private_rlhf.privacy.keys import keygen, load_key
 from private_rlhf.privacy.mechanism import RandomizedResponse
 from private_rlhf.privacy.records import RawPair
 from private_rlhf.recipe import OF_RELEASE, Recipe
-from private_rlhf.recipe.load import parse
 from support.plain_release import release_pairs
+from support.recipes import recipe_of
 
 PAIRS = 400
 
 
 def recipe(**data: Any) -> Recipe:
-    tree: dict[str, Any] = {"name": "x", "evaluation_labels": "private", "model": {"source": "tiny"}}
-    return parse(Recipe, {**tree, "privatize": {"epsilon": 1.0}, "data": data}, "r")
+    return recipe_of(data=data)
 
 
 def released(tmp_path: Path, world: int, source: str) -> list[Demonstration]:

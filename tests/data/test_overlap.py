@@ -17,9 +17,9 @@ from private_rlhf.data.overlap import PAIRS_PER_LOOK, Digests, Pair, check_overl
 from private_rlhf.embedded import task
 from private_rlhf.privacy.records import Text
 from private_rlhf.recipe import OF_RELEASE, Recipe
-from private_rlhf.recipe.load import parse
 from private_rlhf.stages.declarations import STAGES, stage_of
 from support.overlap_looks import look
+from support.recipes import recipe_of
 
 PAIRS = [Pair(f"Say {i}.", f"yes {i}", f"no {i}") for i in range(40)]
 
@@ -208,8 +208,7 @@ def test_the_key_is_new_every_time() -> None:
 
 
 def recipe(**data: Any) -> Recipe:
-    tree = {"name": "x", "evaluation_labels": "private", "model": {"source": "tiny"}, "privatize": {"epsilon": 1.0}}
-    return parse(Recipe, {**tree, "data": {"preferences": "embedded", **data}}, "r")
+    return recipe_of(data={"preferences": "embedded", **data})
 
 
 def write(path: Path, rows: Iterable[dict[str, Any]]) -> str:
@@ -297,10 +296,9 @@ def test_without_the_raw_file_the_release_is_asked(tmp_path: Path, raw: str, cho
     from private_rlhf.stages.context import StageContext
 
     keygen(tmp_path / "owner.key")
-    tree = {"name": "x", "evaluation_labels": "private", "model": {"source": "tiny"},
-            "privatize": {"epsilon": 1.0, "key_file": str(tmp_path / "owner.key")},
-            "data": {"preferences": raw, "demonstrations": chosen}}
-    given, run = parse(Recipe, tree, "r"), RunDir(tmp_path / "run")
+    privatize_section = {"epsilon": 1.0, "key_file": str(tmp_path / "owner.key")}
+    given = recipe_of(privatize=privatize_section, data={"preferences": raw, "demonstrations": chosen})
+    run = RunDir(tmp_path / "run")
     privatize.run(StageContext(given, run, World(rank=0, size=1), "privatize"))
     Path(raw).unlink()
     with pytest.raises(UserError, match="of 40 of 40 pairs"):

@@ -19,8 +19,8 @@ from private_rlhf.data.release_import import (
     open_bundle,
 )
 from private_rlhf.privacy.keys import keygen
-from private_rlhf.recipe import DataConfig, PrivatizeConfig, Recipe
-from private_rlhf.recipe.load import parse
+from private_rlhf.recipe import DataConfig, PrivatizeConfig
+from support.recipes import recipe_of
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -43,15 +43,10 @@ def released(folder: Path, rows: int, events: int = 1) -> Release:
 
 
 def recipe(source: Path, epsilon: Any = 1.0, labels: str = "private", public: bool = False) -> Sections:
-    tree = {
-        "name": "x",
-        "evaluation_labels": labels,
-        "model": {"source": "tiny"},
-        "privatize": {"epsilon": epsilon, "key_file": "none.key"}
-        | ({"count_epsilon": 0.1} if labels == "laplace" else {}),
-        "data": {"preferences": str(source), "public_labels": public},
-    }
-    recipe = parse(Recipe, tree, "r")
+    privatize = {"epsilon": epsilon, "key_file": "none.key"}
+    privatize |= {"count_epsilon": 0.1} if labels == "laplace" else {}
+    data = {"preferences": str(source), "public_labels": public}
+    recipe = recipe_of(evaluation_labels=labels, privatize=privatize, data=data)
     return recipe.data, recipe.privatize, recipe.evaluation_labels
 
 

@@ -19,12 +19,12 @@ from private_rlhf.privacy.keys import keygen, load_key
 from private_rlhf.privacy.mechanism import RandomizedResponse
 from private_rlhf.privacy.records import RawPair
 from private_rlhf.recipe import Recipe
-from private_rlhf.recipe.load import parse
 from private_rlhf.stages import privatize
 from private_rlhf.stages.context import StageContext
 from private_rlhf.stages.declarations import stage_of
 from private_rlhf.stages.reward import split
 from support.plain_release import release_pairs
+from support.recipes import recipe_of
 
 
 def rows_of(count: int) -> list[dict[str, str]]:
@@ -38,18 +38,9 @@ def write(path: Path, rows: list[dict[str, str]]) -> str:
 
 def recipe(tmp_path: Path, aligner: str = "ppo", reward: str = "head", batch: int = 16, **data: Any) -> Recipe:
     size = {"batch_size": batch}
-    tree = {
-        "name": "x",
-        "evaluation_labels": "private",
-        "model": {"source": "tiny"},
-        "aligner": aligner,
-        "data": {"preferences": "embedded", **data},
-        "privatize": {"epsilon": 1.0, "key_file": str(tmp_path / "owner.key")},
-        "sft": size,
-        "dpo": size,
-        "reward": size | {"mode": reward},
-    }
-    return parse(Recipe, tree, "r")
+    key = {"epsilon": 1.0, "key_file": str(tmp_path / "owner.key")}
+    sections = {"sft": size, "dpo": size, "reward": size | {"mode": reward}}
+    return recipe_of(aligner=aligner, data={"preferences": "embedded", **data}, privatize=key, **sections)
 
 
 def refused(given: Recipe, run: RunDir, *stages: str) -> str | None:

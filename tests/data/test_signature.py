@@ -18,7 +18,7 @@ from private_rlhf.data.release import read_release
 from private_rlhf.data.release_import import import_bundle
 from private_rlhf.privacy.keys import insecure_seed_key, keygen, load_key, public_key, sign, verify
 from private_rlhf.recipe import Recipe
-from private_rlhf.recipe.load import parse
+from support.recipes import recipe_of
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -38,8 +38,7 @@ def edited(bundle: Path, **changes: Any) -> None:
 
 def recipe(source: Path, signer: str | None = None) -> Recipe:
     data = {"preferences": str(source)} | ({"signer": signer} if signer else {})
-    tree = {"name": "x", "evaluation_labels": "private", "model": {"source": "tiny"}, "data": data}
-    return parse(Recipe, tree | {"privatize": {"epsilon": 1.0, "key_file": "none.key"}}, "r")
+    return recipe_of(data=data, privatize={"epsilon": 1.0, "key_file": "none.key"})
 
 
 def test_a_release_is_signed_and_anyone_can_check_it_by_the_documented_message(bundle: Path, key: Path) -> None:

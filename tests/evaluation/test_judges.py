@@ -17,13 +17,13 @@ from private_rlhf.evaluation.chat_judge import ChatJudge
 from private_rlhf.evaluation.judges import judged_rates, make_judge, parse_judge, truth_judge
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.lm.tiny import tiny_checkpoint, tiny_tokenizer
-from private_rlhf.recipe import JudgeSettings, Recipe
-from private_rlhf.recipe.load import parse
+from private_rlhf.recipe import JudgeSettings
 from private_rlhf.reward_models import external
 from private_rlhf.reward_models.model import build_reward_backbone, set_score_weight
 from private_rlhf.reward_models.scorer import Scores
 from private_rlhf.stages.declarations import preflight
 from pydantic import ValidationError
+from support.recipes import recipe_of
 
 NAMES = ("--judge rm:", "--judge-public")
 CPU = torch.device("cpu")
@@ -132,15 +132,8 @@ def test_a_reward_model_that_cannot_be_used_is_named(renderer: Renderer, tmp_pat
         make_judge(JudgeSettings(path=tmp_path / "none"), renderer, CPU, NAMES)
     with pytest.raises(UserError, match=r"their-model has no reward_metadata\.json.* set --judge-public if they"):
         make_judge(JudgeSettings(path=their_model), renderer, CPU, NAMES)
-    tree = {
-        "name": "x",
-        "evaluation_labels": "private",
-        "model": {"source": "tiny"},
-        "privatize": {"epsilon": 1.0},
-        "evaluate": {"judge": {"path": str(their_model)}},
-    }
     with pytest.raises(UserError, match=r"evaluate\.judge\.path .* set evaluate\.judge\.public=true if they"):
-        preflight(parse(Recipe, tree, "r"), ["evaluate"], World(0, 1))
+        preflight(recipe_of(evaluate={"judge": {"path": str(their_model)}}), ["evaluate"], World(0, 1))
 
 
 def test_an_external_reward_model_judges_once_its_labels_are_declared_public(

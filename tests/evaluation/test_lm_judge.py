@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +14,9 @@ from private_rlhf.evaluation import judges
 from private_rlhf.evaluation.judges import LmJudge, judged_rates, make_judge
 from private_rlhf.lm.tiny import tiny_checkpoint, tiny_tokenizer
 from private_rlhf.privacy.guarantee import outside_judge
-from private_rlhf.recipe import JudgeSettings, Recipe
-from private_rlhf.recipe.load import parse
+from private_rlhf.recipe import JudgeSettings
 from private_rlhf.stages.declarations import preflight
+from support.recipes import recipe_of
 
 CPU = torch.device("cpu")
 NAMES = ("--judge rm:", "--judge-public")
@@ -93,15 +92,9 @@ def test_bad_folders_are_named_early(folder: Path, tmp_path: Path) -> None:
     renderer = Renderer(tiny_tokenizer(["x"]), 60, 8)
     with pytest.raises(UserError, match=r"none is no checkpoint folder: give one of a whole causal language model"):
         make_judge(JudgeSettings(lm=tmp_path / "none", public=True), renderer, CPU, NAMES)
-    tree: dict[str, Any] = {
-        "name": "x",
-        "evaluation_labels": "private",
-        "model": {"source": "tiny"},
-        "privatize": {"epsilon": 1.0},
-        "evaluate": {"judge": {"lm": str(tmp_path), "public": True}},
-    }
+    judge = {"lm": str(tmp_path), "public": True}
     with pytest.raises(UserError, match=r"evaluate\.judge\.lm .* is no checkpoint folder"):
-        preflight(parse(Recipe, tree, "r"), ["evaluate"], World(0, 1))
+        preflight(recipe_of(evaluate={"judge": judge}), ["evaluate"], World(0, 1))
     made = make_judge(JudgeSettings(lm=folder, public=True), renderer, CPU, NAMES)
     assert made.facts["kind"] == "language model"
     assert made.facts["source"] == "judge"

@@ -110,8 +110,8 @@ def test_one_process_needs_no_launcher(tmp_path: Path, monkeypatch: pytest.Monke
     ("options", "environment", "said"),
     [
         ([], {"WORLD_SIZE": "2", "RANK": "0"}, "leave out accelerate launch, or --processes"),
-        (["sft.batch_size=5"], {}, "sft.batch_size 5 is no multiple of 2 process"),
-        (["sft.batch_size=5", "--dry-run"], {}, "sft.batch_size 5 is no multiple of 2 process"),
+        (["sft.batch_size=5"], {}, "sft.batch_size 5 must be a multiple of 2 process"),
+        (["sft.batch_size=5", "--dry-run"], {}, "sft.batch_size 5 must be a multiple of 2 process"),
     ],
 )
 def test_what_cannot_be_launched_is_refused_before_anything_runs(

@@ -12,9 +12,9 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.world import World
 from private_rlhf.lm.architectures import base_config, check_architecture
 from private_rlhf.recipe import Recipe
-from private_rlhf.recipe.load import parse
 from private_rlhf.stages.declarations import preflight
 from support.families import FAMILIES, family_checkpoint
+from support.recipes import recipe_of
 
 TEXTS = ["the quick brown fox"]
 OTHER_MODULES = {"lora": {"target_modules": ["c_attn"]}}
@@ -27,8 +27,7 @@ REFUSED = {
 
 def recipe(source: Path, **sections: Any) -> Recipe:
     model = {"source": str(source), "max_prompt_tokens": 96, "max_response_tokens": 12, **sections.pop("model", {})}
-    tree = {"name": "x", "evaluation_labels": "private", "privatize": {"epsilon": 1.0}, "model": model, **sections}
-    return parse(Recipe, tree, "r")
+    return recipe_of(model=model, **sections)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -92,7 +92,7 @@ def test_a_global_batch_divides_exactly_or_is_refused(size: int, micro: int | No
     batch = size * steps * (micro or 3) + rest
     share, per_device = batch // size, min(micro or batch // size, batch // size)
     if batch % size or not share or share % per_device:
-        with pytest.raises(UserError, match=rf"sft\.batch_size {batch} is no multiple of {size} process\(es\)"):
+        with pytest.raises(UserError, match=rf"sft\.batch_size {batch} must be a multiple of {size} process\(es\)"):
             global_batch("sft", batch, micro, World(0, size))
     else:
         assert global_batch("sft", batch, micro, World(0, size)) == (per_device, batch // (per_device * size))

@@ -11,12 +11,11 @@ from private_rlhf.data.render import Renderer
 from private_rlhf.lm.model_card import Provenance, base_model, policy_text, write_results
 from private_rlhf.lm.released import write_beside
 from private_rlhf.recipe import Recipe
-from private_rlhf.recipe.load import parse
+from support.recipes import recipe_of
 
 
 def recipe(source: str = "tiny", **data: object) -> Recipe:
-    tree = {"name": "one", "evaluation_labels": "private", "model": {"source": source}, "privatize": {"epsilon": 1.0}}
-    return parse(Recipe, tree | {"data": data}, "r")
+    return recipe_of(name="one", model={"source": source}, data=data)
 
 
 def head_of(folder: Path) -> dict[str, object]:

@@ -11,18 +11,11 @@ from private_rlhf.data.render import Renderer
 from private_rlhf.lm.model_card import Provenance, policy_text
 from private_rlhf.lm.released import Rendering, read_rendering, write_beside
 from private_rlhf.recipe import Recipe
-from private_rlhf.recipe.load import parse
+from support.recipes import recipe_of
 
 
 def recipe(**data: Any) -> Recipe:
-    tree = {
-        "name": "one",
-        "evaluation_labels": "private",
-        "model": {"source": "tiny"},
-        "data": data,
-        "privatize": {"epsilon": 1.0},
-    }
-    return parse(Recipe, tree, "r")
+    return recipe_of(name="one", data=data)
 
 
 def test_the_rendering_survives(tmp_path: Path) -> None:

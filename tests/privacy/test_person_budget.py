@@ -18,6 +18,7 @@ from private_rlhf.online.rounds import make_labeller
 from private_rlhf.privacy.person import best_epsilon, epsilon_each, information, split_budget
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import parse, to_tree
+from support.recipes import recipe_of
 
 
 def fisher(epsilon: float, margin: float) -> float:
@@ -85,8 +86,7 @@ def test_nonsense_is_refused(total: float, questions: int) -> None:
 
 
 def recipe(own: dict[str, Any], **more: Any) -> Recipe:
-    tree: dict[str, Any] = {"name": "x", "evaluation_labels": "private", "model": {"source": "tiny"}, "privatize": own}
-    return parse(Recipe, tree | more, "r")
+    return recipe_of(privatize=own, **more)
 
 
 def test_a_recipe_shares_out_what_a_person_may_lose() -> None:
@@ -120,7 +120,7 @@ def test_online_asks_a_person_that_often_and_no_more() -> None:
     assert recipe({"person_budget": 2.0}, online=crowd, data=public).privatize.epsilon == 2.0
     with pytest.raises(UserError, match="a person answers 1: lower"):
         recipe({"person_budget": 2.0}, online=crowd | {"crowd": {"persons": 9, "most": 2}}, data=public)
-    with pytest.raises(UserError, match="truth knows no persons"):
+    with pytest.raises(UserError, match="truth does not know persons"):
         recipe({"person_budget": 2.0}, online={}, data=public)
 
 
@@ -151,7 +151,7 @@ def test_a_labelling_page_asks_nobody_more(tmp_path: Path) -> None:
         AnswerStore(tmp_path / name, 2.0, budget).close()
         own = settings(tmp_path / name)
         assert own.online is not None
-        with pytest.raises(UserError, match="more than the 1 answers"):
+        with pytest.raises(UserError, match="must allow at most 1 answers a person"):
             make_labeller(own.online, own.privatize, own.seed, tmp_path)
     AnswerStore(tmp_path / "right", 2.0, 2.0).close()
     own = settings(tmp_path / "right")
@@ -160,5 +160,5 @@ def test_a_labelling_page_asks_nobody_more(tmp_path: Path) -> None:
 
 
 def test_counts_are_not_charged_on_top_of_all_of_it() -> None:
-    with pytest.raises(UserError, match="spent on labels alone"):
+    with pytest.raises(UserError, match="spent on labels only"):
         recipe({"person_budget": 5.0, "labeler_column": "who", "count_epsilon": 1.0}, evaluation_labels="laplace")

@@ -13,12 +13,12 @@ from private_rlhf.core.noise import PUBLIC, LabelNoise
 from private_rlhf.core.world import World
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.recipe import Recipe
-from private_rlhf.recipe.load import parse
 from private_rlhf.report.run_card import external_reward
 from private_rlhf.reward_models.checkpoint import METADATA_FILE, load_reward_checkpoint, save_reward_checkpoint
 from private_rlhf.reward_models.external import use_external
 from private_rlhf.reward_models.model import build_reward_backbone, set_score_weight
 from private_rlhf.stages.declarations import preflight
+from support.recipes import recipe_of
 from support.reward_checkpoints import fisher_bonus, metadata
 
 
@@ -30,14 +30,7 @@ def place(given: Recipe, target: Path) -> dict[str, Any]:
 
 def recipe(path: Path, public: bool | None = None, kappa: float = 0.0) -> Recipe:
     external: dict[str, Any] = {"path": str(path)} | ({} if public is None else {"public": public})
-    tree = {
-        "name": "x",
-        "evaluation_labels": "private",
-        "model": {"source": "tiny"},
-        "privatize": {"epsilon": 1.0},
-        "reward": {"external": external, "kappa": kappa},
-    }
-    return parse(Recipe, tree, "r")
+    return recipe_of(reward={"external": external, "kappa": kappa})
 
 
 def save(model_path: Path, target: Path, *, private: bool, bonus: bool = True) -> Path:

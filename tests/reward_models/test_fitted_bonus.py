@@ -9,27 +9,20 @@ import pytest
 import torch
 from private_rlhf.core.errors import UserError
 from private_rlhf.recipe import Recipe
-from private_rlhf.recipe.load import parse
 from private_rlhf.reward_models.basis import pair_basis
 from private_rlhf.reward_models.bonuses import BONUS_KINDS, bonus_kind, check_uncertainty, head_bonus
 from private_rlhf.reward_models.head import PairFeatures
 from private_rlhf.reward_models.linear import fit_linear
 from private_rlhf.reward_models.uncertainty import DropoutBonus, FisherBonus
 from private_rlhf.stages.reward import split
+from support.recipes import recipe_of
 from transformers import LlamaForCausalLM
 
 
 def recipe(kind: str | None, **reward: Any) -> Recipe:
     """Null: the recipe says nothing about the kind."""
     uncertainty = {"uncertainty": {"kind": kind, "heads": 3}} if kind else {}
-    tree = {
-        "name": "x",
-        "evaluation_labels": "private",
-        "model": {"source": "tiny"},
-        "privatize": {"epsilon": 1.0},
-        "reward": {"kappa": 0.5, "reward_bound": 4.0, **uncertainty, **reward},
-    }
-    return parse(Recipe, tree, "r")
+    return recipe_of(reward={"kappa": 0.5, "reward_bound": 4.0, **uncertainty, **reward})
 
 
 def pairs() -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,5 +81,5 @@ def test_a_record_is_either_learnt_or_held_out() -> None:
     training, validation = split([f"r{i}" for i in range(50)], 0.1, seed=3)
     assert torch.equal(validation, order[:5].sort().values)
     assert torch.equal(training, order[5:].sort().values)
-    with pytest.raises(UserError, match="2 released pairs are too few"):
+    with pytest.raises(UserError, match="must be enough to fit a reward and hold some out, got 2"):
         split(["a", "b", "a", "b"], 0.1, seed=0)

@@ -20,14 +20,14 @@ from private_rlhf.lm.released import write_beside
 from private_rlhf.lm.smollm2 import smollm2_checkpoint
 from private_rlhf.lm.templates import tokenizer_as_trained
 from private_rlhf.lm.tiny import tiny_checkpoint
-from private_rlhf.recipe import JudgeSettings, Recipe
-from private_rlhf.recipe.load import parse
+from private_rlhf.recipe import JudgeSettings
 from private_rlhf.reward_models.checkpoint import RewardMetadata, reward_text, save_reward_checkpoint
 from private_rlhf.reward_models.external import external_scorer
 from private_rlhf.reward_models.losses import bounded_reward
 from private_rlhf.reward_models.model import build_reward_backbone, score_layer, set_score_weight
 from support.families import family_checkpoint
 from support.outside import imported, quick_start, run_outside
+from support.recipes import recipe_of
 from torch.nn.functional import rms_norm
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from trl.data_utils import apply_chat_template
@@ -58,8 +58,7 @@ def save(
     set_score_weight(model, weight / weight.norm())
     metadata = RewardMetadata(PUBLIC, "private_likelihood", BOUND, 1.0, 10, None, "head", 2, "tiny", True)
     save_reward_checkpoint(folder, model, metadata, tokenizer=tokenizer_as_trained(renderer, "right"))
-    tree = {"name": "one", "evaluation_labels": "private", "model": {"source": "tiny"}, "privatize": {"epsilon": 1.0}}
-    recipe = parse(Recipe, tree, "r")
+    recipe = recipe_of(name="one")
     write_beside(
         folder,
         Provenance("reward", recipe.name, recipe.model, recipe.data, recipe.override),

@@ -11,10 +11,10 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.world import World
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.recipe import Recipe
-from private_rlhf.recipe.load import parse
 from private_rlhf.reward_models.losses import private_likelihood_loss
 from private_rlhf.reward_models.model import RewardModel, build_reward_backbone
 from private_rlhf.reward_models.training import Pairs, TrainedBackbone, held_out_stopping, train_backbone
+from support.recipes import recipe_of
 
 
 def recipe(**reward: Any) -> Recipe:
@@ -27,14 +27,7 @@ def recipe(**reward: Any) -> Recipe:
         "lora": {"rank": 2},
         **reward,
     }
-    tree = {
-        "name": "x",
-        "evaluation_labels": "private",
-        "model": {"source": "tiny", "dtype": "float32"},
-        "privatize": {"epsilon": 1.0},
-        "reward": own,
-    }
-    return parse(Recipe, tree, "r")
+    return recipe_of(model={"source": "tiny", "dtype": "float32"}, reward=own)
 
 
 def pairs(count: int, seed: int) -> Pairs:

@@ -16,13 +16,11 @@ from private_rlhf.evaluation import evaluation_sampler
 from private_rlhf.evaluation.evaluation_sampler import Sampler
 from private_rlhf.lm.generate import Sampling
 from private_rlhf.lm.logprobs import response_forward, token_batch, token_logprobs
-from private_rlhf.recipe import Recipe
-from private_rlhf.recipe.load import parse
 from private_rlhf.reward_models.scorer import RewardScorer, Scores
 from private_rlhf.rl import ppo_trainer
 from support.ppo_problem import Problem
+from support.recipes import recipe_of
 
-TREE = {"name": "x", "evaluation_labels": "private", "model": {"source": "tiny"}, "privatize": {"epsilon": 1.0}}
 HOT = 2.5
 
 
@@ -107,16 +105,16 @@ def test_the_evaluation_draws_and_measures_at_the_temperature(problem: Any, samp
         ({"aligner": "dpo", "ppo": {"temperature": 0.7}}, r"aligner dpo learns at temperature 1.*set ppo\.temperature"),
         (
             {"ppo": {"reference_rollouts": True, "baseline": False}, "reward": {"kappa": 0}},
-            r"ppo\.reference_rollouts needs ppo\.baseline or reward\.kappa > 0",
+            r"ppo\.reference_rollouts requires ppo\.baseline or reward\.kappa > 0",
         ),
     ],
 )
 def test_recipes_whose_draws_do_not_fit_are_refused_in_one_line(more: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said) as caught:
-        parse(Recipe, {**TREE, **more}, "r")
+        recipe_of(**more)
     assert "\n" not in str(caught.value)
     fits = {"ppo": {"top_p": 0.9, "reference_rollouts": True}, "evaluate": {"gibbs_candidates": 0}}
-    parse(Recipe, {**TREE, **fits, "reward": {"kappa": 0}}, "r")
+    recipe_of(**fits, reward={"kappa": 0})
 
 
 class Linear:

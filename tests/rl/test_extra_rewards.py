@@ -15,12 +15,12 @@ from private_rlhf.core.world import World
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.lm.tiny import tiny_checkpoint
 from private_rlhf.recipe import Recipe
-from private_rlhf.recipe.load import parse
 from private_rlhf.report.run_card import extra_rewards as on_card
 from private_rlhf.reward_models.checkpoint import METADATA_FILE, RewardMetadata, save_reward_checkpoint
 from private_rlhf.reward_models.external import ExtraReward, checked, load_extra_rewards
 from private_rlhf.reward_models.model import build_reward_backbone, set_score_weight
 from private_rlhf.stages.declarations import preflight, stage_of
+from support.recipes import recipe_of
 
 CPU = torch.device("cpu")
 SMALL = {"rollouts": 8, "minibatch_size": 4, "ppo_epochs": 1}
@@ -38,14 +38,8 @@ def loaded(given: Recipe) -> list[ExtraReward]:
 
 
 def recipe(*rewards: dict[str, Any]) -> Recipe:
-    tree = {
-        "name": "x",
-        "evaluation_labels": "private",
-        "model": {"source": "tiny", "max_prompt_tokens": 40, "max_response_tokens": 20},
-        "privatize": {"epsilon": 1.0},
-        "ppo": {"extra_rewards": list(rewards)},
-    }
-    return parse(Recipe, tree, "r")
+    model = {"source": "tiny", "max_prompt_tokens": 40, "max_response_tokens": 20}
+    return recipe_of(model=model, ppo={"extra_rewards": list(rewards)})
 
 
 @pytest.fixture
@@ -287,7 +281,7 @@ def test_a_model_whose_labels_nobody_declared_is_refused(folder: Path, tmp_path:
         ({"callable": "b:c", "weight": float("nan")}, r"ppo\.extra_rewards\.0\.weight"),
         ({"callable": "b:c", "public": True}, "remove it from a callable"),
         ({"callable": "b:c", "wieght": 2}, r"unknown key 'ppo\.extra_rewards\.0\.wieght'; did you mean 'weight'\?"),
-        ({"callable": "b:c", "weight": True}, r"ppo\.extra_rewards\.0\.weight: true and false are no numbers"),
+        ({"callable": "b:c", "weight": True}, r"ppo\.extra_rewards\.0\.weight: true and false are not numbers"),
     ],
 )
 def test_wrong_entries_are_named(entry: dict[str, Any], message: str) -> None:

@@ -14,11 +14,11 @@ from private_rlhf.core.world import World
 from private_rlhf.lm.generate import Sampling
 from private_rlhf.lm.hf_trainer import trainer_config
 from private_rlhf.lm.models import add_lora, load_causal_lm, unwrap
-from private_rlhf.recipe import GroupConfig, LoraSettings, PpoConfig, Recipe
-from private_rlhf.recipe.load import parse
+from private_rlhf.recipe import GroupConfig, LoraSettings, PpoConfig
 from private_rlhf.rl.group import TRAINERS, Task, history_of, prompt_dataset, trl_arguments
 from private_rlhf.stages.declarations import preflight
 from support.ppo_problem import CAP, EOS, PAD, VOCABULARY, Problem, StubRenderer
+from support.recipes import recipe_of
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import GenerationConfig, PreTrainedTokenizerFast, PrinterCallback
@@ -297,7 +297,7 @@ def test_references_are_drawn_for_every_prompt(problem: Problem, base: Path) -> 
     ("environment", "settings", "said"),
     [
         ({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}, {}, "cannot run under FSDP2, it was never run here"),
-        ({}, {"micro_batch_size": 3}, "batch_size 16 is no multiple of 1 process"),
+        ({}, {"micro_batch_size": 3}, "batch_size 16 must be a multiple of 1 process"),
         ({}, {"trainer_args": {"loss_tipe": "x"}}, "has no 'loss_tipe'"),
         ({}, {"trainer_args": {"beta": 0.1}}, "refuses a value .*'beta'"),
     ],
@@ -307,8 +307,7 @@ def test_what_cannot_run_is_one_line(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    tree = {"name": "x", "evaluation_labels": "private", "model": {"source": "tiny"}, "privatize": {"epsilon": 1.0}}
-    recipe = parse(Recipe, {**tree, "aligner": aligner, aligner: settings}, "r")
+    recipe = recipe_of(**{"aligner": aligner, aligner: settings})
     with pytest.raises(UserError, match=f"^{aligner}.*{said}") as caught:
         preflight(recipe, [aligner], World(0, 1))
     assert "\n" not in str(caught.value)

@@ -15,11 +15,11 @@ from accelerate.tracking import GeneralTracker
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.world import World
 from private_rlhf.lm.distributed import make_accelerator
-from private_rlhf.recipe import PpoConfig, Recipe
-from private_rlhf.recipe.load import parse
+from private_rlhf.recipe import PpoConfig
 from private_rlhf.rl.tracking import check_trackers, configuration, numbers, offline_settings, report, tracked
 from private_rlhf.stages.declarations import preflight
 from private_rlhf.stages.ppo import learn
+from support.recipes import recipe_of
 
 SMALL = {"rollouts": 8, "minibatch_size": 4, "ppo_epochs": 1, "iterations": 2, "report_to": ["tensorboard"]}
 
@@ -132,17 +132,11 @@ def test_one_that_is_not_installed_is_refused_with_the_command(name: str, monkey
         return None if wanted == name else real(wanted, *more, **named)
 
     monkeypatch.setattr(importlib.util, "find_spec", absent)
-    tree = {
-        "name": "x",
-        "evaluation_labels": "private",
-        "model": {"source": "tiny"},
-        "privatize": {"epsilon": 1.0},
-        "ppo": {"report_to": [name]},
-    }
+    recipe = recipe_of(ppo={"report_to": [name]})
     message = rf"ppo\.report_to {name} needs {name}: install it with pip install {name}"
     with pytest.raises(UserError, match=message):
-        preflight(parse(Recipe, tree, "r"), ["ppo"], World(0, 1))
-    preflight(parse(Recipe, tree, "r"), ["evaluate"], World(0, 1))
+        preflight(recipe, ["ppo"], World(0, 1))
+    preflight(recipe, ["evaluate"], World(0, 1))
 
 
 def test_unknown_trackers_and_samples_to_nowhere_are_refused() -> None:

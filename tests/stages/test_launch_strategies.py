@@ -11,12 +11,12 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.world import World
 from private_rlhf.lm.hf_trainer import LAUNCHED
 from private_rlhf.recipe import ALIGNERS, Recipe
-from private_rlhf.recipe.load import load_recipe, parse
+from private_rlhf.recipe.load import load_recipe
 from private_rlhf.stages.declarations import preflight, stage_of
 from private_rlhf.stages.launch_strategies import FSDP2, TABLE, WHOLE, check_strategy, strategy
+from support.recipes import recipe_of
 
 ROOT = Path(__file__).resolve().parents[2]
-TREE = {"name": "x", "evaluation_labels": "private", "model": {"source": "tiny"}, "privatize": {"epsilon": 1.0}}
 ENVIRONMENTS: dict[str, dict[str, str]] = {
     "whole weights": {"ACCELERATE_USE_FSDP": "false"},
     "FSDP2": {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"},
@@ -29,15 +29,11 @@ ENVIRONMENTS: dict[str, dict[str, str]] = {
 RAN = {(row, column) for row, cells in TABLE.items() for column, reason in cells.items() if reason is None}
 
 
-def recipe(**sections: Any) -> Recipe:
-    return parse(Recipe, {**TREE, **sections}, "r")
-
-
 def of_row(row: str) -> tuple[str, Recipe]:
     """A stage and a recipe that are this row of the table."""
     stage, _, mode = row.partition(".mode ")
     reward = {} if mode in ("", "head") else {"mode": mode, "ridge": 1.0}
-    return stage, recipe(reward=reward, aligner=stage if stage in ALIGNERS else "ppo")
+    return stage, recipe_of(reward=reward, aligner=stage if stage in ALIGNERS else "ppo")
 
 
 @pytest.mark.parametrize("asked", ENVIRONMENTS)
@@ -75,18 +71,18 @@ def test_what_was_run_is_whole_weights_everywhere_and_never_deepspeed() -> None:
 )
 def test_keys_that_do_not_go_with_split_weights(sections: dict[str, Any], stage: str, named: str) -> None:
     with pytest.raises(UserError, match=f"^{named} cannot run under FSDP2: take launch/ddp.yaml$"):
-        check_strategy(recipe(**sections), [stage], ENVIRONMENTS["FSDP2"])
-    check_strategy(recipe(**sections), [stage], {})
+        check_strategy(recipe_of(**sections), [stage], ENVIRONMENTS["FSDP2"])
+    check_strategy(recipe_of(**sections), [stage], {})
 
 
 @pytest.mark.parametrize("stage", ["sft", "reward", "ppo", "evaluate"])
 def test_autocast_is_bf16_or_none(stage: str) -> None:
     for precision in ("fp16", "fp8"):
         with pytest.raises(UserError, match=f"^{stage}.* cannot run under mixed_precision {precision}, .*bf16 or no"):
-            check_strategy(recipe(), [stage], {"ACCELERATE_MIXED_PRECISION": precision})
+            check_strategy(recipe_of(), [stage], {"ACCELERATE_MIXED_PRECISION": precision})
     for precision in ("no", "bf16", ""):
-        check_strategy(recipe(), [stage], {"ACCELERATE_MIXED_PRECISION": precision})
-    check_strategy(recipe(), ["privatize", "report"], {"ACCELERATE_MIXED_PRECISION": "fp16"})  # they train nothing
+        check_strategy(recipe_of(), [stage], {"ACCELERATE_MIXED_PRECISION": precision})
+    check_strategy(recipe_of(), ["privatize", "report"], {"ACCELERATE_MIXED_PRECISION": "fp16"})  # they train nothing
 
 
 @pytest.mark.parametrize("section", ["sft", "reward", "dpo", "rloo", "grpo"])
@@ -96,7 +92,7 @@ def test_no_strategy_comes_in_through_trainer_args(section: str, key: str) -> No
     aligner = section if section in ALIGNERS else "ppo"
     own = {"trainer_args": {key: "x"}} | ({"mode": "lora"} if section == "reward" else {})
     with pytest.raises(UserError, match=rf"^{section}\.trainer_args\.{key} is the launcher's: .*launch/fsdp2\.yaml"):
-        preflight(recipe(aligner=aligner, **{section: own}), [section], World(0, 1))
+        preflight(recipe_of(aligner=aligner, **{section: own}), [section], World(0, 1))
 
 
 def test_every_launch_file_is_one_that_a_stage_may_use() -> None:
@@ -118,5 +114,5 @@ def test_a_natural_number_of_processes_suits_every_recipe(name: str, processes: 
 
 
 def test_more_processes_than_responses_are_refused_with_the_rule() -> None:
-    with pytest.raises(UserError, match=r"^ppo\.rollouts 16 are fewer than 17 processes, and each samples at least"):
-        stage_of("ppo").check_batches(recipe(), World(0, 17))
+    with pytest.raises(UserError, match=r"^ppo\.rollouts must be at least 17, one for each process, got 16"):
+        stage_of("ppo").check_batches(recipe_of(), World(0, 17))

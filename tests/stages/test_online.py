@@ -18,10 +18,11 @@ from private_rlhf.labelling import labellers
 from private_rlhf.labelling.store import AnswerStore
 from private_rlhf.online import rounds as rounds_of_stage
 from private_rlhf.recipe import OnlineConfig, Recipe
-from private_rlhf.recipe.load import load_recipe, parse
+from private_rlhf.recipe.load import load_recipe
 from private_rlhf.stages import online as stage
 from private_rlhf.stages.context import previous_run
 from support.pipeline_runs import TINY, Workspace, read_json
+from support.recipes import recipe_of
 from support.twin_recipes import run_all
 
 ONLINE = (
@@ -161,9 +162,7 @@ def test_a_true_answer_that_reaches_a_file_shows(
 
 
 def recipe(**changes: Any) -> Recipe:
-    tree: dict[str, Any] = {"name": "x", "evaluation_labels": "private", "model": {"source": "tiny"}}
-    tree |= {"privatize": {"epsilon": 1.0}, "data": {"public_labels": True}, "online": {}}
-    return parse(Recipe, tree | changes, "r")
+    return recipe_of(**{"data": {"public_labels": True}, "online": {}, **changes})
 
 
 @pytest.mark.parametrize(
@@ -228,7 +227,7 @@ def test_a_second_policy_goes_on_from_the_first(workspace: Workspace, tmp_path: 
 
 
 def test_a_run_that_did_not_end_is_nothing_to_go_on_from(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no completed stage 'ppo'"):
+    with pytest.raises(UserError, match="has not completed stage 'ppo'"):
         previous_run(recipe(online={"after": str(tmp_path)}))
 
 

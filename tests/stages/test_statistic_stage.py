@@ -34,6 +34,7 @@ from private_rlhf.stages.context import StageContext
 from private_rlhf.stages.declarations import stage_of
 from scipy.stats import binom
 from support.pipeline_runs import TINY, Workspace, read_json, tree
+from support.recipes import recipe_of
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 BASIS = FeatureBasis(torch.eye(3, dtype=torch.float64))
@@ -217,7 +218,7 @@ def test_no_canary_is_found_more_often_than_epsilon_allows(
         ({"privatize": {"trust": "nobody"}}, "'labeller' or 'holder'"),
         ({"privatize": {"max_events_per_person": 2, "labeler_column": "who"}}, "keeps no account per person"),
         ({"privatize": {"labeler_column": "who"}}, "needs delta: 0"),
-        ({"privatize": {"budget": 1.5}}, "2 in all"),
+        ({"privatize": {"budget": 1.5}}, "must be at least 2, got 1.5"),
         ({"aligner": "dpo"}, "DPO learns from labels"),
         ({"reward": {"mode": "lora"}}, r"fitted by reward\.mode head"),
         ({"reward": {"loss": "debiased"}}, r"fitted by reward\.mode head"),
@@ -227,12 +228,11 @@ def test_no_canary_is_found_more_often_than_epsilon_allows(
     ],
 )
 def test_what_a_recipe_may_not_ask_for(changes: dict[str, Any], said: str) -> None:
-    given: dict[str, Any] = {"name": "x", "evaluation_labels": "private", "model": {"source": "tiny"}}
-    given |= {"privatize": {"epsilon": 1.0, "trust": "holder"}}
+    given: dict[str, Any] = {"privatize": {"epsilon": 1.0, "trust": "holder"}}
     for name, value in changes.items():
         given[name] = {**given.get(name, {}), **value} if isinstance(value, dict) else value
     with pytest.raises(UserError, match=said):
-        parse(Recipe, given, "r")
+        recipe_of(**given)
 
 
 def test_another_pooling_is_another_sum() -> None:

@@ -17,10 +17,10 @@ from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.lm.sharding import whole_tensor
 from private_rlhf.recipe import Recipe
-from private_rlhf.recipe.load import parse
 from private_rlhf.reward_models.model import build_reward_backbone
 from private_rlhf.reward_models.training import Pairs, train_backbone
 
+from support.recipes import recipe_of
 from support.two_processes import FSDP, gloo_pair
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -37,8 +37,7 @@ KINDS: dict[str, dict[str, Any]] = {
 def recipe(kind: str) -> Recipe:
     own = {"mode": kind, "reward_bound": 4.0, "batch_size": 4, "learning_rate": 1e-2, **KINDS[kind]}
     model = {"source": "tiny", "dtype": "float32"}
-    tree = {"name": "x", "evaluation_labels": "private", "model": model, "privatize": {"epsilon": 1.0}, "reward": own}
-    return parse(Recipe, tree, "r")
+    return recipe_of(model=model, reward=own)
 
 
 def pairs(count: int, seed: int) -> Pairs:

@@ -14,9 +14,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from cli.bad_inputs.sandbox import RELEASED, ROWS, Row, lines, option, privatize
+from cli.bad_inputs.sandbox import RELEASED, ROWS, SECRET, Row, lines, option, privatize
 
-PAIR = {"prompt": "p", "chosen": "c", "rejected": "r"}
+PAIR = {"prompt": "p", "chosen": f"{SECRET} c", "rejected": f"{SECRET} r"}
 MIB = 1 << 20
 
 
@@ -63,7 +63,7 @@ def jsonl_rows() -> Iterator[Row]:
         "a column twice": b'{"prompt": "p", "chosen": "c", "chosen": "d", "rejected": "r"}',
         "a column twice, escaped": b'{"prompt": "p", "chosen": "c", "\\u0063hosen": "d", "rejected": "r"}',
         "twice in a message": b'{"prompt": "p", "chosen": [{"role": "a", "content": "x", "content": "y"}], "rejected": [{"role": "a", "content": "z"}]}',
-        "half a character": b'{"prompt": "p", "chosen": "\\ud800", "rejected": "r"}', "half a character in the prompt": b'{"prompt": "\\udfff", "chosen": "c", "rejected": "r"}',
+        "half a character": b'{"prompt": "p", "chosen": "\\ud800", "rejected": "r"}', "half a character in the other answer": b'{"prompt": "p", "chosen": "c", "rejected": "\\ud800"}', "half a character in the prompt": b'{"prompt": "\\udfff", "chosen": "c", "rejected": "r"}',
         "not UTF-8": b'{"prompt": "p", "chosen": "\xff", "rejected": "r"}', "Latin-1": '{"prompt": "ä", "chosen": "c", "rejected": "r"}'.encode("latin-1"),
         "a surrogate in UTF-8": b'{"prompt": "\xed\xa0\x80", "chosen": "c", "rejected": "r"}', "a bad escape": b'{"prompt": "\\x", "chosen": "c", "rejected": "r"}',
         "a raw control character": b'{"prompt": "a\x00b", "chosen": "c", "rejected": "r"}', "deep lists": b"[" * 100_000,
@@ -87,7 +87,7 @@ def jsonl_rows() -> Iterator[Row]:
         "empty lines": text(b"", b"  ", b"\t"), "other columns twice": text(b'{"prompt": "p", "chosen": "c", "rejected": "r", "x": 1, "x": 2}'),
         "further columns": text(PAIR | {"score": float("nan"), "x": [1, {"y": None}]}), "NUL escaped": text(PAIR | {"chosen": "a\0b"}),
         "line separators": text(PAIR | {"chosen": "a\u2028b\u2029c\x85d"}), "an emoji in two halves": text(b'{"prompt": "\\ud83d\\ude00", "chosen": "c", "rejected": "r"}'),
-        "copies": text(PAIR, PAIR), "copies that contradict": text(PAIR, {"prompt": "p", "chosen": "r", "rejected": "c"}),
+        "copies": text(PAIR, PAIR), "copies that contradict": text(PAIR, {"prompt": "p", "chosen": PAIR["rejected"], "rejected": PAIR["chosen"]}),
         "deep in a column": text(b'{"prompt": "p", "chosen": "c", "rejected": "r", "x": ' + b"[" * 9000 + b"]" * 9000 + b"}"),
         "an empty answer": text(PAIR | {"chosen": ""}), "a long text": text(PAIR | {"chosen": "x" * (9 * MIB)}),
     }  # fmt: skip

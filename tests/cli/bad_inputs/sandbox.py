@@ -28,7 +28,12 @@ from typing import Any
 
 from private_rlhf import cli
 
-ROWS = [{"prompt": f"prompt {i}", "chosen": f"yes {i}", "rejected": f"no {i}"} for i in range(8)]
+SECRET = "unspeakable"
+"""In every text of the good data: a refusal repeats none of them."""
+SECRETS = (SECRET, "00010203", "5a3c5a3c")
+"""These, and the keys in `commands.key_rows`."""
+ROWS = [{"prompt": f"{SECRET} prompt {i}", "chosen": f"{SECRET} yes {i}", "rejected": f"{SECRET} no {i}"}
+        for i in range(8)]  # fmt: skip
 KINDS = ("refused", "accepted legally", "said", "traceback", "hang", "hog", "silent damage", "wrong answer")
 SOUND = frozenset(KINDS[:3])
 """Others are defects. `said`: exit code 1 with its reason, for a verdict (a leak, a damaged ledger)."""
@@ -93,6 +98,7 @@ class Sandbox:
             Path("tiny.yaml").write_text(RECIPE)
             for command in SETUP:
                 assert cli.main(command) == 0, command
+            assert cli.main(["run", "--config=tiny.yaml", "--run-dir=r", "--dry-run"]) == 0  # loads PyTorch, in seconds
         shutil.copytree(self.work, self.root / "template", symlinks=True)
         self._before = contents(self.work)
 
@@ -107,7 +113,8 @@ class Sandbox:
             after = contents(self.work)
         if after != self._before:
             self._restore()
-        kind, said = judge(row, code, out, err, trace, changes(before, after))
+        secrets = (*SECRETS, (self.root / "template" / "owner.key").read_text().split()[-1])
+        kind, said = judge(row, code, out, err, trace, changes(before, after), secrets)
         if kind in SOUND and seconds > SECONDS:
             kind = "hang"
         if kind in SOUND and peak > MEMORY_MIB:
@@ -194,7 +201,9 @@ def _memory(name: str) -> int:
     return 0
 
 
-def judge(row: Row, code: int | None, out: str, err: str, trace: str, changed: list[str]) -> tuple[str, str]:
+def judge(
+    row: Row, code: int | None, out: str, err: str, trace: str, changed: list[str], secrets: tuple[str, ...] = SECRETS
+) -> tuple[str, str]:
     """(kind, what was said or what was wrong)."""
     if trace:
         return ("hang", "") if trace == "hang" else ("traceback", trace[-400:])
@@ -209,6 +218,8 @@ def judge(row: Row, code: int | None, out: str, err: str, trace: str, changed: l
         return "wrong answer", f"exit code {code}, not {row.code}: {err[-300:]}"
     if row.code == 2 and row.command[0] != "label-filter" and (len(said) != 1 or noise):
         return "wrong answer", f"not one line: {err[-300:]}"
+    if row.code == 2 and any(secret in out + err for secret in secrets):
+        return "wrong answer", f"repeats a secret: {(out + err)[-300:]}"
     if not all(character.isprintable() for line in said for character in line):
         return "wrong answer", "unprintable"
     if row.says not in err + out:

@@ -17,7 +17,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from cli.bad_inputs import asking, bundles, commands, ledgers, plans, raw_data, recipes
+from cli.bad_inputs import asking, bundles, commands, ledgers, messages, plans, raw_data, recipes
 from cli.bad_inputs.sandbox import KINDS, MEMORY_MIB, SECONDS, SOUND, Outcome, Row, Sandbox
 
 GROUPS: dict[str, Callable[[], Iterator[Row]]] = {
@@ -28,6 +28,7 @@ GROUPS: dict[str, Callable[[], Iterator[Row]]] = {
     "plans": plans.rows,
     "ledgers": ledgers.rows,
     "asking": asking.rows,
+    "messages": messages.rows,
 }
 
 
