@@ -146,8 +146,8 @@ def load_extra_rewards(
         plain = settings.callable or settings.path.resolve().name  # type: ignore[union-attr]
         name = f"{plain} ({place})" if plain in {reward.name for reward in rewards} else plain
         if settings.callable:
-            score, facts = score_by(settings.callable, key), {"mode": "callable", "source": settings.callable}
-            rewards.append(ExtraReward(name, settings.weight, score, {**facts, "weight": settings.weight}))
+            facts: dict[str, Any] = {"mode": "callable", "source": settings.callable, "weight": settings.weight}
+            rewards.append(ExtraReward(name, settings.weight, score_by(settings.callable, key), facts))
         else:
             path = cast(Path, settings.path)
             scorer, about = external_scorer(path, settings.public, key_names(key), limits, device)

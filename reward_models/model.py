@@ -56,7 +56,7 @@ def check_pad_token(config: PretrainedConfig) -> int:
 LAYER = re.compile(r"\.(?:layers|h)\.(\d+)\.")
 
 
-@functools.cache
+@functools.cache  # one class for a configuration, however often it is asked for
 def classifier_class(kind: type[PreTrainedConfig]) -> Any:
     """transformers' class for a configuration; where it has none, its generic one (base model, bias-free `score`).
 
@@ -76,7 +76,7 @@ def classifier_class(kind: type[PreTrainedConfig]) -> Any:
 def load_classifier(folder: str | Path, **how: Any) -> Any:
     """The sequence classifier in `folder`. ValueError: a weight is missing, superfluous or of another shape."""
     config = AutoConfig.from_pretrained(folder)
-    return load_whole(classifier_class(type(config)), folder, config=config, **how)
+    return load_whole(classifier_class(cast(Any, type(config))), folder, config=config, **how)
 
 
 def build_reward_backbone(
@@ -107,7 +107,7 @@ def build_reward_backbone(
         text.num_hidden_layers = num_layers
         if getattr(text, "layer_types", None) is not None:
             text.layer_types = text.layer_types[:num_layers]
-    loader = classifier_class(type(config))
+    loader = classifier_class(cast(Any, type(config)))
 
     def allowed(name: str) -> bool:
         layer = LAYER.search(name)

@@ -1,4 +1,4 @@
-"""How fast a cumulative curve grows: the power p of a + b (T^p − 1)/p, which is a + b log T at p = 0."""
+"""Growth of a cumulative curve: the power p of a + b (T^p − 1)/p, which is a + b log T at p = 0."""
 
 from __future__ import annotations
 
