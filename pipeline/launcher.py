@@ -38,7 +38,7 @@ class Launcher:
     processes: int
     options: Sequence[str]
 
-    def start(self, stage: str, module: str) -> None:
+    def start(self, module: str) -> None:
         """Run the stage in `module` to its end.
 
         UserError: the stage refused its input, or there are fewer GPUs than processes. RunStopped: a process failed.

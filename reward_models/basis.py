@@ -1,4 +1,4 @@
-"""A linear coordinate system for frozen features, folded back into one plain weight vector.
+"""A linear coordinate system for frozen features, folded back into one plain weight vector; and sums over processes.
 
 A bias-free linear head scores u = w·φ. Fitting w = V θ with V (d, k) does three useful things at once:
 
@@ -6,7 +6,10 @@ A bias-free linear head scores u = w·φ. Fitting w = V θ with V (d, k) does th
 - V spans the leading principal directions of the pair differences φ_a − φ_b, the only directions a label informs;
 - V is scaled so that the ridge (λ/2)‖θ‖² has a meaning: whitened, a prior θ ~ N(0, I/λ) gives margins a variance k/λ.
 
-Built from features only and symmetric in the two responses, so it never depends on a label, private or not.
+It is built from features only and symmetric in the two responses, so it never depends on a label, private or not.
+
+Several processes may each hold some of the pairs (`Spread`). Process 0 then makes every decision that depends on a sum
+and broadcasts it; otherwise rounding differences would make processes diverge.
 """
 
 from __future__ import annotations
@@ -20,7 +23,6 @@ from accelerate.utils import broadcast, gather_object
 from torch import Tensor
 
 FeatureArray = Tensor | np.ndarray
-_RELATIVE_TOLERANCE = 1e-10
 
 
 class Spread:
@@ -46,18 +48,17 @@ class OverProcesses(Spread):
         self._accelerator = accelerator
 
     def sum(self, value: Tensor) -> Tensor:
-        total: Tensor = self._accelerator.reduce(self._sent(value), "sum")
+        total: Tensor = self._accelerator.reduce(self._copy(value), "sum")
         return total.cpu()
 
     def first(self, value: Tensor) -> Tensor:
-        of_first: Tensor = broadcast(self._sent(value))
+        of_first: Tensor = broadcast(self._copy(value))
         return of_first.cpu()
 
     def all(self, values: Tensor) -> Tensor:
         return torch.cat(gather_object([values.clone()]))  # a view, pickled, takes the whole storage under it along
 
-    def _sent(self, value: Tensor) -> Tensor:
-        """A copy where the processes meet."""
+    def _copy(self, value: Tensor) -> Tensor:
         return value.to(self._accelerator.device, copy=True).contiguous()
 
 
@@ -68,9 +69,9 @@ def as_double(values: FeatureArray, name: str, ndim: int) -> Tensor:
     """A float64 CPU tensor of `ndim` dimensions, finite; ValueError names the array otherwise."""
     tensor = torch.as_tensor(values).detach().to(device="cpu", dtype=torch.float64)
     if tensor.ndim != ndim:
-        raise ValueError(f"{name} must have {ndim} dimension(s), not shape {tuple(tensor.shape)}")
+        raise ValueError(f"{name} must have {ndim} dimension(s), got shape {tuple(tensor.shape)}")
     if not bool(torch.isfinite(tensor).all()):
-        raise ValueError(f"{name} holds a non-finite value; check the features or labels that were passed")
+        raise ValueError(f"{name} must be finite, got a value that is not: check the features or labels")
     return tensor
 
 
@@ -78,9 +79,8 @@ def count_pairs(phi_a: FeatureArray, phi_b: FeatureArray, spread: Spread) -> int
     """The pairs of all processes together; ValueError for none, or for sides (m, d) that do not fit."""
     count = int(spread.sum(torch.tensor(float(len(phi_a)))))
     if phi_a.shape != phi_b.shape or count == 0:
-        raise ValueError(
-            f"phi_a {tuple(phi_a.shape)} and phi_b {tuple(phi_b.shape)} must have the same, non-empty shape"
-        )
+        shapes = f"{tuple(phi_a.shape)} and {tuple(phi_b.shape)}"
+        raise ValueError(f"phi_a and phi_b must have the same, non-empty shape, got {shapes}")
     return count
 
 
@@ -121,13 +121,11 @@ def pair_basis(
 ) -> FeatureBasis:
     """Principal directions of the pair differences, orthogonal to the mean feature.
 
-    phi_a, phi_b (n, d). `num_components` keeps the k leading directions (None: all whose second moment exceeds
-    1e-10 times the largest). `whiten` gives every coordinate of φ_a − φ_b unit second moment; without it
-    the coordinates keep their relative sizes and only their mean second moment is 1. With a `spread` each process
-    brings the pairs that it holds, and gets the basis of all. ValueError when no direction is left.
-
-    blocks: features are that many blocks of d/blocks, each in a unit of its own; φ_a − φ_b first gets the same mean
-    square in all of them.
+    phi_a, phi_b (n, d), of the pairs that this process holds. `num_components` keeps the k leading directions (None:
+    all whose second moment exceeds 1e-10 times the largest). `whiten` gives every coordinate of φ_a − φ_b unit second
+    moment; without it the coordinates keep their relative sizes and only their mean second moment is 1. blocks:
+    features are that many blocks of d/blocks, and φ_a − φ_b first gets the same mean square in all of them. ValueError
+    when no direction is left.
     """
     first, second = as_double(phi_a, "phi_a", 2), as_double(phi_b, "phi_b", 2)
     num_pairs = count_pairs(first, second, spread)
@@ -144,11 +142,9 @@ def pair_basis(
             difference = difference - torch.outer(difference @ direction, direction)
     moments, vectors = torch.linalg.eigh(spread.sum(difference.T @ difference) / num_pairs)
     moments, vectors = spread.first(moments.flip(0)), spread.first(vectors.flip(1))
-    usable = int((moments > _RELATIVE_TOLERANCE * moments[0].clamp(min=0)).sum())
+    usable = int((moments > 1e-10 * moments[0].clamp(min=0)).sum())
     if usable == 0 or moments[0] <= 0:
-        raise ValueError(
-            "the features of the two responses never differ, so there is nothing to fit; check the features"
-        )
+        raise ValueError("the features of the two responses never differ, so nothing can be fitted: check the features")
     count = usable if num_components is None else min(num_components, usable)
     if count < 1:
         raise ValueError(f"num_components must be at least 1, got {num_components}")

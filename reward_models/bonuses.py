@@ -1,4 +1,4 @@
-"""The kinds of bonus by name, and their storage as float64 tensors, so that a checkpoint holds no pickle."""
+"""The kinds of bonus by name: their fit, and their storage as float64 tensors, so that a checkpoint holds no pickle."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ from torch import Tensor
 
 Bonus = FisherBonus | EllipticalBonus | EnsembleBonus | DropoutBonus
 BONUS_KINDS = ("fisher", "elliptical", "ensemble", "mc_dropout")
-_CLASSES = (FisherBonus, EllipticalBonus, EnsembleBonus, DropoutBonus)
 
 
 def bonus_kind(bonus: Bonus) -> str:
     """The name of a bonus's kind."""
-    return dict(zip(_CLASSES, BONUS_KINDS, strict=True))[type(bonus)]
+    return BONUS_KINDS[(FisherBonus, EllipticalBonus, EnsembleBonus, DropoutBonus).index(type(bonus))]
 
 
 def bonus_tensors(bonus: Bonus) -> dict[str, Tensor]:
@@ -55,9 +54,8 @@ def bonus_tensors(bonus: Bonus) -> dict[str, Tensor]:
 def bonus_from_tensors(
     kind: str, tensors: dict[str, Tensor], reward_bound: float | None, kappa: float, noise: LabelNoise
 ) -> Bonus:
-    """The inverse of `bonus_tensors`; `noise` of the labels, as the metadata states it.
-
-    KeyError for a missing tensor, ValueError for statistics that cannot be used.
+    """The inverse of `bonus_tensors`, with `noise` as the metadata states it. KeyError for a missing tensor, ValueError
+    for statistics that cannot be used.
     """
     weight = tensors["weight"]
     if kind == "ensemble":
@@ -67,8 +65,6 @@ def bonus_from_tensors(
     basis = FeatureBasis(tensors["basis"]) if "basis" in tensors else identity_basis(len(weight))  # of earlier versions
     if kind == "fisher":
         return FisherBonus(weight, basis, tensors["information"], reward_bound, kappa)
-    if kind != "elliptical":
-        raise ValueError(f"unknown kind of bonus {kind!r}; choose one of {', '.join(BONUS_KINDS)}")
     names = {field.name for field in fields(EllipticalConstants)} & set(tensors)
     constants = EllipticalConstants(**{name: float(tensors[name]) for name in names})
     pairs = int(tensors["num_pairs"])
@@ -76,25 +72,19 @@ def bonus_from_tensors(
 
 
 def check_uncertainty(backbone: torch.nn.Module, settings: RewardConfig) -> None:
-    """Before hours of training: a backbone without dropout has no MC-dropout bonus.
-
-    Raises:
-        UserError: it has none.
-    """
-    if settings.uncertainty.kind == "mc_dropout":
-        try:
+    """Before hours of training, UserError for an MC-dropout bonus of a backbone without dropout."""
+    try:
+        if settings.uncertainty.kind == "mc_dropout":
             check_dropout(backbone)
-        except ValueError as error:
-            raise UserError(f"reward.uncertainty.kind mc_dropout: {error}") from None
+    except ValueError as error:
+        raise UserError(f"reward.uncertainty.kind mc_dropout: {error}") from None
 
 
 def head_bonus(fit: LinearFit, features: PairFeatures, settings: RewardConfig, seed: int = 0) -> Bonus:
-    """Γ of the linear fit to the pairs, in the basis of the fit and with its ridge.
-
-    Raises:
-        UserError: the statistics cannot be inverted.
+    """Γ of the linear fit to the pairs, in the basis of the fit and with its ridge, of the kind that the recipe names.
+    UserError where the statistics cannot be inverted.
     """
-    kind, kappa, sides = settings.uncertainty, settings.kappa, (features.chosen, features.rejected)
+    kind, kappa = settings.uncertainty, settings.kappa
     try:
         if kind.kind == "fisher":
             return FisherBonus.from_fit(fit, kappa)
@@ -103,9 +93,9 @@ def head_bonus(fit: LinearFit, features: PairFeatures, settings: RewardConfig, s
         if kind.kind == "ensemble":
             shares: dict[str, Any] = {"numbers": features.numbers, "spread": features.spread}
             ones = torch.ones(len(features))
-            return fit_ensemble(fit, *sides, ones, num_heads=kind.heads, seed=seed, kappa=kappa, **shares)
+            return fit_ensemble(fit, *features.sides, ones, num_heads=kind.heads, seed=seed, kappa=kappa, **shares)
         constants = EllipticalConstants(kind.c, kind.delta, kind.tau, kind.log_covering)
-        return elliptical_bonus(fit, *sides, kappa, constants, features.spread)
+        return elliptical_bonus(fit, *features.sides, kappa, constants, features.spread)
     except ValueError as error:
         raise UserError(
             f"Γ of the fitted reward cannot be computed ({error}): raise reward.ridge (with reward.mode lora or full "

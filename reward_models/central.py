@@ -44,15 +44,12 @@ from torch import Tensor
 
 GRID = 1 << 20  # steps of a row's longest norm: what rounding moves is far below the noise of one label
 FACTS, TENSORS = "statistic.json", "statistic.safetensors"
-_MAX_NEWTON = 100
-_MAX_HALVINGS = 40
 
 
 @dataclass(frozen=True)
 class NoisyStatistic:
-    """The released sum: `value` s̃ (k,) float64 with noise of `variance` v in each coordinate; and the public rows
-    that it was made on: x (n, k) float64, shortened to `clip` and rounded to the grid. (epsilon, delta): its cost;
-    delta 0 is pure. `rho`: of zCDP, None for the pure one.
+    """The released sum `value` s̃ (k,) float64 with noise of `variance` v in each coordinate, and the public rows that
+    it was made on: x (n, k) float64, shortened to `clip`. It cost (epsilon, delta), in zCDP `rho`; None at delta 0.
     """
 
     value: Tensor
@@ -97,8 +94,8 @@ def release_statistic(
 ) -> NoisyStatistic:
     """(epsilon, delta)-DP for replacing the label of one pair: the discrete Gaussian, or for delta 0 discrete Laplace.
 
-    difference (n, k): φ(a) − φ(b) in coordinates that no label chose; true_label (n,) ±1; epsilon > 0, finite. bits:
-    fresh ones of the operating system unless given. A second call on the same labels costs its ε again.
+    difference (n, k): φ(a) − φ(b) in coordinates that no label chose; true_label (n,) ±1; bits: fresh ones of the
+    operating system by default. A second call on the same labels costs its ε again.
     """
     rows, bound = public_rows(difference, clip)
     labels = check_labels(true_label, len(rows)).numpy().astype(np.int64)
@@ -127,9 +124,7 @@ def from_integers(
 
 
 def save_statistic(folder: Path, statistic: NoisyStatistic, basis: FeatureBasis, facts: Mapping[str, Any]) -> None:
-    """Write statistic.safetensors (s̃, x on its grid, the basis) and statistic.json (`facts`, and how x and the noise
-    were made) into a folder in one step.
-    """
+    """Write statistic.safetensors (s̃, x on its grid, the basis) and statistic.json (`facts`, x, noise) in one step."""
     step = statistic.clip / GRID
     tensors = {"value": statistic.value, "rows": (statistic.x / step).round().int(), "basis": basis.matrix}
     names = ("epsilon", "delta", "rho", "clip", "variance")
@@ -201,15 +196,13 @@ def _newton(x: Tensor, statistic: Tensor, penalty: Tensor) -> Tensor:
         return float(loss + 0.5 * theta @ penalty @ theta)
 
     theta = torch.zeros(x.shape[1], dtype=torch.float64)
-    value = objective(theta)
-    for _ in range(_MAX_NEWTON):
-        gradient = x.T @ torch.sigmoid(x @ theta) - statistic + penalty @ theta
+    for _ in range(100):
+        gradient, value = x.T @ torch.sigmoid(x @ theta) - statistic + penalty @ theta, objective(theta)
         step = torch.linalg.solve(_curvature(x, theta) + penalty, gradient)
         decrement = float(gradient @ step)
-        sizes = (0.5**halvings for halvings in range(_MAX_HALVINGS))
-        trials = ((theta - size * step, size) for size in sizes)
+        trials = ((theta - size * step, size) for size in (0.5**halvings for halvings in range(40)))
         better = next((new for new, size in trials if objective(new) <= value - 1e-4 * size * decrement), None)
         if decrement <= 1e-10 or better is None:
             return theta
-        theta, value = better, objective(better)
+        theta = better
     return theta

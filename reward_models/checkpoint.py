@@ -6,8 +6,7 @@
     bonus.safetensors                                    the statistics of the bonus (`bonuses`); optional
 
 A checkpoint without valid metadata is refused: falling back to "not private" would turn a broken download into a false
-privacy claim. Writing goes to a temporary folder beside the target, is synced to disk and renamed, so a folder of the
-final name is always complete.
+privacy claim. A model card's program scores with plain transformers, equal to this package.
 """
 
 from __future__ import annotations
@@ -52,18 +51,31 @@ NOISY_SUM_LOSS = "noisy_sum"
 """The loss of a fit to one noisy sum of labels (`private_rlhf.reward_models.central`), none of which was released."""
 MODES = ("head", "lora", "full", "external")
 _NOISE = ("keep_prob", "epsilon")
+METADATA = "noise of the labels, loss, bound and size of the fit; private-rlhf reads no reward model without it"
+BONUS = "statistics of the uncertainty, which private-rlhf subtracts from the reward; the scores above are without it"
+ONE_OUTPUT = "raw = model(**texts).logits[:, 0]"
+TOKEN_SUM = """outputs = model.score(model.base_model(**texts).last_hidden_state)  # of every token
+    mask = texts["attention_mask"]
+    last = outputs[range(len(mask)), mask.sum(dim=1) - 1, 0]
+    raw = last + (outputs[..., 1] * mask).sum(dim=1)"""
+NO_CLASSIFIER = (
+    "transformers has no sequence classifier for `{}`, so only private-rlhf reads this reward model:"
+    " `private-rlhf evaluate --judge rm:FOLDER`."
+)
 
 
 @dataclass(frozen=True)
 class RewardMetadata:
-    """The facts that a reward checkpoint must state about itself.
+    """The facts that a reward checkpoint must state about itself. ValueError names the field that is out of range.
 
-    `noise` of the labels it was fitted to (written as `epsilon` and `keep_prob`); `loss` a name of `losses` or
-    NOISY_SUM_LOSS; `reward_bound` B or None; `ridge` λ of the fit or None; `n_pairs` in the fit; `kappa` of the bonus
-    or None; `mode` head, lora, full or external (fitted elsewhere, labels declared public: `loss` and `n_pairs` are
-    then None, for they are not known); `num_layers` of the backbone; `base_model` its name (not a local path); `public`
-    if the labels were declared public; `uncertainty` the kind of bonus; `data` any further JSON facts (release id,
-    recipe, …). ValueError names the field that is out of range.
+    Attributes:
+        noise: of the labels it was fitted to; written as `epsilon` and `keep_prob`.
+        loss: a name of `losses` or NOISY_SUM_LOSS.
+        mode: one of MODES. `external` was fitted elsewhere to labels declared public: loss and n_pairs are None.
+        base_model: a name, not a local path.
+        public: True where the labels were declared public.
+        uncertainty: the kind of bonus.
+        data: any further JSON facts (release id, recipe, …).
     """
 
     noise: LabelNoise
@@ -79,11 +91,6 @@ class RewardMetadata:
     uncertainty: str = "fisher"
     data: dict[str, Any] | None = None
 
-    @classmethod
-    def of_external(cls, name: str, num_layers: int) -> RewardMetadata:
-        """All that is known of a model that was fitted elsewhere to labels that are declared public."""
-        return cls(PUBLIC, None, None, None, None, None, "external", num_layers, name, True, data={"external": name})
-
     def __post_init__(self) -> None:
         LabelNoise.of(self.noise, allow_zero=self.loss == NOISY_SUM_LOSS)
         for name, choices in (("mode", MODES), ("uncertainty", BONUS_KINDS)):
@@ -91,17 +98,17 @@ class RewardMetadata:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
         if not isinstance(self.public, bool):
             raise ValueError(f"public must be true or false, got {self.public!r}")
-        fitted = self.mode != "external"
-        if not fitted and (self.loss is not None or self.n_pairs is not None or not self.noise.public):
+        external = self.mode == "external"
+        if external and (self.loss is not None or self.n_pairs is not None or not self.noise.public):
             raise ValueError("loss, n_pairs and epsilon of an external model are not known: they must be null")
-        if fitted and self.loss != NOISY_SUM_LOSS:
+        if not external and self.loss != NOISY_SUM_LOSS:
             get_loss(str(self.loss))
         check_reward_bound(self.reward_bound)
         for name in ("ridge", "kappa"):
             value = getattr(self, name)
             if value is not None and not (type(value) in (int, float) and 0.0 <= value < math.inf):
                 raise ValueError(f"{name} must be a finite number of at least 0 or null, got {value!r}")
-        for name in ("n_pairs", "num_layers") if fitted else ("num_layers",):
+        for name in ("num_layers",) if external else ("n_pairs", "num_layers"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name} must be a positive integer, got {value!r}")
@@ -148,22 +155,22 @@ def save_reward_checkpoint(
     tokenizer: Any = None,
     overwrite: bool = False,
 ) -> None:
-    """Write a checkpoint folder atomically; call it on one process only.
+    """Write a checkpoint folder atomically; call it on one process only. The head is stored in float32.
 
-    `model` is a plain sequence-classification model: merge adapters first (`merge_adapters`). The head is stored in
-    float32 whatever the backbone's dtype. `tokenizer` is anything with `save_pretrained`. ValueError for an existing
-    `path` without `overwrite`, an adapter model, a non-finite weight, or a bonus of another model; RuntimeError where
-    the written model scores otherwise.
+    Raises:
+        ValueError: `path` exists without `overwrite`, a model with adapters (`merge_adapters` comes first), a weight
+            that is not finite, or a bonus of another model.
+        RuntimeError: the written model has other scores.
     """
     target = Path(path)
     if target.exists() and not overwrite:
-        raise ValueError(f"{target} exists; pass another path or overwrite=True")
+        raise ValueError(f"path must be new, got {target}: pass another or overwrite=True")
     if hasattr(model, "peft_config"):
-        raise ValueError("the model still has adapters; call merge_adapters first")
+        raise ValueError("model must have no adapters left: call merge_adapters first")
     check_pad_token(model.config)
     weight = score_layer(model).weight.flatten().detach().float()
     if not bool(torch.isfinite(weight).all()):
-        raise ValueError("the score layer holds a non-finite weight; the fit failed")
+        raise ValueError("the score layer must be finite, got a weight that is not: the fit failed")
     if bonus is not None:
         _check_bonus(bonus, weight, metadata)
 
@@ -175,30 +182,23 @@ def save_reward_checkpoint(
         if bonus is not None:
             save_file(bonus_tensors(bonus), folder / BONUS_FILE)
         (folder / METADATA_FILE).write_text(json.dumps(metadata.to_json(), indent=2, allow_nan=False) + "\n")
-        check_written(folder, model)
-
-
-@torch.no_grad()
-def check_written(folder: Path, model: PreTrainedModel) -> None:
-    """Read a checkpoint again, before it gets its name. RuntimeError: its scores are not those of `model`."""
-    again = load_reward_checkpoint(folder, dtype=model.dtype).model
-    before, after = probe_scores(model), probe_scores(again.model)
-    if not torch.allclose(before, after, rtol=SCORE_TOLERANCE, atol=SCORE_TOLERANCE):
-        raise RuntimeError(
-            f"read again after it was saved, the reward model scores {after.tolist()} where it scored "
-            f"{before.tolist()}: {type(model).__name__} cannot be saved"
-        )
+        again = load_reward_checkpoint(folder, dtype=model.dtype).model  # before it gets its name
+        before, after = probe_scores(model), probe_scores(again.model)
+        if not torch.allclose(before, after, rtol=SCORE_TOLERANCE, atol=SCORE_TOLERANCE):
+            raise RuntimeError(
+                f"read again after it was saved, the reward model scores {after.tolist()} where it scored "
+                f"{before.tolist()}: {type(model).__name__} cannot be saved"
+            )
 
 
 def _check_bonus(bonus: Bonus, weight: Tensor, metadata: RewardMetadata) -> None:
-    if len(bonus.weight) != len(weight) or not torch.allclose(
-        bonus.weight.cpu().float(), weight.cpu(), rtol=1e-4, atol=1e-6
-    ):
-        raise ValueError("the bonus was computed for another score weight; recompute it for this model")
-    if bonus.reward_bound != metadata.reward_bound or bonus.kappa != metadata.kappa:
-        raise ValueError("the bonus and the metadata disagree on reward_bound or kappa")
-    if bonus_kind(bonus) != metadata.uncertainty:
-        raise ValueError(f"the bonus is {bonus_kind(bonus)}, but the metadata say {metadata.uncertainty}")
+    theirs, ours = bonus.weight.cpu().float(), weight.cpu()
+    if theirs.shape != ours.shape or not torch.allclose(theirs, ours, rtol=1e-4, atol=1e-6):
+        raise ValueError("the bonus was computed for another score weight: recompute it for this model")
+    made_for = (bonus.reward_bound, bonus.kappa, bonus_kind(bonus))
+    stated = (metadata.reward_bound, metadata.kappa, metadata.uncertainty)
+    if made_for != stated:
+        raise ValueError(f"(reward_bound, kappa, uncertainty) must be the bonus's {made_for}, got {stated}")
 
 
 def read_metadata(path: str | Path) -> RewardMetadata:
@@ -208,34 +208,39 @@ def read_metadata(path: str | Path) -> RewardMetadata:
         return RewardMetadata.from_json(json.loads(file.read_text()))
     except FileNotFoundError:
         raise ValueError(
-            f"{path} has no {METADATA_FILE}, so it is unknown which labels it learned from; "
+            f"{path} has no {METADATA_FILE}, so it is unknown which labels it learned from: "
             "use a checkpoint written by this package, or declare the model public"
         ) from None
-    except (ValueError, TypeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} is not valid ({error}); write the checkpoint again") from None
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{file} is not valid ({error}): write the checkpoint again") from None
 
 
 def load_reward_checkpoint(
     path: str | Path, *, dtype: torch.dtype | None = None, declared_public: bool = False, plain: bool = False
 ) -> RewardCheckpoint:
-    """Load model, metadata and bonus, in eval mode.
+    """Load model, metadata and bonus, in eval mode; the head is float32.
 
-    `dtype` of the backbone (None: as saved, but float32 on a processor that would emulate bfloat16); the head is
-    float32, as saved. With `declared_public` a folder without metadata is taken as an external, unbounded, public
-    reward model; a folder with invalid metadata is refused all the same. plain: compute as transformers does, without
-    the kernels and shared rows of this package.
+    Args:
+        path: of the folder.
+        dtype: of the backbone; None: as saved, but float32 on a processor that would emulate bfloat16.
+        declared_public: take a folder without metadata as an external, unbounded, public reward model.
+        plain: compute as transformers does, without the kernels and shared rows of this package.
+
+    Raises:
+        ValueError: not a checkpoint of one output (of two, if this package wrote it), or invalid metadata.
     """
     folder = Path(path)
     if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder; pass a reward checkpoint")
+        raise ValueError(f"path must be a folder, got {folder}: pass a reward checkpoint")
     external = declared_public and not (folder / METADATA_FILE).exists()
     metadata = None if external else read_metadata(folder)
     model = load_classifier(folder, dtype=dtype if dtype is not None else "auto")
     if dtype is None:
         model.to(affordable(model.dtype, device_type()))
     if metadata is None:
-        layers = int(model.config.get_text_config().num_hidden_layers)
-        metadata = RewardMetadata.of_external(folder.resolve().name, layers)
+        layers, name = int(model.config.get_text_config().num_hidden_layers), folder.resolve().name
+        metadata = RewardMetadata(PUBLIC, None, None, None, None, None, "external", layers, name, True,
+                                  data={"external": name})  # fmt: skip
     if model.config.num_labels != 1 and (external or model.config.num_labels != 2):
         raise ValueError(f"{folder} has {model.config.num_labels} outputs; a reward model has one")
     stored = _stored_score_weight(folder)
@@ -263,28 +268,12 @@ def _load_bonus(folder: Path, metadata: RewardMetadata) -> Bonus | None:
     if not file.exists():
         return None
     if metadata.kappa is None:
-        raise ValueError(
-            f"{folder / METADATA_FILE} has no kappa although {BONUS_FILE} exists; write the checkpoint again"
-        )
+        raise ValueError(f"{folder / METADATA_FILE} has no kappa for {BONUS_FILE}: write the checkpoint again")
+    noise, bound = metadata.noise, metadata.reward_bound
     try:
-        return bonus_from_tensors(
-            metadata.uncertainty, load_file(file), metadata.reward_bound, metadata.kappa, metadata.noise
-        )
+        return bonus_from_tensors(metadata.uncertainty, load_file(file), bound, metadata.kappa, noise)
     except (SafetensorError, KeyError, ValueError) as error:
-        raise ValueError(f"{file} is not valid ({error}); write the checkpoint again") from None
-
-
-METADATA = "noise of the labels, loss, bound and size of the fit; private-rlhf reads no reward model without it"
-BONUS = "statistics of the uncertainty, which private-rlhf subtracts from the reward; the scores above are without it"
-ONE_OUTPUT = "raw = model(**texts).logits[:, 0]"
-TOKEN_SUM = """outputs = model.score(model.base_model(**texts).last_hidden_state)  # of every token
-    mask = texts["attention_mask"]
-    last = outputs[range(len(mask)), mask.sum(dim=1) - 1, 0]
-    raw = last + (outputs[..., 1] * mask).sum(dim=1)"""
-NO_CLASSIFIER = (
-    "transformers has no sequence classifier for `{}`, so only private-rlhf reads this reward model:"
-    " `private-rlhf evaluate --judge rm:FOLDER`."
-)
+        raise ValueError(f"{file} is not valid ({error}): write the checkpoint again") from None
 
 
 def reward_text(trained_on: str, results: str, model: Any, reward_bound: float | None) -> CardText:

@@ -1,4 +1,6 @@
-"""A finished reward model in place of a fitted one: its checks, and the facts that the run states about it."""
+"""Rewards from outside a run: a finished model in place of a fitted one, and what PPO adds to r̂ (further reward models,
+with tokenizers of their own, and Python functions). Their checks, and the facts that the run states about them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from private_rlhf.core import atomic
@@ -28,11 +30,12 @@ from private_rlhf.reward_models.checkpoint import (
 from private_rlhf.reward_models.scorer import RewardScorer
 from safetensors import SafetensorError
 
+Score = Callable[[Sequence[Prompt], Sequence[str]], torch.Tensor]
+ROOM = 4  # another tokenizer may need this many times the tokens of the policy's
+
 
 def key_names(key: str) -> tuple[str, str]:
-    """Names in messages of the folder and the declaration of a recipe's section `key` that has `path` and `public`:
-    the last two arguments of the functions below.
-    """
+    """Names in messages of the folder and the declaration of a recipe's section `key` that has `path` and `public`."""
     return f"{key}.path", f"{key}.public=true"
 
 
@@ -45,11 +48,10 @@ def check_folder(folder: Path, public: bool, name: str, declaration: str) -> Non
         name, declaration: of the two in messages, see `key_names`.
 
     Raises:
-        UserError: not a checkpoint folder, or one that does not say which labels it learned from while the recipe does
-            not declare them public.
+        UserError: not a checkpoint folder, or its labels are neither stated in it nor declared public.
     """
     if not (folder / "config.json").is_file():
-        raise UserError(f"{name} {folder} is not a checkpoint folder (it has no config.json): give one")
+        raise UserError(f"{name} must be a checkpoint folder, got {folder}: it has no config.json")
     if not (folder / METADATA_FILE).is_file() and not public:
         raise UserError(
             f"{name} {folder} has no {METADATA_FILE}, so it is unknown which labels it learned from: set "
@@ -60,12 +62,10 @@ def check_folder(folder: Path, public: bool, name: str, declaration: str) -> Non
 def load_external(
     folder: Path, public: bool, name: str, declaration: str, **how: Any
 ) -> tuple[RewardCheckpoint, RewardMetadata, dict[str, Any]]:
-    """A reward model from outside this run, its metadata, and its facts for the card (`private_rlhf.privacy.status`).
+    """A reward model from outside this run, its metadata with the folder's name, and its facts for the privacy card.
 
-    Arguments as in `check_folder`; how: of `load_reward_checkpoint`. The metadata name the folder.
-
-    Raises:
-        UserError: see `check_folder`; not a reward model with one output, or metadata that contradict the recipe.
+    Arguments and errors as in `check_folder`. UserError also for a model that is not a reward model with one output, or
+    metadata that contradict the recipe. how: of `load_reward_checkpoint`.
     """
     check_folder(folder, public, name, declaration)
     try:
@@ -91,25 +91,20 @@ def load_external(
 def use_external(
     settings: ExternalRewardSettings, kappa: float, limits: ModelConfig, target: Path, main_process: bool
 ) -> dict[str, Any]:
-    """Put an external reward model into `target`/model with its metadata; the report of the stage.
+    """Put an external reward model into `target`/model with its metadata; the report of the stage. UserError: see
+    `load_external`, or a kappa > 0 of Γ for a model without its statistics.
 
-    kappa: of Γ. limits: of the texts of this run, for the tokenizer that is saved beside the model. It gets no model
-    card: base model, training data and privacy are those of whoever fitted it, and this run knows none of them.
-
-    Raises:
-        UserError: see `load_external`, or Γ asked of a model without its statistics.
+    limits: of the texts of this run, for the tokenizer that is saved beside the model. It gets no model card: this run
+    knows neither base model nor training data.
     """
     checkpoint, metadata, facts = load_external(settings.path, settings.public, *key_names("reward.external"))
     if kappa > 0 and checkpoint.bonus is None:
-        raise UserError(
-            f"reward.external.path {settings.path} holds no bonus statistics, so it has no Γ: set reward.kappa=0"
-        )
+        raise UserError(f"reward.external.path {settings.path} has no bonus statistics for Γ: set reward.kappa=0")
     metadata = replace(metadata, kappa=None if checkpoint.bonus is None else kappa)
     record = metadata.to_json()
     facts |= {name: record[name] for name in ("loss", "reward_bound", "kappa", "num_layers")}
     if main_process:
-        model: Any = checkpoint.model.model
-        tokenizer = load_tokenizer(settings.path, plain_template=False)
+        model, tokenizer = cast(Any, checkpoint.model.model), load_tokenizer(settings.path, plain_template=False)
         # Pooling goes by the mask; plain transformers goes by this id, which must not end a text.
         model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
         trained = tokenizer_as_trained(make_renderer(limits, tokenizer), "right")  # how this run reads its scores
@@ -118,9 +113,6 @@ def use_external(
         atomic.write_json(target / "fit.json", facts)
     return {**facts, "losses": [], "summary": f"external reward model {facts['source']}, labels {facts['labels']}"}
 
-
-Function = Callable[[Sequence[Prompt], Sequence[str]], Sequence[float]]
-ROOM = 4  # another tokenizer may need this many times the tokens of the policy's
 
 
 @dataclass(frozen=True)
@@ -137,7 +129,7 @@ class ExtraReward:
 
     name: str
     weight: float
-    score: Callable[[Sequence[Prompt], Sequence[str]], torch.Tensor]
+    score: Score
     facts: dict[str, Any] = field(default_factory=dict)
     renderer: Renderer | None = None
 
@@ -145,26 +137,33 @@ class ExtraReward:
 def load_extra_rewards(
     entries: Sequence[ExtraRewardSettings], limits: ModelConfig, device: torch.device
 ) -> list[ExtraReward]:
-    """The rewards of ppo.extra_rewards, in their order. limits: of the policy's texts.
-
-    Raises:
-        UserError: see `private_rlhf.reward_models.external.load_external`, or a function that cannot be imported.
+    """The rewards of ppo.extra_rewards, in their order. limits: of the policy's texts. UserError: see `load_external`
+    and `import_function`.
     """
     rewards: list[ExtraReward] = []
     for place, settings in enumerate(entries):
         key = f"ppo.extra_rewards.{place}"
         plain = settings.callable or settings.path.resolve().name  # type: ignore[union-attr]
         name = f"{plain} ({place})" if plain in {reward.name for reward in rewards} else plain
-        loaded = _function(settings, name, key) if settings.callable else _model(settings, name, key, limits, device)
-        rewards.append(loaded)
+        if settings.callable:
+            facts: dict[str, Any] = {"mode": "callable", "source": settings.callable, "weight": settings.weight}
+            rewards.append(ExtraReward(name, settings.weight, score_by(settings.callable, key), facts))
+        else:
+            path = cast(Path, settings.path)
+            scorer, about = external_scorer(path, settings.public, key_names(key), limits, device)
+            facts = {**about, "weight": settings.weight}
+            rewards.append(ExtraReward(name, settings.weight, mean_reward(scorer), facts, scorer.renderer))
     return rewards
 
 
-def import_function(name: str, key: str) -> Function:
-    """The function that `package.module:function` names; `key` of the recipe that says so is for messages.
+def mean_reward(scorer: RewardScorer) -> Score:
+    """(prompts, responses) -> r̄ (B,) float32 on the CPU."""
+    return lambda prompts, responses: scorer.score(prompts, responses).reward
 
-    Raises:
-        UserError: see `check_function`; it cannot be imported or called.
+
+def import_function(name: str, key: str) -> Callable[[Sequence[Prompt], Sequence[str]], Sequence[float]]:
+    """The function that `package.module:function` names; `key` of the recipe that says so is for messages. UserError:
+    see `check_function`; it cannot be imported or called.
     """
     module_name, _, attribute = name.partition(":")
     check_function(name, key)
@@ -193,9 +192,9 @@ def checked(values: Any, responses: Sequence[str], where: str) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.float32)
 
 
-def _function(settings: ExtraRewardSettings, name: str, key: str) -> ExtraReward:
-    assert settings.callable is not None
-    function, where = import_function(settings.callable, key), f"{key}.callable {settings.callable}"
+def score_by(name: str, key: str) -> Score:
+    """The score of a recipe's function; what it raises becomes a RuntimeError that names `key`."""
+    function, where = import_function(name, key), f"{key}.callable {name}"
 
     def score(prompts: Sequence[Prompt], responses: Sequence[str]) -> torch.Tensor:
         try:
@@ -204,20 +203,7 @@ def _function(settings: ExtraRewardSettings, name: str, key: str) -> ExtraReward
             raise RuntimeError(f"{where} failed: {type(error).__name__}: {error}") from error
         return checked(values, responses, where)
 
-    facts = {"mode": "callable", "source": settings.callable, "weight": settings.weight}
-    return ExtraReward(name, settings.weight, score, facts)
-
-
-def _model(
-    settings: ExtraRewardSettings, name: str, key: str, limits: ModelConfig, device: torch.device
-) -> ExtraReward:
-    assert settings.path is not None
-    scorer, facts = external_scorer(settings.path, settings.public, key_names(key), limits, device)
-
-    def score(prompts: Sequence[Prompt], responses: Sequence[str]) -> torch.Tensor:
-        return scorer.score(prompts, responses).reward
-
-    return ExtraReward(name, settings.weight, score, {**facts, "weight": settings.weight}, scorer.renderer)
+    return score
 
 
 def external_scorer(
@@ -230,8 +216,7 @@ def external_scorer(
 ) -> tuple[RewardScorer, dict[str, Any]]:
     """Scores by a reward model from outside this run, without Γ, and its facts for the card.
 
-    public, names: see `private_rlhf.reward_models.external.check_folder`. limits: of the policy's texts.
-    how: of `private_rlhf.reward_models.checkpoint.load_reward_checkpoint`.
+    public, names: see `check_folder`. limits: of the policy's texts. how: of `load_reward_checkpoint`.
     """
     checkpoint, _, facts = load_external(folder, public, *names, **how)
     checkpoint.model.model.to(device)

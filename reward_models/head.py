@@ -1,12 +1,10 @@
 """The linear head r̄ = r(w·φ) of pairs of features: fitted by the private likelihood, with a ridge chosen by the same.
 
-Processes each bring features of some pairs and together make one fit (`private_rlhf.reward_models.basis`).
-
 A head on frozen features is judged by cross-validation. Features that were trained on the pairs know their labels, and
 cross-validation among those pairs would take memory for skill: there the head is fitted again on the pairs that were
 trained on, and its ridge is judged by the pairs that were held out. The head that is fitted again is the one that is
-released. Γ is the standard deviation of a penalised likelihood around its own maximum: around the weights at which
-gradient descent happened to stop it is nothing, and a λ without a maximum that belongs to it has no unit.
+released: Γ is the standard deviation of a penalised likelihood around its own maximum, and the weights at which
+gradient descent happened to stop are not a maximum.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ class PairFeatures:
 
     Attributes:
         chosen, rejected: the features.
-        numbers: (m,) int64, which of all pairs 0, 1, … they are, rising; None where they are all.
+        numbers: (m,) int64, rising: which of all pairs 0, 1, … they are; None where they are all.
         spread: how all pairs are spread over processes.
     """
 
@@ -52,9 +50,10 @@ class PairFeatures:
     def __len__(self) -> int:
         return len(self.chosen)
 
-    def local(self, values: torch.Tensor) -> torch.Tensor:
-        """The values (m, …) of the pairs held here, out of those of all pairs (n, …)."""
-        return values if self.numbers is None else values[self.numbers]
+    @property
+    def sides(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(chosen, rejected)."""
+        return self.chosen, self.rejected
 
     def rows(self, picked: torch.Tensor) -> PairFeatures:
         """The pairs `picked`, by their rising numbers, as all the pairs there are."""
@@ -92,7 +91,8 @@ def fit_head(
     if count < 2:
         raise UserError("all pairs have one prompt, and folds are by prompt: give preferences on several prompts")
     folds = torch.from_numpy(assign_folds(len(groups), min(5, count), groups, seed))
-    return _fit(features, features, features.local(folds), settings.ridge, noise, settings)
+    folds = folds if features.numbers is None else folds[features.numbers]
+    return _fit(features, features, folds, settings.ridge, noise, settings)
 
 
 def refit_head(
@@ -101,36 +101,32 @@ def refit_head(
     """The private MLE on `features` that were trained on the same pairs; settings.refit_ridge, unless given, is chosen
     by the private log-likelihood of `held_out` pairs.
     """
-    chosen, rejected = (torch.cat(pair) for pair in zip(_sides(features), _sides(held_out), strict=True))
+    chosen, rejected = (torch.cat(pair) for pair in zip(features.sides, held_out.sides, strict=True))
     both = PairFeatures(chosen, rejected, spread=features.spread)
     folds = torch.full((len(both),), ALWAYS_LEARNT)
     folds[len(features) :] = 0
     return _fit(features, both, folds, settings.refit_ridge, noise, settings)
 
 
-def _sides(features: PairFeatures) -> tuple[torch.Tensor, torch.Tensor]:
-    return features.chosen, features.rejected
-
-
 def _fit(
     features: PairFeatures,
-    judged: PairFeatures,
+    judges: PairFeatures,
     folds: torch.Tensor,
     ridge: float | Literal["evidence"] | None,
     noise: LabelNoise,
     settings: RewardConfig,
 ) -> tuple[LinearFit, RidgeSelection]:
-    """The ridge by the `folds` (m,) of the pairs `judged`, then the fit to `features`."""
+    """The ridge by the `folds` (m,) of the pairs `judges`, then the fit to `features`."""
     spread, blocks, count = features.spread, settings.feature_blocks, settings.num_components
-    basis = pair_basis(*_sides(features), num_components=count, whiten=False, blocks=blocks, spread=spread)
+    basis = pair_basis(*features.sides, num_components=count, whiten=False, blocks=blocks, spread=spread)
     shared: dict[str, Any] = {"basis": basis, "reward_bound": settings.reward_bound, "loss": settings.loss}
     shared["spread"] = spread
     # The label is +1 throughout: `chosen` is what z prefers.
     ones = torch.ones(len(features), dtype=torch.float64)
     if ridge == "evidence":
-        one, other = (basis.coordinates(side) for side in _sides(features))
+        one, other = (basis.coordinates(side) for side in features.sides)
         by_likelihood = ridge_by_evidence(one, other, ones, noise, settings.reward_bound, spread=spread)
         ridge = ridge_in_units_of(get_loss(settings.loss), by_likelihood, noise)
     ridges = None if ridge is None else [ridge]
-    selection = select_ridge(*_sides(judged), torch.ones(len(judged)), noise, ridges=ridges, folds=folds, **shared)
-    return fit_linear(*_sides(features), ones, noise, ridge=selection.ridge, **shared), selection
+    selection = select_ridge(*judges.sides, torch.ones(len(judges)), noise, ridges=ridges, folds=folds, **shared)
+    return fit_linear(*features.sides, ones, noise, ridge=selection.ridge, **shared), selection

@@ -8,6 +8,7 @@ every step. Below (2α−1)²n ≈ 20 d the unpenalised maximiser runs off to in
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -51,11 +52,10 @@ class ConvergenceReport:
 
 @dataclass(frozen=True)
 class LinearFit:
-    """A fitted linear reward.
+    """A fitted linear reward: `weight` w (d,) and `theta` (k,) float64 with w = Vθ.
 
-    `weight` w (d,) and `theta` (k,) float64 with w = Vθ; `information` H (k, k) = Σ ω δg δgᵀ + λI at the optimum, with
-    ω the expected information of the *privatised* likelihood whatever the loss, so H⁻¹ is the covariance that the
-    bonus uses.
+    `information` H (k, k) = Σ ω δg δgᵀ + λI at the optimum, with ω the expected information of the *privatised*
+    likelihood whatever the loss, so that H⁻¹ is the covariance that the bonus uses.
     """
 
     weight: Tensor
@@ -84,10 +84,10 @@ class LinearFit:
 
 @dataclass(frozen=True)
 class PairProblem:
-    """The objective and its derivatives in basis coordinates; all tensors float64.
+    """The objective and its derivatives; sums are over all pairs of the `spread`.
 
-    x_a, x_b (n, k) are coordinates of the two responses, `private_label` (n,) is ±1: of the pairs that this process
-    holds. Sums are over all pairs of the `spread`. ValueError for other labels.
+    x_a, x_b (n, k) float64 coordinates of the two responses, `private_label` (n,) ±1: of the pairs that this process
+    holds. ValueError for other labels.
     """
 
     x_a: Tensor
@@ -124,8 +124,7 @@ class PairProblem:
         """δg = ∂Δ/∂θ (n, k)."""
         if self._difference is not None:
             return self._difference
-        slope_a = bound_slope(self.x_a @ theta, self.reward_bound)
-        slope_b = bound_slope(self.x_b @ theta, self.reward_bound)
+        slope_a, slope_b = (bound_slope(side @ theta, self.reward_bound) for side in (self.x_a, self.x_b))
         return slope_a[:, None] * self.x_a - slope_b[:, None] * self.x_b
 
     def total_loss(self, theta: Tensor) -> float:
@@ -138,21 +137,12 @@ class PairProblem:
         if self._difference is not None:
             return self.spread.sum(self._difference.T @ slope)
         # Same as margin_gradient(θ)ᵀ slope without forming the (n, k) matrix.
-        slope_a = slope * bound_slope(self.x_a @ theta, self.reward_bound)
-        slope_b = slope * bound_slope(self.x_b @ theta, self.reward_bound)
+        slope_a, slope_b = (slope * bound_slope(side @ theta, self.reward_bound) for side in (self.x_a, self.x_b))
         return self.spread.sum(self.x_a.T @ slope_a - self.x_b.T @ slope_b)
 
-    def scoring_matrix(self, theta: Tensor) -> Tensor:
-        """Expected curvature of Σ_i ℓ_i (k, k)."""
-        return self._gram(theta, self.loss.curvature(self.margin(theta), self.noise))
-
-    def information(self, theta: Tensor) -> Tensor:
-        """Fisher information of the private labels (k, k)."""
-        return self._gram(theta, fisher_weight(self.margin(theta), self.noise))
-
-    def _gram(self, theta: Tensor, weight: Tensor) -> Tensor:
-        """Σ_i weight_i δg_i δg_iᵀ (k, k)."""
-        scaled = self.margin_gradient(theta) * weight.sqrt()[:, None]
+    def information(self, theta: Tensor, weight: Callable[[Tensor, Noise], Tensor] = fisher_weight) -> Tensor:
+        """Σ_i weight_i δg_i δg_iᵀ (k, k); by default the Fisher information of the private labels."""
+        scaled = self.margin_gradient(theta) * weight(self.margin(theta), self.noise).sqrt()[:, None]
         return self.spread.sum(scaled.T @ scaled)
 
 
@@ -160,7 +150,7 @@ def check_labels(private_label: FeatureArray, num_pairs: int) -> Tensor:
     """(n,) float64 of ±1; ValueError otherwise."""
     label = as_double(private_label, "private_label", 1)
     if len(label) != num_pairs:
-        raise ValueError(f"private_label has {len(label)} entries for {num_pairs} pairs")
+        raise ValueError(f"private_label must have {num_pairs} entries, one for each pair, got {len(label)}")
     check_signs(label)
     return label
 
@@ -188,46 +178,35 @@ def pair_problem(
     )
 
 
-@dataclass(frozen=True)
-class _Objective:
-    """The penalised loss: Σ ℓ_i + (λ/2)‖θ − anchor‖²; no anchor means 0."""
-
-    problem: PairProblem
-    ridge: float
-    anchor: Tensor | None
-
-    def value(self, theta: Tensor) -> float:
-        """Nats, one number on all processes."""
-        offset = theta if self.anchor is None else theta - self.anchor
-        value = self.problem.total_loss(theta) + 0.5 * self.ridge * float(offset @ offset)
-        return float(self.problem.spread.first(torch.tensor(value, dtype=torch.float64)))
-
-    def gradient(self, theta: Tensor) -> Tensor:
-        """(k,)."""
-        return self.problem.gradient(theta) + self.ridge * (theta if self.anchor is None else theta - self.anchor)
-
 
 def minimize(
     problem: PairProblem, ridge: float, start: Tensor, *, anchor: Tensor | None = None, tolerance: float = 1e-9
 ) -> tuple[Tensor, ConvergenceReport]:
     """Fisher scoring from `start` (k,), accelerated by L-BFGS corrections, with backtracking.
 
-    The penalty is (λ/2)‖θ − anchor‖², the anchor (k,) being 0 by default.
-
-    The direction is L-BFGS with the Cholesky factor of the scoring matrix as its initial Hessian: the first step is a
-    scoring step, later ones pick up the difference between expected and observed curvature. A gradient costs n·k, a
-    scoring matrix n·k², so the matrix is recomputed only after `_STEPS_PER_MATRIX` steps. Stops when the Newton
-    decrement gᵀH⁻¹g/2 (nats, summed over the data) is at most `tolerance`.
+    The penalty is (λ/2)‖θ − anchor‖², the anchor (k,) being 0 by default. The direction is L-BFGS with the Cholesky
+    factor of the scoring matrix as its initial Hessian: the first step is a scoring step, later ones pick up the
+    difference between expected and observed curvature. A scoring matrix costs k gradients, so it is recomputed only
+    after `_STEPS_PER_MATRIX` steps. Stops at a Newton decrement gᵀH⁻¹g/2 (nats over the data) of at most `tolerance`.
     """
-    objective = _Objective(problem, ridge, anchor)
+    centre = torch.zeros_like(start) if anchor is None else anchor
+
+    def objective(theta: Tensor) -> float:
+        offset = theta - centre
+        value = problem.total_loss(theta) + 0.5 * ridge * float(offset @ offset)
+        return float(problem.spread.first(torch.tensor(value, dtype=torch.float64)))  # one number on all processes
+
     theta, identity = start.clone(), torch.eye(len(start), dtype=torch.float64)
-    objectives, gradient = [objective.value(theta)], objective.gradient(theta)
+    objectives, gradient = [objective(theta)], problem.gradient(theta) + ridge * (theta - centre)
     memory: list[tuple[Tensor, Tensor]] = []
     factor: Tensor | None = None
     age = iterations = 0
     while True:
         if factor is None or age == _STEPS_PER_MATRIX:
-            factor = _cholesky(problem.scoring_matrix(theta) + ridge * identity)
+            matrix = problem.information(theta, problem.loss.curvature) + ridge * identity
+            factor, info = torch.linalg.cholesky_ex(matrix)
+            if int(info) != 0:
+                raise ValueError("the information matrix is not positive definite: raise ridge or lower num_components")
             memory, age = [], 0
         step = _direction(gradient, factor, memory)
         step, product = problem.spread.first(torch.cat([step, 0.5 * (gradient @ step)[None]])).split([len(step), 1])
@@ -242,7 +221,7 @@ def minimize(
             continue
         iterations, age = iterations + 1, age + 1
         theta = theta - size * step
-        previous, gradient = gradient, objective.gradient(theta)
+        previous, gradient = gradient, problem.gradient(theta) + ridge * (theta - centre)
         if float(-size * step @ (gradient - previous)) > 0.0:
             memory.append((-size * step, gradient - previous))
         objectives.append(value)
@@ -265,23 +244,17 @@ def _direction(gradient: Tensor, factor: Tensor, memory: list[tuple[Tensor, Tens
 
 
 def _backtrack(
-    objective: _Objective, theta: Tensor, step: Tensor, reached: float, decrement: float
+    objective: Callable[[Tensor], float], theta: Tensor, step: Tensor, reached: float, decrement: float
 ) -> tuple[float, float]:
     """The largest 2^−j that satisfies Armijo's condition, with the new objective; (0, reached) if none does."""
     size = 1.0
     for _ in range(_MAX_HALVINGS):
-        value = objective.value(theta - size * step)
+        value = objective(theta - size * step)
         if value <= reached - _ARMIJO * size * 2.0 * decrement and value < reached:
             return size, value
         size *= 0.5
     return 0.0, reached
 
-
-def _cholesky(matrix: Tensor) -> Tensor:
-    factor, info = torch.linalg.cholesky_ex(matrix)
-    if int(info) != 0:
-        raise ValueError("the information matrix is not positive definite; use a larger ridge or fewer num_components")
-    return factor
 
 
 def fit_linear(
@@ -299,10 +272,9 @@ def fit_linear(
 ) -> LinearFit:
     """Fit w on pairs (φ_a, φ_b) with private labels; deterministic.
 
-    phi_a, phi_b (n, d) numpy or torch; private_label (n,) in {−1, +1}, +1 where the label prefers a; `ridge` λ ≥ 0 in
-    the coordinates of `basis` (default: the original ones), per dataset (not per pair). With a `spread` each process
-    brings the pairs that it holds, and gets the fit to all. For the unbounded reward only φ_a − φ_b matters.
-    ValueError for bad shapes, labels, ε, or a singular problem.
+    phi_a, phi_b (n, d) numpy or torch, of the pairs that this process holds; private_label (n,) in {−1, +1}, +1 where
+    the label prefers a; `ridge` λ ≥ 0 in the coordinates of `basis` (default: the original ones), per dataset (not per
+    pair). For the unbounded reward only φ_a − φ_b matters. ValueError for bad shapes, labels, ε, or a singular problem.
     """
     if not 0.0 <= ridge < float("inf"):
         raise ValueError(f"ridge must be a finite number of at least 0, got {ridge!r}")
@@ -312,15 +284,5 @@ def fit_linear(
     origin = torch.zeros(basis.num_components, dtype=torch.float64)
     theta, report = minimize(problem, ridge, origin, tolerance=tolerance)
     information = problem.information(theta) + ridge * torch.eye(len(theta), dtype=torch.float64)
-    return LinearFit(
-        weight=basis.weight(theta),
-        theta=theta,
-        basis=basis,
-        information=information,
-        noise=problem.noise,
-        ridge=float(ridge),
-        reward_bound=reward_bound,
-        loss=loss,
-        num_pairs=num_pairs,
-        report=report,
-    )
+    return LinearFit(basis.weight(theta), theta, basis, information, problem.noise, float(ridge), reward_bound, loss,
+                     num_pairs, report)  # fmt: skip

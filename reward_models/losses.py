@@ -1,17 +1,18 @@
 """Per-example losses for preference labels that went through randomised response.
 
 Conventions. `margin` Δ (B,) is r(s, a) − r(s, b). `private_label` z (B,) in {−1, +1} says which response the *released*
-label prefers. `noise` says how noisy it is: what its release states (`LabelNoise`), or an ε. It knows 1 − α and 2α − 1
-to full precision, also where a float α is 1 (from ε = 37 on). ε = `math.inf` means a label that was never flipped, 0 a
-label that carries nothing.
+label prefers. `noise` is what its release states (`LabelNoise`), or an ε: `math.inf` means a label that was never
+flipped, 0 a label that carries nothing.
 
 Every function is pure, keeps the shape (B,), works in float32 (float64 stays float64; half types are widened) and is
-finite for |Δ| up to 1e4 and any ε in [0, ∞]. Sources: "Eq." numbers are those of the private preference-learning paper
+finite for |Δ| up to 1e4 and any ε in [0, ∞]. "Eq." numbers are those of the private preference-learning paper
 (randomised response Eq. 7, likelihood Eq. 8-9, least squares Algorithm 2 step 8).
 
-The trap of label smoothing: cross-entropy with smoothed targets (α, 1−α) on labels that are *already* flipped corrects
-in the wrong direction. Its minimiser shrinks margins a second time, below even the uncorrected loss. It is therefore
-not in the registry, and asking for it is refused with the reason.
+Label smoothing is refused: cross-entropy with smoothed targets (α, 1−α) on labels that are *already* flipped corrects
+in the wrong direction. Its minimiser shrinks margins a second time, below even the uncorrected loss.
+
+r is the smooth bound (B/2)·tanh(2u/B) of the raw score u, in [−B/2, B/2] with positive slopes; r ≈ u near 0. A hard
+clamp would have zero gradient outside the interval. `reward_bound` B > 0 is its width; None means r = u.
 """
 
 from __future__ import annotations
@@ -27,19 +28,14 @@ from private_rlhf.core.noise import LABEL_RULE, LabelNoise, Noise
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
-LossFunction = Callable[[Tensor, Tensor, Noise], Tensor]
-CurvatureFunction = Callable[[Tensor, Noise], Tensor]
-
 SMOOTHING_REFUSED = "smoothing labels that were already randomised shrinks every margin a second time"
 
 
 def check_signs(private_label: Tensor) -> None:
-    """ValueError for labels other than -1 and +1. On an accelerator its own assertion stops them, without a wait of the
-    host: training asks for this in every step.
-    """
+    """ValueError for labels other than -1 and +1."""
     valid = ((private_label == 1) | (private_label == -1)).all()
     if private_label.device.type != "cpu":
-        torch._assert_async(valid, LABEL_RULE)
+        torch._assert_async(valid, LABEL_RULE)  # the host does not wait for it: training asks in every step
     elif private_label.dtype == torch.bool or not bool(valid):
         raise ValueError(LABEL_RULE)
 
@@ -51,10 +47,7 @@ def _widen(values: Tensor) -> Tensor:
 def _signed(margin: Tensor, private_label: Tensor) -> Tensor:
     """zΔ in at least float32; ValueError when the shapes differ (broadcasting would hide a bug), or for no ±1."""
     if margin.shape != private_label.shape:
-        raise ValueError(
-            f"margin has shape {tuple(margin.shape)} but private_label {tuple(private_label.shape)}; "
-            "pass one label a pair"
-        )
+        raise ValueError(f"private_label must have the shape {tuple(margin.shape)}, got {tuple(private_label.shape)}")
     check_signs(private_label)
     margin = _widen(margin)
     return margin * private_label.to(margin.dtype)
@@ -68,6 +61,31 @@ def _sigmoid(values: Tensor) -> Tensor:
 def _log_sigmoid_slope(values: Tensor) -> Tensor:
     """log σ'(x) = log σ(x) + log σ(−x)."""
     return logsigmoid(values) + logsigmoid(-values)
+
+
+# --- bounded rewards -----------------------------------------------------------------------------------------------
+
+
+def check_reward_bound(reward_bound: float | None) -> float | None:
+    """A positive finite width as a float, None as it is; ValueError otherwise."""
+    if reward_bound is not None and not 0.0 < float(reward_bound) < math.inf:
+        raise ValueError(f"reward_bound must be a positive width or None (rewards in [-B/2, B/2]), got {reward_bound}")
+    return None if reward_bound is None else float(reward_bound)
+
+
+def bounded_reward(raw_score: Tensor, reward_bound: float | None) -> Tensor:
+    """r = (B/2)·tanh(2u/B), same shape as `raw_score`; half types are widened to float32."""
+    raw_score, bound = _widen(raw_score), check_reward_bound(reward_bound)
+    return raw_score if bound is None else (bound / 2.0) * torch.tanh(raw_score * (2.0 / bound))
+
+
+def bound_slope(raw_score: Tensor, reward_bound: float | None) -> Tensor:
+    """dr/du = 1/cosh²(2u/B) in (0, 1], same shape; written with sigmoids so that it keeps its relative precision."""
+    raw_score, bound = _widen(raw_score), check_reward_bound(reward_bound)
+    if bound is None:
+        return torch.ones_like(raw_score)
+    scaled = raw_score * (4.0 / bound)
+    return 4.0 * torch.sigmoid(scaled) * torch.sigmoid(-scaled)
 
 
 # --- private likelihood (Eq. 8-9) ----------------------------------------------------------------------------------
@@ -93,9 +111,7 @@ class _PrivateNegativeLogLikelihood(torch.autograd.Function):
 
 
 class _PrivateScore(torch.autograd.Function):
-    """w = ∂ log P/∂x = (2α−1) σ'(x)/P > 0, and w' = −w [σ(x) − σ(−x) (1−α)/P]: the loss is concave where that is
-    positive.
-    """
+    """w = ∂ log P/∂x = (2α−1) σ'(x)/P > 0; w' = −w [σ(x) − σ(−x) (1−α)/P]: the loss is concave where w' > 0."""
 
     @staticmethod
     def forward(ctx: Any, signed: Tensor, noise: LabelNoise) -> Tensor:
@@ -189,13 +205,11 @@ def _debiasing_slope(noise: Noise) -> float:
 def debiased_loss(margin: Tensor, private_label: Tensor, noise: Noise) -> Tensor:
     """[α ℓ(zΔ) − (1−α) ℓ(−zΔ)]/(2α−1) with ℓ = −log σ: unbiased for the loss on the true label; (B,), nats.
 
-    Because ℓ(−x) = ℓ(x) + x this is ℓ(zΔ) − zΔ/(e^ε−1): convex, consistent, but unbounded below per example, with a
-    variance that grows like (2α−1)^−2 everywhere rather than only where the data are uninformative.
-    ValueError at ε = 0, where it does not exist.
+    Because ℓ(−x) = ℓ(x) + x this is ℓ(zΔ) − zΔ/(e^ε−1): convex, consistent, but unbounded below per example, and its
+    variance grows like (2α−1)^−2. ValueError at ε = 0, where it does not exist.
     """
-    weight = _debiasing_slope(noise)
     signed = _signed(margin, private_label)
-    return softplus(-signed) - weight * signed
+    return softplus(-signed) - _debiasing_slope(noise) * signed
 
 
 def debiased_slope(margin: Tensor, private_label: Tensor, noise: Noise) -> Tensor:
@@ -208,7 +222,7 @@ def debiased_slope(margin: Tensor, private_label: Tensor, noise: Noise) -> Tenso
 
 
 def uncorrected_loss(margin: Tensor, private_label: Tensor, noise: Noise) -> Tensor:
-    """Bradley-Terry on z as if nothing had been flipped, (B,), nats. A baseline only: `noise` is validated and ignored.
+    """Bradley-Terry on z as if nothing had been flipped, (B,), nats: a baseline, `noise` is validated and ignored.
 
     It converges to the log-odds of P̃ instead of Δ: a true margin of 2 becomes 0.08, 0.38, 1.33 at ε = 0.1, 0.5, 2.
     """
@@ -240,9 +254,9 @@ class PreferenceLoss:
     """
 
     name: str
-    value: LossFunction
-    slope: LossFunction
-    curvature: CurvatureFunction
+    value: Callable[[Tensor, Tensor, Noise], Tensor]
+    slope: Callable[[Tensor, Tensor, Noise], Tensor]
+    curvature: Callable[[Tensor, Noise], Tensor]
 
 
 _LOSSES = MappingProxyType(
@@ -250,12 +264,8 @@ _LOSSES = MappingProxyType(
         loss.name: loss
         for loss in (
             PreferenceLoss("private_likelihood", private_likelihood_loss, private_likelihood_slope, fisher_weight),
-            PreferenceLoss(
-                "private_least_squares",
-                private_least_squares_loss,
-                private_least_squares_slope,
-                least_squares_curvature,
-            ),
+            PreferenceLoss("private_least_squares", private_least_squares_loss, private_least_squares_slope,
+                           least_squares_curvature),
             PreferenceLoss("debiased", debiased_loss, debiased_slope, logistic_curvature),
             PreferenceLoss("uncorrected", uncorrected_loss, uncorrected_slope, logistic_curvature),
         )
@@ -272,38 +282,5 @@ def get_loss(name: str) -> PreferenceLoss:
     """Look a loss up by name; ValueError names the choices (and says why label smoothing is not among them)."""
     if name in _LOSSES:
         return _LOSSES[name]
-    choices = ", ".join(_LOSSES)
-    if "smooth" in name:
-        raise ValueError(f"loss {name!r} is refused: {SMOOTHING_REFUSED}; choose one of {choices}")
-    raise ValueError(f"unknown loss {name!r}; choose one of {choices}")
-
-
-def check_reward_bound(reward_bound: float | None) -> float | None:
-    """Return `reward_bound` if it is None or a positive finite width; ValueError otherwise."""
-    if reward_bound is None:
-        return None
-    value = float(reward_bound)
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(
-            f"reward_bound must be a positive width B (rewards in [-B/2, B/2]) or None, got {reward_bound!r}"
-        )
-    return value
-
-
-def bounded_reward(raw_score: Tensor, reward_bound: float | None) -> Tensor:
-    """r = (B/2)·tanh(2u/B), same shape as `raw_score`; half types are widened to float32."""
-    raw_score = raw_score if raw_score.dtype == torch.float64 else raw_score.float()
-    bound = check_reward_bound(reward_bound)
-    if bound is None:
-        return raw_score
-    return (bound / 2.0) * torch.tanh(raw_score * (2.0 / bound))
-
-
-def bound_slope(raw_score: Tensor, reward_bound: float | None) -> Tensor:
-    """dr/du = 1/cosh²(2u/B) in (0, 1], same shape; written with sigmoids so that it keeps its relative precision."""
-    raw_score = raw_score if raw_score.dtype == torch.float64 else raw_score.float()
-    bound = check_reward_bound(reward_bound)
-    if bound is None:
-        return torch.ones_like(raw_score)
-    scaled = raw_score * (4.0 / bound)
-    return 4.0 * torch.sigmoid(scaled) * torch.sigmoid(-scaled)
+    reason = f": {SMOOTHING_REFUSED}" if "smooth" in name else ""
+    raise ValueError(f"loss must be one of {', '.join(_LOSSES)}, got {name!r}{reason}")

@@ -1,9 +1,9 @@
 """Reward models as ordinary `AutoModelForSequenceClassification` checkpoints with a bias-free head.
 
 The raw score is u = w·φ, with φ the hidden state of the last attended token. Others load the checkpoint with plain
-transformers and get u; the bound r(u) lives here and in the losses. The last token is found from the attention mask:
-transformers finds it as "the rightmost id that is not pad", which agrees as long as no sequence ends in the pad id, and
-is wrong for a tokenizer whose pad is its eos. Features and scores are float32 whatever the backbone's dtype.
+transformers and get u, without the bound r(u). The last token is found from the attention mask: transformers takes "the
+rightmost id that is not pad", which agrees as long as no sequence ends in the pad id, and is wrong for a tokenizer
+whose pad is its eos. Features and scores are float32 whatever the backbone's dtype.
 
 A head with two outputs reads φ = (the last token's state, the sum of the states of all tokens): u is its first output
 at the last token plus its second output summed over the text. What the prompt adds to that sum is the same for all its
@@ -15,8 +15,6 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
@@ -45,29 +43,40 @@ from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.utils import logging as transformers_logging
 
 
-@contextmanager
-def _expected_key_warnings_hidden() -> Iterator[None]:
-    """Hide the load report: a causal LM has a head too many, a score layer too few, and maybe layers too many."""
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-
-
 def check_pad_token(config: PretrainedConfig) -> int:
     """The pad id of a text config; ValueError when it is missing or also an end-of-sequence id."""
     text = config.get_text_config()
     pad, eos = text.pad_token_id, text.eos_token_id
-    if pad is None:
-        raise ValueError("the model has no pad token; pass pad_token_id (a token that no text ends with)")
-    if pad in (eos if isinstance(eos, list) else [eos]):
-        raise ValueError(
-            f"pad_token_id {pad} is also an end-of-sequence id, so plain transformers would pool the wrong token; "
-            "pass another pad_token_id"
-        )
+    if pad is None or pad in (eos if isinstance(eos, list) else [eos]):
+        # Plain transformers would pool the wrong token.
+        raise ValueError(f"pad_token_id must be a token that no text ends with, got {pad}: pass another")
     return int(pad)
+
+
+LAYER = re.compile(r"\.(?:layers|h)\.(\d+)\.")
+
+
+@functools.cache  # one class for a configuration, however often it is asked for
+def classifier_class(kind: type[PreTrainedConfig]) -> Any:
+    """transformers' class for a configuration; where it has none, its generic one (base model, bias-free `score`).
+
+    Granite, Cohere and OLMoE are such. Only this package reads their checkpoints. ValueError: not a causal LM.
+    """
+    classifiers: Any = AutoModelForSequenceClassification._model_mapping
+    causal: Any = AutoModelForCausalLM._model_mapping
+    if kind in classifiers:
+        return classifiers[kind]
+    if kind not in causal:
+        raise ValueError(f"transformers has no causal LM for {kind.__name__}")
+    parent = next(each for each in causal[kind].__mro__ if each.__name__.endswith("PreTrainedModel"))
+    name = parent.__name__.removesuffix("PreTrainedModel") + "ForSequenceClassification"
+    return type(name, (GenericForSequenceClassification, parent), {})
+
+
+def load_classifier(folder: str | Path, **how: Any) -> Any:
+    """The sequence classifier in `folder`. ValueError: a weight is missing, superfluous or of another shape."""
+    config = AutoConfig.from_pretrained(folder)
+    return load_whole(classifier_class(cast(Any, type(config))), folder, config=config, **how)
 
 
 def build_reward_backbone(
@@ -80,11 +89,11 @@ def build_reward_backbone(
     token_sum: bool = False,
 ) -> PreTrainedModel:
     """A sequence-classification model with the (first `num_layers`) layers of a causal LM and a score layer of zeros,
-    of two outputs with `token_sum`.
+    of two outputs with `token_sum`; in eval mode.
 
     A truncated model keeps the final norm. `dtype` is that of the backbone; the score layer is float32. `four_bit`
-    quantises the backbone's linear layers to NF4 (`quantised`). Returned in eval mode. ValueError when `num_layers` is
-    out of range, a weight is missing, the pad token is missing or equal to eos, or bitsandbytes is missing.
+    quantises the backbone's linear layers to NF4 (`quantised`). ValueError when `num_layers` is out of range, a weight
+    is missing, the pad token is missing or equal to eos, or bitsandbytes is missing.
     """
     config = AutoConfig.from_pretrained(causal_lm_path)
     text = config.get_text_config()
@@ -98,13 +107,48 @@ def build_reward_backbone(
         text.num_hidden_layers = num_layers
         if getattr(text, "layer_types", None) is not None:
             text.layer_types = text.layer_types[:num_layers]
+    loader = classifier_class(cast(Any, type(config)))
+
+    def allowed(name: str) -> bool:
+        layer = LAYER.search(name)
+        cut = layer is not None and int(layer.group(1)) >= text.num_hidden_layers
+        outside = not name.startswith(f"{loader.base_model_prefix}.")  # as the output layer is
+        return name == "score.weight" or outside or cut
+
     more = {"quantization_config": four_bit_config(dtype, ["score"]), **four_bit_place()} if four_bit else {}
-    with _expected_key_warnings_hidden():
-        model = load_backbone_of(causal_lm_path, config, dtype=dtype, **more)
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # no report of the head and the layers that are left out
+    try:
+        model = load_whole(loader, causal_lm_path, allowed, config=config, dtype=dtype, **more)
+    finally:
+        transformers_logging.set_verbosity(verbosity)
     set_score_weight(model, torch.zeros(score_layer(model).weight.numel()))
     if four_bit:
         keep_differentiable(model)
     return cast(PreTrainedModel, use_grouped_attention(speed_up_products(model.eval())))
+
+
+def load_backbone(path: Path, settings: RewardConfig, dtype: str, pad_token_id: int | None) -> Any:
+    """The SFT model's first layers as a reward backbone with a zero head.
+
+    path: of the causal LM. dtype: a key of `DTYPES`. pad_token_id: of the tokenizer that pads its texts.
+
+    Raises:
+        UserError: the checkpoint is not whole, has fewer layers than reward.num_layers, or cannot be quantised.
+    """
+    try:
+        check_layers(settings.num_layers, AutoConfig.from_pretrained(path), str(path))
+        return build_reward_backbone(
+            path,
+            settings.num_layers,
+            DTYPES[dtype],
+            pad_token_id=pad_token_id,
+            four_bit=settings.quantize is not None,
+            token_sum=settings.feature_blocks == 2,
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        cause = " ".join(str(error).split())[:200]
+        raise UserError(f"{path} does not serve as reward backbone ({cause}): run again with --from sft") from None
 
 
 def score_layer(model: nn.Module) -> nn.Linear:
@@ -120,10 +164,8 @@ def score_layer(model: nn.Module) -> nn.Linear:
 
 
 class ScoreHead(nn.Linear):
-    """The score layer, computed in float32 whatever the dtype of the hidden states and of autocast.
-
-    In bfloat16 a score of 5 has a resolution of 0.03, which is what margins would be made of. The state dict is that of
-    nn.Linear, so plain transformers reads it.
+    """The score layer, computed in float32 whatever the dtype of the hidden states and of autocast: in bfloat16 a score
+    of 5 has a resolution of 0.03. The state dict is that of nn.Linear, so plain transformers reads it.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -134,19 +176,14 @@ class ScoreHead(nn.Linear):
 
 def set_score_weight(model: nn.Module, weight: Tensor) -> None:
     """Write w, (d,) or of two outputs (2d,), into the score layer and make that a float32 `ScoreHead`."""
-    head = score_layer(model)
-    inner: Any = unwrap(model)
+    head, inner = score_layer(model), cast(Any, unwrap(model))
+    old = head.weight
+    if tuple(weight.shape) != (old.numel(),):
+        raise ValueError(f"weight must have shape ({old.numel()},), that of the score layer, got {tuple(weight.shape)}")
     if inner.score is head and not isinstance(head, ScoreHead):
-        trainable = head.weight.requires_grad
-        head = ScoreHead(head.in_features, head.out_features, bias=False, device=head.weight.device)
-        head.weight.requires_grad_(trainable)
-        inner.score = head
-    if tuple(weight.shape) != (head.weight.numel(),):
-        raise ValueError(f"weight has shape {tuple(weight.shape)}, the score layer needs ({head.weight.numel()},)")
-    head.weight = nn.Parameter(
-        weight.detach().to(device=head.weight.device, dtype=torch.float32).reshape(head.weight.shape).clone(),
-        requires_grad=head.weight.requires_grad,
-    )
+        inner.score = head = ScoreHead(head.in_features, head.out_features, bias=False, device=old.device)
+    new = weight.detach().to(device=old.device, dtype=torch.float32).reshape(old.shape).clone()
+    head.weight = nn.Parameter(new, requires_grad=old.requires_grad)
 
 
 def last_token_index(attention_mask: Tensor) -> Tensor:
@@ -158,9 +195,9 @@ def last_token_index(attention_mask: Tensor) -> Tensor:
 
 
 class RewardModel:
-    """A sequence-classification model with its reward bound. Call `eval()` on the inner model for scoring.
+    """A sequence-classification model in eval mode, with its reward bound; `backbone` is the model without its head.
 
-    `backbone` is all of it but the score layer. share_rows: texts may share rows where the model can read such.
+    share_rows: texts may share rows where the model can read such.
     """
 
     def __init__(self, model: nn.Module, *, reward_bound: float | None = None, share_rows: bool = True) -> None:
@@ -187,13 +224,15 @@ class RewardModel:
         """w (f,) in the dtype it is stored in; f = d, or 2d with a token sum."""
         return score_layer(self.model).weight.flatten()
 
+    def _hidden(self, input_ids: Tensor, attention_mask: Tensor, positions: Tensor) -> Tensor:
+        more = {"position_ids": positions} if self._takes_positions else {}
+        output = self.backbone(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **more)
+        return cast(Tensor, output.last_hidden_state)
+
     def features(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """φ (B, f) float32 of token ids (B, T) int64 with a 0/1 mask (B, T); differentiable."""
-        arguments: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
-        if self._takes_positions:
-            # Left padding must not shift the positions.
-            arguments["position_ids"] = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
-        hidden = self.backbone(**arguments).last_hidden_state
+        positions = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)  # left padding must not shift them
+        hidden = self._hidden(input_ids, attention_mask, positions)
         rows = torch.arange(len(hidden), device=hidden.device)
         last = hidden[rows, last_token_index(attention_mask)].float()
         if not self.token_sum:
@@ -202,12 +241,8 @@ class RewardModel:
 
     def row_features(self, rows: Rows) -> Tensor:
         """φ (N, f) float32 of the sequences in `rows`, in their order; differentiable."""
-        dtype: torch.dtype = cast(Any, unwrap(self.model)).dtype
-        arguments: dict[str, Any] = {"attention_mask": rows.attention(dtype), "use_cache": False}
-        if self._takes_positions:
-            arguments["position_ids"] = rows.position_ids
-        hidden = self.backbone(input_ids=rows.input_ids, **arguments).last_hidden_state
-        flat = hidden.flatten(0, 1)
+        mask = rows.attention(cast(Any, unwrap(self.model)).dtype)
+        flat = self._hidden(rows.input_ids, mask, rows.position_ids).flatten(0, 1)
         last = flat[rows.last].float()
         if not self.token_sum:
             return last
@@ -262,72 +297,3 @@ def merge_adapters(model: nn.Module, dtype: torch.dtype | None = None) -> PreTra
         merged.to(dtype)  # type: ignore[arg-type]
         set_score_weight(merged, weight)
     return merged
-
-
-LAYER = re.compile(r"\.(?:layers|h)\.(\d+)\.")
-
-
-def load_classifier(folder: str | Path, **how: Any) -> Any:
-    """The sequence classifier in `folder`. ValueError: a weight is missing, superfluous or of another shape."""
-    config = AutoConfig.from_pretrained(folder)
-    return load_whole(classifier_class(type(config)), folder, config=config, **how)
-
-
-def load_backbone_of(causal_lm: str | Path, config: PreTrainedConfig, **how: Any) -> Any:
-    """A classifier as `config` says with the weights of a causal LM, which may have more layers; its score is random.
-
-    ValueError: a weight is missing, superfluous or of another shape.
-    """
-    loader = classifier_class(type(config))
-    layers = config.get_text_config().num_hidden_layers
-
-    def allowed(name: str) -> bool:
-        layer = LAYER.search(name)
-        cut = layer is not None and int(layer.group(1)) >= layers
-        outside = not name.startswith(f"{loader.base_model_prefix}.")  # as the output layer is
-        return name == "score.weight" or outside or cut
-
-    return load_whole(loader, causal_lm, allowed, config=config, **how)
-
-
-def classifier_class(kind: type[PreTrainedConfig]) -> Any:
-    """transformers' class for a configuration; where it has none, its generic one (base model, bias-free `score`).
-
-    Granite, Cohere and OLMoE are such. Only this package reads their checkpoints. ValueError: not a causal LM.
-    """
-    classifiers: Any = AutoModelForSequenceClassification._model_mapping
-    causal: Any = AutoModelForCausalLM._model_mapping
-    if kind in classifiers:
-        return classifiers[kind]
-    if kind not in causal:
-        raise ValueError(f"transformers has no causal LM for {kind.__name__}")
-    return _generic(next(each for each in causal[kind].__mro__ if each.__name__.endswith("PreTrainedModel")))
-
-
-@functools.cache
-def _generic(parent: type) -> type:
-    name = parent.__name__.removesuffix("PreTrainedModel") + "ForSequenceClassification"
-    return type(name, (GenericForSequenceClassification, parent), {})
-
-
-def load_backbone(path: Path, settings: RewardConfig, dtype: str, pad_token_id: int | None) -> Any:
-    """The SFT model's first layers as a reward backbone with a zero head.
-
-    path: of the causal LM. dtype: a key of `DTYPES`. pad_token_id: of the tokenizer that pads its texts.
-
-    Raises:
-        UserError: the checkpoint is not whole, has fewer layers than reward.num_layers, or cannot be quantised.
-    """
-    try:
-        check_layers(settings.num_layers, AutoConfig.from_pretrained(path), str(path))
-        return build_reward_backbone(
-            path,
-            settings.num_layers,
-            DTYPES[dtype],
-            pad_token_id=pad_token_id,
-            four_bit=settings.quantize is not None,
-            token_sum=settings.feature_blocks == 2,
-        )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        cause = " ".join(str(error).split())[:200]
-        raise UserError(f"{path} does not serve as reward backbone ({cause}): run again with --from sft") from None

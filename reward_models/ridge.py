@@ -1,9 +1,19 @@
-"""Choosing the ridge by held-out private log-likelihood.
+"""Choosing the ridge, by held-out private log-likelihood or by the evidence of the private labels.
 
 The score of a ridge is the mean −log P̃(z) on pairs left out of its fit. It reads only released labels, so the choice
 is post-processing and costs no privacy; it is a proper score, so its minimum is the fit closest to the truth in
 Kullback-Leibler distance, unlike the accuracy against z. The uncorrected baseline is scored by its own loss, since it
 does not know α.
+
+The evidence needs no fold. A ridge λ is the prior θ ~ N(0, I/λ). By Laplace's approximation around the penalised
+maximum θ̂ (d components)
+
+    log P(z | λ) ≈ Σ log P̃(z_i) − λ‖θ̂‖²/2 + (d/2) log λ − ½ log det H,   H = Σ ω δg δgᵀ + λI,
+
+ω the expected information of a private label (MacKay 1992, with the private likelihood in the place of a Gaussian's).
+With few or noisy labels, where held-out likelihood cannot tell a ridge of 2 from one of 800, it is the steadier guide.
+Where even it is flat, or where Laplace flatters a fit that saturates, a prior on the margin scale √(d/λ) decides:
+log-normal about `MARGIN_SCALE`, within a factor of four with 95 %.
 """
 
 from __future__ import annotations
@@ -20,6 +30,9 @@ from private_rlhf.reward_models.linear import PairProblem, minimize, pair_proble
 from private_rlhf.reward_models.losses import PreferenceLoss, fisher_weight, get_loss
 from torch import Tensor
 
+MARGIN_SCALE = 0.7
+"""Nats: standard deviation of a margin before there are labels. Differences of two answers of one model are mild."""
+LOG_SCALE_SPREAD = 0.7
 # Standard deviations of the margin under the prior that a ridge stands for, in nats.
 _MARGIN_SCALES = (0.03, 0.1, 0.2, 0.4, 0.7, 1.2, 2.0, 4.0, 8.0)
 
@@ -53,7 +66,7 @@ def default_ridges(num_components: int) -> tuple[float, ...]:
 def assign_folds(num_pairs: int, num_folds: int, groups: Sequence[object] | None, seed: int) -> np.ndarray:
     """Fold number (n,) of each pair; pairs of one group (say, one prompt) share a fold. ValueError for few groups."""
     if groups is not None and len(groups) != num_pairs:
-        raise ValueError(f"groups has {len(groups)} entries for {num_pairs} pairs")
+        raise ValueError(f"groups must have {num_pairs} entries, one for each pair, got {len(groups)}")
     numbers: dict[object, int] = {}
     ids = np.array([numbers.setdefault(group, len(numbers)) for group in groups or range(num_pairs)])
     count = int(ids.max()) + 1 if num_pairs else 0
@@ -81,8 +94,7 @@ def select_ridge(
 
     `folds` (n,) int64 is the fold that each pair is held out with, 0, 1, …, or −1 for a pair that is always learnt from
     and never judges (None: five folds at random). `tolerance` is the Newton decrement (nats over the fold) at which a
-    fit counts as done: far below the noise of the score. With a `spread` each process brings the pairs that it holds,
-    and their folds.
+    fit counts as done: far below the noise of the score.
     """
     basis = identity_basis(phi_a.shape[1]) if basis is None else basis
     problem = pair_problem(phi_a, phi_b, private_label, noise, basis, reward_bound, loss, spread)
@@ -94,10 +106,9 @@ def select_ridge(
     judged = spread.all(folds[folds >= 0])
     if folds.shape != problem.private_label.shape or len(judged) == 0:
         raise ValueError(f"folds must be one number for each of {len(problem)} pairs, and some must be held out")
-    num_folds = int(judged.max()) + 1
     score = get_loss("uncorrected" if loss == "uncorrected" else "private_likelihood")
     losses = torch.zeros(len(grid), len(problem), dtype=torch.float64)
-    for fold in range(num_folds):
+    for fold in range(int(judged.max()) + 1):
         training, test = problem.rows(folds != fold), problem.rows(folds == fold)
         theta = torch.zeros(basis.num_components, dtype=torch.float64)
         for row, ridge in enumerate(grid):
@@ -107,17 +118,7 @@ def select_ridge(
     means = spread.first(losses.mean(1))
     best = int(means.argmin())
     errors = (losses - losses[best]).std(1) / losses.shape[1] ** 0.5
-    return RidgeSelection(
-        ridge=grid[best],
-        ridges=grid,
-        held_out_loss=tuple(means.tolist()),
-        paired_standard_error=tuple(errors.tolist()),
-    )
-
-
-MARGIN_SCALE = 0.7
-"""Nats: standard deviation of a margin before there are labels. Differences of two answers of one model are mild."""
-LOG_SCALE_SPREAD = 0.7
+    return RidgeSelection(grid[best], grid, tuple(means.tolist()), tuple(errors.tolist()))
 
 
 def evidence_ridges(num_components: int) -> tuple[float, ...]:

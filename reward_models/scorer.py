@@ -24,9 +24,7 @@ from safetensors import SafetensorError
 
 @dataclass(frozen=True)
 class Scores:
-    """(B,) float32 each: the estimate r̄, its uncertainty Γ ≥ 0, and the mean r̄ of π_ref's completions of the prompt;
-    Γ and the baseline are 0 where the scorer leaves them out.
-    """
+    """(B,) float32 each: r̄, its uncertainty Γ ≥ 0, and the mean r̄ of π_ref's completions; 0 where left out."""
 
     reward: torch.Tensor
     bonus: torch.Tensor
@@ -43,8 +41,6 @@ class RewardScorer:
     """A reward checkpoint with the renderer of its tokenizer, which may differ from the policy's.
 
     Attributes:
-        checkpoint: model, metadata and the statistics of Γ.
-        renderer: renders text for the reward model.
         batch_size: texts per forward pass.
         use_bonus: compute Γ, which needs reference completions of each prompt.
         use_baseline: compute their mean r̄, which needs them as well.
@@ -62,8 +58,8 @@ class RewardScorer:
     together: bool = False
 
     def place(self, accelerator: Accelerator) -> None:
-        """Put the reward model on the run's device, its layers split over the processes if the launcher asks for it;
-        then every process has to call `features` and `score` when one does, even without a text.
+        """Put the reward model on the run's device. Where the launcher splits its layers over processes, all call
+        `features` and `score` when one of them does, even without a text.
         """
         model = self.checkpoint.model
         score_layer(model.model).to(accelerator.device)
@@ -72,37 +68,33 @@ class RewardScorer:
     def features(
         self, prompts: Sequence[Prompt], responses: Sequence[str], progress: str | None = None
     ) -> torch.Tensor:
-        """Last-token features (B, d) float32 of each prompt and response.
+        """Last-token features (B, d) float32 of each prompt and response. UserError for texts beyond its positions.
 
         A response that the cap stopped is read as the whole answer that a person would get, with an end of turn: every
         text that r̄ was fitted on ends so, and at another token r̄ means nothing. `ppo.missing_eos_penalty` counts it.
         """
-        rows = [
-            self.renderer.prompt_ids(prompt) + self.renderer.response_ids(response)
-            for prompt, response in zip(prompts, responses, strict=True)
-        ]
-        self._check_positions(max(map(len, rows), default=0))
-        features = extract_features(
-            self.checkpoint.model,
-            rows,
-            pad_token_id=self.renderer.tokenizer.pad_token_id,
-            batch_size=self.batch_size,
-            device=self.checkpoint.model.weight.device,
-            progress=progress,
-            together=self.together,
-        )
-        if self.together:
-            free(self.checkpoint.model.backbone)
-        return features
-
-    def _check_positions(self, longest: int) -> None:
-        """UserError if the reward model does not take that many tokens, which are those of its own tokenizer."""
-        positions = getattr(self.checkpoint.model.config.get_text_config(), "max_position_embeddings", None)
+        model, renderer = self.checkpoint.model, self.renderer
+        texts = zip(prompts, responses, strict=True)
+        rows = [renderer.prompt_ids(prompt) + renderer.response_ids(response) for prompt, response in texts]
+        longest = max(map(len, rows), default=0)
+        positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if positions is not None and longest > positions:
             raise UserError(
                 f"a prompt and a sampled response have {longest} tokens for the reward model, which has {positions} "
                 "positions: lower model.max_response_tokens"
             )
+        features = extract_features(
+            model,
+            rows,
+            pad_token_id=renderer.tokenizer.pad_token_id,
+            batch_size=self.batch_size,
+            device=model.weight.device,
+            progress=progress,
+            together=self.together,
+        )
+        if self.together:
+            free(model.backbone)
+        return features
 
     def has_reference(self, prompt: Prompt) -> bool:
         """True where reference completions of `prompt` are known or not needed."""
@@ -144,9 +136,7 @@ def load_scorer(
     path: Path, limits: ModelConfig, batch_size: int = 64, *, use_bonus: bool, use_baseline: bool = False
 ) -> RewardScorer:
     """The scorer of a reward checkpoint of this pipeline. limits: of the texts. batch_size: texts per forward pass.
-
-    Raises:
-        UserError: incomplete checkpoint, no metadata, or Γ asked of a checkpoint without its statistics.
+    UserError: incomplete checkpoint, no metadata, or Γ asked of a checkpoint without its statistics.
     """
     try:
         checkpoint = load_reward_checkpoint(path)
@@ -155,5 +145,4 @@ def load_scorer(
         raise UserError(f"{path} is not a whole reward checkpoint ({cause}): run again with --from reward") from None
     if use_bonus and checkpoint.bonus is None:
         raise UserError(f"{path} holds no bonus statistics: fit it again with reward.kappa > 0, or set reward.kappa=0")
-    renderer = make_renderer(limits, load_tokenizer(path))
-    return RewardScorer(checkpoint, renderer, batch_size, use_bonus, use_baseline)
+    return RewardScorer(checkpoint, make_renderer(limits, load_tokenizer(path)), batch_size, use_bonus, use_baseline)

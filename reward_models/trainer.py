@@ -27,13 +27,13 @@ from transformers import PreTrainedModel, TrainerCallback, TrainerControl, Train
 from trl import RewardConfig, RewardTrainer
 from trl.trainer.reward_trainer import DataCollatorForPreference
 
+POOL = 50
+_LEGACY_COLUMNS = {"chosen_input_ids": "chosen_ids", "rejected_input_ids": "rejected_ids"}
+
 
 def row_length(chosen: Sequence[int], rejected: Sequence[int]) -> int:
     """Tokens of a pair that are computed: what both texts begin with counts once."""
     return len(chosen) + len(rejected) - shared_length(chosen, rejected)
-
-
-_LEGACY_COLUMNS = {"chosen_input_ids": "chosen_ids", "rejected_input_ids": "rejected_ids"}
 
 
 class PairCollator(DataCollatorForPreference):
@@ -47,6 +47,38 @@ class PairCollator(DataCollatorForPreference):
                     problem = "is empty" if len(ids) == 0 else f"ends in the pad token {self.pad_token_id}"
                     raise ValueError(f"{column} of a row {problem}; end rendered texts in another token")
         return super().torch_call(examples)
+
+
+class PairLengthSampler(Sampler[int]):
+    """The order of an epoch: pools of `POOL` random global batches, sorted by length within, batches then shuffled.
+
+    `lengths` (n,) in tokens of what is padded; `batch_size` is the global one, over processes and accumulation steps.
+    The order is a function of `seed` and the epoch. A last, incomplete batch of the epoch stays last.
+    """
+
+    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
+        self.lengths = torch.as_tensor(lengths)
+        self.batch_size, self.seed, self.epoch = batch_size, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by the data loader before each epoch."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed((self.seed << 20) + self.epoch)
+        order = torch.randperm(len(self.lengths), generator=generator)
+        whole = len(order) // self.batch_size * self.batch_size
+        batches = [
+            batch
+            for pool in order[:whole].split(self.batch_size * POOL)
+            for batch in pool[self.lengths[pool].argsort(stable=True)].split(self.batch_size)
+        ]
+        for number in torch.randperm(len(batches), generator=generator).tolist():
+            yield from batches[number].tolist()
+        yield from order[whole:].tolist()
 
 
 class _FollowEpoch(TrainerCallback):
@@ -70,8 +102,7 @@ class PrivateRewardTrainer(RewardTrainer):
     processes and accumulation steps, so n processes with batch b equal one process with batch n·b.
 
     Logged beside TRL's metrics: `private_accuracy`, the share of released labels that the margin agrees with, and
-    `debiased_accuracy` = (private_accuracy − (1−α))/(2α−1), unclipped, an estimate of the accuracy on true labels.
-    `eval_loss` is the held-out loss; for the default loss, the private log-likelihood.
+    `debiased_accuracy`, an unclipped estimate of the accuracy on true labels. `eval_loss` is the held-out loss.
 
     `train_sampling_strategy="group_by_length"` groups pairs by their rows' lengths (`PairLengthSampler`); it needs
     `remove_unused_columns=False`. Where the model allows it, what texts begin with alike is computed once
@@ -100,11 +131,9 @@ class PrivateRewardTrainer(RewardTrainer):
         self._centring = args.center_rewards_coefficient
         if args.label_smoothing_factor:
             raise ValueError(f"label_smoothing_factor must be 0: {SMOOTHING_REFUSED}")
-        pad = check_pad_token(model.config)
-        if processing_class.pad_token_id != pad:
-            raise ValueError(
-                f"the tokenizer pads with {processing_class.pad_token_id}, the model with {pad}; make them agree"
-            )
+        pad, theirs = check_pad_token(model.config), processing_class.pad_token_id
+        if theirs != pad:
+            raise ValueError(f"pad_token_id of the tokenizer must be {pad}, that of the model, got {theirs}")
         whole_calls = args.n_gpu <= 1 and not args.torch_compile
         self._sharing = sharing_of(model) if share_prompts and whole_calls else None
         kwargs.setdefault("data_collator", PairCollator(pad_token_id=pad))
@@ -114,14 +143,8 @@ class PrivateRewardTrainer(RewardTrainer):
             if (peft_config := kwargs.pop("peft_config", None)) is not None:
                 model = cast(PeftModel, get_peft_model(cast(PreTrainedModel, model), peft_config))
             exact = {name: value.data.clone() for name, value in model.named_parameters() if value.requires_grad}
-        super().__init__(
-            model=model,
-            args=args,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            processing_class=processing_class,
-            **kwargs,
-        )
+        kwargs |= {"train_dataset": train_dataset, "eval_dataset": eval_dataset, "processing_class": processing_class}
+        super().__init__(model=model, args=args, **kwargs)
         for name, value in model.named_parameters():
             if name in exact:
                 value.data = exact[name]
@@ -133,19 +156,17 @@ class PrivateRewardTrainer(RewardTrainer):
         if renamed:
             dataset = dataset.rename_columns(renamed)
             columns = [renamed.get(column, column) for column in columns]
-        rendered = {"chosen_ids", "rejected_ids"} <= set(columns)
+        rendered, data = {"chosen_ids", "rejected_ids"} <= set(columns), f"the {dataset_name} dataset"
         if not rendered and (missing := {"chosen", "rejected"} - set(columns)):
-            raise ValueError(
-                f"the {dataset_name} dataset has no {', '.join(sorted(missing))}; pass preferences, or token ids as "
-                "chosen_ids and rejected_ids"
-            )
+            names = ", ".join(sorted(missing))
+            raise ValueError(f"{data} has no {names}: pass preferences, or token ids as chosen_ids and rejected_ids")
         if "margin" in columns:
-            raise ValueError(f"the {dataset_name} dataset has a margin column, which no private loss uses; drop it")
+            raise ValueError(f"{data} has a margin column, which no private loss uses: drop it")
         prepared = super()._prepare_dataset(dataset, processing_class, args, dataset_name)
         if rendered and isinstance(dataset, Dataset) and len(prepared) < len(dataset):
             raise ValueError(
-                f"{len(dataset) - len(prepared)} rows of the {dataset_name} dataset are longer than max_length "
-                f"{args.max_length} and would be dropped; render shorter texts or raise max_length"
+                f"{len(dataset) - len(prepared)} rows of {data} are longer than max_length {args.max_length} and would "
+                "be dropped: render shorter texts or raise max_length"
             )
         return prepared
 
@@ -199,12 +220,8 @@ class PrivateRewardTrainer(RewardTrainer):
         scored: list[Tensor] = []  # scores of every token; transformers returns those of one token a row
         handle = score_layer(plain).register_forward_hook(lambda _, __, output: scored.append(output))
         try:
-            outputs = model(
-                input_ids=rows.input_ids,
-                attention_mask=rows.attention(plain.dtype),
-                position_ids=rows.position_ids,
-                use_cache=False,
-            )
+            places: dict[str, Any] = {"input_ids": rows.input_ids, "position_ids": rows.position_ids}
+            outputs = model(**places, attention_mask=rows.attention(plain.dtype), use_cache=False)
         finally:
             handle.remove()
         scores = scored[0].flatten()[rows.last].float()
@@ -239,45 +256,9 @@ class PrivateRewardTrainer(RewardTrainer):
             self._total_train_tokens += int(self.accelerator.gather(attention_mask.sum()).sum()) // self._tp_size
         metrics = self._metrics[mode]
         metrics["num_tokens"] = [self._total_train_tokens]
-        metrics["min_reward"].append(float(rewards.min()))
-        metrics["mean_reward"].append(float(rewards.mean()))
-        metrics["max_reward"].append(float(rewards.max()))
-        metrics["margin"].append(float(margins.mean()))
-        metrics["private_accuracy"].append(accuracy)
-        metrics["debiased_accuracy"].append(self.noise.debias_share(accuracy))
-
-
-POOL = 50
-
-
-class PairLengthSampler(Sampler[int]):
-    """The order of an epoch: pools of `POOL` random global batches, sorted by length within, batches then shuffled.
-
-    `lengths` (n,) in tokens of what is padded: the row of a pair, or its longer text where the two have rows of their
-    own; `batch_size` is the global one, over processes and accumulation steps, so sharding changes no batch. The order
-    is a function of `seed` and the epoch. A last, incomplete batch of the epoch stays last.
-    """
-
-    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
-        self.lengths = torch.as_tensor(lengths)
-        self.batch_size, self.seed, self.epoch = batch_size, seed, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Called by the data loader before each epoch."""
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed((self.seed << 20) + self.epoch)
-        order = torch.randperm(len(self.lengths), generator=generator)
-        whole = len(order) // self.batch_size * self.batch_size
-        batches = [
-            batch
-            for pool in order[:whole].split(self.batch_size * POOL)
-            for batch in pool[self.lengths[pool].argsort(stable=True)].split(self.batch_size)
-        ]
-        for number in torch.randperm(len(batches), generator=generator).tolist():
-            yield from batches[number].tolist()
-        yield from order[whole:].tolist()
+        for name, value in (
+            ("min_reward", rewards.min()), ("mean_reward", rewards.mean()), ("max_reward", rewards.max()),
+            ("margin", margins.mean()), ("private_accuracy", accuracy),
+            ("debiased_accuracy", self.noise.debias_share(accuracy)),
+        ):  # fmt: skip
+            metrics[name].append(float(value))

@@ -1,4 +1,12 @@
-"""Training of a reward backbone (LoRA, 4-bit LoRA or full) on privatised pairs with TRL."""
+"""Training of a reward backbone (LoRA, 4-bit LoRA or full) on privatised pairs with TRL, and its early stopping.
+
+Every `every` steps, and at step 0 (a warm start may be better than anything that follows), the private loss of each
+held-out pair is computed; it reads only z, so the choice is post-processing. Two evaluations share their pairs, so the
+standard error of their difference is that of the per-pair differences, which is far below that of either mean. A step
+replaces the kept one only if it is better by more than `standard_errors` of them; after `patience` evaluations in a row
+that are not, training stops. Either way the kept weights are the result: the earliest step that no later one beats
+beyond noise. The held-out loss of the kept step has been selected on, and estimates made on the same pairs say so.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +37,7 @@ from trl import RewardConfig as TrlRewardConfig
 
 Pairs = list[tuple[list[int], list[int]]]
 
+STATE_FILE = "early_stopping.safetensors"
 OPTIMIZERS = {
     "adamw": "adamw_torch",
     "adamw_8bit": "adamw_bnb_8bit",
@@ -36,132 +45,6 @@ OPTIMIZERS = {
     "adafactor": "adafactor",
     "sgd": "sgd",
 }
-
-
-@dataclass(frozen=True)
-class TrainedBackbone:
-    """A plain model in eval mode, [[step, loss], …] of its training, and the evaluations of early stopping, if any."""
-
-    model: Any
-    history: list[list[float]]
-    early_stopping: dict[str, Any] | None
-
-
-def train_backbone(
-    backbone: Any,
-    pairs: Pairs,
-    held_out: Pairs,
-    noise: LabelNoise,
-    settings: RewardConfig,
-    *,
-    tokenizer: Any,
-    dtype: str,
-    seed: int,
-    checkpoints: Path,
-    world: World,
-    warm_weight: torch.Tensor | None,
-    reload: Callable[[], Any],
-) -> TrainedBackbone:
-    """The backbone after the recipe's `lora` or `full` training.
-
-    Args:
-        backbone: sequence-classification model with a zero head.
-        pairs: (chosen, rejected) token ids, `chosen` being what z prefers.
-        held_out: the same of pairs that early stopping judges by; not read without it.
-        noise: of the labels, as their release states it.
-        settings: mode, optimiser and loss of the training.
-        tokenizer: pads.
-        dtype: of the trained model, a key of `DTYPES`.
-        seed: of the order of pairs and of fresh adapters.
-        checkpoints: where resume state is kept.
-        world: the process group.
-        warm_weight: (d,) head to start from, or None for zeros.
-        reload: makes a backbone like the first; called where weights were split over processes, to gather them in.
-    """
-    check_rows(len(pairs), "reward", settings.batch_size)
-    optional: dict[str, Any] = {"optim": OPTIMIZERS[settings.optimizer]} if settings.optimizer else {}
-    if settings.group_by_length:
-        optional["train_sampling_strategy"] = "group_by_length"
-    arguments = hf_trainer.trainer_config(
-        "reward",
-        settings,
-        TrlRewardConfig,
-        checkpoints,
-        seed,
-        world,
-        max_length=None,
-        remove_unused_columns=False,
-        **optional,
-    )
-    if warm_weight is not None:
-        set_score_weight(backbone, warm_weight)
-    stopping = held_out_stopping(held_out, settings.early_stopping)
-    trainer = PrivateRewardTrainer(
-        trainable(backbone, settings, seed),
-        arguments,
-        noise=noise,
-        loss=settings.loss,
-        reward_bound=settings.reward_bound,
-        train_dataset=as_dataset(pairs),
-        processing_class=tokenizer,
-        # The marker comes last: it says that a checkpoint is whole.
-        callbacks=[*([stopping] if stopping else []), hf_trainer.CompletionMarker(), hf_trainer.StopOnNonFinite()],
-    )
-    if stopping:
-        stopping.attach(trainer)
-    hf_trainer.train(trainer, checkpoints)
-    trained = whole_model(trainer.accelerator.unwrap_model(trainer.model), lambda: trainable(reload(), settings, seed))
-    return TrainedBackbone(
-        merge_adapters(trained, DTYPES[dtype]).eval(),
-        hf_trainer.loss_history(trainer.state),
-        describe(stopping) if stopping else None,
-    )
-
-
-def trainable(backbone: Any, settings: RewardConfig, seed: int) -> Any:
-    """The backbone for training: under a fresh adapter, or in float32."""
-    if settings.mode != "lora":
-        return backbone.float()
-    config = lora_config(settings.lora, "SEQ_CLS", backbone)
-    config.modules_to_save = ["score"]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return get_peft_model(backbone, config, autocast_adapter_dtype=True)
-
-
-def as_dataset(pairs: Pairs) -> Dataset:
-    """Pairs as the trainer takes them."""
-    return Dataset.from_list([{"chosen_ids": chosen, "rejected_ids": rejected} for chosen, rejected in pairs])
-
-
-def held_out_stopping(held_out: Pairs, settings: EarlyStoppingSettings | None) -> HeldOutStopping | None:
-    """Early stopping by the held-out pairs, or None without settings.
-
-    Raises:
-        UserError: one held-out pair, which has no standard error.
-    """
-    if settings is None:
-        return None
-    if len(held_out) < 2:
-        raise UserError("reward.early_stopping needs two held-out pairs: raise reward.validation_fraction")
-    # Similar lengths together: evaluation pads less.
-    rows = sorted(held_out, key=lambda pair: max(len(pair[0]), len(pair[1])))
-    return HeldOutStopping(
-        as_dataset(rows), every=settings.every, patience=settings.patience, standard_errors=settings.standard_errors
-    )
-
-
-def describe(stopping: HeldOutStopping) -> dict[str, Any]:
-    """The kept step and [step, held-out log-likelihood, its gain over the kept one, paired standard error], as JSON."""
-    record = stopping.record
-    return {
-        "kept_step": record.kept_step,
-        "stopped": record.done,
-        "evaluations": [[entry.step, -entry.loss, entry.gain, entry.standard_error] for entry in record.evaluations],
-    }
-
-
-STATE_FILE = "early_stopping.safetensors"
 
 
 @dataclass(frozen=True)
@@ -173,11 +56,6 @@ class Evaluation:
     gain: float
     standard_error: float
 
-
-def paired_gain(kept: Tensor, new: Tensor) -> tuple[float, float]:
-    """(mean, standard error) of kept − new, (n,) each, n ≥ 2."""
-    difference = kept.double() - new.double()
-    return float(difference.mean()), float(difference.std() / math.sqrt(len(difference)))
 
 
 @dataclass
@@ -192,7 +70,10 @@ class HeldOutRecord:
 
     def judge(self, step: int, kept: Tensor | None, losses: Tensor) -> bool:
         """Record `losses` (n,) of `step` against the kept ones (None: the first); True if the step replaces them."""
-        gain, error = (0.0, 0.0) if kept is None else paired_gain(kept, losses)
+        gain = error = 0.0
+        if kept is not None:
+            difference = kept.double() - losses.double()
+            gain, error = float(difference.mean()), float(difference.std() / math.sqrt(len(difference)))
         self.evaluations.append(Evaluation(step, float(losses.double().mean()), gain, error))
         better = kept is None or gain > self.standard_errors * error
         self.kept_step, self.waited = (step, 0) if better else (self.kept_step, self.waited + 1)
@@ -205,16 +86,15 @@ class HeldOutRecord:
 
 
 class HeldOutStopping(TrainerCallback):
-    """The callback; give it the trainer with `attach` before training.
+    """The callback; attach it to the trainer before training, and put it before callbacks that mark whole checkpoints.
 
-    `rows` are held-out pairs as `PrivateRewardTrainer` takes them, disjoint from training by record; at least two. Kept
-    weights (trainable ones) stay in memory and go into each Trainer checkpoint, so that a resumed run decides as an
-    uninterrupted one. Put it before callbacks that mark a checkpoint as complete.
+    `rows` are at least two held-out pairs as `PrivateRewardTrainer` takes them. Kept weights (trainable ones) stay in
+    memory and go into each Trainer checkpoint, so that a resumed run decides as an uninterrupted one.
     """
 
-    def __init__(self, rows: Dataset, *, every: int, patience: int = 3, standard_errors: float = 1.0) -> None:
-        self.rows, self.every = rows, every
-        self.record = HeldOutRecord(patience, standard_errors)
+    def __init__(self, rows: Dataset, settings: EarlyStoppingSettings) -> None:
+        self.rows, self.every = rows, settings.every
+        self.record = HeldOutRecord(settings.patience, settings.standard_errors)
         self._trainer: Any = None
         self._losses: Tensor | None = None
         self._weights: dict[str, Tensor] = {}
@@ -264,3 +144,104 @@ class HeldOutStopping(TrainerCallback):
         self.record = HeldOutRecord(**record, evaluations=evaluations)
         self._losses = tensors.pop("losses")
         self._weights = tensors
+
+
+@dataclass(frozen=True)
+class TrainedBackbone:
+    """A plain model in eval mode, [[step, loss], …] of its training, and the evaluations of early stopping, if any."""
+
+    model: Any
+    history: list[list[float]]
+    early_stopping: dict[str, Any] | None
+
+
+def train_backbone(
+    backbone: Any,
+    pairs: Pairs,
+    held_out: Pairs,
+    noise: LabelNoise,
+    settings: RewardConfig,
+    *,
+    tokenizer: Any,
+    dtype: str,
+    seed: int,
+    checkpoints: Path,
+    world: World,
+    warm_weight: torch.Tensor | None,
+    reload: Callable[[], Any],
+) -> TrainedBackbone:
+    """The backbone after the recipe's `lora` or `full` training.
+
+    Args:
+        backbone: sequence-classification model with a zero head.
+        pairs: (chosen, rejected) token ids, `chosen` being what z prefers.
+        held_out: the same of pairs that early stopping judges by; not read without it.
+        noise: of the labels, as their release states it.
+        settings: mode, optimiser and loss of the training.
+        tokenizer: pads.
+        dtype: of the trained model, a key of `DTYPES`.
+        seed: of the order of pairs and of fresh adapters.
+        checkpoints: where resume state is kept.
+        world: the process group.
+        warm_weight: (d,) head to start from, or None for zeros.
+        reload: makes a backbone like the first; called where weights were split over processes, to gather them in.
+    """
+    check_rows(len(pairs), "reward", settings.batch_size)
+    more: dict[str, Any] = {"optim": OPTIMIZERS[settings.optimizer]} if settings.optimizer else {}
+    if settings.group_by_length:
+        more["train_sampling_strategy"] = "group_by_length"
+    more |= {"max_length": None, "remove_unused_columns": False}
+    arguments = hf_trainer.trainer_config("reward", settings, TrlRewardConfig, checkpoints, seed, world, **more)
+    if warm_weight is not None:
+        set_score_weight(backbone, warm_weight)
+    stopping = held_out_stopping(held_out, settings.early_stopping)
+    trainer = PrivateRewardTrainer(
+        trainable(backbone, settings, seed),
+        arguments,
+        noise=noise,
+        loss=settings.loss,
+        reward_bound=settings.reward_bound,
+        train_dataset=as_dataset(pairs),
+        processing_class=tokenizer,
+        # The marker comes last: it says that a checkpoint is whole.
+        callbacks=[*([stopping] if stopping else []), hf_trainer.CompletionMarker(), hf_trainer.StopOnNonFinite()],
+    )
+    if stopping:
+        stopping.attach(trainer)
+    hf_trainer.train(trainer, checkpoints)
+    trained = whole_model(trainer.accelerator.unwrap_model(trainer.model), lambda: trainable(reload(), settings, seed))
+    model, history = merge_adapters(trained, DTYPES[dtype]).eval(), hf_trainer.loss_history(trainer.state)
+    return TrainedBackbone(model, history, describe(stopping.record) if stopping else None)
+
+
+def trainable(backbone: Any, settings: RewardConfig, seed: int) -> Any:
+    """The backbone for training: under a fresh adapter, or in float32."""
+    if settings.mode != "lora":
+        return backbone.float()
+    config = lora_config(settings.lora, "SEQ_CLS", backbone)
+    config.modules_to_save = ["score"]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return get_peft_model(backbone, config, autocast_adapter_dtype=True)
+
+
+def as_dataset(pairs: Pairs) -> Dataset:
+    """Pairs as the trainer takes them."""
+    return Dataset.from_list([{"chosen_ids": chosen, "rejected_ids": rejected} for chosen, rejected in pairs])
+
+
+def held_out_stopping(held_out: Pairs, settings: EarlyStoppingSettings | None) -> HeldOutStopping | None:
+    """Early stopping by the held-out pairs, or None without settings. UserError: one pair has no standard error."""
+    if settings is None:
+        return None
+    if len(held_out) < 2:
+        raise UserError("reward.early_stopping needs two held-out pairs: raise reward.validation_fraction")
+    # Similar lengths together: evaluation pads less.
+    rows = sorted(held_out, key=lambda pair: max(len(pair[0]), len(pair[1])))
+    return HeldOutStopping(as_dataset(rows), settings)
+
+
+def describe(record: HeldOutRecord) -> dict[str, Any]:
+    """The kept step and [step, held-out log-likelihood, its gain over the kept one, paired standard error], as JSON."""
+    rows = [[entry.step, -entry.loss, entry.gain, entry.standard_error] for entry in record.evaluations]
+    return {"kept_step": record.kept_step, "stopped": record.done, "evaluations": rows}

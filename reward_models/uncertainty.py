@@ -3,15 +3,34 @@
 A per-prompt shift of the reward never matters to a policy, so uncertainty is that of r(s, a) − E_{a'~μ} r(s, a'), with
 μ the reference policy: every bonus is centred by reference completions. Without centring a bonus measures the ridge.
 
-Every kind is a `CentredBonus`, used with either sign. Here the default, Fisher; `elliptical`, `ensemble` and `dropout`
-hold the others. `FisherBonus` is Γ = κ √(g̃ᵀ H⁻¹ g̃), g = ∂r/∂w = r'(u) φ, g̃ = g − mean_k g(s, a_k),
-H = Σ_i ω_i δg_i δg_iᵀ + λI with ω the expected information of the privatised labels: the posterior standard deviation
-of the centred reward under the penalty of the fit.
+Every kind is a `CentredBonus`, used with either sign. The default is Fisher: Γ = κ √(g̃ᵀ H⁻¹ g̃), g = ∂r/∂w = r'(u) φ,
+g̃ = g − mean_k g(s, a_k), H = Σ_i ω_i δg_i δg_iᵀ + λI with ω the expected information of the privatised labels: the
+posterior standard deviation of the centred reward under the penalty of the fit.
 
-About subspaces. A fit in a `FeatureBasis` V writes w = Vθ and penalises (λ/2)‖θ‖². Its posterior for w is V H_sub⁻¹ Vᵀ:
-Γ² = (Vᵀg̃)ᵀ H_sub⁻¹ (Vᵀg̃). With a square V this equals g̃ᵀH⁻¹g̃ for H = V⁻ᵀ H_sub V⁻¹, the penalty being λ‖V⁻¹w‖².
-With fewer components the fit holds w at exactly 0 across the dropped directions, so no variance is claimed there: the
-bonus is that of the penalised fit, neither more nor less. Doubt in every direction takes `num_components=None`.
+A fit in a `FeatureBasis` V writes w = Vθ and penalises (λ/2)‖θ‖². Its posterior for w is V H_sub⁻¹ Vᵀ, so that
+Γ² = (Vᵀg̃)ᵀ H_sub⁻¹ (Vᵀg̃). The fit holds w at exactly 0 across directions that V drops, and no variance is claimed
+there. Doubt in every direction takes `num_components=None`.
+
+The paper's bonus for the linear class (PPKL Eq. 10), with its constants exposed, is
+
+    Γ = κ √c · e^{B/2}/(2α−1) · √( φ̃ᵀ Σ⁻¹ φ̃ · ( log(N(τ)/δ)/n + τ ) )
+
+Rewards lie in an interval of width B. D²_F of Definition 3.2, read with the reward centred per prompt, is φ̃ᵀΣ⁻¹φ̃ with
+φ̃ = φ(s, a) − E_{a'~μ} φ(s, a') and Σ = E_s Var_{a'~μ} φ(s, a'): a mean per sample, not the sum over the data (n stands
+in the other factor). A bounded reward is linearised at the fit, so that g takes the place of φ. Σ comes from pairs
+whose responses were both drawn from μ, where E[½ δφ δφᵀ] = Σ. A ridge λ of a fit to n pairs is λ/n per sample, and
+Σ + (λ/n)I is what is inverted. N(τ) = (1/τ)^k for k coordinates (the paper's choice for the linear class), τ = 1/n and
+c = 1 by default: an upper bound and not an estimate. e^{B/2} is 148 at B = 10; at B = 1 √c near 0.1 gives a useful Γ.
+
+An ensemble of heads measures the standard deviation of the centred reward over fits to bootstrap samples of the pairs.
+A plain bootstrap under a ridge shrinks to 0 where data are few, just where Γ should be largest. So the penalty of head
+k is (λ/2)‖θ − θ_k⁰‖² with a θ_k⁰ ~ N(0, I/λ) of its own, a draw from the prior that the ridge stands for. To first
+order, Var θ_k = H⁻¹JH⁻¹ + λH⁻² with J the information of the labels and H = J + λI, which is H⁻¹: Fisher's, without its
+Gaussian approximation.
+
+Monte-Carlo dropout is what the reference code of the PPKL paper does: the standard deviation over dropout masks. On a
+model without dropout, such as the Llama family, it is exactly 0: such a model is refused. A mask belongs to the
+positions of one text, so nothing is centred, and doubt about a prompt's common shift is measured too. Prefer Fisher.
 """
 
 from __future__ import annotations
@@ -33,6 +52,7 @@ from scipy.linalg.lapack import dpocon
 from torch import Tensor, nn
 
 MAX_CONDITION = 1e14
+BLOCK = 1024
 
 
 class RewardScore(NamedTuple):
@@ -51,10 +71,9 @@ class RewardScore(NamedTuple):
 
 
 class CentredBonus:
-    """A reward with its bonus, from what the `features` of its reward model gives for a text: (B, f).
+    """A reward with its bonus, from the features (B, f) that its reward model gives for a text.
 
-    `weight` w (d,), `reward_bound` B and `kappa` κ identify the model that the bonus belongs to. A kind defines
-    `quantity` and `deviation`; ValueError for a κ that is negative or not finite.
+    `weight` w (d,), `reward_bound` B and `kappa` κ ≥ 0 identify the model. A kind defines `quantity` and `deviation`.
     """
 
     weight: Tensor
@@ -76,8 +95,7 @@ class CentredBonus:
     def reference_gradient(self, reference_features: Tensor) -> Tensor:
         """Mean quantity of K completions of the prompt by μ, (B, K, f) -> (B, m) float64; a function of the prompt."""
         if reference_features.ndim != 3 or reference_features.shape[1] == 0:
-            shape = tuple(reference_features.shape)
-            raise ValueError(f"reference_features must be (B, K, d) with K >= 1, got {shape}")
+            raise ValueError(f"reference_features must be (B, K >= 1, d), got {tuple(reference_features.shape)}")
         return self.quantity(reference_features.detach().double()).mean(1)
 
     def score_centred(self, features: Tensor, reference_gradient: Tensor) -> RewardScore:
@@ -85,10 +103,8 @@ class CentredBonus:
         features = features.detach().double()
         quantity = self.quantity(features)
         if quantity.shape != reference_gradient.shape:
-            raise ValueError(
-                f"features {tuple(features.shape)} and reference {tuple(reference_gradient.shape)} must belong to the "
-                "same prompts"
-            )
+            shapes = f"{tuple(quantity.shape)} and {tuple(reference_gradient.shape)}"
+            raise ValueError(f"features and reference must belong to the same prompts, got {shapes}")
         weight = self.weight.to(features)
         reward = bounded_reward(features[..., : len(weight)] @ weight, self.reward_bound)
         bonus = self.deviation(features, quantity - reference_gradient.to(features.device))
@@ -125,12 +141,8 @@ class QuadraticBonus(CentredBonus):
         return reward_gradient(features, self.weight, self.reward_bound)
 
     def deviation(self, features: Tensor, centred: Tensor) -> Tensor:
-        """Γ of the centred gradient, whatever the features."""
-        return self.bonus(centred)
-
-    def bonus(self, g_centred: Tensor) -> Tensor:
-        """Γ (B,) float64 of g̃ (B, d)."""
-        coordinates = self.basis.coordinates(g_centred)
+        """Γ (B,) float64 of g̃ (B, d), whatever the features."""
+        coordinates = self.basis.coordinates(centred)
         whitened = torch.linalg.solve_triangular(self.factor.to(coordinates.device), coordinates.T, upper=False)
         return self.width * torch.linalg.vector_norm(whitened, dim=0)
 
@@ -163,28 +175,26 @@ class FisherBonus(QuadraticBonus):
 def definite_factor(matrix: Tensor, name: str) -> Tensor:
     """The lower Cholesky factor (k, k) of a symmetric matrix that is safe to invert.
 
-    ValueError for a matrix that is not finite, not positive definite, or whose condition in the 1-norm (LAPACK's
-    estimate from the factor) exceeds `MAX_CONDITION`: beyond it a float64 solve has no digit left.
+    ValueError for a matrix that is not positive definite, or whose condition in the 1-norm (LAPACK's estimate from the
+    factor) exceeds `MAX_CONDITION`: beyond it a float64 solve has no digit left.
     """
-    remedy = "use a larger ridge or fewer components"
     if not bool(torch.isfinite(matrix).all()):
-        raise ValueError(f"the {name} matrix is not positive definite: it is not finite; check the features")
+        raise ValueError(f"the {name} matrix is not positive definite, it is not finite: check the features")
     factor, info = torch.linalg.cholesky_ex(matrix)
-    if int(info) != 0:
-        raise ValueError(f"the {name} matrix is not positive definite (at row {int(info)} of {len(matrix)}); {remedy}")
-    norm = float(torch.linalg.matrix_norm(matrix, 1))
-    reciprocal, _ = dpocon(factor.cpu().numpy(), norm, uplo="L")
-    if reciprocal * MAX_CONDITION < 1.0:
-        raise ValueError(f"the {name} matrix has condition {1.0 / max(reciprocal, 1e-300):.1e}; {remedy}")
+    where = f"not positive definite (at row {int(info)} of {len(matrix)})" if int(info) else ""
+    if not where:
+        norm = float(torch.linalg.matrix_norm(matrix, 1))
+        reciprocal, _ = dpocon(factor.cpu().numpy(), norm, uplo="L")
+        if reciprocal * MAX_CONDITION < 1.0:
+            where = f"of condition {1.0 / max(reciprocal, 1e-300):.1e}"
+    if where:
+        raise ValueError(f"the {name} matrix is {where}: use a larger ridge or fewer components")
     return factor
-
-
-BLOCK = 1024
 
 
 @dataclass(frozen=True)
 class EllipticalConstants:
-    """`c` > 0 of the bound; `delta` in (0, 1), its failure probability; `tau` in (0, 1) of the covering (None: 1/n);
+    """`c` > 0; `delta` in (0, 1), the probability of failure; `tau` in (0, 1) of the covering (None: 1/n);
     `log_covering` = log N(τ) ≥ 0 (None: k log(1/τ)). ValueError otherwise.
     """
 
@@ -210,7 +220,7 @@ class EllipticalConstants:
 @dataclass(frozen=True)
 class EllipticalBonus(QuadraticBonus):
     """PPKL Eq. 10. weight (d,), basis V (d, k), covariance Σ + (λ/n)I (k, k): float64. ValueError for a covariance that
-    cannot be inverted, or an unbounded reward (the bound has no e^{B/2} then).
+    cannot be inverted, or an unbounded reward.
     """
 
     weight: Tensor
@@ -231,7 +241,7 @@ class EllipticalBonus(QuadraticBonus):
     def width(self) -> float:
         bound = check_reward_bound(self.reward_bound)
         if bound is None:
-            raise ValueError("the elliptical bonus needs a reward_bound: its constant is e^(B/2)")
+            raise ValueError("reward_bound must be a number, got None: the constant of the elliptical bonus is e^(B/2)")
         return self.kappa * self.constants.width(self.noise, bound, self.num_pairs, self.basis.num_components)
 
 
@@ -245,8 +255,7 @@ def elliptical_bonus(
 ) -> EllipticalBonus:
     """Γ of a linear fit, Σ being that of pairs (φ_a, φ_b) of responses that μ drew, features (n, d) of any float dtype.
 
-    Order and label of a pair do not matter. With a `spread` each process brings the pairs that it holds. ValueError as
-    for `EllipticalBonus`, and without pairs.
+    ValueError as for `EllipticalBonus`, and without pairs.
     """
     size = fit.basis.num_components
     total = torch.zeros(size, size, dtype=torch.float64)
@@ -266,7 +275,7 @@ def elliptical_bonus(
 
 @dataclass(frozen=True)
 class EnsembleBonus(CentredBonus):
-    """weight w (d,) of the reward itself, heads (H, d), both float64. ValueError for fewer than two heads."""
+    """weight w (d,) of the reward itself, heads (H ≥ 2, d), both float64."""
 
     weight: Tensor
     heads: Tensor
@@ -276,11 +285,9 @@ class EnsembleBonus(CentredBonus):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.heads.ndim != 2 or len(self.heads) < 2 or self.heads.shape[1] != len(self.weight):
-            raise ValueError(
-                f"heads must be (H, {len(self.weight)}) with H of at least 2, got {tuple(self.heads.shape)}"
-            )
+            raise ValueError(f"heads must be (at least 2, {len(self.weight)}), got {tuple(self.heads.shape)}")
         if not bool(torch.isfinite(self.heads).all()):
-            raise ValueError("a head of the ensemble holds a non-finite weight; the fit failed")
+            raise ValueError("heads must be finite, got a weight that is not: the fit failed")
 
     def quantity(self, features: Tensor) -> Tensor:
         """The reward by each head, (..., d) -> (..., H)."""
@@ -300,15 +307,13 @@ def fit_ensemble(
     num_heads: int = 8,
     seed: int = 0,
     kappa: float = 1.0,
-    tolerance: float = 1e-4,
     numbers: Tensor | None = None,
     spread: Spread = ALONE,
 ) -> EnsembleBonus:
     """`num_heads` heads beside a `fit` to the same pairs, each started at its θ; deterministic in `seed`.
 
-    `tolerance` is the Newton decrement in nats at which a head is done. With a `spread` each process brings the pairs
-    that it holds, and says by `numbers` (m,) which of all pairs 0, 1, … they are. ValueError for fewer than two heads
-    or a ridge of 0, which stands for no prior.
+    numbers: (m,) which of all pairs 0, 1, … this process holds. ValueError for fewer than two heads or a ridge of 0,
+    which does not stand for a prior.
     """
     if num_heads < 2:
         raise ValueError(f"num_heads must be at least 2, got {num_heads}: one head has no spread")
@@ -320,30 +325,25 @@ def fit_ensemble(
         drawn = torch.randint(fit.num_pairs, (fit.num_pairs,), generator=generator).bincount(minlength=fit.num_pairs)
         rows = torch.arange(len(problem)).repeat_interleave(drawn if numbers is None else drawn[numbers])
         anchor = torch.randn(len(fit.theta), dtype=torch.float64, generator=generator) / fit.ridge**0.5
-        theta, _ = minimize(problem.rows(rows), fit.ridge, fit.theta, anchor=anchor, tolerance=tolerance)
+        theta, _ = minimize(problem.rows(rows), fit.ridge, fit.theta, anchor=anchor, tolerance=1e-4)
         heads.append(fit.basis.weight(theta))
     return EnsembleBonus(fit.weight, torch.stack(heads), fit.reward_bound, kappa)
 
 
-def has_dropout(model: nn.Module) -> bool:
-    """True where any dropout is active in training mode: layers, or rates that only the config carries (those of
-    summary and classification heads apart: a head without bias uses none).
+def check_dropout(model: nn.Module) -> None:
+    """ValueError for a model in which training mode switches on no dropout: neither a layer, nor a rate that only the
+    config carries (those of summary and classification heads apart: a head without bias uses none).
     """
-    if any(module.p > 0 for module in model.modules() if isinstance(module, nn.modules.dropout._DropoutNd)):
-        return True
     config: Any = getattr(model, "config", None)
-    return any(
-        isinstance(rate, float) and rate > 0
+    rates = [module.p for module in model.modules() if isinstance(module, nn.modules.dropout._DropoutNd)]
+    rates += [
+        rate
         for name, rate in (config.to_dict() if config is not None else {}).items()
         if ("dropout" in name or name.endswith("pdrop")) and not name.startswith(("summary", "classifier"))
-    )
-
-
-def check_dropout(model: nn.Module) -> None:
-    """ValueError for a model without active dropout."""
-    if not has_dropout(model):
+    ]
+    if not any(isinstance(rate, float) and rate > 0 for rate in rates):
         raise ValueError(
-            f"{type(model).__name__} has no active dropout, so the MC-dropout bonus would be 0 everywhere; "
+            f"{type(model).__name__} has no active dropout, so the MC-dropout bonus would be 0 everywhere: "
             "use the fisher bonus instead"
         )
 
@@ -351,8 +351,8 @@ def check_dropout(model: nn.Module) -> None:
 class DropoutRewardModel(RewardModel):
     """A reward model whose `features` are (B, d + S) float32: φ without dropout, then S raw scores under dropout.
 
-    The draws are a function of `seed` and of the batch (masks are drawn for padded positions too); the global random
-    state stays as it was. ValueError for a model without dropout.
+    The draws are a function of `seed` and of the batch; the global random state stays as it was. ValueError for a model
+    without dropout.
     """
 
     def __init__(
@@ -371,19 +371,16 @@ class DropoutRewardModel(RewardModel):
         return self._with_draws(lambda: super(DropoutRewardModel, self).row_features(rows))
 
     def _with_draws(self, read: Callable[[], Tensor]) -> Tensor:
-        return torch.cat([read(), self._draws(read)], dim=-1)
-
-    @torch.no_grad()
-    def _draws(self, read: Callable[[], Tensor]) -> Tensor:
-        device, training = self.weight.device, self.model.training
+        features, device, training = read(), self.weight.device, self.model.training
+        forked = torch.random.fork_rng(devices=[] if device.type == "cpu" else [device], device_type=device.type)
         self.model.train()
         try:
-            with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device], device_type=device.type):
+            with forked, torch.no_grad():
                 torch.manual_seed(self.seed)
-                stochastic = [read() for _ in range(self.samples)]
+                draws = [super(DropoutRewardModel, self).raw_score_of(read()) for _ in range(self.samples)]
         finally:
             self.model.train(training)
-        return torch.stack([super(DropoutRewardModel, self).raw_score_of(draw) for draw in stochastic], dim=-1)
+        return torch.cat([features, torch.stack(draws, dim=-1)], dim=-1)
 
     def raw_score_of(self, features: Tensor) -> Tensor:
         """u = w·φ without dropout, (B, d + S) -> (B,) float32."""
@@ -415,8 +412,6 @@ class DropoutBonus(CentredBonus):
     def deviation(self, features: Tensor, centred: Tensor) -> Tensor:
         """κ times the standard deviation of the bounded draws."""
         if features.shape[1] != len(self.weight) + self.samples:
-            raise ValueError(
-                f"features must be (B, {len(self.weight)} + {self.samples} draws), got {tuple(features.shape)}: "
-                "compute them with DropoutRewardModel"
-            )
+            shape = f"(B, {len(self.weight)} + {self.samples} draws), got {tuple(features.shape)}"
+            raise ValueError(f"features must be {shape}: compute them with DropoutRewardModel")
         return self.kappa * bounded_reward(features[:, len(self.weight) :], self.reward_bound).std(-1)

@@ -1,6 +1,6 @@
 """Calibration of the reward model: its preferences against held-out private labels, and r̄ ± κΓ against r*.
 
-Both are checks, not inputs: nothing is tuned on them. The first reads z alone; the second needs a known truth.
+Both are checks, not inputs: nothing is tuned on them. The first reads only z; the second needs a known truth.
 """
 
 from __future__ import annotations

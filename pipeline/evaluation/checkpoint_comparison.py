@@ -76,11 +76,9 @@ def compare(
     policy, reference = check_checkpoint(policy, "--policy"), check_checkpoint(reference, "--reference")
     if output is not None:
         check_output(output)
-    chosen = load_prompts(prompts)[:limit]
+    chosen, both = load_prompts(prompts)[:limit], (policy, reference)
     max_response_tokens = max_response_tokens or read_rendering(policy).max_response_tokens
-    renderers = [
-        renderer_of(path, max_response_tokens, system_prompt, max_prompt_tokens) for path in (policy, reference)
-    ]
+    renderers = [renderer_of(path, max_response_tokens, system_prompt, max_prompt_tokens) for path in both]
     partial = None if output is None else output.with_name(f"{output.name}.partial")
     log = None if partial is None else partial / "verdicts.jsonl"
     names = ("--judge rm:", "--judge-public")
@@ -96,7 +94,7 @@ def compare(
     }
     answers, references = (
         shared_answers(path, kept, renderer, purpose, {**described, "prompts": kept}, partial, world)
-        for path, renderer, purpose in zip((policy, reference), renderers, ("policy", "reference"), strict=True)
+        for path, renderer, purpose in zip(both, renderers, ("policy", "reference"), strict=True)
     )
     if not world.main:
         return ""

@@ -68,12 +68,9 @@ class Sampler:
 
     Attributes:
         accelerator: of the run; policies are drawn from and read in its numeric context, as in training.
-        policy, reference: causal LMs in evaluation mode.
-        renderer: of both.
-        scorer: reward model with Γ.
+        policy, reference: causal LMs in evaluation mode, with one `renderer`.
         truth: r*(prompt, response), or None where there is none.
-        sampling: how answers are drawn; KL is at its temperature. As PPO draws, so that what it
-            controlled is measured.
+        sampling: as PPO draws, so that what it controlled is measured; KL is at its temperature.
         seed: of all sampling noise.
         batch_size: answers decoded or scored together.
     """
@@ -88,10 +85,9 @@ class Sampler:
     seed: int
     batch_size: int
 
-    @property
-    def show_progress(self) -> bool:
-        """True where this process shows bars."""
-        return self.accelerator.is_main_process
+    def _bar(self, label: str) -> str | None:
+        """The label where this process shows bars."""
+        return label if self.accelerator.is_main_process else None
 
     def measure(
         self, prompts: Sequence[tuple[int, Prompt]], samples_per_prompt: int, candidates: int
@@ -102,13 +98,11 @@ class Sampler:
         self._centre(prompts, drawn)
         reference = self._draw(self.reference, prompts, samples_per_prompt, "reference", "answers of π_ref")
         policy = self._draw(self.policy, prompts, samples_per_prompt, "policy", "answers of the policy")
-        results = []
         groups = [self._answers(prompts, rows, kl=rows is policy) for rows in (reference, policy, drawn)]
-        for position, (index, prompt) in enumerate(prompts):
-            results.append(
-                PromptResult(index, prompt, groups[0][position], groups[1][position], groups[2][position][:candidates])
-            )
-        return results
+        return [
+            PromptResult(index, prompt, theirs, ours, others[:candidates])
+            for (index, prompt), theirs, ours, others in zip(prompts, *groups, strict=True)
+        ]
 
     def _draw(
         self, model: Any, prompts: Sequence[tuple[int, Prompt]], count: int, purpose: str, label: str
@@ -126,7 +120,7 @@ class Sampler:
                 pad_token_id=tokenizer.pad_token_id,
                 eos_token_id=end_ids(model, tokenizer),
                 batch_size=self.batch_size,
-                progress=label if self.show_progress else None,
+                progress=self._bar(label),
             )
         return [flat[start : start + count] for start in range(0, len(flat), count)]
 
@@ -145,21 +139,12 @@ class Sampler:
         repeated = [prompt for _, prompt in prompts for _ in range(count)]
         rows = [row for group in drawn for row in group]
         texts = [self.renderer.text(row) for row in rows]
-        scores = self.scorer.score(repeated, texts, "scoring" if self.show_progress else None)
+        scores = self.scorer.score(repeated, texts, self._bar("scoring"))
         kls = self._kl(repeated, rows) if kl else [0.0] * len(rows)
-        flat = [
-            Answer(
-                text,
-                len(row),
-                None if self.truth is None else self.truth(plain_prompt(prompt), text),
-                float(reward),
-                float(pessimistic),
-                divergence,
-            )
-            for prompt, row, text, reward, pessimistic, divergence in zip(
-                repeated, rows, texts, scores.reward, scores.pessimistic, kls, strict=True
-            )
-        ]
+        truths = [None if self.truth is None else self.truth(plain_prompt(prompt), text)
+                  for prompt, text in zip(repeated, texts, strict=True)]  # fmt: skip
+        columns = (texts, map(len, rows), truths, scores.reward.tolist(), scores.pessimistic.tolist(), kls)
+        flat = [Answer(*row) for row in zip(*columns, strict=True)]
         return [flat[start : start + count] for start in range(0, len(flat), count)]
 
     @torch.no_grad()

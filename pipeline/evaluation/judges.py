@@ -1,5 +1,5 @@
-"""Judges of two policies' answers: the known truth, a reward model, sentence embeddings, a language model
-(`private_rlhf.evaluation.judges`) or a chat model (`private_rlhf.evaluation.chat_judge`).
+"""Judges of two policies' answers: the known truth, a reward model, sentence embeddings, a local language model, or a
+chat model (`private_rlhf.evaluation.chat_judge`).
 
 A judge gives, for each prompt, the outcome of the policy's answer against the reference's: 1, ½ for a tie, 0, or None
 where it gave no clear verdict; and beside it whatever the outcome was made of, so that it can be checked.
@@ -140,7 +140,6 @@ def make_judge(
     """The judge of `settings`; None is the known truth.
 
     Args:
-        settings: see `JudgeSettings`.
         renderer: of the policy, for the limits on prompts and responses.
         device: where a reward model or a language model goes.
         names: what messages call the folder of a reward model and the declaration that its labels are public.
@@ -262,11 +261,8 @@ class LmJudge:
         odds = self._log_odds(questions)
         rows: list[dict[str, Any]] = []
         for first, second in zip(odds[0::2], odds[1::2], strict=True):
-            if first is None or second is None:
-                rows.append({"outcome": None, "margin": None, "log_odds": [first, second]})
-                continue
-            margin = (first - second) / 2
-            outcome = 0.5 if margin == 0 else float(margin > 0)
+            margin = None if first is None or second is None else (first - second) / 2
+            outcome = None if margin is None else 0.5 if margin == 0 else float(margin > 0)
             rows.append({"outcome": outcome, "margin": margin, "log_odds": [first, second]})
         return rows
 
@@ -274,8 +270,7 @@ class LmJudge:
         instruction, question = messages(prompt, first, second)
         instructions = instruction["content"].partition(" End with")[0]
         text = f"{instructions}\n\n{question['content']}\n\n{QUESTION}"
-        size = self.renderer.prompt_size(text)
-        return self.renderer.prompt_ids(text) if size < self.positions else None
+        return self.renderer.prompt_ids(text) if self.renderer.prompt_size(text) < self.positions else None
 
     @torch.no_grad()
     def _log_odds(self, questions: Sequence[list[int] | None]) -> list[float | None]:

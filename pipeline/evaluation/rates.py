@@ -1,6 +1,14 @@
 """Win rates that neither length nor ties can flatter, and how far a judge can be trusted.
 
 An outcome is 1 where the policy's answer wins against the reference's, 0 where it loses, ½ for a tie.
+
+The likelihood win rate (PPKL Table 1) is how often a policy finds the chosen answer likelier per token. A policy that
+merely drifts finds longer answers likelier than before, whatever its labels said, and people choose them more often. On
+pairs of like length that is worth nothing; how often the longer one is found likelier reads no label.
+
+With `evaluation_labels: laplace` a rule (a policy that finds one response likelier, "the longer answer wins") is a
+choice of one response per pair. Stage count counts how often each is right, adds discrete Laplace noise
+(`privacy.counts`) and enters the cost into the ledger; nothing here sees a label.
 """
 
 from __future__ import annotations
@@ -25,6 +33,11 @@ from scipy import optimize, special, stats
 
 Z = float(stats.norm.ppf(0.975))
 NOT_AT_EQUAL_LENGTH = "no answer to compare at equal length: the lengths separate the two policies"
+LIKELIHOOD_TEXTS = 32
+"""Texts per forward pass."""
+LIKE_LENGTH = 0.2
+"""|log ratio of characters| up to which two answers are of like length."""
+LONGER = "longer_answer"  # the rule that prints beside the policies' rates
 
 
 def length_controlled(outcome: np.ndarray, longer: np.ndarray) -> Estimate | None:
@@ -175,12 +188,6 @@ def beats(score: np.ndarray, baseline: np.ndarray) -> np.ndarray:
     return np.where(score > baseline, 1.0, np.where(score == baseline, 0.5, 0.0))
 
 
-LIKELIHOOD_TEXTS = 32
-"""Texts per forward pass."""
-LIKE_LENGTH = 0.2
-"""|log ratio of characters| up to which two answers are of like length."""
-
-
 def pair_rows(pairs: Sequence[ReleasedPair], renderer: Renderer) -> list[tuple[list[int], list[int]]]:
     """Token ids of chosen and rejected answers, interleaved: row 2i is chosen, 2i+1 rejected (`learnt_ids`)."""
     rows = []
@@ -233,9 +240,6 @@ def prefers_longer(choices: np.ndarray, longer: np.ndarray) -> Estimate:
     return win_rate(choices * longer, np.zeros(len(longer)))
 
 
-LONGER = "longer_answer"  # the rule that prints beside the policies' rates
-
-
 def write_decisions(folder: Path, choices: Mapping[str, np.ndarray], places: list[int], rows: int) -> None:
     """Writes `decisions.json`: the choices (n,) of every rule, the rows they are on, and how many rows there are."""
     content = {"rows": rows, "places": places, "choices": {name: choice.tolist() for name, choice in choices.items()}}
@@ -273,10 +277,10 @@ def counted_rates(choices: Mapping[str, np.ndarray], counted: Mapping[str, Any])
 
 
 def counted_share(count: float, n: int, noise: DiscreteLaplace) -> Estimate:
-    """The share of n pairs a rule is right about, from a noisy count.
+    """The share of n pairs a rule is right about, from a noisy count; not clipped to [0, 1], which would bias it.
 
     The 95 % half-widths of sampling (normal) and of the noise (exact) are added in squares, which is right where one of
-    them dominates. Not clipped to [0, 1], which would bias it.
+    them dominates.
     """
     share = count / n
     inside = min(1.0, max(0.0, share))

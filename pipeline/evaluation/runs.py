@@ -22,7 +22,7 @@ MEASURES = {
     "true reward": ("true_reward", ("truth",)),
     "KL": ("kl", ("sampling",)),
 }
-"""What is compared: its key in a run's rows, and the terms that two runs must share."""
+"""Measures to compare: the key in a run's rows, and the terms that two runs must share."""
 Column = np.ndarray
 """A value by prompt (n,), NaN where the run has none."""
 
@@ -113,7 +113,7 @@ def page(runs: Sequence[Run], prompts: Sequence[str]) -> Iterator[str]:
         cells = " | ".join(shown(estimate) for estimate in (*rates, *means))
         yield f"| {run.name} | {run.aligner}, {epsilon}, {run.seed} | {cells} |"
     yield ""
-    yield f"Against {runs[0].name}, prompt by prompt; Holm over all these differences at 5 %. Prompts alone vary here:"
+    yield f"Against {runs[0].name}, prompt by prompt; Holm over all these differences at 5 %. Only prompts vary here:"
     yield "another seed of the same recipe can differ too, so compare several runs before a method is called better."
     if len({run.reference for run in runs}) > 1:
         yield ""

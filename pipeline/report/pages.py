@@ -113,8 +113,8 @@ def win_rate_figures(facts: RunFacts) -> list[Figure]:
         ]
         baseline = facts.evaluation.get("longer_answer_baseline") if key == "likelihood_win_rate" else None
         note = "Pairs whose preferred answer is the likelier one." if likelihood else "Against π_ref; the line is 50 %."
-        figures.append(_figure(title, plots.win_rates(f"win-{key.replace('_', '-')}", rows, baseline), note))
-    return [figure for figure in figures if figure["svg"]]
+        figures.append((title, plots.win_rates(f"win-{key.replace('_', '-')}", rows, baseline), note))
+    return _drawn(*figures)
 
 
 def frontier_figure(facts: RunFacts) -> Figure:
@@ -128,27 +128,16 @@ def frontier_figure(facts: RunFacts) -> Figure:
 def ppo_figures(facts: RunFacts) -> list[Figure]:
     """The training curves, those with data."""
     history = [{**row, "pessimistic": _difference(row)} for row in facts.ppo_history]
-    figures = [
-        _figure(
-            "Estimated reward",
-            plots.curves(
-                "ppo-reward", history, [("reward", "r̄", POLICY), ("pessimistic", "r̂ = r̄ − Γ", OTHER)], "reward"
-            ),
-            "",
-        ),
-        _figure(
-            "True reward",
-            plots.curves("ppo-truth", history, [("true_reward", "true reward", GIBBS)], "true reward"),
-            "Measured beside training, never used by it.",
-        ),
-        _figure("KL from π_ref", plots.kl_curve("ppo-kl", history), _coefficient_note(facts)),
-        _figure(
-            "Length of responses",
-            plots.curves("ppo-length", history, [("response_tokens", "tokens", INK)], "tokens"),
-            "A policy that games its reward often shows it here.",
-        ),
-    ]
-    return [figure for figure in figures if figure["svg"]]
+    rewards = [("reward", "r̄", POLICY), ("pessimistic", "r̂ = r̄ − Γ", OTHER)]
+    truth, length = [("true_reward", "true reward", GIBBS)], [("response_tokens", "tokens", INK)]
+    return _drawn(
+        ("Estimated reward", plots.curves("ppo-reward", history, rewards, "reward"), ""),
+        ("True reward", plots.curves("ppo-truth", history, truth, "true reward"),
+         "Measured beside training, never used by it."),
+        ("KL from π_ref", plots.kl_curve("ppo-kl", history), _coefficient_note(facts)),
+        ("Length of responses", plots.curves("ppo-length", history, length, "tokens"),
+         "A policy that games its reward often shows it here."),
+    )  # fmt: skip
 
 
 def online_figures(facts: RunFacts) -> list[Figure]:
@@ -163,63 +152,40 @@ def online_figures(facts: RunFacts) -> list[Figure]:
         arms = [("", str(report.get("strategy")), GIBBS), *beside]
         return [(prefix + key, label, colour) for prefix, label, colour in arms]
 
-    figures = [
-        _figure(
-            "Accuracy by answers",
-            plots.curves("online-accuracy", rounds, [("accuracy", "r̄", POLICY)], "debiased accuracy", "labels"),
-            "Of r̄ after each round of questions, on private answers about held-out prompts.",
-        ),
-        _figure(
-            "J by answers",
-            plots.curves("online-j", rounds, lines("gibbs_objective_gain"), "J gain", "labels"),
-            "Of the policy π_ref·exp(r̄/kl_coef) among the candidates, by the known truth, which no choice saw. Passive"
-            " and offline: as many answers at the same ε about pairs of π_ref; offline is pessimistic.",
-        ),
-        _figure(
-            "Regret by answers",
-            plots.curves("online-regret", rounds, lines("regret"), "cumulative regret", "labels"),
-            "What the policies that were asked about lost against the best among the candidates; offline asks π_ref.",
-        ),
-        _figure(
-            "Which pairs were asked",
-            plots.curves(
-                "online-asked",
-                rounds,
-                [("asked_above", "answers above the mean", GIBBS), ("asked_margin", "difference of the two", OTHER)],
-                "r̄, nats",
-                "labels",
-            ),
-            "By r̄ as it was before the round. Each question is in online/rounds.",
-        ),
-    ]
-    return [figure for figure in figures if figure["svg"]]
+    def curves(name: str, series: list[plots.Series], unit: str) -> Markup | None:
+        return plots.curves(f"online-{name}", rounds, series, unit, "labels")
+
+    asked = [("asked_above", "answers above the mean", GIBBS), ("asked_margin", "difference of the two", OTHER)]
+    return _drawn(
+        ("Accuracy by answers", curves("accuracy", [("accuracy", "r̄", POLICY)], "debiased accuracy"),
+         "Of r̄ after each round of questions, on private answers about held-out prompts."),
+        ("J by answers", curves("j", lines("gibbs_objective_gain"), "J gain"),
+         "Of the policy π_ref·exp(r̄/kl_coef) among the candidates, by the known truth, which no choice saw. Passive and"
+         " offline: as many answers at the same ε about pairs of π_ref; offline is pessimistic."),
+        ("Regret by answers", curves("regret", lines("regret"), "cumulative regret"),
+         "What the policies that were asked about lost against the best among the candidates; offline asks π_ref."),
+        ("Which pairs were asked", curves("asked", asked, "r̄, nats"),
+         "By r̄ as it was before the round. Each question is in online/rounds."),
+    )  # fmt: skip
 
 
 def reward_figures(facts: RunFacts) -> list[Figure]:
     """Calibration, coverage and ridge path, where the run gives them."""
     fit = facts.reward_fit
-    figures = [
-        _figure(
-            "Calibration", plots.calibration("calibration", fit.get("calibration") or []), "On held-out private labels."
-        ),
-        _figure(
-            "Coverage of r*",
-            plots.coverage("coverage", facts.evaluation.get("coverage") or []),
-            "Centred at π_ref. Dashed: a normal error of standard deviation Γ; κ = 1 is the default.",
-        ),
-        _figure(
-            "Choice of the ridge",
-            plots.ridge_path("ridge", fit.get("ridge_path") or [], fit.get("ridge")),
-            "Dashed: the λ in use. Band: one standard error of the difference from the best.",
-        ),
-    ]
-    return [figure for figure in figures if figure["svg"]]
+    return _drawn(
+        ("Calibration", plots.calibration("calibration", fit.get("calibration") or []), "On held-out private labels."),
+        ("Coverage of r*", plots.coverage("coverage", facts.evaluation.get("coverage") or []),
+         "Centred at π_ref. Dashed: a normal error of standard deviation Γ; κ = 1 is the default."),
+        ("Choice of the ridge", plots.ridge_path("ridge", fit.get("ridge_path") or [], fit.get("ridge")),
+         "Dashed: the λ in use. Band: one standard error of the difference from the best."),
+    )  # fmt: skip
 
 
 def work_figures(facts: RunFacts) -> list[Figure]:
     """SFT loss and wall time."""
-    figures = [_figure("SFT loss", plots.loss_curve("sft-loss", facts.sft_loss), ""), time_figure(facts)]
-    return [figure for figure in figures if figure["svg"]]
+    time = time_figure(facts)
+    loss = ("SFT loss", plots.loss_curve("sft-loss", facts.sft_loss), "")
+    return _drawn(loss, (time["title"], time["svg"], time["note"]))
 
 
 def time_figure(facts: RunFacts) -> Figure:
@@ -249,6 +215,11 @@ def _sentence(text: str) -> str:
 
 def _figure(title: str, svg: Markup | None, note: str) -> Figure:
     return {"title": title, "svg": svg, "note": note}
+
+
+def _drawn(*rows: tuple[str, Markup | None, str]) -> list[Figure]:
+    """The figures that have data."""
+    return [_figure(title, svg, note) for title, svg, note in rows if svg]
 
 
 def _difference(row: dict[str, Any]) -> float | None:

@@ -81,7 +81,7 @@ def pair_probability(log_reference: Array, pairs: Pairs) -> Array:
 
 
 class Counts(NamedTuple):
-    """How often each pair's private label was +1 and −1, (..., P) float64 each: a sufficient statistic."""
+    """Counts of +1 and −1 among each pair's private labels, (..., P) float64 each: a sufficient statistic."""
 
     plus: Array
     minus: Array

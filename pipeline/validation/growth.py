@@ -1,9 +1,9 @@
-"""How fast a cumulative curve grows: the power p of a + b (T^p − 1)/p, which is a + b log T at p = 0."""
+"""Growth of a cumulative curve: the power p of a + b (T^p − 1)/p, which is a + b log T at p = 0."""
 
 from __future__ import annotations
 
 import numpy as np
-from private_rlhf.validation.bandits import Array, Integers, log_slope
+from private_rlhf.validation.bandits import Array, Integers
 
 WINDOW = 100  # the fits use the last two decades of rounds: the burn-in before them is neither law's
 POWERS = np.round(np.linspace(-1.0, 1.0, 401), 3)
@@ -36,15 +36,3 @@ def power(rounds: Integers, curves: Array) -> float:
     if np.ptp(mean) <= 1e-9 * max(1.0, abs(float(mean[-1]))):
         return float(POWERS[0])
     return float(POWERS[np.abs(bases(rounds[chosen]) @ (mean - mean.mean())).argmax()])
-
-
-def slope_per_log(rounds: Integers, curves: Array) -> float:
-    """b of the fit a + b log T to the mean curve, regret a factor e of rounds."""
-    chosen = late(rounds)
-    return float(np.polyfit(np.log(rounds[chosen]), curves[chosen].mean(axis=1), 1)[0])
-
-
-def late_exponent(rounds: Integers, curves: Array) -> float:
-    """Slope of log mean curve in log T over the last decade: ½ for √T, towards 0 for log T, 1 for no learning."""
-    chosen = late(rounds, 10)
-    return log_slope(rounds[chosen], curves[chosen].mean(axis=1))

@@ -102,7 +102,7 @@ def within(
 
     what: names the number, for the criterion. kind: by default "ours" for a source that starts with "this project",
     else "statement". The claim of an estimate or of bounds holds if all of the interval lies inside, is refuted if all
-    of it lies outside on one side, and is undecided otherwise; a float decides alone. An infinite number lies outside,
+    of it lies outside on one side, and is undecided otherwise; a float just decides. An infinite number lies outside,
     and so does NaN, the value of what could not be measured (`worst` of nothing): a broken bound is refuted, not a
     crash. ValueError for an interval that does not contain its value.
     """
@@ -372,7 +372,7 @@ def band(axes: Axes, x: np.ndarray, mean: np.ndarray, half: np.ndarray, line: st
 
 
 def save(figure: Figure, folder: Path, stem: str) -> None:
-    """Writes folder/stem.png and folder/stem.svg; the bytes of the SVG depend on the drawing alone."""
+    """Writes folder/stem.png and folder/stem.svg; the bytes of the SVG depend only on the drawing."""
     with style():
         figure.savefig(folder / f"{stem}.png", dpi=130)
         figure.savefig(folder / f"{stem}.svg", metadata={"Date": None, "Creator": None})

@@ -225,7 +225,7 @@ def arms(repetitions: int, sizes: Sequence[float], seed: int, epsilons: Sequence
 
 
 def arm_claims(found: Arms, seed: int) -> Iterator[Claim]:
-    """Which losses keep the rate at the last decade of n, ε = 1, and where the others stop."""
+    """Losses that keep the rate at the last decade of n, ε = 1, and the places where the others stop."""
     last = slice(-3, None)
     for arm in ARMS:
         slope = bootstrap(slope_of_mean(found.comparisons[last]), found.subopt[arm, 1.0][last], seed)

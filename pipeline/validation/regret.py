@@ -217,7 +217,7 @@ class Learner:
         self.bonus = np.minimum(self.clip, self.radius * self.uncertainty)
 
     def violated(self) -> Array:
-        """Whether r̄ + b + c(s) < r* somewhere, c(s) = E_{π¹}[r* − r̄], (R,) of 0 and 1."""
+        """1 where r̄ + b + c(s) < r* somewhere, c(s) = E_{π¹}[r* − r̄], (R,) of 0 and 1."""
         if self.estimate is None:
             return np.zeros(len(self.bonus))
         error = self.world.bandit.reward - self.estimate
@@ -267,7 +267,7 @@ def simulate(world: World, arm: Arm, epsilon: float, horizon: int, seed: int, re
 
 
 def _draw(generator: np.random.Generator, length: int, joint: Array) -> Integers:
-    """How often each (s, a¹, a²) occurs in `length` rounds, (R, S, A, A)."""
+    """Counts of each (s, a¹, a²) in `length` rounds, (R, S, A, A)."""
     flat = joint.reshape(len(joint), -1)
     return generator.multinomial(length, flat / flat.sum(axis=1, keepdims=True)).reshape(joint.shape)
 

@@ -175,7 +175,7 @@ class PaperNoise:
 
     @property
     def admissible(self) -> bool:
-        """Whether both side conditions are met."""
+        """True where both side conditions are met."""
         return self.relative_variance >= 0.7 and self.order <= self.order_limit
 
 

@@ -128,7 +128,7 @@ def test_settings_that_contradict_themselves_are_refused(keys: dict[str, Any], s
 
 
 def test_a_reward_model_that_cannot_be_used_is_named(renderer: Renderer, tmp_path: Path, their_model: Path) -> None:
-    with pytest.raises(UserError, match=r"--judge rm: .*none is not a checkpoint folder"):
+    with pytest.raises(UserError, match=r"--judge rm: must be a checkpoint folder, got .*none"):
         make_judge(JudgeSettings(path=tmp_path / "none"), renderer, CPU, NAMES)
     with pytest.raises(UserError, match=r"their-model has no reward_metadata\.json.* set --judge-public if they"):
         make_judge(JudgeSettings(path=their_model), renderer, CPU, NAMES)

@@ -63,7 +63,7 @@ def test_errors() -> None:
         pair_basis(phi_a, phi_a)
     with pytest.raises(ValueError, match="same, non-empty shape"):
         pair_basis(phi_a, phi_b[:-1])
-    with pytest.raises(ValueError, match="phi_b holds a non-finite value"):
+    with pytest.raises(ValueError, match="phi_b must be finite"):
         pair_basis(phi_a, np.where(phi_b > 6, np.nan, phi_b))
     with pytest.raises(ValueError, match="num_components must be at least 1"):
         pair_basis(phi_a, phi_b, num_components=0)

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from private_rlhf.recipe import EarlyStoppingSettings
 from private_rlhf.reward_models.losses import private_likelihood_loss
 from private_rlhf.reward_models.model import RewardModel
 from private_rlhf.reward_models.trainer import PrivateRewardTrainer
-from private_rlhf.reward_models.training import HeldOutRecord, HeldOutStopping, paired_gain
+from private_rlhf.reward_models.training import HeldOutRecord, HeldOutStopping
 from support.reward_trainers import make_rows, make_trainer
 from transformers import TrainerCallback
 
@@ -21,7 +22,9 @@ def test_the_paired_error_is_that_of_the_differences() -> None:
     generator = torch.Generator().manual_seed(0)
     kept = torch.randn(400, generator=generator)
     new = kept - 0.01 + 0.01 * torch.randn(400, generator=generator)
-    gain, error = paired_gain(kept, new)
+    record = HeldOutRecord(patience=1, standard_errors=1.0)
+    assert record.judge(1, kept, new)
+    gain, error = record.evaluations[0].gain, record.evaluations[0].standard_error
     assert gain == pytest.approx(float((kept - new).mean()), rel=1e-5)
     assert error == pytest.approx(float((kept - new).std()) / 20, rel=1e-5)
     assert error < 0.001
@@ -79,7 +82,7 @@ def test_training_that_only_harms_gives_back_the_weights_it_started_with(tiny_ca
     """Trained on swapped pairs, so the held-out loss rises from step 0 on."""
     rows = make_rows(16)
     swapped = rows.rename_columns({"chosen_ids": "rejected_ids", "rejected_ids": "chosen_ids"})
-    callback = HeldOutStopping(rows, every=2, patience=2)
+    callback = HeldOutStopping(rows, EarlyStoppingSettings(every=2, patience=2))
     trainer = build(tiny_causal_lm, tmp_path, callback, train_dataset=swapped, max_steps=20, learning_rate=3e-3)
     before = weights(trainer)
     trainer.train()
@@ -90,7 +93,7 @@ def test_training_that_only_harms_gives_back_the_weights_it_started_with(tiny_ca
 
 def test_training_that_helps_goes_on_and_keeps_the_best_step(tiny_causal_lm: Path, tmp_path: Path) -> None:
     rows = make_rows(16)
-    callback = HeldOutStopping(rows, every=2, patience=2)
+    callback = HeldOutStopping(rows, EarlyStoppingSettings(every=2, patience=2))
     trainer = build(
         tiny_causal_lm,
         tmp_path,
@@ -132,7 +135,7 @@ def test_killed_and_resumed_is_never_killed(tiny_causal_lm: Path, tmp_path: Path
     }
     if grouped:
         own["train_sampling_strategy"] = "group_by_length"
-    callbacks = [HeldOutStopping(make_rows(8), every=2, patience=9, standard_errors=0.5) for _ in range(3)]
+    callbacks = [HeldOutStopping(make_rows(8), EarlyStoppingSettings(2, 9, 0.5)) for _ in range(3)]
     whole = build(tiny_causal_lm, tmp_path / "whole", callbacks[0], **own)
     whole.train()
     with pytest.raises(KeyboardInterrupt):

@@ -105,8 +105,8 @@ def test_a_checkpoint_of_this_package_keeps_its_own_epsilon(checkpoint: Path, tm
 def test_refusals(checkpoint: Path, others: Path, tmp_path: Path) -> None:
     private = save(checkpoint, tmp_path / "private", private=True)
     for path, public, kappa, message in (
-        (tmp_path / "absent", True, 0.0, r"reward\.external\.path .*absent is not a checkpoint folder"),
-        (others, True, 1.0, r"holds no bonus statistics, so it has no Γ: set reward\.kappa=0"),
+        (tmp_path / "absent", True, 0.0, r"reward\.external\.path must be a checkpoint folder, got .*absent"),
+        (others, True, 1.0, r"has no bonus statistics for Γ: set reward\.kappa=0"),
         (private, True, 0.0, r"learned from private labels by its own metadata: remove reward\.external\.public"),
         (checkpoint, True, 0.0, r"is not a reward checkpoint \(.*\): give another"),  # a language model
     ):

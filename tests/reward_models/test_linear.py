@@ -119,7 +119,7 @@ def test_private_mle_is_efficient(epsilon: float, n: int) -> None:
 def test_ridge_keeps_a_hopeless_problem_finite() -> None:
     """At ε = 0.1 with 300 pairs and 20 features (2α−1)²n < 1: the maximiser is at infinity."""
     phi_a, phi_b, label, _ = make_pairs(300, 20, 0.1)
-    with pytest.raises(ValueError, match="larger ridge"):
+    with pytest.raises(ValueError, match="raise ridge"):
         fit_linear(phi_a, phi_b, label, 0.1, ridge=0.0)
     held = fit_linear(phi_a, phi_b, label, 0.1, ridge=20.0)
     assert held.report.converged
@@ -172,14 +172,14 @@ def test_errors_name_the_culprit() -> None:
 
     for changes, message in (
         ({"private_label": (label + 1) / 2}, "a label must be -1 or"),
-        ({"private_label": label[:-1]}, "9 entries for 10 pairs"),
+        ({"private_label": label[:-1]}, "must have 10 entries, one for each pair, got 9"),
         ({"phi_b": phi_b[:, :1]}, "same, non-empty shape"),
-        ({"phi_a": phi_a * math.nan}, "phi_a holds a non-finite"),
+        ({"phi_a": phi_a * math.nan}, "phi_a must be finite"),
         ({"noise": 0.0}, "epsilon must be above 0"),
         ({"ridge": -1.0}, "ridge must be a finite number"),
         ({"reward_bound": -1.0}, "reward_bound must be"),
         ({"loss": "label_smoothing"}, "already randomised"),
-        ({"phi_a": phi_b, "ridge": 0.0}, "larger ridge"),
+        ({"phi_a": phi_b, "ridge": 0.0}, "raise ridge"),
     ):
         with pytest.raises(ValueError, match=message):
             fit(**changes)

@@ -237,7 +237,7 @@ def test_errors_name_the_culprit() -> None:
     with pytest.raises(ValueError, match="epsilon must be above 0"):
         debiased_loss(one, one, 0.0)
     for name in loss_names():
-        with pytest.raises(ValueError, match="one label a pair"):
+        with pytest.raises(ValueError, match="private_label must have the shape"):
             get_loss(name).value(one, torch.ones(1), 1.0)
-    with pytest.raises(ValueError, match=r"unknown loss 'bt'.*private_likelihood"):
+    with pytest.raises(ValueError, match=r"loss must be one of private_likelihood.*, got 'bt'"):
         get_loss("bt")

@@ -8,6 +8,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from private_rlhf.lm import quantised
+from private_rlhf.recipe import EarlyStoppingSettings
 from private_rlhf.reward_models.checkpoint import load_reward_checkpoint, save_reward_checkpoint
 from private_rlhf.reward_models.model import (
     RewardModel,
@@ -41,7 +42,7 @@ def test_qlora_trains_and_saves_an_ordinary_checkpoint(
     head = 0.3 * torch.randn(64, generator=torch.Generator().manual_seed(4))
     set_score_weight(base, head)
     rows = make_rows(8)
-    stopping = HeldOutStopping(rows, every=3, patience=5)
+    stopping = HeldOutStopping(rows, EarlyStoppingSettings(every=3, patience=5))
     trainer = make_trainer(
         wide_causal_lm,
         tmp_path,

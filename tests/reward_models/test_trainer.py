@@ -171,9 +171,9 @@ def test_errors_name_the_culprit(tiny_causal_lm: Path, tmp_path: Path) -> None:
     for changes, message in (
         ({"noise": 0.0}, "epsilon must be above 0"),
         ({"reward_bound": -1.0}, "reward_bound must be"),
-        ({"loss": "bt"}, "unknown loss"),
+        ({"loss": "bt"}, "loss must be one of"),
         ({"label_smoothing_factor": 0.1}, f"label_smoothing_factor must be 0: {SMOOTHING_REFUSED}"),
-        ({"train_dataset": text}, "has no rejected; pass preferences, or token ids as chosen_ids and rejected_ids"),
+        ({"train_dataset": text}, "has no rejected: pass preferences, or token ids as chosen_ids and rejected_ids"),
         ({"train_dataset": margins}, "has a margin column"),
         ({"max_length": 7}, "rows of the train dataset are longer than max_length 7"),
         ({"processing_class": no_pad}, "the tokenizer pads with 2, the model with 0"),

@@ -44,7 +44,8 @@ def test_a_square_basis_gives_the_same_bonus_as_its_metric_in_weight_space() -> 
     fit = fit_linear(phi_a, phi_b, label, 1.0, ridge=2.0, basis=basis)
     inverse = torch.linalg.inv(basis.matrix)
     plain = FisherBonus(fit.weight, FeatureBasis(torch.eye(6).double()), inverse.T @ fit.information @ inverse, None)
-    torch.testing.assert_close(plain.bonus(phi_a), FisherBonus.from_fit(fit).bonus(phi_a), rtol=1e-8, atol=1e-12)
+    folded = FisherBonus.from_fit(fit).deviation(phi_a, phi_a)
+    torch.testing.assert_close(plain.deviation(phi_a, phi_a), folded, rtol=1e-8, atol=1e-12)
 
 
 def test_bonus_is_the_spread_of_the_refitted_reward() -> None:
@@ -62,7 +63,7 @@ def test_bonus_is_the_spread_of_the_refitted_reward() -> None:
         again = (torch.rand(3000, dtype=torch.float64, generator=generator) < positive).double() * 2 - 1
         draws.append(directions @ fit_linear(phi_a, phi_b, again, epsilon, ridge=ridge, tolerance=1e-6).weight)
     spread = torch.stack(draws).std(0)
-    torch.testing.assert_close(FisherBonus.from_fit(fit).bonus(directions), spread, rtol=0.15, atol=0)
+    torch.testing.assert_close(FisherBonus.from_fit(fit).deviation(directions, directions), spread, rtol=0.15, atol=0)
 
 
 def test_bonus_grows_with_the_privacy_factor_and_shrinks_with_data() -> None:
@@ -73,7 +74,7 @@ def test_bonus_grows_with_the_privacy_factor_and_shrinks_with_data() -> None:
         basis, zero = identity_basis(6), torch.zeros(6, dtype=torch.float64)
         sides = (phi_a.repeat(copies, 1), phi_b.repeat(copies, 1), torch.ones(400 * copies))
         problem = pair_problem(*sides, epsilon, basis, None, "private_likelihood")
-        return FisherBonus(zero, basis, problem.information(zero) + ridge * basis.matrix, None).bonus(query)
+        return FisherBonus(zero, basis, problem.information(zero) + ridge * basis.matrix, None).deviation(query, query)
 
     clean = bonus(math.inf)
     for epsilon in (0.1, 0.5, 2.0):
@@ -106,15 +107,15 @@ def test_dropped_directions_claim_no_uncertainty() -> None:
     basis = pair_basis(phi_a, phi_b, num_components=2, centre=False)
     bonus = FisherBonus.from_fit(fit_linear(phi_a, phi_b, label, 1.0, ridge=1.0, basis=basis))
     outside = torch.linalg.qr(basis.matrix, mode="complete")[0][:, 2:]
-    assert float(bonus.bonus(outside.T).max()) < 1e-12
+    assert float(bonus.deviation(outside.T, outside.T).max()) < 1e-12
 
 
 def test_unusable_statistics_are_refused_with_the_reason() -> None:
     weight, basis, one = torch.zeros(2).double(), identity_basis(2), torch.eye(2).double()
     for information, message in (
         (torch.diag(torch.tensor([1.0, -1.0])), r"information matrix is not positive definite \(at row 2 of 2\)"),
-        (torch.full((2, 2), math.nan), "it is not finite; check the features"),
-        (torch.diag(torch.tensor([1.0, 1e-16])), r"condition 1\.0e\+16; use a larger ridge or fewer components"),
+        (torch.full((2, 2), math.nan), "it is not finite: check the features"),
+        (torch.diag(torch.tensor([1.0, 1e-16])), r"condition 1\.0e\+16: use a larger ridge or fewer components"),
     ):
         with pytest.raises(ValueError, match=message):
             FisherBonus(weight, basis, information.double(), None)

@@ -263,7 +263,7 @@ def test_a_model_whose_labels_nobody_declared_is_refused(folder: Path, tmp_path:
     for check in (lambda r: preflight(r, ["ppo"], World(0, 1)), loaded):
         with pytest.raises(UserError, match=message):
             check(recipe({"path": str(folder)}))
-        with pytest.raises(UserError, match=r"extra_rewards\.0\.path .*absent is not a checkpoint folder"):
+        with pytest.raises(UserError, match=r"extra_rewards\.0\.path must be a checkpoint folder, got .*absent"):
             check(recipe({"path": str(tmp_path / "absent"), "public": True}))
     preflight(recipe({"path": str(folder)}), ["evaluate"], World(0, 1))  # not read there
 

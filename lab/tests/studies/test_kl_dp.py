@@ -11,17 +11,9 @@ import pytest
 import torch
 from private_rlhf.reward_models.gibbs import gibbs_log_policy, gibbs_weights
 from private_rlhf.reward_models.linear import fit_linear
-from private_rlhf.validation.kl_dp import (
-    bandit_utility,
-    bradley_terry,
-    gram,
-    hockey_stick,
-    loss,
-    multisets,
-    ridge_estimate,
-    width,
-)
+from private_rlhf.validation.kl_dp import hockey_stick, loss
 from private_rlhf_lab.studies.kl_dp import bandit, combined, equal_utility, extremes, linear, rlhf
+from private_rlhf_lab.studies.kl_dp.records import bandit_utility, bradley_terry, gram, multisets, ridge_estimate, width
 from scipy.optimize import minimize
 
 

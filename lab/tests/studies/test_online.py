@@ -23,7 +23,7 @@ from private_rlhf.validation.regret import (
     stretches,
     uncertainty,
 )
-from private_rlhf_lab.studies.online import dependence, thompson
+from private_rlhf_lab.studies.online import dependence, late_growth, thompson
 from private_rlhf_lab.studies.online.study import ARMS, EPSILONS, HALVED, MIXTURE, NONE, OPTIMISM, Study, claims
 
 LEAST_SQUARES = "private_least_squares"
@@ -221,8 +221,8 @@ def test_growth_powers_are_found() -> None:
     at = ROUNDS.astype(float)[:, None]
     for power in (-0.5, 0.1, 0.5, 0.9):
         assert growth.power(ROUNDS, 7.0 + 2.0 * np.sign(power) * at**power) == pytest.approx(power)
-    assert growth.late_exponent(ROUNDS, np.sqrt(at)) == pytest.approx(0.5)
-    assert growth.slope_per_log(ROUNDS, 7.0 * np.log(at)) == pytest.approx(7.0)
+    assert late_growth.late_exponent(ROUNDS, np.sqrt(at)) == pytest.approx(0.5)
+    assert late_growth.slope_per_log(ROUNDS, 7.0 * np.log(at)) == pytest.approx(7.0)
     assert ROUNDS[growth.late(ROUNDS)][0] >= 10_000
 
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 from private_rlhf.reward_models.gibbs import gibbs_log_policy
-from private_rlhf.validation.kl_dp import Array, bandit_utility, hockey_stick, loss, multisets
+from private_rlhf.validation.kl_dp import Array, hockey_stick, loss
 
 from private_rlhf_lab.accounting.draws import bandit_approximate, bandit_epsilon
+from private_rlhf_lab.studies.kl_dp.records import bandit_utility, multisets
 from private_rlhf_lab.studies.kl_dp.search import OURS, Search, joined
 
 REFERENCE_MASSES = (1e-9, 0.5, 1.0 - 1e-9)

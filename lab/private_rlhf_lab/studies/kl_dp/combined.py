@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.reward_models.gibbs import gibbs_log_policy
-from private_rlhf.validation.kl_dp import Array, bradley_terry, hockey_stick, loss
+from private_rlhf.validation.kl_dp import Array, hockey_stick, loss
 from private_rlhf.validation.kl_dp import lemma as lemma
 from private_rlhf.validation.kl_dp import proposition_one as proposition_one
 from scipy.special import gammaln
@@ -21,6 +21,7 @@ from private_rlhf_lab.accounting.composition import (
     inexact_total_variation,
     repeated_draws,
 )
+from private_rlhf_lab.studies.kl_dp.records import bradley_terry
 from private_rlhf_lab.studies.kl_dp.search import OURS, Search, joined
 
 

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 
 import numpy as np
 from private_rlhf.reward_models.gibbs import gibbs_log_policy
-from private_rlhf.validation.kl_dp import Array, bandit_utility, gram, least_eigenvalue, loss, multisets, width
+from private_rlhf.validation.kl_dp import Array, loss
 from private_rlhf.validation.lab import Claim, within
 
 from private_rlhf_lab.accounting.draws import bandit_unconditional, linear_draw, linear_epsilon
 from private_rlhf_lab.studies.kl_dp import bandit, linear
+from private_rlhf_lab.studies.kl_dp.records import bandit_utility, gram, least_eigenvalue, multisets, width
 from private_rlhf_lab.studies.kl_dp.search import OURS, Search, joined
 
 RADIUS = 0.5

@@ -19,11 +19,12 @@ import numpy as np
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.core.stats import bootstrap
 from private_rlhf.reward_models.gibbs import gibbs_log_policy
-from private_rlhf.validation.kl_dp import Array, bradley_terry, gram, loss, width
+from private_rlhf.validation.kl_dp import Array, loss
 from private_rlhf.validation.lab import Claim, within
 
 from private_rlhf_lab.accounting.composition import repeated_draws
 from private_rlhf_lab.accounting.draws import rlhf_label_instance_epsilon
+from private_rlhf_lab.studies.kl_dp.records import bradley_terry, gram, width
 from private_rlhf_lab.studies.kl_dp.search import OURS, Search, joined
 
 DRAWS = (1, 100, 10_000)

@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 from private_rlhf.reward_models.gibbs import gibbs_log_policy
-from private_rlhf.validation.kl_dp import Array, bandit_utility, bradley_terry, hockey_stick, loss
+from private_rlhf.validation.kl_dp import Array, hockey_stick, loss
 from private_rlhf.validation.lab import Claim, within
 
 from private_rlhf_lab.accounting.draws import (
@@ -25,6 +25,7 @@ from private_rlhf_lab.accounting.draws import (
     rlhf_epsilon,
     rlhf_label_instance_epsilon,
 )
+from private_rlhf_lab.studies.kl_dp.records import bandit_utility, bradley_terry
 
 INNER = 0.25  # s: the well covered actions lie at ±s
 NOTHING = 1e-60  # π0 of the badly covered action, so that δ is far below what ε(τ) is measured to

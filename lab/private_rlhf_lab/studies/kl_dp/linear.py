@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from private_rlhf.accounting.epsilon_delta import Guarantee
 from private_rlhf.reward_models.gibbs import gibbs_log_policy
-from private_rlhf.validation.kl_dp import Array, gram, least_eigenvalue, loss, multisets, ridge_estimate, width
+from private_rlhf.validation.kl_dp import Array, loss
 
 from private_rlhf_lab.accounting.draws import Thresholds, linear_draw, linear_epsilon
+from private_rlhf_lab.studies.kl_dp.records import gram, least_eigenvalue, multisets, ridge_estimate, width
 from private_rlhf_lab.studies.kl_dp.search import OURS, Search, joined, threshold_ratios
 
 FEATURES = np.array([[1.0, 0.0], [0.0, 1.0], [-0.6, 0.8], [0.01, 0.01]])

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from private_rlhf.accounting.epsilon_delta import Guarantee
 from private_rlhf.reward_models.gibbs import gibbs_log_policy
-from private_rlhf.validation.kl_dp import Array, bradley_terry, gram, least_eigenvalue, loss, multisets, width
+from private_rlhf.validation.kl_dp import Array, loss
 
 from private_rlhf_lab.accounting.draws import (
     Thresholds,
@@ -18,6 +18,7 @@ from private_rlhf_lab.accounting.draws import (
     rlhf_label_instance_epsilon,
 )
 from private_rlhf_lab.studies.kl_dp.linear import references
+from private_rlhf_lab.studies.kl_dp.records import bradley_terry, gram, least_eigenvalue, multisets, width
 from private_rlhf_lab.studies.kl_dp.search import OURS, Search, joined, threshold_ratios
 
 ACTIONS = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.01, 0.01]])

@@ -92,7 +92,8 @@ def fisher_width(information: Array, log_reference: Array) -> Array:
     mean = np.einsum("sa,sad->sd", np.exp(log_reference), one_hot)
     gradient = torch.from_numpy((one_hot - mean[:, None]).reshape(size, size))
     zero, basis = torch.zeros(size, dtype=torch.float64), identity_basis(size)
-    widths = [FisherBonus(zero, basis, torch.from_numpy(each), None).bonus(gradient).numpy() for each in information]
+    bonuses = [FisherBonus(zero, basis, torch.from_numpy(each), None) for each in information]
+    widths = [bonus.deviation(gradient, gradient).numpy() for bonus in bonuses]
     return np.stack(widths).reshape(-1, CONTEXTS, ACTIONS)
 
 

@@ -8,7 +8,7 @@ from private_rlhf.validation import growth
 from private_rlhf.validation.lab import Report, Row
 from private_rlhf.validation.regret import Trace
 
-from private_rlhf_lab.studies.online import dependence, plots, thompson
+from private_rlhf_lab.studies.online import dependence, late_growth, plots, thompson
 from private_rlhf_lab.studies.online.study import Study, claims, study
 
 SEED = 40
@@ -71,8 +71,8 @@ def _summary(found: Study) -> list[Row]:
          "rounds": int(trace.rounds[-1]),
          "regret_at_100000": trace.regret[np.searchsorted(trace.rounds, min(100_000, trace.rounds[-1]))].mean(),
          "regret": trace.regret[-1].mean(), "regret_pi1": trace.regret_exploiting[-1].mean(),
-         "per_log_t": growth.slope_per_log(trace.rounds, trace.regret),
-         "late_exponent": growth.late_exponent(trace.rounds, trace.regret),
+         "per_log_t": late_growth.slope_per_log(trace.rounds, trace.regret),
+         "late_exponent": late_growth.late_exponent(trace.rounds, trace.regret),
          "power": growth.power(trace.rounds, trace.regret), "optimism_failed": trace.failed.mean(),
          "bonus_saturated": trace.saturated.mean()}
         for problem, trace in _traces(found)

@@ -9,7 +9,6 @@ from itertools import islice
 
 import numpy as np
 from private_rlhf.core.stats import bootstrap, ratio_of_means, wilson
-from private_rlhf.validation import growth
 from private_rlhf.validation.bandits import Array, factor, private_labels
 from private_rlhf.validation.lab import Claim, within, worst
 from private_rlhf.validation.regret import (
@@ -29,6 +28,8 @@ from private_rlhf.validation.regret import (
     proof_constant,
     simulate,
 )
+
+from private_rlhf_lab.studies.online import late_growth
 
 WEAK = "optimism, c = 0.1"
 MIXTURE = "uniform mixture, m = 100"
@@ -147,7 +148,7 @@ def _growth_claims(found: Study, seed: int) -> Iterator[Claim]:
     trace = found.traces[OPTIMISM, 1.0]
     name = "Realised sum of min(1, U^2), epsilon = 1, c = 0.2:"
     yield law(name, "POKL Definition 3.5", trace, trace.eluder, seed)
-    late = bootstrap(lambda values: growth.late_exponent(found.proof.rounds, values), found.proof.regret, seed)
+    late = bootstrap(lambda values: late_growth.late_exponent(found.proof.rounds, values), found.proof.regret, seed)
     yield within(f"With the proof's constant c = {proof_constant(1.0):.3g} regret grows slower than sqrt T up to the"
                  " horizon (epsilon = 1)", "POKL Lemma C.3", late, high=0.5, kind="reading",
                  what="the exponent of T over the last decade")
