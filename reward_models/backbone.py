@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from private_rlhf.core.errors import UserError
-from private_rlhf.lm.architectures import check_layers
+from private_rlhf.lm.base_models import check_layers
 from private_rlhf.lm.models import DTYPES
 from private_rlhf.recipe import RewardConfig
 from private_rlhf.reward_models.model import build_reward_backbone

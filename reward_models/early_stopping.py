@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from private_rlhf.lm.sharding import put_back, whole_tensor
+from private_rlhf.lm.distributed import put_back, whole_tensor
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn

@@ -21,9 +21,8 @@ from typing import Any, cast
 
 import torch
 from private_rlhf.lm.kernels.attention import use_grouped_attention
-from private_rlhf.lm.kernels.products import speed_up_products
-from private_rlhf.lm.models import unwrap
-from private_rlhf.lm.quantised import dense_copy, four_bit_config, four_bit_place, is_four_bit, keep_differentiable
+from private_rlhf.lm.kernels.linear_layers import speed_up_products
+from private_rlhf.lm.models import dense_copy, four_bit_options, is_four_bit, keep_differentiable, unwrap
 from private_rlhf.lm.rows import Rows, Sharing, sharing_of
 from private_rlhf.reward_models.bound import bounded_reward, check_reward_bound
 from private_rlhf.reward_models.classifiers import load_backbone_of
@@ -85,7 +84,7 @@ def build_reward_backbone(
         text.num_hidden_layers = num_layers
         if getattr(text, "layer_types", None) is not None:
             text.layer_types = text.layer_types[:num_layers]
-    more = {"quantization_config": four_bit_config(dtype, ["score"]), **four_bit_place()} if four_bit else {}
+    more = four_bit_options(dtype, ["score"]) if four_bit else {}
     with _expected_key_warnings_hidden():
         model = load_backbone_of(causal_lm_path, config, dtype=dtype, **more)
     set_score_weight(model, torch.zeros(score_layer(model).weight.numel()))

@@ -14,8 +14,8 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.core.world import World, check_rows
 from private_rlhf.lm import hf_trainer
+from private_rlhf.lm.distributed import whole_model
 from private_rlhf.lm.models import DTYPES, lora_config
-from private_rlhf.lm.sharding import whole_model
 from private_rlhf.recipe import EarlyStoppingSettings, RewardConfig
 from private_rlhf.reward_models.early_stopping import HeldOutStopping
 from private_rlhf.reward_models.model import merge_adapters, set_score_weight

@@ -37,7 +37,7 @@ from private_rlhf.data.layout import Layout
 from private_rlhf.data.raw_source import RawSource, single_file
 from private_rlhf.data.release_import import names_bundle
 from private_rlhf.data.sources import Row
-from private_rlhf.lm.models import base_checkpoint
+from private_rlhf.lm.base_models import base_checkpoint
 from private_rlhf.privacy.batches import apply_coins, canonicalize, event_tags
 from private_rlhf.privacy.keys import PrivacyKey, keygen, load_key, make_private_folder
 from private_rlhf.privacy.mechanism import RandomizedResponse

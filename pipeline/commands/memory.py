@@ -19,10 +19,11 @@ from huggingface_hub import try_to_load_from_cache
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.world import declared_world, on_cpu
 from private_rlhf.evaluation.evaluation_sampler import KL_TEXTS
+from private_rlhf.lm.base_models import base_checkpoint
 from private_rlhf.lm.kernels import runs
 from private_rlhf.lm.kernels.attention import LONG
-from private_rlhf.lm.models import add_lora, base_checkpoint
-from private_rlhf.lm.trunk import frozen_layers
+from private_rlhf.lm.logprobs import frozen_layers
+from private_rlhf.lm.models import add_lora
 from private_rlhf.recipe import LoraSettings, ModelConfig, Recipe
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -53,7 +54,7 @@ Terms = dict[str, float]
 @dataclass(frozen=True)
 class Machine:
     """device: `cpu` or `cuda`. limit: bytes of one process. processes: that share a batch. sharded: FSDP2
-    splits weights. packs: decoding uses packed copies of them (`lm.kernels.packed`)."""
+    splits weights. packs: decoding uses packed copies of them (`lm.kernels.linear_layers`)."""
 
     device: str
     limit: float

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.world import World, broadcast, device_type
-from private_rlhf.lm.kernels import KERNELS, plain, runs
-from private_rlhf.lm.kernels.cpu import processor
+from private_rlhf.lm.kernels import KERNELS, plain, processor, runs
 from private_rlhf.recipe import ModelConfig
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ And it must compute what the model computed that was trained: that finds setting
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,13 +20,20 @@ from peft import PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import RunStopped, UserError
-from private_rlhf.lm.models import DTYPES, end_ids, load_causal_lm, no_progress_bars, unwrap
-from private_rlhf.lm.quantised import dense_copy, is_four_bit
+from private_rlhf.data.render import Renderer
+from private_rlhf.lm.models import DTYPES, dense_copy, end_ids, is_four_bit, load_causal_lm, no_progress_bars, unwrap
+from private_rlhf.lm.templates import tokenizer_as_trained
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+REFERENCE = "reference"
+QUANTISED_REFERENCE = (
+    "sft/model quantised to 4 bits (NF4), which the adapter was trained on; the KL penalty, KL and J are measured"
+    f" against it, not against sft/model; its dequantised weights are in ppo/{REFERENCE}"
+)
+"""Statement for cards and reports about a π_ref that is not sft/model itself."""
 PROBE = (2, 16)
 """Rows and tokens on which a saved model is compared with the trained one."""
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}
@@ -74,6 +82,24 @@ def save_merged(
             problem = [str(error)]
     if broadcast_object_list(problem)[0]:
         raise RunStopped(problem[0])
+
+
+def save_policy(
+    accelerator: Accelerator, policy: Any, renderer: Renderer, folder: Path, dtype: str, quantised: bool, read: Read
+) -> None:
+    """Saves the policy of PPO to `folder`/model and, of a 4-bit base, its π_ref to `folder`/reference.
+
+    Every process calls it; errors as of `save_merged`. An adapter that was trained on a 4-bit base corrects the 4-bit
+    weights, not those of sft/model. So the policy is saved as dequantised weights + adapter, and π_ref without it: the
+    KL penalty was measured against that checkpoint, and the evaluation compares with it.
+    """
+    tokenizer = tokenizer_as_trained(renderer)
+    save_merged(accelerator, policy, tokenizer, folder / "model", dtype, read=read)
+    if quantised:
+        with policy.disable_adapter():
+            save_merged(accelerator, policy, tokenizer, folder / REFERENCE, dtype, read=read)
+    elif accelerator.is_main_process:
+        shutil.rmtree(folder / REFERENCE, ignore_errors=True)  # of an earlier recipe
 
 
 def write_checkpoint(

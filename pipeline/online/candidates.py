@@ -10,7 +10,7 @@ import torch
 from private_rlhf.data.render import Prompt, Renderer
 from private_rlhf.lm.features import extract_features
 from private_rlhf.lm.generate import Sampling, sample_key, sample_responses
-from private_rlhf.lm.likelihood import mean_logprobs
+from private_rlhf.lm.logprobs import mean_logprobs
 from private_rlhf.lm.models import end_ids
 from private_rlhf.reward_models.model import RewardModel
 

@@ -13,9 +13,9 @@ import torch
 from datasets import Dataset
 from peft import PeftModel
 from private_rlhf.core.noise import LabelNoise, Noise
+from private_rlhf.lm.hf_trainer import leave_out_router_loss
 from private_rlhf.lm.logprobs import TokenBatch, take_batches, token_batch
 from private_rlhf.lm.rows import Sharing, sharing_of
-from private_rlhf.lm.sft_training import leave_out_router_loss
 from private_rlhf.reward_models.losses import get_loss
 from torch import Tensor
 from trl import DPOTrainer

@@ -12,8 +12,8 @@ import torch
 from private_rlhf.data.render import Prompt
 from private_rlhf.lm.generate import sample_key
 from private_rlhf.lm.rows import Sharing, batches
-from private_rlhf.rl.advantages import generalised_advantages, token_rewards, whiten
 from private_rlhf.rl.nonfinite import NonFiniteError, nonfinite_rows, tensor_statistics
+from private_rlhf.rl.ppo_losses import generalised_advantages, token_rewards, whiten
 
 
 @dataclass

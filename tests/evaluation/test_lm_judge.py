@@ -14,7 +14,7 @@ from private_rlhf.data.render import Renderer
 from private_rlhf.evaluation import lm_judge
 from private_rlhf.evaluation.judges import judged_rates, make_judge
 from private_rlhf.evaluation.lm_judge import LmJudge
-from private_rlhf.lm.tiny import tiny_checkpoint, tiny_tokenizer
+from private_rlhf.lm.base_models import tiny_checkpoint, tiny_tokenizer
 from private_rlhf.privacy.status import outside_judge
 from private_rlhf.recipe import JudgeSettings, Recipe
 from private_rlhf.recipe.load import parse

@@ -19,7 +19,8 @@ from private_rlhf.lm.generate import (
     sample_key,
     sample_responses,
 )
-from private_rlhf.lm.logprobs import response_forward, token_batch, token_logprobs
+from private_rlhf.lm.kernels.token_terms import token_logprobs
+from private_rlhf.lm.logprobs import response_forward, token_batch
 from scipy import stats
 from transformers import LogitsProcessor, LogitsProcessorList
 

@@ -8,8 +8,7 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 from private_rlhf.data.render import Renderer
-from private_rlhf.lm.model_card import Provenance, base_model, policy_text, write_results
-from private_rlhf.lm.released import write_beside
+from private_rlhf.lm.model_card import Provenance, base_model, policy_text, write_beside, write_results
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import parse
 

@@ -11,13 +11,8 @@ import pytest
 import torch
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.render import Renderer
-from private_rlhf.lm.models import (
-    add_lora,
-    base_checkpoint,
-    end_ids,
-    load_causal_lm,
-    load_tokenizer,
-)
+from private_rlhf.lm.base_models import base_checkpoint
+from private_rlhf.lm.models import add_lora, end_ids, load_causal_lm, load_tokenizer
 from private_rlhf.lm.saving import merged_copy, write_checkpoint
 from private_rlhf.recipe import LoraSettings, ModelConfig
 from safetensors.torch import load_file, save_file
@@ -149,7 +144,7 @@ def test_tokenizers_that_cannot_serve_are_user_errors(checkpoint: Path, tmp_path
     with pytest.raises(UserError, match="has no end-of-sequence token"):
         load_tokenizer(retokenized(checkpoint, tmp_path / "endless", eos_token=None, chat_template="{{ messages }}"))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="holds no tokenizer"):
+    with pytest.raises(UserError, match="lacks a tokenizer"):
         load_tokenizer(tmp_path / "empty")
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.render import Renderer
-from private_rlhf.lm.model_card import Provenance, policy_text
-from private_rlhf.lm.released import Rendering, read_rendering, write_beside
+from private_rlhf.lm.model_card import Provenance, Rendering, policy_text, read_rendering, write_beside
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import parse
 

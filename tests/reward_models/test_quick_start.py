@@ -13,12 +13,10 @@ from private_rlhf.core.noise import PUBLIC
 from private_rlhf.data.render import Renderer
 from private_rlhf.embedded.task import load_pairs
 from private_rlhf.evaluation.judges import make_judge
-from private_rlhf.lm.model_card import Provenance
+from private_rlhf.lm.base_models import smollm2_checkpoint, tiny_checkpoint
+from private_rlhf.lm.model_card import Provenance, write_beside
 from private_rlhf.lm.models import load_tokenizer
-from private_rlhf.lm.released import write_beside
-from private_rlhf.lm.smollm2 import smollm2_checkpoint
 from private_rlhf.lm.templates import tokenizer_as_trained
-from private_rlhf.lm.tiny import tiny_checkpoint
 from private_rlhf.recipe import JudgeSettings, Recipe
 from private_rlhf.recipe.load import parse
 from private_rlhf.reward_models.checkpoint import RewardMetadata, save_reward_checkpoint
@@ -141,7 +139,7 @@ def test_scores_inside_and_outside_differ_by_rounding_only(
     """Each lies within 8 float32 roundings of Σ|wᵢφᵢ| from the float64 value.
 
     400 answers under the demo's reward model, where Σ|wᵢφᵢ| is 22: inside at most 7.6e-6 off, outside 6.5e-6, apart
-    8.2e-6. Inside loses a third more: oneDNN adds up a product in another order (`lm.kernels.products`).
+    8.2e-6. Inside loses a third more: oneDNN adds up a product in another order (`lm.kernels.linear_layers`).
     Without that kernel the two are 4.7e-6 apart, as two batches of plain transformers are. The head adds at most 1e-6.
     """
     if base == "smollm2":

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from private_rlhf.rl.advantages import generalised_advantages, kl_estimate, token_rewards, whiten
+from private_rlhf.rl.ppo_losses import generalised_advantages, kl_estimate, token_rewards, whiten
 
 LENGTHS = st.lists(st.integers(1, 6), min_size=1, max_size=4)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from private_rlhf.rl.kl_control import KlController
+from private_rlhf.rl.ppo_losses import KlController
 
 
 def test_without_a_target_the_coefficient_is_fixed() -> None:

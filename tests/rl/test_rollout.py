@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from private_rlhf.lm.rows import Sharing
-from private_rlhf.rl.advantages import generalised_advantages, whiten
+from private_rlhf.rl.ppo_losses import generalised_advantages, whiten
 from private_rlhf.rl.rollout import Rollout, learning_targets, minibatch_order, padded, prompt_index, shares
 
 
