@@ -33,7 +33,7 @@ ENDED = 0.15
 
 @dataclass(frozen=True)
 class Sampling:
-    """How responses are drawn. temperature > 0; top_p in (0, 1], below 1 the sampler differs from π_θ."""
+    """Settings of the sampler. temperature > 0; top_p in (0, 1], below 1 the sampler differs from π_θ."""
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -175,7 +175,7 @@ def _read_prompts(
     room: tokens still to come.
     """
     device = next(model.parameters()).device
-    ids, mask = pad_left(prompts, pad_token_id, device)
+    ids, mask = pad_rows(prompts, pad_token_id, device, left=True)
     sharing = sharing_of(model)
     if sharing is None:
         given = _positioned(model, (mask.cumsum(dim=1) - 1).clamp_min(0))
@@ -207,23 +207,10 @@ def _positioned(model: Any, positions: Tensor) -> dict[str, Tensor]:
     return {"position_ids": positions} if "position_ids" in takes else {}
 
 
-def pad_left(
-    rows: Sequence[Sequence[int]], pad_token_id: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids, mask), each (B, T) int64, rows aligned at their ends."""
-    return _pad(rows, pad_token_id, device, left=True)
-
-
-def pad_right(
-    rows: Sequence[Sequence[int]], pad_token_id: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids, mask), each (B, T) int64, rows aligned at their starts."""
-    return _pad(rows, pad_token_id, device, left=False)
-
-
-def _pad(
-    rows: Sequence[Sequence[int]], pad_token_id: int, device: torch.device, *, left: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+def pad_rows(
+    rows: Sequence[Sequence[int]], pad_token_id: int, device: torch.device, *, left: bool = False
+) -> tuple[Tensor, Tensor]:
+    """(ids, mask), each (B, T) int64, rows aligned at their starts, or at their ends with `left`."""
     width = max(len(row) for row in rows)
     ids = torch.full((len(rows), width), pad_token_id, dtype=torch.long)
     mask = torch.zeros((len(rows), width), dtype=torch.long)

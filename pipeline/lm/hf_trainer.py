@@ -1,4 +1,4 @@
-"""What the TRL-based stages share: arguments for the machine at hand, whole checkpoints, saving what was trained."""
+"""The shared part of the TRL-based stages: arguments, whole checkpoints, saving; and SFT on shared rows."""
 
 from __future__ import annotations
 
@@ -33,27 +33,11 @@ from trl import SFTTrainer
 T = TypeVar("T")
 
 COMPLETE = "COMPLETE"
-OWNED = frozenset(
-    {
-        "output_dir",
-        "per_device_train_batch_size",
-        "gradient_accumulation_steps",
-        "learning_rate",
-        "num_train_epochs",
-        "max_steps",
-        "warmup_steps",
-        "save_steps",
-        "save_strategy",
-        "save_total_limit",
-        "seed",
-        "data_seed",
-        "use_cpu",
-        "resume_from_checkpoint",
-        "max_length",
-        "dataset_kwargs",
-        "remove_unused_columns",
-    }
-)
+STAGE_KEYS = frozenset({
+    "output_dir", "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "num_train_epochs",
+    "max_steps", "warmup_steps", "save_steps", "save_strategy", "save_total_limit", "seed", "data_seed", "use_cpu",
+    "resume_from_checkpoint", "max_length", "dataset_kwargs", "remove_unused_columns",
+})  # fmt: skip
 LAUNCHED = frozenset({"deepspeed", "fsdp", "fsdp_config", "accelerator_config", "parallelism_config", "fp16"})
 """Arguments of transformers' trainers that would ask for a strategy or a precision past the launcher and this table."""
 LOCAL_TRACKERS = ("none", "tensorboard")
@@ -62,13 +46,12 @@ LOCAL_TRACKERS = ("none", "tensorboard")
 def check_trainer_args(section: str, given: dict[str, Any], schema: type) -> None:
     """Checks a recipe's `trainer_args` against TRL's own dataclass.
 
-    Raises:
-        UserError: a key that TRL lacks, that the recipe sets under its own name, that is the launcher's business, or
-            that would publish weights, texts or metrics: nothing leaves the run directory by itself.
+    UserError for a key that TRL lacks, that the recipe or the launcher sets, or that would publish weights, texts or
+    metrics: nothing leaves the run directory by itself.
     """
     names = [item.name for item in dataclasses.fields(schema)]
     for key in given:
-        if key in OWNED:
+        if key in STAGE_KEYS:
             raise UserError(
                 f"{section}.trainer_args.{key} is set by the stage itself: use the key of section {section}"
             )
@@ -123,10 +106,9 @@ def trainer_arguments(section: str, settings: Any, checkpoints: Path, seed: int,
 def trainer_config(
     section: str, settings: Any, schema: type[T], checkpoints: Path, seed: int, world: World, **fixed: Any
 ) -> T:
-    """The TRL configuration of a recipe section, `fixed` being what the stage insists on.
+    """The TRL configuration of a recipe section; the stage sets what is `fixed`.
 
-    Raises:
-        UserError: see `check_trainer_args`; a batch that does not divide.
+    UserError as of `check_trainer_args`, and for a batch that does not divide.
     """
     check_trainer_args(section, settings.trainer_args, schema)
     arguments = trainer_arguments(section, settings, checkpoints, seed, world)
@@ -219,7 +201,7 @@ def save_trained(trainer: Trainer, tokenizer: PreTrainedTokenizerBase, target: P
 
 
 def leave_out_router_loss(trainer: Any) -> None:
-    """Trains on the trainer's own loss alone, unless `router_aux_loss_coef` asks for a router loss.
+    """Trains on the trainer's own loss only, unless `router_aux_loss_coef` asks for a router loss.
 
     TRL adds the load-balancing loss of experts with the coefficient of the model's config, for an adapter too.
     """
@@ -233,7 +215,7 @@ def leave_out_router_loss(trainer: Any) -> None:
 class RowSftTrainer(SFTTrainer):
     """`SFTTrainer` on `input_ids` with `labels` of −100 at prompts. The loss: −log π of response tokens, their mean.
 
-    TRL's loss scores every position on a CPU, and every prompt anew. Here logits are those of response tokens alone,
+    TRL's loss scores every position on a CPU, and every prompt anew. Here logits are those of response tokens only,
     and texts share what they begin with. `PRIVATE_RLHF_KERNELS=plain` leaves the loss to TRL, and so does
     a router loss that is asked for.
     """
@@ -254,8 +236,8 @@ class RowSftTrainer(SFTTrainer):
         tokenizer: Any = self.processing_class
         device, labels = inputs["input_ids"].device, inputs["labels"].cpu()
         ids, real, learnt = inputs["input_ids"].cpu(), inputs["attention_mask"].cpu().bool(), labels != -100
-        prompts = [row[own].tolist() for row, own in zip(ids, real & ~learnt, strict=True)]
-        responses = [row[own].tolist() for row, own in zip(ids, learnt, strict=True)]
+        prompts = [row[mask].tolist() for row, mask in zip(ids, real & ~learnt, strict=True)]
+        responses = [row[mask].tolist() for row, mask in zip(ids, learnt, strict=True)]
         batch = token_batch(prompts, responses, tokenizer.pad_token_id, device, sharing=self._sharing)
         count = learnt.sum() if num_items_in_batch is None else num_items_in_batch
         loss = -model(token_batch=batch).sum() / count

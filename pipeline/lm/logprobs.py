@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from private_rlhf.lm.generate import pad_right
+from private_rlhf.lm.generate import pad_rows
 from private_rlhf.lm.kernels import runs
 from private_rlhf.lm.kernels.token_terms import token_logprobs, token_terms
 from private_rlhf.lm.models import unwrap
@@ -84,7 +84,7 @@ def token_batch(
     """
     if not all(prompts):
         raise ValueError("a prompt has no tokens")
-    response_ids, response_mask = pad_right(responses, pad_token_id, device)
+    response_ids, response_mask = pad_rows(responses, pad_token_id, device)
     joined = [[*prompt, *response] for prompt, response in zip(prompts, responses, strict=True)]
     rows = make_rows(joined, pad_token_id, device, sharing)
     before = [column for prompt, path in zip(prompts, rows.paths, strict=True) for column in path[len(prompt) - 1 : -1]]

@@ -1,4 +1,4 @@
-"""The part of a model card before its privacy card: YAML head, origin, quick start, results, files.
+"""The files beside a checkpoint's weights: rendering.json, and the card with head, origin, quick start and privacy.
 
 The quick start imports only torch and transformers. A test runs it in the model's folder.
 """
@@ -91,11 +91,8 @@ def trained_on(prompts: int, source: str) -> str:
 def card_head(origin: Provenance, text: CardText, source: str | None, private: bool) -> str:
     """The YAML head, between its marks.
 
-    Args:
-        origin: stage, base model, demonstrations and prompts.
-        text: the task.
-        source: of the released pairs, as declared; None where no label was read.
-        private: labels were read, all under a finite epsilon.
+    source: of the released pairs, as declared; None where no label was read. private: all labels that were read were
+    under a finite epsilon.
     """
     base, licence = base_model(origin.model)
     kind = "reward-model" if text.task == "text-classification" else origin.stage.partition(",")[0]
@@ -174,9 +171,7 @@ NO_LABEL = (
 
 @dataclass(frozen=True)
 class Rendering:
-    """How a checkpoint of this pipeline expects its prompts: system message, cap on a response (tokens), and what its
-    chat template is given.
-    """
+    """Rendering of a checkpoint's prompts: system message, cap on a response (tokens), template variables."""
 
     system_prompt: str | None = None
     max_response_tokens: int = 64
@@ -193,13 +188,8 @@ def write_beside(
 ) -> None:
     """Writes README.md and rendering.json into a checkpoint folder; call it on one process only.
 
-    Args:
-        folder: of the checkpoint.
-        origin: stage, recipe, base model and data.
-        renderer: that training used.
-        manifest: of the release that was read (`ReleaseManifest.as_dict()`); None where no label was.
-        text: how to use the model, and what it was trained on.
-        facts: what else the privacy card says, by row.
+    manifest: of the release whose labels were read (`ReleaseManifest.as_dict()`); None without. renderer: of training.
+    facts: further rows of the privacy card.
     """
     private, lines = False, [f"# {origin.run}, stage {origin.stage}", "", card_body(origin.model, text)]
     if manifest is None:

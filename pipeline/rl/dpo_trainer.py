@@ -70,11 +70,11 @@ class PrivateDpoTrainer(DPOTrainer):
             return inputs["ref_chosen_logps"], inputs["ref_rejected_logps"]
         policy, reference = cast(Any, self.model), cast(Any, self.ref_model)
         if reference is not None:
-            found = reference(token_batch=batch)
+            logprobs = reference(token_batch=batch)
         else:
             with self.accelerator.unwrap_model(policy).disable_adapter():
-                found = policy(token_batch=batch)
-        return _summed(found, batch)
+                logprobs = policy(token_batch=batch)
+        return _summed(logprobs, batch)
 
 
 def _summed(logprobs: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,8 @@
-"""PPO's clipped losses as sums over tokens, so that shards and micro-batches add up to the whole batch's loss."""
+"""The formulas of PPO: rewards and advantages of tokens, clipped losses, and the coefficient of the KL penalty.
+
+Losses are sums over tokens, so that shards and micro-batches add up to the whole batch's loss.
+Shapes: B responses, C response tokens (right-padded); masks are 0/1 and of the shape of what they mask.
+"""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ from private_rlhf.rl.rollout import (
     ResponseRecord,
     Rollout,
     Targets,
-    joined,
+    join_records,
     learning_targets,
     minibatch_order,
     prompt_index,
@@ -44,7 +44,7 @@ from private_rlhf.rl.rollout import (
 )
 
 LOSSES = ("policy_loss", "value_loss", "entropy", "clip_fraction", "approx_kl")
-"""What a step reports, in the order in which `PpoTrainer._loss` gives it; means over tokens."""
+"""Metrics of a step, in the order of `PpoTrainer._loss`; means over tokens."""
 
 EVALUATED = 4
 """Default micro-batches that are evaluated together, without a backward pass; one where the recipe sets their size."""
@@ -232,7 +232,7 @@ class PpoTrainer:
         return rollout, {"generate": generated - started, "score": time.monotonic() - generated}
 
     def _learns_references(self, iteration: int) -> bool:
-        """Whether the responses of this iteration are the reference completions of every prompt."""
+        """True if the responses of this iteration are the reference completions of every prompt."""
         return iteration == 0 and self.config.reference_rollouts
 
     def prompt_of(self, iteration: int, row: int) -> Prompt:
@@ -285,7 +285,7 @@ class PpoTrainer:
         ]
         everything = sorted(gather_object(records), key=lambda record: record.index)
         weights = [reward.weight for reward in self.extra_rewards]
-        return joined(everything, self.ends, self.config.missing_eos_penalty, self.accelerator.device, weights)
+        return join_records(everything, self.ends, self.config.missing_eos_penalty, self.accelerator.device, weights)
 
     def _texts(self, responses: Sequence[list[int]]) -> list[str]:
         return [self.renderer.text(row) for row in responses]

@@ -1,4 +1,4 @@
-"""What trackers (TensorBoard, wandb, trackio) get of PPO: through accelerate, from the main process alone."""
+"""The records of PPO as it learns: ppo/samples.jsonl, and reports to TensorBoard, wandb or trackio by accelerate."""
 
 from __future__ import annotations
 
@@ -22,26 +22,20 @@ if TYPE_CHECKING:
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Whether the trackers of ppo.report_to can be used.
-
-    Raises:
-        UserError: one is not installed; accelerate would leave it out without a word.
-    """
+    """UserError where a tracker of ppo.report_to is not installed; accelerate would leave it out in silence."""
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise UserError(f"ppo.report_to {name} needs {name}: install it with pip install {name}")
 
 
 @contextlib.contextmanager
-def tracked(accelerator: Accelerator, project: str, settings: PpoConfig, folder: Path, first: int) -> Iterator[None]:
+def run_trackers(
+    accelerator: Accelerator, project: str, settings: PpoConfig, folder: Path, first: int
+) -> Iterator[None]:
     """Starts the trackers that the accelerator was made with and ends them with the block, however it ends.
 
-    Args:
-        accelerator: made with `log_with`.
-        project: name under which trackers file the run.
-        settings: the recipe's `ppo` section, whose plain values they get.
-        folder: for what they write.
-        first: iteration at which a resumed run goes on.
+    They file the run under `project`, get the plain values of `settings`, and write to `folder`. first: iteration at
+    which a resumed run goes on.
     """
     started = bool(accelerator.log_with) and accelerator.is_main_process  # some trackers start on every process
     if started:
@@ -56,7 +50,7 @@ def tracked(accelerator: Accelerator, project: str, settings: PpoConfig, folder:
 
 
 def offline_settings(folder: Path, first: int) -> dict[str, dict[str, Any]]:
-    """How each tracker starts: on this machine, without a copy of what is printed, where samples are."""
+    """Settings of each tracker: on this machine, without a copy of what is printed, where samples are."""
     return {
         "tensorboard": {"purge_step": first} if first else {},
         "wandb": {
@@ -101,7 +95,7 @@ def sample_rows(trainer: PpoTrainer, rollout: Rollout, iteration: int) -> list[d
     """Evenly spaced responses of an iteration as JSON types; none where ppo.sample_every leaves it out.
 
     A row is {iteration, prompt, response, reward (r̄), bonus (Γ), kl (nats), tokens}, and `extra_rewards` by name where
-    there are any. It is a function of the rollout alone, so that an iteration that is repeated gives the same rows.
+    there are any. It is a function of the rollout only, so that an iteration that is repeated gives the same rows.
     """
     settings, total = trainer.config, len(rollout.responses)
     if not settings.sample_every or iteration % settings.sample_every:
@@ -151,7 +145,7 @@ def forget_samples(path: Path, iteration: int) -> None:
 
 
 def _before(line: str, iteration: int) -> bool:
-    """Whether a whole line holds a row of an earlier iteration."""
+    """True if a whole line holds a row of an earlier iteration."""
     try:
         return int(json.loads(line)["iteration"]) < iteration
     except (json.JSONDecodeError, KeyError, TypeError, ValueError):

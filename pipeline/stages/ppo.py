@@ -22,13 +22,11 @@ from private_rlhf.core import atomic
 from private_rlhf.core.errors import RunStopped
 from private_rlhf.core.rundir import peak_rss_mb
 from private_rlhf.data import inputs
-from private_rlhf.data.render import keep_fitting, text_count
+from private_rlhf.data.render import Renderer, keep_fitting, text_count
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.logprobs import PolicyWithValue
-from private_rlhf.lm.model_card import Provenance, policy_text, trained_on, write_beside
 from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer, recompute_layers
 from private_rlhf.lm.saving import QUANTISED_REFERENCE, REFERENCE, save_policy
-from private_rlhf.privacy.status import extra_rewards as extra_rewards_on_card
 from private_rlhf.recipe import Recipe
 from private_rlhf.reward_models.extra_rewards import load_extra_rewards
 from private_rlhf.reward_models.scorer import load_scorer
@@ -73,7 +71,7 @@ def run(context: StageContext) -> dict[str, Any]:
     if accelerator.is_main_process:  # what an earlier attempt left
         (context.folder / nonfinite.FILE).unlink(missing_ok=True)
         tracking.forget_samples(context.folder / tracking.SAMPLES, len(history))
-    with tracking.tracked(accelerator, recipe.name, settings, context.folder / "tracking", len(history)):
+    with tracking.run_trackers(accelerator, recipe.name, settings, context.folder / "tracking", len(history)):
         learn(trainer, history, context)
 
     # --- results ------------------------------------------------------------------------------------------------------
@@ -85,16 +83,7 @@ def run(context: StageContext) -> dict[str, Any]:
     if accelerator.is_main_process:
         lines = "".join(json.dumps(entry) + "\n" for entry in history)
         atomic.write_text(context.folder / "history.jsonl", lines)
-        manifest = inputs.release(context.run.released).manifest.as_dict()
-        facts_on_card = {"extra_rewards": extra_rewards_on_card(facts), "reference_policy": reference_fact}
-        more = {name: fact for name, fact in facts_on_card.items() if fact}
-        text = policy_text(trained_on(len(prompts), recipe.data.prompts), renderer, recipe.ppo, measured=True)
-        origin = Provenance("ppo", recipe.name, recipe.model, recipe.data, recipe.override)
-        write_beside(context.folder / "model", origin, renderer, manifest, text, more)
-        if quantised:
-            text = policy_text("what sft/model was; its linear layers are rounded to 4 bits", renderer, recipe.ppo)
-            origin = Provenance("sft, in 4 bits", recipe.name, recipe.model, recipe.data, recipe.override)
-            write_beside(context.folder / REFERENCE, origin, renderer, None, text)
+        write_cards(context, renderer, len(prompts), facts, reference_fact)
     return {
         "iterations": len(history),
         "rollouts": sum(entry["rollouts"] for entry in history),
@@ -107,6 +96,26 @@ def run(context: StageContext) -> dict[str, Any]:
         "peak_rss_mb": peak_rss_mb(),
         "summary": summary_of(history),
     }
+
+
+def write_cards(
+    context: StageContext, renderer: Renderer, prompts: int, extra: list[dict[str, Any]], reference: str | None
+) -> None:
+    """Writes the card of the policy and, where the statement `reference` says that π_ref was saved too, of π_ref."""
+    from private_rlhf.lm.model_card import Provenance, policy_text, trained_on, write_beside
+    from private_rlhf.privacy.status import extra_rewards
+
+    recipe = context.recipe
+    manifest = inputs.release(context.run.released).manifest.as_dict()
+    facts = {"extra_rewards": extra_rewards(extra), "reference_policy": reference}
+    text = policy_text(trained_on(prompts, recipe.data.prompts), renderer, recipe.ppo, measured=True)
+    origin = Provenance("ppo", recipe.name, recipe.model, recipe.data, recipe.override)
+    used = {name: fact for name, fact in facts.items() if fact}
+    write_beside(context.folder / "model", origin, renderer, manifest, text, used)
+    if reference is not None:
+        text = policy_text("what sft/model was; its linear layers are rounded to 4 bits", renderer, recipe.ppo)
+        origin = replace(origin, stage="sft, in 4 bits")
+        write_beside(context.folder / REFERENCE, origin, renderer, None, text)
 
 
 def policy_and_reference(

@@ -46,10 +46,7 @@ def test_a_fresh_adapter_is_the_identity_in_float32_and_seeded(checkpoint: Path)
 
 @pytest.mark.parametrize("damage", ["truncated", "missing", "no config", "broken config"])
 def test_a_checkpoint_that_is_not_whole_is_a_user_error(damage: str, checkpoint: Path, tmp_path: Path) -> None:
-    import shutil
-
-    folder = tmp_path / "model"
-    shutil.copytree(checkpoint, folder)
+    folder = Path(shutil.copytree(checkpoint, tmp_path / "model"))
     weights = folder / "model.safetensors"
     if damage == "truncated":
         weights.write_bytes(weights.read_bytes()[:-1000])
@@ -154,13 +151,13 @@ def test_a_checkpoint_without_all_weights_is_a_user_error(checkpoint: Path, tmp_
     state = load_file(folder / "model.safetensors")
     name = "model.layers.0.mlp.up_proj.weight"
     save_file({key: tensor for key, tensor in state.items() if key != name}, folder / "model.safetensors", FORMAT)
-    with pytest.raises(UserError, match=rf"no whole causal-LM checkpoint \(1 missing weights, such as {name}\)"):
+    with pytest.raises(UserError, match=rf"a whole causal-LM checkpoint \(1 missing weights, such as {name}\)"):
         load_causal_lm(folder, "float32")
     save_file({**state, "model.extra": state[name].clone()}, folder / "model.safetensors", FORMAT)
     with pytest.raises(UserError, match=r"\(1 unexpected weights, such as model\.extra\)"):
         load_causal_lm(folder, "float32")
     save_file({**state, name: state[name][:1].clone()}, folder / "model.safetensors", FORMAT)
-    with pytest.raises(UserError, match="no whole causal-LM checkpoint"):
+    with pytest.raises(UserError, match="a whole causal-LM checkpoint"):
         load_causal_lm(folder, "float32")
 
 

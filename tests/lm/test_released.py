@@ -13,41 +13,22 @@ from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import parse
 
 
-def recipe(**data: Any) -> Recipe:
-    tree = {
-        "name": "one",
-        "evaluation_labels": "private",
-        "model": {"source": "tiny"},
-        "data": data,
-        "privatize": {"epsilon": 1.0},
-    }
-    return parse(Recipe, tree, "r")
+def card_of(folder: Path, renderer: Renderer, **data: Any) -> str:
+    """The card of stage sft, which reads no label."""
+    tree = {"name": "one", "evaluation_labels": "private", "model": {"source": "tiny"}, "privatize": {"epsilon": 1.0}}
+    recipe = parse(Recipe, {**tree, "data": data}, "r")
+    origin = Provenance("sft", recipe.name, recipe.model, recipe.data, recipe.override)
+    write_beside(folder, origin, renderer, None, policy_text("texts", renderer, recipe.ppo))
+    return (folder / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_rendering_survives(tmp_path: Path) -> None:
-    renderer = Renderer(None, 10, 7, "", {"think": False})
-    text = policy_text("texts", renderer, recipe().ppo)
-    write_beside(
-        tmp_path,
-        Provenance("sft", recipe().name, recipe().model, recipe().data, recipe().override),
-        renderer,
-        None,
-        text,
-    )
+    assert "No preference label was read" in card_of(tmp_path, Renderer(None, 10, 7, "", {"think": False}))
     assert read_rendering(tmp_path) == Rendering("", 7, {"think": False})
-    assert "No preference label was read" in (tmp_path / "README.md").read_text(encoding="utf-8")
 
 
 def test_an_overruled_guard_is_on_the_card(tmp_path: Path) -> None:
-    renderer, run = Renderer(None, 10, 7), recipe(allow_label_overlap=True)
-    write_beside(
-        tmp_path,
-        Provenance("sft", run.name, run.model, run.data, run.override),
-        renderer,
-        None,
-        policy_text("texts", renderer, run.ppo),
-    )
-    assert "**NOT PRIVATE**" in (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "**NOT PRIVATE**" in card_of(tmp_path, Renderer(None, 10, 7), allow_label_overlap=True)
 
 
 def test_a_foreign_checkpoint_has_the_defaults(tmp_path: Path) -> None:

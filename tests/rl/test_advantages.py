@@ -51,14 +51,6 @@ def test_gae_at_lambda_one_is_the_return_and_at_zero_one_step() -> None:
     torch.testing.assert_close(advantages, torch.tensor([[1 + 0.125 - 0.5, 2 - 0.5 - 0.25, 4 + 1.0]]))
 
 
-def test_padding_changes_nothing() -> None:
-    mask = torch.tensor([[1.0, 1.0, 0.0, 0.0]])
-    rewards, values = normal(mask.shape, 0) * mask, normal(mask.shape, 1)
-    wide, _ = generalised_advantages(rewards, values, mask, 0.9, 0.8)
-    short, _ = generalised_advantages(rewards[:, :2], values[:, :2], mask[:, :2], 0.9, 0.8)
-    assert torch.equal(wide[:, :2], short)
-
-
 # --- rewards ----------------------------------------------------------------------------------------------------------
 
 

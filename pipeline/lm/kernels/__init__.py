@@ -1,6 +1,6 @@
-"""How products and attention are computed: each way that is not plain PyTorch, what it needs, and one switch for all.
+"""The kernels that are not plain PyTorch, the processor that they need, and one switch for all of them.
 
-`PRIVATE_RLHF_KERNELS=plain` turns all of them off. Results then differ by rounding alone, which tests check; a number
+`PRIVATE_RLHF_KERNELS=plain` turns all of them off. Results then differ only by rounding, which tests check; a number
 in doubt can be computed again without them. `python -m private_rlhf.lm.kernels` prints the table for this machine.
 """
 
@@ -82,7 +82,7 @@ KERNELS: dict[str, Kernel] = {
     ),
     "rows": Kernel(
         "what sequences begin with alike, prompts above all, once (`lm.rows`)",
-        "a rotary decoder whose tokens meet in full causal attention alone (`lm.rows.FAMILIES`)",
+        "a rotary decoder whose tokens meet in full causal attention only (`lm.rows.FAMILIES`)",
         lambda device, _: True,
     ),
     "trunk": Kernel(
@@ -95,7 +95,7 @@ KERNELS: dict[str, Kernel] = {
 
 @functools.cache
 def plain() -> bool:
-    """Whether the switch is set. UserError for another value than `plain` or nothing."""
+    """True if the switch is set. UserError for another value than `plain` or nothing."""
     value = os.environ.get(SWITCH, "")
     if value not in ("", "plain"):
         raise UserError(f"the environment variable {SWITCH} is '{value}': set it to 'plain', or unset it")
@@ -103,7 +103,7 @@ def plain() -> bool:
 
 
 def runs(name: str, device: str = "cpu") -> bool:
-    """Whether the kernel `name` is used on devices of type `device`."""
+    """True if the kernel `name` is used on devices of type `device`."""
     return not plain() and KERNELS[name].fits(device, processor())
 
 
@@ -132,15 +132,10 @@ def bfloat16_instructions() -> str | None:
 
 
 def fast_bfloat16(instructions: str | None, capability: str, onednn_limit: str, onednn: bool) -> tuple[bool, str]:
-    """Whether bfloat16 products run on the hardware's own instructions, and why (not).
+    """True if bfloat16 products run on the hardware's instructions, and the reason.
 
-    oneDNN's own answer does not do: it says yes to any AVX-512, where bfloat16 is emulated and ten times slower.
-
-    Args:
-        instructions: see `bfloat16_instructions`.
-        capability: ATen's, e.g. "AVX2".
-        onednn_limit: ONEDNN_MAX_CPU_ISA, empty if unset.
-        onednn: whether PyTorch has oneDNN, which does these products.
+    oneDNN says yes to any AVX-512, where bfloat16 is emulated and ten times slower. capability: ATen's, e.g. "AVX2".
+    onednn_limit: ONEDNN_MAX_CPU_ISA, empty if unset. onednn: PyTorch has it, which does these products.
     """
     if instructions is None:
         return False, f"the CPU ({capability}) has neither AVX512-BF16 nor AMX and would emulate bfloat16"
@@ -154,7 +149,7 @@ def fast_bfloat16(instructions: str | None, capability: str, onednn_limit: str, 
 
 
 def made_by_others(cpuinfo: str) -> bool:
-    """Whether /proc/cpuinfo tells of an x86 processor that is not Intel's; False where it tells nothing."""
+    """True if /proc/cpuinfo tells of an x86 processor that is not Intel's."""
     for line in cpuinfo.splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "vendor_id":

@@ -1,4 +1,4 @@
-"""Attention on CPUs with grouped queries, each key and value read once.
+"""Attention on CPUs with grouped queries, each key and value read once, and a cache whose memory is taken once.
 
 Most decoders have fewer keys and values than queries (SmolLM2: 3 for 9). transformers copies each for every query that
 reads it; PyTorch's fused attention is slow on CPUs for a single query (decoding) and for bfloat16 gradients. Here the
@@ -68,7 +68,11 @@ def grouped_attention(
 
 
 class RoomyLayer(DynamicLayer):
-    """One layer's keys and values (B, G, S, d), of which the first `length` are known and the rest 0."""
+    """One layer's keys and values (B, G, S, d), of which the first `length` are known and the rest 0.
+
+    transformers' dynamic cache is copied into new memory at every token. Here attention sees the whole memory, and the
+    mask hides what is still to come.
+    """
 
     def __init__(self, keys: Tensor, values: Tensor, room: int) -> None:
         """keys, values: (B, G, L, d) so far, which are copied; room: tokens still to come."""

@@ -1,8 +1,14 @@
-"""Float32 linear layers by oneDNN, on x86 processors that are not Intel's.
+"""Linear layers: float32 products by oneDNN, LoRA in the dtype of its base, and weights packed for decoding.
 
-PyTorch hands float32 products to MKL, which keeps its fastest kernels for Intel's processors. oneDNN, which PyTorch has
-on board, goes by what a processor can do: with AVX2 alone it is level or a tenth faster, with AVX-512 up to twice as
-fast. Nothing is rounded differently but the order of additions.
+Products (CPUs): PyTorch hands float32 products to MKL, which keeps its fastest kernels for Intel's processors. oneDNN
+goes by what a processor can do: up to twice as fast with AVX-512. Only the order of additions differs.
+
+LoRA: peft casts each input to float32, multiplies there, adds to the base's output and casts back: on bfloat16 weights
+that costs more than the base layer. Here A and B are rounded to the base's dtype on use, as under autocast, and their
+gradients are float32 again. First derivatives only.
+
+Packing (CPUs): a step of decoding multiplies a few rows by every weight, and laying a weight out for the processor at
+each call can take longer than the product.
 """
 
 from __future__ import annotations
@@ -77,9 +83,7 @@ class OneDnnLinear(nn.Linear):
 
 
 def speed_up_products(model: Any) -> Any:
-    """Gives the ordinary linear layers of `model` the float32 products of this module where those are preferred, in
-    place; returns it. First derivatives only.
-    """
+    """`model` with float32 products by oneDNN in its ordinary linear layers, in place, where those are preferred."""
     if runs("products", device_type()):
         for module in model.modules():
             if type(module) is nn.Linear and module.weight.dtype == torch.float32:
@@ -165,7 +169,7 @@ class LoraLinear(PeftLinear):
 
 
 def _plain(layer: PeftLinear, name: str, device: str) -> bool:
-    """Whether adapter `name` is ordinary LoRA on frozen weights, all of them whole and here."""
+    """True if adapter `name` is ordinary LoRA on frozen weights, all of them whole and here."""
     base = layer.get_base_layer()
     rank = layer.r[name]
     shapes = {layer.lora_A[name]: (rank, base.in_features), layer.lora_B[name]: (base.out_features, rank)}
@@ -179,10 +183,7 @@ def _plain(layer: PeftLinear, name: str, device: str) -> bool:
 
 
 def speed_up(model: Any) -> Any:
-    """Gives the LoRA layers on ordinary linear layers of `model` this module's forward pass, in place; returns it.
-
-    Layers on quantised weights, convolutions and embeddings stay peft's.
-    """
+    """`model` with this module's forward pass in its LoRA layers, in place; those on other than linear layers stay."""
     for module in model.modules() if runs("lora") else ():
         if type(module) is PeftLinear and type(module.get_base_layer()) in (nn.Linear, OneDnnLinear):
             module.__class__ = LoraLinear
@@ -193,15 +194,9 @@ def speed_up(model: Any) -> Any:
 def packed_linears(model: Any, rows: int) -> Iterator[None]:
     """Within, the linear layers of `model` on a CPU use packed copies of their weights; no gradients.
 
-    A layer under a LoRA adapter has A packed below its weight, so that one product reads the input for both, and casts
-    its adapter once instead of at every call.
-
-    The copies take as much memory as those weights, and are of the weights on entry: nothing may learn within, and the
-    model cannot be copied.
-
-    Args:
-        model: whose layers; those that the kernel does not fit stay as they are.
-        rows: rows of most products, e.g. responses decoded together.
+    A layer under a LoRA adapter has A packed below its weight, so that one product reads the input for both. The copies
+    take as much memory as the weights on entry: nothing may learn within, and the model cannot be copied.
+    rows: of most products, e.g. responses decoded together.
     """
     replaced: list[nn.Module] = []
     try:
@@ -241,7 +236,7 @@ def _packed(weight: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def _packable(module: nn.Module) -> bool:
-    """Whether `module` is an ordinary linear layer that this processor runs faster packed."""
+    """True if `module` is an ordinary linear layer that this processor runs faster packed."""
     if not isinstance(module, nn.Linear) or type(module) not in (nn.Linear, OneDnnLinear):
         return False
     weight = module.weight
