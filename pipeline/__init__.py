@@ -64,7 +64,7 @@ __all__ = [
 ]
 
 # Where bitsandbytes is installed peft imports it, and on some CPUs every process would begin with its advice to install
-# a 4-bit kernel: one without a gradient, which is not used here (`private_rlhf.lm.quantised.keep_differentiable`).
+# a 4-bit kernel: one without a gradient, which is not used here (`private_rlhf.lm.models.keep_differentiable`).
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 

@@ -22,7 +22,7 @@ from private_rlhf.core import atomic
 from private_rlhf.core.noise import PUBLIC, LabelNoise
 from private_rlhf.core.world import device_type
 from private_rlhf.lm.kernels.attention import use_grouped_attention
-from private_rlhf.lm.kernels.products import speed_up_products
+from private_rlhf.lm.kernels.linear_layers import speed_up_products
 from private_rlhf.lm.model_card import FILES, FOLDER, CardText
 from private_rlhf.lm.numerics import affordable
 from private_rlhf.reward_models.bonuses import BONUS_KINDS, Bonus, bonus_from_tensors, bonus_kind, bonus_tensors

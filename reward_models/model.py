@@ -21,11 +21,18 @@ from typing import Any, cast
 
 import torch
 from private_rlhf.core.errors import UserError
-from private_rlhf.lm.architectures import check_layers
+from private_rlhf.lm.base_models import check_layers
 from private_rlhf.lm.kernels.attention import use_grouped_attention
-from private_rlhf.lm.kernels.products import speed_up_products
-from private_rlhf.lm.models import DTYPES, load_whole, unwrap
-from private_rlhf.lm.quantised import dense_copy, four_bit_config, four_bit_place, is_four_bit, keep_differentiable
+from private_rlhf.lm.kernels.linear_layers import speed_up_products
+from private_rlhf.lm.models import (
+    DTYPES,
+    dense_copy,
+    four_bit_options,
+    is_four_bit,
+    keep_differentiable,
+    load_whole,
+    unwrap,
+)
 from private_rlhf.lm.rows import Rows, Sharing, sharing_of
 from private_rlhf.recipe import RewardConfig
 from private_rlhf.reward_models.losses import bounded_reward, check_reward_bound
@@ -115,7 +122,7 @@ def build_reward_backbone(
         outside = not name.startswith(f"{loader.base_model_prefix}.")  # as the output layer is
         return name == "score.weight" or outside or cut
 
-    more = {"quantization_config": four_bit_config(dtype, ["score"]), **four_bit_place()} if four_bit else {}
+    more = four_bit_options(dtype, ["score"]) if four_bit else {}
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # no report of the head and the layers that are left out
     try:

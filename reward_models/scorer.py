@@ -11,10 +11,9 @@ from accelerate import Accelerator
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.inputs import make_renderer
 from private_rlhf.data.render import Prompt, Renderer, prompt_key
+from private_rlhf.lm.distributed import free, is_sharded, split_frozen
 from private_rlhf.lm.features import extract_features
-from private_rlhf.lm.generate import sharded
 from private_rlhf.lm.models import load_tokenizer
-from private_rlhf.lm.sharding import free, split_frozen
 from private_rlhf.recipe import ModelConfig
 from private_rlhf.reward_models.checkpoint import RewardCheckpoint, load_reward_checkpoint
 from private_rlhf.reward_models.losses import bounded_reward
@@ -63,7 +62,7 @@ class RewardScorer:
         """
         model = self.checkpoint.model
         score_layer(model.model).to(accelerator.device)
-        self.together = sharded(split_frozen(accelerator, model.backbone))
+        self.together = is_sharded(split_frozen(accelerator, model.backbone))
 
     def features(
         self, prompts: Sequence[Prompt], responses: Sequence[str], progress: str | None = None

@@ -16,7 +16,7 @@ from accelerate.utils import gather_object
 from datasets import Dataset, IterableDataset
 from peft import PeftModel, get_peft_model
 from private_rlhf.core.noise import LabelNoise, Noise
-from private_rlhf.lm.kernels.lora import speed_up
+from private_rlhf.lm.kernels.linear_layers import speed_up
 from private_rlhf.lm.models import unwrap
 from private_rlhf.lm.rows import make_rows, shared_length, sharing_of
 from private_rlhf.reward_models.losses import SMOOTHING_REFUSED, bounded_reward, check_reward_bound, get_loss

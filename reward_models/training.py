@@ -24,8 +24,8 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.core.world import World, check_rows
 from private_rlhf.lm import hf_trainer
+from private_rlhf.lm.distributed import put_back, whole_model, whole_tensor
 from private_rlhf.lm.models import DTYPES, lora_config
-from private_rlhf.lm.sharding import put_back, whole_model, whole_tensor
 from private_rlhf.recipe import EarlyStoppingSettings, RewardConfig
 from private_rlhf.reward_models.model import merge_adapters, set_score_weight
 from private_rlhf.reward_models.trainer import PrivateRewardTrainer

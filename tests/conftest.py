@@ -134,7 +134,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Llama with its tokenizer on disk."""
-    from private_rlhf.lm.tiny import tiny_checkpoint
+    from private_rlhf.lm.base_models import tiny_checkpoint
 
     texts = ["the quick brown fox jumps over the lazy dog", "write one kind sentence about rivers", "12345 ünïcode"]
     return tiny_checkpoint(tmp_path_factory.mktemp("models") / "tiny", texts)
@@ -144,7 +144,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small() -> Any:
     """A Llama of eight tokens, to enumerate; pad 0, end-of-turn 1. Far from uniform."""
     import torch
-    from private_rlhf.lm.tiny import tiny_config
+    from private_rlhf.lm.base_models import tiny_config
     from transformers import LlamaForCausalLM
 
     with torch.random.fork_rng():

@@ -21,7 +21,7 @@ import torch
 from private_rlhf import LabelNoise, PpoConfig, Sampling, gibbs_weights, private_likelihood_loss, privatize
 
 from private_rlhf import sample_key, sample_responses  # isort: skip
-from private_rlhf.lm.tiny import tiny_checkpoint
+from private_rlhf.lm.base_models import tiny_checkpoint
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 import torch
 from datasets import Dataset
 from private_rlhf import LabelNoise, private_likelihood_loss, privatize
-from private_rlhf.lm.tiny import tiny_config, tiny_tokenizer
+from private_rlhf.lm.base_models import tiny_config, tiny_tokenizer
 from transformers import AutoModelForSequenceClassification
 from trl import RewardConfig, RewardTrainer
 

@@ -40,7 +40,7 @@ from private_rlhf.data.raw_source import RawSource
 from private_rlhf.data.release_import import names_bundle
 from private_rlhf.data.sources import Row, run_splits
 from private_rlhf.labelling.questions import read_rows
-from private_rlhf.lm.models import base_checkpoint
+from private_rlhf.lm.base_models import base_checkpoint
 from private_rlhf.privacy.batches import apply_coins, canonicalize, event_tags
 from private_rlhf.privacy.keys import PrivacyKey, keygen, load_key, make_private_folder
 from private_rlhf.privacy.mechanism import RandomizedResponse

@@ -17,11 +17,11 @@ import torch
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.world import declared_world, on_cpu
 from private_rlhf.evaluation.evaluation_sampler import KL_TEXTS
-from private_rlhf.lm.architectures import base_config, skeleton
+from private_rlhf.lm.base_models import base_config, skeleton
 from private_rlhf.lm.kernels import runs
 from private_rlhf.lm.kernels.attention import LONG
+from private_rlhf.lm.logprobs import frozen_layers
 from private_rlhf.lm.models import add_lora
-from private_rlhf.lm.trunk import frozen_layers
 from private_rlhf.recipe import LoraSettings, Recipe
 
 GIB = 1 << 30
@@ -51,7 +51,7 @@ Terms = dict[str, float]
 @dataclass(frozen=True)
 class Machine:
     """device: `cpu` or `cuda`. limit: bytes of one process. processes: that share a batch. sharded: FSDP2
-    splits weights. packs: decoding uses packed copies of them (`lm.kernels.packed`)."""
+    splits weights. packs: decoding uses packed copies of them (`lm.kernels.linear_layers`)."""
 
     device: str
     limit: float

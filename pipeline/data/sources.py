@@ -188,7 +188,7 @@ def open_lines(path: Path) -> Iterator[BinaryIO]:
 def _opened(path: Path) -> Any:
     name = path.name.lower()
     if name.endswith(".zst"):
-        return io.BufferedReader(pa.input_stream(str(path), compression="zstd"), 1 << 20)  # type: ignore[arg-type]
+        return io.BufferedReader(pa.input_stream(str(path), compression="zstd"), 1 << 20)
     return gzip.open(path, "rb") if name.endswith(".gz") else path.open("rb")
 
 

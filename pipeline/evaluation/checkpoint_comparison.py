@@ -24,10 +24,10 @@ from private_rlhf.data.render import Prompt, Renderer
 from private_rlhf.evaluation.judges import judged_pairs, judged_rates, make_judge, truth_judge
 from private_rlhf.evaluation.rates import NOT_AT_EQUAL_LENGTH
 from private_rlhf.lm.generate import Sampling, sample_key, sample_responses
+from private_rlhf.lm.model_card import read_rendering
 from private_rlhf.lm.model_folders import check_checkpoint, weights_digest
 from private_rlhf.lm.models import end_ids, load_causal_lm, load_tokenizer
 from private_rlhf.lm.numerics import affordable
-from private_rlhf.lm.released import read_rendering
 from private_rlhf.recipe import EvaluateConfig, JudgeSettings
 from tqdm import tqdm
 

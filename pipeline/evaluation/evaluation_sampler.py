@@ -13,7 +13,8 @@ from accelerate import Accelerator
 from private_rlhf.core import atomic
 from private_rlhf.data.render import Prompt, Renderer, plain_prompt
 from private_rlhf.lm.generate import Sampling, sample_key, sample_responses
-from private_rlhf.lm.logprobs import response_forward, token_batch, token_kl
+from private_rlhf.lm.kernels.token_terms import token_kl
+from private_rlhf.lm.logprobs import response_forward, token_batch
 from private_rlhf.lm.models import end_ids
 from private_rlhf.lm.numerics import precision
 from private_rlhf.lm.rows import batches, sharing_of

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from private_rlhf.core import atomic
+from private_rlhf.lm.distributed import turns
 from private_rlhf.lm.rows import batches, make_rows
-from private_rlhf.lm.sharding import turns
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 

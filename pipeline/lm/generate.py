@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from private_rlhf.lm.kernels.cache import with_room
-from private_rlhf.lm.kernels.packed import packed_linears
+from private_rlhf.lm.distributed import is_sharded, largest
+from private_rlhf.lm.kernels.attention import with_room
+from private_rlhf.lm.kernels.linear_layers import packed_linears
 from private_rlhf.lm.kernels.token_terms import row_chunks
 from private_rlhf.lm.models import unwrap
 from private_rlhf.lm.rows import make_rows, sharing_of
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 from tqdm import tqdm
 from transformers import DynamicCache, TopPLogitsWarper
 
@@ -33,7 +33,7 @@ ENDED = 0.15
 
 @dataclass(frozen=True)
 class Sampling:
-    """How responses are drawn. temperature > 0; top_p in (0, 1], below 1 the sampler differs from π_θ."""
+    """Settings of the sampler. temperature > 0; top_p in (0, 1], below 1 the sampler differs from π_θ."""
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -89,7 +89,7 @@ def sample_responses(
 ) -> list[list[int]]:
     """One response per prompt.
 
-    Where the weights are split over processes (`sharded`), each forward pass needs all of them: every process calls
+    Where the weights are split over processes (`is_sharded`), each forward pass needs all of them: every process calls
     this, with as many prompts as it has, none included, and goes on until the last one is done.
 
     Args:
@@ -109,7 +109,7 @@ def sample_responses(
     responses: list[list[int]] = [[] for _ in prompts]
     ends = frozenset([eos_token_id] if isinstance(eos_token_id, int) else eos_token_id)
     bar = tqdm(total=len(prompts), desc=progress, unit="sample", disable=progress is None or not prompts, leave=False)
-    together, device = sharded(model), next(model.parameters()).device
+    together, device = is_sharded(model), next(model.parameters()).device
     starts = range(0, len(order), batch_size)
     for number in range(largest(len(starts), device) if together else len(starts)):
         indices = order[number * batch_size : (number + 1) * batch_size]
@@ -175,7 +175,7 @@ def _read_prompts(
     room: tokens still to come.
     """
     device = next(model.parameters()).device
-    ids, mask = pad_left(prompts, pad_token_id, device)
+    ids, mask = pad_rows(prompts, pad_token_id, device, left=True)
     sharing = sharing_of(model)
     if sharing is None:
         given = _positioned(model, (mask.cumsum(dim=1) - 1).clamp_min(0))
@@ -207,37 +207,10 @@ def _positioned(model: Any, positions: Tensor) -> dict[str, Tensor]:
     return {"position_ids": positions} if "position_ids" in takes else {}
 
 
-def sharded(model: Any) -> bool:
-    """Whether the weights are split over processes, by torch's fully_shard or DeepSpeed ZeRO-3."""
-    return any(isinstance(module, FSDPModule) for module in model.modules()) or any(
-        hasattr(parameter, "ds_id") for parameter in model.parameters()
-    )
-
-
-def largest(number: int, device: torch.device) -> int:
-    """The largest of the numbers that the processes give; every one of them calls it."""
-    held = torch.tensor(number, device=device)
-    torch.distributed.all_reduce(held, torch.distributed.ReduceOp.MAX)
-    return int(held)
-
-
-def pad_left(
-    rows: Sequence[Sequence[int]], pad_token_id: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids, mask), each (B, T) int64, rows aligned at their ends."""
-    return _pad(rows, pad_token_id, device, left=True)
-
-
-def pad_right(
-    rows: Sequence[Sequence[int]], pad_token_id: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids, mask), each (B, T) int64, rows aligned at their starts."""
-    return _pad(rows, pad_token_id, device, left=False)
-
-
-def _pad(
-    rows: Sequence[Sequence[int]], pad_token_id: int, device: torch.device, *, left: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+def pad_rows(
+    rows: Sequence[Sequence[int]], pad_token_id: int, device: torch.device, *, left: bool = False
+) -> tuple[Tensor, Tensor]:
+    """(ids, mask), each (B, T) int64, rows aligned at their starts, or at their ends with `left`."""
     width = max(len(row) for row in rows)
     ids = torch.full((len(rows), width), pad_token_id, dtype=torch.long)
     mask = torch.zeros((len(rows), width), dtype=torch.long)

@@ -1,4 +1,4 @@
-"""What the TRL-based stages share: arguments for the machine at hand, whole checkpoints, saving what was trained."""
+"""The shared part of the TRL-based stages: arguments, whole checkpoints, saving; and SFT on shared rows."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ from private_rlhf.core import atomic
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.world import World, global_batch, on_cpu
 from private_rlhf.lm.distributed import obey_on_cpus
+from private_rlhf.lm.kernels import plain
+from private_rlhf.lm.logprobs import take_batches, token_batch
+from private_rlhf.lm.rows import sharing_of
 from private_rlhf.lm.saving import save_merged
 from private_rlhf.recipe.load import nearest
+from torch import Tensor
 from transformers import (
     PreTrainedTokenizerBase,
     Trainer,
@@ -25,6 +29,7 @@ from transformers import (
     TrainingArguments,
 )
 from transformers.trainer_callback import ProgressCallback
+from trl import SFTTrainer
 
 T = TypeVar("T")
 
@@ -72,9 +77,8 @@ LOCAL_TRACKERS = ("none", "tensorboard")
 def check_trainer_args(section: str, given: dict[str, Any], schema: type, fixed: Collection[str] = ()) -> None:
     """Check a recipe's `trainer_args` against TRL's own dataclass. fixed: what this stage sets beside `OWNED`.
 
-    Raises:
-        UserError: a key that TRL lacks, that the recipe sets under its own name, that is the launcher's business, or
-            that would publish weights, texts or metrics: nothing leaves the run directory by itself.
+    UserError for a key that TRL lacks, that the recipe or the launcher sets, or that would publish weights, texts or
+    metrics: nothing leaves the run directory by itself.
     """
     names = [item.name for item in dataclasses.fields(schema)]
     for key in given:
@@ -137,10 +141,9 @@ def trainer_arguments(section: str, settings: Any, checkpoints: Path, seed: int,
 def trainer_config(
     section: str, settings: Any, schema: type[T], checkpoints: Path, seed: int, world: World, **fixed: Any
 ) -> T:
-    """The TRL configuration of a recipe section, `fixed` being what the stage insists on.
+    """The TRL configuration of a recipe section; the stage sets what is `fixed`.
 
-    Raises:
-        UserError: see `check_trainer_args`; a batch that does not divide.
+    UserError as of `check_trainer_args`, and for a batch that does not divide.
     """
     check_trainer_args(section, settings.trainer_args, schema, fixed)
     arguments = trainer_arguments(section, settings, checkpoints, seed, world)
@@ -230,3 +233,51 @@ def save_trained(trainer: Trainer, tokenizer: PreTrainedTokenizerBase, target: P
     Every process calls it: weights that FSDP or DeepSpeed has split are gathered from the wrapped model.
     """
     save_merged(trainer.accelerator, trainer.model, tokenizer, target, dtype, wrapped=trainer.model_wrapped)
+
+
+def leave_out_router_loss(trainer: Any) -> None:
+    """Trains on the trainer's own loss only, unless `router_aux_loss_coef` asks for a router loss.
+
+    TRL adds the load-balancing loss of experts with the coefficient of the model's config, for an adapter too.
+    """
+    if not trainer.args.router_aux_loss_coef:
+        trainer.aux_loss_enabled = False
+        config = trainer.model.config.get_text_config()
+        if hasattr(config, "output_router_logits"):
+            config.output_router_logits = False
+
+
+class RowSftTrainer(SFTTrainer):
+    """`SFTTrainer` on `input_ids` with `labels` of −100 at prompts. The loss: −log π of response tokens, their mean.
+
+    TRL's loss scores every position on a CPU, and every prompt anew. Here logits are those of response tokens only,
+    and texts share what they begin with. `PRIVATE_RLHF_KERNELS=plain` leaves the loss to TRL, and so does
+    a router loss that is asked for.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        leave_out_router_loss(self)
+        self._sharing = sharing_of(self.model)
+        if not plain():
+            take_batches(self.model)
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Summed over the batch and divided by the response tokens of all processes and accumulation steps."""
+        if plain() or return_outputs or self.aux_loss_enabled:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        tokenizer: Any = self.processing_class
+        device, labels = inputs["input_ids"].device, inputs["labels"].cpu()
+        ids, real, learnt = inputs["input_ids"].cpu(), inputs["attention_mask"].cpu().bool(), labels != -100
+        begun = learnt.cumsum(dim=1) > 0
+        prompts = [row[mask].tolist() for row, mask in zip(ids, real & ~begun, strict=True)]
+        signed = torch.where(learnt, ids, ~ids)  # tokens between the turns of a response are not learnt
+        responses = [row[mask].tolist() for row, mask in zip(signed, real & begun, strict=True)]
+        batch = token_batch(prompts, responses, tokenizer.pad_token_id, device, sharing=self._sharing)
+        count = learnt.sum() if num_items_in_batch is None else num_items_in_batch
+        loss = -model(token_batch=batch).sum() / count
+        if self.args.average_tokens_across_devices and num_items_in_batch is not None:
+            loss = loss * self.accelerator.num_processes  # gradients are averaged over processes
+        return loss

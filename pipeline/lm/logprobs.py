@@ -7,27 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
-from private_rlhf.lm.generate import pad_right
-from private_rlhf.lm.kernels.token_terms import token_kl, token_logprobs, token_terms
+from private_rlhf.lm.generate import pad_rows
+from private_rlhf.lm.kernels import runs
+from private_rlhf.lm.kernels.token_terms import token_logprobs, token_terms
 from private_rlhf.lm.models import unwrap
-from private_rlhf.lm.rows import Rows, Sharing, make_rows
-from private_rlhf.lm.trunk import left_out
-from torch import nn
-
-__all__ = [
-    "PolicyWithValue",
-    "TokenBatch",
-    "response_forward",
-    "take_batches",
-    "token_batch",
-    "token_kl",
-    "token_logprobs",
-]
+from private_rlhf.lm.rows import Rows, Sharing, batches, make_rows, sharing_of
+from torch import Tensor, nn
+from tqdm import tqdm
 
 
 @dataclass(frozen=True)
@@ -38,9 +30,9 @@ class TokenBatch:
         rows: R rows of T tokens, of the B prompts with their responses.
         response_ids: (B, C) int64, right-padded.
         response_mask: (B, C) int64, 1 on real response tokens that count.
-        before: (N,) int64 index into the R·T columns: the one that foretells each real response token, in the order in
-            which `response_mask` has them.
-        layers: bottom layers that are left out (`private_rlhf.lm.trunk`).
+        before: (N,) int64 index into the R·T columns: the one that predicts each real response token, in the order of
+            `response_mask`.
+        layers: bottom layers that are left out (`skip_layers`).
         states: (R, T, d) what enters the layer above them; None to start from the tokens.
     """
 
@@ -86,19 +78,18 @@ def token_batch(
     *,
     sharing: Sharing | None = None,
 ) -> TokenBatch:
-    """Joins prompts and responses into rows; `sharing` is what `sharing_of` says of the model that will read them.
+    """Joins prompts and responses into rows; `sharing` is `sharing_of` the model that will read them.
 
     A response token below 0 is ~id of one that is read and not counted: it is not in `response_mask`.
 
-    Raises:
-        ValueError: a prompt is empty, so that nothing foretells the first token.
+    ValueError where a prompt is empty: nothing would predict the first token.
     """
     if not all(prompts):
         raise ValueError("a prompt has no tokens")
     counted = [[int(token >= 0) for token in response] for response in responses]
     responses = [[token if token >= 0 else ~token for token in response] for response in responses]
-    response_ids, _ = pad_right(responses, pad_token_id, device)
-    response_mask, _ = pad_right(counted, 0, device)
+    response_ids, _ = pad_rows(responses, pad_token_id, device)
+    response_mask, _ = pad_rows(counted, 0, device)
     joined = [[*prompt, *response] for prompt, response in zip(prompts, responses, strict=True)]
     rows = make_rows(joined, pad_token_id, device, sharing)
     before = [
@@ -113,10 +104,9 @@ def token_batch(
 def response_forward(
     model: Any, batch: TokenBatch, call: Callable[..., Any] | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits (N, V) of each real response token given what comes before it, and the last hidden states (N, d) there.
+    """Logits (N, V) of each real response token given the tokens before it, and the last hidden states (N, d) there.
 
-    The model is called as a whole, so that what it does to its logits is done; its output layer sees N rows alone.
-    call: how it is called; None is its own call.
+    The whole model runs, through `call` if given: scaled or capped logits stay so. Its output layer sees N rows only.
     """
     inner: Any = unwrap(model)
     states: list[torch.Tensor] = []
@@ -126,33 +116,27 @@ def response_forward(
         states.append(hidden.reshape(-1, hidden.shape[-1]).index_select(0, batch.before))
         return (states[0][None], *arguments[1:])
 
-    given: dict[str, Any] = {
-        "attention_mask": batch.rows.attention(inner.dtype),
-        "position_ids": batch.rows.position_ids,
-        "use_cache": False,
-    }
-    shortened: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if batch.states is None:
-        given["input_ids"] = batch.rows.input_ids
-    else:
-        given["inputs_embeds"], shortened = batch.states, left_out(model, batch.layers)
+    rows, whole = batch.rows, batch.states is None
+    entry = {"input_ids": rows.input_ids} if whole else {"inputs_embeds": batch.states}
+    mask, positions = rows.attention(inner.dtype), rows.position_ids
     handle = inner.get_output_embeddings().register_forward_pre_hook(pick, prepend=True)
     try:
-        with shortened:
-            output = (call or model)(**given)
+        with contextlib.nullcontext() if whole else skip_layers(model, batch.layers):
+            output = (call or model)(**entry, attention_mask=mask, position_ids=positions, use_cache=False)
     finally:
         handle.remove()
     return output.logits[0], states[0]
 
 
 def take_batches(model: Any) -> None:
-    """Lets `model` be called with a `token_batch` alone, for log π (N,), nats, of its real response tokens; else as
-    before. Through the model's own call, as wrappers of several processes act on that.
+    """Lets `model` take a `token_batch` by its own call, on which wrappers of several processes act.
+
+    It then returns log π (N,), nats, of the real response tokens; other calls are as before.
     """
-    model.forward = functools.partial(_forward, model, model.forward)
+    model.forward = functools.partial(_batch_forward, model, model.forward)
 
 
-def _forward(
+def _batch_forward(
     model: Any, plain: Callable[..., Any], /, *args: Any, token_batch: TokenBatch | None = None, **kwargs: Any
 ) -> Any:
     if token_batch is None:
@@ -166,7 +150,7 @@ class PolicyWithValue(nn.Module):
     """A causal LM (usually under LoRA) and a float32 linear value head on its last hidden states.
 
     The head reads detached states: value errors do not disturb the policy, and both come out of one forward pass.
-    It samples as well, so that all that is done with the policy goes through one module (`private_rlhf.lm.sharding`).
+    It samples as well, so that all that is done with the policy goes through one module (`lm.distributed`).
     """
 
     def __init__(self, policy: Any, hidden_size: int) -> None:
@@ -185,11 +169,7 @@ class PolicyWithValue(nn.Module):
         with torch.autocast(states.device.type, enabled=False):  # a value of 4 has steps of 0.02 in bfloat16
             values = self.value_head(states.detach().float()).squeeze(-1)
         logprobs, entropies = token_terms(logits, batch.tokens, temperature, entropy=entropy)
-        return (
-            batch.spread(logprobs),
-            batch.spread(values),
-            None if entropies is None else batch.spread(entropies),
-        )
+        return batch.spread(logprobs), batch.spread(values), None if entropies is None else batch.spread(entropies)
 
     def read(self, **inputs: Any) -> Any:
         """One call of the causal LM, as sampling makes it."""
@@ -198,3 +178,83 @@ class PolicyWithValue(nn.Module):
     def get_base_model(self) -> Any:
         """The causal LM without adapter and value head."""
         return unwrap(self.policy)
+
+
+SCALES_EMBEDDINGS = frozenset({"gemma"})
+"""Families that scale what stands in for embeddings, and would scale the states."""
+
+
+def frozen_layers(model: Any) -> int:
+    """The number of frozen layers from the bottom up, embeddings included; 0 where the kernel does not fit.
+
+    What enters the first adapted layer is a function of the text. PPO reads each response under the policy, under π_ref
+    and in every epoch: the states there are kept from the first reading, and the other readings start from them.
+    """
+    inner: Any = unwrap(model)
+    if sharing_of(model) is None or not runs("trunk", inner.device.type) or not hasattr(inner.get_decoder(), "layers"):
+        return 0
+    if inner.config.model_type in SCALES_EMBEDDINGS or _learns(inner.get_input_embeddings()):
+        return 0
+    layers = list(inner.get_decoder().layers)
+    return next((number for number, layer in enumerate(layers) if _learns(layer)), 0)
+
+
+def _learns(module: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
+
+
+@contextlib.contextmanager
+def record_states(model: Any, layers: int) -> Iterator[list[Tensor]]:
+    """Within, each forward pass adds the states (R, T, d) above the bottom `layers`; none are recorded for 0 layers."""
+    states: list[Tensor] = []
+
+    def keep(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        states.append(arguments[0].detach())
+
+    inner: Any = unwrap(model)
+    handle = inner.get_decoder().layers[layers].register_forward_pre_hook(keep) if layers else None
+    try:
+        yield states
+    finally:
+        if handle is not None:
+            handle.remove()
+
+
+@contextlib.contextmanager
+def skip_layers(model: Any, layers: int) -> Iterator[None]:
+    """Within, the model has no bottom `layers`: it takes the states that enter the next one as `inputs_embeds`."""
+    inner: Any = unwrap(model)
+    decoder = inner.get_decoder()
+    whole = decoder.layers
+    decoder.layers = nn.ModuleList(list(whole)[layers:])
+    try:
+        yield
+    finally:
+        decoder.layers = whole
+
+
+@torch.no_grad()
+def mean_logprobs(
+    model: Any,
+    rows: Sequence[tuple[list[int], list[int]]],
+    *,
+    pad_token_id: int,
+    batch_size: int,
+    device: torch.device,
+    temperature: float = 1.0,
+    progress: str | None = None,
+) -> np.ndarray:
+    """Length-normalised log-likelihood (n,) of each (prompt ids, response ids) at `temperature`, nats per token."""
+    sharing = sharing_of(model)
+    joined = [[*prompt, *response] for prompt, response in rows]
+    result = np.zeros(len(rows))
+    bar = tqdm(total=len(rows), desc=progress, unit="text", disable=progress is None, leave=False)
+    for picked in batches(joined, sharing, batch_size):
+        prompts, responses = [rows[i][0] for i in picked], [rows[i][1] for i in picked]
+        batch = token_batch(prompts, responses, pad_token_id, device, sharing=sharing)
+        logits, _ = response_forward(model, batch)
+        logprobs = batch.spread(token_logprobs(logits, batch.tokens, temperature))
+        result[picked] = (logprobs.sum(dim=1) / batch.response_mask.sum(dim=1)).cpu().numpy()
+        bar.update(len(picked))
+    bar.close()
+    return result

@@ -1,4 +1,4 @@
-"""The part of a model card before its privacy card: YAML head, origin, quick start, results, files.
+"""The files beside a checkpoint's weights: rendering.json, and the card with head, origin, quick start and privacy.
 
 The quick start imports only torch and transformers. A test runs it in the model's folder.
 """
@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData, try_to_load_from_cache
 from private_rlhf.core import atomic
+from private_rlhf.core.errors import UserError
 from private_rlhf.data.render import Renderer
 from private_rlhf.data.sources import is_hub_id
-from private_rlhf.privacy.card import markdown
+from private_rlhf.privacy.card import markdown, privacy_card, render_markdown
+from private_rlhf.privacy.guarantee import NOT_PRIVATE
 from private_rlhf.recipe import DataConfig, ModelConfig, PpoConfig
 from private_rlhf.recipe.data_section import bare_name
 
@@ -89,11 +91,8 @@ def trained_on(prompts: int, source: str) -> str:
 def card_head(origin: Provenance, text: CardText, source: str | None, private: bool) -> str:
     """The YAML head, between its marks.
 
-    Args:
-        origin: stage, base model, demonstrations and prompts.
-        text: the task.
-        source: of the released pairs, as declared; None where no label was read.
-        private: labels were read, all under a finite epsilon.
+    source: of the released pairs, as declared; None where no label was read. private: all labels that were read were
+    under a finite epsilon.
     """
     base, licence = base_model(origin.model)
     kind = "reward-model" if text.task == "text-classification" else origin.stage.partition(",")[0]
@@ -162,3 +161,58 @@ def hub_datasets(data: DataConfig, source: str | None) -> list[str]:
     """Hub ids among what a model, and π_ref before it, learnt from. source: see `card_head`."""
     sources = {data.demonstrations} | ({source, data.prompts} if source else set())
     return sorted(name for name in sources if is_hub_id(name))
+
+
+NO_LABEL = (
+    "No preference label was read: which responses it was trained on does not depend on any. The prompts and responses"
+    " themselves are not protected."
+)
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """Rendering of a checkpoint's prompts: system message, cap on a response (tokens), template variables."""
+
+    system_prompt: str | None = None
+    max_response_tokens: int = 64
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+def write_beside(
+    folder: Path,
+    origin: Provenance,
+    renderer: Renderer,
+    manifest: Mapping[str, Any] | None,
+    text: CardText,
+    facts: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes README.md and rendering.json into a checkpoint folder; call it on one process only.
+
+    manifest: of the release whose labels were read (`ReleaseManifest.as_dict()`); None without. renderer: of training.
+    facts: further rows of the privacy card.
+    """
+    private, lines = False, [f"# {origin.run}, stage {origin.stage}", "", card_body(origin.model, text)]
+    if manifest is None:
+        mark = [f"**{NOT_PRIVATE}**: {origin.override}.", ""] if origin.override else []
+        lines += ["## Privacy card", "", *mark, NO_LABEL, ""]
+    else:
+        more: dict[str, Any] = {"overrides": [origin.override], "declared_public": origin.data.public_labels}
+        more |= {"stage": origin.stage, "recipe": origin.run, **(facts or {})}
+        card = privacy_card(manifest, **more)
+        private = card["mark"] is None
+        lines.append(render_markdown(card))
+    head = card_head(origin, text, None if manifest is None else manifest.get("source"), private)
+    atomic.write_text(folder / "README.md", head + "\n".join(lines))
+    rendering = Rendering(renderer.system_prompt, renderer.max_response_tokens, dict(renderer.chat_template_kwargs))
+    atomic.write_json(folder / RENDERING, asdict(rendering))
+
+
+def read_rendering(folder: str | Path) -> Rendering:
+    """The rendering of a checkpoint; the defaults for a folder or a hub id that states none. UserError if damaged."""
+    path = Path(folder) / RENDERING
+    if not path.is_file():
+        return Rendering()
+    try:
+        return Rendering(**json.loads(path.read_text(encoding="utf-8")))
+    except (json.JSONDecodeError, UnicodeDecodeError, TypeError):
+        raise UserError(f"{path} is damaged: delete it, or save the checkpoint again") from None

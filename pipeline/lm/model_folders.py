@@ -16,15 +16,10 @@ from private_rlhf.recipe import ExtraRewardSettings, JudgeSettings, ModelConfig
 
 
 def check_checkpoint(name: str, where: str, others: str = "") -> str:
-    """`name` as a path when it is a checkpoint folder, else unchanged when it can be a hub id `owner/name`.
+    """`name` as a path if it is a checkpoint folder, or unchanged if it can be a hub id `owner/name`.
 
-    Args:
-        name: what the user gave.
-        where: the key or option it came from, for the message.
-        others: further remedies for the message.
-
-    Raises:
-        UserError: neither; asking the hub for every misspelt path would take a minute to fail.
+    UserError where it is neither: asking the hub for every misspelt path would take a minute to fail. where: the key or
+    option of `name`, and others: further remedies, for the message.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -67,16 +62,12 @@ def check_lm_folder(folder: Path, where: str) -> None:
 
 
 def check_context(settings: ModelConfig, folder: Path) -> None:
-    """The longest prompt and response that the recipe allows fit the positions that the model in `folder` has.
-
-    Raises:
-        UserError: they do not: the model would read positions that it never learnt, or none at all.
-    """
+    """UserError where the longest prompt and response of the recipe exceed the positions of the model in `folder`."""
     check_positions(settings, positions_of(folder))
 
 
 def positions_of(folder: Path) -> int | None:
-    """How many tokens the model in `folder` takes; None if it does not say, or if there is no whole checkpoint."""
+    """The positions of the model in `folder`; None where it states none, or is not a whole checkpoint."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -87,7 +78,7 @@ def positions_of(folder: Path) -> int | None:
 
 
 def check_positions(settings: ModelConfig, positions: int | None) -> None:
-    """As `check_context`; None: the model says no number."""
+    """As `check_context`; None: the model does not state a number."""
     longest = settings.max_prompt_tokens + settings.max_response_tokens
     if positions is not None and longest > positions:
         raise UserError(
@@ -98,7 +89,7 @@ def check_positions(settings: ModelConfig, positions: int | None) -> None:
 
 
 def folder_digest(folder: Path) -> str:
-    """SHA-256 over names, sizes and times of the files in a checkpoint folder: whether it was replaced, at no cost."""
+    """SHA-256 over names, sizes and times of the files in a checkpoint folder: cheap, and another once replaced."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         facts = path.stat()
@@ -116,13 +107,13 @@ def weights_digest(folder: Path) -> str:
 
 
 def extra_reward_digests(rewards: Sequence[ExtraRewardSettings]) -> dict[str, str]:
-    """By name, whether the folders and the source files behind ppo.extra_rewards were replaced."""
+    """By name, digests of the folders and the source files behind ppo.extra_rewards."""
     digests = {str(reward.path): folder_digest(reward.path) for reward in rewards if reward.path is not None}
     return digests | {reward.callable: source_digest(reward.callable) for reward in rewards if reward.callable}
 
 
 def judge_digests(judge: JudgeSettings | None) -> dict[str, str]:
-    """By name, whether the folder behind evaluate.judge was replaced."""
+    """By name, the digest of the folder behind evaluate.judge."""
     folder = None if judge is None else judge.path or judge.lm
     return {} if folder is None else {str(folder): folder_digest(folder)}
 
@@ -148,11 +139,10 @@ def module_file(name: str) -> Path | None:
 
 
 def check_function(name: str, key: str) -> None:
-    """`package.module:function` is there, as far as its source tells: nothing of it runs before its stage does.
+    """Checks that `package.module:function` is there by its source only: nothing of it runs before its stage does.
 
-    Raises:
-        UserError: there is no such module, its source is no Python, or it binds nothing but a constant to that name; or
-            it is a part of this package: those that read labels are reached by the privatize stage alone.
+    UserError where the module is missing, is not Python, or binds only a constant to that name; or is a part of this
+    package, of which only the privatize stage may reach those that read labels.
     """
     module, _, function = name.partition(":")
     if module.split(".")[0] == PACKAGE:

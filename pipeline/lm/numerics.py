@@ -1,6 +1,4 @@
-"""How a run computes: the dtype of its frozen weights, the numeric context of its forward passes, and what else may
-explain a difference in the last digits.
-"""
+"""The numerics of a run: the dtype of its frozen weights, and the numeric context of its forward passes."""
 
 from __future__ import annotations
 
@@ -13,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.world import World, broadcast, device_type
-from private_rlhf.lm.kernels import KERNELS, plain, runs
-from private_rlhf.lm.kernels.cpu import processor
+from private_rlhf.lm.kernels import KERNELS, plain, processor, runs
 from private_rlhf.recipe import ModelConfig
 
 if TYPE_CHECKING:
@@ -24,10 +21,9 @@ Dtype = Literal["float32", "bfloat16"]
 
 
 def fast_dtype(device: str) -> tuple[Dtype, str]:
-    """The dtype that a device of this type multiplies fast, and why; float16 never. Not by timing, so it repeats.
+    """The dtype that a device of this type multiplies fast, and the reason; never float16. Not by timing: it repeats.
 
-    Raises:
-        UserError: a device that nobody has tried.
+    UserError for an untested device.
     """
     if device == "cuda":
         bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
@@ -45,18 +41,10 @@ def affordable(dtype: torch.dtype, device: str) -> torch.dtype:
 
 
 def resolve_dtype(model: ModelConfig, begun: Any, folder: Path, world: World) -> ModelConfig:
-    """`model` with a stated dtype: its own, or for `auto` that of the run's first start, or the fast one.
+    """The section `model` with a stated dtype: its own, or for `auto` that of the run's first start, or the fast one.
 
-    One line on stderr says which and why. A run keeps its first dtype, so resuming on another machine changes nothing.
-
-    Args:
-        model: section of the recipe.
-        begun: the dtype that the run started with; None, or anything that is not a dtype, for a new run.
-        folder: of the run, for the message.
-        world: the main process prints and decides.
-
-    Raises:
-        UserError: a device that nobody has tried.
+    A run keeps its first dtype `begun` (not a dtype for a new run), so resuming on another machine changes nothing. One
+    line on stderr, which may name the run's `folder`, says the choice and the reason. UserError for an untested device.
     """
     chosen: Dtype
     setting = model.dtype
@@ -78,11 +66,10 @@ def resolve_dtype(model: ModelConfig, begun: Any, folder: Path, world: World) ->
 
 
 def precision(accelerator: Accelerator) -> AbstractContextManager[None]:
-    """The numeric context of every forward pass of π and π_ref, whether they are sampled, read, learnt from or
-    evaluated: autocast as the launcher's `mixed_precision` says. Were one of them outside, two equal policies would
-    differ by rounding, and the KL at the start would not be 0. Enter it anew for each piece of work.
+    """The numeric context of every forward pass of π and π_ref: autocast by the launcher's `mixed_precision`.
 
-    Value head and scores are float32 inside as well; reward models are called outside, in their own dtype.
+    With one pass outside, two equal policies would differ by rounding, and the KL at the start would not be 0. Enter it
+    anew for each piece of work. Value head and scores are float32 inside too; reward models are called outside.
     """
     from accelerate.utils import AutocastKwargs
 

@@ -1,7 +1,7 @@
 """Token sequences in rows that hold trees of their prefixes: what sequences begin with alike is computed once.
 
 A tree is written depth first, and trees stand side by side where a row has room. Every token has one column, sees its
-own prefix and itself alone, and stands at the position that it has in its sequence; so outputs and gradients are those
+own prefix and itself only, and stands at the position that it has in its sequence; so outputs and gradients are those
 of each sequence by itself. Two answers to one prompt share the prompt, sixteen samples of it too, and any two texts
 share the head of the chat template.
 
@@ -24,17 +24,17 @@ from private_rlhf.lm.models import unwrap
 from torch import Tensor
 
 FAMILIES = frozenset({"gemma", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3"})
-"""`model_type` of rotary decoders in which tokens meet in causal attention alone, by test."""
+"""`model_type` of rotary decoders in which tokens meet in causal attention only, by test."""
 
 LIKE = 0.85
-"""How wide trees of one forward pass are at least, the widest being 1."""
+"""Smallest width of a tree in a forward pass, as a share of the widest."""
 
 Tokens = Sequence[int]
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """What decides how sequences share rows of a model.
+    """The prices that decide which sequences share rows of a model.
 
     Attributes:
         price: of computing a token, in pairs of tokens that could meet.
@@ -78,10 +78,9 @@ class Rows:
 def make_rows(
     sequences: Sequence[Tokens], pad_token_id: int, device: torch.device, sharing: Sharing | None = None
 ) -> Rows:
-    """Rows of token sequences, none of them empty; a row each, in their order, where `sharing` is None (`sharing_of`).
+    """Rows of token sequences; a row each, in their order, where `sharing` is None (`sharing_of`).
 
-    Raises:
-        ValueError: a sequence is empty.
+    ValueError where a sequence is empty.
     """
     if not all(sequences):
         raise ValueError("a sequence has no tokens")
@@ -108,9 +107,7 @@ def make_rows(
 
 
 def filled(widths: Sequence[int], room: int) -> list[list[int]]:
-    """Which trees stand side by side in a row of `room` columns: the widest first, each in the first row that has
-    room for it.
-    """
+    """Trees, as indices, side by side in rows of `room` columns: the widest first, each in the first row with room."""
     rows: list[list[int]] = []
     free: list[int] = []
     for number in sorted(range(len(widths)), key=lambda number: -widths[number]):
@@ -124,7 +121,7 @@ def filled(widths: Sequence[int], room: int) -> list[list[int]]:
 
 
 def grouped(sequences: Sequence[Tokens], sharing: Sharing | None) -> list[list[int]]:
-    """Which sequences share a tree, as indices, each group in the order of its tree; one each without `sharing`.
+    """Sequences that share a tree, as indices in the order of the tree; one each without `sharing`.
 
     The rule: a tree may grow to c + √(c·(c + price)) columns, c being the tokens that the next sequence shares with the
     tree. That is the width at which computing c tokens once per tree, and letting every column meet every other, cost
@@ -171,16 +168,17 @@ def batches(sequences: Sequence[Tokens], sharing: Sharing | None, size: int) -> 
 
 
 def shared_length(first: Tokens, second: Tokens) -> int:
-    """How many tokens both begin with."""
+    """Number of tokens that both begin with."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
 def sharing_of(*models: Any) -> Sharing | None:
-    """How rows that each of these models reads may be shared; None where one of them cannot read such rows: it must be
-    of a known family without windows, with an attention kernel that takes a mask of its own.
+    """Sharing of rows that each of these models reads; None where one of them cannot read such rows.
+
+    It must be of a known family without windows, with an attention kernel that takes a mask.
     """
-    found = [_sharing(unwrap(model)) for model in models]
-    return None if None in found else found[0]
+    kinds = [_sharing(unwrap(model)) for model in models]
+    return None if None in kinds else kinds[0]
 
 
 def _sharing(model: Any) -> Sharing | None:
@@ -201,7 +199,7 @@ def _sharing(model: Any) -> Sharing | None:
 
 @dataclass(frozen=True)
 class _Tree:
-    """One tree; the fields are those of `Rows`, for its columns alone."""
+    """One tree; the fields are those of `Rows`, for its columns only."""
 
     ids: list[int]
     positions: list[int]

@@ -9,6 +9,7 @@ And it must compute what the model computed that was trained: that finds setting
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,20 +20,27 @@ from peft import PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import RunStopped, UserError
-from private_rlhf.lm.models import DTYPES, end_ids, load_causal_lm, no_progress_bars, unwrap
-from private_rlhf.lm.quantised import dense_copy, is_four_bit
+from private_rlhf.data.render import Renderer
+from private_rlhf.lm.models import DTYPES, dense_copy, end_ids, is_four_bit, load_causal_lm, no_progress_bars, unwrap
+from private_rlhf.lm.templates import tokenizer_as_trained
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+REFERENCE = "reference"
+QUANTISED_REFERENCE = (
+    "sft/model quantised to 4 bits (NF4), which the adapter was trained on; the KL penalty, KL and J are measured"
+    f" against it, not against sft/model; its dequantised weights are in ppo/{REFERENCE}"
+)
+"""Statement for cards and reports about a π_ref that is not sft/model itself."""
 PROBE = (2, 16)
 """Rows and tokens on which a saved model is compared with the trained one."""
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}
 """Nats that log-probabilities may differ by on average. In bfloat16 the merged weights, and every product, are rounded:
 0.005 to 0.02 on tiny models of six families, 0.07 on SmolLM2."""
 SUMS = 1e-6, 1e-4
-"""What the order of float32 sums may change in a merged weight: of itself, and of the largest update in its tensor."""
+"""Relative error of a merged weight by the order of float32 sums: of itself, and of the tensor's largest update."""
 
 Read = Callable[..., Any]
 
@@ -47,21 +55,20 @@ def save_merged(
     wrapped: Any = None,
     read: Read | None = None,
 ) -> None:
-    """Saves a (LoRA) model as an ordinary checkpoint in `dtype`, adapter merged in float32, from the main process.
+    """Saves a causal LM or PEFT model as an ordinary checkpoint in `dtype`, adapter merged in float32.
 
-    Every process calls it: gathering sharded weights, and reading them, is collective.
+    Every process calls it: gathering sharded weights, and reading them, is collective. The main one writes.
 
     Args:
         accelerator: of the run.
-        model: a causal LM or PEFT model.
-        tokenizer: goes with the weights.
+        model, tokenizer: to be saved.
         target: the folder.
         dtype: of the weights.
-        wrapped: what holds the weights where they are split over processes; `model` itself unless given.
-        read: calls the model where that has to go through a module around it; `wrapped` unless given.
+        wrapped: holds the weights where they are split over processes; `model` itself unless given.
+        read: calls the model where a module around it has to do so; `wrapped` unless given.
 
     Raises:
-        RunStopped: what was saved does not compute what `model` does; `target` is as it was before.
+        RunStopped: the saved checkpoint does not compute what `model` does; `target` is as it was before.
     """
     holder = model if wrapped is None else wrapped
     expected = probe_logprobs(holder if read is None else read, model)
@@ -76,6 +83,24 @@ def save_merged(
         raise RunStopped(problem[0])
 
 
+def save_policy(
+    accelerator: Accelerator, policy: Any, renderer: Renderer, folder: Path, dtype: str, quantised: bool, read: Read
+) -> None:
+    """Saves the policy of PPO to `folder`/model and, of a 4-bit base, its π_ref to `folder`/reference.
+
+    Every process calls it; errors as of `save_merged`. An adapter that was trained on a 4-bit base corrects the 4-bit
+    weights, not those of sft/model. So the policy is saved as dequantised weights + adapter, and π_ref without it: the
+    KL penalty was measured against that checkpoint, and the evaluation compares with it.
+    """
+    tokenizer = tokenizer_as_trained(renderer)
+    save_merged(accelerator, policy, tokenizer, folder / "model", dtype, read=read)
+    if quantised:
+        with policy.disable_adapter():
+            save_merged(accelerator, policy, tokenizer, folder / REFERENCE, dtype, read=read)
+    elif accelerator.is_main_process:
+        shutil.rmtree(folder / REFERENCE, ignore_errors=True)  # of an earlier recipe
+
+
 def write_checkpoint(
     model: Any,
     state: dict[str, torch.Tensor],
@@ -87,9 +112,7 @@ def write_checkpoint(
     """Writes the whole weights `state` of `model`, LoRA merged in float32, to `target` atomically.
 
     A 4-bit base becomes the dequantised weights that it computes with. expected: `probe_logprobs` of the model.
-
-    Raises:
-        RunStopped: what was written does not load whole, or computes something else.
+    RunStopped where the written checkpoint does not load whole, or computes something different.
     """
     plain = merged_copy(model, state, DTYPES[dtype])
     ends = sorted(end_ids(model, tokenizer))  # plain `generate` goes by this list, not by the tokenizer
@@ -106,21 +129,20 @@ def write_checkpoint(
 def check_written(folder: Path, target: Path, dtype: str, whole: Any, expected: torch.Tensor | None) -> None:
     """Reads `folder` again, which is to become `target`. RunStopped: see `write_checkpoint`.
 
-    whole: what was saved (`whole_copy`).
-    expected: `probe_logprobs` of it.
+    whole: the saved model (`whole_copy`); expected: its `probe_logprobs`.
     """
     try:
-        found = load_causal_lm(folder, dtype)
+        written = load_causal_lm(folder, dtype)
     except UserError as error:
         raise RunStopped(f"{target} could not be read again after it was saved, and was not kept: {error}") from None
-    if wrong := wrong_weight(whole, found):
+    if wrong := wrong_weight(whole, written):
         raise RunStopped(
             f"{target} does not hold the weights that were trained ({wrong} differs by more than rounding) and was not "
             "kept: this architecture cannot be merged; train it with lora: null"
         )
     if expected is None:
         return
-    difference = distance(expected, probe_logprobs(found, found))
+    difference = distance(expected, probe_logprobs(written, written))
     if not difference <= TOLERANCE[DTYPES[dtype]]:
         raise RunStopped(
             f"{target} does not compute what was trained (log-probabilities differ by {difference:.3g} nats on average)"
@@ -129,13 +151,12 @@ def check_written(folder: Path, target: Path, dtype: str, whole: Any, expected: 
 
 
 @torch.no_grad()
-def wrong_weight(whole: Any, found: torch.nn.Module) -> str | None:
-    """The first weight of `found` that is not the one in `whole` with its adapter's update, rounded once; None if none.
+def wrong_weight(whole: Any, written: torch.nn.Module) -> str | None:
+    """The first weight of `written` that is not that of `whole` with its adapter's update, rounded once; or None.
 
-    Merging adds the update in float32 and rounds to the dtype of `found`: at most half the distance between two of its
-    numbers, a relative eps/2.
+    Merging adds the update in float32 and rounds to the dtype of `written`, by a relative eps/2 at most.
     """
-    saved, inner = found.state_dict(), unwrap(whole)
+    saved, inner = written.state_dict(), unwrap(whole)
     layers: dict[str, Any] = {
         f"{name}.{getattr(layer, 'parameter_name', 'weight')}".replace("base_layer.", ""): layer
         for name, layer in inner.named_modules()
@@ -162,9 +183,7 @@ def wrong_weight(whole: Any, found: torch.nn.Module) -> str | None:
 def probe_logprobs(read: Any, model: Any) -> torch.Tensor:
     """(rows, tokens, V) float32 on the CPU: log-probabilities of the next token along rows of fixed random tokens.
 
-    Args:
-        read: computes logits: the model itself or what calls it.
-        model: says the vocabulary and the device; its dropout is off.
+    read: computes logits: `model` itself, with its dropout off, or what calls it.
     """
     inner: Any = unwrap(model)
     ids = torch.randint(inner.config.get_text_config().vocab_size, PROBE, generator=torch.Generator().manual_seed(0))
@@ -178,21 +197,18 @@ def probe_logprobs(read: Any, model: Any) -> torch.Tensor:
     return logits.float().log_softmax(dim=-1).cpu()
 
 
-def distance(expected: torch.Tensor, found: torch.Tensor) -> float:
+def distance(expected: torch.Tensor, written: torch.Tensor) -> float:
     """Mean over positions of E|log p − log q|, nats, under p, for log p and log q (…, V)."""
-    return float((expected.exp() * (expected - found).abs().clamp_max(1e4)).sum(dim=-1).mean())
+    return float((expected.exp() * (expected - written).abs().clamp_max(1e4)).sum(dim=-1).mean())
 
 
 @torch.no_grad()
 def merged_copy(model: Any, state: dict[str, torch.Tensor], dtype: torch.dtype) -> PreTrainedModel:
     """The plain model inside `model` with the whole weights `state` in `dtype`, adapters merged by peft in float32.
 
-    It is built from the configuration and filled from `state`, so that `model` may be split over processes, and stays
-    as it is. What it computes with besides weights (rotary frequencies) is left out: it is for saving.
-
-    Raises:
-        RunStopped: `state` lacks a weight of the architecture, has one too many, or merging gives numbers that are not
-            finite.
+    It is built from the configuration, as `model` may be split over processes, and for saving only: buffers such as
+    rotary frequencies are missing. RunStopped where `state` lacks a weight or has one too many, or where merging gives
+    numbers that are not finite.
     """
     made = whole_copy(model, state)
     if isinstance(made, PeftModel):

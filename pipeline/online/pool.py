@@ -17,7 +17,7 @@ from private_rlhf.embedded.truth import true_reward
 from private_rlhf.labelling.questions import Question, make_question
 from private_rlhf.lm.features import extract_features
 from private_rlhf.lm.generate import Sampling, sample_key, sample_responses
-from private_rlhf.lm.likelihood import mean_logprobs
+from private_rlhf.lm.logprobs import mean_logprobs
 from private_rlhf.lm.models import end_ids
 from private_rlhf.privacy.records import Text
 from private_rlhf.reward_models.basis import FeatureBasis, pair_basis

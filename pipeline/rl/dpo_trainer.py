@@ -13,9 +13,9 @@ import torch
 from datasets import Dataset
 from peft import PeftModel
 from private_rlhf.core.noise import LabelNoise, Noise
+from private_rlhf.lm.hf_trainer import leave_out_router_loss
 from private_rlhf.lm.logprobs import TokenBatch, take_batches, token_batch
 from private_rlhf.lm.rows import Sharing, sharing_of
-from private_rlhf.lm.sft_training import leave_out_router_loss
 from private_rlhf.reward_models.losses import get_loss
 from torch import Tensor
 from trl import DPOTrainer
@@ -70,11 +70,11 @@ class PrivateDpoTrainer(DPOTrainer):
             return inputs["ref_chosen_logps"], inputs["ref_rejected_logps"]
         policy, reference = cast(Any, self.model), cast(Any, self.ref_model)
         if reference is not None:
-            found = reference(token_batch=batch)
+            logprobs = reference(token_batch=batch)
         else:
             with self.accelerator.unwrap_model(policy).disable_adapter():
-                found = policy(token_batch=batch)
-        return _summed(found, batch)
+                logprobs = policy(token_batch=batch)
+        return _summed(logprobs, batch)
 
 
 def _summed(logprobs: Tensor, batch: TokenBatch) -> tuple[Tensor, Tensor]:

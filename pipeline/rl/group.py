@@ -46,12 +46,12 @@ from transformers import TrainerState
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 LOGGED = ("reward", "bonus", "score", "score_over_reference", "true_reward", "finished")
-"""What the reward function reports of an iteration's responses, as PPO's history names it."""
+"""The reward function's report on an iteration's responses, by the names of PPO's history."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is sampled and how it is scored.
+    """The prompts, the sampling and the scoring.
 
     Attributes:
         scorer: gives r̄ and Γ.
@@ -77,9 +77,7 @@ class Task:
 
 
 class _OnPessimisticReward:
-    """What both trainers do in the pipeline's way; `task` says with what. The dataset's `prompt` is a place in
-    `task.prompts`.
-    """
+    """Sampling and scoring for both trainers, on `task`; the dataset's `prompt` is a place in `task.prompts`."""
 
     def __init__(self, *args: Any, task: Task, **kwargs: Any) -> None:
         self.task = task

@@ -1,4 +1,4 @@
-"""What a step that is not finite leaves behind: which tensor it was, and the rows that it came from."""
+"""The record of a step that is not finite: the tensor, and the rows that it came from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class NonFiniteError(FloatingPointError):
     """A loss, a gradient or a field of a rollout is NaN or infinite; nothing was learnt from it.
 
     Attributes:
-        facts: what the dump says of it: "tensor", its "statistics", and where it was found.
+        facts: for the dump: "tensor", its "statistics", and the place.
         rows: of the responses concerned, "prompt_ids", "response_ids" and numbers.
     """
 

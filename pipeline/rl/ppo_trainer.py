@@ -20,33 +20,31 @@ from peft import PeftModel
 from private_rlhf.core.errors import RunStopped
 from private_rlhf.data.render import Prompt, Renderer, prompt_key
 from private_rlhf.embedded.truth import true_reward
-from private_rlhf.lm.generate import Sampling, sample_key, sample_responses, sharded
+from private_rlhf.lm.distributed import as_number, is_sharded, keep_gathered, prepare
+from private_rlhf.lm.generate import Sampling, sample_key, sample_responses
 from private_rlhf.lm.logprobs import PolicyWithValue
 from private_rlhf.lm.models import add_lora, end_ids
 from private_rlhf.lm.numerics import precision
-from private_rlhf.lm.sharding import as_number, gathered, prepare
 from private_rlhf.recipe import PpoConfig
 from private_rlhf.reward_models.external import ExtraReward
 from private_rlhf.reward_models.scorer import RewardScorer, Scores
-from private_rlhf.rl.kl_control import KlController
 from private_rlhf.rl.nonfinite import NonFiniteError, nonfinite_gradient, step_error
-from private_rlhf.rl.optimizer import make_optimizer, set_rates
-from private_rlhf.rl.ppo_losses import clipped_policy_loss, clipped_value_loss
+from private_rlhf.rl.ppo_losses import KlController, clipped_policy_loss, clipped_value_loss
 from private_rlhf.rl.reader import Evaluated, PolicyReader
 from private_rlhf.rl.reward_function import FunctionScorer, RewardFunction
 from private_rlhf.rl.rollout import (
     ResponseRecord,
     Rollout,
     Targets,
-    joined,
+    join_records,
     learning_targets,
     minibatch_order,
     prompt_index,
     shares,
 )
 
-LOGGED = ("policy_loss", "value_loss", "entropy", "clip_fraction", "approx_kl")
-"""What a step reports, in the order in which `PpoTrainer._loss` gives it; means over tokens."""
+LOSSES = ("policy_loss", "value_loss", "entropy", "clip_fraction", "approx_kl")
+"""Metrics of a step, in the order of `PpoTrainer._loss`; means over tokens."""
 
 EVALUATED = 4
 """Default micro-batches that are evaluated together, without a backward pass; one where the recipe sets their size."""
@@ -84,7 +82,7 @@ class PpoTrainer:
         self.extra_rewards = tuple(extra_rewards)
         optimizer = make_optimizer(model, config)
         self.model, self.optimizer = prepare(accelerator, model, optimizer)
-        self.together = sharded(self.model)  # each forward pass needs every process
+        self.together = is_sharded(self.model)  # each forward pass needs every process
         tokenizer = renderer.tokenizer
         self.ends = end_ids(self.bare, tokenizer)
         self.reader = PolicyReader(accelerator, self.model, reference, tokenizer, config.temperature, self.together)
@@ -214,7 +212,7 @@ class PpoTrainer:
             NonFiniteError: a score, a log-probability or a value is NaN or infinite.
         """
         try:
-            with gathered(self.accelerator, self.model, self.config.gather_once):
+            with keep_gathered(self.accelerator, self.model, self.config.gather_once):
                 return self._collect_references() if self._learns_references(iteration) else self._collect(iteration)
         except NonFiniteError as error:
             self._locate(error, iteration)
@@ -234,7 +232,7 @@ class PpoTrainer:
         return rollout, {"generate": generated - started, "score": time.monotonic() - generated}
 
     def _learns_references(self, iteration: int) -> bool:
-        """Whether the responses of this iteration are the reference completions of every prompt."""
+        """True if the responses of this iteration are the reference completions of every prompt."""
         return iteration == 0 and self.config.reference_rollouts
 
     def prompt_of(self, iteration: int, row: int) -> Prompt:
@@ -287,7 +285,7 @@ class PpoTrainer:
         ]
         everything = sorted(gather_object(records), key=lambda record: record.index)
         weights = [reward.weight for reward in self.extra_rewards]
-        return joined(everything, self.ends, self.config.missing_eos_penalty, self.accelerator.device, weights)
+        return join_records(everything, self.ends, self.config.missing_eos_penalty, self.accelerator.device, weights)
 
     def _texts(self, responses: Sequence[list[int]]) -> list[str]:
         return [self.renderer.text(row) for row in responses]
@@ -334,7 +332,7 @@ class PpoTrainer:
         ids = [self.renderer.prompt_ids(prompt) for prompt in repeated]
         label = "reference completions" if self.accelerator.is_main_process else None
         once = self.config.gather_once and self.reader.reference is not None  # else its weights are the policy's
-        with self.reader.reference_model() as model, gathered(self.accelerator, model, once):
+        with self.reader.reference_model() as model, keep_gathered(self.accelerator, model, once):
             rows = self._sample(model, ids, keys, self.sampling, label)
         scored = mine or self.scorer.together
         features = self.scorer.features(repeated, self._texts(rows)) if scored else torch.empty(0)
@@ -392,7 +390,7 @@ class PpoTrainer:
         sums = self._backward(rollout, targets, picked, iteration)
         norms = self._clip()
         means = (self.accelerator.reduce(sums, "sum") / tokens).tolist()
-        metrics = {**dict(zip(LOGGED, means, strict=True)), **norms}
+        metrics = {**dict(zip(LOSSES, means, strict=True)), **norms}
         bad = [name for name, value in metrics.items() if not math.isfinite(value)]  # the same on every process
         if bad:
             raise self._nonfinite_step(bad[0], metrics[bad[0]], rollout, targets, picked, iteration)
@@ -412,7 +410,7 @@ class PpoTrainer:
         """Adds the gradients of this process's share, in micro-batches; returns the sums that are logged, (5,)."""
         tokens = rollout.mask[list(picked)].sum()
         mine = self._shares(rollout, picked, self._micro_batch_size())
-        sums = torch.zeros(len(LOGGED), device=self.accelerator.device)
+        sums = torch.zeros(len(LOSSES), device=self.accelerator.device)
         for number, share in enumerate(mine):
             last = number == len(mine) - 1
             with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model):
@@ -439,10 +437,10 @@ class PpoTrainer:
                 parts = self._loss(rollout, targets, share, iteration)[1]
                 for row in share:
                     means = (parts / rollout.mask[row].sum()).tolist()
-                    rows.append({**rollout.row_facts(row), **dict(zip(LOGGED, means, strict=True))})
+                    rows.append({**rollout.row_facts(row), **dict(zip(LOSSES, means, strict=True))})
         rows = sorted(gather_object(rows), key=lambda row: row["row"])
         gradient = None
-        if bad not in LOGGED:  # clipping has spread it over every gradient
+        if bad not in LOSSES:  # clipping has spread it over every gradient
             self.optimizer.zero_grad()
             self._backward(rollout, targets, picked, iteration)
             found = gather_object([nonfinite_gradient(self.bare)])  # of split weights each process sees its part
@@ -468,7 +466,7 @@ class PpoTrainer:
         with precision(self.accelerator):
             logprobs, values, entropy = self.model(batch, config.temperature, entropy=config.entropy_coef > 0)
         if not rows:
-            return 0.0 * (logprobs + values).sum(), torch.zeros(len(LOGGED), device=self.accelerator.device)
+            return 0.0 * (logprobs + values).sum(), torch.zeros(len(LOSSES), device=self.accelerator.device)
         policy = clipped_policy_loss(
             logprobs, rollout.logprobs[rows, :width], targets.advantages[rows, :width], mask, config.clip_range
         )
@@ -484,3 +482,34 @@ class PpoTrainer:
     def _micro_batch_size(self) -> int:
         share = math.ceil(self.config.minibatch_size / self.accelerator.num_processes)
         return min(self.config.micro_batch_size or share, share)
+
+
+def make_optimizer(model: PolicyWithValue, config: PpoConfig) -> torch.optim.Optimizer:
+    """The recipe's optimiser over the trainable tensors, the value head with its own learning rate; no weight decay.
+
+    Adam's ε is 1e-8: PPO code's 1e-5 is as large as a policy's gradients can be, and would shorten its steps. The 8-bit
+    ones keep the moments of tensors of 4096 numbers and more in 8 bits.
+    """
+    groups: list[dict[str, Any]] = [
+        {"params": [each for each in model.policy.parameters() if each.requires_grad], "lr": config.learning_rate},
+        {"params": list(model.value_head.parameters()), "lr": config.value_learning_rate},
+    ]
+    if config.optimizer in ("adamw_8bit", "paged_adamw_8bit"):
+        from bitsandbytes.optim import AdamW8bit, PagedAdamW8bit
+
+        kind = AdamW8bit if config.optimizer == "adamw_8bit" else PagedAdamW8bit
+        return kind(groups, weight_decay=0.0)
+    if config.optimizer == "adafactor":
+        from transformers import Adafactor
+
+        return Adafactor(groups, scale_parameter=False, relative_step=False)
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(groups)
+    return torch.optim.AdamW(groups, weight_decay=0.0, fused=True)
+
+
+def set_rates(optimizer: torch.optim.Optimizer, config: PpoConfig, iteration: int) -> None:
+    """Sets the learning rates of an iteration; a pure function of it, so that resuming needs no state."""
+    scale = 1.0 - iteration / config.iterations if config.lr_schedule == "linear" else 1.0
+    for group, rate in zip(optimizer.param_groups, (config.learning_rate, config.value_learning_rate), strict=True):
+        group["lr"] = rate * scale

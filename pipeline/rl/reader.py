@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from private_rlhf.lm.logprobs import TokenBatch, response_forward, token_batch, token_logprobs
+from private_rlhf.lm.distributed import adapter_off, split_frozen, turns
+from private_rlhf.lm.kernels.token_terms import token_logprobs
+from private_rlhf.lm.logprobs import TokenBatch, frozen_layers, record_states, response_forward, token_batch
 from private_rlhf.lm.rows import batches, sharing_of
-from private_rlhf.lm.sharding import adapter_off, split_frozen, turns
-from private_rlhf.lm.trunk import frozen_layers, recorded
 
 Evaluated = tuple[list[list[float]], list[list[float]], list[list[float]]]
 """Per response and token: log-probabilities under π, under π_ref, and values."""
 
 KEPT_BYTES = 1 << 30
-"""Of the states of an iteration's responses that updates start from (`private_rlhf.lm.trunk`)."""
+"""Of the states of an iteration's responses that updates start from (`private_rlhf.lm.logprobs`)."""
 
 
 class PolicyReader:
@@ -63,7 +63,7 @@ class PolicyReader:
         self._states = {}
         for picked in turns(batches(joined, self.sharing, size), self.device, self.together):
             batch = self.batch([prompts[i] for i in picked], [responses[i] for i in picked])
-            with recorded(self.bare.policy, self._layers) as states:
+            with record_states(self.bare.policy, self._layers) as states:
                 logprobs, values, _ = self.bare(batch, self.temperature)
             if states:
                 self._keep(batch, states[0], picked, sum(map(len, joined)))

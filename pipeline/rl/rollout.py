@@ -12,8 +12,8 @@ import torch
 from private_rlhf.data.render import Prompt
 from private_rlhf.lm.generate import sample_key
 from private_rlhf.lm.rows import Sharing, batches
-from private_rlhf.rl.advantages import generalised_advantages, token_rewards, whiten
 from private_rlhf.rl.nonfinite import NonFiniteError, nonfinite_rows, tensor_statistics
+from private_rlhf.rl.ppo_losses import generalised_advantages, token_rewards, whiten
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Rollout:
                 )
 
     def row_facts(self, row: int) -> dict[str, Any]:
-        """What was sampled in a row and what it scored: token ids and numbers, for a dump."""
+        """Token ids and scores of a row, for a dump."""
         names = ("reward", "bonus", "baseline", "scores")
         return {
             "row": row,
@@ -93,7 +93,7 @@ class Rollout:
     @property
     def weighted_extra(self) -> torch.Tensor:
         """(B,) what the extra rewards add to the scores; 0 where there are none."""
-        return weighted(self.extra, self.extra_weights) if self.extra.numel() else torch.zeros_like(self.scores)
+        return weighted_sum(self.extra, self.extra_weights) if self.extra.numel() else torch.zeros_like(self.scores)
 
     @property
     def log_ratio(self) -> torch.Tensor:
@@ -114,7 +114,7 @@ class Targets:
     returns: torch.Tensor
 
 
-def joined(
+def join_records(
     records: Sequence[ResponseRecord],
     ends: Collection[int],
     missing_eos_penalty: float,
@@ -134,26 +134,26 @@ def joined(
     return Rollout(
         prompts=[record.prompt for record in records],
         responses=[record.response for record in records],
-        mask=padded([[1.0] * len(record.response) for record in records], device),
+        mask=pad_numbers([[1.0] * len(record.response) for record in records], device),
         finished=finished,
-        logprobs=padded([record.logprobs for record in records], device),
-        reference_logprobs=padded([record.reference_logprobs for record in records], device),
-        values=padded([record.values for record in records], device),
+        logprobs=pad_numbers([record.logprobs for record in records], device),
+        reference_logprobs=pad_numbers([record.reference_logprobs for record in records], device),
+        values=pad_numbers([record.values for record in records], device),
         reward=reward,
         bonus=bonus,
         baseline=torch.tensor([record.baseline for record in records], device=device),
-        scores=scores + weighted(extra, extra_weights) if extra_weights else scores,
+        scores=scores + weighted_sum(extra, extra_weights) if extra_weights else scores,
         extra=extra,
         extra_weights=extra_weights,
     )
 
 
-def weighted(extra: torch.Tensor, weights: Sequence[float]) -> torch.Tensor:
+def weighted_sum(extra: torch.Tensor, weights: Sequence[float]) -> torch.Tensor:
     """(B, K) rewards and K weights -> (B,) their weighted sum."""
     return (extra * torch.tensor(weights, dtype=torch.float32, device=extra.device)).sum(dim=1)
 
 
-def padded(rows: Sequence[Sequence[float]], device: torch.device) -> torch.Tensor:
+def pad_numbers(rows: Sequence[Sequence[float]], device: torch.device) -> torch.Tensor:
     """(B, C) float32, rows padded with 0 on the right."""
     width = max(len(row) for row in rows)
     return torch.tensor([[*row, *([0.0] * (width - len(row)))] for row in rows], dtype=torch.float32, device=device)
@@ -204,7 +204,7 @@ def cut(rows: Sequence[int], size: int) -> list[list[int]]:
 
 
 def prompt_index(position: int, count: int, seed: int) -> int:
-    """Which of `count` prompts is at `position` of an endless sequence of seeded permutations."""
+    """The index, below `count`, of the prompt at `position` of an endless sequence of seeded permutations."""
     epoch, offset = divmod(position, count)
     return int(_prompt_order(epoch, count, seed)[offset])
 

@@ -1,42 +1,41 @@
-"""What trackers (TensorBoard, wandb, trackio) get of PPO: through accelerate, from the main process alone."""
+"""The records of PPO as it learns: ppo/samples.jsonl, and reports to TensorBoard, wandb or trackio by accelerate."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from private_rlhf.core import atomic
 from private_rlhf.core.errors import UserError
+from private_rlhf.data.render import preview
 from private_rlhf.recipe import PpoConfig
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+    from private_rlhf.rl.ppo_trainer import PpoTrainer
+    from private_rlhf.rl.rollout import Rollout
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Whether the trackers of ppo.report_to can be used.
-
-    Raises:
-        UserError: one is not installed; accelerate would leave it out without a word.
-    """
+    """UserError where a tracker of ppo.report_to is not installed; accelerate would leave it out in silence."""
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise UserError(f"ppo.report_to {name} needs {name}: install it with pip install {name}")
 
 
 @contextlib.contextmanager
-def tracked(accelerator: Accelerator, project: str, settings: PpoConfig, folder: Path, first: int) -> Iterator[None]:
+def run_trackers(
+    accelerator: Accelerator, project: str, settings: PpoConfig, folder: Path, first: int
+) -> Iterator[None]:
     """Starts the trackers that the accelerator was made with and ends them with the block, however it ends.
 
-    Args:
-        accelerator: made with `log_with`.
-        project: name under which trackers file the run.
-        settings: the recipe's `ppo` section, whose plain values they get.
-        folder: for what they write.
-        first: iteration at which a resumed run goes on.
+    They file the run under `project`, get the plain values of `settings`, and write to `folder`. first: iteration at
+    which a resumed run goes on.
     """
     started = bool(accelerator.log_with) and accelerator.is_main_process  # some trackers start on every process
     if started:
@@ -51,7 +50,7 @@ def tracked(accelerator: Accelerator, project: str, settings: PpoConfig, folder:
 
 
 def offline_settings(folder: Path, first: int) -> dict[str, dict[str, Any]]:
-    """How each tracker starts: on this machine, without a copy of what is printed, where samples are."""
+    """Settings of each tracker: on this machine, without a copy of what is printed, where samples are."""
     return {
         "tensorboard": {"purge_step": first} if first else {},
         "wandb": {
@@ -86,3 +85,76 @@ def numbers(entry: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
         elif isinstance(value, int | float) and not isinstance(value, bool):
             found[f"{prefix}{key}"] = value
     return found
+
+
+SAMPLES = "samples.jsonl"
+SHOWN_WIDTH = 80  # characters
+
+
+def sample_rows(trainer: PpoTrainer, rollout: Rollout, iteration: int) -> list[dict[str, Any]]:
+    """Evenly spaced responses of an iteration as JSON types; none where ppo.sample_every leaves it out.
+
+    A row is {iteration, prompt, response, reward (r̄), bonus (Γ), kl (nats), tokens}, and `extra_rewards` by name where
+    there are any. It is a function of the rollout only, so that an iteration that is repeated gives the same rows.
+    """
+    settings, total = trainer.config, len(rollout.responses)
+    if not settings.sample_every or iteration % settings.sample_every:
+        return []
+    count = min(settings.sample_count, total)
+    return [_row(trainer, rollout, iteration, place * total // count) for place in range(count)]
+
+
+def _row(trainer: PpoTrainer, rollout: Rollout, iteration: int, row: int) -> dict[str, Any]:
+    extra = {reward.name: float(rollout.extra[row, k]) for k, reward in enumerate(trainer.extra_rewards)}
+    return {
+        "iteration": iteration,
+        "prompt": trainer.prompt_of(iteration, row),
+        "response": trainer.renderer.text(rollout.responses[row]),
+        "reward": float(rollout.reward[row]),
+        "bonus": float(rollout.bonus[row]),
+        "kl": float(rollout.kl[row]),
+        "tokens": len(rollout.responses[row]),
+        **({"extra_rewards": extra} if extra else {}),
+    }
+
+
+def append_samples(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Adds rows to a JSON Lines file and forces them to the disk."""
+    if not rows:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def forget_samples(path: Path, iteration: int) -> None:
+    """Drops the rows from `iteration` on, which is done again, and a last line that a kill cut short.
+
+    The file goes when nothing is left of it.
+    """
+    if not path.is_file():
+        return
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    kept = [line for line in lines if _before(line, iteration)]
+    if kept:
+        atomic.write_text(path, "".join(line + "\n" for line in kept))
+    else:
+        path.unlink()
+
+
+def _before(line: str, iteration: int) -> bool:
+    """True if a whole line holds a row of an earlier iteration."""
+    try:
+        return int(json.loads(line)["iteration"]) < iteration
+    except (json.JSONDecodeError, KeyError, TypeError, ValueError):
+        return False
+
+
+def sample_line(row: dict[str, Any]) -> str:
+    """A row as one line for the log."""
+    return (
+        f"{preview(row['prompt'])} → {preview(row['response'], SHOWN_WIDTH)} "
+        f"(r̄ {row['reward']:.2f}, Γ {row['bonus']:.2f}, KL {row['kl']:.2f}, {row['tokens']} tokens)"
+    )

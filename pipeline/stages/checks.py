@@ -35,7 +35,7 @@ def check_base_model(recipe: Recipe) -> None:
     """The base model is there, long enough, and of an architecture that can be trained as the recipe says; a hub id
     that is not on this machine is left to the sft stage.
     """
-    from private_rlhf.lm.architectures import base_config, check_architecture, check_tokens
+    from private_rlhf.lm.base_models import base_config, check_architecture, check_tokens
     from private_rlhf.lm.models import load_tokenizer
 
     model = recipe.model
@@ -62,7 +62,7 @@ def check_base_model(recipe: Recipe) -> None:
 
 def check_backbone(recipe: Recipe) -> None:
     """The base model, where its config can be read, has the layers and the dropout that the reward asks for."""
-    from private_rlhf.lm.architectures import base_config, check_layers, skeleton
+    from private_rlhf.lm.base_models import base_config, check_layers, skeleton
     from private_rlhf.reward_models.bonuses import check_uncertainty
 
     config = base_config(recipe.model)

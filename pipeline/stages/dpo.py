@@ -18,9 +18,8 @@ from private_rlhf.data import inputs
 from private_rlhf.data.release import ReleasedPair
 from private_rlhf.data.render import Renderer, keep_fitting_pairs, left_out, text_count
 from private_rlhf.lm import hf_trainer
-from private_rlhf.lm.model_card import Provenance, policy_text
+from private_rlhf.lm.model_card import Provenance, policy_text, write_beside
 from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer
-from private_rlhf.lm.released import write_beside
 from private_rlhf.lm.templates import tokenizer_as_trained
 from private_rlhf.recipe import Recipe
 from private_rlhf.rl.dpo_trainer import PrivateDpoTrainer, pair_dataset

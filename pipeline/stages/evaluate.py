@@ -43,15 +43,15 @@ from private_rlhf.evaluation.summary import Summary
 from private_rlhf.evaluation.truths import load_truth, reward_function, truth_name
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.generate import Sampling
-from private_rlhf.lm.likelihood import mean_logprobs
+from private_rlhf.lm.logprobs import mean_logprobs
 from private_rlhf.lm.model_card import write_results
 from private_rlhf.lm.model_folders import weights_digest
 from private_rlhf.lm.models import load_causal_lm, load_tokenizer
 from private_rlhf.lm.numerics import precision
+from private_rlhf.lm.saving import QUANTISED_REFERENCE, REFERENCE
 from private_rlhf.recipe import Recipe
 from private_rlhf.reward_models.external import key_names
 from private_rlhf.reward_models.scorer import load_scorer
-from private_rlhf.rl import export
 from private_rlhf.stages.context import StageContext
 
 
@@ -61,7 +61,7 @@ def run(context: StageContext) -> dict[str, Any]:
     accelerator = make_accelerator(context.world)
 
     # --- policies, reward model, prompts ------------------------------------------------------------------------------
-    reference_path = run_dir.stage("ppo") / export.REFERENCE if quantised(recipe) else run_dir.stage("sft") / "model"
+    reference_path = run_dir.stage("ppo") / REFERENCE if quantised(recipe) else run_dir.stage("sft") / "model"
     renderer = inputs.make_renderer(recipe.model, load_tokenizer(reference_path))
     reference = load_causal_lm(reference_path, recipe.model.dtype).to(accelerator.device)
     policy = load_causal_lm(run_dir.stage(recipe.aligner) / "model", recipe.model.dtype).to(accelerator.device)
@@ -273,7 +273,7 @@ def judge_notes(recipe: Recipe) -> list[str]:
         notes.append("truth: the embedded task's known reward r*" if known else "no ground truth exists for this data")
     notes.append("rm: the reward model the policy was trained against, so a high rate only here may be gaming")
     if quantised(recipe):
-        notes.append(f"π_ref, which also stands for sft: {export.QUANTISED_REFERENCE}")
+        notes.append(f"π_ref, which also stands for sft: {QUANTISED_REFERENCE}")
     if recipe.ppo.temperature != 1:
         notes.append(f"answers, likelihoods and KL are at ppo.temperature {recipe.ppo.temperature:g}")
     if recipe.ppo.top_p < 1:

@@ -21,22 +21,19 @@ from typing import Any
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import RunStopped
 from private_rlhf.data import inputs
-from private_rlhf.data.render import keep_fitting, text_count
+from private_rlhf.data.render import Renderer, keep_fitting, text_count
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.logprobs import PolicyWithValue
 from private_rlhf.lm.model_card import Provenance, policy_text, trained_on
-from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer
-from private_rlhf.lm.recompute import recompute_layers
-from private_rlhf.lm.released import write_beside
-from private_rlhf.privacy.guarantee import extra_rewards as extra_rewards_on_card
+from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer, recompute_layers
+from private_rlhf.lm.saving import QUANTISED_REFERENCE, REFERENCE, save_policy
 from private_rlhf.recipe import Recipe
 from private_rlhf.reward_models.external import load_extra_rewards
 from private_rlhf.reward_models.scorer import load_scorer
-from private_rlhf.rl import export, nonfinite, resume_state, samples
+from private_rlhf.rl import nonfinite, resume_state, tracking
 from private_rlhf.rl.nonfinite import NonFiniteError
 from private_rlhf.rl.ppo_trainer import PpoTrainer
 from private_rlhf.rl.rollout import evenly_spaced, summary_of
-from private_rlhf.rl.tracking import report, tracked
 from private_rlhf.stages.context import StageContext, previous_run
 from tqdm import tqdm
 
@@ -72,29 +69,20 @@ def run(context: StageContext) -> dict[str, Any]:
     trainer.controller.value = state["kl_coef"]
     if accelerator.is_main_process:  # what an earlier attempt left
         (context.folder / nonfinite.FILE).unlink(missing_ok=True)
-        samples.forget_from(context.folder / samples.FILE, len(history))
-    with tracked(accelerator, recipe.name, settings, context.folder / "tracking", len(history)):
+        tracking.forget_samples(context.folder / tracking.SAMPLES, len(history))
+    with tracking.run_trackers(accelerator, recipe.name, settings, context.folder / "tracking", len(history)):
         learn(trainer, history, context)
 
     # --- results ------------------------------------------------------------------------------------------------------
     facts = [reward.facts for reward in extra_rewards]
     quantised = settings.quantize is not None
-    reference_fact = export.QUANTISED_REFERENCE if quantised else None
+    reference_fact = QUANTISED_REFERENCE if quantised else None
     dtype = recipe.model.dtype
-    export.save(accelerator, trainer.policy, renderer, context.folder, dtype, quantised, trainer.bare.read)
+    save_policy(accelerator, trainer.policy, renderer, context.folder, dtype, quantised, trainer.bare.read)
     if accelerator.is_main_process:
         lines = "".join(json.dumps(entry) + "\n" for entry in history)
         atomic.write_text(context.folder / "history.jsonl", lines)
-        manifest = inputs.release(context.run.released).manifest.as_dict()
-        facts_on_card = {"extra_rewards": extra_rewards_on_card(facts), "reference_policy": reference_fact}
-        more = {name: fact for name, fact in facts_on_card.items() if fact}
-        text = policy_text(trained_on(len(prompts), recipe.data.prompts), renderer, recipe.ppo, measured=True)
-        origin = Provenance("ppo", recipe.name, recipe.model, recipe.data, recipe.override)
-        write_beside(context.folder / "model", origin, renderer, manifest, text, more)
-        if quantised:
-            text = policy_text("what sft/model was; its linear layers are rounded to 4 bits", renderer, recipe.ppo)
-            origin = Provenance("sft, in 4 bits", recipe.name, recipe.model, recipe.data, recipe.override)
-            write_beside(context.folder / export.REFERENCE, origin, renderer, None, text)
+        write_cards(context, renderer, len(prompts), facts, reference_fact)
     return {
         "iterations": len(history),
         "rollouts": sum(entry["rollouts"] for entry in history),
@@ -106,6 +94,26 @@ def run(context: StageContext) -> dict[str, Any]:
         "losses": [[entry["policy_loss"], entry["value_loss"]] for entry in history],
         "summary": summary_of(history),
     }
+
+
+def write_cards(
+    context: StageContext, renderer: Renderer, prompts: int, extra: list[dict[str, Any]], reference: str | None
+) -> None:
+    """Writes the card of the policy and, where the statement `reference` says that π_ref was saved too, of π_ref."""
+    from private_rlhf.lm.model_card import write_beside
+    from private_rlhf.privacy.status import extra_rewards
+
+    recipe = context.recipe
+    manifest = inputs.release(context.run.released).manifest.as_dict()
+    facts = {"extra_rewards": extra_rewards(extra), "reference_policy": reference}
+    text = policy_text(trained_on(prompts, recipe.data.prompts), renderer, recipe.ppo, measured=True)
+    origin = Provenance("ppo", recipe.name, recipe.model, recipe.data, recipe.override)
+    used = {name: fact for name, fact in facts.items() if fact}
+    write_beside(context.folder / "model", origin, renderer, manifest, text, used)
+    if reference is not None:
+        text = policy_text("what sft/model was; its linear layers are rounded to 4 bits", renderer, recipe.ppo)
+        origin = replace(origin, stage="sft, in 4 bits")
+        write_beside(context.folder / REFERENCE, origin, renderer, None, text)
 
 
 def policy_and_reference(
@@ -138,12 +146,12 @@ def learn(trainer: PpoTrainer, history: list[dict[str, Any]], context: StageCont
         entry, rows = improve_or_stop(trainer, iteration, context)
         history.append(entry)
         bar.set_postfix_str(f"r̂ {entry['score']:.2f} kl {entry['kl']:.2f}")
-        sample = samples.shown(rows[0]) if rows else None
+        sample = tracking.sample_line(rows[0]) if rows else None
         if accelerator.is_main_process:
-            samples.append(context.folder / samples.FILE, rows)
+            tracking.append_samples(context.folder / tracking.SAMPLES, rows)
             if sample is not None:
                 bar.write(f"[private-rlhf] ppo, iteration {iteration}: {sample}", file=sys.stderr)
-        report(accelerator, entry, sample if settings.report_samples else None)
+        tracking.report(accelerator, entry, sample if settings.report_samples else None)
         done = iteration + 1
         if done % settings.save_every == 0 and done < settings.iterations:
             kept = {"history": history, "kl_coef": trainer.controller.value}
@@ -166,7 +174,7 @@ def improve_or_stop(
     """
     try:
         rollout, entry = trainer.improve(iteration, context.recipe.data.prompts == "embedded")
-        return entry, samples.sample_rows(trainer, rollout, iteration)
+        return entry, tracking.sample_rows(trainer, rollout, iteration)
     except NonFiniteError as error:
         if trainer.accelerator.is_main_process:
             error.write(context.folder)

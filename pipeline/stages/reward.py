@@ -28,9 +28,8 @@ from private_rlhf.data.release import ReleaseManifest
 from private_rlhf.data.render import Renderer, left_out, text_count
 from private_rlhf.evaluation.calibration import preference_calibration
 from private_rlhf.lm.distributed import make_accelerator
-from private_rlhf.lm.model_card import CardText, Provenance
+from private_rlhf.lm.model_card import CardText, Provenance, write_beside
 from private_rlhf.lm.models import load_tokenizer
-from private_rlhf.lm.released import write_beside
 from private_rlhf.lm.templates import tokenizer_as_trained
 from private_rlhf.recipe import Recipe
 from private_rlhf.reward_models.bonuses import Bonus, check_uncertainty, head_bonus

@@ -19,9 +19,8 @@ from private_rlhf.data import inputs
 from private_rlhf.data.render import keep_fitting, text_count
 from private_rlhf.lm import hf_trainer
 from private_rlhf.lm.generate import Sampling
-from private_rlhf.lm.model_card import Provenance, policy_text, trained_on
+from private_rlhf.lm.model_card import Provenance, policy_text, trained_on, write_beside
 from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer
-from private_rlhf.lm.released import write_beside
 from private_rlhf.lm.templates import tokenizer_as_trained
 from private_rlhf.reward_models.scorer import load_scorer
 from private_rlhf.rl.group import TRAINERS, Task, history_of, prompt_dataset, trl_arguments

@@ -18,12 +18,11 @@ from private_rlhf.data import inputs
 from private_rlhf.data.formats import Demonstration
 from private_rlhf.data.render import Renderer, left_out, text_count
 from private_rlhf.lm import hf_trainer
-from private_rlhf.lm.architectures import base_config, check_architecture, check_tokens
-from private_rlhf.lm.model_card import Provenance, policy_text
+from private_rlhf.lm.base_models import base_checkpoint, base_config, check_architecture, check_tokens
+from private_rlhf.lm.hf_trainer import RowSftTrainer
+from private_rlhf.lm.model_card import Provenance, policy_text, write_beside
 from private_rlhf.lm.model_folders import check_context
-from private_rlhf.lm.models import add_lora, base_checkpoint, load_causal_lm, load_tokenizer
-from private_rlhf.lm.released import write_beside
-from private_rlhf.lm.sft_training import RowSftTrainer
+from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer
 from private_rlhf.lm.templates import tokenizer_as_trained
 from private_rlhf.recipe.data_section import bare_name
 from private_rlhf.stages.context import StageContext

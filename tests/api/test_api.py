@@ -19,7 +19,7 @@ from peft import LoraConfig, get_peft_model
 from private_rlhf import PpoConfig, PpoTrainer, gibbs_weights, privatize
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.render import Prompt
-from private_rlhf.lm.tiny import tiny_checkpoint
+from private_rlhf.lm.base_models import tiny_checkpoint
 from private_rlhf.privacy.keys import PrivacyKey
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -11,7 +11,7 @@ from audit.worlds import World, bundle, flips, make_world, trl_rows
 from private_rlhf.audit import files as trained_models
 from private_rlhf.audit.suite import Outcome, run_attacks
 from private_rlhf.audit.view import build_view
-from private_rlhf.lm.tiny import tiny_checkpoint
+from private_rlhf.lm.base_models import tiny_checkpoint
 from private_rlhf.reward_models.model import RewardModel, build_reward_backbone, set_score_weight
 
 EPSILON = 0.1

@@ -28,8 +28,9 @@ from private_rlhf.core.world import device_type
 from private_rlhf.data.inputs import make_renderer
 from private_rlhf.embedded.topics import Split, prompts, topic_of
 from private_rlhf.evaluation.checkpoint_comparison import stored_dtype
+from private_rlhf.lm.base_models import base_checkpoint
 from private_rlhf.lm.generate import Sampling, sample_key, sample_responses
-from private_rlhf.lm.models import base_checkpoint, end_ids, load_causal_lm, load_tokenizer
+from private_rlhf.lm.models import end_ids, load_causal_lm, load_tokenizer
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import load_recipe
 

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import torch
 from private_rlhf.data.render import Renderer
 from private_rlhf.embedded.task import load_pairs, load_prompts
-from private_rlhf.lm.models import base_checkpoint, load_tokenizer
+from private_rlhf.lm.base_models import base_checkpoint
+from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.recipe import ModelConfig
 
 T = TypeVar("T")
@@ -22,7 +23,7 @@ NAMES = {"fp32": "float32", "bf16": "bfloat16"}
 
 def checkpoint(model: str, cache: Path) -> str:
     """Folder of the language model named on the command line."""
-    return base_checkpoint(ModelConfig(source=model), cache.resolve())
+    return base_checkpoint(ModelConfig(source=model, cache_dir=cache.resolve()))
 
 
 def renderer(path: str, max_prompt: int, max_response: int) -> Renderer:

@@ -15,7 +15,7 @@ import peer_inputs
 import torch
 from accelerate import Accelerator
 from peer_processes import Measured, serve
-from private_rlhf.lm.generate import pad_left, pad_right
+from private_rlhf.lm.generate import pad_rows
 from private_rlhf.lm.logprobs import PolicyWithValue
 from private_rlhf.lm.models import add_lora, load_causal_lm
 from private_rlhf.lm.numerics import fast_dtype
@@ -79,7 +79,7 @@ class ReferenceLoop:
     def generate(self) -> tuple[Tensor, Tensor, int]:
         """(ids, mask), each (B, P + C), of prompts and responses in one batch, and P."""
         rows = [self.renderer.prompt_ids(prompt) for prompt in self.settings["prompts"]]
-        ids, mask = pad_left(rows, self.tokenizer.pad_token_id, CPU)
+        ids, mask = pad_rows(rows, self.tokenizer.pad_token_id, CPU, left=True)
         whole = self.policy.generate(
             input_ids=ids,
             attention_mask=mask,
@@ -113,7 +113,7 @@ class ReferenceLoop:
         for prompt, row, real in zip(self.settings["prompts"], ids[:, width:], mask[:, width:], strict=True):
             text = self.renderer.text(row[real.bool()].tolist())
             rows.append(self.renderer.prompt_ids(prompt) + self.renderer.response_ids(text))
-        padded, attention = pad_right(rows, self.tokenizer.pad_token_id, CPU)
+        padded, attention = pad_rows(rows, self.tokenizer.pad_token_id, CPU)
         passes = 10 if self.settings["mc_dropout"] else 1
         self.reward.train(self.settings["mc_dropout"])
         scores = torch.stack(

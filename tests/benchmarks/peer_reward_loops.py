@@ -18,7 +18,7 @@ import torch
 from datasets import Dataset
 from peer_processes import Measured, serve
 from peft import LoraConfig, get_peft_model
-from private_rlhf.lm.generate import pad_right
+from private_rlhf.lm.generate import pad_rows
 from private_rlhf.lm.models import load_tokenizer, lora_config
 from private_rlhf.recipe import LoraSettings
 from private_rlhf.reward_models.model import build_reward_backbone, set_score_weight
@@ -65,7 +65,7 @@ class PlainLoop:
 
     def rewards(self, rows: list[list[int]]) -> Tensor:
         """(B,) float32."""
-        ids, mask = pad_right(rows, self.pad, torch.device("cpu"))
+        ids, mask = pad_rows(rows, self.pad, torch.device("cpu"))
         return self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits.squeeze(-1).float()
 
     def iterate(self, number: int) -> Measured:

@@ -103,7 +103,7 @@ def prepare(root: Path) -> None:
     import torch
     from private_rlhf.core.rundir import RunDir
     from private_rlhf.embedded.task import load_demonstrations
-    from private_rlhf.lm.tiny import tiny_config, tiny_tokenizer
+    from private_rlhf.lm.base_models import tiny_config, tiny_tokenizer
     from private_rlhf.recipe import Recipe
     from private_rlhf.recipe.load import load_recipe
     from private_rlhf.runner import execute_one

@@ -7,7 +7,7 @@ from pathlib import Path
 import make_embedded_data as make
 import pytest
 from make_embedded_data import Completion
-from private_rlhf.lm.models import base_checkpoint
+from private_rlhf.lm.base_models import base_checkpoint
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import load_recipe
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from private_rlhf.cli import main
-from private_rlhf.lm.tiny import tiny_config
+from private_rlhf.lm.base_models import tiny_config
 from private_rlhf.stages.checks import POSITIONS
 from support.pipeline_runs import TINY, Workspace, tree
 

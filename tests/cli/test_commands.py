@@ -184,7 +184,7 @@ def test_broken_checkpoints_are_named(
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (run / "reward" / "model" / name).unlink()
     line = refused(run, workspace, capsys, "--only", "ppo")
-    assert f"{run / 'reward' / 'model'} holds no tokenizer" in line
+    assert f"{run / 'reward' / 'model'} lacks a tokenizer" in line
 
     shutil.copytree(finished_run / "reward", run / "reward", dirs_exist_ok=True)
     (run / "reward" / "model" / "reward_metadata.json").unlink()

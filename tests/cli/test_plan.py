@@ -19,7 +19,7 @@ from private_rlhf.commands.memory import (
     estimate,
     shape_of,
 )
-from private_rlhf.lm.architectures import skeleton
+from private_rlhf.lm.base_models import skeleton
 from private_rlhf.recipe import LoraSettings, Recipe
 from private_rlhf.recipe.load import load_recipe
 from support.pipeline_runs import TINY, Workspace, read_json

@@ -32,7 +32,7 @@ def test_code_that_only_some_stages_use() -> None:
     def users(name: str) -> set[str]:
         return {stage for stage, found in files.items() if name in found}
 
-    assert users("pipeline/rl/ppo_losses.py") == {"ppo"}
+    assert users("pipeline/rl/ppo_trainer.py") == {"ppo"}
     assert users("pipeline/report/report.html.j2") == {"report"}
     assert users("pipeline/lm/rows.py") >= set(LEARN) - {"sft"}
     assert users("reward_models/linear.py") & {"reward", "sft", "privatize"} == {"reward"}
@@ -50,11 +50,11 @@ def test_a_change_is_seen_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     digest = code._digest
 
     def other(path: Path) -> str:
-        return "other" if path.name == "sft_training.py" else digest(path)
+        return "other" if path.name == "hf_trainer.py" else digest(path)
 
     monkeypatch.setattr(code, "_digest", other)
     after = code.source_files("private_rlhf.stages.sft")
-    assert [name for name in after if after[name] != before.get(name)] == ["pipeline/lm/sft_training.py"]
+    assert [name for name in after if after[name] != before.get(name)] == ["pipeline/lm/hf_trainer.py"]
     assert code.digest_of(after) != code.digest_of(before)
 
 

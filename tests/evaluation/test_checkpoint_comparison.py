@@ -22,7 +22,7 @@ from private_rlhf.evaluation.checkpoint_comparison import (
     sample_text,
     stored_dtype,
 )
-from private_rlhf.lm.tiny import tiny_checkpoint
+from private_rlhf.lm.base_models import tiny_checkpoint
 from private_rlhf.recipe import JudgeSettings
 
 TEXTS = ["the quick brown fox jumps over the lazy dog", "write one kind sentence about rivers"]

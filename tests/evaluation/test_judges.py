@@ -15,8 +15,8 @@ from private_rlhf.core.world import World
 from private_rlhf.data.render import Renderer
 from private_rlhf.evaluation.chat_judge import ChatJudge
 from private_rlhf.evaluation.judges import judged_rates, make_judge, parse_judge, truth_judge
+from private_rlhf.lm.base_models import tiny_checkpoint, tiny_tokenizer
 from private_rlhf.lm.models import load_tokenizer
-from private_rlhf.lm.tiny import tiny_checkpoint, tiny_tokenizer
 from private_rlhf.recipe import JudgeSettings
 from private_rlhf.reward_models import external
 from private_rlhf.reward_models.model import build_reward_backbone, set_score_weight

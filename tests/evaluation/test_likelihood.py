@@ -24,8 +24,8 @@ from private_rlhf.evaluation.rates import (
     prefers_longer,
     win_rate_at_like_length,
 )
-from private_rlhf.lm.likelihood import mean_logprobs
-from private_rlhf.lm.tiny import tiny_config, tiny_tokenizer
+from private_rlhf.lm.base_models import tiny_config, tiny_tokenizer
+from private_rlhf.lm.logprobs import mean_logprobs
 from transformers import LlamaForCausalLM
 
 NOISE, QUARTER = LabelNoise.of(0.5), LabelNoise(math.log(3), Fraction(3, 4))

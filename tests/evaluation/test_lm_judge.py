@@ -12,7 +12,7 @@ from private_rlhf.core.world import World
 from private_rlhf.data.render import Renderer
 from private_rlhf.evaluation import judges
 from private_rlhf.evaluation.judges import LmJudge, judged_rates, make_judge
-from private_rlhf.lm.tiny import tiny_checkpoint, tiny_tokenizer
+from private_rlhf.lm.base_models import tiny_checkpoint, tiny_tokenizer
 from private_rlhf.privacy.guarantee import outside_judge
 from private_rlhf.recipe import JudgeSettings
 from private_rlhf.stages.declarations import preflight

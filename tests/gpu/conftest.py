@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from gpu.machine import device_or_none, rehearsal
-from private_rlhf.lm.models import base_checkpoint
+from private_rlhf.lm.base_models import base_checkpoint
 from private_rlhf.recipe import ModelConfig
 from support.pipeline_runs import Workspace
 

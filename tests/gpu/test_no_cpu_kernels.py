@@ -11,7 +11,7 @@ import torch
 from gpu.machine import make_trainer
 from private_rlhf.lm.kernels import KERNELS, runs
 from private_rlhf.lm.kernels.attention import NAME as GROUPED
-from private_rlhf.lm.kernels.products import OneDnnLinear
+from private_rlhf.lm.kernels.linear_layers import OneDnnLinear
 from private_rlhf.lm.models import unwrap
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode

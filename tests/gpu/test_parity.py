@@ -10,10 +10,10 @@ import pytest
 import torch
 from datasets import Dataset
 from gpu.machine import make_trainer, renderer_of, some_pairs
+from private_rlhf.lm.hf_trainer import RowSftTrainer
 from private_rlhf.lm.logprobs import PolicyWithValue, token_batch
 from private_rlhf.lm.models import add_lora, load_causal_lm
 from private_rlhf.lm.rows import sharing_of
-from private_rlhf.lm.sft_training import RowSftTrainer
 from private_rlhf.recipe import LoraSettings
 from private_rlhf.rl.rollout import Rollout
 from torch import Tensor

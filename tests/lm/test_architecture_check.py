@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.world import World
-from private_rlhf.lm.architectures import base_config, check_architecture
+from private_rlhf.lm.base_models import base_config, check_architecture
 from private_rlhf.recipe import Recipe
 from private_rlhf.stages.declarations import preflight
 from support.families import FAMILIES, family_checkpoint

@@ -14,12 +14,12 @@ from private_rlhf.lm.generate import (
     Sampling,
     draw,
     noise_of,
-    pad_left,
-    pad_right,
+    pad_rows,
     sample_key,
     sample_responses,
 )
-from private_rlhf.lm.logprobs import response_forward, token_batch, token_logprobs
+from private_rlhf.lm.kernels.token_terms import token_logprobs
+from private_rlhf.lm.logprobs import response_forward, token_batch
 from scipy import stats
 from transformers import LogitsProcessor, LogitsProcessorList
 
@@ -136,7 +136,7 @@ class KeyedSampler(LogitsProcessor):
 def test_samples_are_those_of_transformers_own_loop(small: Any, how: dict[str, float]) -> None:
     prompts = [[2 + i % 6] * (1 + i % 4) for i in range(48)]
     keys, sampling = [sample_key("loop", i) for i in range(48)], Sampling(12, **how)
-    ids, mask = pad_left(prompts, PAD, CPU)
+    ids, mask = pad_rows(prompts, PAD, CPU, left=True)
     whole = small.generate(
         input_ids=ids,
         attention_mask=mask,
@@ -212,9 +212,9 @@ def test_keys_are_injective_in_their_parts() -> None:
 
 def test_padding_is_masked_by_length() -> None:
     rows = [[PAD, 5], [6]]  # a real token may have the pad id
-    ids, mask = pad_left(rows, PAD, CPU)
+    ids, mask = pad_rows(rows, PAD, CPU, left=True)
     assert ids.tolist() == [[PAD, 5], [PAD, 6]]
     assert mask.tolist() == [[1, 1], [0, 1]]
-    ids, mask = pad_right(rows, PAD, CPU)
+    ids, mask = pad_rows(rows, PAD, CPU)
     assert ids.tolist() == [[PAD, 5], [6, PAD]]
     assert mask.tolist() == [[1, 1], [1, 0]]

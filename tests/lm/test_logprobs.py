@@ -7,13 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from private_rlhf.lm.logprobs import (
-    PolicyWithValue,
-    response_forward,
-    token_batch,
-    token_kl,
-    token_logprobs,
-)
+from private_rlhf.lm.kernels.token_terms import token_kl, token_logprobs
+from private_rlhf.lm.logprobs import PolicyWithValue, response_forward, token_batch
 from private_rlhf.lm.rows import Sharing
 from transformers import (
     CohereConfig,

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 from private_rlhf.core.errors import RunStopped
-from private_rlhf.lm.made_once import JSON_FILES, TEMPLATE, WEIGHTS, is_whole, make_once
-from private_rlhf.lm.models import base_checkpoint
+from private_rlhf.lm.base_models import JSON_FILES, TEMPLATE, WEIGHTS, base_checkpoint, is_whole, make_once
 from private_rlhf.recipe import ModelConfig
 from support.pipeline_runs import Workspace, read_json, tree
 from support.two_processes import run_two
@@ -96,4 +95,4 @@ def test_stages_launched_on_an_empty_cache(workspace: Workspace, tmp_path: Path,
     workspace.run(run, "--only", "privatize", cache)
     workspace.launch("sft", run, cache, "sft.max_steps=1")
     assert read_json(run / "sft" / "manifest.json")["world_size"] == 2
-    assert base_checkpoint(ModelConfig(source="tiny"), tmp_path / "cache") == str(tmp_path / "cache" / "tiny")
+    assert base_checkpoint(ModelConfig(source="tiny", cache_dir=tmp_path / "cache")) == str(tmp_path / "cache" / "tiny")

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from huggingface_hub import ModelCard
+from private_rlhf.core.errors import UserError
 from private_rlhf.data.render import Renderer
-from private_rlhf.lm.model_card import Provenance, base_model, policy_text, write_results
-from private_rlhf.lm.released import write_beside
+from private_rlhf.lm.model_card import (
+    Provenance,
+    Rendering,
+    base_model,
+    policy_text,
+    read_rendering,
+    write_beside,
+    write_results,
+)
 from private_rlhf.recipe import Recipe
 from support.recipes import recipe_of
 
@@ -25,8 +34,8 @@ def head_of(folder: Path) -> dict[str, object]:
     return head
 
 
-def write_card(folder: Path, measured: bool = False, **changes: str) -> str:
-    renderer, run = Renderer(None, 10, 7), recipe(**changes)
+def write_card(folder: Path, measured: bool = False, **changes: Any) -> str:
+    renderer, run = Renderer(None, 10, 7, "", {"think": False}), recipe(**changes)
     text = policy_text("3 texts", renderer, run.ppo, measured=measured)
     write_beside(folder, Provenance("sft", run.name, run.model, run.data, run.override), renderer, None, text)
     return (folder / "README.md").read_text(encoding="utf-8")
@@ -81,3 +90,20 @@ def test_a_card_of_an_earlier_version_stays_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("# a run, stage ppo\n\n## Privacy card\n")
     write_results(tmp_path, ["one"])
     assert (tmp_path / "README.md").read_text() == "# a run, stage ppo\n\n## Privacy card\n"
+
+
+def test_the_rendering_survives(tmp_path: Path) -> None:
+    assert read_rendering(tmp_path) == Rendering()
+    assert "No preference label was read" in write_card(tmp_path)
+    assert read_rendering(tmp_path) == Rendering("", 7, {"think": False})
+
+
+def test_an_overruled_guard_is_on_the_card(tmp_path: Path) -> None:
+    assert "**NOT PRIVATE**" in write_card(tmp_path, allow_label_overlap=True)
+
+
+@pytest.mark.parametrize("content", ["", "[1]", '{"cap": 3}'])
+def test_a_damaged_rendering_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "rendering.json").write_text(content)
+    with pytest.raises(UserError, match=r"rendering\.json is damaged"):
+        read_rendering(tmp_path)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from private_rlhf.core.errors import UserError
+from private_rlhf.lm.base_models import tiny_checkpoint
 from private_rlhf.lm.model_folders import check_checkpoint, check_lm_folder
 from private_rlhf.lm.models import load_causal_lm, load_tokenizer
-from private_rlhf.lm.tiny import tiny_checkpoint
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import parse
 from private_rlhf.stages.checks import check_base_model

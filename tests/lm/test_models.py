@@ -11,13 +11,8 @@ import pytest
 import torch
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.render import Renderer
-from private_rlhf.lm.models import (
-    add_lora,
-    base_checkpoint,
-    end_ids,
-    load_causal_lm,
-    load_tokenizer,
-)
+from private_rlhf.lm.base_models import base_checkpoint
+from private_rlhf.lm.models import add_lora, end_ids, load_causal_lm, load_tokenizer
 from private_rlhf.lm.saving import merged_copy, write_checkpoint
 from private_rlhf.recipe import LoraSettings, ModelConfig
 from safetensors.torch import load_file, save_file
@@ -51,10 +46,7 @@ def test_a_fresh_adapter_is_the_identity_in_float32_and_seeded(checkpoint: Path)
 
 @pytest.mark.parametrize("damage", ["truncated", "missing", "no config", "broken config"])
 def test_a_checkpoint_that_is_not_whole_is_a_user_error(damage: str, checkpoint: Path, tmp_path: Path) -> None:
-    import shutil
-
-    folder = tmp_path / "model"
-    shutil.copytree(checkpoint, folder)
+    folder = Path(shutil.copytree(checkpoint, tmp_path / "model"))
     weights = folder / "model.safetensors"
     if damage == "truncated":
         weights.write_bytes(weights.read_bytes()[:-1000])
@@ -149,7 +141,7 @@ def test_tokenizers_that_cannot_serve_are_user_errors(checkpoint: Path, tmp_path
     with pytest.raises(UserError, match="has no end-of-sequence token"):
         load_tokenizer(retokenized(checkpoint, tmp_path / "endless", eos_token=None, chat_template="{{ messages }}"))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="holds no tokenizer"):
+    with pytest.raises(UserError, match="lacks a tokenizer"):
         load_tokenizer(tmp_path / "empty")
 
 
@@ -159,13 +151,13 @@ def test_a_checkpoint_without_all_weights_is_a_user_error(checkpoint: Path, tmp_
     state = load_file(folder / "model.safetensors")
     name = "model.layers.0.mlp.up_proj.weight"
     save_file({key: tensor for key, tensor in state.items() if key != name}, folder / "model.safetensors", FORMAT)
-    with pytest.raises(UserError, match=rf"no whole causal-LM checkpoint \(1 missing weights, such as {name}\)"):
+    with pytest.raises(UserError, match=rf"a whole causal-LM checkpoint \(1 missing weights, such as {name}\)"):
         load_causal_lm(folder, "float32")
     save_file({**state, "model.extra": state[name].clone()}, folder / "model.safetensors", FORMAT)
     with pytest.raises(UserError, match=r"\(1 unexpected weights, such as model\.extra\)"):
         load_causal_lm(folder, "float32")
     save_file({**state, name: state[name][:1].clone()}, folder / "model.safetensors", FORMAT)
-    with pytest.raises(UserError, match="no whole causal-LM checkpoint"):
+    with pytest.raises(UserError, match="a whole causal-LM checkpoint"):
         load_causal_lm(folder, "float32")
 
 

@@ -12,7 +12,7 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World
 from private_rlhf.lm import numerics
-from private_rlhf.lm.kernels.cpu import Processor
+from private_rlhf.lm.kernels import Processor
 from private_rlhf.lm.numerics import affordable, fast_dtype, numeric_facts, resolve_dtype
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import dump_yaml, load_recipe

@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator
 from private_rlhf.core.errors import RunStopped
 from private_rlhf.lm import saving
-from private_rlhf.lm.kernels.products import speed_up_products
+from private_rlhf.lm.kernels.linear_layers import speed_up_products
 from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer
 from private_rlhf.lm.saving import merged_copy, save_merged, whole_copy, write_checkpoint
 from private_rlhf.recipe import LoraSettings

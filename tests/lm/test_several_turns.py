@@ -15,8 +15,7 @@ from private_rlhf.data.layout import read_preferences
 from private_rlhf.data.release import ReleasedPair
 from private_rlhf.data.render import Renderer
 from private_rlhf.evaluation.likelihood_win_rate import pair_rows
-from private_rlhf.lm.likelihood import mean_logprobs
-from private_rlhf.lm.logprobs import token_batch
+from private_rlhf.lm.logprobs import mean_logprobs, token_batch
 from private_rlhf.lm.models import load_causal_lm, load_tokenizer
 from private_rlhf.stages.dpo import token_ids
 from private_rlhf.stages.sft import tokenized

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from private_rlhf.lm import hf_trainer, sft_training
+from private_rlhf.lm import hf_trainer
+from private_rlhf.lm.hf_trainer import RowSftTrainer
 from private_rlhf.lm.models import load_causal_lm, load_tokenizer
-from private_rlhf.lm.sft_training import RowSftTrainer
 from support.families import family_checkpoint
 from trl import SFTConfig, SFTTrainer
 
@@ -66,7 +66,7 @@ def test_prompts_are_not_learnt_and_the_switch_leaves_the_loss_to_trl(
     labels = batch["labels"][:, 1:]
     exact = torch.nn.functional.cross_entropy(logits[labels != -100], labels[labels != -100])
     torch.testing.assert_close(ours, exact, atol=1e-5, rtol=1e-5)
-    monkeypatch.setattr(sft_training, "plain", lambda: True)
+    monkeypatch.setattr(hf_trainer, "plain", lambda: True)
     torch.testing.assert_close(made.compute_loss(made.model, dict(batch)), exact, atol=1e-5, rtol=1e-5)
 
 
@@ -87,7 +87,7 @@ def test_experts_are_trained_on_the_likelihood_alone_unless_asked(
     source = family_checkpoint("Mixtral", tmp_path / "source", ["the quick brown fox", "a lazy dog"])
     found = []
     for coefficient, kernels in ((None, True), (None, False), (10.0, True)):
-        monkeypatch.setattr(sft_training, "plain", lambda kernels=kernels: not kernels)
+        monkeypatch.setattr(hf_trainer, "plain", lambda kernels=kernels: not kernels)
         made: Any = trainer(RowSftTrainer, source, tmp_path, max_steps=1, router_aux_loss_coef=coefficient)
         assert made.model.config.output_router_logits == (coefficient is not None)
         found += losses(made)

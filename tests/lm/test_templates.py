@@ -10,9 +10,8 @@ import pytest
 import trl
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.render import TEMPLATE_DATE, Prompt, Renderer
-from private_rlhf.lm.smollm2 import smollm2_checkpoint
+from private_rlhf.lm.base_models import CHAT_TEMPLATE, smollm2_checkpoint, tiny_tokenizer
 from private_rlhf.lm.templates import end_of_turn, give_plain_template, tokenizer_as_trained
-from private_rlhf.lm.tiny import CHAT_TEMPLATE, tiny_tokenizer
 from support.families import FAMILIES
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast

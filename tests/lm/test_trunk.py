@@ -6,10 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from private_rlhf.lm.logprobs import response_forward, token_batch, token_logprobs
+from private_rlhf.lm.kernels.token_terms import token_logprobs
+from private_rlhf.lm.logprobs import (
+    SCALES_EMBEDDINGS,
+    frozen_layers,
+    record_states,
+    response_forward,
+    skip_layers,
+    token_batch,
+)
 from private_rlhf.lm.models import add_lora
 from private_rlhf.lm.rows import FAMILIES, sharing_of
-from private_rlhf.lm.trunk import SCALES_EMBEDDINGS, frozen_layers, left_out, recorded
 from private_rlhf.recipe import LoraSettings
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -51,7 +58,7 @@ def test_log_probabilities_and_gradients_are_those_of_the_whole_model(family: st
     layers = frozen_layers(model)
     assert layers == 1
     batch = token_batch(PROMPTS, RESPONSES, 0, CPU, sharing=sharing_of(model))
-    with recorded(model, layers) as states:
+    with record_states(model, layers) as states:
         whole = token_logprobs(response_forward(model, batch)[0], batch.tokens)
     whole.sum().backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
@@ -72,7 +79,7 @@ def test_states_go_from_one_make_up_of_rows_to_another() -> None:
     model = adapted("llama", last=1)
     sharing, layers = sharing_of(model), frozen_layers(model)
     together = token_batch(PROMPTS, RESPONSES, 0, CPU, sharing=sharing)
-    with recorded(model, layers) as states:
+    with record_states(model, layers) as states:
         expected = together.spread(token_logprobs(response_forward(model, together)[0], together.tokens))
     kept = [together.states_of(states[0], row) for row in range(3)]
     assert [len(part) for part in kept] == [len(p) + len(r) for p, r in zip(PROMPTS, RESPONSES, strict=True)]
@@ -97,9 +104,9 @@ def test_only_layers_that_learn_nothing_are_left_out() -> None:
 
 def test_an_error_within_leaves_the_model_whole() -> None:
     model = adapted("llama", last=1)
-    with pytest.raises(RuntimeError), left_out(model, 2):
+    with pytest.raises(RuntimeError), skip_layers(model, 2):
         raise RuntimeError
-    with recorded(model, 0) as states:
+    with record_states(model, 0) as states:
         model(torch.tensor([[3, 4]]))
     assert not states
     assert len(model.get_base_model().get_decoder().layers) == 3

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from private_rlhf.lm import quantised
+from private_rlhf.core.errors import UserError
+from private_rlhf.lm.models import is_four_bit
 from private_rlhf.recipe import EarlyStoppingSettings
 from private_rlhf.reward_models.checkpoint import load_reward_checkpoint, save_reward_checkpoint
 from private_rlhf.reward_models.model import (
@@ -38,7 +39,7 @@ def test_qlora_trains_and_saves_an_ordinary_checkpoint(
 ) -> None:
     pytest.importorskip("bitsandbytes")
     base = build_reward_backbone(wide_causal_lm, dtype=dtype, four_bit=True)
-    assert quantised.is_four_bit(base)
+    assert is_four_bit(base)
     head = 0.3 * torch.randn(64, generator=torch.Generator().manual_seed(4))
     set_score_weight(base, head)
     rows = make_rows(8)
@@ -70,7 +71,7 @@ def test_qlora_trains_and_saves_an_ordinary_checkpoint(
     with torch.no_grad():
         expected = RewardModel(trainer.model.eval()).raw_score(ids, mask)
     merged = merge_adapters(trainer.model)
-    assert not quantised.is_four_bit(merged)
+    assert not is_four_bit(merged)
     assert {value.dtype for value in merged.state_dict().values()} == {torch.float32}
     save_reward_checkpoint(tmp_path / "rm", merged, metadata(mode="lora", kappa=None))
     tolerance = 1e-4 if dtype == torch.float32 else 0.05  # bfloat16 rounds every product of the 4-bit layers
@@ -135,5 +136,5 @@ def test_an_eight_bit_optimiser_trains_on_a_cpu(wide_causal_lm: Path, tmp_path: 
 
 def test_without_bitsandbytes_the_remedy_is_named(tiny_causal_lm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"4-bit loading needs bitsandbytes: install it with pip install"):
+    with pytest.raises(UserError, match=r"4-bit loading needs bitsandbytes: install it with pip install"):
         build_reward_backbone(tiny_causal_lm, four_bit=True)

@@ -14,12 +14,10 @@ from private_rlhf.core.noise import PUBLIC
 from private_rlhf.data.render import Renderer
 from private_rlhf.embedded.task import load_pairs
 from private_rlhf.evaluation.judges import make_judge
-from private_rlhf.lm.model_card import Provenance
+from private_rlhf.lm.base_models import smollm2_checkpoint, tiny_checkpoint
+from private_rlhf.lm.model_card import Provenance, write_beside
 from private_rlhf.lm.models import load_tokenizer
-from private_rlhf.lm.released import write_beside
-from private_rlhf.lm.smollm2 import smollm2_checkpoint
 from private_rlhf.lm.templates import tokenizer_as_trained
-from private_rlhf.lm.tiny import tiny_checkpoint
 from private_rlhf.recipe import JudgeSettings
 from private_rlhf.reward_models.checkpoint import RewardMetadata, reward_text, save_reward_checkpoint
 from private_rlhf.reward_models.external import external_scorer
@@ -164,7 +162,7 @@ def test_scores_inside_and_outside_differ_by_rounding_only(
 ) -> None:
     """Each lies within 8 float32 roundings of Σ|wᵢφᵢ| from the float64 value.
 
-    The judge computes as plain transformers does: oneDNN's products (`lm.kernels.products`) lose a third more.
+    The judge computes as plain transformers does: oneDNN's products (`lm.kernels.linear_layers`) lose a third more.
     """
     if base == "smollm2":
         folder, renderer = save(tmp_path / "rm", smollm2_checkpoint(tmp_path / "cache"), num_layers=10)

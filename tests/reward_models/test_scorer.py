@@ -9,7 +9,7 @@ import pytest
 import torch
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.render import Renderer
-from private_rlhf.lm.tiny import tiny_tokenizer
+from private_rlhf.lm.base_models import tiny_tokenizer
 from private_rlhf.reward_models import scorer as scoring
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from private_rlhf.lm.models import add_lora, base_checkpoint, load_causal_lm, load_tokenizer
+from private_rlhf.lm.base_models import base_checkpoint
+from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer
 from private_rlhf.recipe import LoraSettings, ModelConfig
 from private_rlhf.reward_models.losses import debiased_loss, private_likelihood_loss, uncorrected_loss
 from private_rlhf.rl.dpo_trainer import PrivateDpoTrainer, pair_dataset

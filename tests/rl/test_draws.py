@@ -15,7 +15,8 @@ from private_rlhf.data.render import prompt_key
 from private_rlhf.evaluation import evaluation_sampler
 from private_rlhf.evaluation.evaluation_sampler import Sampler
 from private_rlhf.lm.generate import Sampling
-from private_rlhf.lm.logprobs import response_forward, token_batch, token_logprobs
+from private_rlhf.lm.kernels.token_terms import token_logprobs
+from private_rlhf.lm.logprobs import response_forward, token_batch
 from private_rlhf.reward_models.scorer import RewardScorer, Scores
 from private_rlhf.rl import ppo_trainer
 from support.ppo_problem import Problem

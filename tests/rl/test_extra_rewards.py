@@ -12,8 +12,8 @@ import torch
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import PUBLIC
 from private_rlhf.core.world import World
+from private_rlhf.lm.base_models import tiny_checkpoint
 from private_rlhf.lm.models import load_tokenizer
-from private_rlhf.lm.tiny import tiny_checkpoint
 from private_rlhf.recipe import Recipe
 from private_rlhf.report.run_card import extra_rewards as on_card
 from private_rlhf.reward_models.checkpoint import METADATA_FILE, RewardMetadata, save_reward_checkpoint

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from private_rlhf.lm.models import load_causal_lm
-from private_rlhf.lm.quantised import is_four_bit
+from private_rlhf.lm.models import is_four_bit, load_causal_lm
 from private_rlhf.rl import resume_state
 from private_rlhf.rl.ppo_trainer import PpoTrainer
 

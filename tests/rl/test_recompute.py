@@ -10,8 +10,7 @@ import torch
 from private_rlhf.core.errors import UserError
 from private_rlhf.lm.generate import Sampling, sample_responses
 from private_rlhf.lm.logprobs import PolicyWithValue, token_batch
-from private_rlhf.lm.models import add_lora
-from private_rlhf.lm.recompute import recompute_layers
+from private_rlhf.lm.models import add_lora, recompute_layers
 from private_rlhf.recipe import LoraSettings
 from support.ppo_problem import Problem
 

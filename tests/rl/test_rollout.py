@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from private_rlhf.lm.rows import Sharing
-from private_rlhf.rl.advantages import generalised_advantages, whiten
-from private_rlhf.rl.rollout import Rollout, learning_targets, minibatch_order, padded, prompt_index, shares
+from private_rlhf.rl.ppo_losses import generalised_advantages, whiten
+from private_rlhf.rl.rollout import Rollout, learning_targets, minibatch_order, pad_numbers, prompt_index, shares
 
 
 def rollout(**changes: torch.Tensor) -> Rollout:
@@ -100,7 +100,7 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
 
 
 def test_padding_is_zero_on_the_right() -> None:
-    found = padded([[1.0], [2.0, 3.0]], torch.device("cpu"))
+    found = pad_numbers([[1.0], [2.0, 3.0]], torch.device("cpu"))
     assert found.dtype == torch.float32
     assert found.tolist() == [[1.0, 0.0], [2.0, 3.0]]
 

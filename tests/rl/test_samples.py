@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from private_rlhf.reward_models.external import ExtraReward
-from private_rlhf.rl import samples
+from private_rlhf.rl import tracking
 from private_rlhf.stages.ppo import learn
 
 SMALL = {"rollouts": 8, "minibatch_size": 4, "ppo_epochs": 1, "learning_rate": 1e-3, "iterations": 5, "save_every": 100}
@@ -21,7 +21,7 @@ def context(folder: Path) -> Any:
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
-    path = folder / samples.FILE
+    path = folder / tracking.SAMPLES
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
@@ -29,7 +29,7 @@ def test_rows_say_what_the_rollout_holds(problem: Any) -> None:
     problem.extra_rewards = [ExtraReward("nice", 1.0, lambda prompts, texts: problem.score(prompts, texts).reward)]
     trainer = problem.trainer(**SMALL, sample_every=2, sample_count=4)
     rollout, _ = trainer.collect(4)
-    rows = samples.sample_rows(trainer, rollout, 4)
+    rows = tracking.sample_rows(trainer, rollout, 4)
     assert len(rows) == 4
     for place, row in zip((0, 2, 4, 6), rows, strict=True):
         assert row["iteration"] == 4
@@ -39,17 +39,17 @@ def test_rows_say_what_the_rollout_holds(problem: Any) -> None:
         assert (row["bonus"], row["kl"]) == (0.0, pytest.approx(float(rollout.kl[place])))
         assert row["tokens"] == len(rollout.responses[place])
         assert row["extra_rewards"] == {"nice": pytest.approx(row["reward"])}
-    assert samples.sample_rows(trainer, rollout, 3) == []
+    assert tracking.sample_rows(trainer, rollout, 3) == []
 
 
 def test_off_by_default(problem: Any) -> None:
     trainer = problem.trainer(**SMALL)
-    assert samples.sample_rows(trainer, trainer.collect(0)[0], 0) == []
+    assert tracking.sample_rows(trainer, trainer.collect(0)[0], 0) == []
 
 
 def test_a_small_iteration_gives_every_response_once(problem: Any) -> None:
     trainer = problem.trainer(**SMALL, sample_every=1, sample_count=20)
-    assert len(samples.sample_rows(trainer, trainer.collect(0)[0], 0)) == 8
+    assert len(tracking.sample_rows(trainer, trainer.collect(0)[0], 0)) == 8
 
 
 def test_killed_and_resumed_leaves_the_rows_of_a_run_that_was_not(
@@ -67,34 +67,34 @@ def test_killed_and_resumed_leaves_the_rows_of_a_run_that_was_not(
     # It was killed in iteration 4, while writing; its checkpoint is of iteration 1.
     killed = tmp_path / "killed"
     killed.mkdir()
-    path = killed / samples.FILE
+    path = killed / tracking.SAMPLES
     path.write_text("".join(json.dumps(row) + "\n" for row in whole[:4]) + '{"iteration": 4, "prom')
     trainer = problem.trainer(**settings)
     again: list[dict[str, Any]] = []
     trainer.update(trainer.collect(0)[0], 0)
     again.append(history[0])
-    samples.forget_from(path, len(again))
+    tracking.forget_samples(path, len(again))
     learn(trainer, again, context(killed))
     assert rows_of(killed) == whole
 
 
 def test_rows_of_an_iteration_that_is_done_again_are_dropped(tmp_path: Path) -> None:
-    path = tmp_path / samples.FILE
-    samples.forget_from(path, 3)
-    samples.append(path, [])
+    path = tmp_path / tracking.SAMPLES
+    tracking.forget_samples(path, 3)
+    tracking.append_samples(path, [])
     assert not path.exists()
     rows = [{"iteration": i, "response": "line\u2028separator"} for i in range(5)]
-    samples.append(path, rows)
-    samples.forget_from(path, 3)
+    tracking.append_samples(path, rows)
+    tracking.forget_samples(path, 3)
     assert [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]] == rows[:3]
-    samples.forget_from(path, 0)
+    tracking.forget_samples(path, 0)
     assert not path.exists()
 
 
 def test_the_shown_line_is_one_line_and_short() -> None:
     texts = {"prompt": "a\nb" * 100, "response": "\x1b[2J" + "c\n" * 300}
     row = {**texts, "reward": 1.0, "bonus": 0.25, "kl": 2.0, "tokens": 64}
-    line = samples.shown(row)
+    line = tracking.sample_line(row)
     assert line.isprintable()
     assert "→ '·[2Jc c" in line
     assert len(line) < 200

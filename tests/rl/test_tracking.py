@@ -16,7 +16,14 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.world import World
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.recipe import PpoConfig
-from private_rlhf.rl.tracking import check_trackers, configuration, numbers, offline_settings, report, tracked
+from private_rlhf.rl.tracking import (
+    check_trackers,
+    configuration,
+    numbers,
+    offline_settings,
+    report,
+    run_trackers,
+)
 from private_rlhf.stages.declarations import preflight
 from private_rlhf.stages.ppo import learn
 from support.recipes import recipe_of
@@ -70,7 +77,7 @@ def run(problem: Any, recorder: Recorder, tmp_path: Path) -> Callable[..., list[
         recipe = SimpleNamespace(data=SimpleNamespace(prompts="file"))
         where: Any = SimpleNamespace(folder=tmp_path, checkpoints=tmp_path / "checkpoints", recipe=recipe)
         history: list[dict[str, Any]] = []
-        with tracked(trainer.accelerator, "x", trainer.config, tmp_path / "tracking", 0):
+        with run_trackers(trainer.accelerator, "x", trainer.config, tmp_path / "tracking", 0):
             learn(trainer, history, where)
         return history
 
@@ -102,14 +109,14 @@ def test_samples_arrive_only_when_the_recipe_says_so(run: Any, recorder: Recorde
 
 def test_trackers_end_however_the_run_ends(recorder: Recorder, problem: Any, tmp_path: Path) -> None:
     accelerator = attached(problem.trainer(**SMALL).accelerator, recorder)
-    with pytest.raises(RuntimeError, match="stop"), tracked(accelerator, "x", PpoConfig(), tmp_path, 0):
+    with pytest.raises(RuntimeError, match="stop"), run_trackers(accelerator, "x", PpoConfig(), tmp_path, 0):
         raise RuntimeError("stop")
     assert recorder.calls[-1] == ("finish", None)
 
 
 def test_other_processes_neither_start_nor_log(recorder: Recorder, tmp_path: Path) -> None:
     other: Any = SimpleNamespace(is_main_process=False, log_with=[recorder], trackers=[recorder])
-    with tracked(other, "x", PpoConfig(), tmp_path / "logs", 0):
+    with run_trackers(other, "x", PpoConfig(), tmp_path / "logs", 0):
         report(other, {"iteration": 0, "kl": 1.0})
     assert recorder.calls == []
     assert not (tmp_path / "logs").exists()
@@ -118,7 +125,7 @@ def test_other_processes_neither_start_nor_log(recorder: Recorder, tmp_path: Pat
 def test_off_by_default(problem: Any, tmp_path: Path) -> None:
     assert PpoConfig().report_to == []
     accelerator = problem.trainer().accelerator
-    with tracked(accelerator, "x", PpoConfig(), tmp_path / "logs", 0):
+    with run_trackers(accelerator, "x", PpoConfig(), tmp_path / "logs", 0):
         report(accelerator, {"iteration": 0, "kl": 1.0}, "text")
     assert accelerator.trackers == []
     assert not (tmp_path / "logs").exists()
@@ -172,6 +179,6 @@ def test_tensorboard_writes_its_files(tmp_path: Path) -> None:
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     accelerator = make_accelerator(World(0, 1), ["tensorboard"], tmp_path)
-    with tracked(accelerator, "x", PpoConfig(), tmp_path, 0):
+    with run_trackers(accelerator, "x", PpoConfig(), tmp_path, 0):
         report(accelerator, {"iteration": 0, "kl": 1.0})
     assert list((tmp_path / "x").glob("events*"))

@@ -10,8 +10,7 @@ import torch
 from private_rlhf.recipe import LoraSettings
 from private_rlhf.reward_models.scorer import Scores
 from private_rlhf.rl import reader
-from private_rlhf.rl.optimizer import make_optimizer
-from private_rlhf.rl.ppo_trainer import PpoTrainer
+from private_rlhf.rl.ppo_trainer import PpoTrainer, make_optimizer
 
 Snapshot = Callable[[PpoTrainer], dict[str, torch.Tensor]]
 SMALL = {"rollouts": 16, "minibatch_size": 8, "ppo_epochs": 2, "learning_rate": 1e-3, "value_learning_rate": 1e-3}

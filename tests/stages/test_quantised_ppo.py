@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from private_rlhf.cli import main
 from private_rlhf.data.render import Renderer
 from private_rlhf.lm.models import load_causal_lm, load_tokenizer
-from private_rlhf.rl import export
+from private_rlhf.lm.saving import save_policy
 from safetensors.torch import load_file
 from support.pipeline_runs import Workspace, history, read_json, stages_started, trained, tree
 
@@ -82,7 +82,7 @@ def test_killed_resumed_evaluated_and_sampled(
     # Without the key π_ref is sft/model again, and nothing is left of the other one.
     renderer = Renderer(load_tokenizer(run / "sft" / "model"), 256, 64)
     policy = load_causal_lm(run / "sft" / "model", "float32")
-    export.save(Accelerator(cpu=True), policy, renderer, run / "ppo", "float32", quantised=False)
+    save_policy(Accelerator(cpu=True), policy, renderer, run / "ppo", "float32", False, policy)
     assert not (run / "ppo" / "reference").exists()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from private_rlhf.lm.tiny import tiny_tokenizer
+from private_rlhf.lm.base_models import tiny_tokenizer
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 SIZES: dict[str, Any] = {

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 from private_rlhf.core.errors import UserError
-from private_rlhf.lm.made_once import is_whole, make_once
-from private_rlhf.lm.models import base_checkpoint
+from private_rlhf.lm.base_models import base_checkpoint, is_whole, make_once
 from private_rlhf.recipe import ModelConfig
 
 from support.two_processes import gloo_pair
@@ -21,7 +20,8 @@ def refuse(folder: Path) -> None:
 def main(folder: Path, rank: int, rounds: int) -> None:
     """Writes which of the folders this process found whole, and the error it met."""
     with gloo_pair(folder, rank, MASTER_ADDR="localhost", MASTER_PORT="0"):
-        made = [base_checkpoint(ModelConfig(source="tiny"), folder / f"cache {number}") for number in range(rounds)]
+        places = [folder / f"cache {number}" for number in range(rounds)]
+        made = [base_checkpoint(ModelConfig(source="tiny", cache_dir=place)) for place in places]
         whole = [is_whole(Path(each)) for each in made]
         try:
             make_once(folder / "never", refuse)

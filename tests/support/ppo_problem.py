@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
-from private_rlhf.lm.logprobs import PolicyWithValue, response_forward, token_batch, token_logprobs
+from private_rlhf.lm.base_models import tiny_config
+from private_rlhf.lm.kernels.token_terms import token_logprobs
+from private_rlhf.lm.logprobs import PolicyWithValue, response_forward, token_batch
 from private_rlhf.lm.models import add_lora
-from private_rlhf.lm.tiny import tiny_config
 from private_rlhf.recipe import LoraSettings, PpoConfig
 from private_rlhf.reward_models.external import ExtraReward
 from private_rlhf.reward_models.scorer import Scores

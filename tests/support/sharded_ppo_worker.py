@@ -16,10 +16,9 @@ from typing import Any
 
 import torch
 from private_rlhf.core.world import World
-from private_rlhf.lm.distributed import make_accelerator
-from private_rlhf.lm.generate import sharded
+from private_rlhf.lm.base_models import tiny_config
+from private_rlhf.lm.distributed import is_sharded, make_accelerator
 from private_rlhf.lm.saving import save_merged
-from private_rlhf.lm.tiny import tiny_config
 from private_rlhf.reward_models.checkpoint import RewardCheckpoint
 from private_rlhf.reward_models.model import RewardModel, set_score_weight
 from private_rlhf.reward_models.scorer import RewardScorer
@@ -134,7 +133,7 @@ def work(folder: Path, rank: int, lora: bool) -> dict[str, Any]:
     if rank == 0:
         torch.save([{key: tensor.clone() for key, tensor in end.items()} for end in ends], folder / f"{name}.pt")
     said["refused"] = refused(make())
-    said["reference_split"] = trainer.reader.reference is not None and sharded(trainer.reader.reference)
+    said["reference_split"] = trainer.reader.reference is not None and is_sharded(trainer.reader.reference)
     said["once"], said["each_time"] = (collected(make(gather_once=once)) for once in (True, False))
     return said
 

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from private_rlhf.core.world import World
 from private_rlhf.lm import hf_trainer
-from private_rlhf.lm.distributed import make_accelerator
+from private_rlhf.lm.distributed import make_accelerator, whole_tensor
 from private_rlhf.lm.models import load_tokenizer
-from private_rlhf.lm.sharding import whole_tensor
 from private_rlhf.recipe import Recipe
 from private_rlhf.reward_models.model import build_reward_backbone
 from private_rlhf.reward_models.training import Pairs, train_backbone

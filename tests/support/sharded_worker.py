@@ -13,9 +13,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from private_rlhf.lm.generate import Sampling, sample_key, sample_responses, sharded
+from private_rlhf.lm.base_models import tiny_config
+from private_rlhf.lm.distributed import is_sharded
+from private_rlhf.lm.generate import Sampling, sample_key, sample_responses
 from private_rlhf.lm.saving import write_checkpoint
-from private_rlhf.lm.tiny import tiny_config
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -46,8 +47,8 @@ def main(folder: Path, rank: int) -> None:
         torch.manual_seed(0)
         whole = LlamaForCausalLM(tiny_config(8, 1, 0)).eval().requires_grad_(False)
         model = split(copy.deepcopy(whole))
-        assert sharded(model)
-        assert not sharded(whole)
+        assert is_sharded(model)
+        assert not is_sharded(whole)
         lists = [(PROMPTS[rank], 2), (PROMPTS[0] if rank else [], 8), (PROMPTS[rank] * 4, 100)]
         seen = {
             "sharded": [sample(model, rank, prompts, size) for prompts, size in lists],

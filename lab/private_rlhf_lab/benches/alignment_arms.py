@@ -17,7 +17,7 @@ from pathlib import Path
 
 from private_rlhf.core import atomic
 from private_rlhf.core.rundir import RunDir
-from private_rlhf.lm.models import base_checkpoint
+from private_rlhf.lm.base_models import base_checkpoint
 from private_rlhf.privacy.keys import keygen
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import load_recipe

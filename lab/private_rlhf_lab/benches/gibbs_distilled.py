@@ -34,7 +34,8 @@ from private_rlhf.embedded.truth import true_reward
 from private_rlhf.evaluation.evaluation_sampler import Sampler
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.generate import Sampling, sample_key, sample_responses
-from private_rlhf.lm.logprobs import response_forward, token_batch, token_logprobs
+from private_rlhf.lm.kernels.token_terms import token_logprobs
+from private_rlhf.lm.logprobs import response_forward, token_batch
 from private_rlhf.lm.models import add_lora, end_ids, load_causal_lm, load_tokenizer
 from private_rlhf.lm.rows import batches, sharing_of
 from private_rlhf.recipe import Recipe

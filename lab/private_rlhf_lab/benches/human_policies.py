@@ -44,10 +44,10 @@ from private_rlhf.evaluation.rates import (
     preferences,
     prefers_longer,
 )
-from private_rlhf.lm.logprobs import TokenBatch, response_forward, token_batch, token_logprobs
+from private_rlhf.lm.kernels.token_terms import token_logprobs
+from private_rlhf.lm.logprobs import TokenBatch, record_states, response_forward, token_batch
 from private_rlhf.lm.models import load_causal_lm, load_tokenizer
 from private_rlhf.lm.rows import batches, sharing_of
-from private_rlhf.lm.trunk import recorded
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import load_recipe
 from scipy import stats
@@ -173,7 +173,7 @@ class Judge:
                 [rows[i][0] for i in picked], [rows[i][1] for i in picked], renderer.tokenizer.pad_token_id,
                 torch.device("cpu"), sharing=sharing_of(model),
             )  # fmt: skip
-            with recorded(model, self.layers) as states, torch.no_grad():
+            with record_states(model, self.layers) as states, torch.no_grad():
                 found[picked] = self._mean(model, batch)
             self.batches.append((picked, batch.above(self.layers, states[0])))
         self.reference = wins(found)

@@ -25,10 +25,10 @@ from pathlib import Path
 import torch
 from private_rlhf.core import atomic
 from private_rlhf.data.render import Renderer
+from private_rlhf.lm.base_models import smollm2_checkpoint
 from private_rlhf.lm.generate import Sampling, sample_key, sample_responses
 from private_rlhf.lm.model_folders import weights_digest
 from private_rlhf.lm.models import end_ids, load_causal_lm
-from private_rlhf.lm.smollm2 import smollm2_checkpoint
 from private_rlhf.reward_models.gibbs import gibbs_weights, kl_from_uniform
 from safetensors.torch import save_file
 

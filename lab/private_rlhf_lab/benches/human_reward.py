@@ -32,7 +32,7 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.core.stats import wilson
 from private_rlhf.data.render import Renderer, dialogue
-from private_rlhf.lm.smollm2 import smollm2_checkpoint
+from private_rlhf.lm.base_models import smollm2_checkpoint
 from private_rlhf.privacy.keys import insecure_seed_key
 from private_rlhf.privacy.mechanism import RandomizedResponse
 from private_rlhf.reward_models.basis import pair_basis

@@ -23,7 +23,7 @@ import torch
 from private_rlhf.core import atomic
 from private_rlhf.core.stats import wilson
 from private_rlhf.data.render import dialogue
-from private_rlhf.lm.smollm2 import smollm2_checkpoint
+from private_rlhf.lm.base_models import smollm2_checkpoint
 from private_rlhf.reward_models.basis import FeatureBasis, pair_basis
 from private_rlhf.reward_models.linear import fit_linear
 from private_rlhf.reward_models.ridge import assign_folds, default_ridges, select_ridge

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from private_rlhf.data.layout import read_preferences
 from private_rlhf.data.render import Renderer, plain_text
+from private_rlhf.lm.base_models import smollm2_checkpoint
 from private_rlhf.lm.models import load_tokenizer
-from private_rlhf.lm.smollm2 import smollm2_checkpoint
 
 
 def main() -> None:

@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.data.render import Renderer
+from private_rlhf.lm.base_models import smollm2_checkpoint
 from private_rlhf.lm.features import extract_features
 from private_rlhf.lm.models import load_tokenizer
-from private_rlhf.lm.smollm2 import smollm2_checkpoint
 from private_rlhf.privacy.keys import insecure_seed_key
 from private_rlhf.privacy.mechanism import RandomizedResponse
 from private_rlhf.recipe import Recipe

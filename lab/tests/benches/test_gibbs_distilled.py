@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from private_rlhf.data.inputs import make_renderer
-from private_rlhf.lm.likelihood import mean_logprobs
-from private_rlhf.lm.models import base_checkpoint, load_causal_lm, load_tokenizer
+from private_rlhf.lm.base_models import base_checkpoint
+from private_rlhf.lm.logprobs import mean_logprobs
+from private_rlhf.lm.models import load_causal_lm, load_tokenizer
 from private_rlhf.recipe import LoraSettings, ModelConfig, Recipe
 from private_rlhf.recipe.load import load_recipe
 from private_rlhf_lab.benches.gibbs_distilled import BATCH, Draws, distil, table

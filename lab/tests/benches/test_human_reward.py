@@ -14,8 +14,8 @@ import pytest
 import torch
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.render import Renderer
+from private_rlhf.lm.base_models import tiny_checkpoint
 from private_rlhf.lm.models import load_tokenizer
-from private_rlhf.lm.tiny import tiny_checkpoint
 from private_rlhf.reward_models.model import RewardModel, build_reward_backbone
 from private_rlhf_lab.benches import human_pool, human_reward
 from private_rlhf_lab.benches.epsilon_tables import name_of

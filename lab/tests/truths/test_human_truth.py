@@ -14,7 +14,7 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.data.render import Renderer
 from private_rlhf.evaluation import truths
 from private_rlhf.evaluation.judges import make_judge
-from private_rlhf.lm.tiny import tiny_tokenizer
+from private_rlhf.lm.base_models import tiny_tokenizer
 from private_rlhf.privacy.guarantee import outside_judge
 from private_rlhf.recipe import JudgeSettings, Recipe
 from private_rlhf.recipe.load import load_recipe

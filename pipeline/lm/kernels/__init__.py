@@ -1,6 +1,6 @@
-"""How products and attention are computed: each way that is not plain PyTorch, what it needs, and one switch for all.
+"""The kernels that are not plain PyTorch, the processor that they need, and one switch for all of them.
 
-`PRIVATE_RLHF_KERNELS=plain` turns all of them off. Results then differ by rounding alone, which tests check; a number
+`PRIVATE_RLHF_KERNELS=plain` turns all of them off. Results then differ only by rounding, which tests check; a number
 in doubt can be computed again without them. `python -m private_rlhf.lm.kernels` prints the table for this machine.
 """
 
@@ -8,13 +8,37 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+import torch
 from private_rlhf.core.errors import UserError
-from private_rlhf.lm.kernels.cpu import Processor, processor
 
 SWITCH = "PRIVATE_RLHF_KERNELS"
+ATEN_AVX512 = frozenset({"AVX512", "AMX"})
+"""Of `torch.backends.cpu.get_cpu_capability()`; ATEN_CPU_CAPABILITY lowers it."""
+
+ONEDNN_BELOW_BFLOAT16 = frozenset(
+    {"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI"}
+)
+"""Values of ONEDNN_MAX_CPU_ISA that leave oneDNN without fast bfloat16 products."""
+
+
+@dataclass(frozen=True)
+class Processor:
+    """Attributes:
+    bfloat16: multiplies bfloat16 in hardware, and nothing holds that down.
+    why: a few words on it.
+    onednn: PyTorch can hand single products to oneDNN.
+    slow_mkl: float32 products are MKL's, which keeps its fastest kernels for Intel's processors, and this is another.
+    """
+
+    bfloat16: bool
+    why: str
+    onednn: bool
+    slow_mkl: bool
 
 
 @dataclass(frozen=True)
@@ -37,17 +61,17 @@ KERNELS: dict[str, Kernel] = {
         lambda device, _: device == "cpu",
     ),
     "products": Kernel(
-        "float32 linear layers by oneDNN instead of MKL (`kernels.products`)",
+        "float32 linear layers by oneDNN instead of MKL (`kernels.linear_layers`)",
         "an x86 CPU that is not Intel's; float32 weights",
         lambda device, cpu: device == "cpu" and cpu.onednn and cpu.slow_mkl,
     ),
     "packed": Kernel(
-        "weights laid out for the processor once, not at each decoded token (`kernels.packed`)",
+        "weights laid out for the processor once, not at each decoded token (`kernels.linear_layers`)",
         "a CPU: bfloat16 weights need its AVX512-BF16 or AMX, float32 ones the kernel `products`",
         lambda device, cpu: device == "cpu" and cpu.onednn and (cpu.bfloat16 or cpu.slow_mkl),
     ),
     "lora": Kernel(
-        "LoRA layers in the dtype of their frozen base (`kernels.lora`)",
+        "LoRA layers in the dtype of their frozen base (`kernels.linear_layers`)",
         "one plain adapter on whole, frozen, unquantised weights; no autocast",
         lambda device, _: True,
     ),
@@ -58,11 +82,11 @@ KERNELS: dict[str, Kernel] = {
     ),
     "rows": Kernel(
         "what sequences begin with alike, prompts above all, once (`lm.rows`)",
-        "a rotary decoder whose tokens meet in full causal attention alone (`lm.rows.FAMILIES`)",
+        "a rotary decoder whose tokens meet in full causal attention only (`lm.rows.FAMILIES`)",
         lambda device, _: True,
     ),
     "trunk": Kernel(
-        "the frozen layers below a LoRA adapter once per rollout (`lm.trunk`)",
+        "the frozen layers below a LoRA adapter once per rollout (`lm.logprobs`)",
         "the same decoders, one process, `lora.last_layers`",
         lambda device, _: True,
     ),
@@ -71,7 +95,7 @@ KERNELS: dict[str, Kernel] = {
 
 @functools.cache
 def plain() -> bool:
-    """Whether the switch is set. UserError for another value than `plain` or nothing."""
+    """True if the switch is set. UserError for another value than `plain` or nothing."""
     value = os.environ.get(SWITCH, "")
     if value not in ("", "plain"):
         raise UserError(f"the environment variable {SWITCH} is '{value}': set it to 'plain', or unset it")
@@ -79,5 +103,64 @@ def plain() -> bool:
 
 
 def runs(name: str, device: str = "cpu") -> bool:
-    """Whether the kernel `name` is used on devices of type `device`."""
+    """True if the kernel `name` is used on devices of type `device`."""
     return not plain() and KERNELS[name].fits(device, processor())
+
+
+@functools.cache
+def processor() -> Processor:
+    """This machine's, with what the environment holds down."""
+    bfloat16, why = fast_bfloat16(
+        instructions=bfloat16_instructions(),
+        capability=torch.backends.cpu.get_cpu_capability(),
+        onednn_limit=os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "",
+        onednn=torch.backends.mkldnn.is_available(),
+    )
+    return Processor(
+        bfloat16,
+        why,
+        onednn=torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise"),
+        slow_mkl=torch.backends.mkl.is_available() and made_by_others(_cpuinfo()),
+    )
+
+
+def bfloat16_instructions() -> str | None:
+    """The instructions for bfloat16 products that the processor has, whatever holds them down; None without any."""
+    if torch.cpu._is_amx_tile_supported():
+        return "AMX-BF16"
+    return "AVX512-BF16" if torch.cpu._is_avx512_bf16_supported() else None
+
+
+def fast_bfloat16(instructions: str | None, capability: str, onednn_limit: str, onednn: bool) -> tuple[bool, str]:
+    """True if bfloat16 products run on the hardware's instructions, and the reason.
+
+    oneDNN says yes to any AVX-512, where bfloat16 is emulated and ten times slower. capability: ATen's, e.g. "AVX2".
+    onednn_limit: ONEDNN_MAX_CPU_ISA, empty if unset. onednn: PyTorch has it, which does these products.
+    """
+    if instructions is None:
+        return False, f"the CPU ({capability}) has neither AVX512-BF16 nor AMX and would emulate bfloat16"
+    if capability not in ATEN_AVX512:
+        return False, f"PyTorch is held down to {capability}"
+    if onednn_limit.upper() in ONEDNN_BELOW_BFLOAT16:
+        return False, f"oneDNN is held down to {onednn_limit.upper()}"
+    if not onednn:
+        return False, "this PyTorch has no oneDNN"
+    return True, f"the CPU multiplies it in hardware ({instructions})"
+
+
+def made_by_others(cpuinfo: str) -> bool:
+    """True if /proc/cpuinfo tells of an x86 processor that is not Intel's."""
+    for line in cpuinfo.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "vendor_id":
+            return value.strip() != "GenuineIntel"
+    return False
+
+
+def _cpuinfo() -> str:
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return ""
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", 1)[0]
+    except OSError:
+        return ""

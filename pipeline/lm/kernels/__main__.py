@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import torch
-from private_rlhf.lm.kernels import KERNELS, plain, runs
-from private_rlhf.lm.kernels.cpu import processor
+from private_rlhf.lm.kernels import KERNELS, plain, processor, runs
 
 device = (torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")).type
 print(f"device {device}; bfloat16: {processor().why}{'; switched off: plain PyTorch' if plain() else ''}")

@@ -1,4 +1,4 @@
-"""Attention on CPUs with grouped queries, each key and value read once.
+"""Attention on CPUs with grouped queries, each key and value read once, and a cache whose memory is taken once.
 
 Most decoders have fewer keys and values than queries (SmolLM2: 3 for 9). transformers copies each for every query that
 reads it; PyTorch's fused attention is slow on CPUs for a single query (decoding) and for bfloat16 gradients. Here the
@@ -14,6 +14,7 @@ from private_rlhf.core.world import device_type
 from private_rlhf.lm.kernels import runs
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask
 
@@ -64,3 +65,48 @@ def grouped_attention(
     weights = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(value.dtype)
     mixed = weights.view(batch, groups, -1, seen) @ value
     return mixed.view(batch, heads, width, -1).transpose(1, 2), None
+
+
+class RoomyLayer(DynamicLayer):
+    """One layer's keys and values (B, G, S, d), of which the first `length` are known and the rest 0.
+
+    transformers' dynamic cache is copied into new memory at every token. Here attention sees the whole memory, and the
+    mask hides what is still to come.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, room: int) -> None:
+        """keys, values: (B, G, L, d) so far, which are copied; room: tokens still to come."""
+        super().__init__()
+        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
+        shape = (*keys.shape[:2], keys.shape[2] + room)
+        self.keys, self.values = keys.new_zeros(*shape, keys.shape[3]), values.new_zeros(*shape, values.shape[3])
+        self.length = 0
+        self.update(keys, values)
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Adds the states of the next tokens (B, G, T, d); returns the whole memory."""
+        new = slice(self.length, self.length + key_states.shape[2])
+        self.keys[:, :, new], self.values[:, :, new] = key_states, value_states  # type: ignore[index]
+        self.length = new.stop
+        return self.keys, self.values  # type: ignore[return-value]
+
+    def get_seq_length(self) -> int:
+        """Tokens so far."""
+        return self.length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Columns that attention sees, from which on."""
+        return self.keys.shape[2], 0  # type: ignore[union-attr]
+
+
+def with_room(cache: Any, paths: Tensor, room: int) -> Any:
+    """The cache of rows (R, G, T, d) as one of sequences (B, G, L, d), whose columns, counted over all R·T, are `paths`
+    (B, L); in place. room: tokens still to come.
+    """
+
+    def of_sequences(states: Tensor) -> Tensor:
+        return states.transpose(1, 2).flatten(0, 1)[paths].transpose(1, 2)
+
+    for number, layer in enumerate(cache.layers):
+        cache.layers[number] = RoomyLayer(of_sequences(layer.keys), of_sequences(layer.values), room)
+    return cache

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from private_rlhf.lm.kernels.attention import use_grouped_attention
-from private_rlhf.lm.kernels.cache import RoomyLayer, with_room
+from private_rlhf.lm.kernels.attention import RoomyLayer, use_grouped_attention, with_room
 from transformers import DynamicCache
 
 

@@ -10,8 +10,17 @@ import pytest
 import torch
 from private_rlhf.core.errors import UserError
 from private_rlhf.lm import kernels
-from private_rlhf.lm.kernels import KERNELS, SWITCH, plain, runs
-from private_rlhf.lm.kernels.cpu import Processor, bfloat16_instructions, fast_bfloat16, made_by_others, processor
+from private_rlhf.lm.kernels import (
+    KERNELS,
+    SWITCH,
+    Processor,
+    bfloat16_instructions,
+    fast_bfloat16,
+    made_by_others,
+    plain,
+    processor,
+    runs,
+)
 
 AMX = {"instructions": "AMX-BF16", "capability": "AVX512", "onednn_limit": "", "onednn": True}
 
@@ -50,7 +59,7 @@ def test_the_instructions_are_those_that_pytorch_names(monkeypatch: pytest.Monke
 
 def test_a_machine_that_is_held_down_says_so() -> None:
     """In a process of its own, as these are read once."""
-    code = "from private_rlhf.lm.kernels.cpu import processor as p; print(p().bfloat16, p().why)"
+    code = "from private_rlhf.lm.kernels import processor as p; print(p().bfloat16, p().why)"
     held = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
     for name, value in held.items():
         environment = {**_environment(), name: value}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import Linear as PeftLinear
-from private_rlhf.lm.kernels.lora import LoraLinear, speed_up
+from private_rlhf.lm.kernels.linear_layers import LoraLinear, speed_up
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("kernels")

@@ -9,10 +9,8 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from private_rlhf.lm.generate import Sampling, sample_responses
-from private_rlhf.lm.kernels.cpu import Processor, processor
-from private_rlhf.lm.kernels.lora import speed_up
-from private_rlhf.lm.kernels.packed import packed_linears
-from private_rlhf.lm.kernels.products import speed_up_products
+from private_rlhf.lm.kernels import Processor, processor
+from private_rlhf.lm.kernels.linear_layers import packed_linears, speed_up, speed_up_products
 from private_rlhf.lm.kernels.token_terms import token_logprobs
 from torch import nn
 

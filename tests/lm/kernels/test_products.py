@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from private_rlhf.lm.kernels import products
-from private_rlhf.lm.kernels.cpu import Processor, processor
-from private_rlhf.lm.kernels.lora import LoraLinear, speed_up
-from private_rlhf.lm.kernels.products import OneDnnLinear, product, speed_up_products
+from private_rlhf.lm.kernels import Processor, linear_layers, processor
+from private_rlhf.lm.kernels.linear_layers import LoraLinear, OneDnnLinear, product, speed_up, speed_up_products
 from torch import nn
 
 
@@ -81,13 +79,13 @@ def test_under_lora(monkeypatch: pytest.MonkeyPatch) -> None:
         adapted.append(speed_up(get_peft_model(model, settings)))
     assert all(type(adapted[1].base_model.model[i]) is LoraLinear for i in (0, 2))
     called = []
-    original = products._fit
-    monkeypatch.setattr(products, "_fit", lambda *tensors: called.append(original(*tensors)) or called[-1])
+    original = linear_layers._fit
+    monkeypatch.setattr(linear_layers, "_fit", lambda *tensors: called.append(original(*tensors)) or called[-1])
     x = torch.randn(5, 24)
     found = results(adapted[1], x)
     assert called
     assert all(called)
-    monkeypatch.setattr(products, "_fit", lambda *_: False)
+    monkeypatch.setattr(linear_layers, "_fit", lambda *_: False)
     for mine, other in zip(found, results(adapted[0], x), strict=True):
         torch.testing.assert_close(mine, other, atol=1e-4, rtol=1e-4)
 
