@@ -101,6 +101,11 @@ class Layout:
         return replace(self, options=options, shape=None, prompt="prompt", system=None)
 
     @property
+    def as_it_stands(self) -> bool:
+        """True if rows hold three texts and no other column."""
+        return self.convert is explicit_text and self.shape is None and self.prompt == "prompt" and not self.unread
+
+    @property
     def form(self) -> str:
         """What the rows were taken for, and which columns are not read, in one line for people."""
         shape = self.shape or " and ".join(PAIR if self.options.labels is None else RESPONSES)
