@@ -110,7 +110,10 @@ class Layout:
         """What the rows were taken for, and which columns are not read, in one line for people."""
         shape = self.shape or " and ".join(PAIR if self.options.labels is None else RESPONSES)
         unread = ", ".join(map(one_line, self.unread[:MOST_NAMED])) + (", ..." if len(self.unread) > MOST_NAMED else "")
-        return f"{shape}, {self.convert.__name__.replace('_', ' ')}; columns not read: {unread or 'none'}"
+        prompt = "" if self.prompt == "prompt" else f", prompt in {self.prompt!r}"
+        system = "" if self.system is None else f", a system message in {self.system!r}"
+        form = self.convert.__name__.replace("_", " ")
+        return f"{shape}, {form}{prompt}{system}; columns not read: {unread or 'none'}"
 
     @property
     def fast(self) -> bool:
