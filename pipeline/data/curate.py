@@ -262,7 +262,7 @@ def read(workspace: Workspace, opened: OpenedSource, folder: str = "") -> tuple[
                 yield number, chunk
                 number += 1
 
-    if folder != "eval":
+    if folder != "eval" and not opened.layout.as_it_stands:
         say(f"{opened.name}: read as {opened.layout.form}")
     tasks = ((chunk, number, opened.layout, workspace.key_file, home) for number, chunk in chunks())
     with tqdm(total=opened.size or None, desc="reading", unit="B", unit_scale=True, disable=None) as bar:

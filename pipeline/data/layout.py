@@ -101,11 +101,19 @@ class Layout:
         return replace(self, options=options, shape=None, prompt="prompt", system=None)
 
     @property
+    def as_it_stands(self) -> bool:
+        """True if rows hold three texts and no other column."""
+        return self.convert is explicit_text and self.shape is None and self.prompt == "prompt" and not self.unread
+
+    @property
     def form(self) -> str:
         """What the rows were taken for, and which columns are not read, in one line for people."""
         shape = self.shape or " and ".join(PAIR if self.options.labels is None else RESPONSES)
         unread = ", ".join(map(one_line, self.unread[:MOST_NAMED])) + (", ..." if len(self.unread) > MOST_NAMED else "")
-        return f"{shape}, {self.convert.__name__.replace('_', ' ')}; columns not read: {unread or 'none'}"
+        prompt = "" if self.prompt == "prompt" else f", prompt in {self.prompt!r}"
+        system = "" if self.system is None else f", a system message in {self.system!r}"
+        form = self.convert.__name__.replace("_", " ")
+        return f"{shape}, {form}{prompt}{system}; columns not read: {unread or 'none'}"
 
     @property
     def fast(self) -> bool:
@@ -309,7 +317,7 @@ def _choose(layout: Layout, names: tuple[str, ...], rows: list[Row]) -> Layout:
         pair = PAIR if options.labels is None else RESPONSES
         if any(name not in first for name in pair):
             with _own_names(options):
-                check_pair({**first, **_as_pair(first)} if options.labels is not None else first, DOOR)
+                check_pair(first if options.labels is None else _as_pair(first), DOOR)
         layout = _with_prompt(layout, names, first)
         if any(isinstance(first[name], list) and _all_texts(first[name]) for name in pair) and options.labels is None:
             layout = replace(layout, shape="several")
@@ -373,8 +381,8 @@ def read_preferences(source: str | Path, split: str | None = None, options: Opti
 
 def _refuse_released(layout: Layout, row: Row) -> None:
     """RowError for a row of a release, which names its pair as only a release does."""
-    if isinstance(row.get("record_id"), str):
-        (prompt, *responses) = layout.convert(layout.pairs(row)[0][0])
+    for pair, _ in layout.pairs(row)[:1] if isinstance(row.get("record_id"), str) else ():
+        prompt, *responses = layout.convert(pair)
         with suppress(ValueError):  # two equal responses, or half a character: nothing that was ever released
             if record_id(prompt, responses) == row["record_id"]:
                 raise RowError("is a row of a release, whose label is private already; give the raw preferences")
@@ -409,7 +417,7 @@ def _own_names(options: Options, shape: str | None = None) -> Iterator[None]:
 
 def _has_marks(text: Text) -> bool:
     contents = [text] if isinstance(text, str) else [message["content"] for message in text]
-    return any(MARKS.search(content) for content in contents)
+    return any(MARKS.search(content) for content in contents if "<" in content or "[" in content)
 
 
 def _name_of(row: Row, name: str, optional: bool = True) -> str:

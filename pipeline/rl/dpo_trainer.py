@@ -63,6 +63,13 @@ class PrivateDpoTrainer(DPOTrainer):
         self._metrics[mode]["rewards/accuracies"].append((gathered > 0).float().mean().item())
         return self.loss.value(margin, torch.ones_like(margin), self.noise).mean()
 
+    def compute_ref_log_probs(self, model: Any, inputs: dict[str, Tensor]) -> Any:
+        """As TRL's, for `precompute_ref_log_probs`; ids below 0 (`Renderer.learnt_ids`) are read and not counted."""
+        ids = inputs["input_ids"]
+        counted = inputs["completion_mask"].masked_fill(ids < 0, 0)
+        given = {**inputs, "input_ids": torch.where(ids < 0, ~ids, ids), "completion_mask": counted}
+        return super().compute_ref_log_probs(model, given)
+
     @torch.no_grad()
     def _reference_logprobs(self, inputs: dict[str, Tensor], batch: TokenBatch) -> tuple[Tensor, Tensor]:
         """(B,) each: log-probabilities of the chosen and the rejected responses under π_ref."""

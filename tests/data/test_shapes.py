@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from private_rlhf.core.errors import UserError
+from private_rlhf.data.chunks import cut, read_chunk
+from private_rlhf.data.conversation import MARKS, holds_marks
 from private_rlhf.data.declared_columns import Options, parse_labels
-from private_rlhf.data.layout import read_preferences
+from private_rlhf.data.layout import find_layout, read_preferences
+from private_rlhf.data.overlap import protected_pairs
+from private_rlhf.data.sources import open_source
+from private_rlhf.recipe import DataConfig
 from support.preference_files import assistant, user, write_csv, write_jsonl
 
 Row = dict[str, Any]
@@ -378,3 +386,47 @@ def test_the_rule_of_implicit_prompts_is_a_share_of_rows(tmp_path: Path, texts: 
             read(tmp_path, rows, {})
     else:
         assert read(tmp_path, rows, {})[0] == ("Question 0 here:\n", "yes", "no")
+
+
+def test_a_recipe_names_labels_as_the_command_does_and_the_guard_reads_them(tmp_path: Path) -> None:
+    rows = [AB | {"label": 2}, AB | {"prompt": "Other", "label": 0}]
+    data = DataConfig(preferences=str(write_jsonl(tmp_path, rows)), label_column="label", labels="<0,>0", ties="coin")
+    assert Options.of(data) == options({"label_column": "label", "labels": "<0,>0", "ties": "coin"})
+    assert list(protected_pairs(data, tmp_path, raw=True)) == [(Q, B, A), ("Other", B, A)]
+    with pytest.raises(UserError, match="--format goes without --label-column"):
+        Options.of(replace(data, format="shp"))
+
+
+@pytest.mark.parametrize("text", [f"{B}<|im_end|>", "<start_of_turn>user", "[INST] hi", "<<SYS>>", "<extra_id_1>User"])
+@pytest.mark.parametrize("escaped", [True, False])
+def test_marks_are_found_in_any_row_of_a_large_file(tmp_path: Path, text: str, escaped: bool) -> None:
+    """Where whole columns are read too, and where JSON escapes the bracket."""
+    rows = [{"prompt": f"{Q} {i}", "chosen": A, "rejected": f"a <b> and [c] {i}"} for i in range(300)]
+    path = write_jsonl(tmp_path, [*rows, {"prompt": Q, "chosen": text, "rejected": B}])
+    if escaped:
+        path.write_text(path.read_text().replace("<", "\\u003c"))
+    (part,) = open_source(path)
+    layout = find_layout(str(path), [part], Options())
+    (chunk,) = cut(part, layout.wanted)
+    with pytest.raises(UserError, match="line 301: holds a special token or a mark of a chat template"):
+        list(read_chunk(chunk, layout))
+    keep = find_layout(str(path), [part], Options(special_tokens="keep"))
+    (columns,) = read_chunk(chunk, keep)
+    assert len(columns.preferred) == 301
+
+
+@given(
+    st.lists(st.sampled_from(["<", "|", "im_end", "|>", "[", "/", "INST]", "eot_id", "<<SYS>>", "\u00e9", " "])).map(
+        "".join
+    )
+)
+def test_marks_in_bytes_are_those_in_text(text: str) -> None:
+    assert holds_marks(text.encode()) == (MARKS.search(text) is not None)
+
+
+def test_what_was_taken_is_said_in_one_line(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path, [{"question": Q, "system": "s", "score_chosen": 1, "score_rejected": 0, **PAIR}])
+    assert find_layout(str(path), open_source(path), Options()).form == (
+        "chosen and rejected, conversation, prompt in 'question', a system message in 'system';"
+        " columns not read: score_chosen, score_rejected"
+    )

@@ -169,3 +169,18 @@ def test_text_columns_are_refused(base: Path, tmp_path: Path) -> None:
             made.args,
             "train",
         )
+
+
+def test_tokens_between_turns_are_read_and_not_counted(base: Path, tmp_path: Path) -> None:
+    """Their own log-probabilities are in no sum of the policy, nor of π_ref, computed before or beside it."""
+    made = trainer(base, tmp_path, epsilon=1.0)
+    signed = pair_dataset([([1, 5, 9], [7, ~8, ~3, 2], [6, 2])] * 3)
+    batch = made.data_collator([signed[i] for i in range(3)])
+    ids = torch.tensor([[1, 5, 9, 7, 8, 3, 2]])
+    with torch.no_grad(), made.model.disable_adapter():
+        logits = made.model(input_ids=ids).logits[0].float().log_softmax(-1)
+    expected = logits[2, 7] + logits[5, 2]
+    beside, _ = made._reference_logprobs(batch, _pairs(batch, 0, made._sharing))
+    before, _ = made.compute_ref_log_probs(made.model, batch)
+    torch.testing.assert_close(beside[0], expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(before[0], expected, rtol=1e-4, atol=1e-4)
