@@ -16,6 +16,7 @@ import typer
 from private_rlhf.commands import account, label, ledger_command, moved
 from private_rlhf.commands.attack import attack
 from private_rlhf.commands.compare import compare
+from private_rlhf.commands.inspect import head_lines, inspect
 from private_rlhf.commands.keygen import keygen
 from private_rlhf.commands.label_filter import label_filter
 from private_rlhf.commands.options import Force, all_given, one_way, refuse_digit_groups
@@ -51,6 +52,7 @@ app.add_typer(ledger_command.app, name="ledger")
 app.command("label-filter")(label_filter)
 app.command()(attack)
 app.command()(compare)
+app.command()(inspect)
 app.command()(keygen)
 app.command()(plan)
 app.command()(sample)
@@ -95,6 +97,8 @@ def run(
     if dry_run:
         recipe = runner.resolved(recipe, directory, declared_world())
         lines = runner.check(recipe, directory, selection, planned)
+        if any(line.runs and line.stage.releases for line in lines):
+            print(*head_lines(recipe), sep="\n")
         print(f"recipe {recipe.name} in {directory.root}")
         for line in lines:
             print(f"  {line.stage.name:<10} {'run ' if line.runs else 'skip'}  {line.reason}")
@@ -202,8 +206,13 @@ def privatize(
         str | None, typer.Option("--label-column", help="Label of response_a against response_b.")
     ] = None,
     labels: Annotated[
-        str | None, typer.Option("--labels", help="Its two values, response_a preferred first: A,B or 1,0.")
+        str | None, typer.Option("--labels", help="Its values: A,B | A=a,B=b,both=tie | <0,>0 | higher | lower")
     ] = None,
+    shape: Annotated[str | None, typer.Option("--format", help="Name of a public or a tool's shape.")] = None,
+    ties: Annotated[str | None, typer.Option("--ties", help="drop (reveals them) | coin")] = None,
+    pairs: Annotated[str | None, typer.Option("--pairs", help="Of one ranking: one (default) | all")] = None,
+    odd: Annotated[bool | None, typer.Option("--accept-odd", help="Release rows that look odd.")] = None,
+    special: Annotated[str | None, typer.Option("--special-tokens", help="In texts: error (default) | keep")] = None,
     workers: Annotated[
         int | None, typer.Option("--workers", min=1, max=64, help="Processes; default: by cores.")
     ] = None,
@@ -218,7 +227,8 @@ def privatize(
     if budget_per is not None and budget is None:
         raise UserError("--budget-per needs --budget")
     from private_rlhf.data.curate import Request, privatize_source
-    from private_rlhf.data.layout import Options, parse_labels
+    from private_rlhf.data.declared_columns import Options, parse_labels
+    from private_rlhf.data.source_summary import HEAD_ROWS, summary_of
     from private_rlhf.privacy.keys import named_or_default
     from private_rlhf.privacy.ledger import Budget
 
@@ -226,10 +236,15 @@ def privatize(
     key_file = named_or_default(key)
     folder = output_folder(Path(output or ""), "--output", inputs=(rows, key_file))
     named = tuple(name.strip() for name in columns.split(",")) if columns else ()
-    options = Options(labeler_column, event_column, named, label_column, parse_labels(labels), corrects_column)
+    stated: dict[str, Any] = {"ties": ties, "pairs": pairs or "one", "special_tokens": special or "error"}
+    beside = (labeler_column, event_column, named, label_column, parse_labels(labels), corrects_column)
+    options = Options(*beside, format=shape, **stated)
     limit = Budget(budget, "event" if budget_per is None else budget_per) if budget is not None else None  # type: ignore[arg-type]
     more: dict[str, Any] = {"add_up": bool(add_up), "add_up_keys": bool(add_up_keys), "max_events": max_events}
     request = Request(rows, folder, level, key_file, split, source, options, limit, workers=workers, **more)
+    head = summary_of(rows, split, options, HEAD_ROWS)
+    print("\n".join(head.lines()), file=sys.stderr)
+    head.check(bool(odd))
     print(privatize_source(request))
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from private_rlhf.core.atomic import new_file, write_text
 from private_rlhf.core.documents import parse_json
 from private_rlhf.core.errors import UserError
-from private_rlhf.data.formats import read_preferences
+from private_rlhf.data.layout import read_preferences
 from private_rlhf.privacy.prf import frame
 from private_rlhf.privacy.records import Text, canonical_record, encode_text
 

@@ -32,7 +32,7 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.user import another_user
 from private_rlhf.core.world import barrier, join_world
-from private_rlhf.data.formats import PAIR
+from private_rlhf.data.declared_columns import PAIR
 from private_rlhf.data.layout import Layout
 from private_rlhf.data.raw_source import RawSource
 from private_rlhf.data.release_import import names_bundle
@@ -153,7 +153,8 @@ def _passages(recipe: Recipe, stages: Sequence[str]) -> Passages:
 
 def twin_recipe(recipe: Recipe, here: Path) -> Recipe:
     """The recipe on the data and under the key of the twin that lies in `here`."""
-    data = replace(recipe.data, preferences=str(here / Path(_file_names(recipe)[0]).parts[0]), split=None)
+    place = str(here / Path(_file_names(recipe)[0]).parts[0])
+    data = replace(recipe.data, preferences=place, split=None, format=None, label_column=None, labels=None)
     own = replace(recipe.privatize, key_file=here / "owner.key", corrects_column=None, budget=None, budget_per="event")
     return replace(recipe, data=data, privatize=replace(own, add_up_renamed=False))
 
@@ -178,14 +179,15 @@ def make_twins(recipe: Recipe, folder: Path) -> tuple[int, int]:
     labels = turned = 0
     intakes = RawSource(recipe.data, replace(recipe.privatize, corrects_column=None), folder).open_sources()
     for name, intake in zip(_file_names(recipe), intakes, strict=True):
-        wanted, seen = intake.layout.options.wanted, set[bytes]()
+        layout, plain, seen = intake.layout, intake.layout.plain, set[bytes]()
+        wanted = plain.wanted
         with ExitStack() as stack:
             files = [stack.enter_context(_new_file(home / name)) for home in homes]
             for part in intake.parts:
-                rows = part.rows(wanted)
+                where = f"{part.name}, {part.unit}"
+                rows = ((number, pair) for number, pair, _ in layout.judged_rows(part.rows(layout.wanted), where))
                 while some := list(islice(rows, BATCH_ROWS)):
-                    where = f"{part.name}, {part.unit}"
-                    signs, first = _labels(some, intake.layout, where, key, mechanism, coins, seen)
+                    signs, first = _labels(some, plain, where, key, mechanism, coins, seen)
                     labels, turned = labels + int(first.sum()), turned + int((signs[:, 0] != signs[:, 1])[first].sum())
                     for (_, row), pair in zip(some, signs, strict=True):
                         kept = {column: row[column] for column in wanted if column in row}  # no other column may tell

@@ -134,10 +134,10 @@ def _slow_lines(chunk: Chunk, data: bytes, layout: Layout) -> Columns:
     before = chunk.before
     if before is None:
         try:
-            return layout.row_columns(jsonl_rows(chunk.name, io.BytesIO(data), layout.options.wanted, 1), "")
+            return layout.row_columns(jsonl_rows(chunk.name, io.BytesIO(data), layout.wanted, 1), "")
         except UserError:
             before = _lines_before(chunk)  # counted only now that a message must name the line
-    rows = jsonl_rows(chunk.name, io.BytesIO(data), layout.options.wanted, before)
+    rows = jsonl_rows(chunk.name, io.BytesIO(data), layout.wanted, before)
     return layout.row_columns(rows, f"{chunk.name}, {chunk.unit}")
 
 
@@ -158,7 +158,7 @@ def _fast_lines(data: bytes, layout: Layout) -> Columns | None:
     one object, so each line holds whole objects, and as many rows as lines means one each. Numbers for text, nulls,
     missing and double columns, two spellings of one column, bad escapes and bad UTF-8 all lead to None.
     """
-    table = _arrow_lines(data, layout.options.wanted)
+    table = _arrow_lines(data, layout.wanted)
     return layout.fast_columns(table) if table is not None else None
 
 
@@ -211,7 +211,7 @@ def _parquet_columns(chunk: Chunk, layout: Layout) -> Iterator[Columns]:
     assert chunk.before is not None
     number = chunk.before
     with parquet_file(chunk.path) as file:
-        names = [name for name in file.schema_arrow.names if name in layout.options.wanted]
+        names = [name for name in file.schema_arrow.names if name in layout.wanted]
         groups = list(range(chunk.start, chunk.end))
         try:
             for batch in file.iter_batches(_PARQUET_ROWS, row_groups=groups, columns=names, use_threads=False):

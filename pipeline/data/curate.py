@@ -24,6 +24,7 @@ from private_rlhf.core.atomic import sync_folder, write_json
 from private_rlhf.core.errors import MOST_NAME, UserError, is_name, one_line
 from private_rlhf.core.progress import say
 from private_rlhf.data.chunks import CHUNK_BYTES, Chunk, cut
+from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.engine import (
     Events,
     KeyFile,
@@ -34,7 +35,7 @@ from private_rlhf.data.engine import (
     spill,
     write_bucket,
 )
-from private_rlhf.data.layout import Layout, Options, find_layout, respelled
+from private_rlhf.data.layout import Layout, find_layout, respelled
 from private_rlhf.data.other_key_records import compare_keys
 from private_rlhf.data.publish import check_publish, occupied, publish, refusals, same_release
 from private_rlhf.data.release import MANIFEST, ROWS_PER_SHARD, SIGNATURE, ReleaseManifest, shard_name
@@ -193,6 +194,7 @@ def _release(
     counts = dropped(rows.runs, events.duplicates, events.left_out if cap else None)
     if not len(events):
         raise nothing_left(request.data, counts)
+    say_repeated(request.data, request.options, counts.duplicates)
     columns = request.options.columns
     rows_kept, facts = len(events), guarantee(mechanism, workspace.key)
     manifest = describe(opened.layout, rows_kept, rows_kept, request.name, facts, counts)
@@ -246,15 +248,16 @@ def read(workspace: Workspace, opened: OpenedSource, folder: str = "") -> tuple[
     home = workspace.work / folder
     make_private_folder(home)
     runs: list[Run] = []
-    options = opened.layout.options
 
     def chunks() -> Iterator[tuple[int, Chunk]]:
         number = 0
         for part in opened.parts:
-            for chunk in cut(part, options.wanted, workspace.chunk_bytes):
+            for chunk in cut(part, opened.layout.wanted, workspace.chunk_bytes):
                 yield number, chunk
                 number += 1
 
+    if folder != "eval":
+        say(f"{opened.name}: read as {opened.layout.form}")
     tasks = ((chunk, number, opened.layout, workspace.key_file, home) for number, chunk in chunks())
     with tqdm(total=opened.size or None, desc="reading", unit="B", unit_scale=True, disable=None) as bar:
         for some in workspace.pool.run(spill, tasks):
@@ -286,7 +289,17 @@ def capped(
 def dropped(runs: Sequence[Run], duplicates: int, over_cap: int | None = None) -> DropCounts:
     """What was left out of a source on the way."""
     empty, identical = (sum(run.facts[name] for run in runs) for name in ("empty", "identical"))
-    return DropCounts(identical, empty, duplicates, over_cap)
+    ties = sum(run.facts.get("ties", 0) for run in runs) or None
+    return DropCounts(identical, empty, duplicates, over_cap, ties)
+
+
+def say_repeated(name: str, options: Options, duplicates: int) -> None:
+    """A line where pairs come again and nothing says whose labels they are: only one label of each is released."""
+    if duplicates and options.labeler_column is None:
+        say(
+            f"{name}: {duplicates} rows hold a pair that an earlier row holds; only its first label is kept. If several"
+            " people labelled it, the column that says who (--labeler-column, privatize.labeler_column) keeps all"
+        )
 
 
 def unnamed(runs: Iterable[Run]) -> int:

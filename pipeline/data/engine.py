@@ -123,6 +123,7 @@ def spill(chunk: Chunk, number: int, layout: Layout, key_file: KeyFile | KeyInHa
             "extra": _kinds(some.extra, len(layout.options.columns)),
             "bytes": chunk.size(),
             "unnamed": some.unnamed,
+            "ties": some.ties,
             "spellings": spelling_digests(some.spellings),
         }
         runs.append(write_run(_run_path(folder, number, len(runs)), rows, **facts))

@@ -1,37 +1,56 @@
 """What the rows of a source mean: preference pairs, demonstrations, prompts, in every format people bring.
 
-Preferences (kind decided by the first row, the same for all rows):
-- explicit: `prompt`, `chosen`, `rejected` as strings, or all three as message lists (TRL's explicit formats);
-- implicit: `chosen` and `rejected` hold the prompt as their common prefix, as strings or as message lists (TRL's
-  implicit formats); also message lists beside a prompt string, which then only repeats the first message;
-- dialogue: Anthropic's files, "\\n\\nHuman: ... \\n\\nAssistant: ..." in `chosen` and `rejected`; the prompt ends
-  with the last "\\n\\nAssistant:" inside the common prefix, and everything becomes messages.
+Preferences (the form is decided by the first rows, the same for all rows):
+- text: `prompt`, `chosen`, `rejected` as strings (TRL's explicit format); a prompt that nine in ten of the first rows
+  repeat at the head of both responses is cut there, and must then be in every row;
+- conversations: message lists, with the prompt in a column of its own or as what both begin with; a prompt string
+  beside them must be one of the user turns that both share. Where they part, both must go on with the assistant;
+- transcripts ("Human: ... Assistant: ..."), whole in `chosen` and `rejected`, or as `prompt`: the prompt ends with the
+  last "Assistant:" mark inside the common prefix, and everything becomes messages;
+- implicit text (TRL's): the prompt is the common prefix of two strings, if `implicit_rule` finds that they share one.
 
-Every other column is dropped (a `score` column tells the label). Prompts are computed from the two responses alike,
-and no message says *which* of the two is at fault: whether a row is accepted, and what is said about it, does not
-depend on its label.
+Named shapes and label columns become such rows first (`layout`, `shapes`). Every other column is dropped (a `score`
+column tells the label). Prompts are computed from the two responses alike, and no message says *which* of the two is
+at fault: whether a row is accepted, and what is said about it, does not depend on its label.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from private_rlhf.core.errors import UserError
+from private_rlhf.data.conversation import (
+    ASSISTANT,
+    RowError,
+    check_turns,
+    common,
+    cut_prompt,
+    is_nearly_transcript,
+    is_transcript,
+    is_written_list,
+    of_both,
+    read_messages,
+    transcript,
+    transcript_turns,
+)
+from private_rlhf.data.declared_columns import PAIR, column_value, nearest
 from private_rlhf.data.sources import Part, Row, open_source
-from private_rlhf.privacy.records import Message, RawPair, Text, encode_text, is_blank
+from private_rlhf.privacy.records import Message, Text, encode_text, is_blank
 
 T = TypeVar("T")
-PAIR = ("chosen", "rejected")
-MOST_COMPARED = 100
-"""Columns among which the nearest to a missing one is looked for."""
-_TURN = re.compile(r"\n\n(Human|Assistant):")
-_ASSISTANT = "\n\nAssistant:"
-_ROLES = {"Human": "user", "Assistant": "assistant"}
+FIRST_ROWS = 200
+"""By which a form is chosen."""
+SHARE = 0.9
+"""Of the first rows, from which on a form is taken as theirs."""
+SHORTEST_PROMPT = 8
+"""Characters that two texts must share for them to share a prompt."""
+_BOUNDARY = re.compile(r"""(?:\n\s*|[:?!.;>\])}"'`*|#=…。？！：]\s*)$""")
+_WHERE = "one of 'chosen'/'rejected'"
 
 
 class Demonstration(NamedTuple):
@@ -41,23 +60,6 @@ class Demonstration(NamedTuple):
     response: Text
 
 
-class RowError(Exception):
-    """What is wrong with one row; whoever reads the rows adds the file and the row number."""
-
-
-def read_preferences(source: str | Path, split: str | None = None) -> Iterator[RawPair]:
-    """Stream the raw preference pairs of a source: the true labels, so call it where those may be read.
-
-    UserError: no such source or split, a missing column, a row that does not fit, or no rows at all.
-    """
-    parts = open_source(source, split)
-    for part in parts:
-        if part.columns:  # an empty file is reported as such below
-            require_columns(part, PAIR)
-    stream = _stream(source, parts, ("prompt", *PAIR), pair_converter)
-    return (RawPair(prompt, chosen, rejected, row) for row, (prompt, chosen, rejected) in stream)
-
-
 def read_demonstrations(source: str | Path, split: str | None = None) -> Iterator[Demonstration]:
     """Stream demonstrations: `prompt` and `response`, TRL's `prompt` and `completion`, or `messages`.
 
@@ -65,8 +67,7 @@ def read_demonstrations(source: str | Path, split: str | None = None) -> Iterato
     the model.
     """
     wanted = ("prompt", "response", "completion", "messages", *PAIR)
-    stream = _stream(source, open_source(source, split), wanted, _demonstration_converter)
-    return (demonstration for _, demonstration in stream)
+    return _stream(source, open_source(source, split), wanted, _demonstration_converter)
 
 
 def read_prompts(source: str | Path, split: str | None = None) -> Iterator[Text]:
@@ -79,16 +80,16 @@ def read_prompts(source: str | Path, split: str | None = None) -> Iterator[Text]
     parts = open_source(source, split, release=True)
     from_pairs = [False]
 
-    def choose(row: Row) -> Callable[[Row], Text]:
-        if set(PAIR) & row.keys():
+    def choose(rows: Sequence[Row]) -> Callable[[Row], Text]:
+        if set(PAIR) & rows[0].keys():
             from_pairs[0] = True
-            convert = pair_converter(row)
+            convert = pair_converter(rows)
             return lambda row: convert(row)[0]
-        return _prompt_converter(row)
+        return _prompt_converter(rows[0])
 
     def distinct() -> Iterator[Text]:
         seen: dict[bytes, Text | None] = {}
-        for _, prompt in _stream(source, parts, wanted, choose):
+        for prompt in _stream(source, parts, wanted, choose):
             digest = sha256(encode_text(prompt)).digest()
             if digest in seen or is_blank(prompt):
                 continue
@@ -102,65 +103,41 @@ def read_prompts(source: str | Path, split: str | None = None) -> Iterator[Text]
     return distinct()
 
 
+def peek(rows: Iterator[tuple[int, Row]]) -> tuple[list[tuple[int, Row]], Iterator[tuple[int, Row]]]:
+    """(The first rows, all rows); an error among the first ones is raised where it stands."""
+    first: list[tuple[int, Row]] = []
+    fault: list[UserError] = []
+    try:
+        first.extend(islice(rows, FIRST_ROWS))
+    except UserError as error:
+        fault.append(error)
+
+    def everything() -> Iterator[tuple[int, Row]]:
+        yield from first
+        if fault:
+            raise fault[0]
+        yield from rows
+
+    return first, everything()
+
+
 def _stream(
-    source: str | Path, parts: list[Part], wanted: Sequence[str], choose: Callable[[Row], Callable[[Row], T]]
-) -> Iterator[tuple[int, T]]:
-    """Convert every row with the converter that `choose` picks for the first one."""
+    source: str | Path, parts: list[Part], wanted: Sequence[str], choose: Callable[[Sequence[Row]], Callable[[Row], T]]
+) -> Iterator[T]:
+    """Convert every row with the converter that `choose` picks for the first ones."""
     convert: Callable[[Row], T] | None = None
     for part in parts:
-        for number, row in part.rows(wanted):
+        first, rows = peek(part.rows(wanted))
+        for number, row in rows:
             try:
                 if convert is None:
-                    convert = choose(row)
+                    convert = choose([each for _, each in first])
                 value = convert(row)
             except RowError as error:
                 raise UserError(f"{part.name}, {part.unit} {number}: {error}") from None
-            yield number, value
+            yield value
     if convert is None:
         raise UserError(f"{source}: holds no rows; give a data set with at least one")
-
-
-# ---------------------------------------------------------------- columns
-
-
-def _nearest(missing: Iterable[str], present: Iterable[str], known: Iterable[str]) -> str:
-    """The words "; the nearest is ..." for columns that resemble a missing one, the same whichever is missing."""
-    others = sorted(set(present) - set(known))[:MOST_COMPARED]
-    near = sorted({match for name in missing for match in difflib.get_close_matches(name, others, n=1)})
-    return f"; the nearest is {', '.join(map(repr, near))}" if near else ""
-
-
-def require_columns(part: Part, needed: Sequence[str]) -> None:
-    """UserError, with the nearest names, if a part that knows its columns lacks one."""
-    present = part.columns or ()
-    missing = [name for name in needed if name not in present]
-    if missing:
-        names = " and ".join(map(repr, missing))
-        hint = _nearest(missing, present, needed)
-        raise UserError(f"{part.name}: has no column {names}{hint}; rename or add it (found: {', '.join(present)})")
-
-
-def _check_pair(row: Row) -> None:
-    """Say what is wrong with `chosen` and `rejected`, in words that are the same when the two change places."""
-    values = [row.get(name) for name in PAIR]
-    if any(name not in row for name in PAIR):
-        hint = _nearest(PAIR, row, ("prompt", *PAIR))
-        raise RowError(f"lacks one of 'chosen'/'rejected'{hint}; add it, or remove the row")
-    if any(value is None for value in values):
-        raise RowError("one of 'chosen'/'rejected' is null; fill it in, or remove the row")
-    if not all(isinstance(value, str | list) for value in values):
-        raise RowError("one of 'chosen'/'rejected' is neither text nor a list of messages; convert it")
-    if isinstance(values[0], str) != isinstance(values[1], str):
-        raise RowError("one of 'chosen'/'rejected' is text and the other a list of messages; use one form for both")
-
-
-def column_value(row: Row, name: str, known: Sequence[str]) -> Any:
-    """The value; RowError if the row has no such column, or null."""
-    if name not in row:
-        raise RowError(f"has no column {name!r}{_nearest([name], row, known)}; add it, or remove the row")
-    if row[name] is None:
-        raise RowError(f"column {name!r} is null; fill it in, or remove the row")
-    return row[name]
 
 
 def _string(row: Row, name: str, known: Sequence[str] = ()) -> str:
@@ -170,18 +147,15 @@ def _string(row: Row, name: str, known: Sequence[str] = ()) -> str:
     return value
 
 
-def _messages(value: Any, where: str) -> list[Message]:
-    """The messages with their `role` and `content` alone, as read."""
-    if not isinstance(value, list):
-        raise RowError(f"{where} is not a list of messages, as it is in the first row; convert it")
-    messages = []
-    for turn in value:
-        if not isinstance(turn, dict) or not (
-            isinstance(turn.get("role"), str) and isinstance(turn.get("content"), str)
-        ):
-            raise RowError(f"{where} holds a message without a 'role' and a 'content' text; repair or remove the row")
-        messages.append({"role": turn["role"], "content": turn["content"]})
-    return messages
+def require_columns(part: Part, needed: Sequence[str], door: str = "") -> None:
+    """UserError, with the nearest names and `door`, if a part that knows its columns lacks one."""
+    present = part.columns or ()
+    missing = [name for name in needed if name not in present]
+    if missing:
+        names = " and ".join(map(repr, missing))
+        hint = nearest(missing, present, needed)
+        found = ", ".join(present)
+        raise UserError(f"{part.name}: has no column {names}{hint}; rename or add it (found: {found}){door}")
 
 
 # ---------------------------------------------------------------- preference pairs
@@ -190,19 +164,81 @@ Converted = tuple[Text, Text, Text]
 Converter = Callable[[Row], Converted]
 
 
-def pair_converter(row: Row) -> Converter:
-    """The converter for this first row's format: a row to (prompt, chosen, rejected), RowError if it does not fit."""
-    _check_pair(row)
-    explicit = "prompt" in row
-    if explicit and row["prompt"] is None:
+def check_pair(row: Row, door: str = "") -> None:
+    """Say what is wrong with `chosen` and `rejected`, in words that are the same when the two change places."""
+    values = [row.get(name) for name in PAIR]
+    if any(name not in row for name in PAIR):
+        hint = nearest(PAIR, row, ("prompt", *PAIR))
+        raise RowError(f"lacks one of 'chosen'/'rejected'{hint}; add it, or remove the row{door}")
+    if any(value is None for value in values):
+        raise RowError("one of 'chosen'/'rejected' is null; fill it in, or remove the row")
+    if not all(isinstance(value, str | list | dict) for value in values):
+        raise RowError("one of 'chosen'/'rejected' is neither text nor a list of messages; convert it")
+    if isinstance(values[0], str) != isinstance(values[1], str):
+        raise RowError("one of 'chosen'/'rejected' is text and the other a list of messages; use one form for both")
+
+
+def pair_converter(rows: Sequence[Row]) -> Converter:
+    """The converter for the form of these first rows: a row to (prompt, chosen, rejected), RowError if it does not fit.
+
+    RowError: the first row is faulty, or the rows have no form.
+    """
+    first = rows[0]
+    check_pair(first)
+    prompt = first.get("prompt", "")
+    if prompt is None:
         raise RowError("column 'prompt' is null; fill it in, or remove the column")
-    if isinstance(row["chosen"], list):
-        return _explicit_messages if explicit and isinstance(row["prompt"], list) else _implicit_messages
-    if explicit:
-        return explicit_text
-    if all(row[name].startswith("\n\nHuman:") for name in PAIR):
-        return _dialogue
-    return _implicit_text
+    values = (prompt, *(first[name] for name in PAIR))
+    if any(not isinstance(value, str) or is_written_list(value) for value in values):
+        return conversation
+    texts = [row for row in rows if all(isinstance(row.get(name), str) for name in PAIR)]
+    texts = [row for row in texts if row["chosen"] != row["rejected"]]
+    if "prompt" not in first:
+        if all(is_transcript(first[name]) and ASSISTANT in transcript(first[name]) for name in PAIR):
+            return dialogue
+        implicit_rule(texts)
+        return implicit_text
+    if is_transcript(prompt) and _ends_before_answer(prompt, [first[name] for name in PAIR]):
+        return prompted_dialogue
+    texts = [row for row in texts if len(str(row.get("prompt") or "").strip()) >= SHORTEST_PROMPT]
+    repeated = sum(all(row[name].startswith(row["prompt"]) for name in PAIR) for row in texts)
+    inside = sum(all(row["prompt"].strip() in row[name] for name in PAIR) for row in texts)
+    if texts and repeated >= SHARE * len(texts):
+        return repeated_text
+    if inside > (1 - SHARE) * len(texts):
+        raise RowError(
+            f"of the first {len(texts)} rows {inside} hold their prompt in both responses, and {repeated} of them"
+            " exactly at the start; repeat it at the start of all responses, where it is cut, or take it out of them"
+        )
+    return explicit_text
+
+
+def _ends_before_answer(prompt: str, responses: Sequence[str]) -> bool:
+    """True if the mark of the answer ends the prompt, or begins the responses."""
+    ends = transcript(prompt).rstrip().endswith(ASSISTANT)
+    return ends or all(transcript(response).startswith(ASSISTANT) for response in responses)
+
+
+def implicit_rule(texts: Sequence[Row]) -> None:
+    """RowError unless two different texts in a row share what may be a prompt: nine in ten of the rows share
+    `SHORTEST_PROMPT` characters, and half of them part after a line break, a mark of punctuation or a bracket.
+
+    Answers that begin alike move the cut into them, as in TRL; that may be so in up to half of the rows.
+    """
+    starts = [row["chosen"][: common(row["chosen"], row["rejected"])] for row in texts]
+    if any(map(is_nearly_transcript, starts[:1])):
+        raise RowError(
+            "begins like a transcript, in a form that is not read: each turn begins with 'Human:' (or 'User:',"
+            " 'System:') or 'Assistant:' after an empty line; convert it"
+        )
+    long = sum(len(start.strip()) >= SHORTEST_PROMPT for start in starts)
+    parted = sum(_BOUNDARY.search(start) is not None for start in starts)
+    if starts and (long < SHARE * len(starts) or 2 * parted < len(starts)):
+        raise RowError(
+            f"has no column 'prompt', and 'chosen' and 'rejected' share no prompt: of the first {len(starts)} rows"
+            f" {long} begin alike for {SHORTEST_PROMPT} characters and {parted} part after a line break or punctuation;"
+            " name the column of the prompt 'prompt'"
+        )
 
 
 def explicit_text(row: Row) -> Converted:
@@ -214,8 +250,16 @@ def explicit_text(row: Row) -> Converted:
     return _string(row, "prompt", ("prompt", *PAIR)), chosen, rejected
 
 
+def repeated_text(row: Row) -> Converted:
+    """Three strings, of which the two responses begin with the prompt."""
+    prompt, chosen, rejected = map(str, explicit_text(row))
+    if not all(response.startswith(prompt) for response in (chosen, rejected)):
+        raise RowError("does not repeat the prompt in both responses, as the first rows do; use one form for all rows")
+    return prompt, chosen[len(prompt) :], rejected[len(prompt) :]
+
+
 def _pair_text(row: Row) -> tuple[str, str]:
-    _check_pair(row)
+    check_pair(row)
     if not isinstance(row["chosen"], str):
         raise RowError(
             "'chosen' and 'rejected' are lists of messages, but text in the first row; use one form for all rows"
@@ -223,69 +267,85 @@ def _pair_text(row: Row) -> tuple[str, str]:
     return row["chosen"], row["rejected"]
 
 
-def _pair_messages(row: Row) -> tuple[list[Message], list[Message]]:
-    _check_pair(row)
-    if not isinstance(row["chosen"], list):
-        raise RowError(
-            "'chosen' and 'rejected' are text, but lists of messages in the first row; use one form for all rows"
-        )
-    where = "one of 'chosen'/'rejected'"
-    return _messages(row["chosen"], where), _messages(row["rejected"], where)
+def conversation(row: Row) -> Converted:
+    """Message lists; with a list as prompt also one text or one message as response."""
+    check_pair(row)
+    prompt = column_value(row, "prompt", ("prompt", *PAIR)) if "prompt" in row else None
+    sides = [row[name] for name in PAIR]
+    listed = prompt is not None and (not isinstance(prompt, str) or is_written_list(prompt))
+    if isinstance(sides[0], str) and not all(map(is_written_list, sides)):
+        if not listed:
+            raise RowError(
+                "'chosen' and 'rejected' are text, but lists of messages in the first row; use one form for all rows"
+            )
+        sides = [[{"role": "assistant", "content": text}] for text in sides]
+    context = read_messages(prompt, "column 'prompt'") if listed else []
+    chosen, rejected = of_both(lambda side: read_messages(side, _WHERE), sides)
+    if listed:
+        if all(side[: len(context)] == context for side in (chosen, rejected)):
+            chosen, rejected = chosen[len(context) :], rejected[len(context) :]
+        if context and context[-1]["role"] not in ("user", "tool"):
+            raise RowError("column 'prompt' does not end with a user message, and answers are not continued; repair it")
+    else:
+        cut = cut_prompt(chosen, rejected)
+        context, chosen, rejected = chosen[:cut], chosen[cut:], rejected[cut:]
+        if prompt is not None and not context and chosen != rejected:
+            context = [{"role": "user", "content": str(prompt)}]
+        elif prompt is not None and not is_blank(prompt) and not _repeats(str(prompt), context):
+            raise RowError("column 'prompt' is not a user message that 'chosen' and 'rejected' share; repair the row")
+    check_turns(context, (chosen, rejected), _WHERE)
+    return context, chosen, rejected
 
 
-def _explicit_messages(row: Row) -> Converted:
-    chosen, rejected = _pair_messages(row)
-    return _messages(column_value(row, "prompt", ("prompt", *PAIR)), "column 'prompt'"), chosen, rejected
+def _repeats(prompt: str, context: Sequence[Message]) -> bool:
+    return any(message["role"] == "user" and message["content"].strip() == prompt.strip() for message in context)
 
 
-def _common(first: Sequence[Any], second: Sequence[Any]) -> int:
-    """Length of the longest common prefix, by bisection on slices."""
-    low, high = 0, min(len(first), len(second))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if first[low:middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def _implicit_messages(row: Row) -> Converted:
-    chosen, rejected = _pair_messages(row)
-    shared = _common(chosen, rejected)
-    return chosen[:shared], chosen[shared:], rejected[shared:]
-
-
-def _implicit_text(row: Row) -> Converted:
+def implicit_text(row: Row) -> Converted:
     """As TRL: the common prefix, less one trailing space, which then begins both responses."""
     chosen, rejected = _pair_text(row)
-    shared = _common(chosen, rejected)
+    shared = common(chosen, rejected)
     if shared and chosen[shared - 1] == " " and shared < max(len(chosen), len(rejected)):
         shared -= 1
     return chosen[:shared], chosen[shared:], rejected[shared:]
 
 
-def _dialogue(row: Row) -> Converted:
+def dialogue(row: Row) -> Converted:
+    """Two transcripts."""
     chosen, rejected = _pair_text(row)
-    if not (chosen.startswith("\n\nHuman:") and rejected.startswith("\n\nHuman:")):
-        raise RowError("one of 'chosen'/'rejected' does not begin with \"\\n\\nHuman:\" as in the first row; repair it")
-    cut = chosen[: _common(chosen, rejected)].rfind(_ASSISTANT)
+    if not (is_transcript(chosen) and is_transcript(rejected)):
+        raise RowError(
+            "one of 'chosen'/'rejected' does not begin with \"\\n\\nHuman:\" (or User, System) as in the first row;"
+            " repair it"
+        )
+    chosen, rejected = transcript(chosen), transcript(rejected)
+    cut = chosen[: common(chosen, rejected)].rfind(ASSISTANT)
     if cut < 0:  # no shared prompt: an empty prompt, which is dropped and counted like any other
-        return [], _turns(chosen), _turns(rejected)
-    return _turns(chosen[:cut]), _turns(chosen[cut:]), _turns(rejected[cut:])
+        return [], transcript_turns(chosen, chosen), transcript_turns(rejected, rejected)
+    prompt, *sides = (transcript_turns(piece, chosen) for piece in (chosen[:cut], chosen[cut:], rejected[cut:]))
+    check_turns(prompt, sides, _WHERE)
+    return prompt, sides[0], sides[1]
 
 
-def _turns(dialogue: str) -> list[Message]:
-    """Messages of a dialogue that begins with a turn mark; one space after the mark belongs to the mark."""
-    pieces = _TURN.split(dialogue)
-    turns = zip(pieces[1::2], pieces[2::2], strict=True)
-    return [{"role": _ROLES[role], "content": content.removeprefix(" ")} for role, content in turns]
+def prompted_dialogue(row: Row) -> Converted:
+    """A transcript that ends with "Assistant:" as prompt, or responses that begin so."""
+    prompt, *sides = map(str, explicit_text(row))
+    head = transcript(prompt).rstrip()
+    if not (is_transcript(prompt) and _ends_before_answer(prompt, sides)):
+        raise RowError("column 'prompt' is not a transcript that ends with 'Assistant:', as in the first row; repair")
+    if head.endswith(ASSISTANT):
+        sides = [ASSISTANT + side for side in sides]
+    chosen, rejected = (transcript_turns(transcript(side), head) for side in sides)
+    context = transcript_turns(head.removesuffix(ASSISTANT), head)
+    check_turns(context, (chosen, rejected), _WHERE)
+    return context, chosen, rejected
 
 
 # ---------------------------------------------------------------- demonstrations and prompts
 
 
-def _demonstration_converter(row: Row) -> Callable[[Row], Demonstration]:
+def _demonstration_converter(rows: Sequence[Row]) -> Callable[[Row], Demonstration]:
+    row = rows[0]
     if set(PAIR) & row.keys():
         raise RowError(
             "holds preference pairs ('chosen'/'rejected'), and tuning on preferred answers would reveal the labels;"
@@ -297,7 +357,7 @@ def _demonstration_converter(row: Row) -> Callable[[Row], Demonstration]:
         if name in row and "prompt" in row:
             return lambda row: _from_columns(row, name)
     known = ("prompt", "response", "completion", "messages")
-    hint = _nearest(set(known) - row.keys(), row, known)
+    hint = nearest(set(known) - row.keys(), row, known)
     raise RowError(f"needs 'prompt' and 'response' (or 'completion') columns, or 'messages'{hint}; rename or add them")
 
 
@@ -306,11 +366,11 @@ def _from_columns(row: Row, name: str) -> Demonstration:
     prompt, response = column_value(row, "prompt", known), column_value(row, name, known)
     if isinstance(prompt, str) and isinstance(response, str):
         return Demonstration(prompt, response)
-    return Demonstration(_messages(prompt, "column 'prompt'"), _messages(response, f"column {name!r}"))
+    return Demonstration(read_messages(prompt, "column 'prompt'"), read_messages(response, f"column {name!r}"))
 
 
 def _from_messages(row: Row) -> Demonstration:
-    messages = _messages(column_value(row, "messages", ("messages",)), "column 'messages'")
+    messages = read_messages(column_value(row, "messages", ("messages",)), "column 'messages'")
     if len(messages) < 2 or messages[-1]["role"] != "assistant":
         raise RowError(
             "column 'messages' does not end with an assistant message after a prompt; repair or remove the row"
@@ -321,14 +381,14 @@ def _from_messages(row: Row) -> Demonstration:
 def _prompt_converter(row: Row) -> Callable[[Row], Text]:
     if "prompt" in row:
         if isinstance(row["prompt"], list):
-            return lambda row: _messages(column_value(row, "prompt", ("prompt",)), "column 'prompt'")
+            return lambda row: read_messages(column_value(row, "prompt", ("prompt",)), "column 'prompt'")
         return lambda row: _string(row, "prompt", ("prompt",))
     if "messages" in row:
         return _prompt_of_messages
-    hint = _nearest(("prompt", "messages"), row, ("prompt", "messages"))
+    hint = nearest(("prompt", "messages"), row, ("prompt", "messages"))
     raise RowError(f"has no column 'prompt' or 'messages'{hint}; rename or add it")
 
 
 def _prompt_of_messages(row: Row) -> Text:
-    messages = _messages(column_value(row, "messages", ("messages",)), "column 'messages'")
+    messages = read_messages(column_value(row, "messages", ("messages",)), "column 'messages'")
     return messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages

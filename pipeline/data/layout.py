@@ -14,90 +14,46 @@ something is wrong, goes row by row, so that both ways give the same rows and th
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from private_rlhf.core.errors import UserError
+from private_rlhf.core.errors import UserError, one_line
+from private_rlhf.data.conversation import MARKS, RowError, holds_marks, is_written_list
+from private_rlhf.data.declared_columns import PAIR, RESPONSES, TIE, Options, column_value
 from private_rlhf.data.formats import (
-    PAIR,
     Converted,
     Converter,
-    RowError,
-    column_value,
+    check_pair,
     explicit_text,
     pair_converter,
+    peek,
     require_columns,
 )
-from private_rlhf.data.sources import TWICE, Part, Row, two_spellings
+from private_rlhf.data.shapes import PROMPTS, SHAPES, pairs, shape_of
+from private_rlhf.data.sources import TWICE, Part, Row, open_source, two_spellings
 from private_rlhf.privacy.batches import Columns, blank_texts
-from private_rlhf.privacy.records import MESSAGES, TEXT, encode_text, fold_name, is_blank, record_id
+from private_rlhf.privacy.records import MESSAGES, TEXT, RawPair, Text, encode_text, fold_name, is_blank, record_id
 
-RESPONSES = ("response_a", "response_b")
+LABELER = "\0labeler"  # in rows that a shape made: no file's column has this name
+SYSTEMS = ("system", "system_prompt")
+LOSSY = ("tools", "functions", "images", "image", "videos", "video", "audios", "audio", "history")
+DOOR = (
+    "; two responses with a label are read by --label-column and --labels (data.label_column, data.labels), shapes of"
+    " public data and annotation tools by --format (data.format)"
+)
+MARKED = (
+    "holds a special token or a mark of a chat template in a text: it was templated already, or would end a turn twice;"
+    " take the marks out, or say --special-tokens keep (data.special_tokens: keep), which takes them as plain text"
+)
+MOST_NAMED = 20  # columns in a line
 MOST_SPELLINGS = 1000  # of a run, whose facts stay in memory
-_RESERVED = frozenset({"prompt", "record_id", *PAIR, *RESPONSES})
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the holder of the labels declares about the columns; UserError if it does not fit together.
-
-    labels: the values of `label_column` for "response_a preferred" and "response_b preferred". fold_names: spellings of
-    a labeller's name are one person (`records.fold_name`), as the key's ledger has it (`Ledger.folds_names`).
-    """
-
-    labeler_column: str | None = None
-    event_column: str | None = None
-    columns: tuple[str, ...] = ()
-    label_column: str | None = None
-    labels: tuple[str, str] | None = None
-    corrects_column: str | None = None
-    fold_names: bool = False
-
-    def __post_init__(self) -> None:
-        if (self.label_column is None) != (self.labels is None):
-            raise UserError(
-                "--label-column and --labels go together: name the column and its two values, first the one that says"
-                " that response_a is preferred (for example --label-column label --labels A,B)"
-            )
-        if self.labels is not None and (len(set(self.labels)) != 2 or not all(self.labels)):
-            raise UserError("--labels: declare two different values, for example --labels 1,0")
-        if self.corrects_column is not None and self.event_column is None:
-            raise UserError("--corrects-column needs --event-column: a correction is an event of its own, with a name")
-        if len(set(self.columns)) < len(self.columns):
-            raise UserError("--columns: names a column twice; name each once")
-        if self.label_column in _RESERVED:
-            raise UserError(f"--label-column: {self.label_column!r} is a part of the pair; name another column")
-        for option, names in (
-            ("--columns", self.columns),
-            ("--labeler-column", (self.labeler_column,)),
-            ("--event-column", (self.event_column,)),
-            ("--corrects-column", (self.corrects_column,)),
-        ):
-            for name in names:
-                if name is not None and (name in _RESERVED or name == self.label_column):
-                    raise UserError(f"{option}: {name!r} holds the pair or its label; name another column")
-
-    @property
-    def pair(self) -> tuple[str, str]:
-        """The names of the two responses' columns."""
-        return PAIR if self.label_column is None else RESPONSES
-
-    @property
-    def beside(self) -> tuple[str, ...]:
-        """The columns that are read beside prompt and responses."""
-        named = (self.labeler_column, self.event_column, self.corrects_column, *self.columns, self.label_column)
-        return tuple(dict.fromkeys(name for name in named if name is not None))
-
-    @property
-    def wanted(self) -> tuple[str, ...]:
-        """All columns that are read."""
-        return ("prompt", *self.pair, *self.beside)
 
 
 def spelling_digests(spellings: Mapping[str, str]) -> list[list[str]]:
@@ -112,22 +68,20 @@ def respelled(digests: Iterable[list[list[str]]]) -> int:
     return len(spellings) - len(names)
 
 
-def parse_labels(text: str | None) -> tuple[str, str] | None:
-    """`A,B` as ("A", "B"). UserError unless there are two values."""
-    if text is None:
-        return None
-    values = tuple(value.strip() for value in text.split(","))
-    if len(values) != 2:
-        raise UserError("--labels: declare two values with a comma between them, for example --labels A,B")
-    return values[0], values[1]
-
-
 @dataclass(frozen=True)
 class Layout:
-    """The options with the converter that the first row called for; picklable."""
+    """How rows are read, as the options and the first rows called for; picklable.
+
+    convert: of rows with `chosen`, `rejected` and mostly `prompt`. shape: the name of the shape that rows have before;
+    None for that form, or a label column. prompt, system: columns with these. unread: columns that are not read.
+    """
 
     options: Options
     convert: Converter
+    shape: str | None = None
+    prompt: str = "prompt"
+    system: str | None = None
+    unread: tuple[str, ...] = ()
 
     @property
     def kind(self) -> bytes:
@@ -135,22 +89,46 @@ class Layout:
         return TEXT if self.convert.__name__.endswith("text") else MESSAGES
 
     @property
+    def wanted(self) -> tuple[str, ...]:
+        """All columns that are read."""
+        pair = _columns(self.shape, self.options, self.prompt, self.system)
+        return tuple(dict.fromkeys((*pair, *self.options.beside)))
+
+    @property
+    def plain(self) -> Layout:
+        """The layout of the rows that `pairs` makes."""
+        options = replace(self.options, format=None, label_column=None, labels=None)
+        return replace(self, options=options, shape=None, prompt="prompt", system=None)
+
+    @property
+    def form(self) -> str:
+        """What the rows were taken for, and which columns are not read, in one line for people."""
+        shape = self.shape or " and ".join(PAIR if self.options.labels is None else RESPONSES)
+        unread = ", ".join(map(one_line, self.unread[:MOST_NAMED])) + (", ..." if len(self.unread) > MOST_NAMED else "")
+        return f"{shape}, {self.convert.__name__.replace('_', ' ')}; columns not read: {unread or 'none'}"
+
+    @property
     def fast(self) -> bool:
-        """Whether whole columns of strings can be read."""
+        """True if whole columns of strings can be read."""
         names = {self.options.labeler_column, self.options.event_column}
         plain = set(self.options.beside) <= names and '"' not in "".join(self.options.beside)
-        return self.convert is explicit_text and not self.options.columns and plain
+        judged = self.shape or self.options.labels or self.system or self.prompt != "prompt"
+        return self.convert is explicit_text and not self.options.columns and plain and not judged
 
     def fast_columns(self, table: pa.Table) -> Columns | None:
         """The columns of a table of strings without nulls; None if it is anything else."""
         arrays: dict[str, pa.Array] = {}
-        for name in self.options.wanted:
+        for name in self.wanted:
             once = len(table.schema.get_all_field_indices(name)) == 1
             array = _one_array(table.column(name)) if once else None
             if array is None:
                 return None
             arrays[name] = array
-        first, second = (arrays[name] for name in self.options.pair)
+        if self.options.special_tokens == "error":
+            buffers = (arrays[name].buffers()[2] for name in ("prompt", *PAIR))
+            if any(buffer is not None and holds_marks(memoryview(buffer)) for buffer in buffers):
+                return None
+        first, second = (arrays[name] for name in PAIR)
         prompt = arrays["prompt"]
         blank = blank_texts(prompt) | blank_texts(first) | blank_texts(second)
         labelers, events = (arrays[name].to_pylist() if name else None for name in self._names)
@@ -166,7 +144,8 @@ class Layout:
 
     @property
     def _names(self) -> tuple[str | None, str | None]:
-        return self.options.labeler_column, self.options.event_column
+        filled = LABELER if self.shape is not None and SHAPES[self.shape].labelers else None
+        return self.options.labeler_column or filled, self.options.event_column
 
     def row_columns(self, rows: Iterable[tuple[int, Row]], where: str) -> Columns:
         """The columns of rows read one by one. where: file and unit, for messages. UserError: the first bad row."""
@@ -177,13 +156,12 @@ class Layout:
         corrects: list[bool] = []
         extra: list[str] = []
         encoded = self.kind == MESSAGES
-        checked: set[tuple[str, ...]] = set()  # most rows have the columns of the one before
-        for number, row in rows:
-            try:
-                if (names := tuple(row)) not in checked:
-                    _check_columns(names, self.options.wanted)
-                    checked.add(names)
-                converted, sign = self.pair_of(row)
+        ties = 0
+        for number, row, (converted, sign) in self.judged_rows(rows, where):
+            with naming(f"{where} {number}"):
+                if not sign and self.options.ties == "drop":
+                    ties += 1
+                    continue
                 for values, name in zip(named, self._names, strict=True):
                     if name is not None:
                         values.append(_name_of(row, name, optional=name != self.options.labeler_column))
@@ -192,12 +170,6 @@ class Layout:
                 if self.options.columns:
                     extra.append(_json_of(row, self.options.columns))
                 encodings = [encode_text(text) for text in converted]
-            except RowError as error:
-                raise UserError(f"{where} {number}: {error}") from None
-            except UnicodeEncodeError:
-                raise UserError(
-                    f"{where} {number}: holds a lone surrogate, which is not valid Unicode; repair or remove the row"
-                ) from None
             for column, text, data in zip(texts, converted, encodings, strict=True):
                 column.append(data if encoded else text)
             preferred.append(sign)
@@ -214,8 +186,57 @@ class Layout:
             named[1] if self._names[1] else None,
             pa.array(extra, pa.large_string()) if self.options.columns else None,
             np.array(corrects, bool) if self.options.corrects_column else None,
+            ties=ties,
         )
         return self._folded(columns)
+
+    def judged_rows(
+        self, rows: Iterable[tuple[int, Row]], where: str
+    ) -> Iterator[tuple[int, Row, tuple[Converted, int]]]:
+        """(number, the row with `chosen` and `rejected` in it, ((prompt, first, second), +1 if the first response is
+        preferred, -1 if the second is, 0 for a tie)) of every pair of every row. UserError: the first bad row."""
+        checked: set[tuple[str, ...]] = set()  # most rows have the columns of the one before
+        for number, row in rows:
+            with naming(f"{where} {number}"):
+                if (names := tuple(row)) not in checked:
+                    _check_columns(names, self.wanted)
+                    checked.add(names)
+                found = [(pair, (self._converted(pair), sign)) for pair, sign in self.pairs(row)]
+            yield from ((number, *each) for each in found)
+
+    def _converted(self, pair: Row) -> Converted:
+        converted = self.convert(pair)
+        if self.options.special_tokens == "error" and any(map(_has_marks, converted)):
+            raise RowError(MARKED)
+        return converted
+
+    def pairs(self, row: Row) -> list[tuple[Row, int]]:
+        """The pairs of a row, with `chosen`, `rejected` and (mostly) `prompt`, and what was judged, as above.
+
+        Without a label column or a shape `chosen` is the preferred response.
+        """
+        options = self.options
+        if self.shape is not None:
+            beside = {name: row[name] for name in options.beside if name in row}
+            found = []
+            for judgement in SHAPES[self.shape].read(row):
+                prompt = {} if judgement.prompt is None else {"prompt": judgement.prompt}
+                for one, other, sign in pairs(judgement, options):
+                    texts = {"chosen": one, "rejected": other, LABELER: judgement.labeler}
+                    found.append(({**beside, **prompt, **texts}, sign))
+            return found
+        sign = 1
+        if options.labels is not None:
+            sign = options.score([column_value(row, name, self.wanted) for name in options.label_columns])
+            if not sign and options.ties is None:
+                raise RowError(TIE)
+            row = _as_pair(row)
+        if self.prompt != "prompt" or self.system is not None:
+            row = {**row, "prompt": column_value(row, self.prompt, self.wanted)}
+        if self.system is not None:
+            turns = [("system", row.get(self.system) or ""), ("user", row["prompt"])]
+            row["prompt"] = [{"role": role, "content": text} for role, text in turns if text or role == "user"]
+        return [(row, sign)]
 
     def _corrects(self, row: Row, converted: Converted) -> bool:
         """Whether the row corrects an earlier label. RowError if it names another record, or is no event of its own."""
@@ -232,43 +253,128 @@ class Layout:
             raise RowError(f"corrects an earlier label without a name of its own in {self.options.event_column!r}")
         return True
 
-    def pair_of(self, row: Row) -> tuple[Converted, int]:
-        """((prompt, first, second), +1 if the first response is preferred else -1)."""
-        if self.options.labels is None:
-            return self.convert(row), 1
-        converted = _with_own_names(lambda: self.convert(_as_pair(row)))
-        value = _letter(column_value(row, str(self.options.label_column), self.options.wanted))
-        if value not in self.options.labels:
-            raise RowError("has a label that --labels does not declare; declare both values, or repair the row")
-        return converted, 1 if value == self.options.labels[0] else -1
+
+@contextmanager
+def naming(where: str) -> Iterator[None]:
+    """Errors of rows as UserErrors that name the row."""
+    try:
+        yield
+    except RowError as error:
+        raise UserError(f"{where}: {error}") from None
+    except UnicodeEncodeError:
+        fault = "holds a lone surrogate, which is not valid Unicode; repair or remove the row"
+        raise UserError(f"{where}: {fault}") from None
+
+
+def _columns(shape: str | None, options: Options, prompt: str = "prompt", system: str | None = None) -> tuple[str, ...]:
+    """The columns that hold the pair and its label."""
+    if shape is not None:
+        return SHAPES[shape].columns
+    names = PAIR if options.labels is None else (*RESPONSES, *options.label_columns)
+    return (prompt, *names) if system is None else (prompt, *names, system)
 
 
 def find_layout(source: str, parts: Sequence[Part], options: Options) -> Layout:
-    """Look at the columns and the first row. UserError: no rows, a column is missing, or the row has no known form."""
+    """Look at the columns and the first rows. UserError: no rows, a column is missing, or rows have no known form."""
     for part in parts:
-        if part.columns:
-            require_columns(part, (*options.pair, *options.beside))
-            if fault := two_spellings(part.columns, options.wanted):
-                raise UserError(f"{part.name}: {fault}")
-    for part in parts:
-        for number, row in part.rows((*options.wanted, "record_id")):
-            try:
-                _check_columns(row, options.wanted)
-                if options.labels is None:
-                    layout = Layout(options, pair_converter(row))
-                else:
-                    layout = Layout(options, _with_own_names(lambda row=row: pair_converter(_as_pair(row))))  # type: ignore[misc]
-                _refuse_released(layout, row)
-            except RowError as error:
-                raise UserError(f"{part.name}, {part.unit} {number}: {error}") from None
-            return layout
+        names = part.columns or tuple(next((row for _, row in part.rows(())), ()))
+        if names:
+            return _layout_of(part, names, parts, options)
     raise UserError(f"{source}: holds no rows; give a data set with at least one")
+
+
+def _layout_of(part: Part, names: tuple[str, ...], parts: Sequence[Part], options: Options) -> Layout:
+    shape = shape_of(names, options)
+    layout = Layout(options, explicit_text, shape)
+    needed = SHAPES[shape].needs if shape is not None else layout.wanted[1:]
+    for each in parts:
+        if each.columns:
+            require_columns(each, (*needed, *options.beside), DOOR if shape is None else "")
+            if fault := two_spellings(each.columns, layout.wanted):
+                raise UserError(f"{each.name}: {fault}")
+    for each in parts:
+        first, _ = peek(each.rows((*layout.wanted, *PROMPTS, *SYSTEMS, *LOSSY, "record_id")))
+        for number, _ in first[:1]:
+            with naming(f"{each.name}, {each.unit} {number}"):
+                return _choose(layout, names, [row for _, row in first])
+        next(iter(each.rows(layout.wanted)), None)  # raises what is wrong with the first row
+    raise UserError(f"{part.name}: holds no rows; give a data set with at least one")
+
+
+def _choose(layout: Layout, names: tuple[str, ...], rows: list[Row]) -> Layout:
+    """The layout with what the first rows show. RowError: they do not fit."""
+    options, first = layout.options, rows[0]
+    _check_columns(first, layout.wanted)
+    if layout.shape is None:
+        pair = PAIR if options.labels is None else RESPONSES
+        if any(name not in first for name in pair):
+            with _own_names(options):
+                check_pair({**first, **_as_pair(first)} if options.labels is not None else first, DOOR)
+        layout = _with_prompt(layout, names, first)
+        if any(isinstance(first[name], list) and _all_texts(first[name]) for name in pair) and options.labels is None:
+            layout = replace(layout, shape="several")
+    lossy = sorted(name for name in LOSSY if name not in layout.wanted and any(row.get(name) for row in rows))
+    if lossy:
+        raise RowError(f"has the column {lossy[0]!r}, which belongs to the prompt and is not read; remove such rows")
+    samples: list[Row] = []
+    for place, row in enumerate(rows):
+        try:
+            samples += [pair for pair, _ in layout.pairs(row)]
+        except RowError:
+            if not place:
+                raise
+    if not samples:
+        raise RowError("holds no judgement that was given, nor do the rows after it; give rows with judgements")
+    with _own_names(options, layout.shape):
+        converter = pair_converter(samples)
+    unread = sorted(set(names) - {*layout.wanted, "record_id"})
+    layout = replace(layout, convert=converter, unread=tuple(unread))
+    _refuse_released(layout, first)
+    return layout
+
+
+def _with_prompt(layout: Layout, names: tuple[str, ...], first: Row) -> Layout:
+    """The layout with the columns of the prompt and of a system message, where responses do not hold them."""
+    response = first.get(RESPONSES[0] if layout.options.labels is not None else PAIR[0])
+    if not isinstance(response, str) or is_written_list(response):
+        return layout
+    beside = layout.options.beside
+    prompts = ["prompt"] if "prompt" in names else [name for name in PROMPTS if name in names and name not in beside]
+    if len(prompts) > 1:
+        listed = ", ".join(map(repr, prompts))
+        raise RowError(f"has the columns {listed}, each of which may hold the prompt; name one of them 'prompt'")
+    systems = [name for name in SYSTEMS if name in names and name not in beside]
+    return replace(layout, prompt=(*prompts, "prompt")[0], system=(*systems, None)[0] if prompts else None)
+
+
+def _all_texts(value: list[Any]) -> bool:
+    return bool(value) and all(isinstance(each, str) for each in value)
+
+
+def read_preferences(source: str | Path, split: str | None = None, options: Options | None = None) -> Iterator[RawPair]:
+    """Stream the raw preference pairs of a source: the true labels, so call it where those may be read. Of a tie the
+    first response counts as chosen.
+
+    UserError: no such source or split, a missing column, a row that does not fit, or no rows at all.
+    """
+    parts = open_source(source, split)
+    layout = find_layout(str(source), parts, options or Options(ties="coin", special_tokens="keep"))
+
+    def stream() -> Iterator[RawPair]:
+        for part in parts:
+            for number, _, ((prompt, *responses), sign) in layout.judged_rows(
+                part.rows(layout.wanted), f"{part.name}, {part.unit}"
+            ):
+                chosen, rejected = responses if sign >= 0 else responses[::-1]
+                yield RawPair(prompt, chosen, rejected, number)
+
+    return stream()
 
 
 def _refuse_released(layout: Layout, row: Row) -> None:
     """RowError for a row of a release, which names its pair as only a release does."""
     if isinstance(row.get("record_id"), str):
-        (prompt, *responses), _ = layout.pair_of(row)
+        (prompt, *responses) = layout.convert(layout.pairs(row)[0][0])
         with suppress(ValueError):  # two equal responses, or half a character: nothing that was ever released
             if record_id(prompt, responses) == row["record_id"]:
                 raise RowError("is a row of a release, whose label is private already; give the raw preferences")
@@ -285,24 +391,25 @@ def _as_pair(row: Row) -> Row:
     return {names.get(name, name): value for name, value in row.items() if name not in PAIR}
 
 
-def _with_own_names(convert: Callable[[], Any]) -> Any:
-    """What the converters say of `chosen` and `rejected`, said of the two responses."""
+@contextmanager
+def _own_names(options: Options, shape: str | None = None) -> Iterator[None]:
+    """What is said of `chosen` and `rejected`, said of the two responses."""
     try:
-        return convert()
+        yield
     except RowError as error:
         text = str(error)
-        for name, own in zip(PAIR, RESPONSES, strict=True):
-            text = text.replace(repr(name), repr(own))
+        if options.labels is not None:
+            for name, own in zip(PAIR, RESPONSES, strict=True):
+                text = text.replace(repr(name), repr(own))
+        elif shape is not None:
+            for name in ("'chosen'/'rejected'", "'chosen' and 'rejected'"):
+                text = text.replace(name, "the responses")
         raise RowError(text) from None
 
 
-def _letter(value: Any) -> str:
-    """A label as it stands in --labels: true and false for booleans, 1 for 1.0."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return str(value).strip() if isinstance(value, str | int) else ""
+def _has_marks(text: Text) -> bool:
+    contents = [text] if isinstance(text, str) else [message["content"] for message in text]
+    return any(MARKS.search(content) for content in contents)
 
 
 def _name_of(row: Row, name: str, optional: bool = True) -> str:

@@ -44,7 +44,9 @@ from typing import NamedTuple
 import numpy as np
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.contained_answers import ContainedAnswers, SearchedRows
-from private_rlhf.data.formats import read_demonstrations, read_preferences, read_prompts
+from private_rlhf.data.declared_columns import Options
+from private_rlhf.data.formats import read_demonstrations, read_prompts
+from private_rlhf.data.layout import read_preferences
 from private_rlhf.data.letters import Turns, last_question, turns
 from private_rlhf.data.near_copies import NearCopies, ShingledRows, Shingler
 from private_rlhf.data.release import read_release
@@ -141,7 +143,7 @@ def protected_pairs(
     elif not names_bundle(source) and (raw or Path(source).expanduser().exists()):
         divided = run_splits(source, data.split)
         for split in splits if len(divided) > 1 else divided:
-            for pair in read_preferences(source, split):
+            for pair in read_preferences(source, split, Options.of(data)):
                 yield _forget(pair.prompt, pair.chosen, pair.rejected)
     else:
         folders = [released / {"train": "release", "eval": "evaluation"}[split] for split in splits]

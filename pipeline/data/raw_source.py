@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,11 @@ from private_rlhf.core.progress import say
 from private_rlhf.data import curate
 from private_rlhf.data.chunks import CHUNK_BYTES
 from private_rlhf.data.curate import OpenedSource, Workspace
+from private_rlhf.data.declared_columns import PAIR, Options
 from private_rlhf.data.engine import gather_events
-from private_rlhf.data.formats import PAIR
-from private_rlhf.data.layout import Options
 from private_rlhf.data.release_import import held_out, names_bundle, open_bundle
+from private_rlhf.data.render import Renderer
+from private_rlhf.data.source_summary import HEAD_ROWS, SourceSummary, summarise
 from private_rlhf.data.sources import Part, Row, is_hub_id, open_source, run_splits, source_chunks
 from private_rlhf.data.workers import default_workers, start_workers
 from private_rlhf.data.workfolder import work_folder
@@ -35,8 +35,6 @@ from private_rlhf.privacy.ledger import Budget, Ledger
 from private_rlhf.privacy.sorted_runs import KeptRows, id_at
 from private_rlhf.recipe import DataConfig, PrivatizeConfig
 from private_rlhf.recipe.shareable import bare_name
-
-FIRST_ROWS = 100
 
 
 @dataclass(frozen=True)
@@ -51,8 +49,12 @@ class RawSource:
         """Open the training and the evaluation split of the preferences; only one where a file serves for both."""
         source, settings = self.data.preferences, self.privatize
         fold = settings.labeler_column is not None and self._folds_names()
-        options = Options(
-            settings.labeler_column, settings.event_column, corrects_column=settings.corrects_column, fold_names=fold
+        options = Options.of(
+            self.data,
+            labeler_column=settings.labeler_column,
+            event_column=settings.event_column,
+            corrects_column=settings.corrects_column,
+            fold_names=fold,
         )
         splits = run_splits(source, self.data.split)
         if source == "embedded":
@@ -86,12 +88,18 @@ class RawSource:
                 key = load_key(path)
                 if settings.private:
                     Ledger(key).check(bare_name(source), settings.epsilon, self.budget())
-        if source == "embedded" or is_hub_id(source):
-            return
-        for opened in self.open_sources():
-            part = opened.parts[0]
-            rows = islice(part.rows(opened.layout.options.wanted), FIRST_ROWS)
-            opened.layout.row_columns(rows, f"{part.name}, {part.unit}")
+        for summary in self.summaries(most=HEAD_ROWS) if self.in_files else ():
+            summary.check(self.data.accept_odd)
+
+    @property
+    def in_files(self) -> bool:
+        """True for raw rows on this machine that the recipe brings."""
+        source = self.data.preferences
+        return not (self.data.without_pairs or names_bundle(source) or is_hub_id(source))
+
+    def summaries(self, renderer: Renderer | None = None, most: int | None = None) -> list[SourceSummary]:
+        """What the splits hold, or their first rows. Nothing in it depends on a label."""
+        return [summarise(opened, renderer, most) for opened in self.open_sources()]
 
     @contextmanager
     def workspace(
@@ -246,6 +254,7 @@ def split_rows(workspace: Workspace, data: DataConfig, sources: list[OpenedSourc
     total = len(survey)
     if not total:
         raise nothing_left(source, counts)
+    curate.say_repeated(source, sources[0].layout.options, counts.duplicates)
     train, count = everything, total
     if len(sources) == 1:
         if total < 2:

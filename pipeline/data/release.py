@@ -316,8 +316,8 @@ _SOUND: Mapping[str, Callable[[Any], bool]] = {
 
 
 def _drop_counts(value: Mapping[str, int]) -> bool:
-    names = list(DropCounts(over_cap=0).as_dict())
-    return list(value) in (names, names[:-1])
+    names, required = list(DropCounts(over_cap=0, ties=0).as_dict()), DropCounts().as_dict().keys()
+    return list(value) == [name for name in names if name in value] and value.keys() >= required
 
 
 def _check_guarantee(guarantee: Mapping[str, Any], path: Path) -> dict[str, Any]:

@@ -84,11 +84,47 @@ class Renderer:
         return limit is None or all(prompt_size + len(self.response_ids(each)) <= limit for each in responses)
 
     def response_ids(self, response: Response) -> list[int]:
-        """Token ids of the whole `response` and the end-of-turn token."""
-        return [
-            *self.tokenizer(plain_text(response), add_special_tokens=False)["input_ids"],
-            self.tokenizer.eos_token_id,
-        ]
+        """Token ids of the whole `response` and the end-of-turn token.
+
+        Raises:
+            UserError: the chat template does not take the turns of a response that has several.
+        """
+        return [token if token >= 0 else ~token for token in self.learnt_ids(response)]
+
+    def learnt_ids(self, response: Response) -> list[int]:
+        """As `response_ids`, with ~id for tokens between the assistant's turns, which are neither learnt nor scored
+        (`logprobs.token_batch` takes them so)."""
+        turns = [] if isinstance(response, str) else list(response)
+        if len(turns) < 2:
+            return self._answer_ids(plain_text(response))
+        ids: list[int] = []
+        for place, turn in enumerate(turns):
+            if turn["role"] == "assistant":
+                between = self._between(turns[:place]) if ids else []
+                ids += [*(~token for token in between), *self._answer_ids(turn["content"])]
+        return ids
+
+    def _answer_ids(self, text: str) -> list[int]:
+        """One turn and its end; the name of a special token inside it is plain text, so that it never ends twice."""
+        names = any(name in text for name in getattr(self.tokenizer, "all_special_tokens", ()))
+        plain = {"split_special_tokens": True} if names else {}
+        return [*self.tokenizer(text, add_special_tokens=False, **plain)["input_ids"], self.tokenizer.eos_token_id]
+
+    def _between(self, turns: Sequence[dict[str, str]]) -> list[int]:
+        """Token ids that the chat template puts between the last assistant turn of `turns` and an answer to them."""
+        from jinja2 import TemplateError
+
+        end = max(place for place, turn in enumerate(turns) if turn["role"] == "assistant") + 1
+        asked = [{"role": "user", "content": "?"}, *turns]
+        try:
+            answered = self._templated(asked[: end + 1], tokenize=False, add_generation_prompt=False)
+            whole = self._templated(asked, tokenize=False)
+        except TemplateError as error:
+            raise UserError(f"the chat template refuses a response of several turns ({error}): leave it out") from None
+        head = answered[: answered.rfind(self.tokenizer.eos_token) + len(self.tokenizer.eos_token)]
+        if not head.endswith(self.tokenizer.eos_token) or not whole.startswith(head):
+            raise UserError("the chat template changes earlier turns of a response of several turns: leave it out")
+        return list(self.tokenizer(whole[len(head) :], add_special_tokens=False)["input_ids"])
 
     def text(self, response_ids: Sequence[int]) -> str:
         """The text of sampled token ids, without special tokens."""
@@ -101,22 +137,16 @@ class Renderer:
         if self.system_prompt is not None and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self.system_prompt}, *messages]
         try:
-            return self._templated(messages)
+            return list(self._templated(messages)["input_ids"])
         except TemplateError as error:
             if messages[0] == {"role": "system", "content": ""}:  # a template without system messages is short as it is
-                return self._templated(messages[1:])
+                return list(self._templated(messages[1:])["input_ids"])
             remedy = "set model.system_prompt: null" if self.system_prompt else "give prompts that it takes"
             raise UserError(f"the chat template refuses a prompt ({error}; {preview(prompt)}): {remedy}") from None
 
-    def _templated(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        rendered = self.tokenizer.apply_chat_template(
-            messages,
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=True,
-            **self.template_variables,
-        )
-        return list(rendered["input_ids"])
+    def _templated(self, messages: Sequence[dict[str, str]], **how: Any) -> Any:
+        how = {"add_generation_prompt": True, "tokenize": True, "return_dict": True} | how
+        return self.tokenizer.apply_chat_template(messages, **how, **self.template_variables)
 
 
 def keep_fitting(
@@ -171,8 +201,10 @@ def prompt_key(prompt: Prompt) -> str:
 
 
 def plain_text(response: Response) -> str:
-    """The text of a response; a conversational one is a list with a single assistant message."""
-    return response if isinstance(response, str) else "".join(message["content"] for message in response)
+    """The text of a response: of its one assistant message, or of several turns, each under its role."""
+    if isinstance(response, str):
+        return response
+    return dialogue(response) if len(response) > 1 else "".join(message["content"] for message in response)
 
 
 def plain_prompt(prompt: Prompt) -> str:

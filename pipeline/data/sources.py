@@ -222,7 +222,7 @@ def jsonl_rows(
             yield number, _json_row(f"{name}, line {number}", line, wanted)
 
 
-def _no_later_one(pairs: list[tuple[str, Any]]) -> Row:
+def no_later_one(pairs: list[tuple[str, Any]]) -> Row:
     """A JSON object in which what is given twice has no value, where `json` would take the last."""
     row = dict(pairs)
     if len(row) < len(pairs):
@@ -232,7 +232,7 @@ def _no_later_one(pairs: list[tuple[str, Any]]) -> Row:
 
 def _json_row(where: str, text: str, wanted: Sequence[str]) -> Row:
     try:
-        row = json.loads(text, object_pairs_hook=_no_later_one)
+        row = json.loads(text, object_pairs_hook=no_later_one)
         if "\\u" in text:
             json.dumps(row, ensure_ascii=False, default=repr).encode()
     except UnicodeEncodeError:

@@ -21,11 +21,11 @@ LIKE_LENGTH = 0.2
 
 
 def pair_rows(pairs: Sequence[ReleasedPair], renderer: Renderer) -> list[tuple[list[int], list[int]]]:
-    """Token ids of chosen and rejected answers, interleaved: row 2i is chosen, row 2i+1 rejected."""
+    """Token ids of chosen and rejected answers, interleaved: row 2i is chosen, 2i+1 rejected (`learnt_ids`)."""
     rows = []
     for pair in pairs:
         prompt = renderer.prompt_ids(pair.prompt)
-        rows += [(prompt, renderer.response_ids(pair.chosen)), (prompt, renderer.response_ids(pair.rejected))]
+        rows += [(prompt, renderer.learnt_ids(pair.chosen)), (prompt, renderer.learnt_ids(pair.rejected))]
     return rows
 
 

@@ -37,7 +37,7 @@ class TokenBatch:
     Attributes:
         rows: R rows of T tokens, of the B prompts with their responses.
         response_ids: (B, C) int64, right-padded.
-        response_mask: (B, C) int64, 1 on real response tokens.
+        response_mask: (B, C) int64, 1 on real response tokens that count.
         before: (N,) int64 index into the R·T columns: the one that foretells each real response token, in the order in
             which `response_mask` has them.
         layers: bottom layers that are left out (`private_rlhf.lm.trunk`).
@@ -88,15 +88,25 @@ def token_batch(
 ) -> TokenBatch:
     """Joins prompts and responses into rows; `sharing` is what `sharing_of` says of the model that will read them.
 
+    A response token below 0 is ~id of one that is read and not counted: it is not in `response_mask`.
+
     Raises:
         ValueError: a prompt is empty, so that nothing foretells the first token.
     """
     if not all(prompts):
         raise ValueError("a prompt has no tokens")
-    response_ids, response_mask = pad_right(responses, pad_token_id, device)
+    counted = [[int(token >= 0) for token in response] for response in responses]
+    responses = [[token if token >= 0 else ~token for token in response] for response in responses]
+    response_ids, _ = pad_right(responses, pad_token_id, device)
+    response_mask, _ = pad_right(counted, 0, device)
     joined = [[*prompt, *response] for prompt, response in zip(prompts, responses, strict=True)]
     rows = make_rows(joined, pad_token_id, device, sharing)
-    before = [column for prompt, path in zip(prompts, rows.paths, strict=True) for column in path[len(prompt) - 1 : -1]]
+    before = [
+        column
+        for prompt, path, count in zip(prompts, rows.paths, counted, strict=True)
+        for column, counts in zip(path[len(prompt) - 1 : -1], count, strict=True)
+        if counts
+    ]
     return TokenBatch(rows, response_ids, response_mask, torch.tensor(before, dtype=torch.long, device=device))
 
 

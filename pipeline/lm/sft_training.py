@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from private_rlhf.lm.kernels import plain
 from private_rlhf.lm.logprobs import take_batches, token_batch
 from private_rlhf.lm.rows import sharing_of
@@ -47,8 +48,10 @@ class RowSftTrainer(SFTTrainer):
         tokenizer: Any = self.processing_class
         device, labels = inputs["input_ids"].device, inputs["labels"].cpu()
         ids, real, learnt = inputs["input_ids"].cpu(), inputs["attention_mask"].cpu().bool(), labels != -100
-        prompts = [row[own].tolist() for row, own in zip(ids, real & ~learnt, strict=True)]
-        responses = [row[own].tolist() for row, own in zip(ids, learnt, strict=True)]
+        begun = learnt.cumsum(dim=1) > 0
+        prompts = [row[own].tolist() for row, own in zip(ids, real & ~begun, strict=True)]
+        signed = torch.where(learnt, ids, ~ids)  # tokens between the turns of a response are not learnt
+        responses = [row[own].tolist() for row, own in zip(signed, real & begun, strict=True)]
         batch = token_batch(prompts, responses, tokenizer.pad_token_id, device, sharing=self._sharing)
         count = learnt.sum() if num_items_in_batch is None else num_items_in_batch
         loss = -model(token_batch=batch).sum() / count

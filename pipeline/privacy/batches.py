@@ -58,6 +58,7 @@ class Columns:
     kind: `records.TEXT` or `records.MESSAGES` (texts are then canonical JSON). blank: a row without text in prompt or a
     response. labelers, events: "" for none; or None without such a column. corrects: or None without such a column.
     extra: JSON of the extra columns, or None. spellings: of the labellers as read, and the name each stands for.
+    A `preferred` of 0 is a tie, which gets a fair coin in its place; ties: those that were left out.
     """
 
     prompt: pa.Array
@@ -71,6 +72,7 @@ class Columns:
     extra: pa.Array | None = None
     corrects: Bools | None = None
     spellings: dict[str, str] = field(default_factory=dict)
+    ties: int = 0
 
     @property
     def unnamed(self) -> int:
@@ -135,9 +137,9 @@ def arrow_places(places: npt.NDArray[np.int64]) -> pa.Array:
 def canonicalize(columns: Columns, position: int, prf: Prf) -> Canonical:
     """Drop, order, name and sort. position: the first row's place in the input; rows are numbered from there.
 
-    UserError where `preferred` is neither -1 nor +1.
+    UserError where `preferred` is none of -1, 0 and +1.
     """
-    _check_labels(columns.preferred)
+    _check_labels(columns.preferred + (columns.preferred == 0))
     same = _bools(pc.equal(columns.first, columns.second))
     keep = np.flatnonzero(~same & ~columns.blank)
     identical, empty = int(same.sum()), int((columns.blank & ~same).sum())
@@ -152,6 +154,8 @@ def canonicalize(columns: Columns, position: int, prf: Prf) -> Canonical:
     first_is_a = swapped == odd  # response_a is the lower one unless the id is odd
     keys["label"] = np.where(first_is_a, columns.preferred[keep], -columns.preferred[keep])
     _name_events(keys, digests, columns, keep, prf)
+    tied = keys["label"] == 0
+    keys["label"][tied] = 1 - (keys["root"][tied, 47] & 4) // 2  # the event's own coin, which nothing else uses
     if columns.corrects is not None:
         keys["corrects"] = columns.corrects[keep]
     order = np.argsort(keys["id"][:, 0], kind="stable")

@@ -23,13 +23,15 @@ class DropCounts:
 
     identical: the two responses are the same. empty: prompt or a response has no text. duplicates: an earlier row
     holds the same unordered pair (the first is kept, whatever the labels say). over_cap: one person has more events
-    than are released of anyone (a choice that depends on no label); None without such a cap.
+    than are released of anyone (a choice that depends on no label); None without such a cap. ties: their labels said
+    so, which leaving them out reveals; None where the holder did not ask for that.
     """
 
     identical: int = 0
     empty: int = 0
     duplicates: int = 0
     over_cap: int | None = None
+    ties: int | None = None
 
     def as_dict(self) -> dict[str, int]:
         """For the manifest."""

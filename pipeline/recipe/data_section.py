@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from private_rlhf.core.errors import UserError
-from private_rlhf.recipe.load import IF_SET
+from private_rlhf.recipe.load import IF_SET, NO_EFFECT
 from private_rlhf.recipe.shared_settings import STRICT
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -61,8 +61,27 @@ class DataConfig:
     allow_label_overlap: bool = False
     """Override: run although demonstrations or prompts repeat one response of protected pairs and not the other, or
     may do so (nothing is looked at any more). Marks the run NOT PRIVATE."""
+    accept_odd: Annotated[bool, NO_EFFECT] = False
+    """Learn also from a source of which many of the first rows look odd: prompts of under five characters, two
+    identical responses, empty texts, repeated pairs (`private-rlhf inspect` says which)."""
     limit: int | None = Field(default=None, gt=0)
     """Keep at most this many preference pairs (label-independent choice)."""
+    format: Annotated[str | None, IF_SET] = None
+    """Name of a public shape or of an annotation tool's export (docs: own data); null takes what the columns show."""
+    label_column: Annotated[str | None, IF_SET] = None
+    """Column of the label of `response_a` against `response_b`; or `score_a,score_b`, a column for each."""
+    labels: Annotated[str | None, IF_SET] = None
+    """Its values: `A,B` (response_a preferred first), `A=a,B=b,both=tie`, a signed strength `<0,>0` (which sign prefers
+    response_a), or `higher` / `lower` of two columns."""
+    ties: Annotated[Literal["drop", "coin"] | None, IF_SET] = None
+    """drop: ties are left out, which reveals that they were ties. coin: a fair coin under the key in their place, which
+    goes through the mechanism as every label. null: a tie is refused."""
+    pairs: Annotated[Literal["one", "all"] | None, IF_SET] = None
+    """Of a ranking of more than two responses: one pair that its texts draw (null too), or all, whose labels are one
+    person's and add up."""
+    special_tokens: Annotated[Literal["error", "keep"] | None, IF_SET] = None
+    """Preferences whose texts hold special tokens or marks of chat templates: an error (null too), or kept as they are.
+    In an answer they are plain text to the model and end no turn."""
     label_seed: int = 0
     """Seed of the Bradley–Terry labels of the embedded task."""
 

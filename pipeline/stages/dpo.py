@@ -90,8 +90,8 @@ def run(context: StageContext) -> dict[str, Any]:
 
 
 def token_ids(pair: ReleasedPair, renderer: Renderer) -> tuple[list[int], list[int], list[int]]:
-    """(prompt, the response that z prefers, the other) as token ids."""
-    responses = (renderer.response_ids(pair.chosen), renderer.response_ids(pair.rejected))
+    """(prompt, the response that z prefers, the other) as token ids, see `Renderer.learnt_ids`."""
+    responses = (renderer.learnt_ids(pair.chosen), renderer.learnt_ids(pair.rejected))
     return (renderer.prompt_ids(pair.prompt), *responses)
 
 

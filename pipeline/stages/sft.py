@@ -95,11 +95,12 @@ def run(context: StageContext) -> dict[str, Any]:
 
 
 def tokenized(demonstrations: list[Demonstration], renderer: Renderer) -> Dataset:
-    """Token ids and labels; prompt tokens carry label −100, so that only responses are learnt."""
+    """Token ids and labels; tokens that are not the assistant's carry label −100: only answers are learnt."""
     rows = []
     for row in demonstrations:
         prompt, response = renderer.prompt_ids(row.prompt), renderer.response_ids(row.response)
-        rows.append({"input_ids": prompt + response, "labels": [-100] * len(prompt) + response})
+        labels = [token if token >= 0 else -100 for token in renderer.learnt_ids(row.response)]
+        rows.append({"input_ids": prompt + response, "labels": [-100] * len(prompt) + labels})
     return Dataset.from_list(rows)
 
 

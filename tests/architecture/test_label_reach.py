@@ -10,7 +10,7 @@ from support.call_graph import Graph, call_graph, nodes_of, reachable
 # Functions and classes that yield or carry a true label, or the bytes of a raw file.
 LABELS = {
     "private_rlhf.data.chunks:read_chunk",
-    "private_rlhf.data.formats:read_preferences",
+    "private_rlhf.data.layout:read_preferences",
     "private_rlhf.data.sources:source_chunks",
     "private_rlhf.embedded.task:draw_labels",
     "private_rlhf.privacy.records:RawPair",
@@ -130,9 +130,9 @@ def test_stages_are_started_by_name_in_one_place(sources: dict[str, ast.Module])
 @pytest.mark.parametrize(
     "leak",
     [
-        "from private_rlhf.data.formats import read_preferences\ndef run(context): return list(read_preferences('x'))",
-        "def run(context):\n    from private_rlhf.data import formats\n    return formats.read_preferences('x')",
-        "import private_rlhf.data.formats\ndef run(context): return private_rlhf.data.formats.read_preferences('x')",
+        "from private_rlhf.data.layout import read_preferences\ndef run(context): return list(read_preferences('x'))",
+        "def run(context):\n    from private_rlhf.data import layout\n    return layout.read_preferences('x')",
+        "import private_rlhf.data.layout\ndef run(context): return private_rlhf.data.layout.read_preferences('x')",
         "from private_rlhf.data import raw_source\nclass Reader:\n"
         "    def go(self): return raw_source.embedded_part(1, 2)\n"
         "def run(context): return Reader().go()",

@@ -15,7 +15,7 @@ from private_rlhf.audit.released import column_order, copies, private_label, sev
 from private_rlhf.audit.suite import ATTACKS, Attack, run_attacks
 from private_rlhf.cli import main
 from private_rlhf.core.errors import UserError
-from private_rlhf.data.formats import read_preferences
+from private_rlhf.data.layout import read_preferences
 from private_rlhf.privacy.keys import keygen
 from support.other_machines import copy_key, move_to
 from support.pipeline_runs import clean_environment

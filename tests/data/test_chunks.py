@@ -13,8 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.chunks import Chunk, cut, read_chunk
-from private_rlhf.data.formats import explicit_text, read_preferences
-from private_rlhf.data.layout import Layout, Options, find_layout
+from private_rlhf.data.declared_columns import Options
+from private_rlhf.data.formats import explicit_text
+from private_rlhf.data.layout import Layout, find_layout, read_preferences
 from private_rlhf.data.sources import open_source
 
 LAYOUT = Layout(Options(), explicit_text)
@@ -45,7 +46,7 @@ def fast(path: Path, chunk_bytes: int) -> tuple[list[tuple[str, str, str]] | str
     try:
         (part,) = open_source(path)
         layout = find_layout(str(path), [part], Options())
-        for chunk in cut(part, layout.options.wanted, chunk_bytes):
+        for chunk in cut(part, layout.wanted, chunk_bytes):
             for columns in read_chunk(chunk, Watched(layout.options, layout.convert)):
                 texts = (columns.prompt, columns.first, columns.second)
                 rows += zip(*(column.to_pylist() for column in texts), strict=True)

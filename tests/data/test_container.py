@@ -23,8 +23,8 @@ from private_rlhf.core.atomic import json_text, write_json
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.container import PUBLISHED, is_copy, settle, unpublished, write_shard
 from private_rlhf.data.curate import Request, privatize_source
+from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.formats import read_prompts
-from private_rlhf.data.layout import Options
 from private_rlhf.data.release import read_release
 from private_rlhf.data.release_import import names_bundle
 from private_rlhf.data.verify import verify_release

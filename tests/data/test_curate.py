@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from private_rlhf.core.errors import UserError
 from private_rlhf.data import engine
 from private_rlhf.data.curate import Request, privatize_source
-from private_rlhf.data.formats import read_preferences
-from private_rlhf.data.layout import Options, parse_labels
+from private_rlhf.data.declared_columns import Options, parse_labels
+from private_rlhf.data.layout import read_preferences
 from private_rlhf.data.release import read_release
 from private_rlhf.privacy.keys import keygen, load_key
 from private_rlhf.privacy.ledger import Budget, Ledger

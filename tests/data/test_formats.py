@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from private_rlhf.core.errors import UserError
-from private_rlhf.data.formats import _common, read_demonstrations, read_preferences, read_prompts
+from private_rlhf.data.conversation import common as _common
+from private_rlhf.data.formats import implicit_text, read_demonstrations, read_prompts
+from private_rlhf.data.layout import read_preferences
 from private_rlhf.privacy.records import RawPair
 from support.preference_files import (
     CASES,
@@ -61,12 +63,12 @@ def test_every_format_in_every_file(tmp_path: Path, style: str, writer: str) -> 
         assert [pair.row for pair in read] == list(range(1, len(rows) + 1))
 
 
-def test_implicit_text_splits_as_trl_does(tmp_path: Path) -> None:
+def test_implicit_text_splits_as_trl_does() -> None:
     row = {"chosen": "The sky is blue.", "rejected": "The sky is green."}
-    assert one(tmp_path, row) == ("The sky is", " blue.", " green.")
-    assert one(tmp_path, {"chosen": "Q: A", "rejected": "Q: "})[0] == "Q:"
-    assert one(tmp_path, {"chosen": "abc", "rejected": "xyz"}) == ("", "abc", "xyz")
-    assert one(tmp_path, {"chosen": "abc ", "rejected": "xyz "}) == ("", "abc ", "xyz ")
+    assert implicit_text(row) == ("The sky is", " blue.", " green.")
+    assert implicit_text({"chosen": "Q: A", "rejected": "Q: "})[0] == "Q:"
+    assert implicit_text({"chosen": "abc", "rejected": "xyz"}) == ("", "abc", "xyz")
+    assert implicit_text({"chosen": "abc ", "rejected": "xyz "}) == ("", "abc ", "xyz ")
 
 
 def test_dialogue_prompt_ends_with_the_last_shared_assistant_mark(tmp_path: Path) -> None:
@@ -84,12 +86,10 @@ def test_dialogue_prompt_ends_with_the_last_shared_assistant_mark(tmp_path: Path
     assert one(tmp_path, parted)[0] == []
 
 
-def test_extra_keys_of_rows_and_messages_are_dropped(tmp_path: Path) -> None:
-    row = {
-        "prompt": [{"role": "user", "content": "p", "score": 3}],
-        "chosen": assistant("a"),
-        "rejected": assistant("b"),
-    }
+def test_extra_keys_of_rows_are_dropped_and_those_of_messages_refused(tmp_path: Path) -> None:
+    row = {"prompt": user("p"), "chosen": assistant("a"), "rejected": assistant("b")}
+    with pytest.raises(UserError, match="line 1: column 'prompt' holds a message with 'score', which is not read"):
+        one(tmp_path, row | {"prompt": [user("p")[0] | {"score": 3}]})
     assert one(tmp_path, row | {"score": 9, "labeler": "x"}) == (user("p"), assistant("a"), assistant("b"))
 
 
@@ -130,7 +130,7 @@ BAD_PAIRS: list[tuple[list[Row], str]] = [
         [GOOD, {"chosen": user("a"), "rejected": user("b")}],
         "line 2: 'chosen' and 'rejected' are lists of messages, but text",
     ),
-    ([{"chosen": user("a"), "rejected": user("b")}, GOOD], "line 2: 'chosen' and 'rejected' are text, but lists"),
+    ([{"chosen": assistant("a"), "rejected": assistant("b")}, GOOD], "line 2: 'chosen' and 'rejected' are text, but"),
     ([], "holds no rows; give a data set with at least one"),
 ]
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from private_rlhf.core.errors import UserError
 from private_rlhf.data import chunks, sources
 from private_rlhf.data.chunks import cut, read_chunk
-from private_rlhf.data.layout import Options, find_layout
+from private_rlhf.data.declared_columns import Options
+from private_rlhf.data.layout import find_layout
 from private_rlhf.data.sources import open_source
 from private_rlhf.privacy.records import record_id
 
@@ -27,7 +28,7 @@ def read(path: Path, options: Options | None = None) -> int:
     """How many rows the engine reads."""
     parts, options = open_source(path), options or Options()
     layout = find_layout(str(path), parts, options)
-    found = (part for each in parts for chunk in cut(each, options.wanted, 1 << 20)
+    found = (part for each in parts for chunk in cut(each, layout.wanted, 1 << 20)
              for part in read_chunk(chunk, layout))  # fmt: skip
     return sum(len(columns.preferred) for columns in found)
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.curate import Request, privatize_source
-from private_rlhf.data.layout import Options
+from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.release import read_release
 from private_rlhf.privacy.keys import load_key
 from private_rlhf.privacy.ledger import Budget, Ledger

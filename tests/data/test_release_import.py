@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.curate import Request, privatize_source
-from private_rlhf.data.layout import Options
+from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.release import Release, read_release
 from private_rlhf.data.release_import import (
     divide,

@@ -12,7 +12,7 @@ import pytest
 from private_rlhf.core.errors import UserError
 from private_rlhf.data import engine
 from private_rlhf.data.curate import Request, privatize_source
-from private_rlhf.data.layout import Options
+from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.release import read_release
 from private_rlhf.privacy import ledger_file
 from private_rlhf.privacy.events import EVENT, LEGACY, EventStore, Generation, StagedGeneration

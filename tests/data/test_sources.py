@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from private_rlhf.core.errors import UserError
-from private_rlhf.data.formats import read_preferences, read_prompts
+from private_rlhf.data.formats import read_prompts
+from private_rlhf.data.layout import read_preferences
 from private_rlhf.data.sources import source_chunks
 from private_rlhf.privacy.keys import PrivacyKey
 from private_rlhf.privacy.mechanism import RandomizedResponse

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.curate import Request, privatize_source
-from private_rlhf.data.formats import read_demonstrations, read_preferences, read_prompts
-from private_rlhf.data.layout import Options
+from private_rlhf.data.declared_columns import Options
+from private_rlhf.data.formats import read_demonstrations, read_prompts
+from private_rlhf.data.layout import read_preferences
 from private_rlhf.data.release import read_release
 from private_rlhf.privacy.keys import keygen, load_key
 from private_rlhf.privacy.mechanism import RandomizedResponse

@@ -32,8 +32,9 @@ from private_rlhf.core.errors import UserError, one_line
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.data.chunks import cut, read_chunk
 from private_rlhf.data.curate import Request, privatize_source
+from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.formats import read_demonstrations, read_prompts
-from private_rlhf.data.layout import Options, find_layout
+from private_rlhf.data.layout import find_layout
 from private_rlhf.data.release import read_release
 from private_rlhf.data.sources import open_source
 from private_rlhf.labelling.questions import read_answers, read_questions
@@ -73,7 +74,7 @@ def raw(folder: Path) -> object:
     (path,) = folder.glob("raw.*")
     parts, options = open_source(path), Options()
     layout = find_layout(str(path), parts, options)
-    return [len(some.preferred) for part in parts for chunk in cut(part, options.wanted, 1 << 20)
+    return [len(some.preferred) for part in parts for chunk in cut(part, layout.wanted, 1 << 20)
             for some in read_chunk(chunk, layout)]  # fmt: skip
 
 

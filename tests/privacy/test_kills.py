@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from private_rlhf.commands.label import export
 from private_rlhf.data.curate import Request, privatize_source
-from private_rlhf.data.layout import Options
+from private_rlhf.data.declared_columns import Options
 from private_rlhf.labelling.questions import Question
 from private_rlhf.labelling.store import AnswerStore
 from private_rlhf.privacy.keys import keygen, load_key

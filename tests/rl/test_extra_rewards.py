@@ -160,7 +160,7 @@ def test_arrays_and_infinities(module: str) -> None:
     ("name", "message"),
     [
         ("absent_module_of_mine:f", "No module named 'absent_module_of_mine': install it, or put its folder on"),
-        ("private_rlhf.data.formats:read_preferences", "is a part of this package, not a reward"),
+        ("private_rlhf.data.layout:read_preferences", "is a part of this package, not a reward"),
         ("private_rlhf.reward_models.model:score_layer", "is a part of this package, not a reward"),
         ("my_rewards:absent", "my_rewards has no function absent"),
         ("my_rewards:value", "my_rewards has no function value"),

@@ -14,7 +14,7 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World
 from private_rlhf.data import curate
-from private_rlhf.data.formats import read_preferences
+from private_rlhf.data.layout import read_preferences
 from private_rlhf.data.raw_source import RawSource
 from private_rlhf.data.release import ReleasedPair, read_release
 from private_rlhf.privacy.keys import keygen, load_key

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from private_rlhf.data.formats import read_preferences
+from private_rlhf.data.layout import read_preferences
 from private_rlhf.data.render import Renderer, plain_text
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.lm.smollm2 import smollm2_checkpoint

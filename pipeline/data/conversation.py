@@ -1,0 +1,196 @@
+"""One checked conversation, from every way in which files write it: a list of {"role", "content"} with texts alone.
+
+Roles are system, user, assistant and tool; other spellings of them are mapped, unknown ones refused. Parts of type text
+are joined. Nothing of a message is dropped unread: any other modality and any other key (`tool_calls`, `thinking`,
+`name`) is refused by name, unless it is empty. Message lists that were written as text (JSON, or Python's repr as CSV
+exports have it) are parsed where that is exact. Transcripts ("Human: ... Assistant: ...") become messages.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from private_rlhf.data.sources import no_later_one
+from private_rlhf.privacy.records import Message
+
+T = TypeVar("T")
+ROLES = {
+    **dict.fromkeys(("user", "human", "prompter"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "bot", "chatbot", "model"), "assistant"),
+    **dict.fromkeys(("system", "developer"), "system"),
+    "tool": "tool",
+}
+"""Names of roles, in lower case, and what they mean."""
+ASSISTANT = "\n\nAssistant:"
+MARKS = re.compile(
+    r"<\|(?:im_(?:start|end|sep)|eo[tms]_id|(?:start|end)_header_id|(?:begin|end)_?of_?text|end|user|assistant|system"
+    r"|START_OF_TURN_TOKEN|END_OF_TURN_TOKEN)\|>|<(?:start|end)_of_turn>|\[/?INST\]|<</?SYS>>|<extra_id_\d+>"
+)
+"""Special tokens and what chat templates put around turns: a text that holds them is templated already."""
+_MARK_BYTES = re.compile(MARKS.pattern.encode())
+_BEGINNINGS = tuple(
+    (re.compile(re.escape(first)), first[0], after) for first, after in ((b"<", b"|seS<"), (b"[", b"I/"))
+)
+_EMPTY: tuple[Any, ...] = (None, "", [], {})
+_LIST = re.compile(r"""\s*\[\s*\{\s*['"](?:role|content|from|value)['"]\s*:""")
+_HEAD = re.compile(r"\s*(System|Human|User):")
+_NEARLY = re.compile(r"\s*[#*<\[|]*\s*(?:human|user|system|assistant)[\]>*|]*\s*:", re.IGNORECASE)
+
+
+class RowError(Exception):
+    """What is wrong with one row; whoever reads the rows adds the file and the row number."""
+
+
+def of_both(read: Callable[[Any], T], values: Iterable[Any]) -> list[T]:
+    """`read` of each value; where several are at fault, the error that comes first by its text, whichever it is of."""
+    results, faults = [], []
+    for value in values:
+        try:
+            results.append(read(value))
+        except RowError as error:
+            faults.append(str(error))
+    if faults:
+        raise RowError(min(faults))
+    return results
+
+
+def holds_marks(data: Any) -> bool:
+    """True if UTF-8 bytes hold one of `MARKS`; looks only where its first two bytes stand, in vectors."""
+    for beginning, first, after in _BEGINNINGS:
+        if beginning.search(data):  # memchr
+            array = np.frombuffer(data, np.uint8)
+            places = np.flatnonzero(array[:-1] == first)
+            places = places[np.isin(array[places + 1], tuple(after))]
+            if any(_MARK_BYTES.match(data, place) for place in places.tolist()):
+                return True
+    return False
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+def is_written_list(value: Any) -> bool:
+    """True for a text that begins as a list of messages does."""
+    return isinstance(value, str) and _LIST.match(value) is not None
+
+
+def read_messages(value: Any, where: str) -> list[Message]:
+    """The checked messages of a list, of one message, or of a text that writes a list. RowError names `where`."""
+    if is_written_list(value):
+        value = _parsed(value, where)
+    if isinstance(value, dict):
+        value = [value]
+    if not isinstance(value, list):
+        raise RowError(f"{where} is not a list of messages, as it is in the first row; convert it")
+    return [_message(turn, where) for turn in value]
+
+
+def _parsed(text: str, where: str) -> Any:
+    for parse in (lambda text: json.loads(text, object_pairs_hook=no_later_one), ast.literal_eval):
+        try:
+            return parse(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+    raise RowError(f"{where} holds a list of messages as text that is not exactly JSON or Python; write it as JSON")
+
+
+def _message(turn: Any, where: str) -> Message:
+    role_key, text_key = ("from", "value") if isinstance(turn, dict) and "from" in turn else ("role", "content")
+    if not isinstance(turn, dict) or not isinstance(turn.get(role_key), str) or text_key not in turn:
+        raise RowError(f"{where} holds a message without a 'role' and a 'content' text; repair or remove the row")
+    unread = sorted(repr(key) for key, value in turn.items() if key not in (role_key, text_key) and value not in _EMPTY)
+    if unread:
+        raise RowError(
+            f"{where} holds a message with {unread[0][:40]}, which is not read and would be lost; write it into the"
+            " text, or remove the key"
+        )
+    role = ROLES.get(turn[role_key].strip().lower())
+    if role is None:
+        raise RowError(f"{where} holds a message of an unknown role; use {', '.join(sorted(set(ROLES.values())))}")
+    return {"role": role, "content": _content(turn[text_key], where)}
+
+
+def _content(content: Any, where: str) -> str:
+    if isinstance(content, list):
+        return "".join(_part(part, where) for part in content)
+    if not isinstance(content, str):
+        fault = "whose 'content' is null" if content is None else "without a 'role' and a 'content' text"
+        raise RowError(f"{where} holds a message {fault}; repair or remove the row")
+    return content
+
+
+def _part(part: Any, where: str) -> str:
+    filled = {key: value for key, value in part.items() if value not in _EMPTY} if isinstance(part, dict) else {}
+    text = part["text"] if filled.keys() <= {"type", "text"} and "text" in filled else None
+    if isinstance(text, str) and filled.get("type", "text") == "text":
+        return text
+    raise RowError(f"{where} holds a part of a message that is not text; only texts are read, so remove such rows")
+
+
+def cut_prompt(first: Sequence[Message], second: Sequence[Message]) -> int:
+    """Length of the prompt that two conversations share: up to the last place where both go on with the assistant."""
+    shared = common(first, second)
+    if shared == len(first) == len(second):
+        return shared
+    places = (place for place in range(shared, -1, -1) if all(_answers(side, place) for side in (first, second)))
+    return next(places, 0)
+
+
+def _answers(side: Sequence[Message], place: int) -> bool:
+    return place < len(side) and side[place]["role"] == "assistant"
+
+
+def check_turns(prompt: Sequence[Message], responses: Sequence[Sequence[Message]], where: str) -> None:
+    """RowError for a system message after the start, or a response that does not begin and end with the assistant."""
+    if any(message["role"] == "system" for turns in (prompt[1:], *responses) for message in turns):
+        raise RowError("holds a system message after the first message; repair or remove the row")
+    ends = [message for turns in responses for message in (*turns[:1], *turns[-1:])]
+    if responses[0] != responses[1] and any(message["role"] != "assistant" for message in ends):
+        raise RowError(f"{where} does not begin and end with an assistant message after the prompt; repair the row")
+
+
+def common(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """Length of the longest common prefix, by bisection on slices."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+# --- transcripts ------------------------------------------------------------------------------------------------------
+
+
+def is_transcript(text: str) -> bool:
+    """True for "Human:", "User:" or "System:" at the start, whatever empty lines come before."""
+    return _HEAD.match(text) is not None
+
+
+def is_nearly_transcript(text: str) -> bool:
+    """True for a text that begins as turns of a dialogue do, in a form that is not read."""
+    return _NEARLY.match(text) is not None
+
+
+def transcript(text: str) -> str:
+    """The transcript with two newlines before each mark, also the first; line ends as in Unix if marks have others."""
+    if "\r\n\r\nAssistant:" in text:
+        text = text.replace("\r\n", "\n")
+    return f"\n\n{text.lstrip()}"
+
+
+def transcript_turns(piece: str, head: str) -> list[Message]:
+    """Messages of a piece that begins with a mark; one space after a mark belongs to it. head: the transcript, whose
+    first mark says which marks it has."""
+    match = _HEAD.match(head)
+    speakers = {"Human": "Human", "User": "User", "System": "System|Human|User"}[match[1] if match else "Human"]
+    pieces = re.split(rf"\n\n({speakers}|Assistant):", piece)
+    turns = zip(pieces[1::2], pieces[2::2], strict=True)
+    return [{"role": ROLES[mark.lower()], "content": content.removeprefix(" ")} for mark, content in turns]

@@ -1,0 +1,193 @@
+"""What the holder of the labels declares of the columns, and what a label says: one place for the command and recipes.
+
+A label is any two values (the first: response_a is preferred), values with what each means (`A=a,B=b,both=tie`), a
+signed strength (`<0,>0`: which sign prefers response_a), or one column for each response and which value wins
+(`higher`, `lower`; one-hot winners are `higher`). Anything else is refused, and never shown. All of it is symmetric in
+the two responses.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from private_rlhf.core.errors import UserError
+from private_rlhf.data.conversation import RowError
+from private_rlhf.recipe import DataConfig
+
+PAIR = ("chosen", "rejected")
+RESPONSES = ("response_a", "response_b")
+MOST_COMPARED = 100
+"""Columns among which the nearest to a missing one is looked for."""
+_RESERVED = frozenset({"prompt", "record_id", *PAIR, *RESPONSES})
+_TOKENS = ("error", "keep")
+_MEANING = {"a": 1, "b": -1, "tie": 0}
+_SIGNED = {("<0", ">0"): -1, (">0", "<0"): 1}
+_BOTH = {("higher",): 1, ("lower",): -1}
+TIE = (
+    "holds a tie; say --ties coin (data.ties: coin): a fair coin under the key in its place, then the mechanism; or"
+    " --ties drop: the row is left out, which reveals that it was a tie"
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the holder of the labels declares about the columns; UserError if it does not fit together.
+
+    labels: what the values of `label_column` mean, see above. fold_names: spellings of a labeller's name are one person
+    (`records.fold_name`), as the key's ledger has it (`Ledger.folds_names`). format: a name in `shapes.SHAPES`; None
+    takes what the columns show. ties: None refuses them. pairs: of one ranking, a pair that its texts draw, or all.
+    special_tokens: in texts, `error` or `keep`.
+    """
+
+    labeler_column: str | None = None
+    event_column: str | None = None
+    columns: tuple[str, ...] = ()
+    label_column: str | None = None
+    labels: tuple[str, ...] | None = None
+    corrects_column: str | None = None
+    fold_names: bool = False
+    format: str | None = None
+    ties: Literal["drop", "coin"] | None = None
+    pairs: Literal["one", "all"] = "one"
+    special_tokens: Literal["error", "keep"] = "error"
+
+    @classmethod
+    def of(cls, data: DataConfig, **columns: Any) -> Options:
+        """Those of a recipe. columns: beside the pair."""
+        names = ("format", "label_column", "ties", "pairs", "special_tokens")
+        shared = {name: getattr(data, name) for name in names if getattr(data, name) is not None}
+        return cls(labels=parse_labels(data.labels), **shared, **columns)
+
+    def __post_init__(self) -> None:
+        for key, known in (("ties", (None, "drop", "coin")), ("pairs", ("one", "all")), ("special_tokens", _TOKENS)):
+            if getattr(self, key) not in known:
+                option = key.replace("_", "-")
+                raise UserError(f"--{option} must be {' or '.join(filter(None, known))}, got {getattr(self, key)!r}")
+        if (self.label_column is None) != (self.labels is None):
+            raise UserError(
+                "--label-column and --labels go together: name the column and its two values, first the one that says"
+                " that response_a is preferred (for example --label-column label --labels A,B)"
+            )
+        if self.labels is not None:
+            check_labels(self.labels)
+        if len(self.label_columns) != (2 if self.labels in _BOTH else 1) and self.labels is not None:
+            raise UserError("--labels higher (or lower) goes with two columns: --label-column score_a,score_b")
+        if self.format is not None and self.label_column is not None:
+            raise UserError("--format goes without --label-column: a format names its own label")
+        if self.corrects_column is not None and self.event_column is None:
+            raise UserError("--corrects-column needs --event-column: a correction is an event of its own, with a name")
+        if len(set(self.columns)) < len(self.columns):
+            raise UserError("--columns: names a column twice; name each once")
+        if _RESERVED & set(self.label_columns):
+            raise UserError(f"--label-column: {self.label_column!r} is a part of the pair; name another column")
+        for option, names in (
+            ("--columns", self.columns),
+            ("--labeler-column", (self.labeler_column,)),
+            ("--event-column", (self.event_column,)),
+            ("--corrects-column", (self.corrects_column,)),
+        ):
+            for name in names:
+                if name is not None and (name in _RESERVED or name in self.label_columns):
+                    raise UserError(f"{option}: {name!r} holds the pair or its label; name another column")
+
+    @property
+    def label_columns(self) -> tuple[str, ...]:
+        """The label's column, or those of both responses."""
+        named = (self.label_column or "",)
+        return tuple(self.label_column.split(",")) if self.label_column and self.labels in _BOTH else named
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """The columns that are read beside the pair and its label."""
+        named = (self.labeler_column, self.event_column, self.corrects_column, *self.columns)
+        return tuple(dict.fromkeys(name for name in named if name is not None))
+
+    def score(self, values: Sequence[Any]) -> int:
+        """+1 where the values of `label_columns` prefer response_a, -1 where response_b, 0 for a tie.
+
+        RowError for values that were not declared.
+        """
+        assert self.labels is not None
+        if self.labels in _BOTH:
+            one, other = map(number, values)
+            return _BOTH[self.labels] * sign(one - other)
+        if self.labels in _SIGNED:
+            return _SIGNED[self.labels] * sign(number(values[0]))
+        meanings = meaning(self.labels)
+        value = letter(values[0])
+        if value not in meanings:
+            raise RowError("has a label that --labels does not declare; declare every value, or repair the row")
+        return meanings[value]
+
+
+def nearest(missing: Iterable[str], present: Iterable[str], known: Iterable[str]) -> str:
+    """The words "; the nearest is ..." for columns that resemble a missing one, the same whichever is missing."""
+    others = sorted(set(present) - set(known))[:MOST_COMPARED]
+    near = sorted({match for name in missing for match in difflib.get_close_matches(name, others, n=1)})
+    return f"; the nearest is {', '.join(map(repr, near))}" if near else ""
+
+
+def column_value(row: Mapping[str, Any], name: str, known: Sequence[str]) -> Any:
+    """The value; RowError if the row has no such column, or null."""
+    if name not in row:
+        raise RowError(f"has no column {name!r}{nearest([name], row, known)}; add it, or remove the row")
+    if row[name] is None:
+        raise RowError(f"column {name!r} is null; fill it in, or remove the row")
+    return row[name]
+
+
+def sign(value: float) -> int:
+    """-1, 0 or +1."""
+    return (value > 0) - (value < 0)
+
+
+def number(value: Any) -> float:
+    """A finite number, also one written as text. RowError for anything else."""
+    try:
+        result = float(value) if isinstance(value, str | int | float) else float("nan")
+    except ValueError:
+        result = float("nan")
+    if not abs(result) < float("inf"):
+        raise RowError("has a label or score that is not a number; repair or remove the row")
+    return result
+
+
+def letter(value: Any) -> str:
+    """A label as it stands in --labels: true and false for booleans, 1 for 1.0 (a number, or a text)."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = str(value).strip() if isinstance(value, str | int | float) else ""
+    whole, point, rest = text.partition(".")
+    return whole if point and rest and not rest.strip("0") and whole.lstrip("+-").isdigit() else text
+
+
+def meaning(labels: Sequence[str]) -> dict[str, int]:
+    """+1, -1 or 0 (a tie) by value."""
+    if any("=" in each for each in labels):
+        pairs = [each.rpartition("=") for each in labels]
+        return {letter(value): _MEANING.get(means, 2) for value, _, means in pairs}
+    return {letter(value): sign for value, sign in zip(labels, (1, -1), strict=False)}
+
+
+def check_labels(labels: tuple[str, ...]) -> None:
+    """UserError unless the labels are of a form above."""
+    if labels in _SIGNED or labels in _BOTH:
+        return
+    meanings = meaning(labels)
+    if len(labels) != len(meanings) or not all(meanings) or not {1, -1} <= set(meanings.values()) <= {1, -1, 0}:
+        raise UserError("--labels: declare two different values, for example --labels 1,0, or A=a,B=b,both=tie")
+    if "=" not in labels[0] and len(labels) != 2:
+        raise UserError("--labels: declare two different values, for example --labels 1,0, or A=a,B=b,both=tie")
+
+
+def parse_labels(text: str | None) -> tuple[str, ...] | None:
+    """`A,B` as ("A", "B"). UserError unless there are two values, several with what they mean, or `higher`."""
+    if text is None:
+        return None
+    values = tuple(value.strip() for value in text.split(","))
+    if len(values) != 2 and values not in _BOTH and not all("=" in value for value in values):
+        raise UserError("--labels: declare two values with a comma between them, for example --labels A,B")
+    return values

@@ -1,0 +1,380 @@
+"""Shapes of preference files that people have: each is read as the pair that its rows mean, or refused in one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from private_rlhf.core.errors import UserError
+from private_rlhf.data.declared_columns import Options, parse_labels
+from private_rlhf.data.layout import read_preferences
+from support.preference_files import assistant, user, write_csv, write_jsonl
+
+Row = dict[str, Any]
+Q, A, B = "How warm is tea?", "Rather warm.", "No idea."
+TALK = (user(Q), assistant(A), assistant(B))
+"""The right value of most shapes: the prompt, the preferred response, the other."""
+PAIR = {"chosen": A, "rejected": B}
+TEXTS = (Q, A, B)
+
+
+def talk(answer: Any, question: str = Q, **keys: Any) -> list[Row]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer, **keys}]
+
+
+def human(answer: str, speaker: str = "Human", start: str = "\n\n", end: str = "\n\n") -> str:
+    return f"{start}{speaker}: {Q}{end}Assistant: {answer}"
+
+
+def both(build: Callable[[str], Any]) -> Row:
+    return {"chosen": build(A), "rejected": build(B)}
+
+
+def argilla(value: Any) -> Row:
+    said = [{"value": value, "user_id": "u", "status": "submitted"}, {"value": None, "user_id": "v", "status": "draft"}]
+    return {"id": "0", "fields": {"prompt": Q, "r1": B, "r2": A}, "responses": {"rank": said}}
+
+
+def studio(selected: str) -> Row:
+    result = [{"to_name": "a1,a2", "type": "pairwise", "value": {"selected": selected}}]
+    given = {"completed_by": {"id": 1, "email": "p@example.org"}, "was_cancelled": False, "result": result}
+    return {"id": 0, "data": {"prompt": Q, "a1": B, "a2": A}, "annotations": [given, given | {"was_cancelled": True}]}
+
+
+AB = {"prompt": Q, "response_a": B, "response_b": A}
+LABEL = {"label_column": "label"}
+ONE_HOT = {"winner_model_a": 0, "winner_model_b": 1, "winner_tie": 0}
+KAGGLE = {"prompt": json.dumps([Q]), "response_a": json.dumps([B]), "response_b": json.dumps([A])}
+PKU = {"prompt": Q, "response_0": B, "response_1": A, "better_response_id": 1, "safer_response_id": 0}
+SUMMARY = {
+    "info": {"post": "Tea is warm.", "title": "Tea", "subreddit": "tea"},
+    "summaries": [{"text": B}, {"text": A}],
+}
+TLDR = "SUBREDDIT: tea\n\nTITLE: Tea\n\nPOST: Tea is warm.\n\nTL;DR:"
+ROUND = [*assistant(A), *user("And then?"), *assistant("Cold.")]
+ORDERED = {"prompt": Q, "responses": [B, A]}
+
+READ: dict[str, tuple[Row, Any, Row]] = {  # by name: a row, (prompt, preferred, other), options
+    "explicit text": ({"prompt": Q, **PAIR}, TEXTS, {}),
+    "implicit messages": (both(talk), TALK, {}),
+    "prompt and one message": ({"prompt": Q, **both(assistant)}, TALK, {}),
+    "prompt messages and texts": ({"prompt": user(Q), **PAIR}, TALK, {}),
+    "prompt repeated in messages": ({"prompt": user(Q), **both(talk)}, TALK, {}),
+    "prompt repeated in text": ({"prompt": Q, "chosen": Q + A, "rejected": Q + B}, TEXTS, {}),
+    "several turns": ({"chosen": [*user(Q), *ROUND], "rejected": talk(B)}, (user(Q), ROUND, assistant(B)), {}),
+    "parted at a user turn": (
+        {"chosen": [*talk(A), *user("1"), *assistant("x")], "rejected": [*talk(A), *user("2"), *assistant("x")]},
+        (user(Q), [*assistant(A), *user("1"), *assistant("x")], [*assistant(A), *user("2"), *assistant("x")]),
+        {},
+    ),
+    "system message": (
+        both(lambda a: [{"role": "system", "content": "s"}, *talk(a)]),
+        ([{"role": "system", "content": "s"}, *user(Q)], assistant(A), assistant(B)),
+        {},
+    ),
+    "ShareGPT keys": (both(lambda a: [{"from": "human", "value": Q}, {"from": "gpt", "value": a}]), TALK, {}),
+    "roles in capitals": (both(lambda a: [{"role": "Human", "content": Q}, {"role": "Bot", "content": a}]), TALK, {}),
+    "parts of type text": (
+        both(lambda a: talk([{"type": "text", "text": a[:4]}, {"type": "text", "text": a[4:]}])),
+        TALK,
+        {},
+    ),
+    "empty keys of Arrow structs": (both(lambda a: talk(a, name=None, tool_calls=None)), TALK, {}),
+    "messages as JSON": (both(lambda a: json.dumps(talk(a))), TALK, {}),
+    "messages as Python": (both(lambda a: repr(talk(a))) | {"prompt": Q}, TALK, {}),
+    "Human and Assistant": (both(human), TALK, {}),
+    "without leading lines": (both(lambda a: human(a, start="")), TALK, {}),
+    "line ends of Windows": (both(lambda a: human(a, start="\r\n\r\n", end="\r\n\r\n")), TALK, {}),
+    "User and Assistant": (both(lambda a: human(a, "User")), TALK, {}),
+    "System first": (
+        both(lambda a: "System: s" + human(a)),
+        ([{"role": "system", "content": "s"}, *user(Q)], *TALK[1:]),
+        {},
+    ),
+    "two assistant turns of HH": (
+        both(lambda a: human("So.") + f"\n\nAssistant: {a}"),
+        ([*user(Q), *assistant("So.")], *TALK[1:]),
+        {},
+    ),
+    "transcript as prompt": ({"prompt": human("").strip(" "), "chosen": f" {A}", "rejected": f" {B}"}, TALK, {}),
+    "mark in the responses": (
+        {"prompt": f"Human: {Q}", "chosen": f"Assistant: {A}", "rejected": f"Assistant: {B}"},
+        TALK,
+        {},
+    ),
+    "question": ({"question": Q, **PAIR}, TEXTS, {}),
+    "instruction": ({"instruction": Q, **PAIR, "source": "x"}, TEXTS, {}),
+    "system column": (
+        {"system": "s", "question": Q, **PAIR},
+        ([{"role": "system", "content": "s"}, *user(Q)], *TALK[1:]),
+        {},
+    ),
+    "empty system column": ({"system": "", "question": Q, **PAIR}, TALK, {}),
+    "UltraFeedback binarized": ({"prompt": Q, **both(talk), "messages": talk(A), "score_chosen": 8.0}, TALK, {}),
+    "special tokens kept": (
+        {"prompt": Q, "chosen": A, "rejected": "<|im_end|>"},
+        (Q, A, "<|im_end|>"),
+        {"special_tokens": "keep"},
+    ),
+    "two values": (AB | {"label": "B"}, TEXTS, LABEL | {"labels": "A,B"}),
+    "1.0 is 1": (AB | {"label": "0.0"}, TEXTS, LABEL | {"labels": "1,0"}),
+    "mapped values": (AB | {"label": "right"}, TEXTS, LABEL | {"labels": "left=a,right=b,both=tie"}),
+    "signed strength": (AB | {"label": -3}, TEXTS, LABEL | {"labels": ">0,<0"}),
+    "scores of both": (AB | {"x": 1, "y": 2.5}, TEXTS, {"label_column": "x,y", "labels": "higher"}),
+    "errors of both": (AB | {"x": "3", "y": "2"}, TEXTS, {"label_column": "x,y", "labels": "lower"}),
+    "label and question": ({"question": Q, **AB, "label": 0} | {"prompt": Q}, TEXTS, LABEL | {"labels": "1,0"}),
+    "HelpSteer2": ({"prompt": Q, "response_1": B, "response_2": A, "preference_strength": 2}, TEXTS, {}),
+    "HelpSteer3": ({"context": user(Q), "response1": A, "response2": B, "overall_preference": -1}, TALK, {}),
+    "Chatbot Arena": (
+        {"conversation_a": talk(B), "conversation_b": talk(A), "winner": "model_b", "judge": "j", "turn": 1},
+        TALK,
+        {},
+    ),
+    "Kaggle one-hot": (KAGGLE | ONE_HOT, TALK, {}),
+    "SHP": ({"history": Q, "human_ref_A": A, "human_ref_B": B, "labels": 1, "score_A": 3}, TEXTS, {}),
+    "PKU better": (PKU, TEXTS, {"format": "pku-better"}),
+    "PKU safer": (PKU, (Q, B, A), {"format": "pku-safer"}),
+    "WebGPT": (
+        {"question": {"full_text": Q}, "answer_0": B, "answer_1": A, "score_0": -0.5, "score_1": 0.5},
+        TEXTS,
+        {},
+    ),
+    "OpenAI summarize": (SUMMARY | {"choice": 1, "worker": "w"}, (TLDR, A, B), {}),
+    "OpenAI preference": (
+        {
+            "input": {"messages": user(Q), "tools": []},
+            "preferred_output": assistant(A),
+            "non_preferred_output": assistant(B),
+        },
+        TALK,
+        {},
+    ),
+    "Nectar": ({"prompt": human(""), "answers": [{"answer": B, "rank": 2.0}, {"answer": A, "rank": 1.0}]}, TALK, {}),
+    "UltraFeedback raw": (
+        {"instruction": Q, "completions": [{"response": B, "overall_score": 3}, {"response": A, "overall_score": 8}]},
+        TEXTS,
+        {},
+    ),
+    "responses with scores": (ORDERED | {"scores": [0, 1]}, TEXTS, {}),
+    "responses with ranks": (ORDERED | {"ranks": [2, 1]}, TEXTS, {}),
+    "responses with a choice": (ORDERED | {"choice": 1}, TEXTS, {}),
+    "Argilla, names in order": (argilla(["r2", "r1"]), TEXTS, {}),
+    "Argilla, ranks": (argilla([{"value": "r1", "rank": 2}, {"value": "r2", "rank": 1}]), TEXTS, {}),
+    "Argilla, a name": (argilla("r2"), TEXTS, {}),
+    "Label Studio": (studio("right"), TEXTS, {}),
+    "Label Studio, flat": ({"prompt": Q, "answer1": A, "answer2": B, "pw": "left", "annotator": 1}, TEXTS, {}),
+    "ShareGPT preference": (
+        {
+            "conversations": [{"from": "human", "value": Q}],
+            "chosen": {"from": "gpt", "value": A},
+            "rejected": {"from": "gpt", "value": B},
+        },
+        TALK,
+        {},
+    ),
+    "a list of one rejected": ({"prompt": Q, "chosen": A, "rejected": [B]}, TEXTS, {}),
+}
+REFUSED: dict[str, tuple[Row, str, Row]] = {
+    "tool calls": (
+        both(lambda a: talk(a, tool_calls=[{"id": 1}])),
+        "holds a message with 'tool_calls', which is not read",
+        {},
+    ),
+    "thinking": (both(lambda a: talk(a, thinking="hm")), "holds a message with 'thinking', which is not read", {}),
+    "name": (both(lambda a: talk(a, name="n")), "holds a message with 'name', which is not read", {}),
+    "content null": (both(lambda a: talk(None)), "holds a message whose 'content' is null; repair", {}),
+    "an image": (both(lambda a: talk([{"type": "image", "url": a}])), "a part of a message that is not text", {}),
+    "an image beside text": (both(lambda a: talk([{"type": "text", "text": a, "image": "x"}])), "not text", {}),
+    "unknown role": (
+        both(lambda a: [{"role": "narrator", "content": Q}, *assistant(a)]),
+        "of an unknown role; use assistant",
+        {},
+    ),
+    "prefill": ({"prompt": talk("Well,"), **both(assistant)}, "'prompt' does not end with a user message", {}),
+    "response ends with the user": (
+        both(lambda a: [*talk(a), *user("?")]),
+        "does not begin and end with an assistant message",
+        {},
+    ),
+    "system in the middle": (
+        both(lambda a: [*user(Q), {"role": "system", "content": ""}, *assistant(a)]),
+        "a system message after",
+        {},
+    ),
+    "another prompt": (
+        {"prompt": "Other", **both(talk)},
+        "is not a user message that 'chosen' and 'rejected' share",
+        {},
+    ),
+    "prompt inside the responses": (
+        {"prompt": Q, **both(lambda a: f"Q: {Q} A: {a}")},
+        "of the first 2 rows 2 hold their prompt in both responses, and 0 of them exactly at the start",
+        {},
+    ),
+    "no prompt": ({**PAIR, "task": Q}, "share no prompt: of the first 2 rows 0 begin alike for 8 characters", {}),
+    "answers that begin alike": (
+        {"chosen": "The sky is blue", "rejected": "The sky is red"},
+        "2 begin alike for 8 characters and 0 part",
+        {},
+    ),
+    "two prompts": (
+        {"instruction": Q, "input": "x", **PAIR},
+        "has the columns 'instruction', 'input', each of which",
+        {},
+    ),
+    "tools": (
+        {"prompt": Q, **PAIR, "tools": [{"name": "f"}]},
+        "has the column 'tools', which belongs to the prompt",
+        {},
+    ),
+    "history": ({"instruction": Q, **PAIR, "history": [["a", "b"]]}, "has the column 'history', which belongs", {}),
+    "inexact list as text": (both(lambda a: f"[{{'role': 'user', 'content': '{a}'"), "not exactly JSON or Python", {}),
+    "single line ends": (
+        both(lambda a: f"Human: {Q}\nAssistant: {a}"),
+        "begins like a transcript, in a form that is not",
+        {},
+    ),
+    "templated": (
+        {"prompt": f"<|im_start|>user\n{Q}<|im_end|>", **PAIR},
+        "holds a special token or a mark of a chat",
+        {},
+    ),
+    "end of turn": (
+        {"prompt": Q, "chosen": A, "rejected": f"{B}<|eot_id|>"},
+        "take the marks out, or say --special-tokens",
+        {},
+    ),
+    "several rejected": (
+        {"prompt": Q, "chosen": A, "rejected": [B, "No."]},
+        "holds a tie; say --ties coin",
+        {"pairs": "all"},
+    ),
+    "undeclared label": (AB | {"label": "C"}, "has a label that --labels does not declare", LABEL | {"labels": "A,B"}),
+    "label not a number": (
+        AB | {"label": "much"},
+        "a label or score that is not a number",
+        LABEL | {"labels": "<0,>0"},
+    ),
+    "tie": (AB | {"label": 0}, "holds a tie; say --ties coin", LABEL | {"labels": "<0,>0"}),
+    "response column missing": (
+        {"prompt": Q, "response_a": A, "label": 1},
+        "lacks one of 'response_a'/'response_b'",
+        LABEL | {"labels": "1,0"},
+    ),
+    "no label column named": (
+        AB | {"label": "A"},
+        "read by --label-column and --labels (data.label_column, data.labels)",
+        {},
+    ),
+    "arena tie": ({"conversation_a": talk(B), "conversation_b": talk(A), "winner": "tie (bothbad)"}, "holds a tie", {}),
+    "arena winner": (
+        {"conversation_a": talk(B), "conversation_b": talk(A), "winner": "me"},
+        "'winner' that its format does not",
+        {},
+    ),
+    "Kaggle, turns missing": (
+        KAGGLE | ONE_HOT | {"response_a": "[]"},
+        "one response of each model to every prompt",
+        {},
+    ),
+    "PKU, two labels": (PKU, "holds two labels; choose by name: --format pku-better or --format pku-safer", {}),
+    "KTO": (
+        {"prompt": Q, "completion": A, "label": True},
+        "one response with a label of its own (KTO), which is not read",
+        {},
+    ),
+    "OpenAI with tools": (
+        {"input": {"messages": user(Q), "tools": [1]}, "preferred_output": 1, "non_preferred_output": 1},
+        "holds 'tools'",
+        {},
+    ),
+    "choice out of range": (ORDERED | {"choice": 2}, "a choice that is not the index of one of its responses", {}),
+    "one response": (
+        {"prompt": Q, "responses": [A], "scores": [1]},
+        "does not hold two responses with a judgement",
+        {},
+    ),
+    "two judgements": (ORDERED | {"scores": [0, 1], "choice": 1}, "needs one of 'scores', 'ranks' and 'choice'", {}),
+    "Argilla, a name missing": (argilla([{"value": "r2", "rank": 1}]), "two responses with a judgement of each", {}),
+    "Argilla, only drafts": (argilla(None), "holds no judgement that was given", {}),
+    "unknown format": ({"prompt": Q, **PAIR}, "--format must be one of helpsteer2, ", {"format": "x"}),
+}
+
+
+def options(declared: Row) -> Options:
+    return Options(**(declared | {"labels": parse_labels(declared.get("labels"))}))
+
+
+def read(folder: Path, rows: list[Row], declared: Row) -> list[Any]:
+    return [pair[:3] for pair in read_preferences(write_jsonl(folder, rows), None, options(declared))]
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_shape_is_read_as_what_it_means(tmp_path: Path, name: str) -> None:
+    row, value, declared = READ[name]
+    assert read(tmp_path, [row, row], declared) == [value, value]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_shape_is_refused_in_one_line(tmp_path: Path, name: str) -> None:
+    row, message, declared = REFUSED[name]
+    with pytest.raises(UserError) as caught:
+        read(tmp_path, [row, row], declared)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not any(text in str(caught.value) for text in (A, B, Q))
+
+
+def turned(row: Row) -> Row:
+    """The row with its two responses in each other's place, where they stand in `chosen` and `rejected`."""
+    names = {"chosen": "rejected", "rejected": "chosen"}
+    return {names.get(name, name): value for name, value in row.items()}
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, (row, *_) in {**READ, **REFUSED}.items() if {"chosen", "rejected"} <= row.keys()]
+)
+def test_a_turned_pair_is_read_or_refused_alike(tmp_path: Path, name: str) -> None:
+    row, value, declared = {**READ, **REFUSED}[name]
+    if name in REFUSED:
+        messages = set()
+        for each in (row, turned(row)):
+            with pytest.raises(UserError) as caught:
+                read(tmp_path, [each], declared)
+            messages.add(str(caught.value))
+        assert len(messages) == 1
+    else:
+        assert read(tmp_path, [turned(row)], declared) == [(value[0], value[2], value[1])]
+
+
+def test_kinds_of_csv(tmp_path: Path) -> None:
+    """A table of texts: what was written as Python stays exact, and pandas' index column is not read."""
+    rows = [{"": str(i), **both(lambda a: repr(talk(a))), "prompt": Q} for i in range(3)]
+    assert [pair[:3] for pair in read_preferences(write_csv(tmp_path, rows))] == [TALK] * 3
+
+
+def test_a_pair_of_a_ranking_is_drawn_by_its_texts(tmp_path: Path) -> None:
+    """The pair is the same whatever the scores and the order of the list; --pairs all takes each."""
+    texts = ["one", "two", "three", "four"]
+    rows = [
+        {"prompt": Q, "responses": order, "ranks": ranks}
+        for order, ranks in ((texts, [1, 2, 3, 4]), (texts[::-1], [1, 2, 3, 4]))
+    ]
+    one, other = read(tmp_path, rows, {})
+    assert set(one) == set(other)
+    assert one == (other[0], other[2], other[1])
+    assert len(set(map(frozenset, read(tmp_path, rows, {"pairs": "all"})))) == 6
+
+
+@pytest.mark.parametrize(("texts", "refused"), [(8, True), (9, False)])
+def test_the_rule_of_implicit_prompts_is_a_share_of_rows(tmp_path: Path, texts: int, refused: bool) -> None:
+    rows = [{"chosen": f"Question {i} here:\nyes", "rejected": f"Question {i} here:\nno"} for i in range(texts)]
+    rows += [{"chosen": f"abc {i}", "rejected": f"xyz {i}"} for i in range(10 - texts)]
+    if refused:
+        with pytest.raises(UserError, match="of the first 10 rows 8 begin alike"):
+            read(tmp_path, rows, {})
+    else:
+        assert read(tmp_path, rows, {})[0] == ("Question 0 here:\n", "yes", "no")
