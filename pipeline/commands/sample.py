@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from private_rlhf.core.errors import printable
 
 
 def sample(
@@ -23,6 +24,6 @@ def sample(
     for text, answers in zip(
         prompt, sample_text(policy, prompt, count, seed, max_response_tokens, system_prompt), strict=True
     ):
-        print(f"> {text}")
+        print(printable(f"> {text}"))
         for answer in answers:
-            print(f"  {answer}")
+            print(printable(f"  {answer}"))
