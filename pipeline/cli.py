@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 from private_rlhf.commands import account, label, ledger_command
 from private_rlhf.commands.compare import compare, sample
+from private_rlhf.commands.inspect import head_lines, inspect
 from private_rlhf.commands.label import label_filter
 from private_rlhf.commands.launch import PASSED_ON, launch
 from private_rlhf.commands.ledger_command import keygen
@@ -49,6 +50,7 @@ app.add_typer(ledger_command.app, name="ledger")
 app.command("label-filter")(label_filter)
 app.command()(attack)
 app.command()(compare)
+app.command()(inspect)
 app.command()(keygen)
 app.command(context_settings=PASSED_ON)(launch)
 app.command()(plan)
@@ -94,6 +96,8 @@ def run(
     if dry_run:
         recipe = runner.resolved(recipe, directory, declared_world())
         lines = runner.check(recipe, directory, selection, planned)
+        if any(line.runs and line.stage.releases for line in lines):
+            print(*head_lines(recipe), sep="\n")
         print(f"recipe {recipe.name} in {directory.root}")
         for line in lines:
             print(f"  {line.stage.name:<10} {'run ' if line.runs else 'skip'}  {line.reason}")
@@ -205,6 +209,7 @@ def privatize(
     shape: Annotated[str | None, typer.Option("--format", help="Name of a public or a tool's shape.")] = None,
     ties: Annotated[str | None, typer.Option("--ties", help="drop (reveals them) | coin")] = None,
     pairs: Annotated[str | None, typer.Option("--pairs", help="Of one ranking: one (default) | all")] = None,
+    odd: Annotated[bool | None, typer.Option("--accept-odd", help="Release rows that look odd.")] = None,
     special: Annotated[str | None, typer.Option("--special-tokens", help="In texts: error (default) | keep")] = None,
     workers: Annotated[
         int | None, typer.Option("--workers", min=1, max=64, help="Processes; default: by cores.")
@@ -221,6 +226,7 @@ def privatize(
         raise UserError("--budget-per needs --budget")
     from private_rlhf.data.curate import Request, privatize_source
     from private_rlhf.data.declared_columns import Options, parse_labels
+    from private_rlhf.data.source_summary import HEAD_ROWS, summary_of
     from private_rlhf.privacy.keys import named_or_default
     from private_rlhf.privacy.ledger import Budget
 
@@ -234,6 +240,9 @@ def privatize(
     limit = Budget(budget, "event" if budget_per is None else budget_per) if budget is not None else None  # type: ignore[arg-type]
     more: dict[str, Any] = {"add_up": bool(add_up), "add_up_keys": bool(add_up_keys), "max_events": max_events}
     request = Request(rows, folder, level, key_file, split, source, options, limit, workers=workers, **more)
+    head = summary_of(rows, split, options, HEAD_ROWS)
+    print("\n".join(head.lines()), file=sys.stderr)
+    head.check(bool(odd))
     print(privatize_source(request))
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from private_rlhf.commands.options import Force
+from private_rlhf.core.errors import printable
 from private_rlhf.core.outputs import begins_with, output_file
 
 if TYPE_CHECKING:
@@ -71,6 +72,6 @@ def sample(
     for text, answers in zip(
         prompt, sample_text(policy, prompt, count, seed, max_response_tokens, system_prompt), strict=True
     ):
-        print(f"> {text}")
+        print(printable(f"> {text}"))
         for answer in answers:
-            print(f"  {answer}")
+            print(printable(f"  {answer}"))

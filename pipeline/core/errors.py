@@ -9,13 +9,19 @@ MOST_NAME = 200
 """Characters of a name that ledgers, manifests and cards repeat."""
 
 
+def printable(text: str) -> str:
+    """The text with its line breaks, where what a terminal would obey is an escape. All that came from data or models
+    goes through here before it is printed or written on a page."""
+    return "".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text)
+
+
 def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
     """The text as one line of at most `most` characters that a terminal shows and does not obey.
 
     White space becomes single spaces, what cannot be printed (escape sequences, marks that turn the direction, halves
     of characters) an escape; a text that is too long loses its middle.
     """
-    shown = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in " ".join(text.split()))
+    shown = printable(" ".join(text.split()))
     return shown if len(shown) <= most else f"{shown[: most // 2 - 2]} ... {shown[-(most // 2 - 3) :]}"
 
 

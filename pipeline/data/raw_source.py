@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,8 @@ from private_rlhf.data.curate import OpenedSource, Workspace
 from private_rlhf.data.declared_columns import PAIR, Options
 from private_rlhf.data.engine import gather_events
 from private_rlhf.data.release_import import held_out, names_bundle, open_bundle
+from private_rlhf.data.render import Renderer
+from private_rlhf.data.source_summary import HEAD_ROWS, SourceSummary, summarise
 from private_rlhf.data.sources import Part, Row, is_hub_id, open_source, run_splits, source_chunks
 from private_rlhf.data.workers import default_workers, start_workers
 from private_rlhf.data.workfolder import work_folder
@@ -33,8 +34,6 @@ from private_rlhf.privacy.ledger import Budget, Ledger
 from private_rlhf.privacy.sorted_runs import KeptRows, id_at
 from private_rlhf.recipe import DataConfig, PrivatizeConfig
 from private_rlhf.recipe.data_section import bare_name
-
-FIRST_ROWS = 100
 
 
 @dataclass(frozen=True)
@@ -88,12 +87,18 @@ class RawSource:
                 key = load_key(path)
                 if settings.private:
                     Ledger(key).check(bare_name(source), settings.epsilon, self.budget())
-        if source == "embedded" or is_hub_id(source):
-            return
-        for opened in self.open_sources():
-            part = opened.parts[0]
-            rows = islice(part.rows(opened.layout.wanted), FIRST_ROWS)
-            opened.layout.row_columns(rows, f"{part.name}, {part.unit}")
+        for summary in self.summaries(most=HEAD_ROWS) if self.in_files else ():
+            summary.check(self.data.accept_odd)
+
+    @property
+    def in_files(self) -> bool:
+        """True for raw rows on this machine that the recipe brings."""
+        source = self.data.preferences
+        return not (self.data.without_pairs or names_bundle(source) or is_hub_id(source))
+
+    def summaries(self, renderer: Renderer | None = None, most: int | None = None) -> list[SourceSummary]:
+        """What the splits hold, or their first rows. Nothing in it depends on a label."""
+        return [summarise(opened, renderer, most) for opened in self.open_sources()]
 
     @contextmanager
     def workspace(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from private_rlhf.core.errors import MOST_NAME, UserError, one_line
-from private_rlhf.recipe.load import IF_SET, STRICT
+from private_rlhf.recipe.load import IF_SET, NO_EFFECT, STRICT
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
@@ -68,6 +68,9 @@ class DataConfig:
     allow_label_overlap: bool = False
     """Override: run although demonstrations or prompts repeat one response of protected pairs and not the other, or
     may do so (nothing is looked at any more). Marks the run NOT PRIVATE."""
+    accept_odd: Annotated[bool, NO_EFFECT] = False
+    """Learn also from a source of which many of the first rows look odd: prompts of under five characters, two
+    identical responses, empty texts, repeated pairs (`private-rlhf inspect` says which)."""
     limit: int | None = Field(default=None, gt=0)
     """Keep at most this many preference pairs (label-independent choice)."""
     format: Annotated[str | None, IF_SET] = None

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from private_rlhf.core.errors import printable
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.privacy.guarantee import NOT_PRIVATE, PrivacyStatus
 from private_rlhf.report.run_facts import GIBBS, REFERENCE, RunFacts
@@ -481,17 +482,17 @@ def show_results(run: RunDir, console: Console | None = None) -> None:
     if not page.is_file():
         return
     console = console or Console()
-    console.print(Markdown(page.read_text(encoding="utf-8").partition(CARD)[0]))
+    console.print(Markdown(printable(page.read_text(encoding="utf-8").partition(CARD)[0])))
     samples = run.stage("evaluate") / "samples.json"
     if samples.is_file():
         metrics = run.root / "metrics.json"
         methods = json.loads(metrics.read_text(encoding="utf-8")) if metrics.is_file() else {}
         for sample in json.loads(samples.read_text(encoding="utf-8"))[:SHOWN]:
-            console.print(Text(f"\n> {sample['prompt']}", style="bold"))
+            console.print(Text(printable(f"\n> {sample['prompt']}"), style="bold"))
             for method, answer in sample.items():
                 if method != "prompt":
                     label, answered = label_of(method, methods.get(method)), " ".join(answer["text"].split())
-                    console.print(Text(f"  {label}: {answered}"))
+                    console.print(Text(printable(f"  {label}: {answered}")))
     console.print(
         f"\nreport: {run.stage('report') / 'report.html'}\nmetrics: {run.root / 'metrics.json'}", highlight=False
     )

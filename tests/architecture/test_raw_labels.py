@@ -41,6 +41,7 @@ ALLOWED = {
     "OpenedSource": {
         "pipeline/data/curate.py",  # defines it: a source that was opened
         "pipeline/data/raw_source.py",
+        "pipeline/data/source_summary.py",  # counts both responses alike
     },
     "privatize_source": {
         "pipeline/data/curate.py",  # defines it: all of the above, for `private-rlhf privatize`
@@ -53,6 +54,7 @@ ALLOWED = {
         "pipeline/data/layout.py",
         "pipeline/data/curate.py",
         "pipeline/data/raw_source.py",
+        "pipeline/data/source_summary.py",  # hands them to the layout
         "pipeline/audit/",
     },
     "source_chunks": {

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.chunks import cut, read_chunk
-from private_rlhf.data.formats import read_preferences
-from private_rlhf.data.layout import Options, find_layout
+from private_rlhf.data.declared_columns import Options
+from private_rlhf.data.layout import find_layout, read_preferences
 from private_rlhf.data.sources import open_source, run_splits
 from support.preference_files import explicit, triples
 
@@ -76,7 +76,7 @@ def test_a_kind_of_file_gives_its_rows(tmp_path: Path, kind: str, monkeypatch: p
     parts = open_source(path)
     layout = find_layout(str(path), parts, Options())
     read = []
-    for chunk in (chunk for part in parts for chunk in cut(part, layout.options.wanted, 100)):
+    for chunk in (chunk for part in parts for chunk in cut(part, layout.wanted, 100)):
         for each in read_chunk(chunk, layout):
             read += zip(*(texts.to_pylist() for texts in (each.prompt, each.first, each.second)), strict=True)
     assert read == PAIRS

@@ -37,3 +37,15 @@ def test_tables_and_answers_but_not_the_card(tmp_path: Path) -> None:
     assert "Q2" in text
     assert "Q3" not in text
     assert "report.html" in text
+
+
+def test_no_control_character_of_a_page_or_an_answer_is_printed(tmp_path: Path) -> None:
+    run, escapes = RunDir(tmp_path), "\x1b[2Jgone\x07\u202e"
+    for stage in ("report", "evaluate"):
+        run.stage(stage).mkdir()
+    (run.stage("report") / "report.md").write_text(f"# demo {escapes}\n\n| a {escapes} |\n|---|\n| 1 |\n")
+    samples = [{"prompt": f"Q {escapes}", "sft": {"text": f"A {escapes}"}}]
+    (run.stage("evaluate") / "samples.json").write_text(json.dumps(samples))
+    text = printed(run)
+    assert r"\x1b[2Jgone" in text
+    assert all(each.isprintable() or each == "\n" for each in text)

@@ -12,7 +12,7 @@ from private_rlhf.lm.base_models import base_checkpoint
 from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer
 from private_rlhf.recipe import LoraSettings, ModelConfig
 from private_rlhf.reward_models.losses import debiased_loss, private_likelihood_loss, uncorrected_loss
-from private_rlhf.rl.dpo_trainer import PrivateDpoTrainer, pair_dataset
+from private_rlhf.rl.dpo_trainer import PrivateDpoTrainer, _pairs, pair_dataset
 from trl import DPOConfig
 
 BETA = 0.3

@@ -1,0 +1,233 @@
+"""A summary of a labelled source before its labels are used: what was read, what is left out and why, what is learnt.
+
+Nothing in it depends on a label: responses are counted together or stand in the order of their texts, and the rows that
+are shown are those whose record ids come first.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+from private_rlhf.core.errors import UserError, one_line, printable
+from private_rlhf.data.curate import OpenedSource
+from private_rlhf.data.declared_columns import Options
+from private_rlhf.data.layout import LABELER
+from private_rlhf.data.render import Renderer
+from private_rlhf.data.sources import open_source
+from private_rlhf.privacy.records import Text, encode_text, is_blank, record_id
+
+HEAD_ROWS = 1000
+SHORT = 5
+"""Characters of a prompt that is hardly one."""
+ODD_SHARE, REPEATED_SHARE, LEAST = 0.1, 0.5, 100
+"""Shares of the rows over which a source is odd, and the rows from which that is judged."""
+RENDERED, SHOWN, MOST_SHOWN = 1000, 2, 2000
+"""Pairs that are counted in tokens; pairs that are shown, and characters of each text."""
+
+
+@dataclass(frozen=True)
+class SourceSummary:
+    """What a source holds. UserError while it is made: the first bad row.
+
+    name, files, form: as given, the number of files, what rows were taken for. read, unread: columns. rows: pairs that
+    were read; whole: all of the source. dropped: reason -> count. short: prompts under SHORT characters. turns:
+    messages of a dialogue -> pairs. characters, tokens: of prompts and responses, sorted; tokens only with a renderer,
+    of at most RENDERED pairs, with too_long, the number of them over a limit. shown: the first pairs, as the model
+    sees them.
+    """
+
+    name: str
+    files: int
+    form: str
+    read: tuple[str, ...]
+    unread: tuple[str, ...]
+    rows: int
+    whole: bool
+    dropped: dict[str, int]
+    short: int
+    prompts: int
+    turns: dict[int, int]
+    characters: dict[str, np.ndarray]
+    tokens: dict[str, np.ndarray]
+    too_long: int
+    shown: tuple[str, ...]
+    options: Options
+
+    def odd(self) -> list[str]:
+        """What is odd about the source, over the stated shares; empty for few rows."""
+        named = self.options.labeler_column or self.options.event_column
+        counts = {
+            f"a prompt of under {SHORT} characters": (self.short, ODD_SHARE),
+            "two identical responses": (self.dropped["identical"], ODD_SHARE),
+            "an empty prompt or response": (self.dropped["empty"], ODD_SHARE),
+            "a pair that an earlier row holds": (0 if named else self.dropped["repeated"], REPEATED_SHARE),
+        }
+        over = [(what, count) for what, (count, share) in counts.items() if count > share * self.rows]
+        return [f"{count} of {self.rows} rows have {what}" for what, count in over] if self.rows >= LEAST else []
+
+    def check(self, accept: bool) -> None:
+        """UserError for an odd source, unless it is accepted."""
+        if not accept and (odd := self.odd()):
+            raise UserError(
+                f"{self.name}: {'; '.join(odd)}: look at it with `private-rlhf inspect`, then repair it, or say that it"
+                " is meant (--accept-odd, data.accept_odd: true)"
+            )
+
+    def lines(self) -> list[str]:
+        """For people."""
+        what = "rows" if self.whole else "first rows"
+        turns = ", ".join(f"{count} ({rows} rows)" for count, rows in sorted(self.turns.items()))
+        counted = [f"{count} {reason}" for reason, count in self.dropped.items() if count]
+        found = [
+            f"{one_line(self.name)}: {self.rows} {what} of {self.files} file(s), read as {self.form}",
+            f"columns read: {_named(self.read)}; not read: {_named(self.unread)}",
+            f"left out: {', '.join(counted) or 'none'}; different prompts: {self.prompts}",
+            f"messages in a dialogue: {turns}",
+            f"prompts under {SHORT} characters: {self.short / max(1, self.rows):.1%}",
+        ]
+        for unit, sizes in (("characters", self.characters), ("tokens", self.tokens)):
+            found += [_spread(f"{unit} of {name}", values) for name, values in sizes.items() if len(values)]
+        if self.tokens:
+            of = len(self.tokens["prompts"])
+            found.append(f"over a limit of tokens (model.too_long): {self.too_long} of {of} pairs")
+        return found + [f"odd: {each}" for each in self.odd()] + list(self.shown)
+
+
+def summary_of(source: str, split: str | None, options: Options, most: int | None = None) -> SourceSummary:
+    """The summary of a source that no recipe names."""
+    return summarise(OpenedSource.open(source, open_source(source, split), options), most=most)
+
+
+def summarise(opened: OpenedSource, renderer: Renderer | None = None, most: int | None = None) -> SourceSummary:
+    """Read a source, or its first `most` rows. renderer: shows texts as token ids; without one as they are."""
+    layout, parts = opened.layout, opened.parts
+    dropped: Counter[str] = Counter(identical=0, empty=0, repeated=0, ties=0)
+    turns: Counter[int] = Counter()
+    sizes: dict[str, list[int]] = {"prompts": [], "responses": []}
+    seen: set[tuple[Any, ...]] = set()
+    prompts: set[int] = set()
+    first: list[tuple[int, int, tuple[Text, Text, Text]]] = []  # of the smallest record ids, negative
+    names: dict[str, None] = dict.fromkeys(chain.from_iterable(part.columns or () for part in parts))
+    rows = short = 0
+    named = (layout.options.labeler_column or LABELER, layout.options.event_column)
+    for _, row, ((prompt, *responses), sign) in _first(opened, most, names):
+        rows += 1
+        sizes["prompts"].append(len(_plain(prompt)))
+        sizes["responses"] += [len(_plain(each)) for each in responses]
+        turns[_turns(prompt) + max(map(_turns, responses))] += 1
+        short += sizes["prompts"][-1] < SHORT
+        prompts.add(hash(encode_text(prompt)))
+        reason = _reason(prompt, responses, sign, layout.options)
+        if reason is None:
+            name = record_id(prompt, responses)
+            key = (name, *(str(row.get(column)) for column in named if column))
+            reason = "repeated" if key in seen else None
+            seen.add(key)
+        if reason is not None:
+            dropped[reason] += 1
+            continue
+        one, other = sorted(responses, key=encode_text)
+        item = (-int(name, 16), rows, (prompt, one, other))
+        heapq.heappush(first, item) if len(first) < RENDERED else heapq.heappushpop(first, item)
+    pairs = [pair for _, _, pair in sorted(first, reverse=True)]
+    tokens, too_long = _tokens(renderer, pairs)
+    return SourceSummary(
+        opened.name,
+        sum(len(part.files) or 1 for part in parts),
+        layout.form.partition("; columns")[0],
+        tuple(name for name in names if name in layout.wanted),
+        tuple(name for name in names if name not in layout.wanted),
+        rows,
+        most is None or rows < most,
+        dict(dropped),
+        short,
+        len(prompts),
+        dict(turns),
+        {name: np.sort(values) for name, values in sizes.items()},
+        tokens,
+        too_long,
+        tuple(chain.from_iterable(_shown(place, pair, renderer) for place, pair in enumerate(pairs[:SHOWN], 1))),
+        layout.options,
+    )
+
+
+def _first(opened: OpenedSource, most: int | None, names: dict[str, None]) -> Iterable[Any]:
+    """The judged pairs of the first rows of all parts; puts the columns of their rows into names."""
+    left = most
+
+    def noted(rows: Iterable[tuple[int, Any]]) -> Iterable[tuple[int, Any]]:
+        for number, row in rows:
+            names.update(dict.fromkeys(row))
+            yield number, row
+
+    for part in opened.parts:
+        rows = noted(islice(part.rows(opened.layout.wanted), left))
+        for pair in opened.layout.judged_rows(rows, f"{part.name}, {part.unit}"):
+            yield pair
+            left = None if left is None else max(0, left - 1)
+
+
+def _reason(prompt: Text, responses: Sequence[Text], sign: int, options: Options) -> str | None:
+    if not sign and options.ties == "drop":
+        return "ties"
+    if responses[0] == responses[1]:
+        return "identical"
+    return "empty" if any(map(is_blank, (prompt, *responses))) else None
+
+
+def _tokens(renderer: Renderer | None, pairs: Sequence[tuple[Text, Text, Text]]) -> tuple[dict[str, np.ndarray], int]:
+    if renderer is None:
+        return {}, 0
+    prompts = [renderer.prompt_size(prompt) for prompt, _, _ in pairs]
+    responses = [len(renderer.response_ids(each)) for _, *both in pairs for each in both]
+    too_long = sum(not renderer.fits(*pair) for pair in pairs)
+    return {"prompts": np.sort(prompts), "responses": np.sort(responses)}, too_long
+
+
+def _shown(place: int, pair: tuple[Text, Text, Text], renderer: Renderer | None) -> Iterable[str]:
+    """A pair as the model sees it, its responses in the order of their texts; what is learnt stands in ⟦ ⟧."""
+    prompt, *responses = pair
+    yield f"--- row {place} of those with the first record ids; ⟦ ⟧: tokens of the loss and the score ---"
+    if renderer is None:
+        yield _cut(_plain(prompt))
+        yield from (f"⟦{_cut(_plain(each))}⟧" for each in responses)
+        return
+    roomy = replace(renderer, max_prompt_tokens=1 << 40)
+    yield _cut(renderer.tokenizer.decode(roomy.prompt_ids(prompt)))
+    for each in responses:
+        yield _cut(_marked(renderer.learnt_ids(each), renderer.tokenizer))
+
+
+def _marked(ids: Sequence[int], tokenizer: Any) -> str:
+    """The text of token ids, those that are learnt (>= 0) between ⟦ and ⟧."""
+    edges = [place for place in range(1, len(ids)) if (ids[place] < 0) != (ids[place - 1] < 0)]
+    spans = [ids[start:end] for start, end in zip([0, *edges], [*edges, len(ids)], strict=True)]
+    texts = (tokenizer.decode([token if token >= 0 else ~token for token in span]) for span in spans)
+    return "".join(f"⟦{text}⟧" if span[0] >= 0 else text for span, text in zip(spans, texts, strict=True))
+
+
+def _plain(text: Text) -> str:
+    return text if isinstance(text, str) else "\n".join(message["content"] for message in text)
+
+
+def _turns(text: Text) -> int:
+    return 1 if isinstance(text, str) else len(text)
+
+
+def _named(names: Sequence[str]) -> str:
+    return one_line(", ".join(names)) or "none"
+
+
+def _cut(text: str) -> str:
+    return printable(text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN // 2]} … {text[-MOST_SHOWN // 2 :]}")
+
+
+def _spread(what: str, values: np.ndarray) -> str:
+    middle, most = (values[int(share * (len(values) - 1))] for share in (0.5, 0.95))
+    return f"{what}: shortest {values[0]}, median {middle}, 95 % within {most}, longest {values[-1]}"
