@@ -54,7 +54,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Matches:
-    """Comparisons of numbers with statistics: `matched` of `tried`, each by chance with probability at most `chance`."""
+    """Comparisons of numbers with statistics: `matched` of `tried`, each by chance with probability <= `chance`."""
 
     tried: int
     matched: int
