@@ -1,4 +1,4 @@
-"""What an accountant returns, and how it refuses what lies outside its theorem."""
+"""The result of an accountant, and its refusal of arguments outside its theorem."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ One step draws m of n records without replacement and adds N(0, σ²I) to a quer
 a drawn record is replaced. With γ = m/n, P = N(Δ, σ²) and Q = N(0, σ²), its hockey-stick divergence at any α = e^ε ≥ 1
 is at most f(α) = γ·H_{1+(α−1)/γ}(P‖Q), in both directions, hence at most 1 − α + α·f(1/α) for α < 1. These are the
 divergences of one pair, so adaptive composition is a convolution of that pair's privacy losses. Proof:
-docs/explanation/subset-sampling.md. Poisson sampling under add/remove has f above 1 alone and is another mechanism.
+docs/explanation/subset-sampling.md. Poisson sampling under add/remove has f only above 1 and is another mechanism.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Fine-tuning data made of the chosen answers, samples in a log, a cache of the raw rows, a raw copy: each holds the
 texts of events in a way that depends on their labels. Files are searched as bytes (decompressed where they are gzip),
-as rows where they are data files, for pieces of text that belong to one response of one event alone.
+as rows where they are data files, for pieces of text that belong to only one response of one event.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PIECE = re.compile(rb"[^\x00-\x1f\x7f-\xff\"\\<>&'/]{%d}" % PIECE)
 
 
 def texts_in_files(view: View) -> Iterator[Guesses]:
-    """For each file that is no table: the response it holds, the one it holds first, the one it holds more often."""
+    """For each file that is not a table: the response it holds, the one it holds first, the one it holds more often."""
     pieces = own_pieces(view)
     if not pieces:
         return
@@ -65,7 +65,7 @@ def texts_in_files(view: View) -> Iterator[Guesses]:
 
 
 def own_pieces(view: View) -> dict[bytes, tuple[int, int]]:
-    """piece -> (event, 0 for the first response or 1 for the second), for pieces that belong to one response alone.
+    """piece -> (event, 0 for the first response or 1 for the second), for pieces that belong to only one response.
 
     A piece has 16 bytes without quotes, backslashes or control characters, so that JSON leaves it as it is.
     """

@@ -332,7 +332,7 @@ def _as_json(build: Callable[[Text, Text, Text], Any], sort: bool, ascii_only: b
 
 
 def _record(prompt: Text, one: Text, two: Text) -> bytes:
-    """What `record_id` digests, but for the order of the responses."""
+    """The bytes that `record_id` digests, but for the order of the responses."""
     texts = [encode_text(text) for text in (prompt, one, two)]
     return ID_DOMAIN + text_kind(prompt) + b"".join(len(text).to_bytes(8, "big") for text in texts) + b"".join(texts)
 

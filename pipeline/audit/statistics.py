@@ -54,7 +54,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Matches:
-    """How many of `tried` comparisons of numbers with statistics matched, each with probability at most `chance`."""
+    """Comparisons of numbers with statistics: `matched` of `tried`, each by chance with probability <= `chance`."""
 
     tried: int
     matched: int

@@ -263,7 +263,7 @@ def _unseen(guess: Guesses, view: View) -> Guesses:
 
 
 def real_ceiling(guess: Guesses, alpha: float, prior: float) -> float:
-    """What a guess of real labels may reach without a leak. prior: of a reader of the text, in [0.5, 1].
+    """The rate that a guess of real labels may reach without a leak. prior: of a reader of the text, in [0.5, 1].
 
     max(alpha, p) for a guess that does not look at the text. A fitted guess may use the text and z together: the odds
     p/(1-p) times e^epsilon. A checkpoint's guess is utility and is not judged (1), nor is that of a

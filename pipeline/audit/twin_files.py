@@ -3,7 +3,7 @@
 What may differ is declared by the file and by the path of the field in it, and each such field is one short number or
 one moment. All else is a difference, and its first differing line is named: bytes, names, modes, owners, extended
 attributes. Times of change are of one whole second per stage (`RunDir.stamp`), shortly before the file's status last
-changed, which only the system can set. Values of declared fields are compared by nobody: keep the table short, and
+changed, which only the system can set. Values of declared fields are not compared: keep the table short, and
 never declare what a label could reach.
 """
 

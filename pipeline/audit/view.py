@@ -109,7 +109,7 @@ def all_files(roots: Sequence[Path]) -> list[Path]:
 
 
 def file_rows(path: Path) -> Iterator[Row]:
-    """The rows of a data file; UserError where it is none or is damaged."""
+    """The rows of a data file; UserError for another or a damaged file."""
     name = path.name.lower()
     if name.endswith(".arrow"):
         yield from _arrow_rows(path)

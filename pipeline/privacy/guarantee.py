@@ -87,7 +87,7 @@ def key_mode(mechanism: Mechanism, key: PrivacyKey | None) -> str:
 
 
 def guarantee(mechanism: Mechanism, key: PrivacyKey | None) -> dict[str, Any]:
-    """The mechanism's guarantee with the key mode, and the NOT PRIVATE mark (else null) with its reason."""
+    """The mechanism's guarantee with the key mode, and the NOT PRIVATE mark (otherwise null) with its reason."""
     return stated(mechanism, key_mode(mechanism, key))
 
 
