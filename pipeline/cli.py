@@ -18,7 +18,6 @@ from private_rlhf.commands.attack import attack
 from private_rlhf.commands.compare import compare
 from private_rlhf.commands.keygen import keygen
 from private_rlhf.commands.label_filter import label_filter
-from private_rlhf.commands.launch import PASSED_ON, launch
 from private_rlhf.commands.options import Force, all_given, one_way, refuse_digit_groups
 from private_rlhf.commands.plan import plan
 from private_rlhf.commands.sample import sample
@@ -53,7 +52,6 @@ app.command("label-filter")(label_filter)
 app.command()(attack)
 app.command()(compare)
 app.command()(keygen)
-app.command(context_settings=PASSED_ON)(launch)
 app.command()(plan)
 app.command()(sample)
 app.command()(validate)
@@ -108,6 +106,21 @@ def run(
         from private_rlhf.report.terminal import show_results
 
         show_results(directory)
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def launch(
+    arguments: Annotated[list[str], typer.Argument(help="[options of accelerate] -m MODULE [options of the module]")],
+) -> None:
+    """Run a stage's module under `accelerate launch`, with its options; an error is one line."""
+    from subprocess import CalledProcessError
+
+    from private_rlhf import launcher
+
+    try:
+        launcher.launch(arguments, {})
+    except CalledProcessError as error:
+        raise typer.Exit(error.returncode & 255) from None
 
 
 @app.command()
