@@ -17,7 +17,6 @@ from private_rlhf.commands import account, label, ledger_command
 from private_rlhf.commands.compare import compare, sample
 from private_rlhf.commands.inspect import head_lines, inspect
 from private_rlhf.commands.label import label_filter
-from private_rlhf.commands.launch import PASSED_ON, launch
 from private_rlhf.commands.ledger_command import keygen
 from private_rlhf.commands.options import Force, all_given, one_way, refuse_digit_groups, refuse_moved
 from private_rlhf.commands.plan import plan
@@ -52,7 +51,6 @@ app.command()(attack)
 app.command()(compare)
 app.command()(inspect)
 app.command()(keygen)
-app.command(context_settings=PASSED_ON)(launch)
 app.command()(plan)
 app.command()(sample)
 app.command()(validate)
@@ -109,6 +107,21 @@ def run(
         from private_rlhf.report.sections import show_results
 
         show_results(directory)
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def launch(
+    arguments: Annotated[list[str], typer.Argument(help="[options of accelerate] -m MODULE [options of the module]")],
+) -> None:
+    """Run a stage's module under `accelerate launch`, with its options; an error is one line."""
+    from subprocess import CalledProcessError
+
+    from private_rlhf import launcher
+
+    try:
+        launcher.launch(arguments, {})
+    except CalledProcessError as error:
+        raise typer.Exit(error.returncode & 255) from None
 
 
 @app.command()

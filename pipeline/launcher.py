@@ -100,8 +100,7 @@ def _parsed(arguments: Sequence[str]) -> tuple[Any, dict[str, str]]:
     parser: Any = launch_command_parser()
     parser.error = refuse
     options = parser.parse_args(list(arguments))
-    file = options.config_file
-    if file is None:
+    if (file := options.config_file) is None:
         return options, {}
     if not os.path.isfile(file):
         raise UserError(f"launch: --config_file must be a file, got {file}: give one such as launch/ddp.yaml")

@@ -207,12 +207,7 @@ def score_by(name: str, key: str) -> Score:
 
 
 def external_scorer(
-    folder: Path,
-    public: bool,
-    names: tuple[str, str],
-    limits: ModelConfig | Renderer,
-    device: torch.device,
-    **how: Any,
+    folder: Path, public: bool, names: tuple[str, str], limits: ModelConfig | Renderer, device: torch.device, **how: Any
 ) -> tuple[RewardScorer, dict[str, Any]]:
     """Scores by a reward model from outside this run, without Γ, and its facts for the card.
 

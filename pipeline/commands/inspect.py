@@ -54,7 +54,8 @@ def _lines(recipe: Recipe, tokens: bool, most: int | None = None) -> list[str]:
     """tokens: by the recipe's model, which is made or fetched for it."""
     from private_rlhf.data.inputs import make_renderer
     from private_rlhf.data.raw_source import RawSource
-    from private_rlhf.lm.models import base_checkpoint, load_tokenizer
+    from private_rlhf.lm.base_models import base_checkpoint
+    from private_rlhf.lm.models import load_tokenizer
 
     source = RawSource(recipe.data, recipe.privatize, Path("runs") / recipe.name)
     if most is not None and not source.in_files:

@@ -39,7 +39,7 @@ RUN_BY = {
     "private-rlhf verify-run": ("tests/stages/test_twins.py", '"verify-run"'),
     "private-rlhf sample": ("tests/cli/test_commands.py", '"sample"'),
     "launch/run_pipeline.sh": ("tests/launch/test_scripts.py", "run_pipeline.sh"),
-    "accelerate launch": ("tests/launch/test_accelerate_files.py", '"ddp"'),  # as far as accelerate goes without a GPU
+    "private-rlhf launch": ("tests/launch/test_launcher.py", '"ddp"'),  # as far as accelerate goes without a GPU
     "python -m": ("tests/cli/test_core_install.py", '"wheel"'),
 }
 """First words of a command -> the file of tests that runs it, and what must stand there."""
