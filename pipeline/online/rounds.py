@@ -19,7 +19,7 @@ from private_rlhf.labelling.store import AnswerStore
 from private_rlhf.online.pool import AnsweredPairs, Pool
 from private_rlhf.online.posterior import Learner, Posterior
 from private_rlhf.online.strategies import choose
-from private_rlhf.privacy.person_budget import split_budget
+from private_rlhf.privacy.person import split_budget
 from private_rlhf.recipe import OnlineConfig, PrivatizeConfig
 from torch import Tensor
 

@@ -101,7 +101,7 @@ def write_cards(
 ) -> None:
     """Writes the card of the policy and, where the statement `reference` says that π_ref was saved too, of π_ref."""
     from private_rlhf.lm.model_card import write_beside
-    from private_rlhf.privacy.status import extra_rewards
+    from private_rlhf.privacy.guarantee import extra_rewards
 
     recipe = context.recipe
     manifest = inputs.release(context.run.released).manifest.as_dict()

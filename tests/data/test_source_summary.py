@@ -14,7 +14,7 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.render import Renderer
 from private_rlhf.data.source_summary import SourceSummary, summary_of
-from private_rlhf.lm.tiny import tiny_tokenizer
+from private_rlhf.lm.base_models import tiny_tokenizer
 from private_rlhf.privacy.keys import keygen
 from support.preference_files import write_jsonl
 

@@ -14,7 +14,7 @@ from private_rlhf.data.formats import Demonstration
 from private_rlhf.data.layout import read_preferences
 from private_rlhf.data.release import ReleasedPair
 from private_rlhf.data.render import Renderer
-from private_rlhf.evaluation.likelihood_win_rate import pair_rows
+from private_rlhf.evaluation.rates import pair_rows
 from private_rlhf.lm.logprobs import mean_logprobs, token_batch
 from private_rlhf.lm.models import load_causal_lm, load_tokenizer
 from private_rlhf.stages.dpo import token_ids

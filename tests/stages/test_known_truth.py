@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from private_rlhf.evaluation import truths
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import load_recipe
 from private_rlhf.stages.declarations import preflight
-from private_rlhf.stages.evaluate import judge_notes, known_truth
+from private_rlhf.stages.evaluate import judge_notes
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -33,6 +33,12 @@ class Lengths:
 
     def rewards(self, prompts: Sequence[str], answers: Sequence[str]) -> torch.Tensor:
         return torch.tensor([len(answer) for answer in answers], dtype=torch.float64)
+
+
+def known_truth(recipe: Recipe) -> Callable[[str, str], float] | None:
+    """r* of a recipe, as the stage takes it."""
+    name = truths.truth_name(recipe.evaluate.truth, recipe.data.evaluation_prompts)
+    return None if name is None else truths.reward_function(name)
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
