@@ -26,9 +26,7 @@ from private_rlhf.audit.judge import (
     upper_tail,
 )
 from private_rlhf.audit.learn import distinguisher, frames, untried
-from private_rlhf.audit.seeds import ids
-from private_rlhf.audit.statistics import Finding, Matches
-from private_rlhf.audit.tables import (
+from private_rlhf.audit.released import (
     absence,
     column_order,
     copies,
@@ -41,6 +39,8 @@ from private_rlhf.audit.tables import (
     several_releases,
     sorted_rows,
 )
+from private_rlhf.audit.seeds import ids
+from private_rlhf.audit.statistics import Finding, Matches
 from private_rlhf.audit.view import Answers, View, build_view, plain_text
 
 HALF = FAMILY_WISE / 2

@@ -56,7 +56,7 @@ def test_rows_dropped_by_their_texts_are_no_leak(tmp_path: Path) -> None:
 
 def test_false_alarms_are_as_rare_as_the_p_value_says() -> None:
     """P(p <= 1/20) <= 1/20 for fair coins, in each of 400 worlds: at most 34 of them, or 1 time in 1,000."""
-    from private_rlhf.audit.tables import _verdicts
+    from private_rlhf.audit.released import _verdicts
 
     small = 0
     for seed in range(400):

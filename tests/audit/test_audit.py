@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from private_rlhf.audit.judge import FALSE_ALARM, Audit, audit_outcomes, upper_tail
+from private_rlhf.audit.judge import upper_tail
+from private_rlhf.audit.mechanism_bound import FALSE_ALARM, Audit, audit_outcomes
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.privacy.local import privatize_label

@@ -11,8 +11,8 @@ import pytest
 from audit.worlds import make_world, sound
 from private_rlhf.audit.command import render
 from private_rlhf.audit.learn import CRITERION, distinguisher
+from private_rlhf.audit.released import private_label, row_order
 from private_rlhf.audit.suite import Attack, run_attacks
-from private_rlhf.audit.tables import private_label, row_order
 from support.leaky_coordinates import column_of_own_label, raw_evaluation, sorted_by_own_label
 
 

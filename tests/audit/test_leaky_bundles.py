@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 from audit.worlds import facts_of, make_world, sound
 from private_rlhf.audit.files import texts_in_files
-from private_rlhf.audit.seeds import ids, recomputation
-from private_rlhf.audit.suite import ATTACKS, SPECS, Attack, run_attacks
-from private_rlhf.audit.tables import (
+from private_rlhf.audit.released import (
     column_order,
     copies,
     extra_columns,
@@ -20,6 +18,8 @@ from private_rlhf.audit.tables import (
     several_releases,
     sorted_rows,
 )
+from private_rlhf.audit.seeds import ids, recomputation
+from private_rlhf.audit.suite import ATTACKS, SPECS, Attack, run_attacks
 from support.leaky import LEAKS, Generator, the_reference_way
 
 CASES = [(leak, attack, made) for leak, attack, generators in LEAKS.values() for made in generators]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from private_rlhf.audit.learn import bins, categories, cell_guesses, crossed
-from private_rlhf.audit.tables import sorted_choice
+from private_rlhf.audit.released import sorted_choice
 
 
 def test_a_cell_guesses_what_its_known_half_shows() -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from audit.worlds import make_world, write_jsonl
 from private_rlhf.audit.canaries import Truth, plant, read_truth, truth_path
+from private_rlhf.audit.released import column_order, copies, private_label, several_releases
 from private_rlhf.audit.suite import ATTACKS, Attack, run_attacks
-from private_rlhf.audit.tables import column_order, copies, private_label, several_releases
 from private_rlhf.cli import main
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.layout import read_preferences

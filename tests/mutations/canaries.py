@@ -28,8 +28,8 @@ for folder in ("tests", "."):
 from audit.worlds import make_world  # noqa: E402
 from private_rlhf.audit.canaries import plant, read_truth, truth_path  # noqa: E402
 from private_rlhf.audit.judge import FAMILY_WISE  # noqa: E402
+from private_rlhf.audit.released import column_order, private_label, several_releases  # noqa: E402
 from private_rlhf.audit.suite import ATTACKS, run_attacks  # noqa: E402
-from private_rlhf.audit.tables import column_order, private_label, several_releases  # noqa: E402
 from private_rlhf.data.curate import Request, privatize_source  # noqa: E402
 from private_rlhf.privacy.keys import keygen  # noqa: E402
 

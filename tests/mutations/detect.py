@@ -23,9 +23,9 @@ for folder in ("tests/audit", "tests", "."):
     sys.path.insert(0, str(ROOT / folder))
 
 from private_rlhf import runner  # noqa: E402
-from private_rlhf.audit.judge import Audit, audit_outcomes  # noqa: E402
+from private_rlhf.audit.mechanism_bound import Audit, audit_outcomes  # noqa: E402
+from private_rlhf.audit.released import private_label  # noqa: E402
 from private_rlhf.audit.suite import ATTACKS, Outcome, run_attacks  # noqa: E402
-from private_rlhf.audit.tables import private_label  # noqa: E402
 from private_rlhf.audit.twins import verify  # noqa: E402
 from private_rlhf.core.errors import UserError  # noqa: E402
 from private_rlhf.core.rundir import RunDir  # noqa: E402
