@@ -15,17 +15,16 @@ from private_rlhf.audit.files import checkpoints
 from private_rlhf.audit.judge import (
     FAMILY_WISE,
     POWER,
-    Audit,
     Guesses,
     Verdict,
     adjust,
-    audit_outcomes,
     clopper_pearson,
     detectable_excess,
     judge_one,
     upper_tail,
 )
 from private_rlhf.audit.learn import distinguisher, frames, untried
+from private_rlhf.audit.mechanism_bound import Audit, audit_outcomes
 from private_rlhf.audit.released import (
     absence,
     column_order,
