@@ -254,7 +254,8 @@ def privatize(
     more: dict[str, Any] = {"add_up": bool(add_up), "add_up_keys": bool(add_up_keys), "max_events": max_events}
     request = Request(rows, folder, level, key_file, split, source, options, limit, workers=workers, **more)
     head = summary_of(rows, split, options, HEAD_ROWS)
-    print("\n".join(head.lines()), file=sys.stderr)
+    if sys.stderr.isatty():  # for people; a program that reads the messages gets one line
+        print("\n".join(head.lines()), file=sys.stderr)
     head.check(bool(odd))
     print(privatize_source(request))
 

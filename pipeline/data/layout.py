@@ -195,6 +195,7 @@ class Layout:
             pa.array(extra, pa.large_string()) if self.options.columns else None,
             np.array(corrects, bool) if self.options.corrects_column else None,
             ties=ties,
+            tie_coins=self.options.ties == "coin",
         )
         return self._folded(columns)
 

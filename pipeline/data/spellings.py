@@ -22,7 +22,7 @@ from private_rlhf.privacy.records import HEADER_BYTES, TEXT, Text, decode_messag
 WHOLE = 2048
 PICKED_BITS = 5  # one row in 2^5
 TAIL_BYTES, TAIL_LETTERS = 16, 4  # where the last letters of an answer are looked for, and how many count
-_DOMAIN = b"letters/v1"
+LETTERS_DOMAIN = b"letters/v1"
 Places = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint32]
 _NUMBERS = np.arange(256, dtype=np.uint32)
@@ -41,7 +41,7 @@ def letter_tags(rows: Canonical, kind: bytes, prf: Prf) -> npt.NDArray[np.uint64
     tags = np.full(len(keys), NOT_TAGGED, np.uint64)
     chosen = np.flatnonzero((keys["position"] < WHOLE) | _picked(keys, np.frombuffer(rows.blob, np.uint8)))
     if len(chosen):
-        blocks = prf.blocks(_DOMAIN, _pairs(keys[chosen], memoryview(rows.blob), kind))
+        blocks = prf.blocks(LETTERS_DOMAIN, _pairs(keys[chosen], memoryview(rows.blob), kind))
         words = np.frombuffer(blocks, "<u8").reshape(len(chosen), -1)[:, 0]
         tags[chosen] = np.maximum(words, NOT_TAGGED + 1)
     return tags

@@ -59,7 +59,7 @@ class Columns:
     kind: `records.TEXT` or `records.MESSAGES` (texts are then canonical JSON). blank: a row without text in prompt or a
     response. labelers, events: "" for none; or None without such a column. corrects: or None without such a column.
     extra: JSON of the extra columns, or None. spellings: of the labellers as read, and the name each stands for.
-    A `preferred` of 0 is a tie, which gets a fair coin in its place; ties: those that were left out.
+    tie_coins: a `preferred` of 0 is a tie, which gets a fair coin in its place. ties: those that were left out.
     """
 
     prompt: pa.Array
@@ -74,6 +74,7 @@ class Columns:
     corrects: Bools | None = None
     spellings: dict[str, str] = field(default_factory=dict)
     ties: int = 0
+    tie_coins: bool = False
 
     @property
     def unnamed(self) -> int:
@@ -138,9 +139,9 @@ def arrow_places(places: npt.NDArray[np.int64]) -> pa.Array:
 def canonicalize(columns: Columns, position: int, prf: Prf) -> Canonical:
     """Drop, order, name and sort. position: the first row's place in the input; rows are numbered from there.
 
-    UserError where `preferred` is none of -1, 0 and +1.
+    UserError where `preferred` is neither -1 nor +1, nor 0 where ties get a coin.
     """
-    _check_labels(columns.preferred + (columns.preferred == 0))
+    _check_labels(columns.preferred + (columns.preferred == 0) if columns.tie_coins else columns.preferred)
     same = _bools(pc.equal(columns.first, columns.second))
     keep = np.flatnonzero(~same & ~columns.blank)
     identical, empty = int(same.sum()), int((columns.blank & ~same).sum())

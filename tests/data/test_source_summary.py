@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.capture import CaptureIO
 from private_rlhf.cli import main
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.declared_columns import Options
@@ -68,6 +69,13 @@ def summary(folder: Path, given: list[Row], **options: Any) -> SourceSummary:
 KINDS = {"text": rows(150), "messages": messages(150), "odd": odd(150)}
 
 
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets messages go to a terminal, where `privatize` shows what it reads before it spends anything."""
+    monkeypatch.setattr(CaptureIO, "isatty", lambda _: True)
+
+
+@pytest.mark.usefixtures("terminal")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(3))
 def test_nothing_that_is_printed_depends_on_a_label(
@@ -107,6 +115,7 @@ def test_counts_are_those_of_the_rows(tmp_path: Path) -> None:
     assert summary(tmp_path / "m", messages(9)).turns == {2: 6, 4: 3}
 
 
+@pytest.mark.usefixtures("terminal")
 def test_the_counts_are_those_of_the_release(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, key = write_jsonl(tmp_path, odd(50)), keygen(tmp_path / "k")
     words = ["privatize", "--data", str(source), "--output", str(tmp_path / "out"), "--epsilon", "1", "--key", str(key)]

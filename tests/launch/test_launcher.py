@@ -175,7 +175,7 @@ def test_a_stage_without_the_one_before_it_is_one_line_under_a_file_of_launch(
     assert main(["launch", *place, *stage]) == 2
     lines = [each for each in capfd.readouterr().err.splitlines() if not each.startswith("[private-rlhf]")]
     remedy = "run it first (private-rlhf run --only sft)"
-    assert lines == [f"private-rlhf: absent holds no completed stage 'sft': {remedy}"]
+    assert lines == [f"private-rlhf: absent has not completed stage 'sft': {remedy}"]
 
 
 def test_a_file_for_cpus_reaches_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LEVELS
+from private_rlhf.data.spellings import LETTERS_DOMAIN
 from private_rlhf.privacy.batches import KEYS, LABELER_DOMAIN, blinds, event_tags
 from private_rlhf.privacy.counts import COUNT_DOMAIN
 from private_rlhf.privacy.local import privatize_label
@@ -318,7 +319,8 @@ def test_tags_and_blinds_share_no_bit_with_the_coins() -> None:
 def test_uses_of_the_key_are_told_apart_by_their_domain() -> None:
     """No two uses ever give the key the same input. (`private_rlhf.audit.twins` has a key of its own.)"""
     domains = {"DOMAIN": DOMAIN, "WALK_DOMAIN": WALK_DOMAIN, "COUNT_DOMAIN": COUNT_DOMAIN,
-               "LABELER_DOMAIN": LABELER_DOMAIN, "DIGEST_DOMAIN": DIGEST_DOMAIN}  # fmt: skip
+               "LABELER_DOMAIN": LABELER_DOMAIN, "DIGEST_DOMAIN": DIGEST_DOMAIN,
+               "LETTERS_DOMAIN": LETTERS_DOMAIN}  # fmt: skip
     padded = {domain.ljust(16, b"\0") for domain in domains.values()}  # as BLAKE2b pads it
     assert len(padded) == len(domains)
     assert {len(domain) for domain in padded} == {16}

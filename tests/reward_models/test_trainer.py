@@ -176,7 +176,7 @@ def test_errors_name_the_culprit(tiny_causal_lm: Path, tmp_path: Path) -> None:
         ({"train_dataset": text}, "has no rejected: pass preferences, or token ids as chosen_ids and rejected_ids"),
         ({"train_dataset": margins}, "has a margin column"),
         ({"max_length": 7}, "rows of the train dataset are longer than max_length 7"),
-        ({"processing_class": no_pad}, "the tokenizer pads with 2, the model with 0"),
+        ({"processing_class": no_pad}, "pad_token_id of the tokenizer must be 0, that of the model, got 2"),
     ):
         with pytest.raises(ValueError, match=message):
             make_trainer(tiny_causal_lm, tmp_path, **changes)
