@@ -170,7 +170,7 @@ def test_what_recognises_a_file(tmp_path: Path) -> None:
 
 def test_what_is_no_file_is_no_output(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for name, words in (("pipe", "is a device or a pipe"), (".", "must name a new folder or file"), ("..", "must name a new folder or file")):
+    for name, words in (("pipe", "is a device or a pipe"), (".", "must name a new"), ("..", "must name a new")):
         with pytest.raises(UserError, match=words):
             output_file(tmp_path / name if name == "pipe" else Path(name), "--output", force=True)
     with pytest.raises(UserError, match="is a folder"):

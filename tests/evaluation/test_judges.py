@@ -118,7 +118,7 @@ def test_addresses_that_may_not_be_used_are_refused_without_repeating_them(url: 
         ({"url": "https://h/v1", "public": True}, "model names the model of a chat endpoint"),
         ({"path": "p", "model": "m"}, "model names the model of a chat endpoint"),
         ({"url": "https://h/v1", "model": "m"}, "set public: true if they are public"),
-        ({"url": "https://h/v1", "model": "m", "public": True, "request": {"messages": []}}, "request holds messages, which the judge sets itself"),
+        ({"url": "https://h/v1", "model": "m", "public": True, "request": {"messages": []}}, "request holds messages"),
         ({"url": "https://h/v1", "model": "m", "public": True, "concurrency": 0}, "greater than 0"),
     ],
 )

@@ -52,7 +52,7 @@ def jsonl_rows() -> Iterator[Row]:
         "two rows": (json.dumps(PAIR) * 2).encode(), "a comment": b"// no", "single quotes": b"{'prompt': 'p'}",
         "a trailing comma": b'{"prompt": "p", "chosen": "c", "rejected": "r",}', "NaN for a text": b'{"prompt": "p", "chosen": NaN, "rejected": "r"}',
         "a number for a text": PAIR | {"chosen": 3}, "null for a text": PAIR | {"chosen": None}, "true for a text": PAIR | {"rejected": True},
-        "a list of texts": PAIR | {"chosen": ["x"], "rejected": ["y"]}, "a mapping": PAIR | {"chosen": {"x": 1}},
+        "a list with a number": PAIR | {"chosen": ["x", 3], "rejected": ["y"]}, "a mapping": PAIR | {"chosen": {"x": 1}},
         "one side missing": {"prompt": "p", "chosen": "c"}, "the other side missing": {"prompt": "p", "rejected": "r"},
         "no prompt": {"chosen": "c", "rejected": "r"}, "a prompt that is null": PAIR | {"prompt": None},
         "a prompt that is a number": PAIR | {"prompt": 1}, "another spelling": {"Prompt": "p", "Chosen": "c", "Rejected": "r"},
