@@ -238,7 +238,9 @@ def _json_row(where: str, text: str, wanted: Sequence[str]) -> Row:
     except UnicodeEncodeError:
         problem = "holds a lone surrogate, which is not valid Unicode; repair or remove the row"
         raise UserError(f"{where}: {problem}") from None
-    except (ValueError, RecursionError):
+    except RecursionError:
+        raise UserError(f"{where}: is nested too deeply to be read; remove the column that is") from None
+    except ValueError:
         raise UserError(f"{where}: is not valid JSON; each line must be one JSON object") from None
     if not isinstance(row, dict):
         raise UserError(f"{where}: is not a JSON object; each line must be one object with named columns")
