@@ -19,7 +19,7 @@ from private_rlhf.data.curate import OpenedSource
 from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.layout import LABELER
 from private_rlhf.data.render import Renderer
-from private_rlhf.data.sources import open_source
+from private_rlhf.data.sources import NestedTooDeeply, open_source
 from private_rlhf.privacy.records import Text, encode_text, is_blank, record_id
 
 HEAD_ROWS = 1000
@@ -33,7 +33,7 @@ RENDERED, SHOWN, MOST_SHOWN = 1000, 2, 2000
 
 @dataclass(frozen=True)
 class SourceSummary:
-    """What a source holds. UserError while it is made: the first bad row.
+    """Content of a source. UserError while it is made: the first bad row.
 
     name, files, form: as given, the number of files, what rows were taken for. read, unread: columns. rows: pairs that
     were read; whole: all of the source. dropped: reason -> count. short: prompts under SHORT characters. turns:
@@ -60,7 +60,7 @@ class SourceSummary:
     options: Options
 
     def odd(self) -> list[str]:
-        """What is odd about the source, over the stated shares; empty for few rows."""
+        """Oddities of the source, over the stated shares; empty for few rows."""
         named = self.options.labeler_column or self.options.event_column
         counts = {
             f"a prompt of under {SHORT} characters": (self.short, ODD_SHARE),
@@ -162,9 +162,13 @@ def _first(opened: OpenedSource, most: int | None, names: dict[str, None]) -> It
     left = most
 
     def noted(rows: Iterable[tuple[int, Any]]) -> Iterable[tuple[int, Any]]:
-        for number, row in rows:
-            names.update(dict.fromkeys(row))
-            yield number, row
+        try:
+            for number, row in rows:
+                names.update(dict.fromkeys(row))
+                yield number, row
+        except NestedTooDeeply:
+            if most is None:
+                raise  # the head ends before it: whoever reads all rows can read it, or names it
 
     for part in opened.parts:
         rows = noted(islice(part.rows(opened.layout.wanted), left))

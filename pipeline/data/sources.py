@@ -230,6 +230,10 @@ def no_later_one(pairs: list[tuple[str, Any]]) -> Row:
     return row
 
 
+class NestedTooDeeply(UserError):
+    """The error of a JSON row whose nesting only Arrow, which passes over columns that are not wanted, can read."""
+
+
 def _json_row(where: str, text: str, wanted: Sequence[str]) -> Row:
     try:
         row = json.loads(text, object_pairs_hook=no_later_one)
@@ -238,10 +242,9 @@ def _json_row(where: str, text: str, wanted: Sequence[str]) -> Row:
     except UnicodeEncodeError:
         problem = "holds a lone surrogate, which is not valid Unicode; repair or remove the row"
         raise UserError(f"{where}: {problem}") from None
-    except RecursionError:
-        raise UserError(f"{where}: is nested too deeply to be read; remove the column that is") from None
-    except ValueError:
-        raise UserError(f"{where}: is not valid JSON; each line must be one JSON object") from None
+    except (ValueError, RecursionError) as error:
+        kind = NestedTooDeeply if isinstance(error, RecursionError) else UserError
+        raise kind(f"{where}: is not valid JSON; each line must be one JSON object") from None
     if not isinstance(row, dict):
         raise UserError(f"{where}: is not a JSON object; each line must be one object with named columns")
     if any(row.get(column) is TWICE for column in wanted):

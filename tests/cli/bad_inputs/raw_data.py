@@ -49,7 +49,6 @@ def jsonl_rows() -> Iterator[Row]:
     odd: dict[str, Any] = {
         "no JSON": b"hello", "cut short": b'{"prompt": "p", "chosen": "c"', "an open text": b'{"prompt": "p',
         "a list": [PAIR], "a text": "x", "a number": 3, "null": None, "nothing in it": {}, "two objects": b'{"a": 1} {"b": 2}',
-        "deep in a column": b'{"prompt": "p", "chosen": "c", "rejected": "r", "x": ' + b"[" * 9000 + b"]" * 9000 + b"}",
         "two rows": (json.dumps(PAIR) * 2).encode(), "a comment": b"// no", "single quotes": b"{'prompt': 'p'}",
         "a trailing comma": b'{"prompt": "p", "chosen": "c", "rejected": "r",}', "NaN for a text": b'{"prompt": "p", "chosen": NaN, "rejected": "r"}',
         "a number for a text": PAIR | {"chosen": 3}, "null for a text": PAIR | {"chosen": None}, "true for a text": PAIR | {"rejected": True},
@@ -89,6 +88,7 @@ def jsonl_rows() -> Iterator[Row]:
         "further columns": text(PAIR | {"score": float("nan"), "x": [1, {"y": None}]}), "NUL escaped": text(PAIR | {"chosen": "a\0b"}),
         "line separators": text(PAIR | {"chosen": "a\u2028b\u2029c\x85d"}), "an emoji in two halves": text(b'{"prompt": "\\ud83d\\ude00", "chosen": "c", "rejected": "r"}'),
         "copies": text(PAIR, PAIR), "copies that contradict": text(PAIR, {"prompt": "p", "chosen": PAIR["rejected"], "rejected": PAIR["chosen"]}),
+        "deep in a column": text(b'{"prompt": "p", "chosen": "c", "rejected": "r", "x": ' + b"[" * 9000 + b"]" * 9000 + b"}"),
         "an empty answer": text(PAIR | {"chosen": ""}), "a long text": text(PAIR | {"chosen": "x" * (9 * MIB)}),
     }  # fmt: skip
     for name, content in fine.items():
