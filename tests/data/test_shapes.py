@@ -260,6 +260,11 @@ REFUSED: dict[str, tuple[Row, str, Row]] = {
         "holds a tie; say --ties coin",
         {"pairs": "all"},
     ),
+    "lists on both sides": (
+        {"prompt": Q, "chosen": [A, Q], "rejected": [B, Q]},
+        "several texts on both sides, which may be turns",
+        {"ties": "coin"},
+    ),
     "undeclared label": (AB | {"label": "C"}, "has a label that --labels does not declare", LABEL | {"labels": "A,B"}),
     "label not a number": (
         AB | {"label": "much"},
