@@ -157,7 +157,7 @@ def canonicalize(columns: Columns, position: int, prf: Prf) -> Canonical:
     keys["label"] = np.where(first_is_a, columns.preferred[keep], -columns.preferred[keep])
     _name_events(keys, digests, columns, keep, prf)
     tied = keys["label"] == 0
-    keys["label"][tied] = 1 - (keys["root"][tied, 47] & 4) // 2  # the event's own coin, which nothing else uses
+    keys["label"][tied] = tie_coins(keys[tied])
     if columns.corrects is not None:
         keys["corrects"] = columns.corrects[keep]
     order = np.argsort(keys["id"][:, 0], kind="stable")
@@ -283,6 +283,12 @@ def blinds(keys: Keys) -> Signs:
     """The keyed sign of each event, -1 or +1, that its label has in the owner's store; a bit of the root for nothing
     else."""
     return (1 - (keys["root"][:, 47] & 2)).astype(np.int8)
+
+
+def tie_coins(keys: Keys) -> Signs:
+    """The fair coin of each event, -1 or +1, in the place of a label that was a tie; a bit of the root for nothing
+    else."""
+    return (1 - (keys["root"][:, 47] & 4) // 2).astype(np.int8)
 
 
 def _first_byte(keys: Keys) -> Bytes:

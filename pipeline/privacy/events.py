@@ -40,7 +40,7 @@ UNKNOWN, NOT_TAGGED = 0, 1  # tags of letters: of events that an earlier version
 
 # What a release enters. record: the tag that the record's event without names has. label: the true one, -1 or +1.
 # blind: the keyed sign, -1 or +1. corrects: says of itself that it corrects an earlier event of its record. left_out:
-
+# is not released, now or ever (`left_out`). letters: the tag that all spellings of the record have (`data.spellings`).
 ENTRY = np.dtype(
     [
         *(("tag", TAG), ("record", TAG), ("labeler", TAG)),

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LEVELS
 from private_rlhf.data.spellings import LETTERS_DOMAIN
-from private_rlhf.privacy.batches import KEYS, LABELER_DOMAIN, blinds, event_tags
+from private_rlhf.privacy.batches import KEYS, LABELER_DOMAIN, blinds, event_tags, tie_coins
 from private_rlhf.privacy.counts import COUNT_DOMAIN
 from private_rlhf.privacy.local import privatize_label
 from private_rlhf.privacy.mechanism import (
@@ -290,7 +290,7 @@ def test_blocks_are_keyed_blake2b_in_their_domain() -> None:
 
 
 def test_tags_and_blinds_share_no_bit_with_the_coins() -> None:
-    """What names an event in its owner's store, chooses it under a cap and blinds its label is independent of z."""
+    """What names an event in its owner's store, blinds its label, chooses it or breaks a tie is independent of z."""
 
     class Rooted(Prf):
         __slots__ = ("root",)
@@ -312,7 +312,9 @@ def test_tags_and_blinds_share_no_bit_with_the_coins() -> None:
         row["root"] = [list(root), list(other)]
         (tag, turned), (blind, against) = row["root"][:, 32:47].tolist(), blinds(row).tolist()
         assert np.array_equal(event_tags(row)[:, 1:], row["root"][:, 32:47])
-        named = tag != turned or blind != against
+        tie, other_tie = tie_coins(row).tolist()
+        assert (blind != against) + (tie != other_tie) <= 1
+        named = tag != turned or blind != against or tie != other_tie
         assert not (named and coins(root) != coins(bytes(other))), bit
 
 
