@@ -60,7 +60,7 @@ class Launcher:
 
 
 def launch(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Runs a program as `accelerate launch` does, with its options, to the program's end.
+    """Run a program as `accelerate launch` does, with its options, to the program's end.
 
     environment: variables of the processes besides this one's.
 
@@ -109,7 +109,7 @@ def _parsed(arguments: Sequence[str]) -> tuple[Any, dict[str, str]]:
 
 @contextmanager
 def _silent_elastic() -> Iterator[None]:
-    """Keeps elastic from logging, and its signal handlers from staying."""
+    """Keep elastic from logging, and its signal handlers from staying."""
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     logging.disable(logging.CRITICAL)
     try:
@@ -134,7 +134,7 @@ def _cause(stage: str, failures: dict[int, Any]) -> BaseException:
 
 
 def report(message: str) -> bool:
-    """Leaves the message of a failed process for its launcher; False where no `Launcher` started it."""
+    """Leave the message of a failed process for its launcher; False where no `Launcher` started it."""
     path = os.environ.get(ERROR_FILE)
     if MARK not in os.environ or path is None:
         return False

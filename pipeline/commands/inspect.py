@@ -44,7 +44,7 @@ def inspect(
 
 
 def head_lines(recipe: Recipe) -> list[str]:
-    """What a plan says of the first rows of a recipe's raw preferences, in tokens where its model is a folder."""
+    """Lines of a plan about the first rows of a recipe's raw preferences, in tokens where its model is a folder."""
     from private_rlhf.data.source_summary import HEAD_ROWS
 
     return _lines(recipe, Path(recipe.model.source).expanduser().is_dir(), HEAD_ROWS)

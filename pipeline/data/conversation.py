@@ -1,4 +1,4 @@
-"""One checked conversation, from every way in which files write it: a list of {"role", "content"} with texts alone.
+"""One checked conversation, from every way in which files write it: a list of {"role", "content"} with only texts.
 
 Roles are system, user, assistant and tool; other spellings of them are mapped, unknown ones refused. Parts of type text
 are joined. Nothing of a message is dropped unread: any other modality and any other key (`tool_calls`, `thinking`,
@@ -43,7 +43,7 @@ _NEARLY = re.compile(r"\s*[#*<\[|]*\s*(?:human|user|system|assistant)[\]>*|]*\s*
 
 
 class RowError(Exception):
-    """What is wrong with one row; whoever reads the rows adds the file and the row number."""
+    """An error of one row; whoever reads the rows adds the file and the row number."""
 
 
 def of_both(read: Callable[[Any], T], values: Iterable[Any]) -> list[T]:

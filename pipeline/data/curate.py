@@ -80,8 +80,8 @@ class OpenedSource:
 
 @dataclass(frozen=True)
 class Workspace:
-    """Where releases are made. work: owner-only; it takes what holds true labels. chunk_bytes: of JSONL that one worker
-    reads at a time."""
+    """The place where releases are made. work: owner-only; it takes what holds true labels. chunk_bytes: of
+    JSONL that one worker reads at a time."""
 
     key: PrivacyKey
     work: Path
@@ -90,7 +90,7 @@ class Workspace:
 
     @property
     def key_file(self) -> KeyFile | KeyInHand:
-        """How a task gets the key."""
+        """The way in which a task gets the key."""
         return KeyInHand(self.key) if self.key.path is None else KeyFile.of(self.key)
 
 
@@ -108,7 +108,7 @@ class Bundle:
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """What goes into the ledger. remedies: for labels that contradict an earlier release, and for records of one that
+    """The entry of the ledger. remedies: for labels that contradict an earlier release, and for records of one that
     come under other names, of another key of this user or in another spelling. unnamed: empty names of labellers and
     events. add_up, add_up_keys: charge such records the sum. rows: of the events."""
 
@@ -137,7 +137,7 @@ class LedgerEntry:
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be released. source: the name it is released under, default the data's own. workers: processes,
+    """A release to be made. source: the name it is released under, default the data's own. workers: processes,
     default by cores and size. chunk_bytes: as in `Workspace`."""
 
     data: str
@@ -233,7 +233,7 @@ def _release(
 
 
 def work_plan(sources: Sequence[OpenedSource], epsilon: float, key: PrivacyKey, chunk_bytes: int) -> dict[str, Any]:
-    """What the contents of a work folder depend on."""
+    """Facts on which the contents of a work folder depend."""
     return {
         "code": code_version(),
         "boot": boot_id(),
@@ -293,7 +293,7 @@ def capped(
 
 
 def dropped(runs: Sequence[Run], duplicates: int, over_cap: int | None = None) -> DropCounts:
-    """What was left out of a source on the way."""
+    """Rows left out of a source on the way."""
     empty, identical = (sum(run.facts[name] for run in runs) for name in ("empty", "identical"))
     ties = sum(run.facts.get("ties", 0) for run in runs) or None
     return DropCounts(identical, empty, duplicates, over_cap, ties)

@@ -1,4 +1,4 @@
-"""What the holder of the labels declares of the columns, and what a label says: one place for the command and recipes.
+"""Declarations of the labels' holder about columns, and the meaning of a label: one place for command and recipes.
 
 A label is any two values (the first: response_a is preferred), values with what each means (`A=a,B=b,both=tie`), a
 signed strength (`<0,>0`: which sign prefers response_a), or one column for each response and which value wins
@@ -34,7 +34,7 @@ TIE = (
 
 @dataclass(frozen=True)
 class Options:
-    """What the holder of the labels declares about the columns; UserError if it does not fit together.
+    """Declarations about the columns; UserError if they do not fit together.
 
     labels: what the values of `label_column` mean, see above. fold_names: spellings of a labeller's name are one person
     (`records.fold_name`), as the key's ledger has it (`Ledger.folds_names`). format: a name in `shapes.SHAPES`; None

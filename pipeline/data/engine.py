@@ -60,7 +60,7 @@ _PER_ROW = 5  # strings of a row in a bucket: header, prompt, low, high, extra
 
 @dataclass(frozen=True)
 class KeyFile:
-    """How a worker process gets the key: it reads the file itself and makes sure that it is still the same key."""
+    """A way for a worker process to get the key: it reads the file and makes sure that it is still the same key."""
 
     path: Path
     check: str
@@ -187,7 +187,7 @@ class Events:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """How many there are of each of the `KeptRows`."""
+        """The number of each of the `KeptRows`."""
         return tuple(map(sum, zip(*(piece.rows for piece in self.pieces), strict=True)))
 
     @property
@@ -319,7 +319,7 @@ def sum_of_labels(
 
 @dataclass(frozen=True)
 class ShardJob:
-    """What all shards of a release have in common. bits: log2 of their number."""
+    """Facts that all shards of a release share. bits: log2 of their number."""
 
     mechanism: Mechanism
     key_file: KeyFile | KeyInHand

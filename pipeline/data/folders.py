@@ -105,7 +105,7 @@ def _parts(folder: Path) -> list[Path]:
 
 
 def _data_files(folder: Path) -> list[Path]:
-    """What can be read in a folder but for hidden files; none where there is no such folder."""
+    """Readable files in a folder, without hidden ones; empty where there is no such folder."""
     if not folder.is_dir():
         return []
     paths = sorted(path for path in folder.iterdir() if not path.name.startswith((".", "_")))

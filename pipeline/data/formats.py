@@ -1,4 +1,4 @@
-"""What the rows of a source mean: preference pairs, demonstrations, prompts, in every format people bring.
+"""Meanings of the rows of a source: preference pairs, demonstrations, prompts, in every format people bring.
 
 Preferences (the form is decided by the first rows, the same for all rows):
 - text: `prompt`, `chosen`, `rejected` as strings (TRL's explicit format); a prompt that nine in ten of the first rows

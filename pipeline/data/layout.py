@@ -1,4 +1,4 @@
-"""What the columns of a labelled source mean to the engine, and how rows become `batches.Columns`.
+"""Meanings of the columns of a labelled source, and the way from its rows to `batches.Columns`.
 
 Two forms. `chosen` and `rejected` (with or without `prompt`, see `formats`): the preference is the columns' order.
 `response_a` and `response_b` with a label column: its two values are declared beforehand, the first means that
@@ -70,7 +70,7 @@ def respelled(digests: Iterable[list[list[str]]]) -> int:
 
 @dataclass(frozen=True)
 class Layout:
-    """How rows are read, as the options and the first rows called for; picklable.
+    """A way to read rows, as the options and the first rows called for; picklable.
 
     convert: of rows with `chosen`, `rejected` and mostly `prompt`. shape: the name of the shape that rows have before;
     None for that form, or a label column. prompt, system: columns with these. unread: columns that are not read.
@@ -107,7 +107,7 @@ class Layout:
 
     @property
     def form(self) -> str:
-        """What the rows were taken for, and which columns are not read, in one line for people."""
+        """The form that the rows were taken for, and the columns that are not read, in one line for people."""
         shape = self.shape or " and ".join(PAIR if self.options.labels is None else RESPONSES)
         unread = ", ".join(map(one_line, self.unread[:MOST_NAMED])) + (", ..." if len(self.unread) > MOST_NAMED else "")
         prompt = "" if self.prompt == "prompt" else f", prompt in {self.prompt!r}"
@@ -248,7 +248,7 @@ class Layout:
         return [(row, sign)]
 
     def _corrects(self, row: Row, converted: Converted) -> bool:
-        """Whether the row corrects an earlier label. RowError if it names another record, or is no event of its own."""
+        """True if the row corrects an earlier label. RowError if it names another record, or is no event of its own."""
         stated = _name_of(row, str(self.options.corrects_column)).strip().lower()
         if not stated:
             return False
@@ -402,7 +402,7 @@ def _as_pair(row: Row) -> Row:
 
 @contextmanager
 def _own_names(options: Options, shape: str | None = None) -> Iterator[None]:
-    """What is said of `chosen` and `rejected`, said of the two responses."""
+    """Put the names of the two responses in place of `chosen` and `rejected` in errors."""
     try:
         yield
     except RowError as error:

@@ -293,7 +293,7 @@ def read_texts(key: str, source: str, digests: Digests) -> Texts:
 
 
 def overlaps(files: Sequence[Texts], pairs: Iterable[Pair], digests: Digests) -> list[Overlap]:
-    """How many of the pairs are one-sided in each of the files, in one pass over the pairs."""
+    """The number of pairs that are one-sided in each of the files, in one pass over the pairs."""
     comparisons = [_Comparison(texts) for texts in files]
     bar = tqdm(desc="comparing with the pairs", unit="pair", disable=None, leave=False)
     stream = iter(pairs)
@@ -319,7 +319,7 @@ class _Comparison:
         self._pairs = 0
 
     def look(self, looked: LookedPairs) -> None:
-        """What `Digests.of_pairs` gives."""
+        """The result of `Digests.of_pairs`."""
         self._near.look(looked.sides)
         self._contained.look(looked.texts)
         prompts = np.unique(looked.digests[:, -1])
@@ -354,7 +354,7 @@ class _Comparison:
 
 
 def places(known: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Where each wanted digest stands in the sorted `known`; -1 for those that do not. int64, as `wanted`."""
+    """The place where each wanted digest stands in the sorted `known`; -1 for those that do not. int64, as `wanted`."""
     if not len(known):
         return np.full(wanted.shape, -1)
     found = np.searchsorted(known, wanted).clip(max=len(known) - 1)

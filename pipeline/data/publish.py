@@ -51,14 +51,14 @@ def check_output(target: Path) -> None:
 
 
 def occupied(target: Path) -> bool:
-    """Whether the target is a folder with anything in it."""
+    """True if the target is a folder with anything in it."""
     return target.is_dir() and any(target.iterdir())
 
 
 def same_release(partial: Path, target: Path) -> bool:
     """False if the target is free; True if it holds the same files already; UserError if it holds anything else.
 
-    A release of before gets the present names and, where it has none, its signature.
+    A release with the older file names gets the present ones and, where it has none, its signature.
     """
     if not occupied(target):
         return False

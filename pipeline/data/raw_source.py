@@ -97,7 +97,7 @@ class RawSource:
         return not (self.data.without_pairs or names_bundle(source) or is_hub_id(source))
 
     def summaries(self, renderer: Renderer | None = None, most: int | None = None) -> list[SourceSummary]:
-        """What the splits hold, or their first rows. Nothing in it depends on a label."""
+        """Summaries of the splits, or of their first rows. Nothing in it depends on a label."""
         return [summarise(opened, renderer, most) for opened in self.open_sources()]
 
     @contextmanager

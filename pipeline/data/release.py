@@ -64,7 +64,7 @@ class ReleasedPair(NamedTuple):
 
 @dataclass(frozen=True)
 class ReleaseManifest:
-    """What the manifest says.
+    """Content of the manifest.
 
     format: "standard" (strings) or "conversational" (message lists). guarantee: `privatize.guarantee(...)`: epsilon
     (null for infinity), keep_prob, unit, neighbouring relation, key_mode, mark. dropped: rows left out {identical,
@@ -100,7 +100,7 @@ class ReleaseManifest:
 
     @property
     def noise(self) -> LabelNoise:
-        """How noisy the released labels are, by the release's own statement."""
+        """The noise of the released labels, by the release's own statement."""
         return LabelNoise.from_json(self.guarantee)
 
     @property
@@ -182,7 +182,7 @@ class Release:
 
 
 def is_release(folder: Path) -> bool:
-    """Whether a folder holds a bundle, sound or not: a manifest and shards. Raw data may have a manifest too."""
+    """True if a folder holds a bundle, sound or not: a manifest and shards. Raw data may have a manifest too."""
     return file_of(folder, MANIFEST).is_file() and bool(_shards(folder))
 
 
@@ -241,7 +241,7 @@ def _schema(manifest: ReleaseManifest, stated: pa.Schema) -> pa.Schema | None:
 
 
 def _signer(folder: Path) -> str | None:
-    """Who signed the bundle. UserError for a signature that does not hold."""
+    """The signer of the bundle. UserError for a signature that does not hold."""
     path = file_of(folder, SIGNATURE)
     stated = _document(path)
     if stated is None and not os.path.lexists(path):
@@ -257,7 +257,7 @@ def _signer(folder: Path) -> str | None:
 
 
 def _document(path: Path) -> Any:
-    """What a JSON file says, None if there is no such file. UserError if it cannot be read."""
+    """Content of a JSON file, None if there is no such file. UserError if it cannot be read."""
     try:
         return read_json(path)
     except FileNotFoundError:
@@ -321,7 +321,7 @@ def _drop_counts(value: Mapping[str, int]) -> bool:
 
 
 def _check_guarantee(guarantee: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """What the program says where this is stated; the manifest's own words are not passed on.
+    """Words of the program where this is stated; the manifest's own words are not passed on.
 
     No silent step from "not stated" to "not private", nor from NOT PRIVATE to private.
     """

@@ -61,7 +61,7 @@ class Renderer:
         return len(self._prompt_ids(prompt))
 
     def fits(self, prompt: Prompt, *responses: Response) -> bool:
-        """Whether `prompt` is within its limit and, with any of `responses`, within that of a text.
+        """True if `prompt` is within its limit and, with any of `responses`, within that of a text.
 
         Symmetric in the responses: which pairs are kept tells nothing of a label.
         """
@@ -191,12 +191,12 @@ def text_count(what: str, read: int, kept: int, renderer: Renderer) -> dict[str,
 
 
 def left_out(count: int) -> str:
-    """What the one line of a stage says of texts over the limits; nothing when there were none."""
+    """Part of a stage's one line about texts over the limits; nothing when there were none."""
     return f" ({count} more left out as too long)" if count else ""
 
 
 def prompt_key(prompt: Prompt) -> str:
-    """What tells prompts apart, and names the draws that belong to one; never stored where it must outlive the code."""
+    """A key that tells prompts apart and names a prompt's draws; never stored where it must outlive the code."""
     return repr(prompt)
 
 

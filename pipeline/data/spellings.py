@@ -3,7 +3,7 @@
 A pair's tag is of prompt and answer together, for both answers in an order of their own: white space, case,
 punctuation, zero-width characters, message forms and the place where the prompt ends change nothing of it (`letters`).
 The first `WHOLE` rows of a source have tags, and of the others those, one in 32, that the last letters of their answers
-pick: a tag of every row would slow a release by a half.
+pick: reading the letters of every row would slow each release.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def _remove(folder: Path) -> None:
 
 
 def _resumable(error: BaseException) -> bool:
-    """Whether running again may go on from here: not after a refusal or a place that cannot be written."""
+    """True if running again may go on from here: not after a refusal or a place that cannot be written."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOSPC
     return not isinstance(error, UserError)

@@ -74,7 +74,7 @@ class ChatJudge:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Who judges, JSON types; the API key is not among them."""
+        """The judge as JSON types; the API key is not among them."""
         return {"kind": "chat", "url": self.settings.url, "model": self.settings.model, "request": self.fields}
 
     def compare(

@@ -35,7 +35,7 @@ class Judge(Protocol):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Who judges, JSON types."""
+        """The judge as JSON types."""
         ...
 
     def compare(
