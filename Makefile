@@ -24,8 +24,8 @@ ARGS ?=
 help:
 	@echo "make setup   create $(VENV) and install the project with pinned versions (minutes, once)"
 	@echo "make demo    align a real model on labels privatised at epsilon 2; report in runs/demo (15 minutes or less)"
-	@echo "make test    run the tests that a change is likely to break: five minutes on two cores"
-	@echo "make test-all  run the whole suite: ten minutes or more"
+	@echo "make test    run the tests that a change is likely to break: six minutes on two cores"
+	@echo "make test-all  run the whole suite: a quarter of an hour"
 	@echo "make lab-test  run the tests of lab/, the second distribution"
 	@echo "make lint    ruff and mypy"
 	@echo "make docs    build the documentation site, offline, in build/site"
