@@ -51,7 +51,7 @@ GOOD = {"id": "a", "prompt": "p", "response_a": "x", "response_b": "y"}
     ("text", "said"),
     [
         (json.dumps(GOOD) + "\n" + json.dumps(GOOD), "line 2: its id was there before"),
-        (json.dumps(GOOD | {"label": 1}), "has not the fields"),
+        (json.dumps(GOOD | {"label": 1}), "must have the fields"),
         (json.dumps(GOOD | {"response_b": "x"}), "the same"),
         (json.dumps(GOOD | {"prompt": " "}), "empty"),
         (json.dumps(GOOD | {"prompt": [{"role": "user", "content": "p"}]}), "not all text"),
@@ -210,7 +210,7 @@ def test_a_command_s_answers_are_randomised_before_they_are_stored(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("program", "said"),
-    [("raise SystemExit(3)", "code 3"), ("print('{}')", "answer 1: is no answer"), ("print('x')", "not valid JSON")],
+    [("raise SystemExit(3)", "code 3"), ("print('{}')", "answer 1: must be an"), ("print('x')", "not valid JSON")],
 )
 def test_a_command_that_fails_stores_nothing(tmp_path: Path, program: str, said: str) -> None:
     labeller = Command(tmp_path / "c", 1.0, [sys.executable, "-c", program])
