@@ -2,9 +2,9 @@
 
 POKL Algorithm 2 on a language model, with resampling where it sums over all responses: to each prompt N answers are
 drawn once, from π_ref or from the policy of the previous run (`online.after`), and π¹ ∝ π_ref·exp(r̄/kl_coef) is a
-choice among them. Each round chooses pairs by the answers so far, gets private answers, and fits r̄ to all rounds
-again. What follows is as in every run: the reward stage fits r̂ to the bundle of all answers, PPO follows it, the
-evaluation compares.
+choice among them. Each round chooses pairs by the answers so far, gets private answers, and fits r̄ to all rounds again.
+What follows is as in every run: the reward stage fits r̂ to the bundle of all answers, PPO follows it, the evaluation
+compares.
 
 A round is done when its answers are on the disk; a run that was killed reads those, and asks the next round's again.
 The same question has the same id, and for an id there is one draw.
