@@ -60,7 +60,7 @@ GOOD = {"id": "a", "prompt": "p", "response_a": "x", "response_b": "y"}
         (json.dumps(GOOD | {"id": "\x1b[2J"}), "has an id"),
         (json.dumps(GOOD)[:-1] + ', "id": "b"}', "twice"),
         (json.dumps(GOOD | {"prompt": "\ud800"}), "half a character"),
-        ("[1]", "no JSON object"),
+        ("[1]", "must be a JSON object"),
         ("x" * ((1 << 20) + 1), "over 1 MiB"),
     ],
 )
@@ -74,9 +74,9 @@ def test_a_file_of_questions_is_read_strictly(tmp_path: Path, text: str, said: s
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"id": "q0", "label": 2}', "none of 1, -1 and null"),
-        ('{"id": "q0", "label": true}', "none of 1, -1 and null"),
-        ('{"id": "q0", "label": 1.0}', "none of 1, -1 and null"),
+        ('{"id": "q0", "label": 2}', "must be 1, -1 or null"),
+        ('{"id": "q0", "label": true}', "must be 1, -1 or null"),
+        ('{"id": "q0", "label": 1.0}', "must be 1, -1 or null"),
         ('{"id": "zz", "label": 1}', "not asked"),
         ('{"id": "q0", "label": 1}\n{"id": "q0", "label": -1}', "a second time"),
         ('{"id": "q0", "label": 1, "at": 3}', "no answer"),

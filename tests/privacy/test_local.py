@@ -142,7 +142,7 @@ def test_something_else_is_no_store_and_is_left_alone(tmp_path: Path, content: b
         sqlite3.connect(path).execute("CREATE TABLE draws (event)").connection.commit()
     path.chmod(0o600)
     before = path.read_bytes()
-    with pytest.raises(UserError, match="no store of label draws"):
+    with pytest.raises(UserError, match="a store of label draws"):
         DrawStore(path, SIGNS)
     assert path.read_bytes() == before
 
