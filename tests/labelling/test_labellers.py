@@ -79,7 +79,7 @@ def test_a_file_of_questions_is_read_strictly(tmp_path: Path, text: str, said: s
         ('{"id": "q0", "label": 1.0}', "must be 1, -1 or null"),
         ('{"id": "zz", "label": 1}', "not asked"),
         ('{"id": "q0", "label": 1}\n{"id": "q0", "label": -1}', "a second time"),
-        ('{"id": "q0", "label": 1, "at": 3}', "no answer"),
+        ('{"id": "q0", "label": 1, "at": 3}', "must be an answer"),
     ],
 )
 def test_a_file_of_answers_is_read_strictly(tmp_path: Path, text: str, said: str) -> None:

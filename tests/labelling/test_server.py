@@ -284,7 +284,7 @@ def test_a_store_keeps_its_terms(store: AnswerStore) -> None:
         store.ask([make_question("q1", "another prompt", "x", "y")])
     with pytest.raises(UserError, match="must be a store"):
         AnswerStore.open(store._folder / "none")
-    with pytest.raises(UserError, match="no answer"):
+    with pytest.raises(UserError, match="must be an answer"):
         AnswerStore(store._folder / "none", 1.0, 0.5)
     assert AnswerStore(store._folder / "tenths", 0.1, 0.3).most == 3
 
@@ -363,7 +363,7 @@ def test_links_have_the_server_s_address_and_no_request_is_logged(
         (["serve", "--store", "store", "--host", "0.0.0.0"], "needs --url"),
         (["serve", "--store", "store", "--port", "PORT"], "cannot listen"),
         (["invite", "--store", "none", "anna"], "must be a store"),
-        (["invite", "--store", "store", "an\x1bna"], "no name"),
+        (["invite", "--store", "store", "an\x1bna"], "must be a name"),
         (["remove", "--store", "store", "anna"], "nobody here"),
         (["tasks", "none", "--output", "q"], "none: "),
         (["tasks", "none", "--output", "q", "--fields", "a,a,b"], "three different"),
