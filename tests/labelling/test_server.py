@@ -284,7 +284,7 @@ def test_a_store_keeps_its_terms(store: AnswerStore) -> None:
         store.ask([make_question("q1", "another prompt", "x", "y")])
     with pytest.raises(UserError, match="must be a store"):
         AnswerStore.open(store._folder / "none")
-    with pytest.raises(UserError, match="must be an answer"):
+    with pytest.raises(UserError, match="no answer"):
         AnswerStore(store._folder / "none", 1.0, 0.5)
     assert AnswerStore(store._folder / "tenths", 0.1, 0.3).most == 3
 
