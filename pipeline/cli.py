@@ -103,10 +103,7 @@ def run(
     options = ["--config", str(config), "--run-dir", str(directory.root), *(overrides or [])]
     launcher = Launcher(processes, [*options, *(["--data", data] if data is not None else [])])
     runner.execute(recipe, directory, selection, accept_code, launcher if processes > 1 else None)
-    if runner.join_world().main:
-        from private_rlhf.report.sections import show_results
-
-        show_results(directory)
+    _show(directory)
 
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -136,14 +133,10 @@ def online(
     overrides: Overrides = None,
 ) -> None:
     """Run a recipe that asks for labels (section online), with all its stages; resumes like `run`."""
-    from private_rlhf.runner import join_world, run_policies
+    from private_rlhf.runner import run_policies
 
     recipe = _recipe(config, None, overrides, accept_reward)
-    last = run_policies(recipe, run_dir or Path("runs") / recipe.name, policies, accept_code)
-    if join_world().main:
-        from private_rlhf.report.sections import show_results
-
-        show_results(last)
+    _show(run_policies(recipe, run_dir or Path("runs") / recipe.name, policies, accept_code))
 
 
 @app.command("verify-run")
@@ -301,7 +294,7 @@ def evaluate(
     needed = {"--policy": policy, "--reference": reference, "--prompts": prompts, "--judge": judge}
     ours, theirs, file, named = all_given("evaluate", needed)
     if temperature is not None and not 0 < temperature < float("inf"):
-        raise UserError(f"--temperature {temperature:g} must be a finite number > 0")
+        raise UserError(f"--temperature must be a finite number > 0, got {temperature:g}: leave it out for 1")
     if output is not None:
         result = json_with("judge", "policy", "reference", "pairs")
         output = output_file(output, "--output", rewrites=result, inputs=(policy, reference, prompts), force=force)
@@ -343,10 +336,10 @@ def exit_code(make_command: Callable[[], Any], program: str, arguments: Sequence
         words = list(arguments) if arguments is not None else None
         refuse_digit_groups(command, sys.argv[1:] if words is None else words)
         code = command(args=words, prog_name=program, standalone_mode=False)
-    except (UserError, RunStopped, RunWaits) as error:
+    except (UserError, RunStopped) as error:
         wait_for_first()
-        codes = {UserError: 2, RunWaits: 3}
-        return _fail(program, str(error), next((code for kind, code in codes.items() if isinstance(error, kind)), 1))
+        code = 3 if isinstance(error, RunWaits) else 1 if isinstance(error, RunStopped) else 2
+        return _fail(program, str(error), code)
     except ModuleNotFoundError as error:
         if (extra := extra_of(error)) is None:
             raise
@@ -390,15 +383,20 @@ def _recipe(config: Path, data: str | None, overrides: Sequence[str] | None, acc
     return load_recipe(Recipe, config, [*extra, *(overrides or [])])
 
 
+def _show(run: Any) -> None:
+    """Print the results of a finished run, once."""
+    from private_rlhf.core.world import join_world
+
+    if join_world().main:
+        from private_rlhf.report.sections import show_results
+
+        show_results(run)
+
+
 def _stage(
-    name: str,
-    config: Path,
-    run_dir: Path | None,
-    data: str | None,
-    overrides: Sequence[str] | None,
-    accept_code: bool,
+    name: str, config: Path, run_dir: Path | None, data: str | None, overrides: Sequence[str] | None, accept_code: bool,
     accept_reward: bool = False,
-) -> None:
+) -> None:  # fmt: skip
     from private_rlhf import runner
     from private_rlhf.core.rundir import RunDir
 

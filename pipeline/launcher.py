@@ -62,13 +62,9 @@ class Launcher:
 def launch(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
     """Run a program as `accelerate launch` does, with its options, to the program's end.
 
-    environment: variables of the processes besides this one's.
-
-    Raises:
-        UserError: wrong options, or the program refused its input.
-        RunStopped: a process failed; RunWaits: it waits for others.
-        KeyboardInterrupt: this process or one that it started was interrupted.
-        CalledProcessError: the only process failed, and printed why.
+    environment: variables of the processes besides this one's. UserError: wrong options, or the program refused its
+    input. RunStopped: a process failed; RunWaits: it waits for others. KeyboardInterrupt: this process or one that it
+    started was interrupted. CalledProcessError: the only process failed, and printed why.
     """
     from accelerate.commands.launch import launch_command
     from accelerate.utils import patch_environment

@@ -18,7 +18,7 @@ from typing import Any
 
 from private_rlhf.core import atomic
 from private_rlhf.core.code import digest_of, source_files
-from private_rlhf.core.environment import commit, peak_rss_mb
+from private_rlhf.core.environment import commit, environment, peak_rss_mb
 from private_rlhf.core.errors import UserError, say
 from private_rlhf.core.rundir import RunDir, claim_checkpoints, fingerprint, write_metrics
 from private_rlhf.core.world import World, barrier, join_world, peak_gpu_mb, release_memory
@@ -66,14 +66,8 @@ def stage_fingerprint(stage: Stage, recipe: Recipe, run: RunDir) -> str:
     """Identity of what the stage would compute; upstream stages enter through their own fingerprints and code."""
     manifests = {name: run.manifest(name) or {} for name in stage.upstream(recipe)}
     upstream = {name: [manifest.get("fingerprint"), manifest.get("code")] for name, manifest in manifests.items()}
-    return fingerprint(
-        {
-            "stage": stage.name,
-            "config": _settings(stage, recipe),
-            "upstream": upstream,
-            "inputs": stage.inputs(recipe),
-        }
-    )
+    made_of = {"config": _settings(stage, recipe), "upstream": upstream, "inputs": stage.inputs(recipe)}
+    return fingerprint({"stage": stage.name} | made_of)
 
 
 def settings_fingerprint(stage: Stage, recipe: Recipe) -> str:
@@ -94,11 +88,10 @@ def plan(recipe: Recipe, run: RunDir, selection: Selection) -> list[PlannedStage
     lines: list[PlannedStage] = []
     dirty: set[str] = set()
     for stage in stages_of(recipe):
-        manifest = run.manifest(stage.name)
         if stage.name not in selection.names:
             lines.append(PlannedStage(stage, False, "not selected"))
             continue
-        reason = _why_run(stage, recipe, run, manifest, dirty)
+        reason = _why_run(stage, recipe, run, dirty)
         if reason is None and stage.name in (selection.only, selection.start):
             reason = "asked for"
         if reason is not None:
@@ -117,14 +110,11 @@ def named(files: Sequence[str]) -> str:
     return files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
 
 
-def _why_run(
-    stage: Stage, recipe: Recipe, run: RunDir, manifest: dict[str, Any] | None, dirty: set[str]
-) -> str | None:
-    """Why the stage has to run, or None when it is up to date."""
-    if manifest is None:
+def _why_run(stage: Stage, recipe: Recipe, run: RunDir, dirty: set[str]) -> str | None:
+    """The reason for which the stage has to run; None when it is up to date. dirty: stages that will run."""
+    if (manifest := run.manifest(stage.name)) is None:
         return "resumes" if run.checkpoints(stage.name).is_dir() else "not run yet"
-    changed = dirty.intersection(stage.upstream(recipe))
-    if changed:
+    if changed := dirty.intersection(stage.upstream(recipe)):
         return f"its input '{sorted(changed)[0]}' runs again"
     if manifest.get("fingerprint") != stage_fingerprint(stage, recipe, run):
         return "recipe or input changed"
@@ -134,7 +124,7 @@ def _why_run(
 def check(recipe: Recipe, run: RunDir, selection: Selection, world: World) -> list[PlannedStage]:
     """The plan, after every check that can be made before anything is written.
 
-    UserError: a foreign run directory, a missing upstream stage, or `preflight`. RunStopped: `Stage.check_read`.
+    UserError: a foreign run directory, a missing upstream stage, or as `preflight`. RunStopped: as `Stage.check_read`.
     """
     run.check(recipe.name)
     _check_stage(selection.only or selection.start, recipe)
@@ -242,7 +232,7 @@ def execute_one(name: str, recipe: Recipe, run: RunDir, accept_code: bool = Fals
     recipe = resolved(recipe, run, world)
     _check_stage(name, recipe)
     stage = stage_of(name)
-    reason = _why_run(stage, recipe, run, run.manifest(name), set())
+    reason = _why_run(stage, recipe, run, set())
     if reason is not None:
         _check_needs(recipe, run, [stage], world)
     else:
@@ -274,40 +264,33 @@ def run_stage(stage: Stage, recipe: Recipe, run: RunDir, world: World) -> None:
     if world.main:
         seconds = round(time.monotonic() - started, 2)
         files = source_files(stage.module_name)
-        run.complete(
-            stage.name,
-            {
-                "stage": stage.name,
-                "fingerprint": stage_fingerprint(stage, recipe, run),
-                "settings": settings_fingerprint(stage, recipe),
-                "code": digest_of(files),
-                "code_files": files,
-                "seconds": seconds,
-                "peak_rss_mb": peak_rss_mb(),
-                "peak_gpu_mb": peak_gpu_mb(),
-                "world_size": world.size,
-                "commit": commit(),
-                "override": recipe.override,
-                "declared_public": recipe.data.public_labels,
-                "report": report,
-            },
-        )
-        _write_metrics(recipe, run)
+        manifest = {
+            "stage": stage.name,
+            "fingerprint": stage_fingerprint(stage, recipe, run),
+            "settings": settings_fingerprint(stage, recipe),
+            "code": digest_of(files),
+            "code_files": files,
+            "seconds": seconds,
+            "peak_rss_mb": peak_rss_mb(),
+            "peak_gpu_mb": peak_gpu_mb(),
+            "world_size": world.size,
+            "commit": commit(),
+            "override": recipe.override,
+            "declared_public": recipe.data.public_labels,
+            "report": report,
+        }
+        run.complete(stage.name, manifest)
+        if all(_is_complete(each, recipe, run) for each in stages_of(recipe) if each.measures):
+            write_metrics(run, stages)
         run.stamp(stage.name)
         say(f"{stage.name}: done in {seconds:.0f} s — {report.get('summary', '')}")
     release_memory()
     barrier(world)
 
 
-def _write_metrics(recipe: Recipe, run: RunDir) -> None:
-    """Write metrics.json once every stage that measures is complete under this recipe."""
-    stages = stages_of(recipe)
-    for stage in stages:
-        if stage.measures and (run.manifest(stage.name) or {}).get("fingerprint") != stage_fingerprint(
-            stage, recipe, run
-        ):
-            return
-    write_metrics(run, [stage.name for stage in stages])
+def _is_complete(stage: Stage, recipe: Recipe, run: RunDir) -> bool:
+    """True for a stage that is complete under this recipe."""
+    return (run.manifest(stage.name) or {}).get("fingerprint") == stage_fingerprint(stage, recipe, run)
 
 
 @contextmanager
@@ -315,7 +298,9 @@ def _claimed(recipe: Recipe, run: RunDir, world: World) -> Iterator[None]:
     """The run directory is this recipe's; a refusal in the block leaves nothing behind, not even an empty new run."""
     fresh = not run.root.exists()
     barrier(world)  # every process has read the same state before any changes it
-    _claim(recipe, run, world)
+    if world.main:
+        _claim(recipe, run)
+    barrier(world)
     try:
         yield
     except UserError:
@@ -324,19 +309,16 @@ def _claimed(recipe: Recipe, run: RunDir, world: World) -> Iterator[None]:
         raise
 
 
-def _claim(recipe: Recipe, run: RunDir, world: World) -> None:
-    if world.main:
-        changed = changed_keys(recipe, run.recipe())
-        if changed:
-            say(f"{run.root} was last started with another {', '.join(changed)}: what depends on it is made anew")
-        from private_rlhf.lm.numerics import numeric_facts
+def _claim(recipe: Recipe, run: RunDir) -> None:
+    from private_rlhf.lm.numerics import numeric_facts
 
-        run.claim(recipe.name, shareable_yaml(recipe), numeric_facts(recipe.model.dtype))
-        if recipe.override:
-            say(f"{NOT_PRIVATE}: {recipe.override}")
-        for folder in (run.root, *(run.stage(name) for name in NAMES)):
-            atomic.sweep_temporaries(folder)
-    barrier(world)
+    if changed := changed_keys(recipe, run.recipe()):
+        say(f"{run.root} was last started with another {', '.join(changed)}: what depends on it is made anew")
+    run.claim(recipe.name, shareable_yaml(recipe), environment() | numeric_facts(recipe.model.dtype))
+    if recipe.override:
+        say(f"{NOT_PRIVATE}: {recipe.override}")
+    for folder in (run.root, *(run.stage(name) for name in NAMES)):
+        atomic.sweep_temporaries(folder)
 
 
 def _claim_checkpoints(stage: Stage, context: StageContext) -> None:
@@ -378,7 +360,7 @@ def _share_sft(recipe: Recipe, before: RunDir, run: RunDir) -> None:
     """The reference policy is the one of the run before: the same files under other names, where the disk allows it."""
     if run.manifest("sft") is not None:
         return
-    run.claim(recipe.name, shareable_yaml(recipe))
+    run.claim(recipe.name, shareable_yaml(recipe), environment())
     temporary = run.stage(f".sft.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     shutil.copytree(before.stage("sft"), temporary, copy_function=_link)

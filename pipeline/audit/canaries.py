@@ -80,21 +80,18 @@ def frames_of(prompt: Text, left: Text, right: Text) -> tuple[int, int]:
     return record.label, (one > two) - (one < two)
 
 
-def plant(
-    source: str,
-    output: Path,
-    truth_file: Path,
-    count: int,
-    coin: Coin = lambda: 1 - 2 * secrets.randbits(1),
-) -> int:
-    """Writes `source` to `output` (JSONL: prompt, chosen, rejected; rows in their order) with `count` labels replaced
-    by coins, and the coins to `truth_file`; both 0600. Returns how many canaries there are.
+def fair_coin() -> int:
+    """A label, -1 or +1."""
+    return 1 - 2 * secrets.randbits(1)
+
+
+def plant(source: str, output: Path, truth_file: Path, count: int, coin: Coin = fair_coin) -> int:
+    """Write `source` to `output` (JSONL: prompt, chosen, rejected; rows in their order) with `count` labels replaced by
+    coins, and the coins to `truth_file`; both 0600. Returns the number of canaries.
 
     The pairs are picked at random among those that occur once in the source; columns other than the three are not
-    carried over. Memory: 24 bytes per row.
-
-    Raises:
-        UserError: count < 1, an output that exists, fewer than `count` pairs, or a source that cannot be read.
+    carried over. Memory: 24 bytes per row. UserError: count < 1, an output that exists, fewer than `count` pairs, or a
+    source that cannot be read.
     """
     for path in (output, truth_file):
         if path.exists():
@@ -105,9 +102,8 @@ def plant(
     times = Counter(key for key, _ in keys)
     eligible = array("q", (row for row, (key, side) in enumerate(keys) if side and times[key] == 1))
     if len(eligible) < count:
-        raise UserError(
-            f"{source}: has {len(eligible)} pairs that occur once, fewer than --canaries {count}; ask for less"
-        )
+        rule = f"{source}: has {len(eligible)} pairs that occur once"
+        raise UserError(f"{rule}, fewer than --canaries {count}; ask for less")
     picked = set(secrets.SystemRandom().sample(eligible, count))
     truth: dict[bytes, tuple[int, ...]] = {}
     frames: dict[bytes, tuple[int, int]] = {}
@@ -155,18 +151,17 @@ def read_truth(path: Path, limit: int | None = None) -> Truth:
             raise ValueError(HEADER)
         raw = header.get("raw")
         facts = () if raw is None else (RawFacts(raw["digests"], raw["size"], raw["time"]),)
-        rows = [parse_json(line) for line in lines[1:]][:limit]
-        labels = {bytes.fromhex(row["pair"]): tuple(int(label) for label in row["labels"]) for row in rows}
-        signs = {bytes.fromhex(row["pair"]): row.get("frames") or (0,) * len(FRAMES) for row in rows}
+        rows = {bytes.fromhex(row["pair"]): row for row in map(parse_json, lines[1:][:limit])}
+        labels = {key: tuple(map(int, row["labels"])) for key, row in rows.items()}
+        signs = {key: row.get("frames") or (0,) * len(FRAMES) for key, row in rows.items()}
         frames = {key: (int(by_id), int(by_length)) for key, (by_id, by_length) in signs.items()}
     except FileNotFoundError:
-        raise UserError(
-            f"{path}: no such file of canaries; plant some with `attack SRC --plant FILE --key KEY`"
-        ) from None
+        remedy = "plant some with `attack SRC --plant FILE --key KEY`"
+        raise UserError(f"{path}: no such file of canaries; {remedy}") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{path}: is no file of canaries, or was damaged; plant them again") from None
+        raise UserError(f"{path}: must be a file of canaries, and whole; plant them again") from None
     return Truth(labels, coins=True, facts=facts, frames=frames)
 
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from private_rlhf.audit.canaries import Truth, pair_key, plant, raw_truth, read_truth, truth_path
+from private_rlhf.audit.canaries import Truth, fair_coin, pair_key, plant, raw_truth, read_truth, truth_path
 from private_rlhf.audit.judge import FAMILY_WISE
 from private_rlhf.audit.seeds import ids
 from private_rlhf.audit.statistics import Finding
@@ -32,6 +32,10 @@ from private_rlhf.privacy.records import is_blank
 DEFAULT_CANARIES = 2000
 RESULT = json_with("verdict", "judged_on", "attacks")
 """Recognises the result of this command."""
+REPLAYED = (
+    "canaries were replayed: the texts of this release with coins for labels, privatised anew by this program."
+    "\nHow this release itself was made takes canaries planted before: private-rlhf attack SOURCE --plant FILE"
+)
 
 
 @dataclass(frozen=True)
@@ -51,10 +55,9 @@ class Request:
 
 
 def attack(request: Request) -> int:
-    """Runs the command and prints its result. Returns 0 if no leak was found (or canaries were planted), 1 if one was.
+    """Run the command and print its result. Returns 0 if no leak was found (or canaries were planted), 1 if one was.
 
-    Raises:
-        UserError: options that do not go together, or anything that cannot be read or written.
+    UserError: options that do not go together, or anything that cannot be read or written.
     """
     if request.canaries is not None and request.canaries < 1:
         raise UserError(f"--canaries {request.canaries}: give at least 1")
@@ -68,13 +71,12 @@ def attack(request: Request) -> int:
 
 
 def _plant(request: Request, planted: Path) -> int:
-    given = {"--raw": request.raw, "--epsilon": request.epsilon, "--output": request.output}
-    if unused := [name for name, value in given.items() if value is not None]:
+    options = {"--raw": request.raw, "--epsilon": request.epsilon, "--output": request.output}
+    if unused := [name for name, value in options.items() if value is not None]:
         raise UserError(f"attack --plant takes a source, --canaries and --key or --truth, not {', '.join(unused)}")
     if len(request.targets) != 1:
         raise UserError("attack --plant takes one source of raw preferences; give a single path")
-    truth = _truth_file(request)
-    if truth is None:
+    if (truth := _truth_file(request)) is None:
         raise UserError("attack --plant writes the canaries' labels beside the key; pass --key FILE or --truth FILE")
     count = plant(str(request.targets[0]), planted, truth, request.canaries or DEFAULT_CANARIES)
     print(
@@ -92,43 +94,32 @@ def _truth_file(request: Request) -> Path | None:
 
 def _judged(request: Request) -> tuple[dict[str, Any], str, bool]:
     """(JSON, text, leak) on real labels, planted canaries or replayed ones, as the options name them."""
-    targets, truth_file = list(request.targets), _truth_file(request)
-    for target in targets:
-        if _unlabelled(target):
-            raise UserError(
-                f"{target}: holds pairs without labels, so there is none to attack: what is known of them is one noisy"
-                " sum, whose noise the ledger's ε states"
-            )
+    targets, truth_file, output = list(request.targets), _truth_file(request), request.output
+    for target in filter(_unlabelled, targets):
+        raise UserError(
+            f"{target}: holds pairs without labels, so there is none to attack: what is known of them is one noisy"
+            " sum, whose noise the ledger's ε states"
+        )
     if request.raw is not None:
         if truth_file is not None:
-            raise UserError("attack takes either --raw or canaries (--key, --truth), not both; run it twice")
+            raise UserError("attack takes --raw or canaries (--key, --truth), not both: run it twice")
         output = _owner_output(request, request.raw)
         outcome = run_attacks(targets, raw_truth(request.raw), request.epsilon)
-        facts = outcome.as_dict()
-        write_json(output, facts, mode=0o600)
-        return facts, f"{render(outcome)}\nowner-only result: {output}", outcome.leak
-    if truth_file is not None:
+        facts, lines = dict[str, Any](), [f"owner-only result: {output}"]
+    elif truth_file is not None:
         outcome = run_attacks(targets, read_truth(truth_file, request.canaries), request.epsilon)
-        facts = outcome.as_dict() | {"canaries": "planted"}
-        text, leak = render(outcome), outcome.leak
+        facts, lines = {"canaries": "planted"}, []
     else:
         count = request.canaries or _affordable(targets)
         outcome, findings = replay(targets, count, request.privatize, request.epsilon)
-        leak = outcome.leak or bool(findings)
-        facts = outcome.as_dict() | {
-            "canaries": "replayed",
-            "verdict": "leak" if leak else "no leak found",
-            "findings_in_the_release": [asdict(finding) for finding in findings],
-        }
+        facts = {"canaries": "replayed", "findings_in_the_release": [asdict(finding) for finding in findings]}
+        facts |= {"verdict": "leak"} if findings else {}
         lines = [f"LEAK in the release itself: {row.where}: {row.what}; {SPECS[row.attack].remedy}" for row in findings]
-        note = (
-            "canaries were replayed: the texts of this release with coins for labels, privatised anew by this program."
-            "\nHow this release itself was made takes canaries planted before: private-rlhf attack SOURCE --plant FILE"
-        )
-        text = "\n".join([render(outcome), *lines, note])
-    if request.output is not None:
-        write_json(request.output, facts, mode=0o600)
-    return facts, text, leak
+        lines.append(REPLAYED)
+    facts = outcome.as_dict() | facts
+    if output is not None:
+        write_json(output, facts, mode=0o600)
+    return facts, "\n".join([render(outcome), *lines]), facts["verdict"] == "leak"
 
 
 def _unlabelled(target: Path) -> bool:
@@ -146,17 +137,14 @@ def _affordable(targets: Sequence[Path]) -> int:
 
 
 def _owner_output(request: Request, raw: str) -> Path:
-    """The file for the result on real labels: beside the raw file, never in a folder that is released.
-
-    Raises:
-        UserError: no place is given for a source that is no file, or it lies in a target or a run directory.
-    """
+    """The file for the result on real labels: beside the raw file, never in a folder that is released. UserError: no
+    place is given for a source that is not a file, or it lies in a target or a run directory."""
     if request.output is not None:
         output = request.output
     elif Path(raw).exists():
         output = output_file(Path(raw).with_name(Path(raw).name + ".attacks.json"), "--raw", rewrites=RESULT)
     else:
-        raise UserError("--raw is no file here, so --output FILE must say where the owner's result goes")
+        raise UserError("--raw must be a file here, or --output FILE must say where the owner's result goes")
     home = output.resolve()
     for folder in home.parents:
         if (folder / "recipe.yaml").is_file() or folder in {target.resolve() for target in request.targets}:
@@ -167,10 +155,10 @@ def _owner_output(request: Request, raw: str) -> Path:
 def render(outcome: Outcome) -> str:
     """The result as a table of plain text: per attack the variant with the strongest evidence."""
     kind = "canary events (fair-coin labels)" if outcome.coins else "real labels: OWNER ONLY, do not pass on"
-    lines = [f"judged on {outcome.events} {kind}; the most a guess may be right: alpha = {outcome.alpha:.4f}", ""]
-    lines.append(
-        f"{'attack':<18} {'n':>8} {'rate':>7} {'95 % interval':>18} {'ceiling':>8} {'p':>9} {'Holm':>9}  verdict"
-    )
+    lines = [
+        f"judged on {outcome.events} {kind}; the most a guess may be right: alpha = {outcome.alpha:.4f}\n",
+        f"{'attack':<18} {'n':>8} {'rate':>7} {'95 % interval':>18} {'ceiling':>8} {'p':>9} {'Holm':>9}  verdict",
+    ]
     for name in SPECS:
         rows = [row for row in outcome.attacks if row.attack == name and row.n]
         if not rows:
@@ -187,28 +175,21 @@ def render(outcome: Outcome) -> str:
         if row.leak:
             lines.append(f"    what to do: {SPECS[name].remedy}")
     for finding in outcome.findings:
-        lines += ["", f"LEAK ({finding.attack}): {finding.where}: {finding.what}"]
+        lines.append(f"\nLEAK ({finding.attack}): {finding.where}: {finding.what}")
         lines.append(f"    what to do: {SPECS[finding.attack].remedy}")
     lines += [
-        "",
-        f"verdict: {'LEAK' if outcome.leak else 'no leak found'} ({len(outcome.attacks)} guesses; a sound release",
+        f"\nverdict: {'LEAK' if outcome.leak else 'no leak found'} ({len(outcome.attacks)} guesses; a sound release"
+        f" is accused with probability {FAMILY_WISE:.1%} at most)",
+        f"power: a rate of {outcome.alpha + outcome.power_excess:.4f} on all events is found 9 times in 10",
     ]
-    lines[-1] += f" is accused with probability {FAMILY_WISE:.1%} at most)"
-    lines.append(f"power: a rate of {outcome.alpha + outcome.power_excess:.4f} on all events is found 9 times in 10")
     for name, events, excess in outcome.parts:
-        seen = outcome.alpha + excess
-        found = f"a rate of {seen:.4f} is found 9 times in 10" if seen < 1 else "too few for any leak to be sure"
-        lines.append(f"    {name}: {events} events, {found}")
+        exposed = outcome.alpha + excess
+        power = f"a rate of {exposed:.4f} is found 9 times in 10" if exposed < 1 else "too few for any leak to be sure"
+        lines.append(f"    {name}: {events} events, {power}")
     if outcome.epsilon_low is not None:
-        claim = math.log(outcome.alpha / (1 - outcome.alpha))
-        lines.append(
-            f"audit: everything together proves ε ≥ {outcome.epsilon_low:.3f} (99.9 % confidence);"
-            f" the claim is {claim:.3f}"
-        )
-    if outcome.untried is not None:
-        lines.append(outcome.untried)
-    lines.append(NOT_EXAMINED)
-    return "\n".join(lines)
+        proved = f"audit: everything together proves ε ≥ {outcome.epsilon_low:.3f} (99.9 % confidence);"
+        lines.append(f"{proved} the claim is {math.log(outcome.alpha / (1 - outcome.alpha)):.3f}")
+    return "\n".join([*lines, *filter(None, [outcome.untried]), NOT_EXAMINED])
 
 
 MOST_EPSILONS = 6
@@ -223,22 +204,14 @@ def replay(
     and the findings in the given releases, for which no label is needed.
 
     Replayed canaries are the texts of a release with fair coins for labels, privatised by the installed program, at the
-    same epsilons in a random order, under a throw-away key. They say nothing about how the given release was made: that
-    takes canaries planted before (`canaries.plant`).
-
-    privatize: makes a release, as `private-rlhf privatize` does.
-
-    Raises:
-        UserError: no release, fewer than `count` pairs, or no epsilon to be held to.
+    same epsilons in a random order, under a throw-away key. They say nothing about how the given release was made.
+    UserError: no release, fewer than `count` pairs, or no epsilon to be held to.
     """
     view = unlabelled_view(roots, count, epsilon)
-    pairs = [
-        texts
-        for texts in zip(view.prompts, view.first, view.second, strict=True)
-        if not any(is_blank(text) for text in texts)
-    ]
+    texts = zip(view.prompts, view.first, view.second, strict=True)
+    pairs = [pair for pair in texts if not any(map(is_blank, pair))]
     if len(pairs) < count:
-        raise UserError(f"{roots[0]}: holds {len(pairs)} pairs, fewer than --canaries {count}; ask for less")
+        raise UserError(f"--canaries must be at most {len(pairs)}, the pairs of {roots[0]}, got {count}: ask for fewer")
     stated = {table.epsilon for table in view.tables if table.epsilon is not None and not is_public(table.epsilon)}
     epsilons = sorted(stated)[-MOST_EPSILONS:] if epsilon is None else [epsilon]
     with tempfile.TemporaryDirectory(prefix="canaries-") as name:  # 0700
@@ -246,10 +219,10 @@ def replay(
         labels: dict[bytes, tuple[int, ...]] = {}
         with os.fdopen(os.open(home / "raw.jsonl", os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="utf-8") as file:
             for prompt, first, second in pairs:
-                label = 1 - 2 * secrets.randbits(1)
+                label = fair_coin()
                 labels[pair_key(prompt, first, second)[0]] = (label,)
-                ordered = (first, second) if label > 0 else (second, first)
-                row = {"prompt": prompt, "chosen": ordered[0], "rejected": ordered[1]}
+                chosen, rejected = (first, second)[::label]
+                row = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
         secrets.SystemRandom().shuffle(epsilons)
         released = [home / f"release-{place}" for place in range(len(epsilons))]

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from private_rlhf.audit.judge import Guesses
-from private_rlhf.audit.learn import bins, cell_guesses, crossed
+from private_rlhf.audit.learn import bins, by_cells, by_sign, crossed
 from private_rlhf.audit.view import View, file_rows, plain_text
 from private_rlhf.core.documents import read_json
 from private_rlhf.core.environment import check_installed
@@ -51,17 +51,12 @@ def texts_in_files(view: View) -> Iterator[Guesses]:
             continue
         name = _relative(path, view)
         one, two = held[:, 0].astype(np.int64), held[:, 1].astype(np.int64)
-        single = np.flatnonzero(one != two)
-        labels = np.where(one[single] == 1, 1, -1).astype(np.int8)
-        yield Guesses("texts in files", f"{name}: the response it holds", single, labels)
-        both = np.flatnonzero(held.all(axis=1))
-        earlier = np.where(first_seen[both, 0] < first_seen[both, 1], 1, -1).astype(np.int8)
-        yield Guesses("texts in files", f"{name}: the response it holds first", both, earlier)
-        order = np.sign(first_seen[:, 1] - first_seen[:, 0]) if len(both) else np.zeros(view.size)
+        events, order = np.arange(view.size), np.sign(first_seen[:, 1] - first_seen[:, 0])
+        yield by_sign("texts in files", f"{name}: the response it holds", events, one - two)
+        yield by_sign("texts in files", f"{name}: the response it holds first", events, order * one * two)
         cells = np.where(held.any(axis=1), 2 * one + two, -1)
         signs = [view.own_z(table) for table in view.tables[:1]]
-        fitted = cell_guesses(crossed(cells, order.astype(np.int64), *signs), view.known, view.alpha)
-        yield Guesses("texts in files", f"{name}: what it holds, and z", *fitted, learned=True)
+        yield by_cells(view, "texts in files", f"{name}: what it holds, and z", crossed(cells, order, *signs))
 
 
 def own_pieces(view: View) -> dict[bytes, tuple[int, int]]:
@@ -73,23 +68,19 @@ def own_pieces(view: View) -> dict[bytes, tuple[int, int]]:
     offered: list[tuple[int, int, list[bytes]]] = []
     for event in range(min(view.size, MOST_EVENTS)):
         for which, text in enumerate((view.first[event], view.second[event])):
-            found = _pieces(plain_text(text))
-            offered.append((event, which, found))
-            times.update(set(found))
-    chosen = {}
-    for event, which, found in offered:
-        piece = next((piece for piece in found if times[piece] == 1), None)
-        if piece is not None:
-            chosen[piece] = (event, which)
-    return chosen
+            pieces = _pieces(plain_text(text))
+            offered.append((event, which, pieces))
+            times.update(set(pieces))
+    unique = ((next((piece for piece in pieces if times[piece] == 1), None), event, which)
+              for event, which, pieces in offered)  # fmt: skip
+    return {piece: (event, which) for piece, event, which in unique if piece is not None}
 
 
 def _pieces(text: str) -> list[bytes]:
     """The first pieces of a text and its last one; a text shorter than a piece has none."""
-    data = text.encode("utf-8", "replace")[: STARTS + PIECE]
-    end = text.encode("utf-8", "replace")[-PIECE:]
-    starts = [data[start : start + PIECE] for start in range(0, max(0, len(data) - PIECE + 1), 4)]
-    return [piece for piece in (*starts, end) if _PIECE.fullmatch(piece)]
+    data = text.encode("utf-8", "replace")
+    pieces = [data[start : start + PIECE] for start in range(0, min(STARTS, len(data) - PIECE) + 1, 4)]
+    return [piece for piece in (*pieces, data[-PIECE:]) if _PIECE.fullmatch(piece)]
 
 
 def content(path: Path) -> bytes:
@@ -126,9 +117,9 @@ def positions(data: bytes, pieces: dict[bytes, tuple[int, int]], events: int) ->
     Windows of 16 bytes are two 64-bit words; the first is looked up in the sorted first words of the pieces, and only
     the few windows that are found there are compared in full.
     """
-    found = np.full((events, 2), NEVER, dtype=np.int64)
+    first_seen = np.full((events, 2), NEVER, dtype=np.int64)
     if len(data) < PIECE:
-        return found
+        return first_seen
     heads = np.unique(np.frombuffer(b"".join(piece[:8] for piece in pieces), dtype="<u8"))
     raw = np.frombuffer(data, dtype=np.uint8)
     step = 1 << 22
@@ -141,9 +132,9 @@ def positions(data: bytes, pieces: dict[bytes, tuple[int, int]], events: int) ->
         hits = np.flatnonzero(heads[np.minimum(at, len(heads) - 1)] == words) + start
         for place in hits.tolist():
             owner = pieces.get(data[place : place + PIECE])
-            if owner is not None and found[owner] == NEVER:
-                found[owner] = place
-    return found
+            if owner is not None and first_seen[owner] == NEVER:
+                first_seen[owner] = place
+    return first_seen
 
 
 def _relative(path: Path, view: View) -> str:
@@ -184,26 +175,21 @@ def _events(view: View) -> np.ndarray:
 
 def model_folders(view: View) -> list[tuple[Path, str]]:
     """(folder, "reward" or "language") of each checkpoint below the roots."""
-    found = []
+    folders = []
     for path in view.files:
         if path.name == "config.json" and any(path.parent.glob("*.safetensors")):
             try:
                 name = str((read_json(path).get("architectures") or [""])[0])
             except (ValueError, AttributeError, TypeError, LookupError):
                 continue
-            if "SequenceClassification" in name:
-                found.append((path.parent, "reward"))
-            elif "CausalLM" in name:
-                found.append((path.parent, "language"))
-    return found
+            kinds = {"SequenceClassification": "reward", "CausalLM": "language"}
+            folders += [(path.parent, kind) for mark, kind in kinds.items() if mark in name]
+    return folders
 
 
 def model_margins(view: View, folder: Path, kind: str, events: np.ndarray) -> np.ndarray | None:
-    """(m,) float64 margin of the first response over the second; None where the checkpoint does not load.
-
-    Raises:
-        UserError: the extra `audit` is not installed.
-    """
+    """(m,) float64 margin of the first response over the second; None where the checkpoint does not load. UserError:
+    the extra `audit` is not installed."""
     check_installed("audit")
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
@@ -237,17 +223,14 @@ def _prompt_ids(renderer: Renderer, prompt: Any) -> list[int]:
 def _batches(rows: list[tuple[list[int], list[int]]]) -> Iterator[tuple[list[int], Any, Any]]:
     """(row numbers, ids (B, T) int64, mask (B, T) int64), rows of similar length together, padded on the right."""
     import torch
+    from torch.nn.utils.rnn import pad_sequence
 
-    order = sorted(range(len(rows)), key=lambda number: len(rows[number][0]) + len(rows[number][1]))
+    texts = [torch.tensor(prompt + response) for prompt, response in rows]
+    order = sorted(range(len(rows)), key=lambda number: len(texts[number]))
     for start in range(0, len(order), BATCH):
         picked = order[start : start + BATCH]
-        width = max(len(rows[number][0]) + len(rows[number][1]) for number in picked)
-        ids = torch.zeros((len(picked), width), dtype=torch.long)
-        mask = torch.zeros_like(ids)
-        for place, number in enumerate(picked):
-            whole = rows[number][0] + rows[number][1]
-            ids[place, : len(whole)] = torch.tensor(whole)
-            mask[place, : len(whole)] = 1
+        ids = pad_sequence([texts[number] for number in picked], batch_first=True)
+        mask = pad_sequence([torch.ones_like(texts[number]) for number in picked], batch_first=True)
         yield picked, ids, mask
 
 
@@ -286,16 +269,10 @@ def _log_likelihoods(model: Any, rows: list[tuple[list[int], list[int]]]) -> np.
 
 def _from_margins(view: View, name: str, events: np.ndarray, margins: np.ndarray) -> Iterator[Guesses]:
     """The sign; the sign among the surest tenth; margin and z together, fitted on the known half."""
-    labels = np.sign(margins).astype(np.int8)
-    said = labels != 0
-    yield Guesses("checkpoints", f"{name}: sign of the margin", events[said], labels[said])
+    yield by_sign("checkpoints", f"{name}: sign of the margin", events, margins)
     size = np.abs(margins)
-    sure = said & (size >= np.quantile(size, 0.9))
-    yield Guesses("checkpoints", f"{name}: surest tenth", events[sure], labels[sure])
+    surest = np.where(size >= np.quantile(size, 0.9), margins, 0.0)
+    yield by_sign("checkpoints", f"{name}: surest tenth", events, surest)
     cells = np.full(view.size, -1, dtype=np.int64)
     cells[events] = bins(margins)
-    z = view.own_z(view.tables[0])
-    yield Guesses(
-        "checkpoints", f"{name}: margin and z", *cell_guesses(crossed(cells, z), view.known, view.alpha), learned=True
-    )
-
+    yield by_cells(view, "checkpoints", f"{name}: margin and z", crossed(cells, view.own_z(view.tables[0])))

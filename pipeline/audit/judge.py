@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+from private_rlhf.core.stats import holm_adjusted
 from scipy import stats
 
 FAMILY_WISE = 0.001
@@ -80,19 +81,9 @@ def judge_one(guesses: Guesses, truth: np.ndarray, ceiling: float) -> Verdict:
     return Verdict(guesses.attack, guesses.variant, n, correct, ceiling, rate, low, high, p_value)
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values: rejecting those below a level errs with at most that probability, in all."""
-    order = sorted(range(len(p_values)), key=lambda position: p_values[position])
-    adjusted, highest = [1.0] * len(p_values), 0.0
-    for rank, position in enumerate(order):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[position]))
-        adjusted[position] = highest
-    return adjusted
-
-
 def adjust(verdicts: Sequence[Verdict], level: float = FAMILY_WISE) -> list[Verdict]:
     """The verdicts with Holm's p-values and the decision at the family-wise level."""
-    changed = holm([verdict.p_value for verdict in verdicts])
+    changed = holm_adjusted([verdict.p_value for verdict in verdicts])
     return [replace(row, adjusted=value, leak=value < level) for row, value in zip(verdicts, changed, strict=True)]
 
 

@@ -12,14 +12,14 @@ where its first response is the suite's; every fitted attack guesses in all fram
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from private_rlhf.audit.judge import Guesses
-from private_rlhf.audit.view import Table, View, plain_text
+from private_rlhf.audit.view import Table, View
 from private_rlhf.core.environment import remedy
 
 BINS = 32
@@ -44,21 +44,31 @@ def cell_guesses(cells: np.ndarray, known: np.ndarray, alpha: float) -> tuple[np
     return picked, guess[cell[picked]]
 
 
+def by_cells(view: View, attack: str, variant: str, cells: np.ndarray) -> Guesses:
+    """`cell_guesses` of cells (n,) of the view's events, fitted on the known half."""
+    return Guesses(attack, variant, *cell_guesses(cells, view.known, view.alpha), learned=True)
+
+
+def by_sign(attack: str, variant: str, events: np.ndarray, guess: np.ndarray) -> Guesses:
+    """The guess that a label is the sign of a number (m,), where that is not 0."""
+    some = guess != 0
+    return Guesses(attack, variant, events[some], np.sign(guess[some]).astype(np.int8))
+
+
 def bins(values: np.ndarray) -> np.ndarray:
     """(n,) int64 cell of each number among up to 32 quantile bins (of 64 values or more, so that a cell has enough
     known events); -1 for NaN. Few distinct values are cells each.
     """
-    numbers = np.asarray(values, dtype=np.float64)
-    count = max(2, min(BINS, numbers.size // PER_BIN))
-    found = np.full(numbers.shape, -1, dtype=np.int64)
-    real = ~np.isnan(numbers)
-    distinct = np.unique(numbers[real])
-    if distinct.size > count:
-        edges = np.unique(np.quantile(numbers[real], np.arange(1, count) / count))
-        found[real] = np.searchsorted(edges, numbers[real], side="right")
-    else:
-        found[real] = np.searchsorted(distinct, numbers[real])
-    return found
+    values = np.asarray(values, dtype=np.float64)
+    count = max(2, min(BINS, values.size // PER_BIN))
+    cells = np.full(values.shape, -1, dtype=np.int64)
+    real = ~np.isnan(values)
+    edges = np.unique(values[real])
+    side: Literal["left", "right"] = "left"
+    if edges.size > count:
+        edges, side = np.unique(np.quantile(values[real], np.arange(1, count) / count)), "right"
+    cells[real] = np.searchsorted(edges, values[real], side)
+    return cells
 
 
 def categories(values: Iterable[Any]) -> np.ndarray:
@@ -97,7 +107,7 @@ def frames(view: View, table: Table) -> dict[str, np.ndarray]:
 
 
 def _frames(view: View, table: Table) -> dict[str, np.ndarray]:
-    found = {CRITERION: np.ones(len(table.event), dtype=np.int8)}
+    signs = {CRITERION: np.ones(len(table.event), dtype=np.int8)}
     for name, values in table.columns.items():
         if not all(isinstance(value, str) and HEX.fullmatch(value) for value in values):
             continue
@@ -105,12 +115,12 @@ def _frames(view: View, table: Table) -> dict[str, np.ndarray]:
         ends = np.array([[int(text[-1], 16), int(text[0], 16)] for text in digits], dtype=np.int64)
         for end, label in enumerate(("last", "first")):
             for bit in range(ID_BITS):
-                found[f"bit {bit} of the {label} digit of {name}"] = _sign(ends[:, end] >> bit & 1)
-    sizes = [(len(plain_text(view.first[event])), len(plain_text(view.second[event]))) for event in table.event]
-    found["longer text"] = _sign(np.array([one < two for one, two in sizes], dtype=np.int64))
-    found["parity of the place"] = _sign(table.row & 1)
-    found["parity of the file"] = _sign(table.part & 1)
-    return {name: sign for name, sign in found.items() if name == CRITERION or len(np.unique(sign)) > 1}
+                signs[f"bit {bit} of the {label} digit of {name}"] = _sign(ends[:, end] >> bit & 1)
+    _, one, two = view.lengths[table.event].T
+    signs["longer text"] = _sign((one < two).astype(np.int64))
+    signs["parity of the place"] = _sign(table.row & 1)
+    signs["parity of the file"] = _sign(table.part & 1)
+    return {name: sign for name, sign in signs.items() if name == CRITERION or len(np.unique(sign)) > 1}
 
 
 def _sign(bits: np.ndarray) -> np.ndarray:
@@ -189,12 +199,14 @@ def _targets(view: View, table: Table) -> dict[str, np.ndarray]:
 
 def features(view: View, table: Table) -> np.ndarray:
     """(m, features) float64: the frames' signs, lengths, place in table and file, and numeric columns."""
-    found: list[Any] = [*frames(view, table).values(), table.row, table.part, table.row % 4096]
-    lengths = np.array(
-        [[len(plain_text(text[event])) for text in (view.prompts, view.first, view.second)] for event in table.event]
-    )
-    found += [*lengths.T, lengths[:, 1] - lengths[:, 2]]
-    for values in table.columns.values():
-        if all(value is None or isinstance(value, int | float) for value in values):
-            found.append([np.nan if value is None else float(value) for value in values])
-    return np.column_stack([np.asarray(column, dtype=np.float64) for column in found])
+    lengths = view.lengths[table.event].T
+    places = (table.row, table.part, table.row % 4096, *lengths, lengths[1] - lengths[2])
+    columns = [each for values in table.columns.values() if (each := numbers(values)) is not None]
+    return np.column_stack([*frames(view, table).values(), *places, *columns]).astype(np.float64)
+
+
+def numbers(values: Sequence[Any]) -> np.ndarray | None:
+    """(m,) float64, NaN where one is missing, if every value of a column is a number, a truth value, or missing."""
+    if not all(value is None or isinstance(value, int | float) for value in values):
+        return None
+    return np.array([np.nan if value is None else float(value) for value in values], dtype=np.float64)

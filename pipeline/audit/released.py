@@ -15,7 +15,18 @@ from typing import Any
 import numpy as np
 from private_rlhf.audit.canaries import FRAMES, Truth
 from private_rlhf.audit.judge import Guesses, Verdict, clopper_pearson, upper_tail
-from private_rlhf.audit.learn import HEX, bins, categories, cell_guesses, crossed, fitted, frames, relative
+from private_rlhf.audit.learn import (
+    HEX,
+    bins,
+    by_cells,
+    by_sign,
+    categories,
+    crossed,
+    fitted,
+    frames,
+    numbers,
+    relative,
+)
 from private_rlhf.audit.view import Table, View, plain_text
 from private_rlhf.core.noise import is_public
 
@@ -25,27 +36,19 @@ MOST_NUMBERS = 8
 def extra_columns(view: View) -> Iterator[Guesses]:
     """Every column beside the pair: its value, differences of two, texts that equal one response. Leak 7."""
     for table in view.tables:
-        numbers: dict[str, np.ndarray] = {}
+        numeric_columns: dict[str, np.ndarray] = {}
         for name, values in table.columns.items():
-            numeric = _numbers(values)
-            if numeric is not None:
-                numbers[name] = numeric
+            if (numeric := numbers(values)) is not None:
+                numeric_columns[name] = numeric
                 yield from fitted(view, table, "extra columns", name, bins(numeric))
             else:
                 yield from fitted(view, table, "extra columns", name, categories(values))
                 yield from _text_column(view, table, name, values)
-        for one, two in combinations(list(numbers)[:MOST_NUMBERS], 2):
-            difference = numbers[one] - numbers[two]
+        for one, two in combinations(list(numeric_columns)[:MOST_NUMBERS], 2):
+            difference = numeric_columns[one] - numeric_columns[two]
             yield from fitted(view, table, "extra columns", f"{one} - {two}", bins(difference))
             signs = np.where(np.isnan(difference), -1, np.sign(difference) + 1).astype(np.int64)
             yield from fitted(view, table, "extra columns", f"sign of {one} - {two}", signs)
-
-
-def _numbers(values: Sequence[Any]) -> np.ndarray | None:
-    """(m,) float64 if every value is a number, a truth value, or missing."""
-    if not all(value is None or isinstance(value, int | float) for value in values):
-        return None
-    return np.array([np.nan if value is None else float(value) for value in values], dtype=np.float64)
 
 
 def _text_column(view: View, table: Table, name: str, values: Sequence[Any]) -> Iterator[Guesses]:
@@ -54,9 +57,9 @@ def _text_column(view: View, table: Table, name: str, values: Sequence[Any]) -> 
     sizes = np.full(len(values), np.nan)
     bits = np.full(len(values), -1, dtype=np.int64)
     for place, (event, value) in enumerate(zip(table.event, values, strict=True)):
-        text = value if isinstance(value, str) else None if value is None else str(value)
-        if text is None:
+        if value is None:
             continue
+        text = str(value)
         sizes[place] = len(text)
         one, two = plain_text(view.first[event]), plain_text(view.second[event])
         holds[place] = 2 * (one in text) + (two in text)
@@ -71,7 +74,7 @@ def _text_column(view: View, table: Table, name: str, values: Sequence[Any]) -> 
 
 
 def file_of_row(view: View) -> Iterator[Guesses]:
-    """The file (and so its name, size and time) that a row stands in. Leak 7: one file per label, say."""
+    """The file (and so its name, size and time) that a row stands in. Leak 7, such as one file per label."""
     for table in view.tables:
         if len(np.unique(table.part)) > 1:
             yield from fitted(view, table, "files and sizes", "file of the row", table.part)
@@ -110,9 +113,8 @@ def sorted_rows(view: View) -> Iterator[Guesses]:
         ranks = {value: rank for rank, value in enumerate(sorted({*one, *two}))}
         pair = np.array([[ranks[value] for value in one], [ranks[value] for value in two]], dtype=np.int64)
         for direction, keys in (("rising", pair), ("falling", -pair)):
-            label = sorted_choice(keys)
-            kept = label != 0
-            yield Guesses("row order", f"{table.name}: {direction} {name} of the answer", events[kept], label[kept])
+            variant = f"{table.name}: {direction} {name} of the answer"
+            yield by_sign("row order", variant, events, sorted_choice(keys))
 
 
 def sorted_choice(keys: np.ndarray) -> np.ndarray:
@@ -147,9 +149,8 @@ def private_label(view: View) -> Iterator[Guesses]:
     Then for each z by itself, in every frame: a mechanism that looks at the label keeps one of the two more often.
     """
     for table in view.tables:
-        stated = table.z != 0
-        yield Guesses("private label", table.name, table.event[stated], table.z[stated])
-        yield from fitted(view, table, "private label", "each z", np.where(stated, 0, -1))
+        yield by_sign("private label", table.name, table.event, table.z)
+        yield from fitted(view, table, "private label", "each z", np.where(table.z != 0, 0, -1))
 
 
 def column_order(view: View) -> Iterator[Guesses]:
@@ -163,11 +164,9 @@ def public_signs(view: View) -> Iterator[Guesses]:
     for table in view.tables:
         for name, sign in frames(view, table).items():
             for what, guess in (("", sign), (" times z", sign * table.z)):
-                kept = guess != 0
-                for way, direction in (("", 1), (" turned", -1)):
-                    variant = f"{table.name}: {name}{what}{way}"
-                    labels = (direction * guess[kept]).astype(np.int8)
-                    yield Guesses("public signs", variant, table.event[kept], labels)
+                variant = f"{table.name}: {name}{what}"
+                yield by_sign("public signs", variant, table.event, guess)
+                yield by_sign("public signs", f"{variant} turned", table.event, -guess)
 
 
 def several_releases(view: View) -> Iterator[Guesses]:
@@ -184,39 +183,33 @@ def several_releases(view: View) -> Iterator[Guesses]:
     weight = np.array([table.epsilon or 1.0 for table in tables])
     some = np.flatnonzero((z != 0).sum(axis=0) >= 2)
     score = (weight[:, None] * z[:, some]).sum(axis=0)
-    kept = np.abs(score) > 1e-12
-    yield Guesses("several releases", "weighted majority", some[kept], np.sign(score[kept]).astype(np.int8))
     votes = z[:, some].astype(np.int64).sum(axis=0)
-    yield Guesses("several releases", "majority", some[votes != 0], np.sign(votes[votes != 0]).astype(np.int8))
     agree = np.abs(votes) == (z[:, some] != 0).sum(axis=0)
-    yield Guesses("several releases", "all agree", some[agree], np.sign(votes[agree]).astype(np.int8))
-    top = z[int(np.argmax(weight)), some]
-    split = ~agree & (top != 0)
-    yield Guesses("several releases", "largest epsilon where they disagree", some[split], top[split])
+    for variant, guess in (
+        ("weighted majority", np.where(np.abs(score) > 1e-12, score, 0.0)),
+        ("majority", votes),
+        ("all agree", votes * agree),
+        ("largest epsilon where they disagree", z[int(np.argmax(weight)), some] * ~agree),
+    ):
+        yield by_sign("several releases", variant, some, guess)
     signs = [view.own_z(table) for table in tables[:MOST_TABLES]]
-    cells = crossed(np.zeros(view.size, dtype=np.int64), *signs)
-    yield Guesses("several releases", "joint outcome", *cell_guesses(cells, view.known, view.alpha), learned=True)
+    yield by_cells(view, "several releases", "joint outcome", crossed(np.zeros(view.size, dtype=np.int64), *signs))
 
 
 def private_tables(view: View) -> list[Table]:
     """Tables with private labels; two with the same labels everywhere are one release that was copied."""
-    kept: list[Table] = []
-    seen: set[bytes] = set()
-    for table in view.tables:
-        if is_public(table.epsilon):
-            continue  # released as they are
-        name = view.own_z(table).tobytes()
-        if name not in seen and bool((table.z != 0).any()):
-            seen.add(name)
-            kept.append(table)
-    return kept
+    private = (table for table in view.tables if table.z.any() and not is_public(table.epsilon))
+    different: dict[bytes, Table] = {}
+    for table in private:
+        different.setdefault(view.own_z(table).tobytes(), table)
+    return list(different.values())
 
 
 def copies(view: View) -> Iterator[Guesses]:
     """Two events of one pair: given one label, guess the other from whether the two released ones agree. Leak 6."""
     if len(view.copies):
-        product = (view.copies[:, 0] * view.copies[:, 1]).astype(np.int8)
-        yield Guesses("copies", "one flip for two", np.arange(len(product)), product, target="product")
+        guess = view.copies.prod(axis=1, dtype=np.int8)
+        yield Guesses("copies", "one flip for two", np.arange(len(guess)), guess, target="product")
 
 
 FAIR = 0.5

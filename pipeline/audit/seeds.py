@@ -10,12 +10,14 @@ import hashlib
 import hmac
 import json
 import math
+import operator
 import random
 import re
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, product
 from typing import Any
 
@@ -30,20 +32,24 @@ from private_rlhf.privacy.records import ID_DOMAIN, Text, canonical_record, enco
 
 SCREEN = 64  # known events on which a way of drawing is tried
 GLANCE = 12  # of which it must explain the first ones but one
-COMMON = (*range(11), 42, 99, 100, 123, 137, 1000, 1234, 1337, 2020, 2021, 2022, 2023, 2024, 2025, 2026, 12345)
+COMMON = (*range(11), 42, 99, 100, 123, 137, 1000, 1234, 1337, *range(2020, 2027), 12345)
 SEQUENCE_SEEDS = 2000
 INSECURE_SEEDS = 256
 MOST_STATED = 24
 
-Uniforms = Callable[[Sequence[int]], np.ndarray]  # places in `Table.event` -> uniforms in [0, 1)
+Draw = Callable[[int], float]
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way of drawing: its name, and the uniforms it gives for some of a table's rows."""
+    """A way of drawing: its name, and the number in [0, 1) that it gives for a place in `Table.event`."""
 
     name: str
-    uniforms: Uniforms
+    draw: Draw
+
+    def uniforms(self, places: np.ndarray) -> np.ndarray:
+        """The numbers (m,) of some places."""
+        return np.array([self.draw(place) for place in places.tolist()])
 
 
 def recomputation(view: View) -> Iterator[Guesses]:
@@ -58,14 +64,10 @@ def recomputation(view: View) -> Iterator[Guesses]:
 
 
 def stated_seeds(view: View) -> list[int]:
-    """Whole numbers that stand behind the word "seed" in any JSON or YAML file of the roots."""
-    found: list[int] = []
-    for path in view.files:
-        texts = ("", ".json", ".yaml", ".yml", ".txt", ".log", ".md")
-        if path.suffix.lower() in texts and path.stat().st_size < 1 << 22:
-            text = path.read_text(encoding="utf-8", errors="replace")
-            found += [int(number) for number in re.findall(r"seed[\"']?\s*[:=]?\s*(\d{1,18})", text, re.IGNORECASE)]
-    return list(dict.fromkeys(found))[:MOST_STATED]
+    """Whole numbers that stand behind the word "seed" in any document of the roots."""
+    texts = (text for _, text in view.documents())
+    numbers = (re.findall(r"seed[\"']?\s*[:=]?\s*(\d{1,18})", text, re.IGNORECASE) for text in texts)
+    return list(dict.fromkeys(map(int, chain.from_iterable(numbers))))[:MOST_STATED]
 
 
 # ---------------------------------------------------------------- uniforms of common generators
@@ -79,19 +81,18 @@ def _by_uniforms(view: View, table: Table, usable: np.ndarray, stated: Sequence[
     kept = table.z[screen] == view.known[table.event[screen]]
     best: tuple[int, Way, bool] | None = None
     for way in chain(_per_row(table, stated), _sequences(table, stated)):
-        start = way.uniforms(screen[:GLANCE].tolist())
+        start = way.uniforms(screen[:GLANCE])
         for below in (True, False):
             if (_keeps(start, keep, below) != kept[:GLANCE]).sum() > 1:
                 continue
-            explained = int((_keeps(way.uniforms(screen.tolist()), keep, below) == kept).sum())
+            explained = int((_keeps(way.uniforms(screen), keep, below) == kept).sum())
             if best is None or explained > best[0]:
                 best = (explained, way, below)
     if best is None:
         return
     _, way, below = best
     rest = np.flatnonzero((view.known[table.event] == 0) & (table.z != 0))
-    keeps = _keeps(way.uniforms(rest.tolist()), keep, below)
-    labels = np.where(keeps, table.z[rest], -table.z[rest]).astype(np.int8)
+    labels = np.where(_keeps(way.uniforms(rest), keep, below), table.z[rest], -table.z[rest]).astype(np.int8)
     yield Guesses("recomputation", f"{table.name}: {way.name}", table.event[rest], labels, learned=True)
 
 
@@ -99,38 +100,39 @@ def _keeps(uniforms: np.ndarray, keep: float, below: bool) -> np.ndarray:
     return uniforms < keep if below else uniforms >= 1 - keep
 
 
-def _shapes(epsilon: float | None) -> dict[str, Callable[[int, str, int], str]]:
-    """The ways to mix a seed with the name and the place of a row (and epsilon) into one text."""
-    made: dict[str, Callable[[int, str, int], str]] = {}
-    for separator in ("-", ":", "_", "|", "/", " ", "", ","):
-        made[f"seed{separator}id"] = lambda seed, name, row, s=separator: f"{seed}{s}{name}"  # type: ignore[misc]
-        made[f"id{separator}seed"] = lambda seed, name, row, s=separator: f"{name}{s}{seed}"  # type: ignore[misc]
-    for separator in ("-", ":", "_", "|"):
-        made[f"seed{separator}id{separator}epsilon"] = lambda seed, name, row, s=separator: s.join(  # type: ignore[misc]
-            (str(seed), name, str(epsilon))
-        )
-        made[f"seed{separator}epsilon{separator}id"] = lambda seed, name, row, s=separator: s.join(  # type: ignore[misc]
-            (str(seed), str(epsilon), name)
-        )
-    made["(seed, id)"] = lambda seed, name, row: str((seed, name))
-    made["seed-row"] = lambda seed, name, row: f"{seed}-{row}"
-    return made
+def _mixtures() -> dict[str, str]:
+    """Templates of texts that mix a seed with the name and the place of a row (and epsilon), by name."""
+    templates = {"(seed, id)": "({seed}, {id!r})", "seed-row": "{seed}-{row}"}
+    for separator, words in product("-:_|", ("seed id epsilon", "seed epsilon id")):
+        templates[separator.join(words.split())] = separator.join(f"{{{word}}}" for word in words.split())
+    for separator, words in product([*"-:_|/ ,", ""], ("seed id", "id seed")):
+        templates[separator.join(words.split())] = separator.join(f"{{{word}}}" for word in words.split())
+    return templates
+
+
+def _number(name: str, size: int, text: str) -> int:
+    """The first bytes of a text's digest as a number."""
+    return int.from_bytes(hashlib.new(name, text.encode(), usedforsecurity=False).digest()[:size], "big")
+
+
+def _share(name: str, size: int, text: str) -> float:
+    return _number(name, size, text) / 256.0**size
+
+
+def _seeded(name: str, size: int, text: str) -> float:
+    return random.Random(_number(name, size, text)).random()
 
 
 _FROM_TEXT: dict[str, Callable[[str], float]] = {
     "random.Random": lambda text: random.Random(text).random(),
-    "SHA-256": lambda text: int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2.0**64,
-    "SHA-256, 32 bits": lambda text: int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) / 2.0**32,
-    "MD5": lambda text: int(hashlib.md5(text.encode(), usedforsecurity=False).hexdigest(), 16) / 2.0**128,
-    "MD5, 32 bits": lambda text: int(hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()[:8], 16) / 2.0**32,
-    "SHA-1": lambda text: int(hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(), 16) / 2.0**160,
-    "random.Random of SHA-256": lambda text: random.Random(int(hashlib.sha256(text.encode()).hexdigest(), 16)).random(),
-    "random.Random of SHA-256, 32 bits": lambda text: random.Random(
-        int(hashlib.sha256(text.encode()).hexdigest()[:8], 16)
-    ).random(),
-    "random.Random of MD5": lambda text: random.Random(
-        int(hashlib.md5(text.encode(), usedforsecurity=False).hexdigest(), 16)
-    ).random(),
+    "SHA-256": partial(_share, "sha256", 8),
+    "SHA-256, 32 bits": partial(_share, "sha256", 4),
+    "MD5": partial(_share, "md5", 16),
+    "MD5, 32 bits": partial(_share, "md5", 4),
+    "SHA-1": partial(_share, "sha1", 20),
+    "random.Random of SHA-256": partial(_seeded, "sha256", 32),
+    "random.Random of SHA-256, 32 bits": partial(_seeded, "sha256", 4),
+    "random.Random of MD5": partial(_seeded, "md5", 16),
     "CRC-32": lambda text: zlib.crc32(text.encode()) / 2.0**32,
     "NumPy of CRC-32": lambda text: float(np.random.RandomState(zlib.crc32(text.encode())).rand()),
 }
@@ -138,80 +140,65 @@ _FROM_TEXT: dict[str, Callable[[str], float]] = {
 
 def _names(table: Table) -> dict[str, list[str]]:
     """Public names of the rows: every column of short strings or whole numbers, as text."""
-    named = {}
-    for column, values in table.columns.items():
-        if all(isinstance(value, str | int) and len(str(value)) <= 256 for value in values[:SCREEN]):
-            named[column] = [str(value) for value in values]
-    return named
+    return {
+        column: [str(value) for value in values]
+        for column, values in table.columns.items()
+        if all(isinstance(value, str | int) and len(str(value)) <= 256 for value in values[:SCREEN])
+    }
+
+
+def _at(draw: Callable[[Any], float], values: Sequence[Any] | np.ndarray) -> Draw:
+    """The number drawn from the value that stands at a place."""
+    return lambda place: draw(values[place])
+
+
+def _mixed(draw: Callable[[str], float], mixture: str, seed: int, table: Table, values: list[str]) -> Draw:
+    mix = partial(mixture.format, seed=seed, epsilon=table.epsilon)
+    return lambda place: draw(mix(id=values[place], row=table.row[place]))
 
 
 def _per_row(table: Table, stated: Sequence[int]) -> Iterator[Way]:
     """One generator per row, seeded from a seed and the row's name, prompt or place."""
     seeds = list(dict.fromkeys((*stated, *COMMON)))
-    names = _names(table)
-    for column, values in names.items():
+    mixtures = _mixtures()
+    for column, values in _names(table).items():
+        for (how, draw), (mixture, template) in product(_FROM_TEXT.items(), mixtures.items()):
+            for seed in seeds if how in ("random.Random", "SHA-256") else (*stated, 0, 42):
+                mixed = _mixed(draw, template, seed, table, values)
+                yield Way(f"{how} of {mixture}, seed {seed}, {column}", mixed)
         for how, draw in _FROM_TEXT.items():
-            for shape, mix in _shapes(table.epsilon).items():
-                for seed in seeds if how in ("random.Random", "SHA-256") else (*stated, 0, 42):
-                    yield Way(f"{how} of {shape}, seed {seed}, {column}", _from_text(table, values, draw, mix, seed))
-        for how, draw in _FROM_TEXT.items():
-            yield Way(
-                f"{how} of {column}",
-                lambda places, draw=draw, values=values: np.array([draw(values[place]) for place in places]),  # type: ignore[misc]
-            )
-        yield from _keyed_by_seed(column, values, seeds)
+            yield Way(f"{how} of {column}", _at(draw, values))
+        for seed in seeds:
+            keyed = partial(_keyed_share, str(seed).encode())
+            yield Way(f"HMAC-SHA-256 keyed with seed {seed} of {column}", _at(keyed, values))
     for column, digits in id_columns(table).items():
         yield from _numeric_ids(column, digits, seeds)
     for seed in seeds:
-        yield Way(
-            f"random.Random(seed + row), seed {seed}",
-            lambda places, seed=seed: np.array(  # type: ignore[misc]
-                [random.Random(seed + int(table.row[place])).random() for place in places]
-            ),
-        )
+        yield Way(f"random.Random(seed + row), seed {seed}", _at(partial(_by_sum, seed), table.row))
 
 
-def _from_text(
-    table: Table,
-    values: Sequence[str],
-    draw: Callable[[str], float],
-    mix: Callable[[int, str, int], str],
-    seed: int,
-) -> Uniforms:
-    return lambda places: np.array([draw(mix(seed, values[place], int(table.row[place]))) for place in places])
+def _keyed_share(key: bytes, name: str) -> float:
+    return int.from_bytes(hmac.digest(key, name.encode(), "sha256")[:8], "big") / 2.0**64
 
 
-def _keyed_by_seed(column: str, values: Sequence[str], seeds: Sequence[int]) -> Iterator[Way]:
-    def draw(key: bytes, name: str) -> float:
-        return int.from_bytes(hmac.digest(key, name.encode(), "sha256")[:8], "big") / 2.0**64
-
-    for seed in seeds:
-        key = str(seed).encode()
-        yield Way(
-            f"HMAC-SHA-256 keyed with seed {seed} of {column}",
-            lambda places, key=key: np.array([draw(key, values[place]) for place in places]),  # type: ignore[misc]
-        )
+def _by_sum(seed: int, row: int) -> float:
+    return random.Random(seed + int(row)).random()
 
 
 def _numeric_ids(column: str, digits: Sequence[str], seeds: Sequence[int]) -> Iterator[Way]:
     """Generators seeded with the id as a number: whole, or its first 8 or 16 digits, plus or xor a seed."""
-    mixes: dict[str, Callable[[int, int], int]] = {"+": lambda a, b: a + b, "xor": lambda a, b: a ^ b}
-    for width in (8, 16, 128):
-        for seed in seeds:
-            for mix, combine in mixes.items():
-                yield Way(
-                    f"random.Random of {column}[:{width}] {mix} seed {seed}",
-                    lambda places, width=width, seed=seed, combine=combine: np.array(  # type: ignore[misc]
-                        [random.Random(combine(int(digits[place][:width], 16), seed)).random() for place in places]
-                    ),
-                )
+
+    def python(width: int, combine: Callable[[int, int], int], seed: int, text: str) -> float:
+        return random.Random(combine(int(text[:width], 16), seed)).random()
+
+    def by_numpy(seed: int, text: str) -> float:
+        return float(np.random.default_rng(int(text[:8], 16) + seed).random())
+
+    for width, seed, (mix, combine) in product((8, 16, 128), seeds, (("+", operator.add), ("xor", operator.xor))):
+        named = f"random.Random of {column}[:{width}] {mix} seed {seed}"
+        yield Way(named, _at(partial(python, width, combine, seed), digits))
     for seed in seeds[:16]:
-        yield Way(
-            f"NumPy of {column}[:8] + seed {seed}",
-            lambda places, seed=seed: np.array(  # type: ignore[misc]
-                [np.random.default_rng(int(digits[place][:8], 16) + seed).random() for place in places]
-            ),
-        )
+        yield Way(f"NumPy of {column}[:8] + seed {seed}", _at(partial(by_numpy, seed), digits))
 
 
 def _sequences(table: Table, stated: Sequence[int]) -> Iterator[Way]:
@@ -220,25 +207,17 @@ def _sequences(table: Table, stated: Sequence[int]) -> Iterator[Way]:
     if len(table.event) == table.total:
         for column, values in table.columns.items():
             if all(isinstance(value, str | int) for value in values):
-                ranks = np.empty(len(values), dtype=np.int64)
-                ranks[np.array(sorted(range(len(values)), key=lambda place: str(values[place])))] = np.arange(
-                    len(values)
-                )
-                orders[f"order of {column}"] = ranks
+                orders[f"order of {column}"] = np.argsort(sorted(range(len(values)), key=lambda at: str(values[at])))
     makers: dict[str, Callable[[int], np.ndarray]] = {
         "numpy.random.default_rng": lambda seed: np.random.default_rng(seed).random(table.total),
         "numpy.random.RandomState": lambda seed: np.random.RandomState(seed % 2**32).rand(table.total),
         "random.Random": lambda seed: _python_sequence(seed, table.total),
     }
-    if table.total > 50_000:
-        seeds = list(dict.fromkeys((*stated, *COMMON)))
-    else:
-        seeds = list(dict.fromkeys((*stated, *COMMON, *range(SEQUENCE_SEEDS * 1000 // max(1000, table.total)))))
-    for how, make in makers.items():
-        for seed in seeds:
-            drawn = make(seed)
-            for order, rows in orders.items():
-                yield Way(f"{how}({seed}) in {order}", lambda places, d=drawn, r=rows: d[r[places]])  # type: ignore[misc]
+    many = 0 if table.total > 50_000 else SEQUENCE_SEEDS * 1000 // max(1000, table.total)
+    for (how, make), seed in product(makers.items(), dict.fromkeys((*stated, *COMMON, *range(many)))):
+        drawn = make(seed)
+        for order, rows in orders.items():
+            yield Way(f"{how}({seed}) in {order}", _at(drawn.__getitem__, rows))
 
 
 def _python_sequence(seed: int, count: int) -> np.ndarray:
@@ -258,12 +237,12 @@ def _by_insecure_seed(view: View, table: Table, usable: np.ndarray, stated: Sequ
     screen = usable[: math.ceil(24 / LabelNoise.of(table.epsilon).factor)]
     known = view.known[table.event[screen]]
     prepared = _events(view, table, screen)
-    seeds = list(dict.fromkeys((*stated, *range(INSECURE_SEEDS))))
-    scores = []
-    for seed in seeds:
-        labels = _inverse(prepared, table.epsilon, seed)
-        scores.append(int((labels == known).sum()) - 4 * int((labels == -known).sum()))
-    seed = seeds[int(np.argmax(scores))]
+
+    def score(seed: int) -> int:
+        labels = _inverse(prepared, table.epsilon or 0.0, seed)
+        return int((labels == known).sum()) - 4 * int((labels == -known).sum())
+
+    seed = max(dict.fromkeys((*stated, *range(INSECURE_SEEDS))), key=score)
     rest = np.flatnonzero((view.known[table.event] == 0) & (table.z != 0))
     labels = _inverse(_events(view, table, rest), table.epsilon, seed)
     certain = labels != 0
@@ -273,13 +252,13 @@ def _by_insecure_seed(view: View, table: Table, usable: np.ndarray, stated: Sequ
 
 def _events(view: View, table: Table, places: np.ndarray) -> list[tuple[bytes, int, int]]:
     """(the mechanism's name of the event, +1 if the canonical order is the view's, released label in that order)."""
-    found = []
+    named = []
     for place in places.tolist():
         event = table.event[place]
         record = canonical_record(view.prompts[event], view.first[event], view.second[event])
         assert record is not None  # a view holds pairs of different responses
-        found.append((event_bytes(record.record_id), record.label, int(table.z[place]) * record.label))
-    return found
+        named.append((event_bytes(record.record_id), record.label, int(table.z[place]) * record.label))
+    return named
 
 
 def _inverse(events: Sequence[tuple[bytes, int, int]], epsilon: float, seed: int) -> np.ndarray:
@@ -287,15 +266,13 @@ def _inverse(events: Sequence[tuple[bytes, int, int]], epsilon: float, seed: int
     prf, mechanism = insecure_seed_key(seed).prf, RandomizedResponse(epsilon)
     labels = np.zeros(len(events), dtype=np.int8)
     for number, (name, order, released) in enumerate(events):
-        if mechanism.release(prf, name, 1) == released != mechanism.release(prf, name, -1):
-            labels[number] = order
-        elif mechanism.release(prf, name, -1) == released != mechanism.release(prf, name, 1):
-            labels[number] = -order
+        agree = [mechanism.release(prf, name, label) == released for label in (1, -1)]
+        labels[number] = order * (agree[0] - agree[1])
     return labels
 
 
 SAMPLE = 24  # rows on which every recipe is tried; one hit in them is enough for all rows to be tried
-LEAST_DIGITS = 8
+ID_DIGITS = re.compile("[0-9a-f]{8,}")
 _SEPARATORS = (*("", "\n", "\n\n", "\t", " ", "|", "||", "|||", ",", ":", "::", ";"), *"-_#", "###", *"\0\x1e\x1f")
 
 Recipe = Callable[[Text, Text, Text], bytes]  # prompt, preferred, other -> what is digested
@@ -305,12 +282,8 @@ def _raw(text: Text) -> str:
     return text if isinstance(text, str) else json.dumps(text, ensure_ascii=False)
 
 
-def _joined(separator: str, with_prompt: bool) -> Recipe:
-    def recipe(prompt: Text, one: Text, two: Text) -> bytes:
-        parts = [_raw(prompt)] * with_prompt + [_raw(one), _raw(two)]
-        return separator.join(parts).encode()
-
-    return recipe
+def _joined(separator: str, with_prompt: bool, *texts: Text) -> bytes:
+    return separator.join(map(_raw, texts[not with_prompt :])).encode()
 
 
 _SHAPES: dict[str, Callable[[Text, Text, Text], Any]] = {
@@ -321,14 +294,10 @@ _SHAPES: dict[str, Callable[[Text, Text, Text], Any]] = {
 }
 
 
-def _as_json(build: Callable[[Text, Text, Text], Any], sort: bool, ascii_only: bool, tight: bool) -> Recipe:
-    separators = (",", ":") if tight else None
-
-    def recipe(prompt: Text, one: Text, two: Text) -> bytes:
-        value = build(prompt, one, two)
-        return json.dumps(value, sort_keys=sort, ensure_ascii=ascii_only, separators=separators).encode()
-
-    return recipe
+def _as_json(
+    build: Callable[[Text, Text, Text], Any], options: Mapping[str, Any], prompt: Text, one: Text, two: Text
+) -> bytes:
+    return json.dumps(build(prompt, one, two), **options).encode()
 
 
 def _record(prompt: Text, one: Text, two: Text) -> bytes:
@@ -339,23 +308,26 @@ def _record(prompt: Text, one: Text, two: Text) -> bytes:
 
 def recipes() -> dict[str, Recipe]:
     """Every serialisation that is tried, by name. Each depends on which response comes first."""
-    made: dict[str, Recipe] = {}
+    table: dict[str, Recipe] = {}
     for separator, with_prompt in product(_SEPARATORS, (True, False)):
-        made[f"{'prompt, ' * with_prompt}two responses joined by {separator!r}"] = _joined(separator, with_prompt)
+        name = f"{'prompt, ' * with_prompt}two responses joined by {separator!r}"
+        table[name] = partial(_joined, separator, with_prompt)
     for sort, ascii_only, tight in product((False, True), repeat=3):
-        tail = f"(sort_keys={sort}, ensure_ascii={ascii_only}, compact={tight})"
+        options = {"sort_keys": sort, "ensure_ascii": ascii_only, "separators": (",", ":") if tight else None}
         for shape, build in _SHAPES.items():
-            made[f"JSON {shape} {tail}"] = _as_json(build, sort, ascii_only, tight)
-    made["repr of a tuple"] = lambda *texts: repr(texts).encode()
-    made["repr of a list"] = lambda *texts: repr(list(texts)).encode()
-    made["framed texts"] = lambda *texts: b"".join(frame(_raw(text).encode()) for text in texts)
-    made["framed encodings"] = lambda *texts: b"".join(frame(encode_text(text)) for text in texts)
-    made["this program's records, their responses unsorted"] = _record
-    made["prompt and preferred response"] = lambda prompt, one, _: (_raw(prompt) + _raw(one)).encode()
-    made["prompt, line break, preferred response"] = lambda prompt, one, _: f"{_raw(prompt)}\n{_raw(one)}".encode()
-    made["preferred response"] = lambda _, one, __: _raw(one).encode()
-    made["other response"] = lambda _, __, two: _raw(two).encode()
-    return made
+            name = f"JSON {shape} (sort_keys={sort}, ensure_ascii={ascii_only}, compact={tight})"
+            table[name] = partial(_as_json, build, options)
+    return table | {
+        "repr of a tuple": lambda *texts: repr(texts).encode(),
+        "repr of a list": lambda *texts: repr(list(texts)).encode(),
+        "framed texts": lambda *texts: b"".join(frame(_raw(text).encode()) for text in texts),
+        "framed encodings": lambda *texts: b"".join(frame(encode_text(text)) for text in texts),
+        "this program's records, their responses unsorted": _record,
+        "prompt and preferred response": lambda prompt, one, _: (_raw(prompt) + _raw(one)).encode(),
+        "prompt, line break, preferred response": lambda prompt, one, _: f"{_raw(prompt)}\n{_raw(one)}".encode(),
+        "preferred response": lambda _, one, __: _raw(one).encode(),
+        "other response": lambda _, __, two: _raw(two).encode(),
+    }
 
 
 _HASHES = ("md5", "sha1", "sha224", "sha256", "sha384", "sha512", "blake2b", "blake2s", "sha3_256")
@@ -377,63 +349,48 @@ def ids(view: View) -> Iterator[Guesses]:
     available = recipes()
     for table in view.tables:
         for name, values in id_columns(table).items():
-            for label, recipe in _fitting(view, table, values, available).items():
-                yield _read_off(view, table, f"{table.name}: {name} is a digest of {label}", values, recipe)
+            rows = [
+                (event, (value, view.prompts[event], view.first[event], view.second[event]))
+                for event, value in zip(table.event, values, strict=True)
+            ]
+            for label, recipe in _fitting([row for _, row in rows[:SAMPLE]], available).items():
+                orders = [(event, _order(recipe, *row)) for event, row in rows]
+                labels = np.array([(event, order) for event, order in orders if order], dtype=np.int64).reshape(-1, 2)
+                variant = f"{table.name}: {name} is a digest of {label}"
+                yield Guesses("ids", variant, labels[:, 0], labels[:, 1].astype(np.int8))
 
 
 def id_columns(table: Table) -> dict[str, list[str]]:
     """Columns of hexadecimal strings (dashes and a prefix of letters such as `pair-` removed), as digits."""
-    found = {}
-    for name, values in table.columns.items():
-        plain = [_digits(value) for value in values]
-        if plain and all(digits is not None for digits in plain[:SAMPLE]):
-            found[name] = [digits or "" for digits in plain]
-    return found
+    columns = {name: [_digits(value) for value in values] for name, values in table.columns.items()}
+    return {name: digits for name, digits in columns.items() if digits and all(digits[:SAMPLE])}
 
 
-def _digits(value: Any) -> str | None:
+def _digits(value: Any) -> str:
+    """The digits of an id; empty for anything else."""
     if not isinstance(value, str):
-        return None
-    text = value.lower().replace("-", "").replace("_", "")
-    text = text.split(":")[-1]
-    while text and text[0] not in "0123456789abcdef":
-        text = text[1:]
-    good = len(text) >= LEAST_DIGITS and all(digit in "0123456789abcdef" for digit in text)
-    return text if good else None
+        return ""
+    text = re.sub("^[^0-9a-f]+", "", re.sub("[-_]", "", value.lower()).split(":")[-1])
+    return text if ID_DIGITS.fullmatch(text) else ""
 
 
-def _fitting(view: View, table: Table, values: Sequence[str], available: Mapping[str, Recipe]) -> dict[str, Recipe]:
-    """The recipes that explain at least one id of the first rows, in either order of the responses; not those that
-    explain all of them in one order, which is then that of the texts and tells nothing."""
-    found: dict[str, Recipe] = {}
-    sample = list(zip(table.event, values, strict=True))[:SAMPLE]
-    rows = [(value, view.prompts[event], view.first[event], view.second[event]) for event, value in sample]
-    for value, prompt, one, two in rows:
-        for name, recipe in available.items():
-            if name not in found and any(_tries(recipe, value, prompt, *pair) for pair in ((one, two), (two, one))):
-                found[name] = recipe
-    return {
-        name: recipe
-        for name, recipe in found.items()
-        if not all(_tries(recipe, value, prompt, one, two) for value, prompt, one, two in rows)
-        and not all(_tries(recipe, value, prompt, two, one) for value, prompt, one, two in rows)
-    }
+Row = tuple[str, Text, Text, Text]  # id, prompt, one response, the other
 
 
-def _tries(recipe: Recipe, value: str, prompt: Text, one: Text, two: Text) -> bool:
-    """True if the id is (the start of) a digest of the texts in this order."""
+def _fitting(rows: Sequence[Row], available: Mapping[str, Recipe]) -> dict[str, Recipe]:
+    """The recipes that explain at least one id, in either order of the responses; not those that explain all of them
+    in one order, which is then that of the texts and tells nothing."""
+    orders = {name: [_order(recipe, *row) for row in rows] for name, recipe in available.items()}
+    return {name: available[name] for name, each in orders.items() if any(each) and abs(sum(each)) < len(each)}
+
+
+def _order(recipe: Recipe, value: str, prompt: Text, one: Text, two: Text) -> int:
+    """+1 if the id is (the start of) a digest of the texts in this order, -1 in the other one, 0 in neither or both."""
+    return _is_digest(recipe, value, prompt, one, two) - _is_digest(recipe, value, prompt, two, one)
+
+
+def _is_digest(recipe: Recipe, value: str, *texts: Text) -> bool:
     try:
-        return any(digest.startswith(value) for digest in digests(recipe(prompt, one, two)))
+        return any(digest.startswith(value) for digest in digests(recipe(*texts)))
     except (TypeError, UnicodeEncodeError):
         return False
-
-
-def _read_off(view: View, table: Table, variant: str, values: Sequence[str], recipe: Recipe) -> Guesses:
-    events, labels = [], []
-    for event, value in zip(table.event, values, strict=True):
-        prompt, one, two = view.prompts[event], view.first[event], view.second[event]
-        forward, backward = _tries(recipe, value, prompt, one, two), _tries(recipe, value, prompt, two, one)
-        if forward != backward:
-            events.append(event)
-            labels.append(1 if forward else -1)
-    return Guesses("ids", variant, np.array(events, dtype=np.int64), np.array(labels, dtype=np.int8))

@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import combinations
-from pathlib import Path
+from functools import partial
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,6 @@ NAMED_COUNT = re.compile(
 VOCABULARIES = frozenset({"tokenizer.json", "vocab.json", "added_tokens.json", "merges.txt"})
 PLAIN_KEYS = frozenset({"value", "count", "rate", "mean", "share", "total"})  # these say what their parent is
 RAW_TIME = re.compile(r"mtime|modified|(raw|source|input).*time", re.IGNORECASE)
-DOCUMENTS = ("", ".json", ".yaml", ".yml", ".jsonl", ".txt", ".log", ".md", ".csv", ".html", ".tsv")
-LARGEST = 1 << 24
 HEX = re.compile(r"\b[0-9a-fA-F]{16,128}\b")
 NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?![\w.])")
 LEAST_EVENTS = 100
@@ -64,45 +63,42 @@ class Matches:
 
 def statistics(view: View, answers: Answers) -> tuple[list[Finding], Matches]:
     """Findings, and the matches under neutral names."""
-    findings, tried, matched, chance, where = [], 0, 0, 0.0, []
+    findings, tried, chance, where = [], 0, 0.0, []
     seen: set[tuple[float, str]] = set()  # a repeated number is not new evidence
     complete = [table for table in view.tables if _complete(table, answers)]
     known = [(table, true_statistics(view, table, answers)) for table in unions(complete)]
-    for path in view.files:
-        if path.name in VOCABULARIES or not _is_document(path, view):
-            continue
-        for name, value in numbers(path):
-            for table, (exact, released) in known:
-                n = len(table.event)
-                hits = [label for label, count in exact.items() if equals(value, count, n)]
-                innocent = any(equals(value, count, n) for count in released.values())
-                named = bool((NAMED_COUNT if value > 1 else NAMED).search(_says(name)))
-                if not named and _shaped(value, n) and (value, table.name) not in seen:
-                    seen.add((value, table.name))
-                    tried, chance = tried + len(exact), max(chance, _chance(n))
-                    matched += bool(hits) and not innocent
-                    where += [f"{path.name}: {name}"] * (bool(hits) and not innocent)
-                elif named and hits and not innocent:
-                    findings.append(Finding("statistics", f"{path.name}: {name}", f"{value:g} is the {hits[0]}"))
-    return findings, Matches(tried, matched, chance, tuple(where))
+    stated = (
+        (path.name, name, value)
+        for path, text in view.documents()
+        if path.name not in VOCABULARIES
+        for name, value in numbers(path.suffix.lower(), text)
+    )
+    for (file, name, value), (table, (exact, released)) in product(stated, known):
+        n = len(table.event)
+        hits = [label for label, count in exact.items() if equals(value, count, n)]
+        if any(equals(value, count, n) for count in released.values()):
+            hits = []
+        named = bool((NAMED_COUNT if value > 1 else NAMED).search(_says(name)))
+        if not named and _shaped(value, n) and (value, table.name) not in seen:
+            seen.add((value, table.name))
+            tried, chance = tried + len(exact), max(chance, _chance(n))
+            where += [f"{file}: {name}"] * bool(hits)
+        elif named and hits:
+            findings.append(Finding("statistics", f"{file}: {name}", f"{value:g} is the {hits[0]}"))
+    return findings, Matches(tried, len(where), chance, tuple(where))
 
 
 def unions(tables: Sequence[Table]) -> list[Table]:
     """The tables, and the unions of those that share no event (train with evaluation, the whole raw file)."""
-    found = list(tables)
+    every = list(tables)
     for size in range(2, min(len(tables), MOST_PARTS) + 1):
         for parts in combinations(tables[:MOST_PARTS], size):
             event = np.concatenate([part.event for part in parts])
             if len(np.unique(event)) == len(event):
                 side, z = (np.concatenate([getattr(part, name) for part in parts]) for name in ("side", "z"))
                 name, total = " with ".join(part.name for part in parts), sum(part.total for part in parts)
-                found.append(replace(parts[0], name=name, total=total, event=event, side=side, z=z))
-    return [table for table in found if len(table.event) >= LEAST_EVENTS]
-
-
-def _is_document(path: Path, view: View) -> bool:
-    """True for a readable text file that is not a table."""
-    return path.suffix.lower() in DOCUMENTS and path.stat().st_size <= LARGEST and path not in view.table_files
+                every.append(replace(parts[0], name=name, total=total, event=event, side=side, z=z))
+    return [table for table in every if len(table.event) >= LEAST_EVENTS]
 
 
 def _says(name: str) -> str:
@@ -132,18 +128,19 @@ def _chance(n: int) -> float:
 def true_statistics(view: View, table: Table, answers: Answers) -> tuple[dict[str, float], dict[str, float]]:
     """(statistics of the true labels, the same statistics of the released ones): counts of the table's rows."""
     truth, n = answers.labels[table.event], len(table.event)
-    lengths = [_lengths(view, event) for event in table.event]
-    characters = np.array([np.sign(one[0] - one[1]) for one in lengths])
-    words = np.array([np.sign(one[2] - one[3]) for one in lengths])
+    _, one, two = view.lengths[table.event].T
+    characters = np.sign(one - two)
+    one, two = (np.array([len(plain_text(texts[event]).split()) for event in table.event])
+                for texts in (view.first, view.second))  # fmt: skip
+    words = np.sign(one - two)
 
     def counts(labels: np.ndarray) -> dict[str, float]:
         longer = float((labels * characters > 0).sum())
-        more_words = float((labels * words > 0).sum())
         left = float((labels == table.side).sum())
         return {
             "number of pairs whose longer response was preferred": longer,
             "the same, ties counted half": longer + 0.5 * float((characters == 0).sum()),
-            "number of pairs whose wordier response was preferred": more_words,
+            "number of pairs whose wordier response was preferred": float((labels * words > 0).sum()),
             "number of pairs whose left-hand response was preferred": left,
             "number of pairs whose right-hand response was preferred": n - left,
         }
@@ -153,11 +150,6 @@ def true_statistics(view: View, table: Table, answers: Answers) -> tuple[dict[st
     if (table.z != 0).all():
         exact |= {"number of flipped labels": flips, "number of kept labels": n - flips}
     return exact, counts(table.z)
-
-
-def _lengths(view: View, event: int) -> tuple[int, int, int, int]:
-    one, two = plain_text(view.first[event]), plain_text(view.second[event])
-    return len(one), len(two), len(one.split()), len(two.split())
 
 
 def equals(value: float, count: float, n: int) -> bool:
@@ -174,26 +166,20 @@ def equals(value: float, count: float, n: int) -> bool:
     return False
 
 
-def numbers(path: Path) -> Iterator[tuple[str, float]]:
+def numbers(suffix: str, text: str) -> Iterator[tuple[str, float]]:
     """(name, number) pairs of a document: keys of JSON and YAML, the words before a number elsewhere."""
-    text = path.read_text(encoding="utf-8", errors="replace")
-    suffix = path.suffix.lower()
-    try:
-        if suffix in ("", ".json"):
-            yield from _flat(parse_json(text, finite=False), "")
+    parse: Callable[[str], Any] = {".yaml": parse_yaml, ".yml": parse_yaml}.get(
+        suffix, partial(parse_json, finite=False)
+    )
+    if suffix in ("", ".json", ".yaml", ".yml"):
+        with suppress(DocumentError):  # then its numbers are read line by line
+            yield from _flat(parse(text), "")
             return
-        if suffix in (".yaml", ".yml"):
-            yield from _flat(parse_yaml(text), "")
-            return
-    except DocumentError:
-        pass  # its numbers are found line by line
     for line in text.splitlines():
         if suffix == ".jsonl":
-            try:
-                yield from _flat(parse_json(line, finite=False), "")
+            with suppress(DocumentError):
+                yield from _flat(parse(line), "")
                 continue
-            except DocumentError:
-                pass
         for match in NUMBER.finditer(line):
             before = line[max(0, match.start() - 28) : match.start()]
             yield from _flat(float(match.group()), " ".join(before.replace(".", " ").split()))
@@ -212,44 +198,32 @@ def _flat(value: Any, name: str) -> Iterator[tuple[str, float]]:
 
 def digests_and_sizes(view: View) -> list[Finding]:
     """Plain digests, the size and the time of the raw file, in any document or file name of the roots."""
-    wanted = {digest: name for facts in view.facts for name, digest in facts.digests.items()}
+    kinds = {digest: name for facts in view.facts for name, digest in facts.digests.items()}
     sizes = {facts.size for facts in view.facts if facts.size is not None and facts.size >= LEAST_SIZE}
     times = {facts.time for facts in view.facts if facts.time is not None}
+    texts = [(path, path.name) for path in view.files]
     findings = []
-    for path in view.files:
-        texts = [path.name]
-        if _is_document(path, view):
-            texts.append(path.read_text(encoding="utf-8", errors="replace"))
-            for name, value in numbers(path):
-                if value in sizes:
-                    findings.append(Finding("files and sizes", f"{path.name}: {name}", "the size of the raw file"))
-                if int(value) in times and RAW_TIME.search(name):
-                    findings.append(Finding("files and sizes", f"{path.name}: {name}", "the time of the raw file"))
-        for found in {match.lower() for text in texts for match in HEX.findall(text)}:
-            kinds = [kind for digest, kind in wanted.items() if digest.startswith(found)]
-            findings += [Finding("digests", path.name, f"a plain {kind} digest of the raw file") for kind in kinds[:1]]
+    for path, text in view.documents():
+        texts.append((path, text))
+        for name, value in numbers(path.suffix.lower(), text):
+            stated = ["size"] * (value in sizes) + ["time"] * bool(int(value) in times and RAW_TIME.search(name))
+            where = f"{path.name}: {name}"
+            findings += [Finding("files and sizes", where, f"the {fact} of the raw file") for fact in stated]
+    for path, text in texts:
+        for digits in {match.lower() for match in HEX.findall(text)}:
+            kind = next((kind for digest, kind in kinds.items() if digest.startswith(digits)), None)
+            findings += [Finding("digests", path.name, f"a plain {kind} digest of the raw file")] * (kind is not None)
     return findings
 
 
 def row_digests(view: View, answers: Answers, most: int = 50) -> list[Finding]:
     """Plain digests of single rows, preferred response first, anywhere in the documents (such as lists of hashes)."""
-    found: dict[str, str] = {}
-    for path in view.files:
-        if _is_document(path, view):
-            text = path.read_text(encoding="utf-8", errors="replace")
-            found |= {match.lower(): path.name for match in HEX.findall(text)}
-    if not found:
-        return []
-    findings, available = [], recipes()
-    for event in np.flatnonzero(answers.labels)[:most].tolist():
-        one, two = view.first[event], view.second[event]
-        if answers.labels[event] < 0:
-            one, two = two, one
-        for name, recipe in available.items():
-            forward = set(digests(recipe(view.prompts[event], one, two)))
-            backward = set(digests(recipe(view.prompts[event], two, one)))
-            hit = next((digest for digest in forward - backward if digest in found), None)
-            if hit is not None:
-                findings.append(Finding("digests", found[hit], f"a plain digest of a row ({name}), preferred first"))
-                return findings
-    return findings
+    files = {match.lower(): path.name for path, text in view.documents() for match in HEX.findall(text)}
+    judged = np.flatnonzero(answers.labels)[: most if files else 0].tolist()
+    for event, (name, recipe) in product(judged, recipes().items()):
+        one, two = (view.first[event], view.second[event])[:: answers.labels[event]]
+        forward = set(digests(recipe(view.prompts[event], one, two)))
+        backward = set(digests(recipe(view.prompts[event], two, one)))
+        for digest in (forward - backward) & files.keys():
+            return [Finding("digests", files[digest], f"a plain digest of a row ({name}), preferred first")]
+    return []

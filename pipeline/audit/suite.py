@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from private_rlhf.audit import files, seeds, statistics
+from private_rlhf.audit import files, released, seeds, statistics
 from private_rlhf.audit.canaries import Truth
-from private_rlhf.audit.files import checkpoints
 from private_rlhf.audit.judge import (
     FAMILY_WISE,
     POWER,
@@ -25,22 +24,8 @@ from private_rlhf.audit.judge import (
 )
 from private_rlhf.audit.learn import distinguisher, frames, untried
 from private_rlhf.audit.mechanism_bound import Audit, audit_outcomes
-from private_rlhf.audit.released import (
-    absence,
-    column_order,
-    copies,
-    extra_columns,
-    file_of_row,
-    private_label,
-    private_tables,
-    public_signs,
-    row_order,
-    several_releases,
-    sorted_rows,
-)
-from private_rlhf.audit.seeds import ids
 from private_rlhf.audit.statistics import Finding, Matches
-from private_rlhf.audit.view import Answers, View, build_view, plain_text
+from private_rlhf.audit.view import Answers, View, build_view
 
 HALF = FAMILY_WISE / 2
 NOT_EXAMINED = (
@@ -58,29 +43,20 @@ class Spec:
     leaks: tuple[int, ...]
     remedy: str
 
+    def as_dict(self, leak: bool) -> dict[str, Any]:
+        """JSON types, with the remedy where something leaked."""
+        return {"leaks": list(self.leaks), "what_to_do": self.remedy if leak else None}
+
 
 ATTACKS: tuple[Attack, ...] = (
-    private_label,
-    column_order,
-    public_signs,
-    several_releases,
-    copies,
-    seeds.recomputation,
-    ids,
-    row_order,
-    sorted_rows,
-    extra_columns,
-    file_of_row,
-    files.texts_in_files,
-    checkpoints,
-    distinguisher,
-)
+    released.private_label, released.column_order, released.public_signs, released.several_releases, released.copies,
+    seeds.recomputation, seeds.ids, released.row_order, released.sorted_rows, released.extra_columns,
+    released.file_of_row, files.texts_in_files, files.checkpoints, distinguisher,
+)  # fmt: skip
 SPECS = {
     spec.name: spec
     for spec in (
-        Spec(
-            "private label", (4,), "the mechanism keeps labels more often than it says: do not release; fix it"
-        ),
+        Spec("private label", (4,), "the mechanism keeps labels more often than it says: do not release; fix it"),
         Spec("column order", (1,), "put the two responses in an order that does not depend on the label"),
         Spec("public signs", (1, 5, 7), "let no id, place or order depend on the label"),
         Spec("distinguisher", (4, 5, 7), "something readable predicts labels: look at what the other attacks accuse"),
@@ -105,11 +81,10 @@ class Outcome:
     """Result of the suite. alpha: the ceiling. events: judged ones in the tables. attacks: one verdict per guess.
 
     findings: evidence that is not a matter of chance. matches: unnamed numbers that equal a statistic of true labels.
-    without: rate of the text-only guess on the same events, by "attack/variant", for real labels only. audit: bound of
-    the released labels on epsilon, for canaries only. epsilon_low: the largest bound of all, see `epsilon_bound`.
-    parts: (table, judged events in it, excess over alpha found with power 0.9). untried: a skipped attack.
-
-    The error of 0.1 % is shared: one half for Holm's procedure, one for the audit.
+    without: rate of the text-only guess on the same events, by "attack/variant", for real labels only. epsilon_low: the
+    largest bound on epsilon, for canaries only (`epsilon_bound`, `released_epsilon`, which shares the error of 0.1 %
+    with Holm's procedure by halves). parts: (table, judged events in it, excess over alpha found with power 0.9).
+    untried: a skipped attack.
     """
 
     alpha: float
@@ -139,7 +114,7 @@ class Outcome:
         """JSON types."""
         rows = [
             row.as_dict()
-            | {"leaks": list(SPECS[row.attack].leaks), "what_to_do": SPECS[row.attack].remedy if row.leak else None}
+            | SPECS[row.attack].as_dict(row.leak)
             | ({} if self.coins else {"rate_without_bundle": self.without.get(f"{row.attack}/{row.variant}")})
             for row in self.attacks
         ]
@@ -158,23 +133,15 @@ class Outcome:
             "untried": self.untried,
             "not_examined": NOT_EXAMINED,
             "attacks": rows,
-            "findings": [
-                asdict(row) | {"what_to_do": SPECS[row.attack].remedy, "leaks": list(SPECS[row.attack].leaks)}
-                for row in self.findings
-            ],
+            "findings": [asdict(row) | SPECS[row.attack].as_dict(True) for row in self.findings],
         }
 
 
 def run_attacks(
     roots: Sequence[Path], truth: Truth, epsilon: float | None = None, attacks: Sequence[Attack] = ATTACKS
 ) -> Outcome:
-    """Every attack (or those given) on `roots` against the truth, and the search for findings.
-
-    Canaries (`truth.coins`) are judged against alpha, real labels against `real_ceiling`.
-
-    Raises:
-        UserError: as `build_view`.
-    """
+    """Run every attack (or those given) on `roots` against the truth, and search for findings. Canaries (`truth.coins`)
+    are judged against alpha, real labels against `real_ceiling`. UserError: as `build_view`."""
     view, answers = build_view(roots, truth, epsilon)
     guesses = [guess for attack in attacks for guess in attack(view) if len(guess.events)]
     verdicts, without = [], {}
@@ -190,22 +157,20 @@ def run_attacks(
     findings += statistics.digests_and_sizes(view) + statistics.row_digests(view, answers)
     if matches.matched:
         verdicts.append(_by_chance(matches))
+    audit, bound = None, None
     if truth.coins:
-        verdicts += absence(view, truth)
-    events = int((answers.labels != 0).sum())
-    findings = list(dict.fromkeys(findings))
-    audit = released_epsilon(view, answers) if truth.coins else None
+        verdicts += released.absence(view, truth)
+        audit = released_epsilon(view, answers)
     judged = adjust(verdicts, HALF)
-    bound = None if not truth.coins else max(epsilon_bound(judged, view.alpha), audit.epsilon_low if audit else 0.0)
-    parts = []
-    for table in view.tables:
-        held = int((answers.labels[table.event] != 0).sum())
-        if held:
-            parts.append((table.name, held, detectable_excess(held, view.alpha, max(1, len(judged)), HALF)))
-    missed = untried() if distinguisher in attacks else None
+    if truth.coins:
+        bound = max(epsilon_bound(judged, view.alpha), audit.epsilon_low if audit else 0.0)
+    held = {table.name: int(np.count_nonzero(answers.labels[table.event])) for table in view.tables}
+    family = max(1, len(judged))
+    parts = [(name, n, detectable_excess(n, view.alpha, family, HALF)) for name, n in held.items() if n]
     return Outcome(
-        view.alpha, events, truth.coins, judged, findings, matches, without, audit, bound, tuple(parts), missed
-    )
+        view.alpha, int(np.count_nonzero(answers.labels)), truth.coins, judged, list(dict.fromkeys(findings)), matches,
+        without, audit, bound, tuple(parts), untried() if distinguisher in attacks else None,
+    )  # fmt: skip
 
 
 def epsilon_bound(verdicts: Sequence[Verdict], alpha: float) -> float:
@@ -224,9 +189,9 @@ def epsilon_bound(verdicts: Sequence[Verdict], alpha: float) -> float:
 
 
 def released_epsilon(view: View, answers: Answers) -> Audit | None:
-    """The audit of the released labels: of the joint outcomes of the tables that hold the events of the largest one,
-    relative to the lower text and to the id; the best bound, simultaneous over both."""
-    stated = [view.own_z(table) for table in private_tables(view)]
+    """The audit of the joint outcomes of the tables that hold the events of the largest one, relative to the lower text
+    and to the id; the best bound, simultaneous over both."""
+    stated = [view.own_z(table) for table in released.private_tables(view)]
     stated.sort(key=lambda z: -int((z != 0).sum()))
     if not stated:
         return None
@@ -245,7 +210,7 @@ def released_epsilon(view: View, answers: Answers) -> Audit | None:
 def _id_signs(view: View) -> Iterator[np.ndarray]:
     """(n,) int8: ones, then for the largest table the sign of each id's lowest bit (+1 for events outside it)."""
     yield np.ones(view.size, dtype=np.int8)
-    largest = max(private_tables(view), key=lambda table: len(table.event))
+    largest = max(released.private_tables(view), key=lambda table: len(table.event))
     for name, sign in frames(view, largest).items():
         if name.startswith("bit 0 of the last"):
             spread = np.ones(view.size, dtype=np.int8)
@@ -257,8 +222,8 @@ def _unseen(guess: Guesses, view: View) -> Guesses:
     """The guesses that count: of a fitted attack, those of events whose labels it was not shown."""
     if not guess.learned:
         return guess
-    kept = view.known[guess.events] == 0
-    return replace(guess, events=guess.events[kept], labels=guess.labels[kept])
+    hidden = view.known[guess.events] == 0
+    return replace(guess, events=guess.events[hidden], labels=guess.labels[hidden])
 
 
 def real_ceiling(guess: Guesses, alpha: float, prior: float) -> float:
@@ -282,14 +247,9 @@ def text_prior(view: View, answers: Answers, guess: Guesses) -> tuple[float, flo
     if guess.target == "product" or not len(guess.events):
         return 0.5, 0.5
     labels = answers.labels[guess.events]
-    longer = np.array(
-        [
-            np.sign(len(plain_text(view.first[event])) - len(plain_text(view.second[event]))) or 1
-            for event in guess.events
-        ]
-    )
+    _, one, two = view.lengths[guess.events].T
     best, high = 0.5, 0.5
-    for rule in (longer, np.ones(len(labels))):
+    for rule in (np.where(one < two, -1, 1), np.ones(len(labels))):
         right = int((labels == rule).sum())
         right = max(right, len(labels) - right)
         best = max(best, right / len(labels))
@@ -302,14 +262,6 @@ def _by_chance(matches: Matches) -> Verdict:
     depend on each other (a count and its complement), so that one or several are the same evidence.
     """
     low, high = clopper_pearson(matches.matched, matches.tried)
-    return Verdict(
-        "statistics",
-        f"numbers that equal a count of true labels: {'; '.join(matches.where[:3])}",
-        matches.tried,
-        matches.matched,
-        matches.chance,
-        matches.matched / matches.tried,
-        low,
-        high,
-        upper_tail(1, matches.tried, matches.chance),
-    )
+    name = f"numbers that equal a count of true labels: {'; '.join(matches.where[:3])}"
+    rate, p_value = matches.matched / matches.tried, upper_tail(1, matches.tried, matches.chance)
+    return Verdict("statistics", name, matches.tried, matches.matched, matches.chance, rate, low, high, p_value)

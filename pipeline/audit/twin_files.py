@@ -78,24 +78,23 @@ def compare_folders(
     expected = [passages(root) for root in (one, two)]
     described_last = sorted(files[0].keys() & files[1].keys(), key=lambda name: (Path(name).name.startswith("_"), name))
     for name in described_last:  # data before the manifest and the signature that repeat their digests
-        kinds = [_metadata(found[name]) for found in files]
+        kinds = [_metadata(twin[name]) for twin in files]
         if kinds[0] != kinds[1]:
             leaks.append(f"{name}: mode, owner, links or extended attributes differ")
-        contents = [_content(found[name]) for found in files]
+        contents = [_content(twin[name]) for twin in files]
         compared += contents[0] is not None
         if contents[0] == contents[1]:
             continue
-        if None not in contents:
-            texts = [_without(each or b"", some.get(name, ())) for each, some in zip(contents, expected, strict=True)]
-            allowed = declared.get(name, {})
-            fields = ("time and memory",) if texts[0] == texts[1] else _differing_fields(name, allowed, *texts)
-            if fields:
-                differing[name] = fields
-            else:
-                leaks.append(f"{name}: {_first_difference(name, allowed, *texts)}")
-        else:
+        if None in contents:
             leaks.append(f"{name}: is a file in only one twin")
-    leaks += dict.fromkeys(line for found in files for line in _odd_times(found, stages))  # of both twins, once
+            continue
+        texts = [_without(each or b"", some.get(name, ())) for each, some in zip(contents, expected, strict=True)]
+        allowed = declared.get(name, {})
+        if fields := ("time and memory",) if texts[0] == texts[1] else _differing_fields(name, allowed, *texts):
+            differing[name] = fields
+        else:
+            leaks.append(f"{name}: {_first_difference(name, allowed, *texts)}")
+    leaks += dict.fromkeys(line for twin in files for line in _odd_times(twin, stages))  # of both twins, once
     return Comparison(compared, differing, tuple(leaks))
 
 
@@ -112,16 +111,16 @@ def _metadata(path: Path) -> tuple[Any, ...]:
 
 def _odd_times(files: Mapping[str, Path], stages: Sequence[str]) -> list[str]:
     """A line for each time of change that is not the one which its stage was stamped with."""
-    found: list[str] = []
+    lines: list[str] = []
     stamps: dict[str, int] = {}
     for name, path in sorted(files.items()):
         facts, top = path.lstat(), name.partition("/")[0]
         second, rest = divmod(facts.st_mtime_ns, 10**9)
-        stage = top if top in stages else ""
         early = facts.st_ctime_ns // 10**9 - second
-        if rest or not 0 <= early <= STAMPED_WITHIN or stamps.setdefault(stage, second) != second:
-            found.append(f"{name}: its time of change is not the one that its stage was given")
-    return found
+        stamp = stamps.setdefault(top if top in stages else "", second)
+        if rest or not 0 <= early <= STAMPED_WITHIN or stamp != second:
+            lines.append(f"{name}: its time of change is not the one that its stage was given")
+    return lines
 
 
 def _content(path: Path) -> bytes | None:
@@ -147,10 +146,10 @@ def _differing_fields(name: str, fields: Fields, one: bytes, two: bytes) -> tupl
     try:
         if _NUMBER.sub("0", one.decode()) != _NUMBER.sub("0", two.decode()):
             return ()  # white space and order are no field's
-        found: set[str] = set()
+        names: set[str] = set()
         documents = zip(_values(name, one), _values(name, two), strict=True)
-        alike = all(_alike(*pair, "", fields, found) for pair in documents)
-        return tuple(sorted(found)) if alike else ()
+        alike = all(_alike(*pair, "", fields, names) for pair in documents)
+        return tuple(sorted(names)) if alike else ()
     except (ValueError, RecursionError):  # not what its name says: then only bytes count
         return ()
 
@@ -170,18 +169,18 @@ def _values(name: str, data: bytes) -> list[Any]:
     return [json.loads(text, object_pairs_hook=_Pairs, **how) if text.strip() else text for text in texts]
 
 
-def _alike(one: Any, two: Any, path: str, fields: Fields, found: set[str]) -> bool:
-    """True if two values at `path` differ only in declared fields, whose names go into `found`."""
+def _alike(one: Any, two: Any, path: str, fields: Fields, names: set[str]) -> bool:
+    """True if two values at `path` differ only in declared fields, whose names go into `names`."""
     if type(one) is not type(two):
         return False
     if isinstance(one, _Pairs):
         return len(one) == len(two) and all(
-            name == other and _alike(mine, theirs, f"{path}.{name}".lstrip("."), fields, found)
+            name == other and _alike(mine, theirs, f"{path}.{name}".lstrip("."), fields, names)
             for (name, mine), (other, theirs) in zip(one, two, strict=True)
         )
     if isinstance(one, list):
         pairs = enumerate(zip(one, two, strict=True)) if len(one) == len(two) else ()
-        return len(one) == len(two) and all(_alike(*pair, f"{path}.{place}", fields, found) for place, pair in pairs)
+        return len(one) == len(two) and all(_alike(*pair, f"{path}.{place}", fields, names) for place, pair in pairs)
     if one == two:
         return True
     form = fields.get(path)
@@ -189,7 +188,7 @@ def _alike(one: Any, two: Any, path: str, fields: Fields, found: set[str]) -> bo
         return False
     if (form is NUMBER) != isinstance(one, _Number):
         return False
-    found.add("seconds" if path.startswith("seconds.") else path.rpartition(".")[2])
+    names.add("seconds" if path.startswith("seconds.") else path.rpartition(".")[2])
     return True
 
 

@@ -101,10 +101,7 @@ def verify(
     """Make the twins in `folder` (0700, new, removed at the end unless `keep`), run both and compare them.
 
     execute: runs a recipe in a run directory. stages: names of all stages that exist. Returns None on processes other
-    than the main one.
-
-    Raises:
-        UserError: a recipe of which twins can show nothing, an unreadable source, or labels that cannot be turned.
+    than the main one. UserError: `check_twins`, an unreadable source, or labels that cannot be turned.
     """
     world = join_world()
     barrier(world)
@@ -158,20 +155,20 @@ def twin_recipe(recipe: Recipe, here: Path) -> Recipe:
     """The recipe on the data and under the key of the twin that lies in `here`."""
     place = str(here / Path(_file_names(recipe)[0]).parts[0])
     data = replace(recipe.data, preferences=place, format=None, label_column=None, labels=None, split=None)
-    own = replace(recipe.privatize, key_file=here / "owner.key", corrects_column=None, budget=None, budget_per="event")
-    return replace(recipe, data=data, privatize=replace(own, add_up_renamed=False))
+    privatize = replace(
+        recipe.privatize, key_file=here / "owner.key", corrects_column=None, budget=None, budget_per="event",
+        add_up_renamed=False,
+    )  # fmt: skip
+    return replace(recipe, data=data, privatize=privatize)
 
 
 # --- the data ---------------------------------------------------------------------------------------------------------
 
 
 def make_twins(recipe: Recipe, folder: Path) -> tuple[int, int]:
-    """Writes A and B: the preferences that the recipe names, with coins for labels, a key, and the state of a new
-    ledger. Returns (labels, of those turned). Memory: 100 bytes a row.
-
-    Raises:
-        UserError: an unreadable source, or no label that can be turned.
-    """
+    """Write A and B: the preferences that the recipe names, with coins for labels, a key, and the state of a new
+    ledger. Returns (labels, of those turned). Memory: 100 bytes a row. UserError: an unreadable source, or no label
+    that can be turned."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     make_private_folder(folder)
     homes = [folder / name for name in TWINS]
@@ -183,7 +180,7 @@ def make_twins(recipe: Recipe, folder: Path) -> tuple[int, int]:
     intakes = RawSource(recipe.data, replace(recipe.privatize, corrects_column=None), folder).open_sources()
     for name, intake in zip(_file_names(recipe), intakes, strict=True):
         layout, plain, seen = intake.layout, intake.layout.plain, set[bytes]()
-        wanted = plain.wanted
+        columns = plain.wanted
         with ExitStack() as stack:
             files = [stack.enter_context(_new_file(home / name)) for home in homes]
             for part in intake.parts:
@@ -193,9 +190,9 @@ def make_twins(recipe: Recipe, folder: Path) -> tuple[int, int]:
                     signs, first = _labels(some, plain, where, key, mechanism, coins, seen)
                     labels, turned = labels + int(first.sum()), turned + int((signs[:, 0] != signs[:, 1])[first].sum())
                     for (_, row), pair in zip(some, signs, strict=True):
-                        kept = {column: row[column] for column in wanted if column in row}  # no other column may tell
+                        stripped = {column: row[column] for column in columns if column in row}  # others may tell
                         for file, sign in zip(files, pair, strict=True):
-                            file.write(json.dumps(_ordered(kept, sign), ensure_ascii=False) + "\n")
+                            file.write(json.dumps(_ordered(stripped, sign), ensure_ascii=False) + "\n")
     if not turned:
         raise UserError("verify-run: at this epsilon no label could be turned, so twins show nothing; lower it")
     return labels, turned
@@ -268,8 +265,8 @@ def answered_twin(recipe: Recipe, here: Path) -> Recipe:
     """The recipe with the program of the twin in `here` as its labeller."""
     assert recipe.online is not None
     command = shlex.join([sys.executable, str(here / "answer.py")])
-    own = replace(recipe.online, labeller="command", folder=here / "labeller", command=command, crowd=None)
-    return replace(recipe, online=own, data=replace(recipe.data, public_labels=False))
+    online = replace(recipe.online, labeller="command", folder=here / "labeller", command=command, crowd=None)
+    return replace(recipe, online=online, data=replace(recipe.data, public_labels=False))
 
 
 def carry_draws(home: Path, other: Path) -> int:

@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from private_rlhf.audit.canaries import RawFacts, Truth, pair_key
-from private_rlhf.core.documents import read_json
+from private_rlhf.core.documents import MANIFESTS, read_json
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise, epsilon_of, is_public
-from private_rlhf.core.outputs import MANIFESTS
 from private_rlhf.data.sources import open_source
 from private_rlhf.privacy.records import Text
 from private_rlhf.recipe import SUFFIXES
@@ -32,6 +33,8 @@ LABELS = ("private_label", "z", "noisy_label", "y_tilde", "label", "preference",
 PROMPTS = ("prompt", "question", "instruction", "query", "x")
 LEFT_WINS = {"1": 1, "1.0": 1, "True": 1, "true": 1, "A": 1, "a": 1, "-1": -1, "-1.0": -1, "0": -1, "0.0": -1,
              "False": -1, "false": -1, "B": -1, "b": -1, "2": -1}  # fmt: skip
+DOCUMENTS = ("", ".json", ".yaml", ".yml", ".jsonl", ".txt", ".log", ".md", ".csv", ".html", ".tsv")
+LARGEST_DOCUMENT = 1 << 24
 Row = Mapping[str, Any]
 
 
@@ -91,6 +94,19 @@ class View:
         """Number of judged events that were found in the tables."""
         return len(self.prompts)
 
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """(n, 3) int64: characters of each event's prompt, first and second response."""
+        texts = zip(self.prompts, self.first, self.second, strict=True)
+        return np.array([[len(plain_text(text)) for text in row] for row in texts], dtype=np.int64).reshape(-1, 3)
+
+    def documents(self) -> Iterator[tuple[Path, str]]:
+        """(path, text) of every text file that is not a table."""
+        for path in self.files:
+            known = path.suffix.lower() in DOCUMENTS and path not in self.table_files
+            if known and path.stat().st_size <= LARGEST_DOCUMENT:
+                yield path, path.read_text(encoding="utf-8", errors="replace")
+
 
 @dataclass(frozen=True)
 class Answers:
@@ -102,10 +118,8 @@ class Answers:
 
 def all_files(roots: Sequence[Path]) -> list[Path]:
     """Every file below the roots, in a fixed order; hidden ones too, since caches like to hide."""
-    found: list[Path] = []
-    for root in roots:
-        found += [root] if root.is_file() else sorted(path for path in root.rglob("*") if path.is_file())
-    return list(dict.fromkeys(found))
+    below = ([root] if root.is_file() else sorted(filter(Path.is_file, root.rglob("*"))) for root in roots)
+    return list(dict.fromkeys(chain.from_iterable(below)))
 
 
 def file_rows(path: Path) -> Iterator[Row]:
@@ -118,7 +132,7 @@ def file_rows(path: Path) -> Iterator[Row]:
             for _, row in part.rows(()):
                 yield row
     else:
-        raise UserError(f"{path}: is no data file; give Parquet, Arrow, JSONL or CSV")
+        raise UserError(f"{path}: must be a data file; give Parquet, Arrow, JSONL or CSV")
 
 
 def _arrow_rows(path: Path) -> Iterator[Row]:
@@ -154,22 +168,20 @@ def stated_epsilon(folder: Path) -> float | None:
             except (OSError, ValueError):
                 continue
             guarantee = facts.get("guarantee") if isinstance(facts, dict) else None
-            found = list(_find(guarantee if isinstance(guarantee, dict) else facts, ("epsilon", "eps")))
-            if found:
-                return epsilon_of(found[0])
+            for epsilon in _epsilons(guarantee if isinstance(guarantee, dict) else facts):
+                return epsilon_of(epsilon)
     return None
 
 
-def _find(value: Any, names: Sequence[str]) -> Iterator[Any]:
+def _epsilons(value: Any) -> Iterator[float | None]:
     if isinstance(value, dict):
         for key, inner in value.items():
-            plain = isinstance(inner, int | float) and not isinstance(inner, bool)
-            if str(key).lower() in names and (plain or inner is None):
+            if str(key).lower() in ("epsilon", "eps") and (inner is None or type(inner) in (int, float)):
                 yield inner
-            yield from _find(inner, names)
+            yield from _epsilons(inner)
     elif isinstance(value, list):
         for inner in value:
-            yield from _find(inner, names)
+            yield from _epsilons(inner)
 
 
 class _Builder:
@@ -183,19 +195,9 @@ class _Builder:
         self.copies: list[tuple[int, int]] = []
         self.products: list[int] = []
 
-    def place(self, key: bytes, side: int, prompt: Text, left: Text, right: Text) -> int:
-        """The event's position, a new one if it was not seen before."""
-        if key not in self.position:
-            self.position[key] = len(self.keys)
-            self.keys.append(key)
-            ordered = (prompt, left, right) if side > 0 else (prompt, right, left)
-            for store, text in zip(self.texts, ordered, strict=True):
-                store.append(text)
-        return self.position[key]
-
     def read(self, name: str, paths: Sequence[Path], epsilon: float | None) -> list[Table]:
         """The table of these files; rows of an event that stands there twice go to a second table, and so on."""
-        layers: defaultdict[int, list[tuple[int, int, int, int, int, Row]]] = defaultdict(list)
+        layers: defaultdict[int, list[tuple[tuple[int, ...], Row]]] = defaultdict(list)
         seen: Counter[bytes] = Counter()
         doubles: defaultdict[bytes, list[int]] = defaultdict(list)
         total = 0
@@ -212,8 +214,12 @@ class _Builder:
                 if len(labels) > 1:
                     doubles[key].append(z)
                     continue
-                event = self.place(key, side, *texts)
-                layers[seen[key]].append((event, side, z, total - 1, part, rest))
+                if key not in self.position:
+                    self.position[key] = len(self.keys)
+                    self.keys.append(key)
+                    for store, text in zip(self.texts, (texts[0], *texts[1:][::side]), strict=True):
+                        store.append(text)
+                layers[seen[key]].append(((self.position[key], side, z, total - 1, part), rest))
                 seen[key] += 1
         for key, released in doubles.items():
             labels = self.truth.labels[key]
@@ -227,18 +233,18 @@ class _Builder:
 def _pair_of(row: Row) -> tuple[bytes, int, int, tuple[Text, Text, Text], Row] | None:
     """(key, side, z, texts, other columns) of a row; None where it holds no pair of two different responses."""
     names = response_columns(row)
-    asked = next((name for name in PROMPTS if name in row), None)
+    question = next((name for name in PROMPTS if name in row), None)
     if names is None:
         return None
     left, right = row[names[0]], row[names[1]]
-    prompt = row[asked] if asked is not None else ""
+    prompt = row[question] if question is not None else ""
     try:
         key, side = pair_key(prompt, left, right)
     except (TypeError, KeyError, AttributeError, UnicodeEncodeError):
         return None
     if not side:
         return None
-    used = {*names, asked}
+    used = {*names, question}
     z = side
     if names[0] != "chosen":
         label = next((name for name in LABELS if name in row), None)
@@ -247,19 +253,12 @@ def _pair_of(row: Row) -> tuple[bytes, int, int, tuple[Text, Text, Text], Row] |
     return key, side, z, (prompt, left, right), {name: value for name, value in row.items() if name not in used}
 
 
-def _table(name: str, epsilon: float | None, total: int, rows: list[tuple[int, int, int, int, int, Row]]) -> Table:
-    names = list(dict.fromkeys(column for row in rows for column in row[5]))
-    return Table(
-        name=name,
-        epsilon=epsilon,
-        total=total,
-        event=np.array([row[0] for row in rows], dtype=np.int64),
-        side=np.array([row[1] for row in rows], dtype=np.int8),
-        z=np.array([row[2] for row in rows], dtype=np.int8),
-        row=np.array([row[3] for row in rows], dtype=np.int64),
-        part=np.array([row[4] for row in rows], dtype=np.int64),
-        columns={column: [row[5].get(column) for row in rows] for column in names},
-    )
+def _table(name: str, epsilon: float | None, total: int, rows: list[tuple[tuple[int, ...], Row]]) -> Table:
+    """rows: (event, side, z, row, part), and the other columns."""
+    event, side, z, row, part = np.array([numbers for numbers, _ in rows], dtype=np.int64).T
+    names = dict.fromkeys(column for _, rest in rows for column in rest)
+    columns = {column: [rest.get(column) for _, rest in rows] for column in names}
+    return Table(name, epsilon, total, event, side.astype(np.int8), z.astype(np.int8), row, part, columns)
 
 
 def _grouped(files: Sequence[Path]) -> dict[tuple[Path, tuple[str, str]], list[Path]]:
@@ -296,13 +295,10 @@ def unlabelled_view(roots: Sequence[Path], most: int, epsilon: float | None = No
 def build_view(
     roots: Sequence[Path], truth: Truth, epsilon: float | None = None, most: int | None = None
 ) -> tuple[View, Answers]:
-    """Reads everything once. epsilon: the claim to test where it is not the largest that the manifests state.
+    """Read everything once. epsilon: the claim to test where it is not the largest that the manifests state. most: stop
+    taking new events after so many. Half of the events, chosen by a hash of the pair, get their labels into `known`.
 
-    most: stop taking new events after so many. Half of the events, chosen by a hash of the pair, get their labels into
-    `known`.
-
-    Raises:
-        UserError: a root that does not exist, no table, no claim, or none of the truth's events in the tables.
+    UserError: a root that does not exist, no table, no claim, or none of the truth's events in the tables.
     """
     for root in roots:
         if not root.exists():

@@ -70,5 +70,5 @@ def guarantee_of(accountant: Callable[..., Guarantee], *values: Any, **options: 
 
 
 def print_guarantee(accountant: Callable[..., Guarantee], *values: Any, **options: Any) -> None:
-    """Print the accountant's guarantee as JSON; as `guarantee_of`."""
+    """Print the accountant's guarantee as JSON. UserError: as `guarantee_of`."""
     print(json.dumps(guarantee_of(accountant, *values, **options).as_dict(), indent=2, allow_nan=False))

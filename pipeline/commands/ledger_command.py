@@ -4,7 +4,7 @@ intact, and what its holder says where they were lost."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +15,7 @@ from private_rlhf.core.outputs import json_with, output_file
 from private_rlhf.core.user import default_key
 
 if TYPE_CHECKING:
-    from private_rlhf.privacy.ledger import Ledger
+    from private_rlhf.privacy.keys import PrivacyKey
 
 
 KINDS = {"counts": " (noisy counts)", "sum": " (noisy sum)"}  # said of a release in the table
@@ -30,19 +30,20 @@ Key = Annotated[
 @app.command()
 def show(key: Key = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Print the releases, the totals and the budgets."""
-    from private_rlhf.privacy.keys import load_key, named_or_default, public_key
+    from private_rlhf.privacy.ledger import Ledger
+    from private_rlhf.privacy.signatures import public_key
 
-    facts = _open(key).show() | {"public_key": public_key(load_key(named_or_default(key)))}
+    holder = _holder(key)
+    facts = Ledger.open(holder).show() | {"public_key": public_key(holder)}
     print(json.dumps(facts, indent=2, allow_nan=False) if as_json else as_text(facts))
 
 
 @app.command()
 def verify(key: Key = None) -> None:
     """Check the ledger and its data for damage and edits: one line per problem and exit code 1, or exit code 0."""
-    from private_rlhf.privacy.keys import load_key, named_or_default
     from private_rlhf.privacy.ledger import Ledger
 
-    problems = Ledger(load_key(named_or_default(key))).verify()
+    problems = Ledger(_holder(key)).verify()
     for problem in problems:
         print(problem)
     if problems:
@@ -56,10 +57,9 @@ IKnow = Annotated[float, typer.Option("--i-know", help="Sum of the ε released t
 @app.command()
 def init(i_know: IKnow, key: Key = None) -> None:
     """Begin a ledger for a key that has none; what was released before is charged in full, for every event."""
-    from private_rlhf.privacy.keys import load_key, named_or_default
     from private_rlhf.privacy.ledger import Ledger
 
-    holder = load_key(named_or_default(key))
+    holder = _holder(key)
     Ledger.begin(holder, i_know)
     print(f"a ledger begins in {holder.state.folder}; ε = {i_know:g} is charged to every event for what was released")
 
@@ -71,10 +71,9 @@ def restore(
     key: Key = None,
 ) -> None:
     """Put a backup of the state folder back; what was released since is charged in full, for every event."""
-    from private_rlhf.privacy.keys import load_key, named_or_default
     from private_rlhf.privacy.ledger import Ledger
 
-    holder = load_key(named_or_default(key))
+    holder = _holder(key)
     Ledger.restore(holder, source.expanduser(), i_know)
     print(f"restored to {holder.state.folder}; ε = {i_know:g} is charged to every event for what was released since")
 
@@ -86,9 +85,12 @@ def export(
     force: Force = False,
 ) -> None:
     """Write what `show` prints to a file; it holds neither tags nor labels."""
+    from private_rlhf.core.atomic import write_json
+    from private_rlhf.privacy.ledger import Ledger
+
     facts = json_with("key", "epsilon_total", "releases", "budgets")
     place = output_file(output, "--output", rewrites=facts, force=force)
-    _open(key).export(place)
+    write_json(place, Ledger.open(_holder(key)).show(), mode=0o600)
     print(f"ledger written to {output}")
 
 
@@ -119,33 +121,21 @@ def as_text(facts: Mapping[str, Any]) -> str:
         )
     if facts.get("public_key"):
         lines.append(f"signs releases as: {facts['public_key']}")
-    rows = [
-        (
-            entry["time"],
-            one_line(entry["source"], MOST_NAME) + KINDS.get(entry.get("kind"), ""),
-            str(entry["events"]),
-            f"{entry['epsilon']:g}",
-            entry["status"],
-        )
-        for entry in facts["releases"]
-    ]
-    return "\n".join([*lines, "", *_table(("time", "source", "events", "ε", "status"), rows)])
+    if not facts["releases"]:
+        return "\n".join([*lines, "", "no releases yet"])
+    rows = [("time", "source", "events", "ε", "status")]
+    for entry in facts["releases"]:
+        source = one_line(entry["source"], MOST_NAME) + KINDS.get(entry.get("kind"), "")
+        rows.append((entry["time"], source, str(entry["events"]), f"{entry['epsilon']:g}", entry["status"]))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    table = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join([*lines, "", *table])
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    if not rows:
-        return ["no releases yet"]
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)
-    ]
-
-
-def _open(key: Path | None) -> Ledger:
+def _holder(key: Path | None) -> PrivacyKey:
     from private_rlhf.privacy.keys import load_key, named_or_default
-    from private_rlhf.privacy.ledger import Ledger
 
-    return Ledger.open(load_key(named_or_default(key)))
+    return load_key(named_or_default(key))
 
 
 def keygen(

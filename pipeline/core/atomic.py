@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from private_rlhf.core.errors import UserError
-
 
 @contextmanager
 def new_file(path: Path, mode: int = 0o644, *, beside: Path | None = None, durable: bool = True) -> Iterator[Path]:
@@ -140,15 +138,6 @@ def read_rows(path: Path) -> list[Row]:
             continue
         if isinstance(row, dict):
             rows.append(row)
-    return rows
-
-
-def rows_of(path: Path, bed: Callable[[Row], str]) -> list[Row]:
-    """The rows of a file whose `bed` is what they were measured on. UserError where one is of another bed than the
-    present one, which `bed` names for a row."""
-    rows = read_rows(path)
-    if any(row.get("bed") != bed(row) for row in rows):
-        raise UserError(f"{path} holds rows measured on other data or settings: choose another folder, or move it away")
     return rows
 
 

@@ -24,6 +24,8 @@ MOST_YAML = 256 << 10
 MOST_DEPTH = 64
 MOST_NODES = 50_000
 """Values in a YAML document, counted as often as aliases repeat them."""
+MANIFESTS = ("_manifest", "manifest.json")
+"""Of a release, now and before: readers of data pass over the first."""
 
 
 class DocumentError(ValueError):
@@ -32,15 +34,11 @@ class DocumentError(ValueError):
 
 def read_json(path: Path, most: int = MOST_JSON) -> Any:
     """The value in a JSON file of at most `most` bytes. DocumentError; OSError if it cannot be read."""
-    if path.is_fifo():
-        raise DocumentError("is a pipe, which may never end")
     return parse_json(_text(path, most))
 
 
 def read_yaml(path: Path, most: int = MOST_YAML) -> Any:
     """The value in a YAML file of at most `most` bytes. DocumentError; OSError if it cannot be read."""
-    if path.is_fifo():
-        raise DocumentError("is a pipe, which may never end")
     return parse_yaml(_text(path, most))
 
 
@@ -88,6 +86,8 @@ def parse_yaml(text: str) -> Any:
 
 
 def _text(path: Path, most: int) -> str:
+    if path.is_fifo():
+        raise DocumentError("is a pipe, which may never end")
     with path.open("rb") as file:
         data = file.read(most + 1)
     if len(data) > most:

@@ -96,11 +96,11 @@ class LabelNoise:
         else:
             value = float(noise)
             if not value >= 0.0:
-                raise ValueError(f"epsilon must be at least 0 (math.inf for public labels), not {noise!r}")
+                raise ValueError(f"epsilon must be at least 0 (math.inf for public labels), got {noise!r}")
             keep = Fraction(1) if is_public(value) else Fraction(LEVELS + keep_threshold(value), 2 * LEVELS)
             known = cls(value, keep)
         if not known.factor and not allow_zero:
-            raise ValueError(f"epsilon must be above 0 (math.inf for public labels), not {known.epsilon!r}")
+            raise ValueError(f"epsilon must be above 0 (math.inf for public labels), got {known.epsilon!r}")
         return known
 
     @property
@@ -190,7 +190,7 @@ class LabelNoise:
         flip = stated.get("flip_prob", 0.0)
         for name, value in (("keep_prob", keep), ("flip_prob", flip)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
-                raise ValueError(f"{name} must be a number in [0, 1], not {value!r}")
+                raise ValueError(f"{name} must be a number in [0, 1], got {value!r}")
         noise = ours
         if not abs(keep - ours.keep_prob) < ROUNDING:
             if ours.public or not 0.5 <= keep < ours.keep_prob:

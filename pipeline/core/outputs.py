@@ -12,15 +12,13 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from private_rlhf.core.documents import DocumentError, read_json
+from private_rlhf.core.documents import MANIFESTS, DocumentError, read_json
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.user import user_folder
 
 KEY_MARK = "private-rlhf key "
 """Begins every key file."""
 RELEASE = "a folder from where things are released"
-MANIFESTS = ("_manifest", "manifest.json")
-"""Of a release, now and before: readers of data pass over the first."""
 _DATABASE = b"SQLite format 3\0"
 Test = Callable[[Path], bool]
 
@@ -70,10 +68,7 @@ def output_file(
 
     option: for messages. rewrites: recognises what this command wrote before. inputs: what the command reads. force:
     other files are replaced too; None where the command has no such option. secret: the file must not lie in a run
-    directory, from where things are released.
-
-    Raises:
-        UserError: it may not.
+    directory, from where things are released. UserError: it may not.
     """
     place = _place(path, option)
     if place.is_dir():
@@ -110,8 +105,8 @@ def output_folder(
     if os.path.lexists(place) and not place.is_dir():
         raise UserError(f"{option} {path} is a file: choose another folder")
     _check_inputs(place, path, option, inputs)
-    taken = rewrites is not None and place.is_dir() and any(place.iterdir())
-    if taken and not any((place / name).is_file() for name in rewrites or ()):
+    filled = rewrites is not None and place.is_dir() and any(place.iterdir())
+    if filled and not any((place / name).is_file() for name in rewrites or ()):
         raise UserError(f"{option} {path} holds what this command did not write: choose another folder")
     return place
 

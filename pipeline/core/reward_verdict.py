@@ -44,7 +44,7 @@ class RewardVerdict:
         return not self.low > 0.5
 
     def labels_needed(self, accuracy: float) -> float:
-        """Labels, held-out ones included, from which on Wilson's interval excludes 1/2 at this accuracy, > 1/2.
+        """Number of labels, held-out ones included, above which Wilson's interval excludes 1/2 at an accuracy > 1/2.
 
         It excludes 1/2 where the share of agreeing released labels, 1/2 + (2α − 1)(a − 1/2), lies more than z/(2√n)
         from it: for n > (z / ((2α − 1)(2a − 1)))² held-out labels.

@@ -24,7 +24,6 @@ from typing import Any
 from private_rlhf.core import atomic
 from private_rlhf.core.code import digest_of
 from private_rlhf.core.documents import DocumentError, read_json, read_mapping
-from private_rlhf.core.environment import environment
 from private_rlhf.core.errors import UserError
 
 MARKER = "fingerprint.json"  # in a folder of resume state
@@ -100,16 +99,13 @@ class RunDir:
         """A value of the recipe of the last start; None where there is none."""
         return (self.recipe().get(section) or {}).get(key)
 
-    def claim(self, name: str, recipe: str, numerics: Mapping[str, Any] | None = None) -> None:
-        """Check the directory, create it, and save the resolved recipe and the environment in it.
-
-        name: of the recipe. recipe: its text (YAML). numerics: how numbers are computed, for the environment.
-        """
+    def claim(self, name: str, recipe: str, environment: Mapping[str, Any]) -> None:
+        """Check the directory, create it, and save the recipe (its name and YAML text) and the environment in it."""
         self.check(name)
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             atomic.write_text(self.root / "recipe.yaml", recipe)
-            atomic.write_json(self.root / "environment.json", {**environment(), **(numerics or {})})
+            atomic.write_json(self.root / "environment.json", environment)
         except OSError as error:
             raise UserError(f"{self.root} cannot be written ({error.strerror}): choose another --run-dir") from None
 

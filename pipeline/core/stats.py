@@ -123,31 +123,18 @@ def ratio_of_means(samples: np.ndarray) -> float:
         return float(samples[0].mean() / samples[1].mean())
 
 
-def fieller(top: np.ndarray, bottom: np.ndarray) -> tuple[float, float]:
-    """95 % interval of mean(top) / mean(bottom), paired units (n,) each, by Fieller's theorem (1954) with Student's t.
-
-    ValueError where the interval of the mean of `bottom` contains 0.
-    """
-    count = len(top)
-    t = float(stats.t.ppf(0.975, count - 1))
-    covariance = np.cov(top, bottom, ddof=1) / count
-    above, below = float(top.mean()), float(bottom.mean())
-    square = below**2 - t**2 * covariance[1, 1]
-    if square <= 0:
-        raise ValueError("the interval of the denominator must exclude 0: otherwise the ratio has no bounded interval")
-    linear = above * below - t**2 * covariance[0, 1]
-    root = math.sqrt(max(linear**2 - square * (above**2 - t**2 * covariance[0, 0]), 0.0))
-    return (linear - root) / square, (linear + root) / square
+def holm_adjusted(p_values: Sequence[float]) -> list[float]:
+    """Holm's adjusted p-values: rejecting those below a level errs with at most that probability, in all."""
+    order = np.argsort(p_values, kind="stable")
+    steps = np.arange(len(order), 0, -1) * np.asarray(p_values, dtype=np.float64)[order]
+    adjusted = np.empty(len(order))
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(steps))
+    return adjusted.tolist()
 
 
 def holm(p_values: Sequence[float], level: float = 0.05) -> list[bool]:
     """The hypotheses that Holm's step-down rejects at a family-wise `level`."""
-    order, rejected = np.argsort(p_values), [False] * len(p_values)
-    for rank, place in enumerate(order):
-        if p_values[place] > level / (len(p_values) - rank):
-            break
-        rejected[place] = True
-    return rejected
+    return [value <= level for value in holm_adjusted(p_values)]
 
 
 def win_rate(scores: np.ndarray, baseline: np.ndarray) -> Estimate:

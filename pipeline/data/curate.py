@@ -42,19 +42,13 @@ from private_rlhf.data.sources import Part, open_source
 from private_rlhf.data.workers import Workers, default_workers, start_workers
 from private_rlhf.data.workfolder import boot_id, code_version, source_identity, work_folder
 from private_rlhf.privacy.guarantee import DropCounts, guarantee, nothing_left
-from private_rlhf.privacy.keys import (
-    PrivacyKey,
-    file_digest,
-    load_key,
-    make_private_folder,
-    public_key,
-    replace_file,
-    sign,
-)
+from private_rlhf.privacy.keys import PrivacyKey, load_key, make_private_folder
 from private_rlhf.privacy.ledger import Budget, Ledger, ReleasePlan, Reservation
 from private_rlhf.privacy.mechanism import Mechanism, RandomizedResponse
 from private_rlhf.privacy.prf import frame
 from private_rlhf.privacy.records import MESSAGES
+from private_rlhf.privacy.row_files import replace_file
+from private_rlhf.privacy.signatures import file_digest, public_key, sign
 from private_rlhf.privacy.sorted_runs import KeptRows, Run
 from tqdm import tqdm
 

@@ -41,12 +41,11 @@ from private_rlhf.privacy.events import ENTRY, EventStore, MergeResult, StagedGe
 from private_rlhf.privacy.keys import PrivacyKey, load_key, make_private_folder
 from private_rlhf.privacy.mechanism import Mechanism, NoisySum, PublicLabels, RandomizedResponse
 from private_rlhf.privacy.prf import frame
-from private_rlhf.privacy.records import MESSAGES, decode_messages
+from private_rlhf.privacy.records import MESSAGES, bucket_bits, decode_messages
 from private_rlhf.privacy.sorted_runs import (
     Bucket,
     KeptRows,
     Run,
-    bucket_bits,
     open_run,
     partitions,
     read_bucket,

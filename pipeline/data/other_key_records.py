@@ -12,7 +12,8 @@ from private_rlhf.privacy.batches import record_tags_under
 from private_rlhf.privacy.events import Generation, as_tags, largest_total
 from private_rlhf.privacy.keys import PrivacyKey
 from private_rlhf.privacy.ledger import Ledger, Reservation
-from private_rlhf.privacy.sorted_runs import KeptRows, bucket_bits, partitions
+from private_rlhf.privacy.records import bucket_bits
+from private_rlhf.privacy.sorted_runs import KeptRows, partitions
 
 
 def compare_keys(

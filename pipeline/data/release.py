@@ -23,10 +23,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from private_rlhf.core.atomic import json_text
-from private_rlhf.core.documents import DocumentError, read_json
+from private_rlhf.core.documents import MANIFESTS, DocumentError, read_json
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.core.outputs import MANIFESTS
 from private_rlhf.data.container import (
     EXTRA_TYPES,
     ROWS_PER_GROUP,
@@ -35,12 +34,10 @@ from private_rlhf.data.container import (
     differs_from_rows,
     writer_version,
 )
-from private_rlhf.privacy.batches import record_ids
 from private_rlhf.privacy.guarantee import RANDOMISED_BY, DropCounts, stated
-from private_rlhf.privacy.keys import file_digest, verify
 from private_rlhf.privacy.mechanism import NOISY_SUM, Mechanism, NoisySum, PublicLabels, RandomizedResponse
-from private_rlhf.privacy.records import CANONICALISATION, MESSAGES, TEXT, Text, encode_text
-from private_rlhf.privacy.sorted_runs import bucket_bits
+from private_rlhf.privacy.records import CANONICALISATION, MESSAGES, TEXT, Text, bucket_bits, encode_text
+from private_rlhf.privacy.signatures import file_digest, verify
 
 SCHEMA_VERSION = 2
 ROWS_PER_SHARD = 65_536
@@ -366,6 +363,8 @@ def _problem(batch: pa.RecordBatch, last: str) -> tuple[str | None, str]:
 
 def _odd_pairs(batch: pa.RecordBatch, kind: bytes, shard: int, bits: int) -> str | None:
     """The fault of rows of shard number `shard` of 2^bits, if there is one: responses, ids, place."""
+    from private_rlhf.privacy.batches import record_ids  # not for the stages, which read rows that were checked
+
     prompt, chosen, rejected = (_encoded(batch.column(name), kind) for name in ReleasedPair._fields[:3])
     if pc.any(pc.equal(chosen, rejected)).as_py():
         return "holds a pair of two equal responses"

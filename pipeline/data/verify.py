@@ -9,7 +9,7 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.data.container import is_copy, unpublished
 from private_rlhf.data.release import Release, read_release
 from private_rlhf.data.totals import check_totals
-from private_rlhf.privacy.keys import is_public_key
+from private_rlhf.privacy.signatures import is_public_key
 
 
 @dataclass(frozen=True)

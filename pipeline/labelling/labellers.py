@@ -25,7 +25,7 @@ from typing import IO, Protocol
 
 from private_rlhf.core.atomic import sweep_temporaries, write_json
 from private_rlhf.core.documents import DocumentError, read_json
-from private_rlhf.core.errors import UserError
+from private_rlhf.core.errors import UserError, printable
 from private_rlhf.core.noise import LEVELS, check_epsilon, check_label, keep_threshold
 from private_rlhf.labelling.questions import (
     Question,
@@ -43,6 +43,7 @@ from private_rlhf.labelling.questions import (
 from private_rlhf.privacy.guarantee import RandomisedBy
 from private_rlhf.privacy.keys import make_private_folder
 from private_rlhf.privacy.local import DrawStore
+from private_rlhf.privacy.records import Text
 
 Margin = Callable[[Question], float]
 """r*(response_a) - r*(response_b) of a known truth, finite."""
@@ -70,36 +71,48 @@ class Labeller(Protocol):
         """Number of private answers of each person, by name; empty where persons are not known."""
 
 
-class _Kept:
+class _Folder:
+    """Questions in a folder, which two labellers share only on the same terms."""
+
+    def __init__(self, folder: Path, epsilon: float) -> None:
+        self.folder, self.epsilon = folder, check_epsilon(epsilon)
+        folder.mkdir(parents=True, exist_ok=True)
+        _same_terms(folder / "labeller.json", {"kind": type(self).__name__, "epsilon": self.epsilon} | self.terms())
+        path = folder / "questions.jsonl"
+        self._asked = {each.id: each for each in (read_questions(path) if path.exists() else ())}
+
+    def terms(self) -> dict[str, object]:
+        """Further settings that two starts in one folder must share."""
+        return {}
+
+    def people(self) -> dict[str, int]:
+        """`Labeller.people`."""
+        return {}
+
+
+class _Kept(_Folder):
     """Questions and answers in an owner-only folder. What a kill left unanswered is answered at the next `ask`."""
 
     waits = False
     randomised_by: RandomisedBy | None = None
 
     def __init__(self, folder: Path, epsilon: float) -> None:
-        self.folder, self.epsilon = folder, check_epsilon(epsilon)
         folder.parent.mkdir(parents=True, exist_ok=True)
         make_private_folder(folder)
-        _same_terms(folder / "labeller.json", {"kind": type(self).__name__, "epsilon": self.epsilon} | self.terms())
-        path = folder / "questions.jsonl"
-        self._asked = {each.id: each for each in (read_questions(path) if path.exists() else ())}
+        super().__init__(folder, epsilon)
         path = folder / "answers.jsonl"
         self._answers: dict[str, int | None] = {}
         for number, row in read_rows(path, whole=True) if path.exists() else ():
             add_answer(self._answers, row, self._asked, f"{path}, line {number}")
         write_answers(path, self._answers)  # without half a line that a kill left
 
-    def terms(self) -> dict[str, object]:
-        """Further settings that two starts in one folder must share."""
-        return {}
-
     def ask(self, questions: Sequence[Question]) -> None:
         """`Labeller.ask`."""
         if new := unasked(questions, self._asked):
-            asked = self._asked | {each.id: each for each in new}
-            self.check(asked)
-            write_questions(self.folder / "questions.jsonl", asked.values(), 0o600)
-            self._asked = asked
+            questions_so_far = self._asked | {each.id: each for each in new}
+            self.check(questions_so_far)
+            write_questions(self.folder / "questions.jsonl", questions_so_far.values(), 0o600)
+            self._asked = questions_so_far
         known = self.answers()
         waiting = {each.record: each for each in self._asked.values() if each.id not in known}
         if waiting:
@@ -122,10 +135,6 @@ class _Kept:
         open_ones = [each for id, each in self._asked.items() if id not in self._answers]
         again = answers_of_pairs(open_ones, self._asked.values(), self._answers) if open_ones else {}
         return self._answers | again
-
-    def people(self) -> dict[str, int]:
-        """`Labeller.people`."""
-        return {}
 
 
 def _same_terms(path: Path, terms: dict[str, object]) -> None:
@@ -163,7 +172,7 @@ class _Coin:
         return self.bits(53, what) < share * 2**53
 
     def label(self, share: float) -> int:
-        """1 with this probability, else -1."""
+        """1 with this probability, or -1."""
         return 1 if self.below(share, "label") else -1
 
     def randomised(self, label: int, epsilon: float) -> int:
@@ -204,16 +213,9 @@ class Crowd(Simulated):
     """
 
     def __init__(
-        self,
-        folder: Path,
-        epsilon: float,
-        margin: Margin,
-        persons: int,
-        most: int,
-        seed: int = 0,
-        temperature: float | Sequence[float] = 1.0,
-        laziness: float = 0.0,
-    ) -> None:
+        self, folder: Path, epsilon: float, margin: Margin, persons: int, most: int, seed: int = 0,
+        temperature: float | Sequence[float] = 1.0, laziness: float = 0.0,
+    ) -> None:  # fmt: skip
         noise = tuple(temperature) if isinstance(temperature, Sequence) else (float(temperature),) * persons
         if persons < 1 or most < 1 or len(noise) != persons or min(noise) <= 0 or not 0 <= laziness <= 1:
             raise UserError("a crowd has persons >= 1, most >= 1, temperature > 0 for each, and laziness in [0, 1]")
@@ -253,7 +255,7 @@ class Crowd(Simulated):
 # --- files, programs, terminals ---------------------------------------------------------------------------------------
 
 
-class FileDrop:
+class FileDrop(_Folder):
     """A folder: `questions.jsonl` goes out, `answers.jsonl` comes in, with labels that were randomised at ε where they
     were given. Nothing is drawn here, and nobody here knows who drew. Where the folder holds `draws.db`, the record of
     `private-rlhf label-filter`, every answer must be a draw of it."""
@@ -261,11 +263,7 @@ class FileDrop:
     waits = True
 
     def __init__(self, folder: Path, epsilon: float) -> None:
-        self.folder, self.epsilon = folder, check_epsilon(epsilon)
-        folder.mkdir(parents=True, exist_ok=True)
-        _same_terms(folder / "labeller.json", {"kind": "FileDrop", "epsilon": self.epsilon})
-        path = folder / "questions.jsonl"
-        self._asked = {each.id: each for each in (read_questions(path) if path.exists() else ())}
+        super().__init__(folder, epsilon)
         self._again: dict[str, Question] = {}
 
     @property
@@ -289,10 +287,6 @@ class FileDrop:
         if self.randomised_by == "label-filter":
             check_draws(self.folder, answers, self.epsilon)
         return answers | answers_of_pairs(self._again.values(), self._asked.values(), answers)
-
-    def people(self) -> dict[str, int]:
-        """`Labeller.people`."""
-        return {}
 
 
 class _Drawn(_Kept):
@@ -381,11 +375,10 @@ class Terminal(_Drawn):
                 return text.strip().lower()
 
 
-def plain(text: object) -> str:
+def plain(text: Text) -> str:
     """A text or its messages as text that a terminal shows and does not obey."""
-    turns = [text] if isinstance(text, str) else [f"{turn['role']}: {turn['content']}" for turn in text]  # type: ignore[attr-defined]
-    lines = (line for turn in turns for line in turn.splitlines())
-    return "\n".join("".join(each if each.isprintable() else ascii(each)[1:-1] for each in line) for line in lines)
+    turns = [text] if isinstance(text, str) else [f"{turn['role']}: {turn['content']}" for turn in text]
+    return printable("\n".join(line for turn in turns for line in turn.splitlines()))
 
 
 def answers_within(budget: float, epsilon: float) -> int:
@@ -403,10 +396,9 @@ class DrawRecord(DrawStore):
     def recorded(self, event: str, epsilon: float) -> int | None:
         """The label that was drawn for an event at this epsilon; None where none was."""
         name = hashlib.sha256(event.encode()).digest()
+        query = "SELECT draw FROM draws WHERE event = ? AND epsilon = ?"
         with self._named_errors():
-            row = self._base.execute(
-                "SELECT draw FROM draws WHERE event = ? AND epsilon = ?", (name, float(epsilon))
-            ).fetchone()
+            row = self._base.execute(query, (name, float(epsilon))).fetchone()
         return None if row is None else LABELS[row[0]]
 
 

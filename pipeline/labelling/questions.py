@@ -76,7 +76,7 @@ def read_questions(path: Path) -> list[Question]:
     questions: dict[str, Question] = {}
     for number, row in read_rows(path):
         if set(row) != set(_FIELDS):
-            raise UserError(f"{path}, line {number}: has not the fields {', '.join(_FIELDS)} and no others; fix it")
+            raise UserError(f"{path}, line {number}: must have the fields {', '.join(_FIELDS)} and no others; fix it")
         try:
             question = Question(**row)
         except ValueError as error:
@@ -100,9 +100,9 @@ def add_answer(answers: dict[str, int | None], row: Mapping[str, Any], asked: Co
     """Enters one answer. UserError as `read_answers`."""
     id, label = row.get("id"), row.get("label")
     if set(row) != {"id", "label"} or not isinstance(id, str):
-        raise UserError(f'{where}: is no answer of the form {{"id": "…", "label": 1}}; fix it')
+        raise UserError(f'{where}: must be an answer of the form {{"id": "…", "label": 1}}; fix it')
     if isinstance(label, bool) or not isinstance(label, int | None) or label not in LABELS:
-        raise UserError(f"{where}: its label is none of 1, -1 and null; fix it")
+        raise UserError(f"{where}: its label must be 1, -1 or null; fix it")
     if id not in asked:
         raise UserError(f"{where}: answers a question that was not asked; remove it")
     if answers.setdefault(id, label) != label:
@@ -155,7 +155,7 @@ def parse_row(data: bytes, where: str) -> dict[str, Any]:
     except DocumentError as error:
         raise UserError(f"{where}: {error}; fix it") from None
     if not isinstance(row, dict):
-        raise UserError(f"{where}: is no JSON object; fix it")
+        raise UserError(f"{where}: must be a JSON object; fix it")
     return row
 
 

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from private_rlhf.core.errors import UserError, is_name, one_line
 from private_rlhf.core.noise import check_epsilon
@@ -95,7 +96,8 @@ class AnswerStore:
             raise UserError(f"a budget of {budget:g} holds no answer at epsilon {epsilon:g}; raise it or lower epsilon")
         self._folder = folder
         if folder.is_dir() and not (folder / FILE).exists() and any(folder.iterdir()):
-            raise UserError(f"{folder}: holds other things and no store of a labelling page; name an empty folder")
+            rule = f"{folder}: must be empty or a store of a labelling page"
+            raise UserError(f"{rule}, and holds other things: name an empty folder")
         folder.parent.mkdir(parents=True, exist_ok=True)
         make_private_folder(folder)
         self._lock = threading.Lock()
@@ -120,18 +122,23 @@ class AnswerStore:
     def open(cls, folder: Path, epsilon: float | None = None) -> AnswerStore:
         """A store on the terms that it was begun on. UserError where there is none, or none at this ε."""
         if not (folder / FILE).is_file():
-            raise UserError(f"{folder}: is no store of a labelling page; `private-rlhf label serve` begins one")
+            raise UserError(f"{folder}: must be a store of a labelling page; `private-rlhf label serve` begins one")
         try:
             base = sqlite3.connect(folder / FILE, timeout=60)
             terms = json.loads(base.execute("SELECT value FROM facts WHERE name = 'terms'").fetchone()[0])
             base.close()
         except (sqlite3.Error, ValueError, TypeError):
-            raise UserError(f"{folder / FILE}: is no store of a labelling page; choose another --store") from None
+            raise UserError(f"{folder / FILE}: must be a store of a labelling page; choose another --store") from None
         return cls(folder, terms["epsilon"] if epsilon is None else epsilon, terms["budget_per_person"])
 
     def close(self) -> None:
         """Closes the file."""
         self._base.close()
+
+    def _one(self, query: str, *values: object) -> Any:
+        """The first row of a query's result; None without one."""
+        with self._transaction() as base:
+            return base.execute(query, values).fetchone()
 
     # --- the asker's side: `Labeller` ---
 
@@ -163,8 +170,7 @@ class AnswerStore:
 
     def asked(self) -> int:
         """Number of questions."""
-        with self._transaction() as base:
-            return int(base.execute("SELECT COUNT(*) FROM events").fetchone()[0])
+        return int(self._one("SELECT COUNT(*) FROM events")[0])
 
     # --- the operator's side ---
 
@@ -175,15 +181,14 @@ class AnswerStore:
 
     def url(self) -> str | None:
         """The address that the latest server stored; None before the first one."""
-        with self._transaction() as base:
-            row = base.execute("SELECT value FROM facts WHERE name = 'url'").fetchone()
+        row = self._one("SELECT value FROM facts WHERE name = 'url'")
         return row[0] if row else None
 
     def add_person(self, name: str) -> str:
         """The token of a person's new link, of which only the SHA-256 is kept. The earlier link and its browser end;
         what they held goes to others, since that browser may have drawn already. UserError if it is not a name."""
         if not is_name(name):
-            raise UserError(f"{one_line(name)!r} is no name: give one line of printable characters")
+            raise UserError(f"{one_line(name)!r} must be a name: give one line of printable characters")
         token = secrets.token_bytes(TOKEN_BYTES).hex()
         with self._transaction() as base:
             base.execute("INSERT INTO people (name) VALUES (?) ON CONFLICT DO NOTHING", (name,))
@@ -279,7 +284,7 @@ class AnswerStore:
         except sqlite3.IntegrityError:
             raise
         except sqlite3.DatabaseError:
-            raise UserError(f"{file}: is damaged or no store of ours; restore it from a backup") from None
+            raise UserError(f"{file}: is damaged or not a store of ours; restore it from a backup") from None
 
 
 def _add_pairs(base: sqlite3.Connection) -> None:

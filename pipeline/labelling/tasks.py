@@ -31,7 +31,7 @@ def read_tasks(path: Path, fields: Sequence[str]) -> tuple[list[Question], list[
     except (OSError, DocumentError) as error:
         raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}; give a JSON list of tasks") from None
     if not isinstance(tasks, list) or not tasks:
-        raise UserError(f"{path}: is no JSON list of Label Studio tasks; export the tasks as JSON")
+        raise UserError(f"{path}: must be a JSON list of Label Studio tasks; export the tasks as JSON")
     questions: dict[str, Question] = {}
     others: set[str] = set()
     for number, task in enumerate(tasks, 1):
@@ -82,16 +82,12 @@ def export_bundle(folder: Path, output: Path) -> ReleaseManifest:
         answers, people = labeller.answers(), labeller.people()
     if output.exists():
         raise UserError(f"{output}: is there already; choose another --out")
-    rows = [
-        (each.prompt, each.response_a, each.response_b, z)
-        for each in questions
-        if (z := answers.get(each.id)) is not None
-    ]
+    rows = [(each.prompt, each.response_a, each.response_b, z) for each in questions
+            if (z := answers.get(each.id)) is not None]  # fmt: skip
     if len({isinstance(prompt, str) for prompt, *_ in rows}) > 1:
-        raise UserError(f"{folder}: has questions of plain text and of messages; use two stores: a bundle has one kind")
+        raise UserError(f"{folder}: must hold questions of one kind, plain text or messages: use two stores")
     most = max(people.values(), default=None)
     with new_folder(output) as partial:
         partial.rmdir()  # it is made there
-        return write_bundle(
-            partial, rows, labeller.epsilon, f"labelling {folder.name}", labeller.randomised_by, most or None
-        )
+        source = f"labelling {folder.name}"
+        return write_bundle(partial, rows, labeller.epsilon, source, labeller.randomised_by, most or None)

@@ -59,12 +59,8 @@ class Posterior:
 
 @dataclass
 class Learner:
-    """All answers so far, and the posterior that follows.
-
-    Attributes:
-        noise, reward_bound, kl_coef, loss: as the recipe has them.
-        ridge: λ if it is given; None: that of the largest marginal likelihood of all answers so far.
-    """
+    """All answers so far, and the posterior that follows. noise, reward_bound, kl_coef, loss: as the recipe has them.
+    ridge: λ if it is given; None: that of the largest marginal likelihood of all answers so far."""
 
     components: int
     noise: LabelNoise

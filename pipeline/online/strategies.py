@@ -12,8 +12,9 @@ one, counting those already taken as answered; the others draw prompts evenly an
     fisher    D-optimal: the largest log det of the information of the *privatised* answers (compare arXiv 2502.04354)
     policy    V-optimal for J: the smallest variance of r̄ among the answers of the Gibbs policy
 
-For `policy`: to second order J(π*) − J(π̄) = Σ_s Var_π(r̄ − r*)/(2·kl_coef), so the expected loss is tr(H⁻¹Σ)/(2·kl_coef)
-with Σ = E_s Cov_π(g), π = π¹ and g = ∂r̄/∂θ. A pair of information ω lowers it by ω‖Σ^½H⁻¹δg‖²/(1 + ω δgᵀH⁻¹δg).
+For `policy`: to second order J(π*) − J(π̄) = Σ_s Var_π(r̄ − r*)/(2·kl_coef), so the expected loss is
+tr(H⁻¹Σ)/(2·kl_coef) with Σ = E_s Cov_π(g), π = π¹ and g = ∂r̄/∂θ. A pair of information ω lowers it by ω‖Σ^½H⁻¹δg‖²/(1
++ ω δgᵀH⁻¹δg).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LABEL_RULE
 from private_rlhf.privacy.mechanism import DOMAIN, WALK_DOMAIN, RandomizedResponse, walk_counter
 from private_rlhf.privacy.prf import Prf
-from private_rlhf.privacy.records import HEADER_BYTES, ID_DOMAIN, event_suffix
+from private_rlhf.privacy.records import HEADER_BYTES, ID_DOMAIN, event_suffix, is_blank
 
 Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
@@ -93,22 +93,10 @@ class Canonical:
 
 
 def blank_texts(texts: pa.Array) -> Bools:
-    """Mask of the strings without a character besides white space, as `records.is_blank` says.
-
-    A string with visible ASCII among its first bytes is not blank; the few others are asked one by one.
-    """
-    offsets, data = _buffers(texts)
-    start, end = offsets[:-1], offsets[1:]
-    unknown = np.ones(len(texts), bool)
-    for ahead in range(4):
-        at = start + ahead
-        inside = at < end
-        byte = data[np.where(inside, at, 0)] if len(data) else np.zeros(len(at), np.uint8)
-        unknown &= ~(inside & (byte > 0x20) & (byte < 0x7F))
+    """Mask of the strings without a character besides white space, as `records.is_blank` says."""
+    unsure = np.flatnonzero(~_bools(pc.match_substring_regex(texts, "[!-~]")))  # without visible ASCII
     result = np.zeros(len(texts), bool)
-    for row in np.flatnonzero(unknown):
-        text = texts[int(row)].as_py()
-        result[row] = not text or text.isspace()
+    result[unsure] = [is_blank(texts[row].as_py()) for row in unsure.tolist()]
     return result
 
 
@@ -220,7 +208,7 @@ def _record_ids(blob: pa.Buffer, starts: npt.NDArray[np.int64], lengths: npt.NDA
 
 
 def _name_events(keys: Keys, digests: Bytes, columns: Columns, keep: npt.NDArray[np.int64], prf: Prf) -> None:
-    """An empty name is none: a column may name the labeller, or the event, of only some rows."""
+    """Names the events of the keys. An empty name counts as absent: a column may name only some rows' labellers."""
     names: list[bytes] = digests.view("V32").ravel().tolist() if len(keys) else []
     plain = [event_suffix(None, None)] * len(keys)
     keys["root"] = _roots(prf, names, plain)
@@ -280,14 +268,14 @@ def record_tags_under(prf: Prf, keys: Keys) -> Bytes:
 
 
 def blinds(keys: Keys) -> Signs:
-    """The keyed sign of each event, -1 or +1, that its label has in the owner's store; a bit of the root for nothing
-    else."""
+    """The keyed sign of each event, -1 or +1, that its label has in the owner's store; a bit of the root for
+    nothing besides."""
     return (1 - (keys["root"][:, 47] & 2)).astype(np.int8)
 
 
 def tie_coins(keys: Keys) -> Signs:
-    """The fair coin of each event, -1 or +1, in the place of a label that was a tie; a bit of the root for nothing
-    else."""
+    """The fair coin of each event, -1 or +1, in the place of a label that was a tie; a bit of the root for
+    nothing besides."""
     return (1 - (keys["root"][:, 47] & 4) // 2).astype(np.int8)
 
 

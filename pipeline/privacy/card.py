@@ -23,7 +23,7 @@ NOT_PROTECTED = (
     " what is released.",
     "Which events took place, and how many: record ids, row counts and drop counts are exact.",
     "What the text itself tells. A reader whose best guess from the text is right with probability p is right"
-    " max(alpha, p, 1-p) of the time after seeing a private label; alpha is no ceiling for that.",
+    " max(alpha, p, 1-p) of the time after seeing a private label; alpha is not a ceiling for that.",
     "Patterns over many labels: a model trained on private labels predicts labels, also ones it never saw. That is"
     " utility, and no defence against it is claimed.",
     "A person with many events: the loss adds up over that person's events; so does delta, and faster, where there is"
@@ -47,7 +47,7 @@ ON_TOP: Mapping[str | None, str] = {
     "stated": " (stated by the holder, on top)",
 }
 MOST_CELL = 20_000
-NO_PERSON_LEVEL = "none: see the mark"
+NO_PERSON_LEVEL = {"statement": "none: see the mark"}
 
 
 def privacy_card(
@@ -76,6 +76,9 @@ def privacy_card(
         raise UserError("the manifest does not state its guarantee; write the release again") from None
     columns = manifest.get("extra_columns") or ()
     named = [NAMED_COLUMNS.format(", ".join(columns))] if columns else []
+    statement, totals = guarantee.get("statement"), manifest.get("totals")
+    if statement and status.claim:
+        statement += f" ({status.claim})"
     known = ledger if private and ledger is not None else {}
     return {
         "mark": status.mark,
@@ -84,7 +87,7 @@ def privacy_card(
         "unit": unit,
         "neighbouring": neighbouring,
         "mechanism": mechanism,
-        "statement": _statement(guarantee, status.claim) if private else "none",
+        "statement": statement if private else "none",
         "key_mode": guarantee["key_mode"],
         "epsilon_per_event": epsilon,
         "epsilon_total_per_event": max(epsilon or 0.0, known.get("epsilon_total", 0.0)) if private else epsilon,
@@ -94,12 +97,10 @@ def privacy_card(
         "keep_prob": status.keep_prob,
         "warning": status.noise.warning,
         "delta": status.delta,
-        "totals": totals_sentence(manifest["totals"]) if private and manifest.get("totals") else None,
+        "totals": totals_sentence(totals) if private and totals else None,
         "delta_total": max(status.delta or 0.0, known.get("delta_total", 0.0)) if private else status.delta,
         "who_must_be_trusted": status.trusted,
-        "person_level": _person_level(known.get("labelers"), delta, manifest.get("totals"))
-        if private
-        else {"statement": NO_PERSON_LEVEL},
+        "person_level": _person_level(known.get("labelers"), delta, totals) if private else NO_PERSON_LEVEL,
         "events": manifest.get("rows"),
         "evaluation_events": evaluation_events,
         "dropped": dict(manifest.get("dropped", {})),
@@ -108,11 +109,6 @@ def privacy_card(
         "not_protected": [*named, *NOT_PROTECTED] if private else ["The labels.", *NOT_PROTECTED[:1]],
         "facts": facts,
     }
-
-
-def _statement(guarantee: Mapping[str, Any], claim: str | None) -> str | None:
-    statement = guarantee.get("statement")
-    return f"{statement} ({claim})" if statement and claim else statement
 
 
 def totals_sentence(totals: Mapping[str, float | None] | None) -> str:
@@ -138,21 +134,27 @@ def _person_level(
     statement = f"at most {events} events of one person: epsilon {total:g}, or {exact:.3g} at delta {delta:g}"
     if labelers["unattributed_events"]:
         statement += f"; unknown for {labelers['unattributed_events']} events that name no labeller"
-    return {
-        "max_events": events,
-        "epsilon": total,
-        "epsilon_at_delta": exact,
-        "delta": delta,
-        "statement": statement,
-    }
+    facts = {"max_events": events, "epsilon": total, "epsilon_at_delta": exact, "delta": delta}
+    return facts | {"statement": statement}
 
 
 def render_markdown(card: Mapping[str, Any]) -> str:
     """The card as a Markdown section; ends with a line break."""
-    epsilon = card["epsilon_per_event"]
     lines = ["## Privacy card", ""]
     if card["mark"]:
         lines += [f"**{card['mark']}**: {markdown(card['mark_reason'])}.", ""]
+    lines += ["| | |", "|---|---|"]
+    lines += [f"| {name} | {markdown(value)} |" for name, value in card_rows(card).items()]
+    lines += ["", f"**Protected.** {card['protected']}", "", "**Not protected.**", ""]
+    lines += [f"- {markdown(item)}" for item in card["not_protected"]]
+    lines += ["", f"**The mark.** {card['who_marks']}", ""]
+    return "\n".join(lines)
+
+
+def card_rows(card: Mapping[str, Any]) -> dict[str, Any]:
+    """The table of the card, by name."""
+    epsilon = card["epsilon_per_event"]
+    alpha, labels = "Realised alpha (probability that a label is kept)", {"Labels": NO_LABELS}
     rows = {
         "Unit": card["unit"],
         "Neighbouring data": card["neighbouring"],
@@ -162,24 +164,14 @@ def render_markdown(card: Mapping[str, Any]) -> str:
         "Several releases": card["several_releases"],
         **ledger_rows(card),
         **({"Totals": card["totals"]} if card["totals"] else {}),
-        **(
-            {"Realised alpha (probability that a label is kept)": alpha_text(card)}
-            if card["delta"] is None
-            else {"Labels": NO_LABELS}
-        ),
+        **({alpha: alpha_text(card)} if card["delta"] is None else labels),
         "Guarantee": card["statement"],
         "Person level": card["person_level"]["statement"],
         "Events": events_text(card),
         "Rows left out": ", ".join(f"{count} {name}" for name, count in card["dropped"].items()) or "none stated",
         "Source, as declared": card["source"],
     }
-    rows |= {name.replace("_", " ").capitalize(): value for name, value in card["facts"].items()}
-    lines += ["| | |", "|---|---|"]
-    lines += [f"| {name} | {markdown(value)} |" for name, value in rows.items()]
-    lines += ["", f"**Protected.** {card['protected']}", "", "**Not protected.**", ""]
-    lines += [f"- {markdown(item)}" for item in card["not_protected"]]
-    lines += ["", f"**The mark.** {card['who_marks']}", ""]
-    return "\n".join(lines)
+    return rows | {name.replace("_", " ").capitalize(): value for name, value in card["facts"].items()}
 
 
 def events_text(card: Mapping[str, Any]) -> str:
@@ -204,15 +196,15 @@ def ledger_rows(card: Mapping[str, Any]) -> dict[str, str]:
     if not card["releases"]:
         return {}
     limits = [f"{limit:g} per {kind}" for kind, limit in card["budgets"].items() if limit is not None]
+    releases = [
+        f"{each['source']}: {each['events']} events at {each['epsilon']:g}"
+        f"{at_delta(each.get('delta'))}{ON_TOP.get(each.get('kind'), '')}"
+        for each in card["releases"]
+    ]
+    total = f"{card['epsilon_total_per_event']:g}{at_delta(card['delta_total'] or None)}"
     return {
-        "Largest total of any event under this key": f"{card['epsilon_total_per_event']:g}"
-        + at_delta(card["delta_total"] or None),
-        "Releases under this key": "; ".join(
-            f"{release['source']}: {release['events']} events at {release['epsilon']:g}"
-            + at_delta(release.get("delta"))
-            + ON_TOP.get(release.get("kind"), "")
-            for release in card["releases"]
-        ),
+        "Largest total of any event under this key": total,
+        "Releases under this key": "; ".join(releases),
         "Budgets": ", ".join(limits) or "none stated",
     }
 

@@ -1,20 +1,13 @@
-"""Noisy counts of true labels, for a final evaluation: the discrete Laplace mechanism, drawn exactly.
+"""Noisy counts and sums of true labels, drawn exactly: the discrete Laplace and Gaussian mechanisms.
 
-A *rule* says for every event which label it expects (a policy that finds one response likelier, "the longer answer
-wins"), or abstains; it may depend on everything that was released, and on no label otherwise. Its count is the number
-of events whose label is the one expected. Changing the label of one event changes the count of a rule by at most 1, so
-K counts of the same events, each with its own noise
-
-    P(X = k) = (1 - q)/(1 + q) q^|k|,    q = e^(-epsilon/K),    k an integer,
-
-are epsilon-DP together for the label of one event (unit and neighbours as in `mechanism`): likelihood ratios are at
-most e^(epsilon/K) each, whatever the other labels are. Beside other releases of the event the losses add: the chain of
-`mechanism` has one maximum over its epsilons, and every count comes on top.
+A *rule* says for every event which label it expects, or abstains; it may depend on everything that was released, and on
+no label otherwise. Its count is the number of events whose label is the one expected, which one label changes by at
+most 1. So K counts of the same events, each with noise P(X = k) proportional to q^|k|, q = e^(-epsilon/K), are
+epsilon-DP together for the label of one event, on top of all other releases of it.
 
 The noise of a count is a function of the key and of the count's name, which holds what was asked: the same question
-gets the same answer, which costs nothing more, and another question other noise. The draw is that of Canonne, Kamath
-and Steinke ("The Discrete Gaussian for Differential Privacy", 2020, algorithms 1 and 2): only integers and coins, so
-that no rounding of floating-point numbers tells anything.
+gets the same answer, at no further cost. Drawn from integers and coins only (Canonne, Kamath and Steinke, "The Discrete
+Gaussian for Differential Privacy", 2020, algorithms 1 to 3).
 """
 
 from __future__ import annotations
@@ -41,7 +34,7 @@ class Bits:
 
     def __init__(self, prf: Prf, name: bytes) -> None:
         if len(name) != NAME_BYTES:
-            raise ValueError(f"a name has {NAME_BYTES} bytes, got {len(name)}")
+            raise ValueError(f"a name must have {NAME_BYTES} bytes, got {len(name)}")
         self._prf, self._name = prf, name
         self._block, self._pool, self._left = 0, 0, 0
 
@@ -64,7 +57,11 @@ class Bits:
                 return number
 
     def survives(self, exponent: Fraction) -> bool:
-        """True with probability e^-exponent, 0 <= exponent <= 1 (algorithm 1)."""
+        """True with probability e^-exponent, exponent >= 0 (algorithm 1)."""
+        while exponent > 1:
+            if not self.survives(Fraction(1)):
+                return False
+            exponent -= 1
         tries = 1
         while self.below(exponent.denominator * tries) < exponent.numerator:
             tries += 1
@@ -143,17 +140,8 @@ class DiscreteGaussian:
         laplace = DiscreteLaplace(Fraction(1, scale))
         while True:
             number = laplace.draw(bits)
-            if _survives(bits, (abs(number) - self.variance / scale) ** 2 / (2 * self.variance)):
+            if bits.survives((abs(number) - self.variance / scale) ** 2 / (2 * self.variance)):
                 return number
-
-
-def _survives(bits: Bits, exponent: Fraction) -> bool:
-    """True with probability e^-exponent, exponent >= 0 (algorithm 1)."""
-    while exponent > 1:
-        if not bits.survives(Fraction(1)):
-            return False
-        exponent -= 1
-    return bits.survives(exponent)
 
 
 def fresh_bits() -> Bits:

@@ -1,20 +1,15 @@
 """The owner-only store of labelling events: for each one its label, its labeller and the ε it has cost so far.
 
-The store is one array of rows sorted by tag in one file (`SERIAL.events`), cut into 256 partitions by the first byte
-of the tags, so that partitions can be merged one by one, by several processes, in the memory of one. A merge leaves
-what it changed as a piece in a staging folder; `join` writes the next file from the pieces and the old file. Every
-release of more than a few hundred events touches every partition, so a file per partition would share nothing between
-generations and need 256 times as many writes to be forced to the disk.
+One array of rows sorted by tag in one file (`SERIAL.events`), in 256 partitions by the first byte of the tags, which
+are merged one by one, by several processes. A merge leaves what it changed as a piece in a staging folder; `join`
+writes the next file from the pieces and the old file.
 
 Tags are keyed digests of the event, of its record and of the labeller, and a stored label is the true one times a keyed
 sign: without the key nobody can tell which event a row belongs to (but for the first byte of its record's public id)
-nor what its label is. The files are 0600 in the key's 0700 folder.
-
-All releases of one event under one key are a Markov chain in ε and cost the largest ε together (`mechanism`): the
-event's total is a maximum, and a merge is idempotent. Another name is another draw: of a record that is known under
-other names a new event is either another person's label (all of them named, and none is this one), or the same label
-again. That is refused, unless it says that it is a correction or the holder asked for the sum: then the events of that
-record are `shared`, and each of them costs what all of them cost together.
+nor what its label is. All releases of one event under one key cost the largest ε together (`mechanism`), so a merge is
+idempotent. A new event of a known record is either another person's label (all of them named, and none is this one), or
+the same label again. That is refused, unless it says that it is a correction or the holder asked for the sum: then the
+events of that record are `shared`, and each of them costs what all of them cost together.
 """
 
 from __future__ import annotations
@@ -28,8 +23,8 @@ from typing import NamedTuple
 import numpy as np
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import is_public
-from private_rlhf.privacy.keys import check_rows, create_file, read_rows, replace_file, row_digest
-from private_rlhf.privacy.person import TALLY, LabelerTotals, tally
+from private_rlhf.privacy.labelers import TALLY, LabelerTotals, tally
+from private_rlhf.privacy.row_files import check_rows, create_file, read_rows, replace_file, row_digest
 
 TAG_BYTES = 16
 PARTITIONS = 256
@@ -340,8 +335,9 @@ def _may_repeat(old: np.ndarray, new: np.ndarray, name: str) -> np.ndarray:
 
 
 def _check(partition: int, rows: np.ndarray, epsilon: float) -> None:
+    """ValueError for arguments of `merge` that are not as it states."""
     if rows.dtype != ENTRY or rows.ndim != 1:
-        raise ValueError(f"the rows of a merge are (n,) ENTRY, got {rows.shape} {rows.dtype}")
+        raise ValueError(f"the rows of a merge must be (n,) ENTRY, got {rows.shape} {rows.dtype}")
     tags, labels = rows["tag"], rows["label"]
     if not 0 <= partition < PARTITIONS or not epsilon > 0.0 or is_public(epsilon):
         raise ValueError(f"0 <= partition < {PARTITIONS} and 0 < epsilon < inf, got {partition} and {epsilon}")
@@ -349,10 +345,8 @@ def _check(partition: int, rows: np.ndarray, epsilon: float) -> None:
         raise ValueError("labels and signs are -1 or +1")
     if np.any(tags[1:] <= tags[:-1]):
         raise ValueError("the tags of a merge are not strictly rising")
-    if len(tags):
-        first, last = (np.ascontiguousarray(tags[[0, -1]]).view(np.uint8)[::TAG_BYTES]).tolist()
-        if first != partition or last != partition:
-            raise ValueError(f"a tag does not belong to partition {partition}")
+    if np.any(np.ascontiguousarray(tags).view(np.uint8)[::TAG_BYTES] != partition):
+        raise ValueError(f"a tag does not belong to partition {partition}")
 
 
 def _merged(old: np.ndarray, raised: np.ndarray, epsilon: float, fresh: np.ndarray, place: np.ndarray) -> np.ndarray:
@@ -397,8 +391,8 @@ def left_out(
     new, people = np.concatenate(tags), np.concatenate(labelers)
     if nameless := int(np.count_nonzero(people == NOBODY)):
         raise UserError(
-            f"{nameless} new events name no labeller, and this key releases at most {most} events of a person: name the"
-            " column of labellers, and a labeller in every row"
+            f"every new event must name its labeller, since this key releases at most {most} events of a person, got"
+            f" {nameless} that do not: name the column of labellers, and a labeller in every row"
         )
     keyed = np.ascontiguousarray(new).view(np.uint8).reshape(-1, TAG.itemsize)[:, 1:]  # the first byte is public
     order = np.lexsort((*keyed.T[::-1], people)) if len(new) else np.zeros(0, np.int64)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise
-from private_rlhf.privacy.keys import PrivacyKey
 from private_rlhf.privacy.mechanism import NOISY_SUM, Mechanism, PublicLabels
+
+if TYPE_CHECKING:
+    from private_rlhf.privacy.keys import PrivacyKey
 
 NOT_PRIVATE = "NOT PRIVATE"
 REASONS = {  # by key mode

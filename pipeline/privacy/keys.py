@@ -1,41 +1,31 @@
 """The privacy key: a 256-bit secret in an owner-only file, and the owner-only state folder beside it.
 
 A key has one state, wherever it is reached from: links are followed to the file, and a key without its state is refused
-(`ledger_file`), for what was released under it would be forgotten. Whoever holds the key can undo every flip, so the
-key file is 0600, the folder `FILE.state` is 0700, `repr` and pickling never show the secret, and digests of raw labels
-exist only keyed and only in that folder: an unkeyed digest of a raw file would let anyone test a guess of all labels
-but one.
+(`ledger_file`). Whoever holds the key can undo every flip, so the key file is 0600, the folder `FILE.state` is 0700,
+`repr` and pickling never show the secret, and digests of raw labels are keyed and stay in that folder.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
-import re
 import secrets
 import stat
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
+from typing import NoReturn
 
-import numpy as np
-from private_rlhf.core.atomic import new_file, sync, write_json
+from private_rlhf.core.atomic import sync, write_json
 from private_rlhf.core.documents import read_json
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.outputs import KEY_MARK
 from private_rlhf.core.user import default_key
 from private_rlhf.privacy.prf import KEY_BYTES, Prf, frame
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 
 HEADER = f"{KEY_MARK}v1"
 MOST_BYTES = 4096
@@ -187,11 +177,9 @@ def begin_state(folder: Path) -> None:
     """The state of a ledger in which nothing stands yet, durably."""
     make_private_folder(folder)
     descriptor = os.open(lock_file(folder), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        os.pwrite(descriptor, b"%020d\n" % 0, 0)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(b"%020d\n" % 0)
+    sync(lock_file(folder))
     sync(folder)
 
 
@@ -207,14 +195,12 @@ def load_key(path: str | Path) -> PrivacyKey:
     except OSError as error:
         raise UserError(f"{source}: cannot read the key file ({error.strerror})") from error
     if not stat.S_ISREG(info.st_mode):
-        raise UserError(f"{source}: is not a file; --key takes a file made by `private-rlhf keygen --output FILE`")
+        raise UserError(f"{source}: must be a file; --key takes one made by `private-rlhf keygen --output FILE`")
     if info.st_mode & 0o077:
         raise UserError(f"{source}: the key can be read by others; run `chmod 600 {source}`")
     try:
         with source.open("rb") as file:
-            text = file.read(MOST_BYTES).decode("ascii")
-    except UnicodeDecodeError:
-        text = ""
+            text = file.read(MOST_BYTES).decode("ascii", "replace")
     except OSError as error:
         raise UserError(f"{source}: cannot read the key file ({error.strerror})") from error
     return PrivacyKey(_parse(text, source), path=source.resolve())
@@ -230,7 +216,7 @@ def _parse(text: str, source: Path) -> bytes:
     lines = text.splitlines()
     remedy = "restore it from a backup, or make a new one with `private-rlhf keygen --output FILE`"
     if len(lines) != 2 or not lines[0].startswith(KEY_MARK):
-        raise UserError(f"{source}: is not a key file; {remedy}")
+        raise UserError(f"{source}: must be a key file; {remedy}")
     if lines[0] != HEADER:
         raise UserError(f"{source}: this version reads `{HEADER}` files only; {remedy}")
     try:
@@ -252,56 +238,6 @@ def make_private_folder(folder: Path) -> None:
 
 
 POLL_SECONDS = 0.02
-
-
-@contextmanager
-def create_file(path: Path) -> Iterator[BinaryIO]:
-    """A 0600 file under its final name, durable when the block ends well and removed when it fails."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-
-
-def replace_file(path: Path, rows: np.ndarray) -> None:
-    """Writes a contiguous array's bytes to `path` (0600) by rename; not forced to the disk."""
-    with new_file(path, 0o600, durable=False) as temporary, temporary.open("wb") as file:
-        file.write(rows.data)
-
-
-def read_rows(path: Path, dtype: np.dtype[Any], start: int = 0, end: int | None = None) -> np.ndarray:
-    """Rows start to end (default: all) of a file of fixed-width rows. UserError if it is missing or too short."""
-    count = -1 if end is None else end - start
-    try:
-        rows = np.fromfile(path, dtype, count, offset=start * dtype.itemsize)
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: is missing; restore the key's state folder from a backup") from error
-    if end is not None and len(rows) != count:
-        raise UserError(f"{path}: is cut short; restore the key's state folder from a backup")
-    return rows
-
-
-def check_rows(path: Path, dtype: np.dtype[Any], bounds: Sequence[int], digest: str) -> list[str]:
-    """Problems of a file of rows that should have these bounds and this digest; reads it slice by slice."""
-    actual, size = row_digest(), bounds[-1] * dtype.itemsize
-    try:
-        if path.stat().st_size != size:
-            return [f"{path}: holds {path.stat().st_size} bytes where the ledger states {size}"]
-        for start, end in pairwise(bounds):
-            actual.update(read_rows(path, dtype, start, end).data)
-    except OSError as error:
-        return [f"{path}: cannot be read ({error.strerror})"]
-    return [] if actual.hexdigest() == digest else [f"{path}: was changed or damaged: the ledger states another digest"]
-
-
-def row_digest() -> Any:
-    """A hash object for files of rows. Not keyed: the ledger that states the digest is, and so are the tags inside."""
-    return hashlib.blake2b(digest_size=32)
 
 
 class Lock:
@@ -371,86 +307,3 @@ def read_number(path: Path) -> int:
     if digits and not (digits.isascii() and digits.isdigit()):
         raise UserError(f"{path}: is damaged; restore the key's state folder from a backup")
     return int(digits or 0)
-
-
-VERSION = 1
-_SIGNING_DOMAIN = b"private-rlhf/signing-key/v1"
-_MESSAGE = b"private-rlhf/release-signature/v1\n"
-_PRIME = 2**255 - 19
-_PUBLIC, _SIGNATURE = re.compile("[0-9a-f]{64}"), re.compile("[0-9a-f]{128}")
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 (hex) of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def is_public_key(text: str) -> bool:
-    """True for a text of 64 hexadecimal digits, the form of a public key."""
-    return _PUBLIC.fullmatch(text) is not None
-
-
-def public_key(key: PrivacyKey) -> str | None:
-    """The key (hex) by which a reader checks signatures. None for a seed's key: anyone could sign with it."""
-    return None if key.mode != "keyed" else _signing_key(key).public_key().public_bytes_raw().hex()
-
-
-def sign(key: PrivacyKey, files: Mapping[str, str]) -> dict[str, Any]:
-    """The content of a bundle's signature file. files: name -> `file_digest`, of all other files."""
-    signature = _signing_key(key).sign(_message(files)).hex()
-    return _document(public_key(key), files, signature)
-
-
-def verify(stated: Any, files: Mapping[str, str]) -> str:
-    """The public key (hex) under which `stated`, from `sign`, is a signature of these files.
-
-    Raises ValueError, in words that follow the file's name: another version, a malformed document, files that are not
-    those that were signed, or a signature that is none.
-    """
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
-    if not isinstance(stated, dict) or stated.get("schema_version") != VERSION or stated.get("algorithm") != "Ed25519":
-        raise ValueError(f"is no Ed25519 signature of version {VERSION}")
-    public, signature, signed = (stated.get(name) for name in ("public_key", "signature", "files"))
-    if not isinstance(public, str) or not is_public_key(public):
-        raise ValueError("states no public key")
-    if _has_small_order(bytes.fromhex(public)):
-        raise ValueError("states a public key of small order, under which anyone can sign anything")
-    if not isinstance(signature, str) or not _SIGNATURE.fullmatch(signature) or not isinstance(signed, dict):
-        raise ValueError("is not a whole signature")
-    if other := sorted(name for name in {*signed, *files} if signed.get(name) != files.get(name)):
-        raise ValueError(f"{other[0]!r} is not what was signed: the bundle was edited or damaged")
-    if json.dumps(stated) != json.dumps(_document(public, files, signature)):
-        raise ValueError("has fields or an order that no signature has")
-    try:
-        Ed25519PublicKey.from_public_bytes(bytes.fromhex(public)).verify(bytes.fromhex(signature), _message(files))
-    except (InvalidSignature, ValueError):
-        raise ValueError("does not verify: the bundle was edited, or signed by nobody who holds that key") from None
-    return public
-
-
-def _document(public: str | None, files: Mapping[str, str], signature: str) -> dict[str, Any]:
-    facts = {"schema_version": VERSION, "algorithm": "Ed25519", "public_key": public}
-    return facts | {"files": dict(sorted(files.items())), "signature": signature}
-
-
-def _has_small_order(public: bytes) -> bool:
-    """True if eight times the point is the identity, by its y on -x² + y² = 1 + d x² y², d = -121665/121666.
-
-    Order 1 or 2: y² = 1. Order 4: y = 0. Order 8: twice the point has y = 0, so y² = -x², and d y⁴ + 2y² - 1 = 0.
-    """
-    y = int.from_bytes(public, "little") & (1 << 255) - 1
-    eighth = -121665 * y**4 + 2 * 121666 * y**2 - 121666
-    return y * (y * y - 1) * eighth % _PRIME == 0
-
-
-def _message(files: Mapping[str, str]) -> bytes:
-    return _MESSAGE + json.dumps(dict(files), sort_keys=True, separators=(",", ":")).encode()
-
-
-def _signing_key(key: PrivacyKey) -> Ed25519PrivateKey:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(key.keyed_digest((), _SIGNING_DOMAIN)))

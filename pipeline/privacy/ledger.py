@@ -1,27 +1,19 @@
 """The privacy ledger: what was released under one key, what it cost, and the budgets it must keep to.
 
-A release takes four steps, each one rename of the ledger's file:
+A release takes four steps, each one rename of the ledger's file, under a lock from `reserve` to `commit`:
 
-    reserve   the lock is taken, the plan is entered: a second process waits, or is refused
+    reserve   the plan is entered: a second process waits, or is refused
     merge     the engine merges its events into the staged generation; nothing is current yet
     written   the last step before the first output byte: totals after the release are checked against the budgets, and
               events, totals and spending become current together; from here nothing frees them
     commit    the entry is marked as released
 
-A run that dies before `written` leaves nothing but a plan, which the next `open` strikes out. One that dies after it
-leaves the entry "written", which stays spent; the same plan run again finishes that entry. The events of an unfinished
-release are in the store, so that a later release cannot contradict labels of which a part may be in the world.
-
-The lock is held from `reserve` to `commit`: two releases of one key never overlap, so no total is ever checked against
-a past state.
-
-A key has one ledger. A copy of the key, or a key that came back without its state, has none and is refused until its
-holder says what was released under it (`begin`, `restore`): that ε is charged in full on top of every event, since
-nobody knows any more which events it was spent on, or on which labels.
-
-Labels of records that another key of the same user released are drawn anew and add up: such a release is refused, or
-its holder has the other key's total charged too (`Reservation.add_up`; `other_keys`). What it cannot see: keys of other
-users, and what a copy of key and state releases on another machine. Events are told apart as the engine names them.
+A run that dies before `written` leaves a plan, which the next `open` strikes out. One that dies after it leaves the
+entry "written", which stays spent and is finished by the same plan. So a later release cannot contradict labels of
+which a part may be in the world. A key without its ledger is refused until its holder says what was released under it
+(`begin`, `restore`): that ε is charged on top of every event. Labels that another key of the same user released are
+drawn anew and add up (`Reservation.add_up`). Not seen: keys of other users, and copies of key and state on another
+machine.
 """
 
 from __future__ import annotations
@@ -34,12 +26,12 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-from private_rlhf.core.atomic import write_json
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import check_epsilon
-from private_rlhf.privacy import events, person
+from private_rlhf.privacy import events, labelers
 from private_rlhf.privacy.events import EventStore, StagedGeneration
 from private_rlhf.privacy.keys import Lock, PrivacyKey, make_private_folder
+from private_rlhf.privacy.labelers import join_tallies
 from private_rlhf.privacy.ledger_facts import (
     Budget,
     ReleasePlan,
@@ -55,7 +47,6 @@ from private_rlhf.privacy.ledger_facts import (
 )
 from private_rlhf.privacy.ledger_file import Book, LedgerFile, added_epsilon
 from private_rlhf.privacy.other_keys import OtherKey, missing_charge, one_at_a_time, other_keys
-from private_rlhf.privacy.person import join_tallies
 
 WAIT_SECONDS = 60.0
 
@@ -246,7 +237,7 @@ class Ledger:
             _acquire(lock, wait)
         try:
             book = self._file.read()
-            lines = [*events.problems(book.events), *person.problems(book.labelers, book.events.events)]
+            lines = [*events.problems(book.events), *labelers.problems(book.labelers, book.events.events)]
         except UserError as error:
             lines = [str(error)]
         finally:
@@ -254,10 +245,6 @@ class Ledger:
         present = (path for path in (folder, *sorted(folder.rglob("*"))) if path.exists())
         reached = [path for path in present if path.stat().st_mode & 0o077]
         return lines + [f"{path}: can be reached by others; run `chmod go-rwx {path}`" for path in reached]
-
-    def export(self, path: Path) -> None:
-        """Write `show` to an owner-only JSON file."""
-        write_json(path, self.show(), mode=0o600)
 
 
 class Reservation:

@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import check_epsilon
+from private_rlhf.privacy.labelers import LabelerTotals
 from private_rlhf.privacy.ledger_file import Book, Kind, added_epsilon
-from private_rlhf.privacy.person import LabelerTotals, person_epsilon
+from private_rlhf.privacy.person import person_epsilon
 
 DELTA = 1e-6
 Per = Literal["event", "person"]
@@ -80,7 +81,7 @@ def now() -> str:
 
 
 def stated_budget(book: Book, per: str, budget: Budget | None) -> float | None:
-    """The budget of a kind that holds: the one given now, else the last one stated."""
+    """The budget of a kind that holds: the one given now, or the last one stated."""
     if budget is not None and budget.per == per:
         return budget.epsilon
     return next((float(entry["epsilon"]) for entry in reversed(book.budgets) if entry["per"] == per), None)

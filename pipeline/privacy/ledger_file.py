@@ -1,9 +1,7 @@
 """The ledger's file: everything the ledger states, in one JSON file with a keyed MAC, replaced as a whole.
 
-One file replaced by rename was preferred to a journal or a database: each step of a release (reserve, written,
-released) is one rename, so there is no half-written state to tell from tampering, nothing to replay, and the entry of
-a release, the totals and the data files that hold its events change together or not at all. A key has few releases
-(one entry each), so rewriting the file costs milliseconds.
+Each step of a release is one rename: there is no half-written state to tell from tampering and nothing to replay, and
+the entry of a release, the totals and the data files that hold its events change together.
 
 The MAC finds every edit and truncation. An older ledger put back in place is found by the revision in the lock file,
 which is never behind the ledger; an older state folder, and a copy of key and state at another place, by the anchor: a
@@ -29,7 +27,7 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.user import user_folder
 from private_rlhf.privacy.events import EVENT, Generation
 from private_rlhf.privacy.keys import PrivacyKey, begin_state, lock_file, make_private_folder, read_number
-from private_rlhf.privacy.person import TALLY, LabelerTotals
+from private_rlhf.privacy.labelers import TALLY, LabelerTotals
 
 FORMAT = 2
 WITH_SUMS = 3  # once it holds a noisy sum, which earlier programs would not add up
@@ -96,7 +94,7 @@ class LedgerFile:
             raise UserError(self._without_state()) from None
         known = max(known, self._anchored()) if newest else 0
         if self.path.is_fifo():
-            raise UserError(f"{self.path}: is a pipe and no ledger; {_RESTORE}")
+            raise UserError(f"{self.path}: must be a ledger and is a pipe; {_RESTORE}")
         try:
             text = self.path.read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -148,7 +146,7 @@ class LedgerFile:
         other.folder, other.path, other.lock_path = source, source / "ledger.json", lock_file(source)
         self._anchored()
         if source.resolve() == self.folder or not other.path.is_file() or not other.lock_path.is_file():
-            raise UserError(f"{source}: is no copy of a state folder (it needs ledger.json and ledger.lock)")
+            raise UserError(f"{source}: must be a copy of a state folder (it needs ledger.json and ledger.lock)")
         other.read(newest=False)
         copy = self.folder.with_name(f".{self.folder.name}.new")
         shutil.rmtree(copy, ignore_errors=True)

@@ -7,24 +7,19 @@ stdin, one JSON line goes out on stdout for each, in order and as soon as its dr
     {"id": "event-17", "label": 1}   ->   {"id": "event-17", "label": -1}
 
 **Unit**: one labelling event, named by an id that the tool chooses: a string or an integer (7 and "7" are one id). A
-second opinion, or a label that somebody corrects, is a new event with a new id, and costs another epsilon; m events of
-one person cost that person up to m epsilon. Ids and fields named in `--keep` pass through as they are: they must not
-depend on the label.
+second opinion, or a label that somebody corrects, is a new event with a new id, and costs another epsilon. Ids and
+fields named in `--keep` pass through as they are: they must not depend on the label.
 
 **Guarantee**: for each event P(out | label) / P(out | other label) <= e^epsilon, with the operating system's randomness
-and drawn in integers, however often the event is sent. Operating-system draws add up (two draws at epsilon are one
-release at 2 epsilon), so each event is drawn once:
+and drawn in integers, however often the event is sent. Draws add up, so each event is drawn once:
 
-- the draw is on the disk (SQLite, `synchronous=EXTRA`) before it is sent, and a retry gets the stored draw;
-- a retry with another label gets the stored draw as well. Whether the label changed is not known: true labels are
-  never stored, nor anything computed from one but the draw itself;
+- the draw is on the disk before it is sent, and a retry gets the stored draw, also with another label;
+- true labels are never stored, nor anything computed from one but the draw itself;
 - a known id at another epsilon is refused, and so is a store that was made for other labels;
 - several processes may share one store: each batch of lines is one exclusive transaction.
 
 **Not protected**: that the event took place and when, its id, the kept fields; anything that the labelling tool itself
-logs. Events whose store was deleted, or restored from an older copy, would be drawn again: keep the store for as long
-as the tool may resend. (The keyed mode of `private-rlhf privatize` needs no such store and makes all releases of an
-event cost the largest epsilon; it needs a curator who sees the labels.)
+logs. Events whose store was deleted, or restored from an older copy, would be drawn again: keep the store.
 """
 
 from __future__ import annotations
@@ -89,7 +84,7 @@ def keep_threshold(epsilon: float) -> int:
 
 
 def privatize_label(label: int, epsilon: float) -> int:
-    """One draw of randomised response: `label` in {-1, +1} with probability (2^128 + T)/2^129, else -label.
+    """One draw of randomised response: `label` in {-1, +1} with probability (2^128 + T)/2^129, or -label.
 
     Each call is a new draw and costs another epsilon: `DrawStore` keeps the draw of an event and gives it again.
     UserError for another label or a bad epsilon; the label is not printed.
@@ -119,7 +114,7 @@ class DrawStore:
             self._base.execute("PRAGMA synchronous = EXTRA")  # fsync of the folder too, once the journal is gone
             kind = self._base.execute("PRAGMA application_id").fetchone()[0]
             if kind != _APPLICATION_ID or self._base.execute("PRAGMA user_version").fetchone()[0] != _FORMAT:
-                raise UserError(f"{self.path}: is no store of label draws of this version; choose another --store")
+                raise UserError(f"{self.path}: must be a store of label draws of this version; choose another --store")
             (stored,) = self._base.execute("SELECT value FROM facts WHERE name = 'labels'").fetchone()
         if stored != json.dumps(labels):
             raise UserError(f"{self.path}: was made for the labels {stored}; give those, or choose another --store")
@@ -169,7 +164,7 @@ class DrawStore:
             ) from None
         except (sqlite3.DatabaseError, TypeError, IndexError):
             raise UserError(
-                f"{self.path}: is damaged or no store of label draws; restore it from a backup, and never delete it"
+                f"{self.path}: is damaged or not a store of label draws; restore it from a backup, and never delete it"
                 " while events may be sent again, since they would be drawn again"
             ) from None
 
@@ -215,7 +210,7 @@ def _check_owner_only(path: Path) -> None:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); choose another --store") from None
     if not stat.S_ISREG(info.st_mode) or info.st_size == 0:
-        raise UserError(f"{path}: is no store of label draws; choose another --store")
+        raise UserError(f"{path}: must be a store of label draws; choose another --store")
     if info.st_mode & 0o077:
         raise UserError(f"{path}: the store can be read by others; run `chmod 600 {path}`")
 
@@ -224,7 +219,7 @@ def _check_owner_only(path: Path) -> None:
 
 
 def parse_labels(text: str) -> tuple[Label, Label]:
-    """The two labels of `--labels`: whole numbers and true/false are read as JSON, everything else as text.
+    """The two labels of `--labels`: whole numbers and true/false are read as JSON, all other values as text.
 
     The answer is always written as one of these two values, never in the form in which a label came in, which could
     tell it. UserError unless there are exactly two, different ones.
@@ -320,7 +315,7 @@ class LabelFilter:
             raise _LineError(f"field {self.id_field!r} is not a string or whole number")
         places = [i for i, known in enumerate(self.labels) if type(label) is type(known) and label == known]
         if not places:
-            raise _LineError(f"field {self.label_field!r} is none of the two labels {json.dumps(self.labels)}")
+            raise _LineError(f"field {self.label_field!r} must be one of the two labels {json.dumps(self.labels)}")
         name = str(event)
         try:
             name.encode()

@@ -1,39 +1,15 @@
 r"""Randomised response on preference labels, as one Markov chain over all epsilon (PPKL Eq. 7).
 
-The released label z(epsilon) is a pure function of (key, event, label, epsilon). With N = 2^128, t = tanh(epsilon/2)
-and the integer threshold T = floor(t N), the key and the event fix a random set V of *visited levels* in {0, ..., N-1}
-in which level k lies with probability 1/(k+1), independently of all others, and a fair coin beside each visited level.
-z(epsilon) is the coin of the lowest visited level k >= T, or the label y if there is none.
+The released label z(epsilon) is a pure function of (key, event, label, epsilon). With N = 2^128 and the integer
+threshold T = floor(tanh(epsilon/2) N), the key and the event fix a random set of *visited levels* in {0, ..., N-1}:
+level k with probability 1/(k+1), independently of all others, and a fair coin beside each. z(epsilon) is the coin of
+the lowest visited level >= T, or the label if there is none: P(z = y) = (N + T)/(2N) <= e^eps/(1 + e^eps), an identity
+of integers.
 
-**Marginal.** P(no visit in [T, N)) = prod_{k=T}^{N-1} k/(k+1) = T/N. Then z = y; otherwise z is a fair coin. Hence
-P(z = y) = (1 + T/N)/2 = (N + T)/(2N) <= (1 + t)/2 = e^eps/(1+e^eps), and the likelihood ratio of a single release is
-(N + T)/(N - T) <= e^eps. This is an identity between integers, so it holds at epsilon = 37 and beyond, where a
-floating-point keep probability is 1.
-
-**Chain of releases.** Read z as a process in falling T: it starts from y at T = N, and at each integer k passed on
-the way down it is replaced by a fresh fair coin with probability 1/(k+1), independently of everything else. So it is
-a Markov chain: for T_1 >= T_2 >= ... the vector (z(T_2), z(T_3), ...) given z(T_1) does not depend on y. All releases
-of an event together are therefore post-processing of the one at the largest epsilon, and cost max epsilon, not the
-sum, in whatever order they come. That also holds when each epsilon is chosen after seeing the earlier releases: a
-transcript fixes the levels asked for, and its probabilities under y and -y differ by the factor of the largest. (One
-uniform compared with several thresholds looks similar and is not: there y can be read off the pair of releases.)
-
-**Drawing V.** The levels 1 ... N-1 fall into octaves, octave m = [2^m, 2^(m+1)), which are independent; level 0 is
-always visited. P(no visit in octave m) = 2^m / 2^(m+1) = 1/2: a fair bit. Given one, the highest visit is k with
-probability 1/(k+1) * prod_{j=k+1}^{2^(m+1)-1} j/(j+1) = 2^-(m+1), over 1/2: uniform on the octave, so it is 2^m plus m
-fair bits. Given a visit at K, the next visited level below it is uniform on {0, ..., K-1} (the first line of this
-argument with K for N: P(next = k) = 1/(k+1) * (k+1)/K); one below 2^m means that the octave holds no more (where the
-lower octaves' visits lie is drawn for themselves: independence). It is drawn exactly, as many bits as K - 1 has, again
-until the number is below K. The coin of the *lowest* visit in an octave has a name of its own, so an octave that lies
-wholly above T needs two bits, and only the octave that T lies in is walked. Everything for the whole octaves comes
-from one digest; the walk of octave m, which half of all events need, from digests of its own.
-
-**Distinct events** have distinct PRF inputs, hence independent sets and coins: one event's release says nothing about
-another's. (The walks' inputs hold the 48-byte root in place of the name: equal roots of different events have
-probability n^2 2^-385 and count with Adv_PRF.)
-
-With keyed BLAKE2b in place of true randomness, for one uniform 256-bit key, every efficient adversary A and label
-vectors that differ in one event: P[A = 1] <= e^eps P'[A = 1] + (1 + e^eps) Adv_PRF.
+In falling T the label meets fresh coins, so all releases of an event are a Markov chain and cost the largest epsilon
+together, in whatever order they come. Levels are drawn by *octaves* [2^m, 2^(m+1)): a fair bit says whether one is
+visited, its lowest visit has a coin of its own, and only the octave of T is walked. Distinct events have distinct
+inputs of the PRF. Proofs: docs/explanation/assurance.md, 1 and 2.
 """
 
 from __future__ import annotations
@@ -73,11 +49,10 @@ class Coins:
     """The visited levels of one event and their coins, read from its PRF blocks (48 bytes each).
 
     The event's root is the block of its name: 16 bytes, bit m (of the big-endian number) says whether octave m is
-    visited; 16 bytes, bit m is the coin of its lowest visit; 15 bytes that are no part of the mechanism (they name the
-    event in the owner's store); one byte whose lowest bit is the coin of level 0 (the next one blinds the label in that
-    store). The walk of octave m takes the blocks
-    of (root, m, j), j = 0, 1, ..., two tries a block: a try is a 128-bit word (bytes 0-15, 16-31) and a coin (the
-    lowest bit of byte 32, 33).
+    visited; 16 bytes, bit m is the coin of its lowest visit; 15 bytes that name the event in the owner's store; one
+    byte whose lowest bit is the coin of level 0 (the next one blinds the label in that store). The walk of octave m
+    takes the blocks of (root, m, j), j = 0, 1, ..., two tries a block: a 128-bit word (bytes 0-15, 16-31) and a coin
+    (the lowest bit of byte 32, 33).
     """
 
     def __init__(self, prf: Prf, event: bytes) -> None:
@@ -161,14 +136,8 @@ class RandomizedResponse:
 
     def guarantee(self) -> dict[str, Any]:
         """Statement of the mechanism for manifests and cards; JSON types only."""
-        return {
-            "mechanism": "randomized response",
-            **self.noise.as_json(),
-            "unit": UNIT,
-            "neighbouring": NEIGHBOURING,
-            "statement": STATEMENT,
-            "several_releases": "all releases of one event under one key together cost the largest epsilon among them",
-        }
+        several = "all releases of one event under one key together cost the largest epsilon among them"
+        return _statement("randomized response", self.noise, STATEMENT, several)
 
 
 @dataclass(frozen=True)
@@ -179,14 +148,8 @@ class PublicLabels:
 
     def guarantee(self) -> dict[str, Any]:
         """As `RandomizedResponse.guarantee`."""
-        return {
-            "mechanism": "none",
-            **self.noise.as_json(),
-            "unit": UNIT,
-            "neighbouring": NEIGHBOURING,
-            "statement": "none: the labels were declared public and are released as they are",
-            "several_releases": "no protection",
-        }
+        statement = "none: the labels were declared public and are released as they are"
+        return _statement("none", self.noise, statement, "no protection")
 
 
 @dataclass(frozen=True)
@@ -211,16 +174,16 @@ class NoisySum:
 
     def guarantee(self) -> dict[str, Any]:
         """As `RandomizedResponse.guarantee`, with delta."""
-        return {
-            "mechanism": NOISY_SUM,
-            **self.noise.as_json(),
-            "delta": self.delta,
-            "unit": UNIT,
-            "neighbouring": NEIGHBOURING,
-            "statement": SUM_STATEMENT,
-            "several_releases": "the epsilons and deltas of all noisy sums of one event add up, and are added to what"
-            " other releases of it cost",
-        }
+        several = (
+            "the epsilons and deltas of all noisy sums of one event add up, and are added to what other releases of it"
+            " cost"
+        )
+        return _statement(NOISY_SUM, self.noise, SUM_STATEMENT, several, delta=self.delta)
+
+
+def _statement(mechanism: str, noise: LabelNoise, statement: str, several: str, **more: Any) -> dict[str, Any]:
+    terms = {"mechanism": mechanism, **noise.as_json(), **more, "unit": UNIT, "neighbouring": NEIGHBOURING}
+    return terms | {"statement": statement, "several_releases": several}
 
 
 Mechanism = RandomizedResponse | PublicLabels | NoisySum

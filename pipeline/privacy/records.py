@@ -18,6 +18,7 @@ CANONICALISATION = 2  # part of every manifest; raise it when an order, an id or
 ID_DOMAIN = b"record2"  # 7 bytes; then the kind of text, 1 byte, and the lengths of the three texts
 TEXT, MESSAGES = b"T", b"M"  # the kinds of text
 HEADER_BYTES = 8 + 3 * 8
+PREFIX_BITS = 12  # of a record id, the most by which rows are divided into buckets or shards
 _ABSENT = frame(b"-")
 
 Message = dict[str, str]
@@ -104,6 +105,11 @@ def record_id(prompt: Text, responses: Sequence[Text]) -> str:
     if record is None:
         raise ValueError("a pair has two different responses")
     return record.record_id
+
+
+def bucket_bits(rows: int, per_bucket: int) -> int:
+    """log2 of the number of buckets: the least that leaves at most `per_bucket` rows in one on average, up to 2^12."""
+    return min(PREFIX_BITS, max(0, (-(-rows // per_bucket) - 1).bit_length()))
 
 
 def fold_name(name: str) -> str:

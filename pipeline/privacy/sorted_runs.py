@@ -22,9 +22,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from private_rlhf.core.atomic import new_file
 from private_rlhf.privacy.batches import KEYS, Canonical, Keys, event_order, event_tags, first_of_each
-from private_rlhf.privacy.records import HEADER_BYTES
+from private_rlhf.privacy.records import HEADER_BYTES, PREFIX_BITS
 
-PREFIX_BITS = 12  # at most 4096 buckets
 _MAGIC = b"prlhfrun"
 _HEAD = struct.Struct("<8sQ")
 
@@ -168,11 +167,6 @@ def _strings(keys: Keys, blobs: Sequence[npt.NDArray[np.uint8]]) -> pa.Array:
     np.cumsum(lengths.ravel(), out=offsets[1:])
     blob = np.concatenate(blobs) if blobs else np.zeros(0, np.uint8)
     return pa.Array.from_buffers(pa.large_binary(), lengths.size, [None, pa.py_buffer(offsets), pa.py_buffer(blob)])
-
-
-def bucket_bits(rows: int, per_bucket: int) -> int:
-    """log2 of the number of buckets: the least that leaves at most `per_bucket` rows in one on average, up to 2^12."""
-    return min(PREFIX_BITS, max(0, (-(-rows // per_bucket) - 1).bit_length()))
 
 
 def partitions(rows: KeptRows, bits: int, group: int) -> Iterator[tuple[int, Keys, int]]:

@@ -24,12 +24,9 @@ Figure = dict[str, Any]
 def render_html(facts: RunFacts, status: PrivacyStatus, card: dict[str, Any]) -> str:
     """The self-contained page. Everything that comes from a file is escaped."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("private_rlhf.report", ""),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
+        loader=jinja2.PackageLoader("private_rlhf.report", ""), autoescape=True, undefined=jinja2.StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
     environment.filters["maths"] = maths
     columns, table = sections.methods_table(facts)
     return environment.get_template("report.html.j2").render(
@@ -71,19 +68,14 @@ def render_markdown(facts: RunFacts, status: PrivacyStatus, card: dict[str, Any]
     columns, table = sections.methods_table(facts)
     if table:
         lines += [_markdown_row(["", *columns]), "|---|" + "---:|" * len(columns)]
-        lines += [
-            _markdown_row([label, *(_markdown_cell(value, bounds) for value, bounds in cells)])
-            for label, cells in table
-        ]
+        lines += [_markdown_row([label, *(_markdown_cell(*cell) for cell in cells)]) for label, cells in table]
         lines += ["", "In brackets: 95 % intervals.", ""]
     if facts.evaluation.get("judge"):
         lines += [f"- {note}" for note in notes(facts)] + [""]
     baseline = facts.evaluation.get("longer_answer_baseline")
     if usable(baseline):
-        lines += [
-            f'"The longer answer wins" is right on {sections.percent(baseline["value"], 1)} of the likelihood pairs.',
-            "",
-        ]
+        share = sections.percent(baseline["value"], 1)
+        lines += [f'"The longer answer wins" is right on {share} of the likelihood pairs.', ""]
     lines += [text + "\n" for text in (sections.yardstick(facts), sections.time_sentence(facts)) if text]
     lines.append(render_card(card))
     return "\n".join(lines)
@@ -106,11 +98,8 @@ def win_rate_figures(facts: RunFacts) -> list[Figure]:
     figures = []
     for key, title in sections.WIN_RATES:
         likelihood = key.startswith("likelihood_win_rate")
-        rows = [
-            (method, sections.label_of(method, result), result.get(key))
-            for method, result in facts.methods.items()
-            if usable(result.get(key)) and (likelihood or method != REFERENCE)
-        ]
+        rows = [(method, sections.label_of(method, result), result.get(key)) for method, result in facts.methods.items()
+                if usable(result.get(key)) and (likelihood or method != REFERENCE)]  # fmt: skip
         baseline = facts.evaluation.get("longer_answer_baseline") if key == "likelihood_win_rate" else None
         note = "Pairs whose preferred answer is the likelier one." if likelihood else "Against π_ref; the line is 50 %."
         figures.append((title, plots.win_rates(f"win-{key.replace('_', '-')}", rows, baseline), note))
@@ -126,7 +115,7 @@ def frontier_figure(facts: RunFacts) -> Figure:
 
 
 def ppo_figures(facts: RunFacts) -> list[Figure]:
-    """The training curves, those with data."""
+    """The training curves that have data."""
     history = [{**row, "pessimistic": _difference(row)} for row in facts.ppo_history]
     rewards = [("reward", "r̄", POLICY), ("pessimistic", "r̂ = r̄ − Γ", OTHER)]
     truth, length = [("true_reward", "true reward", GIBBS)], [("response_tokens", "tokens", INK)]
@@ -155,7 +144,7 @@ def online_figures(facts: RunFacts) -> list[Figure]:
     def curves(name: str, series: list[plots.Series], unit: str) -> Markup | None:
         return plots.curves(f"online-{name}", rounds, series, unit, "labels")
 
-    asked = [("asked_above", "answers above the mean", GIBBS), ("asked_margin", "difference of the two", OTHER)]
+    means = [("asked_above", "answers above the mean", GIBBS), ("asked_margin", "difference of the two", OTHER)]
     return _drawn(
         ("Accuracy by answers", curves("accuracy", [("accuracy", "r̄", POLICY)], "debiased accuracy"),
          "Of r̄ after each round of questions, on private answers about held-out prompts."),
@@ -164,7 +153,7 @@ def online_figures(facts: RunFacts) -> list[Figure]:
          " offline: as many answers at the same ε about pairs of π_ref; offline is pessimistic."),
         ("Regret by answers", curves("regret", lines("regret"), "cumulative regret"),
          "What the policies that were asked about lost against the best among the candidates; offline asks π_ref."),
-        ("Which pairs were asked", curves("asked", asked, "r̄, nats"),
+        ("Which pairs were asked", curves("asked", means, "r̄, nats"),
          "By r̄ as it was before the round. Each question is in online/rounds."),
     )  # fmt: skip
 
@@ -235,11 +224,8 @@ def _coefficient_note(facts: RunFacts) -> str:
 
 def _summaries(facts: RunFacts) -> list[tuple[str, str]]:
     """The last line of each stage."""
-    return [
-        (name, str(manifest["report"]["summary"]))
-        for name, manifest in facts.manifests.items()
-        if (manifest.get("report") or {}).get("summary")
-    ]
+    reports = {name: manifest.get("report") or {} for name, manifest in facts.manifests.items()}
+    return [(name, str(report["summary"])) for name, report in reports.items() if report.get("summary")]
 
 
 def _markdown_cell(value: str, bounds: str) -> str:
@@ -249,8 +235,5 @@ def _markdown_cell(value: str, bounds: str) -> str:
 
 
 def _markdown_row(cells: list[str]) -> str:
-    return (
-        "| "
-        + " | ".join(html.escape(cell, quote=False).replace("|", "\\|").replace("\n", " ") for cell in cells)
-        + " |"
-    )
+    escaped = (html.escape(cell, quote=False).replace("|", "\\|").replace("\n", " ") for cell in cells)
+    return f"| {' | '.join(escaped)} |"

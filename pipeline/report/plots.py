@@ -36,10 +36,8 @@ def colour_of(method: str) -> str:
 def win_rates(name: str, rows: Sequence[tuple[str, str, Any]], baseline: dict[str, Any] | None = None) -> Markup | None:
     """Horizontal bars of win rates with 95 % intervals.
 
-    Args:
-        name: unique on the page.
-        rows: (method, label, {"value", "ci_low", "ci_high", "n"}), from top to bottom.
-        baseline: the longer-answer rule on the same pairs; a dashed line.
+    name: unique on the page. rows: (method, label, {"value", "ci_low", "ci_high", "n"}), from top to bottom. baseline:
+    the longer-answer rule on the same pairs; a dashed line.
     """
     rows = [row for row in rows if usable(row[2])]
     if not rows:
@@ -52,32 +50,15 @@ def win_rates(name: str, rows: Sequence[tuple[str, str, Any]], baseline: dict[st
             low, high = _bounds(estimate)
             axes.plot([low, high], [place, place], color=INK, linewidth=1.3, solid_capstyle="butt")
             axes.plot([low, high], [place, place], "|", color=INK, markersize=6, markeredgewidth=1.3)
-            axes.annotate(
-                percent(value),
-                (high, place),
-                xytext=(5, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=8.5,
-                bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1},
-            )
+            _note(axes, percent(value), (high, place), va="center", fontsize=8.5, bbox=_plate(1))
         axes.axvline(0.5, color=MUTED, linewidth=1)
         if usable(baseline):
             axes.axvline(baseline["value"], color=OTHER, linewidth=1.2, dashes=(4, 2))
-            axes.annotate(
-                f"longer answer {percent(baseline['value'])}",
-                (baseline["value"], -0.62),
-                xytext=(3, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=7.5,
-                color=OTHER,
-                bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.5},
-            )
+            text, style = f"longer answer {percent(baseline['value'])}", {"va": "center", "color": OTHER}
+            _note(axes, text, (baseline["value"], -0.62), (3, 0), fontsize=7.5, bbox=_plate(0.5), **style)
         axes.set(xlim=(0, 1), ylim=(len(rows) - 0.5, -0.95 if usable(baseline) else -0.5))
-        axes.set_yticks(
-            range(len(rows)), [label.replace("π_ref", _PI_REF) for _, label, _ in rows], color=INK, fontsize=8
-        )
+        labels = [label.replace("π_ref", _PI_REF) for _, label, _ in rows]
+        axes.set_yticks(range(len(rows)), labels, color=INK, fontsize=8)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.0f} %"))
         axes.grid(axis="y", visible=False)
         axes.spines["left"].set_visible(False)
@@ -121,24 +102,18 @@ def kl_curve(name: str, history: History) -> Markup | None:
         if not moves:
             return
         beside = axes.twinx()
-        beside.plot(
-            coefficients[:, 0], coefficients[:, 1], color=OTHER, linewidth=1.2, drawstyle="steps-post", label="kl_coef"
-        )
+        beside.plot(*coefficients.T, color=OTHER, linewidth=1.2, drawstyle="steps-post", label="kl_coef")
         beside.grid(visible=False)
         beside.spines["left"].set_visible(False)
         beside.set_ylim(0, 1.15 * float(coefficients[:, 1].max()))
         beside.set_ylabel("kl_coef", color=OTHER)
         beside.tick_params(axis="y", labelcolor=OTHER)
         axes.set_ylim(bottom=min(0.0, float(points[:, 1].min())))
-        axes.legend(
-            *[a + b for a, b in zip(axes.get_legend_handles_labels(), beside.get_legend_handles_labels(), strict=True)],
-            loc="lower right",
-            handlelength=1.4,
-        )
+        both = zip(axes.get_legend_handles_labels(), beside.get_legend_handles_labels(), strict=True)
+        axes.legend(*[mine + other for mine, other in both], loc="lower right", handlelength=1.4)
 
-    return draw(
-        name, f"KL from {number(points[0, 1])} to {number(points[-1, 1])} nats per response", PANEL_HEIGHT, paint
-    )
+    summary = f"KL from {number(points[0, 1])} to {number(points[-1, 1])} nats per response"
+    return draw(name, summary, PANEL_HEIGHT, paint)
 
 
 def frontier(
@@ -146,49 +121,36 @@ def frontier(
 ) -> Markup | None:
     """Reward against KL: PPO iterations (paler = earlier), final policies with intervals, Gibbs as a line, π_ref at 0.
 
-    Args:
-        name: unique on the page.
-        history: of PPO.
-        methods: of the evaluation.
-        gibbs: {"kl_coef", "kl", reward_key} for several kl_coef.
-        reward_key: "true_reward" or "reward".
+    methods: of the evaluation. gibbs: {"kl_coef", "kl", reward_key} for several kl_coef. reward_key: "true_reward" or
+    "reward".
     """
-    path = np.array(
-        [(row["kl"], row[reward_key]) for row in history if known(row.get("kl")) and known(row.get(reward_key))]
-    )
-    ends = {
-        key: m
-        for key, m in methods.items()
-        if known(m.get(reward_key)) and (known(m.get("kl")) or key == REFERENCE_METHOD)
-    }
-    line = sorted(
-        (p["kl"], p[reward_key], p.get("kl_coef")) for p in gibbs if known(p.get("kl")) and known(p.get(reward_key))
-    )
+
+    def measured(row: dict[str, Any]) -> bool:
+        return known(row.get("kl")) and known(row.get(reward_key))
+
+    path = np.array([(row["kl"], row[reward_key]) for row in history if measured(row)])
+    ends = {key: m for key, m in methods.items() if measured(m | {"kl": 0.0} if key == REFERENCE_METHOD else m)}
+    line = sorted((point["kl"], point[reward_key], point.get("kl_coef")) for point in gibbs if measured(point))
     if not ends and not len(path):
         return None
 
     def paint(axes: Axes) -> None:
         if line:
-            seen = np.array([*path.reshape(-1, 2).tolist(), *[p[:2] for p in line], *_places(ends, reward_key)])
+            places = [(result.get("kl") or 0.0, result[reward_key]) for result in ends.values()]
+            seen = np.array([*path.reshape(-1, 2).tolist(), *[point[:2] for point in line], *places])
             _gibbs_line(axes, line, *np.maximum(np.ptp(seen, axis=0), 1e-9).tolist())
         if len(path):
-            fade = np.linspace(0.12, 0.7, len(path))
-            axes.scatter(
-                path[:, 0], path[:, 1], s=11, color=to_rgba_array([POLICY] * len(path), fade), linewidths=0, zorder=3
-            )
+            fade = to_rgba_array([POLICY] * len(path), np.linspace(0.12, 0.7, len(path)))
+            axes.scatter(path[:, 0], path[:, 1], s=11, color=fade, linewidths=0, zorder=3)
         for method, result in ends.items():
             if method != GIBBS_METHOD or not line:
                 _final_point(axes, method, result, reward_key)
-        axes.set(
-            xlabel=f"KL(π‖{_PI_REF}), nats per response",
-            ylabel="true reward" if reward_key == "true_reward" else "estimated reward r̄",
-        )
+        ylabel = "true reward" if reward_key == "true_reward" else "estimated reward r̄"
+        axes.set(xlabel=f"KL(π‖{_PI_REF}), nats per response", ylabel=ylabel)
         axes.margins(0.1, 0.12)
 
-    summary = "; ".join(
-        f"{key} at KL {number(m.get('kl') or 0.0)}, reward {number(m[reward_key])}" for key, m in ends.items()
-    )
-    return draw(name, f"Reward against KL: {summary}", 3.2, paint)
+    summary = [f"{key} at KL {number(m.get('kl') or 0.0)}, reward {number(m[reward_key])}" for key, m in ends.items()]
+    return draw(name, f"Reward against KL: {'; '.join(summary)}", 3.2, paint)
 
 
 def calibration(name: str, rows: Sequence[dict[str, Any]]) -> Markup | None:
@@ -212,15 +174,17 @@ def calibration(name: str, rows: Sequence[dict[str, Any]]) -> Markup | None:
 
 
 def coverage(name: str, rows: Sequence[dict[str, Any]]) -> Markup | None:
-    """Share of draws whose truth lies within κΓ of the estimate, against κ; rows as `coverage` of evaluation gives."""
+    """Share of draws whose truth lies within κΓ of the estimate, against κ; rows: of `evaluation`'s `coverage`."""
     if not rows:
         return None
-    points = np.array([[row[key] for key in ("kappa", "coverage", "ci_low", "ci_high", "nominal")] for row in rows])
+    kappa, share, low, high, nominal = (
+        [row[key] for row in rows] for key in ("kappa", "coverage", "ci_low", "ci_high", "nominal")
+    )
 
     def paint(axes: Axes) -> None:
-        axes.plot(points[:, 0], points[:, 4], color=MUTED, linewidth=1, dashes=(4, 2))
-        axes.fill_between(points[:, 0], points[:, 2], points[:, 3], color=POLICY, alpha=0.15, linewidth=0)
-        axes.plot(points[:, 0], points[:, 1], "o-", color=POLICY, markersize=3.5)
+        axes.plot(kappa, nominal, color=MUTED, linewidth=1, dashes=(4, 2))
+        axes.fill_between(kappa, low, high, color=POLICY, alpha=0.15, linewidth=0)
+        axes.plot(kappa, share, "o-", color=POLICY, markersize=3.5)
         axes.set(ylim=(0, 1.02), xlabel="κ", ylabel="share within r̄ ± κΓ")
 
     return draw(name, "Coverage of the true reward by the uncertainty", PANEL_HEIGHT, paint)
@@ -234,10 +198,9 @@ def ridge_path(name: str, path: Sequence[Sequence[float]], chosen: Any) -> Marku
 
     def paint(axes: Axes) -> None:
         order = points[points[:, 0].argsort()]
-        axes.fill_between(
-            order[:, 0], order[:, 1] - order[:, 2], order[:, 1] + order[:, 2], color=POLICY, alpha=0.15, linewidth=0
-        )
-        axes.plot(order[:, 0], order[:, 1], "o-", color=POLICY, markersize=3.5)
+        ridge, mean, half = order.T
+        axes.fill_between(ridge, mean - half, mean + half, color=POLICY, alpha=0.15, linewidth=0)
+        axes.plot(ridge, mean, "o-", color=POLICY, markersize=3.5)
         axes.set_xscale("log")
         if known(chosen):
             axes.axvline(chosen, color=OTHER, linewidth=1.2, dashes=(4, 2))
@@ -270,13 +233,10 @@ def stage_times(name: str, seconds: dict[str, float], ppo_parts: dict[str, float
             axes.barh(place, spent, height=0.56, color=POLICY, alpha=0.25 if parts else 0.85, linewidth=0)
             start = 0.0
             for part, alpha in zip(parts, (1.0, 0.7, 0.45), strict=False):
-                axes.barh(
-                    place, part, left=start, height=0.56, color=POLICY, alpha=alpha, linewidth=0.8, edgecolor=PAPER
-                )
+                style: Any = {"color": POLICY, "alpha": alpha, "linewidth": 0.8, "edgecolor": PAPER}
+                axes.barh(place, part, left=start, height=0.56, **style)
                 start += part
-            axes.annotate(
-                duration(spent), (spent, place), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8
-            )
+            _note(axes, duration(spent), (spent, place), va="center", fontsize=8)
         axes.set(xlim=(0, 1.25 * max(*seconds.values(), 1e-9)), ylim=(len(seconds) - 0.5, -0.5))
         axes.set_yticks(range(len(seconds)), list(seconds), color=INK, fontsize=8)
         axes.xaxis.set_visible(False)
@@ -299,8 +259,7 @@ def _smooth_line(axes: Axes, points: np.ndarray, label: str, colour: str) -> Non
         axes.plot(points[:, 0], points[:, 1], color=colour, label=label, marker="o", markersize=2.5)
         return
     axes.plot(points[:, 0], points[:, 1], color=colour, alpha=0.25, linewidth=0.8)
-    places = np.arange(len(points))
-    average = [points[max(0, i - window) : i + window + 1, 1].mean() for i in places]
+    average = [points[max(0, i - window) : i + window + 1, 1].mean() for i in range(len(points))]
     axes.plot(points[:, 0], average, color=colour, label=label)
 
 
@@ -329,12 +288,8 @@ def _gibbs_line(axes: Axes, line: Sequence[tuple[float, float, Any]], wide: floa
             continue
         text = significant(coefficient) if labelled else f"Gibbs, kl_coef {significant(coefficient)}"
         shift = (-3, 5) if labelled else (2, 7)
-        axes.annotate(text, (kl, reward), xytext=shift, textcoords="offset points", ha="right", fontsize=7, color=GIBBS)
+        _note(axes, text, (kl, reward), shift, ha="right", fontsize=7, color=GIBBS)
         labelled = (kl, reward)
-
-
-def _places(ends: dict[str, dict[str, Any]], reward_key: str) -> list[tuple[float, float]]:
-    return [(result.get("kl") or 0.0, result[reward_key]) for result in ends.values()]
 
 
 def _final_point(axes: Axes, method: str, result: dict[str, Any], reward_key: str) -> None:
@@ -344,88 +299,52 @@ def _final_point(axes: Axes, method: str, result: dict[str, Any], reward_key: st
         axes.plot(across, [reward, reward], color=INK, linewidth=1.1, zorder=4)
     if up:
         axes.plot([kl, kl], up, color=INK, linewidth=1.1, zorder=4)
-    axes.plot(
-        kl,
-        reward,
-        "D" if method != REFERENCE_METHOD else "s",
-        color=colour,
-        markersize=6.5,
-        markeredgecolor=PAPER,
-        markeredgewidth=0.8,
-        zorder=5,
-    )
-    axes.annotate(
-        _PI_REF if method == REFERENCE_METHOD else label_of(method, result),
-        (kl, reward),
-        xytext=(7, -11),
-        textcoords="offset points",
-        fontsize=8,
-        color=INK,
-        zorder=6,
-    )
+    marker, label = ("s", _PI_REF) if method == REFERENCE_METHOD else ("D", label_of(method, result))
+    edge: Any = {"markeredgecolor": PAPER, "markeredgewidth": 0.8}
+    axes.plot(kl, reward, marker, color=colour, markersize=6.5, zorder=5, **edge)
+    _note(axes, label, (kl, reward), (7, -11), fontsize=8, color=INK, zorder=6)
+
+
+def _note(axes: Axes, text: str, at: tuple[float, float], shift: tuple[float, float] = (5, 0), **style: Any) -> None:
+    """A text beside a point; shift: in printer's points."""
+    axes.annotate(text, at, xytext=shift, textcoords="offset points", **style)
+
+
+def _plate(pad: float) -> dict[str, Any]:
+    return {"facecolor": PAPER, "edgecolor": "none", "pad": pad}
 
 
 # Matplotlib draws in these stand-ins; `_themed` turns each into var(--NAME), which style.css.j2 defines.
 INK, MUTED, RULE = "#a10001", "#a10002", "#a10003"
 POLICY, REFERENCE, GIBBS, OTHER = "#a10004", "#a10005", "#a10006", "#a10007"
 PAPER = "#a10008"
-VARIABLES = {
-    INK: "ink",
-    MUTED: "muted",
-    RULE: "rule",
-    POLICY: "policy",
-    REFERENCE: "reference",
-    GIBBS: "gibbs",
-    OTHER: "other",
-    PAPER: "paper",
-}
+VARIABLES = {INK: "ink", MUTED: "muted", RULE: "rule", POLICY: "policy", REFERENCE: "reference", GIBBS: "gibbs",
+             OTHER: "other", PAPER: "paper"}  # fmt: skip
 WIDTH = 4.3  # inches; at 72 points an inch a phone's column shows the text at about its nominal size
 
 _SETTINGS: Any = {
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none"),
+    **dict.fromkeys(("text.color", "axes.titlecolor"), INK),
+    **dict.fromkeys(("axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), MUTED),
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), RULE),
+    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "axes.labelsize", "legend.fontsize"), 7.5),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **dict.fromkeys(("axes.grid", "axes.axisbelow", "axes.unicode_minus"), True),
+    **dict.fromkeys(("xtick.major.size", "ytick.major.size"), 0),
     "svg.fonttype": "path",
     "svg.hashsalt": "private-rlhf",
     "font.family": "DejaVu Sans",
     "font.size": 8.0,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "savefig.facecolor": "none",
-    "text.color": INK,
-    "axes.labelcolor": MUTED,
-    "axes.edgecolor": RULE,
-    "axes.titlecolor": INK,
-    "xtick.color": RULE,
-    "ytick.color": RULE,
-    "xtick.labelcolor": MUTED,
-    "ytick.labelcolor": MUTED,
-    "xtick.labelsize": 7.5,
-    "ytick.labelsize": 7.5,
-    "axes.labelsize": 7.5,
-    "legend.fontsize": 7.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": RULE,
     "grid.linewidth": 0.5,
-    "axes.axisbelow": True,
     "axes.linewidth": 0.8,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "legend.frameon": False,
     "lines.linewidth": 1.6,
     "lines.solid_capstyle": "round",
-    "axes.unicode_minus": True,
 }
 
 
 def draw(name: str, description: str, height: float, paint: Callable[[Axes], None]) -> Markup:
-    """One panel as an inline `<svg>`.
-
-    Args:
-        name: unique on the page; prefixes the ids.
-        description: what the picture says, for readers who cannot see it.
-        height: inches; the width is always `WIDTH`.
-        paint: draws into the axes it is given.
-    """
+    """One panel, `WIDTH` by `height` inches, as an inline `<svg>`. name: unique on the page; prefixes the ids.
+    description: for readers who cannot see it. paint: draws into the axes."""
     with matplotlib.rc_context():
         matplotlib.style.use("default")
         matplotlib.rcParams.update(_SETTINGS)

@@ -8,29 +8,27 @@ from typing import Any
 from private_rlhf.accounting.epsilon_delta import Guarantee
 from private_rlhf.accounting.people import randomized_response
 from private_rlhf.core.errors import UserError
-from private_rlhf.privacy.card import NO_LABELS, alpha_text, at_delta, events_text, ledger_rows, privacy_card
+from private_rlhf.core.noise import epsilon_of
+from private_rlhf.privacy.card import card_rows as table_rows
+from private_rlhf.privacy.card import privacy_card
 from private_rlhf.privacy.guarantee import PrivacyStatus, external_reward, extra_rewards, outside_judge, status_of
 from private_rlhf.report.run_facts import RunFacts
-from private_rlhf.report.sections import epsilon_text, known, number
+from private_rlhf.report.sections import known
 
 Row = tuple[str, list[str]]
 LABELS_PER_PERSON = (1, 10, 100)
 DROPPED = "answers as they came in answers.jsonl"
 CENTRAL = (
     "none is claimed for the released policy, and none follows from its KL penalty: the epsilon above, by randomised"
-    " response alone, is what holds. KL regularisation makes something else differentially private: a stated number"
-    " of draws, released alone by a trusted curator, from the exact Gibbs policy of a ridge-regularised, norm-bounded"
-    " Bradley-Terry fit on frozen public features (`private-rlhf account rlhf`). It covers no weights, no PPO policy,"
-    " no tuned backbone and no fit by the private likelihood."
+    " response, is what holds. KL regularisation makes another thing differentially private: a stated number of draws,"
+    " released by a trusted curator who releases nothing besides, from the exact Gibbs policy of a ridge-regularised,"
+    " norm-bounded Bradley-Terry fit on frozen public features (`private-rlhf-lab account rlhf`). It covers no weights,"
+    " no PPO policy, no tuned backbone and no fit by the private likelihood."
 )
 
 
 def privacy_status(facts: RunFacts) -> PrivacyStatus:
-    """The status of a run.
-
-    Raises:
-        UserError: the release states no guarantee, or the recipe has another ε.
-    """
+    """The status of a run. UserError: the release states no guarantee, or the recipe has another ε."""
     stages, recipe = facts.manifests.values(), facts.recipe.get("privatize") or {}
     declared = bool((facts.recipe.get("data") or {}).get("public_labels"))
     status = status_of(
@@ -43,43 +41,31 @@ def privacy_status(facts: RunFacts) -> PrivacyStatus:
     return status
 
 
-def _check_same_epsilon(released: float | None, wanted: Any) -> None:
+def _check_same_epsilon(released: float | None, in_recipe: Any) -> None:
     """The recipe in the run directory is that of the last start; the labels may be of an earlier one."""
-    if wanted is None:
-        return
-    wanted = wanted if known(wanted) else None
-    same = released is wanted if released is None or wanted is None else math.isclose(released, wanted, rel_tol=1e-9)
-    if not same:
+    expected = in_recipe if known(in_recipe) else math.inf
+    if in_recipe is not None and not math.isclose(epsilon_of(released), expected, rel_tol=1e-9):
         raise UserError(
-            f"privatize.epsilon is {wanted or 'inf'} in the recipe but {released or 'inf'} in the released labels: "
-            "run the stages again (--from privatize)"
+            f"privatize.epsilon must be {epsilon_of(released)}, that of the released labels, got {expected}: run the"
+            " stages again (--from privatize)"
         )
 
 
 def run_card(facts: RunFacts, status: PrivacyStatus) -> dict[str, Any]:
     """The card of this run, as JSON types."""
-    extra: dict[str, Any] = {"run": facts.name}
-    model = (facts.recipe.get("model") or {}).get("source")
-    if model:
-        extra["model"] = str(model)
-    external = external_reward(facts.reward_fit)
-    if external:
-        extra["external_reward_model"] = external
-    trained = facts.manifests.get("ppo", {}).get("report", {})
-    added = extra_rewards(trained.get("extra_rewards") or [])
-    if added:
-        extra["extra_rewards"] = added
-    judge = outside_judge(facts.evaluation.get("judge") or {})
-    if judge:
-        extra["evaluation_judge"] = judge
-    if trained.get("reference_policy"):
-        extra["reference_policy"] = trained["reference_policy"]
-    demonstrations = (facts.recipe.get("data") or {}).get("demonstrations")
-    if demonstrations:
-        extra["what_sft_read"] = f"demonstrations: {demonstrations}"
-    labels = facts.evaluation.get("evaluation_labels") or facts.recipe.get("evaluation_labels")
-    if labels:
-        extra["evaluation_labels"] = str(labels)
+    trained, recipe = facts.manifests.get("ppo", {}).get("report", {}), facts.recipe
+    demonstrations = (recipe.get("data") or {}).get("demonstrations")
+    known_facts = {
+        "run": facts.name,
+        "model": (recipe.get("model") or {}).get("source"),
+        "external_reward_model": external_reward(facts.reward_fit),
+        "extra_rewards": extra_rewards(trained.get("extra_rewards") or []),
+        "evaluation_judge": outside_judge(facts.evaluation.get("judge") or {}),
+        "reference_policy": trained.get("reference_policy"),
+        "what_sft_read": f"demonstrations: {demonstrations}" if demonstrations else None,
+        "evaluation_labels": facts.evaluation.get("evaluation_labels") or recipe.get("evaluation_labels"),
+    }
+    extra: dict[str, Any] = {name: str(value) for name, value in known_facts.items() if value}
     released = (facts.manifests.get("privatize") or facts.manifests.get("online") or {}).get("report", {})
     if released.get("adopted"):
         extra["labels_from"] = "a bundle released elsewhere; its ledger is with the holder of the labels"
@@ -91,9 +77,9 @@ def run_card(facts: RunFacts, status: PrivacyStatus) -> dict[str, Any]:
         )
     if released.get("signer") or released.get("adopted"):
         extra["labels_signed_by"] = released.get("signer") or "nobody: who wrote this bundle is not known"
-    ledger = released.get("ledger")
-    ledger = facts.manifests.get("statistic", {}).get("report", {}).get("ledger") or ledger
-    ledger = (facts.evaluation.get("label_counts") or {}).get("ledger") or ledger  # the latest one
+    summed = facts.manifests.get("statistic", {}).get("report", {})
+    counted = facts.evaluation.get("label_counts") or {}
+    ledger = counted.get("ledger") or summed.get("ledger") or released.get("ledger")  # the latest one
     randomised = status.private and status.epsilon is not None and status.delta is None
     accounts = labeller_accounts(status.epsilon or 0.0) if randomised else {}
     if accounts:
@@ -123,38 +109,12 @@ def _loss(labels: int, account: Guarantee) -> str:
 
 def card_rows(card: dict[str, Any]) -> list[Row]:
     """The card as (label, paragraphs) for the page."""
-    epsilon = card["epsilon_per_event"]
-    rows: list[tuple[str, Any]] = [
-        ("Mark", f"{card['mark']}: {card['mark_reason']}" if card["mark"] else None),
-        ("Protected", card["protected"]),
-        ("Not protected", card["not_protected"]),
-        ("Unit", card["unit"]),
-        ("Neighbouring data", card["neighbouring"]),
-        ("Mechanism", f"{card['mechanism']} (randomness: {card['key_mode']})"),
-        ("Who must be trusted", card["who_must_be_trusted"]),
-        ("ε per event", epsilon_text(epsilon) + at_delta(card["delta"]).replace("delta", "δ")),
-        ("Realised α", _alpha(card)),
-        ("Guarantee", card["statement"]),
-        ("Several releases", card["several_releases"]),
-        *ledger_rows(card).items(),
-        ("Totals", card["totals"]),
-        ("Person level", card["person_level"]["statement"]),
-        ("Events", events_text(card)),
-        ("Rows left out", ", ".join(f"{count} {name}" for name, count in card["dropped"].items())),
-        ("Source, as declared", card["source"]),
-        *((name.replace("_", " ").capitalize(), value) for name, value in card["facts"].items()),
-        ("The mark", card["who_marks"]),
-    ]
-    return [(label, _paragraphs(value)) for label, value in rows if value not in (None, "", [])]
-
-
-def _alpha(card: dict[str, Any]) -> str:
-    if card["delta"] is not None:
-        return NO_LABELS
-    return f"the probability that a label is kept: {alpha_text(card)}"
-
-
-def _paragraphs(value: Any) -> list[str]:
-    if isinstance(value, list | tuple):
-        return [str(part) for part in value]
-    return [number(value, 4) if isinstance(value, float) else str(value)]
+    rows: dict[str, Any] = {
+        "Mark": f"{card['mark']}: {card['mark_reason']}" if card["mark"] else None,
+        "Protected": card["protected"],
+        "Not protected": card["not_protected"],
+        **table_rows(card),
+        "The mark": card["who_marks"],
+    }
+    paragraphs = {label: value if isinstance(value, list | tuple) else [value] for label, value in rows.items()}
+    return [(label, list(map(str, parts))) for label, parts in paragraphs.items() if parts not in ([None], [""], [])]

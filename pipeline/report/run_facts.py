@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
+from private_rlhf.core.documents import MANIFESTS
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.outputs import MANIFESTS
 from private_rlhf.core.rundir import RunDir, read_evaluation
 
 REFERENCE = "sft"
@@ -19,20 +19,12 @@ GIBBS = "gibbs"
 
 @dataclass(frozen=True)
 class RunFacts:
-    """One run as the report sees it; every part but `release` may be empty.
+    """One run as the report sees it; every part but `release`, the manifest of the released labels, may be empty.
 
-    Attributes:
-        name: of the run.
-        recipe_text: recipe.yaml as saved.
-        recipe: the same, parsed.
-        environment: versions, commit, hardware.
-        manifests: stage name -> manifest, completed stages only, in pipeline order.
-        release: manifest of the released labels.
-        sft_loss: (step, loss in nats per token).
-        reward_fit: free-form facts of the reward fit.
-        ppo_history: one object per iteration of PPO, RLOO or GRPO.
-        evaluation: "methods", "frontier" and so on.
-        samples: one object per shown prompt.
+    recipe_text, recipe: recipe.yaml as saved and parsed. environment: versions, commit, hardware. manifests: by stage,
+    completed ones only, in pipeline order. sft_loss: (step, loss in nats per token). reward_fit: facts of the reward
+    fit. ppo_history: one object per iteration of PPO, RLOO or GRPO. evaluation: "methods", "frontier" and so on.
+    samples: one object per shown prompt.
     """
 
     name: str
@@ -69,63 +61,41 @@ def _method_order(name: str) -> tuple[int, str]:
 
 
 def read_run(run: RunDir, stages: Sequence[str]) -> RunFacts:
-    """The facts of `run`, which has these `stages`, in order.
-
-    Raises:
-        UserError: there is no manifest of the released labels (a report without a privacy statement is refused), or a
-            file is damaged.
-    """
-    release = next(filter(None, (_json(run.released / "release" / name) for name in MANIFESTS)), None)
+    """The facts of `run`, which has these `stages`, in order. UserError: there is no manifest of the released labels (a
+    report without a privacy statement is refused), or a file is damaged."""
+    release = next(filter(None, (_read(run.released / "release" / name) for name in MANIFESTS)), None)
     if not release:
         raise UserError(f"{run.root} holds no privatize/release/{MANIFESTS[0]}: run it first (--only privatize)")
-    recipe_path = run.root / "recipe.yaml"
-    recipe_text = recipe_path.read_text(encoding="utf-8") if recipe_path.is_file() else ""
-    recipe = _mapping(recipe_text, recipe_path)
+    recipe_text = _read(run.root / "recipe.yaml", str) or ""
+    recipe = _read(run.root / "recipe.yaml", yaml.safe_load)
+    recipe = recipe if isinstance(recipe, dict) else {}
     aligner = recipe.get("aligner", "ppo")
     manifests = {name: run.manifest(name) for name in stages}  # others may lie there from an earlier recipe
-    history = _json(run.stage("sft") / "history.json")
+    history = _read(run.stage("sft") / "history.json")
     return RunFacts(
         name=str(recipe.get("name") or run.root.name),
         release=release,
         recipe_text=recipe_text,
         recipe=recipe,
-        environment=_json(run.root / "environment.json") or {},
+        environment=_read(run.root / "environment.json") or {},
         manifests={name: manifest for name, manifest in manifests.items() if manifest is not None},
         sft_loss=[(float(step), float(loss)) for step, loss in (history or {}).get("loss", [])],
-        reward_fit=_json(run.stage("reward") / "fit.json") or {},
-        ppo_history=_json_lines(run.stage(aligner) / "history.jsonl"),
+        reward_fit=_read(run.stage("reward") / "fit.json") or {},
+        ppo_history=_read(run.stage(aligner) / "history.jsonl", _lines) or [],
         evaluation=read_evaluation(run) if (run.stage("evaluate") / "evaluation.json").is_file() else {},
-        samples=_json(run.stage("evaluate") / "samples.json") or [],
+        samples=_read(run.stage("evaluate") / "samples.json") or [],
     )
 
 
-def _json(path: Path) -> Any:
-    """The content of a JSON file, or None when there is none."""
+def _read(path: Path, parse: Callable[[str], Any] = json.loads) -> Any:
+    """The content of a file, or None when there is none. UserError where it is damaged."""
     if not path.is_file():
         return None
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise _damaged(path) from None
+        return parse(path.read_text(encoding="utf-8"))
+    except (ValueError, yaml.YAMLError):
+        raise UserError(f"{path} is damaged: run the stage that writes it again (--from {path.parent.name})") from None
 
 
-def _json_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON Lines file, or none when there is no file."""
-    if not path.is_file():
-        return []
-    try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise _damaged(path) from None
-
-
-def _mapping(text: str, path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(text) if text else {}
-    except yaml.YAMLError:
-        raise _damaged(path) from None
-    return content if isinstance(content, dict) else {}
-
-
-def _damaged(path: Path) -> UserError:
-    return UserError(f"{path} is damaged: run the stage that writes it again (--from {path.parent.name})")
+def _lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines() if line.strip()]

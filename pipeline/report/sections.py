@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from private_rlhf.core.errors import printable
@@ -152,15 +152,13 @@ def _win_sentence(result: dict[str, Any]) -> str:
         return "was not compared with π_ref by any judge"
     key, estimate = main
     low, high = estimate.get("ci_low"), estimate.get("ci_high")
-    facts = (
-        f"(95\u00a0% interval {percent_interval(estimate)}; n{SPACE}={SPACE}{estimate.get('n', '?')} {_JUDGES[key]})"
-    )
-    wins = percent(estimate["value"])
+    count = f"n{SPACE}={SPACE}{estimate.get('n', '?')} {_JUDGES[key]}"
+    rate = f"{percent(estimate['value'])} of the time (95\u00a0% interval {percent_interval(estimate)}; {count})"
     if known(low) and low > 0.5:
-        return f"beats π_ref {wins} of the time {facts}"
+        return f"beats π_ref {rate}"
     if known(high) and high < 0.5:
-        return f"loses to π_ref: it wins only {wins} of the time {facts}"
-    return f"cannot be told apart from π_ref: it wins {wins} of the time {facts}"
+        return f"loses to π_ref: it wins only {rate}"
+    return f"cannot be told apart from π_ref: it wins {rate}"
 
 
 def reward_name(facts: RunFacts) -> str:
@@ -189,7 +187,7 @@ def privacy_sentence(status: PrivacyStatus) -> str:
     if status.declared_public:
         terms = f"were randomised all the same: each was kept with probability {status.noise.keep_text(percent=True)}"
         if status.delta is not None:
-            terms = f"are in one noisy sum alone, at ε = {epsilon_text(status.epsilon)} and δ = {status.delta:g}"
+            terms = f"are only in one noisy sum, at ε = {epsilon_text(status.epsilon)} and δ = {status.delta:g}"
         return (
             "No protection is claimed: the labels of this run are declared public or synthetic by their holder, and it"
             f" may have read them as they are. Those that were trained on {terms}."
@@ -217,28 +215,18 @@ def tiles(facts: RunFacts, status: PrivacyStatus) -> list[dict[str, str]]:
     """The figures under the headline."""
     result = facts.methods.get(facts.policy or "", {})
     shown = []
-    main = main_win_rate(result)
-    if main:
-        shown.append(
-            {"label": "win rate against π_ref", "value": percent(main[1]["value"]), "note": percent_interval(main[1])}
-        )
-    gain = result.get("objective_gain")
-    if usable(gain):
-        shown.append(
-            {
-                "label": "gain in J",
-                "value": number(gain["value"], signed=True),
-                "note": interval(gain.get("ci_low"), gain.get("ci_high")),
-            }
-        )
+    if main := main_win_rate(result):
+        shown.append(("win rate against π_ref", percent(main[1]["value"]), percent_interval(main[1])))
+    if usable(result.get("objective_gain")):
+        shown.append(("gain in J", *_gain(result)))
     if known(result.get("kl")):
-        shown.append({"label": "KL from π_ref", "value": number(result["kl"]), "note": "nats per response"})
-    kept = f"kept with probability {status.noise.keep_text()}"
+        shown.append(("KL from π_ref", number(result["kl"]), "nats per response"))
+    terms = f"kept with probability {status.noise.keep_text()}"
     if status.delta is not None:
-        kept = f"at δ = {status.delta:g}, in one noisy sum"
-    note = NOT_PRIVATE if status.reasons else kept + (", as stated" if status.claim else "")
-    shown.append({"label": "ε per label", "value": epsilon_text(status.epsilon), "note": note})
-    return shown
+        terms = f"at δ = {status.delta:g}, in one noisy sum"
+    note = NOT_PRIVATE if status.reasons else terms + (", as stated" if status.claim else "")
+    shown.append(("ε per label", epsilon_text(status.epsilon), note))
+    return [{"label": label, "value": value, "note": text} for label, value, text in shown]
 
 
 # --- tables --------------------------------------------------------------------------------------------------------
@@ -321,15 +309,9 @@ _FIT_DRAWN = frozenset({"ridge_path", "calibration"})
 
 def fit_facts(fit: dict[str, Any]) -> list[tuple[str, str]]:
     """The reward fit's scalars and estimates, the known ones first; lists and objects are drawn or left out."""
-    order = [*_FIT_LABELS, *(key for key in fit if key not in _FIT_LABELS)]
-    facts = []
-    for key in order:
-        if key not in fit or key in _FIT_DRAWN:
-            continue
-        text = _fact(key, fit[key])
-        if text:
-            facts.append((_FIT_LABELS.get(key, key.replace("_", " ").capitalize()), text))
-    return facts
+    order = [key for key in dict.fromkeys([*_FIT_LABELS, *fit]) if key in fit and key not in _FIT_DRAWN]
+    facts = {_FIT_LABELS.get(key, key.replace("_", " ").capitalize()): _fact(key, fit[key]) for key in order}
+    return [(label, text) for label, text in facts.items() if text]
 
 
 def _fact(key: str, value: Any) -> str:
@@ -394,22 +376,27 @@ def time_sentence(facts: RunFacts) -> str:
     if parts:
         total = sum(parts.values())
         names = {"generate": "generating", "score": "scoring", "update": "updating"}
-        clauses.append(
-            "inside PPO " + ", ".join(f"{names[part]} {percent(spent / total)}" for part, spent in parts.items())
-        )
-    speeds = [row["tokens_per_second"] for row in facts.ppo_history if known(row.get("tokens_per_second"))]
-    if speeds:
+        shares = [f"{names[part]} {percent(spent / total)}" for part, spent in parts.items()]
+        clauses.append("inside PPO " + ", ".join(shares))
+    if speeds := _column(facts.ppo_history, "tokens_per_second"):
         clauses.append(f"{number(sum(speeds) / len(speeds), 0)} tokens a second in rollouts")
-    peaks = [m["peak_rss_mb"] for m in facts.manifests.values() if known(m.get("peak_rss_mb"))]
-    if peaks:
-        clauses.append(f"peak memory {number(max(peaks) / 1024, 1)} GiB")
-    peaks = [m["peak_gpu_mb"] for m in facts.manifests.values() if known(m.get("peak_gpu_mb"))]
-    if peaks:
-        clauses.append(f"of a GPU {number(max(peaks) / 1024, 1)} GiB")
-    sizes = sorted({m["world_size"] for m in facts.manifests.values() if known(m.get("world_size"))})
-    if sizes:
+    for key, what in (("peak_rss_mb", "peak memory"), ("peak_gpu_mb", "of a GPU")):
+        if peaks := _column(facts.manifests.values(), key):
+            clauses.append(f"{what} {number(max(peaks) / 1024, 1)} GiB")
+    if sizes := sorted(set(_column(facts.manifests.values(), "world_size"))):
         clauses.append(f"{'–'.join(str(size) for size in sizes)} process{'es' if sizes[-1] > 1 else ''}")
     return "; ".join(clauses) + "."
+
+
+_MACHINE = {
+    "code_digest": "Code digest", "python": "Python", "platform": "Platform", "cpu": "Processor", "cpu_count": "Cores",
+    "memory_gb": "Memory, GiB", "accelerators": "GPUs", "device": "Device", "dtype": "Dtype of frozen weights",
+    "dtype_reason": "On bfloat16", "cpu_capability": "CPU instructions", "threads": "Threads", "kernels": "Kernels",
+}  # fmt: skip
+
+
+def _column(rows: Iterable[dict[str, Any]], key: str) -> list[float]:
+    return [row[key] for row in rows if known(row.get(key))]
 
 
 def environment_facts(environment: dict[str, Any]) -> list[tuple[str, str]]:
@@ -418,21 +405,7 @@ def environment_facts(environment: dict[str, Any]) -> list[tuple[str, str]]:
         return []
     commit = environment.get("commit") or "unknown"
     rows = [("Commit", f"{commit}{' (with uncommitted changes)' if environment.get('dirty') else ''}")]
-    for key, label in (
-        ("code_digest", "Code digest"),
-        ("python", "Python"),
-        ("platform", "Platform"),
-        ("cpu", "Processor"),
-        ("cpu_count", "Cores"),
-        ("memory_gb", "Memory, GiB"),
-        ("accelerators", "GPUs"),
-        ("device", "Device"),
-        ("dtype", "Dtype of frozen weights"),
-        ("dtype_reason", "On bfloat16"),
-        ("cpu_capability", "CPU instructions"),
-        ("threads", "Threads"),
-        ("kernels", "Kernels"),
-    ):
+    for key, label in _MACHINE.items():
         value = environment.get(key)
         if value not in (None, []):
             rows.append((label, ", ".join(value) if isinstance(value, list) else str(value)))
@@ -445,23 +418,12 @@ def sample_cards(facts: RunFacts) -> list[dict[str, Any]]:
     for sample in facts.samples:
         names = [REFERENCE, *(key for key in sample if key not in ("prompt", REFERENCE, GIBBS)), GIBBS]
         answers = []
-        for name in names:
-            answer = sample.get(name)
-            if not isinstance(answer, dict):
-                continue
-            notes = [
-                f"{label} {number(answer[key])}"
-                for key, label in (("true_reward", "true reward"), ("reward", "r̄"))
-                if known(answer.get(key))
-            ]
-            answers.append(
-                {
-                    "method": name,
-                    "label": label_of(name, facts.methods.get(name)),
-                    "text": str(answer.get("text", "")),
-                    "notes": notes,
-                }
-            )
+        for name, answer in ((name, sample.get(name)) for name in names):
+            if isinstance(answer, dict):
+                rewards = (("true reward", answer.get("true_reward")), ("r̄", answer.get("reward")))
+                notes = [f"{label} {number(value)}" for label, value in rewards if known(value)]
+                label, text = label_of(name, facts.methods.get(name)), str(answer.get("text", ""))
+                answers.append({"method": name, "label": label, "text": text, "notes": notes})
         cards.append({"prompt": str(sample.get("prompt", "")), "answers": answers})
     return cards
 

@@ -27,9 +27,9 @@ from private_rlhf.data.publish import check_output, refusals
 from private_rlhf.data.raw_source import RawSource, Split, split_rows
 from private_rlhf.data.release_import import import_bundle, names_bundle
 from private_rlhf.privacy.guarantee import guarantee
-from private_rlhf.privacy.keys import public_key
 from private_rlhf.privacy.ledger import Ledger
 from private_rlhf.privacy.mechanism import Mechanism, NoisySum, PublicLabels, make_mechanism
+from private_rlhf.privacy.signatures import public_key
 from private_rlhf.privacy.sorted_runs import KeptRows
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.data_section import bare_name

@@ -26,9 +26,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from private_rlhf.core import atomic
+from private_rlhf.core.environment import environment
 from private_rlhf.core.errors import RunStopped, UserError
 from private_rlhf.core.outputs import output_folder
-from private_rlhf.core.rundir import environment
 from private_rlhf.core.stats import Estimate
 from scipy import stats
 

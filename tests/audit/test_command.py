@@ -109,9 +109,9 @@ def test_without_truth_canaries_are_replayed(tmp_path: Path, world: World, capsy
     [
         (["nowhere"], "nowhere: no such folder"),
         (["BUNDLE", "--canaries", "0"], "--canaries 0: give at least 1"),
-        (["BUNDLE", "--canaries", "100000"], "fewer than --canaries 100000"),
+        (["BUNDLE", "--canaries", "100000"], "got 100000: ask for fewer"),
         (["BUNDLE", "--truth", "missing.jsonl"], "missing.jsonl: no such file of canaries"),
-        (["BUNDLE", "--raw", "x.jsonl", "--key", "k"], "either --raw or canaries"),
+        (["BUNDLE", "--raw", "x.jsonl", "--key", "k"], "--raw or canaries"),
         (["BUNDLE", "--plant", "p.jsonl"], "pass --key FILE or --truth FILE"),
         (["BUNDLE", "--plant", "p.jsonl", "--raw", "x"], "not --raw"),
         (["EMPTY"], "holds no preference data"),

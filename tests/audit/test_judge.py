@@ -13,10 +13,10 @@ from private_rlhf.audit.judge import (
     adjust,
     clopper_pearson,
     detectable_excess,
-    holm,
     judge_one,
     upper_tail,
 )
+from private_rlhf.core.stats import holm_adjusted
 
 
 def direct_tail(correct: int, n: int, p: float) -> float:
@@ -42,8 +42,8 @@ def test_clopper_pearson_ends_where_each_tail_is_a_fortieth(n: int, data: st.Dat
 
 
 def test_holm_by_hand() -> None:
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([0.5, 0.9]) == pytest.approx([1.0, 1.0])
+    assert holm_adjusted([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm_adjusted([0.5, 0.9]) == pytest.approx([1.0, 1.0])
 
 
 def test_a_perfect_guess_is_a_leak_and_a_fair_one_is_not() -> None:
@@ -67,7 +67,7 @@ def test_a_true_alpha_is_accused_as_seldom_as_stated() -> None:
     """500 families of 20 sound attacks at level 5 %: more than 42 accusations have probability below 1e-3."""
     generator = np.random.default_rng(11)
     correct = generator.binomial(200, 0.6, size=(500, 20))
-    accused = sum(min(holm([upper_tail(int(k), 200, 0.6) for k in row])) < 0.05 for row in correct)
+    accused = sum(min(holm_adjusted([upper_tail(int(k), 200, 0.6) for k in row])) < 0.05 for row in correct)
     assert accused <= 42
     assert accused >= 3  # the binomial is discrete, but the test is no dead letter
 

@@ -150,8 +150,8 @@ def test_planting_never_overwrites(tmp_path: Path) -> None:
     ("content", "mode", "said"),
     [
         (None, 0o600, "no such file of canaries"),
-        ("{}\n", 0o600, "is no file of canaries"),
-        ('{"format": "private-rlhf canaries v1"}\nnonsense\n', 0o600, "is no file of canaries"),
+        ("{}\n", 0o600, "must be a file of canaries"),
+        ('{"format": "private-rlhf canaries v1"}\nnonsense\n', 0o600, "must be a file of canaries"),
         ('{"format": "private-rlhf canaries v1"}\n', 0o644, "can be read by others"),
     ],
 )

@@ -92,7 +92,7 @@ def test_refused_lines_give_exit_code_2(tmp_path: Path) -> None:
         (("--epsilon", "0"), "epsilon must be a finite number above 0"),
         (("--labels", "A"), "does not name two different labels"),
         (("--id-field", "label"), "must be different"),
-        (("--store", "/dev/null"), "/dev/null: is no store of label draws"),
+        (("--store", "/dev/null"), "/dev/null: must be a store of label draws"),
         (("--store", "/proc/nowhere/draws.db"), "/proc/nowhere/draws.db: cannot make a store here"),
     ],
 )

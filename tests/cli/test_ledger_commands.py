@@ -81,6 +81,7 @@ def test_show_of_a_damaged_ledger_is_one_line(key: Path, capsys: Capture) -> Non
 def test_export(key: Path, tmp_path: Path, capsys: Capture) -> None:
     assert main(["ledger", "export", "--key", str(key), "--output", str(tmp_path / "officer.json")]) == 0
     assert json.loads((tmp_path / "officer.json").read_text())["releases"][0]["source"] == "ward"
+    assert (tmp_path / "officer.json").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_lost_key_is_named(key: Path, capsys: Capture) -> None:

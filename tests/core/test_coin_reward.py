@@ -61,7 +61,7 @@ def state_accuracy(directory: RunDir, low: float) -> None:
 def test_a_coin_trains_no_policy(tmp_path: Path, ran: list[str], aligner: str) -> None:
     """In the run that fits it, in every later one, and in a dry run; accepted, or better than a coin, it does."""
     directory, plain = RunDir(tmp_path / "run"), recipe(aligner)
-    directory.claim(plain.name, shareable_yaml(plain))
+    directory.claim(plain.name, shareable_yaml(plain), {})
     state_accuracy(directory, low=0.45)
     attempts: list[Callable[[], Any]] = [
         lambda: runner.execute(plain, directory, Selection()),
@@ -84,7 +84,7 @@ def test_a_coin_trains_no_policy(tmp_path: Path, ran: list[str], aligner: str) -
 
 def test_dpo_learns_from_labels_whatever_the_reward_is(tmp_path: Path, ran: list[str]) -> None:
     directory = RunDir(tmp_path / "run")
-    directory.claim("one", shareable_yaml(recipe("dpo")))
+    directory.claim("one", shareable_yaml(recipe("dpo")), {})
     state_accuracy(directory, low=0.45)
     runner.execute(recipe("dpo"), directory, Selection())
     assert "dpo" in ran

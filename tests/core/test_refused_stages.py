@@ -49,7 +49,7 @@ def test_a_new_run_directory_goes(start: Start, tmp_path: Path) -> None:
 
 def test_a_run_directory_that_was_there_stays(start: Start, tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
-    run.claim(RECIPE.name, shareable_yaml(RECIPE))
+    run.claim(RECIPE.name, shareable_yaml(RECIPE), {})
     with pytest.raises(UserError, match="row 3"):
         start(run)
     assert (run.root / "recipe.yaml").is_file()

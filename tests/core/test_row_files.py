@@ -1,12 +1,10 @@
-"""Files of measured rows: what a kill cut short is left out, and rows of something else are refused."""
+"""Files of measured rows; what a kill cut short is left out."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-from private_rlhf.core.atomic import appending, read_rows, rows_of
-from private_rlhf.core.errors import UserError
+from private_rlhf.core.atomic import appending, read_rows
 
 
 def test_whole_rows_survive_every_cut(tmp_path: Path) -> None:
@@ -33,12 +31,3 @@ def test_an_appender_that_adds_nothing_changes_nothing(tmp_path: Path) -> None:
     with appending(path):
         pass
     assert path.read_text() == '{"n": 1}\n'
-
-
-def test_rows_of_something_else_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    with appending(path) as append:
-        append({"bed": "one", "n": 1})
-    assert rows_of(path, lambda row: "one") == [{"bed": "one", "n": 1}]
-    with pytest.raises(UserError, match="holds rows measured on other data or settings: choose another folder"):
-        rows_of(path, lambda row: "other")

@@ -23,7 +23,7 @@ def recipe(name: str = "one", **sections: Any) -> Recipe:
 
 
 def claim(run: RunDir, recipe: Recipe) -> None:
-    run.claim(recipe.name, shareable_yaml(recipe))
+    run.claim(recipe.name, shareable_yaml(recipe), {})
 
 
 def test_a_claim_saves_the_resolved_recipe_and_the_environment(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def complete(directory: RunDir, done: Recipe, names: tuple[str, ...] = NAMES) -> None:
-    directory.claim(done.name, shareable_yaml(done))
+    directory.claim(done.name, shareable_yaml(done), {})
     for name in names:
         fingerprint, files = stage_fingerprint(stage_of(name), done, directory), runner.source_files()
         said = {"stage": name, "fingerprint": fingerprint, "code": code.digest_of(files), "code_files": files}

@@ -113,6 +113,6 @@ def test_a_cap_stated_again_without_labellers_is_refused(tmp_path: Path, key: Pa
 
 
 def test_a_cap_needs_labellers(tmp_path: Path, key: Path) -> None:
-    with pytest.raises(UserError, match="6 new events name no labeller, and this key releases at most 2"):
+    with pytest.raises(UserError, match="this key releases at most 2 events of a person, got 6 that do not"):
         run(rows_of(**{"": range(6)}), tmp_path / "v1", key, max_events=2)
     assert shown(key)["releases"] == []

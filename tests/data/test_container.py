@@ -28,7 +28,8 @@ from private_rlhf.data.formats import read_prompts
 from private_rlhf.data.release import read_release
 from private_rlhf.data.release_import import names_bundle
 from private_rlhf.data.verify import verify_release
-from private_rlhf.privacy.keys import file_digest, keygen, load_key, sign
+from private_rlhf.privacy.keys import keygen, load_key
+from private_rlhf.privacy.signatures import file_digest, sign
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 GOLDEN = Path(__file__).parents[1] / "golden" / "releases"

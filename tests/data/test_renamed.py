@@ -16,10 +16,11 @@ from private_rlhf.data.declared_columns import Options
 from private_rlhf.data.release import read_release
 from private_rlhf.privacy import ledger_file
 from private_rlhf.privacy.events import EVENT, LEGACY, EventStore, Generation, StagedGeneration
-from private_rlhf.privacy.keys import load_key, row_digest
+from private_rlhf.privacy.keys import load_key
 from private_rlhf.privacy.ledger import Budget, Ledger
 from private_rlhf.privacy.ledger_file import LedgerFile
 from private_rlhf.privacy.records import record_id
+from private_rlhf.privacy.row_files import row_digest
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 Row = dict[str, Any]

@@ -16,7 +16,8 @@ from private_rlhf.data.container import settle
 from private_rlhf.data.curate import Request, privatize_source
 from private_rlhf.data.release import read_release
 from private_rlhf.data.release_import import import_bundle
-from private_rlhf.privacy.keys import insecure_seed_key, keygen, load_key, public_key, sign, verify
+from private_rlhf.privacy.keys import insecure_seed_key, keygen, load_key
+from private_rlhf.privacy.signatures import public_key, sign, verify
 from private_rlhf.recipe import Recipe
 from support.recipes import recipe_of
 

@@ -20,10 +20,11 @@ from private_rlhf.data.layout import Options
 from private_rlhf.data.spellings import letter_tags
 from private_rlhf.privacy.batches import Columns, canonicalize
 from private_rlhf.privacy.events import BEFORE_LETTERS, EVENT, NOT_TAGGED, EventStore, Generation, StagedGeneration
-from private_rlhf.privacy.keys import load_key, row_digest
+from private_rlhf.privacy.keys import load_key
 from private_rlhf.privacy.ledger import Budget, Ledger
 from private_rlhf.privacy.prf import Prf
 from private_rlhf.privacy.records import MESSAGES, TEXT, encode_text
+from private_rlhf.privacy.row_files import row_digest
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 Row = dict[str, Any]

@@ -51,7 +51,7 @@ GOOD = {"id": "a", "prompt": "p", "response_a": "x", "response_b": "y"}
     ("text", "said"),
     [
         (json.dumps(GOOD) + "\n" + json.dumps(GOOD), "line 2: its id was there before"),
-        (json.dumps(GOOD | {"label": 1}), "has not the fields"),
+        (json.dumps(GOOD | {"label": 1}), "must have the fields"),
         (json.dumps(GOOD | {"response_b": "x"}), "the same"),
         (json.dumps(GOOD | {"prompt": " "}), "empty"),
         (json.dumps(GOOD | {"prompt": [{"role": "user", "content": "p"}]}), "not all text"),
@@ -60,7 +60,7 @@ GOOD = {"id": "a", "prompt": "p", "response_a": "x", "response_b": "y"}
         (json.dumps(GOOD | {"id": "\x1b[2J"}), "has an id"),
         (json.dumps(GOOD)[:-1] + ', "id": "b"}', "twice"),
         (json.dumps(GOOD | {"prompt": "\ud800"}), "half a character"),
-        ("[1]", "no JSON object"),
+        ("[1]", "must be a JSON object"),
         ("x" * ((1 << 20) + 1), "over 1 MiB"),
     ],
 )
@@ -74,12 +74,12 @@ def test_a_file_of_questions_is_read_strictly(tmp_path: Path, text: str, said: s
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"id": "q0", "label": 2}', "none of 1, -1 and null"),
-        ('{"id": "q0", "label": true}', "none of 1, -1 and null"),
-        ('{"id": "q0", "label": 1.0}', "none of 1, -1 and null"),
+        ('{"id": "q0", "label": 2}', "must be 1, -1 or null"),
+        ('{"id": "q0", "label": true}', "must be 1, -1 or null"),
+        ('{"id": "q0", "label": 1.0}', "must be 1, -1 or null"),
         ('{"id": "zz", "label": 1}', "not asked"),
         ('{"id": "q0", "label": 1}\n{"id": "q0", "label": -1}', "a second time"),
-        ('{"id": "q0", "label": 1, "at": 3}', "no answer"),
+        ('{"id": "q0", "label": 1, "at": 3}', "must be an answer"),
     ],
 )
 def test_a_file_of_answers_is_read_strictly(tmp_path: Path, text: str, said: str) -> None:
@@ -210,7 +210,7 @@ def test_a_command_s_answers_are_randomised_before_they_are_stored(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("program", "said"),
-    [("raise SystemExit(3)", "code 3"), ("print('{}')", "answer 1: is no answer"), ("print('x')", "not valid JSON")],
+    [("raise SystemExit(3)", "code 3"), ("print('{}')", "answer 1: must be an"), ("print('x')", "not valid JSON")],
 )
 def test_a_command_that_fails_stores_nothing(tmp_path: Path, program: str, said: str) -> None:
     labeller = Command(tmp_path / "c", 1.0, [sys.executable, "-c", program])

@@ -282,7 +282,7 @@ def test_a_store_keeps_its_terms(store: AnswerStore) -> None:
             AnswerStore(store._folder, *terms)
     with pytest.raises(UserError, match="new id"):
         store.ask([make_question("q1", "another prompt", "x", "y")])
-    with pytest.raises(UserError, match="no store"):
+    with pytest.raises(UserError, match="must be a store"):
         AnswerStore.open(store._folder / "none")
     with pytest.raises(UserError, match="no answer"):
         AnswerStore(store._folder / "none", 1.0, 0.5)
@@ -350,7 +350,7 @@ def test_links_have_the_server_s_address_and_no_request_is_logged(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["serve", "--store", "none"], "no store of a labelling page"),
+        (["serve", "--store", "none"], "must be a store of a labelling page"),
         (["serve", "--store", "none", "--budget-per-person", "3"], "needs --epsilon"),
         (["serve", "--store", "new", "--epsilon", "0"], "above 0"),
         (["serve", "--store", "new", "--epsilon", "1", "--budget-per-person", "0.5"], "holds no answer"),
@@ -362,8 +362,8 @@ def test_links_have_the_server_s_address_and_no_request_is_logged(
         (["serve", "--store", "store", "--url", "https://label.example.org/page/"], "--url must be"),
         (["serve", "--store", "store", "--host", "0.0.0.0"], "needs --url"),
         (["serve", "--store", "store", "--port", "PORT"], "cannot listen"),
-        (["invite", "--store", "none", "anna"], "no store"),
-        (["invite", "--store", "store", "an\x1bna"], "no name"),
+        (["invite", "--store", "none", "anna"], "must be a store"),
+        (["invite", "--store", "store", "an\x1bna"], "must be a name"),
         (["remove", "--store", "store", "anna"], "nobody here"),
         (["tasks", "none", "--output", "q"], "none: "),
         (["tasks", "none", "--output", "q", "--fields", "a,a,b"], "three different"),

@@ -45,8 +45,8 @@ def test_label_studio_tasks_become_questions(tmp_path: Path, capsys: pytest.Capt
         ([TASK | {"data": {"prompt": "p", "answer1": "x", "answer2": "x"}}], "the same"),
         ([TASK | {"data": {"prompt": "p", "answer1": 3, "answer2": "x"}}], "task 1"),
         ([{"data": {}}], "of the form"),
-        ([], "no JSON list"),
-        ({"id": 1}, "no JSON list"),
+        ([], "must be a JSON list"),
+        ({"id": 1}, "must be a JSON list"),
     ],
 )
 def test_other_tasks_are_refused(tmp_path: Path, tasks: Any, said: str) -> None:
@@ -155,7 +155,7 @@ def test_a_bundle_without_a_statement_verifies_and_its_totals_are_counted(
 
 
 def test_what_cannot_be_exported_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no store"):
+    with pytest.raises(UserError, match="must be a store"):
         export_bundle(tmp_path / "none", tmp_path / "out")
     drop = FileDrop(tmp_path / "drop", 1.0)
     drop.ask(QUESTIONS)

@@ -62,7 +62,7 @@ def test_bits_come_in_any_portions_and_below_is_uniform() -> None:
     seen = np.bincount([bits.below(5) for _ in range(5000)], minlength=5)
     assert stats.chisquare(seen).pvalue > 1e-4
     assert bits.below(1) == 0
-    with pytest.raises(ValueError, match="a name has 32 bytes, got 3"):
+    with pytest.raises(ValueError, match="a name must have 32 bytes, got 3"):
         Bits(PRF, b"abc")
 
 

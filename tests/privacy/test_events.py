@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from private_rlhf.core.errors import UserError
-from private_rlhf.privacy import events, person
+from private_rlhf.privacy import events, labelers
 from private_rlhf.privacy.events import EVENT, EventStore, Generation, StagedGeneration, as_tags, entries
 
 LEVELS = [0.1, 0.5, 1.0, 2.0]
@@ -167,11 +167,11 @@ def test_memory_is_that_of_a_partition(tmp_path: Path) -> None:
             store.merge(partition, entries(tags[own], labels[own], people[own]), 0.5, into=staged)
         joined = store.join(staged, 1)
         pieces = list(staged.pieces("tally").values())
-        totals = person.join_tallies(
-            person.LabelerTotals(), pieces, store.folder / "1.labelers", slice_bytes=100_000
+        totals = labelers.join_tallies(
+            labelers.LabelerTotals(), pieces, store.folder / "1.labelers", slice_bytes=100_000
         )
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert (joined.rows, totals.labelers) == (count, count)
-    assert peak < 0.2 * count * (EVENT.itemsize + person.TALLY.itemsize)
+    assert peak < 0.2 * count * (EVENT.itemsize + labelers.TALLY.itemsize)

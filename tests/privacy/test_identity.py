@@ -121,7 +121,7 @@ def test_nonsense_is_not_stated(key: PrivacyKey, stated: float) -> None:
 
 
 def test_what_is_no_copy_of_the_state_is_not_restored(key: PrivacyKey, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is no copy of a state folder"):
+    with pytest.raises(UserError, match="must be a copy of a state folder"):
         Ledger.restore(key, tmp_path / "nothing", 0.0)
     other = load_key(keygen(tmp_path / "other.key"))
     release(Ledger.open(other), ANN, 1.0)

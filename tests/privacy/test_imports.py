@@ -17,7 +17,7 @@ MODULES = (
     *(f"private_rlhf.data.{name}" for name in ("formats", "release", "sources")),
 )
 ARRAYS = frozenset({"numpy", "pyarrow"})
-SIGNATURES = {"keys.py": {"cryptography"}}  # Ed25519 is not ours to write
+SIGNATURES = {"signatures.py": {"cryptography"}}  # Ed25519 is not ours to write
 
 
 def test_no_heavy_import() -> None:

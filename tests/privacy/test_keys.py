@@ -90,10 +90,10 @@ def test_a_key_that_others_can_reach_is_refused(tmp_path: Path, bits: int) -> No
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is not a key file"),
-        (b"hello\n", "is not a key file"),
-        (b"\xff\xfe\x00", "is not a key file"),
-        (f"{HEADER}\n{'0' * 64}\nmore\n".encode(), "is not a key file"),
+        (b"", "must be a key file"),
+        (b"hello\n", "must be a key file"),
+        (b"\xff\xfe\x00", "must be a key file"),
+        (f"{HEADER}\n{'0' * 64}\nmore\n".encode(), "must be a key file"),
         (f"private-rlhf key v9\n{'0' * 64}\n".encode(), "this version reads"),
         (f"{HEADER}\n{'z' * 64}\n".encode(), "not hexadecimal"),
         (f"{HEADER}\n{'0' * 32}\n".encode(), "the key has 128 bits, not 256"),
@@ -112,7 +112,7 @@ def test_a_malformed_key_is_refused_without_being_shown(tmp_path: Path, content:
 
 
 def test_a_folder_is_no_key(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"is not a file; --key takes a file"):
+    with pytest.raises(UserError, match=r"must be a file; --key takes one"):
         load_key(tmp_path)
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from private_rlhf.core.errors import UserError
-from private_rlhf.privacy import person
-from private_rlhf.privacy.person import NO_LABELER, TALLY, LabelerTotals, join_tallies, tally
+from private_rlhf.privacy import labelers
+from private_rlhf.privacy.labelers import NO_LABELER, TALLY, LabelerTotals, join_tallies, tally
 
 # Tags that share the first 8 bytes, differ in zero bytes alone, or stand at the ends of the range.
 PEOPLE = [NO_LABELER, bytes(15) + b"\1", b"\1" * 8 + bytes(8), b"\1" * 8 + bytes(7) + b"\2", b"\1" * 16, b"\xff" * 16]
@@ -75,8 +75,8 @@ def test_totals_agree_with_a_counter(
     assert current.labelers == len(sums)
     assert current.epsilon == pytest.approx(max(sums.values(), default=0.0), rel=1e-12)
     total = sum(model.values())
-    assert person.problems(current, total) == []
-    assert "counts" in person.problems(current, total + 1)[0]
+    assert labelers.problems(current, total) == []
+    assert "counts" in labelers.problems(current, total + 1)[0]
 
 
 def test_nothing_changes_without_changes(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_something_else_is_no_store_and_is_left_alone(tmp_path: Path, content: b
         sqlite3.connect(path).execute("CREATE TABLE draws (event)").connection.commit()
     path.chmod(0o600)
     before = path.read_bytes()
-    with pytest.raises(UserError, match="no store of label draws"):
+    with pytest.raises(UserError, match="a store of label draws"):
         DrawStore(path, SIGNS)
     assert path.read_bytes() == before
 
@@ -243,13 +243,13 @@ def test_only_named_fields_pass(store: DrawStore) -> None:
         (b'["SECRET"]', "is not one JSON object in UTF-8"),
         (b'{"id": "\xff", "label": "SECRET"}', "is not one JSON object in UTF-8"),
         (b"[" * 100_000, "is not one JSON object in UTF-8"),
-        (b'{"id": "a", "label": "SECRET"}', "field 'label' is none of the two labels [-1, 1]"),
-        (b'{"id": "a", "label": "1"}', "field 'label' is none of the two labels [-1, 1]"),
+        (b'{"id": "a", "label": "SECRET"}', "field 'label' must be one of the two labels [-1, 1]"),
+        (b'{"id": "a", "label": "1"}', "field 'label' must be one of the two labels [-1, 1]"),
         (b'{"id": "a", "label": 1, "label": -1}', "gives a field twice"),
         (b'{"id": "a", "id": "b", "label": 1}', "gives a field twice"),
-        (b'{"id": "a", "label": true}', "field 'label' is none of the two labels [-1, 1]"),
-        (b'{"id": "a", "label": 1.0}', "field 'label' is none of the two labels [-1, 1]"),
-        (b'{"id": "a", "lable": "SECRET"}', "field 'label' is none of the two labels [-1, 1]"),
+        (b'{"id": "a", "label": true}', "field 'label' must be one of the two labels [-1, 1]"),
+        (b'{"id": "a", "label": 1.0}', "field 'label' must be one of the two labels [-1, 1]"),
+        (b'{"id": "a", "lable": "SECRET"}', "field 'label' must be one of the two labels [-1, 1]"),
         (b'{"id": null, "label": 1}', "field 'id' is not a string or whole number"),
         (b'{"id": "", "label": 1}', "field 'id' is not a string or whole number"),
         (b'{"id": true, "label": 1}', "field 'id' is not a string or whole number"),

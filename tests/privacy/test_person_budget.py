@@ -15,7 +15,7 @@ from private_rlhf.core.rundir import RunDir
 from private_rlhf.data.release import read_release
 from private_rlhf.labelling.store import AnswerStore
 from private_rlhf.online.rounds import make_labeller
-from private_rlhf.privacy.person import best_epsilon, epsilon_each, information, split_budget
+from private_rlhf.privacy.person import BEST_EPSILON, epsilon_each, information, split_budget
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import parse, to_tree
 from support.recipes import recipe_of
@@ -47,7 +47,7 @@ def test_one_answer_carries_what_twenty_do_11_6_times() -> None:
 
 
 def test_the_best_epsilon_of_an_answer() -> None:
-    best = best_epsilon()
+    best = BEST_EPSILON
     assert best == pytest.approx(2.17731898, abs=1e-8)
     rate = [math.tanh(each / 2) ** 2 / each for each in (best - 1e-4, best, best + 1e-4)]
     assert rate[1] > max(rate[0], rate[2])

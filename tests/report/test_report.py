@@ -268,7 +268,7 @@ def test_recipe_and_release_must_agree_on_epsilon(make_run: MakeRun) -> None:
     run = make_run()
     recipe = run.root / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("epsilon: 2.0", "epsilon: 0.5"))
-    with pytest.raises(UserError, match=r"0\.5 in the recipe but 2\.0 in the released labels"):
+    with pytest.raises(UserError, match=r"must be 2\.0, that of the released labels, got 0\.5"):
         render(run)
 
 

@@ -12,9 +12,10 @@ from private_rlhf.core.atomic import write_json
 from private_rlhf.data.container import ROWS_PER_GROUP, write_shard
 from private_rlhf.data.release import MANIFEST, SIGNATURE, ReleaseManifest, release_schema, shard_name
 from private_rlhf.privacy.guarantee import DropCounts, guarantee, nothing_left
-from private_rlhf.privacy.keys import PrivacyKey, file_digest, sign
+from private_rlhf.privacy.keys import PrivacyKey
 from private_rlhf.privacy.mechanism import Mechanism, PublicLabels
 from private_rlhf.privacy.records import RawPair, Text, canonical_record, event_bytes, is_blank
+from private_rlhf.privacy.signatures import file_digest, sign
 
 
 class PrivateRecord(NamedTuple):

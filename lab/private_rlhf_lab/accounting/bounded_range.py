@@ -22,9 +22,11 @@ import math
 from collections.abc import Iterable
 
 import numpy as np
-from private_rlhf.accounting.conversions import bounded_range_zcdp, zcdp_epsilon, zcdp_rho
+from private_rlhf.accounting.conversions import zcdp_epsilon, zcdp_rho
 from private_rlhf.accounting.epsilon_delta import OutsideAssumptions, not_negative, positive, probability
 from scipy.optimize import brentq
+
+from private_rlhf_lab.accounting.steps import bounded_range_zcdp
 
 Array = np.ndarray
 FEWEST, MOST = 16, 256  # cells of the grid in the root mean square of the ranges: of many, of one

@@ -5,12 +5,7 @@ from __future__ import annotations
 import math
 import sys
 
-from private_rlhf.accounting.conversions import (
-    advanced_composition,
-    bounded_range_zcdp,
-    zcdp_epsilon,
-    zcdp_epsilon_closed,
-)
+from private_rlhf.accounting.conversions import advanced_composition, zcdp_epsilon, zcdp_epsilon_closed
 from private_rlhf.accounting.epsilon_delta import (
     Guarantee,
     OutsideAssumptions,
@@ -21,6 +16,8 @@ from private_rlhf.accounting.epsilon_delta import (
     probability,
 )
 from private_rlhf.core.noise import LabelNoise
+
+from private_rlhf_lab.accounting.steps import bounded_range_zcdp
 
 
 def repeated_draws(epsilon: float, delta: float, draws: int, target_delta: float) -> Guarantee:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
-from private_rlhf.accounting.conversions import advanced_composition_step, zcdp_rho
+from private_rlhf.accounting.conversions import zcdp_rho
 from private_rlhf.accounting.epsilon_delta import Guarantee, count, guarantee, positive, probability
 
 from private_rlhf_lab.accounting.bounded_range import largest_factor
+from private_rlhf_lab.accounting.steps import advanced_composition_step
 
 MOST_EXACT = 128
 WORTH_A_DELTA = 1.01  # what an exponent must gain for a δ above 0

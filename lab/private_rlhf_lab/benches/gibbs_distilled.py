@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from private_rlhf.core import atomic
-from private_rlhf.core.atomic import appending, rows_of
+from private_rlhf.core.atomic import appending
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import declared_world
@@ -46,6 +46,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from tqdm import tqdm
 
+from private_rlhf_lab.bed_rows import rows_of
 from private_rlhf_lab.benches.alignment_cost import bounded, percent
 from private_rlhf_lab.benches.epsilon_tables import over_prompts, share_of
 

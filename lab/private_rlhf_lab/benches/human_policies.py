@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import UserError
-from private_rlhf.core.stats import Estimate, fieller, holm, paired_p
+from private_rlhf.core.stats import Estimate, holm, paired_p
 from private_rlhf.data.inputs import make_renderer
 from private_rlhf.data.release import ReleasedPair
 from private_rlhf.evaluation.rates import (
@@ -56,6 +56,7 @@ from private_rlhf_lab.benches.alignment_arms import Arm, Workshop
 from private_rlhf_lab.benches.alignment_cost import bounded
 from private_rlhf_lab.benches.epsilon_tables import interval, name_of
 from private_rlhf_lab.benches.human_features import digest
+from private_rlhf_lab.fieller import fieller
 
 RECIPE = Path(__file__).resolve().parents[3] / "configs" / "hh_rlhf_smollm2.yaml"
 ADAPTED = 10  # layers from the top that learn, of 30; those below are read once for all arms

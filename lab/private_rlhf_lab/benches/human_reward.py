@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from private_rlhf.core import atomic
-from private_rlhf.core.atomic import appending, rows_of
+from private_rlhf.core.atomic import appending
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.core.stats import wilson
@@ -40,6 +40,7 @@ from private_rlhf.reward_models.linear import fit_linear
 from private_rlhf.reward_models.ridge import assign_folds, ridge_from_margin_scale, select_ridge
 from tqdm import tqdm
 
+from private_rlhf_lab.bed_rows import rows_of
 from private_rlhf_lab.benches.epsilon_tables import interval, name_of, over_prompts
 from private_rlhf_lab.benches.human_features import (
     HELPFUL,

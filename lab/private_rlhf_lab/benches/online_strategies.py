@@ -27,7 +27,7 @@ import matplotlib
 import numpy as np
 import torch
 from private_rlhf.core import atomic
-from private_rlhf.core.atomic import appending, rows_of
+from private_rlhf.core.atomic import appending
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.online.pool import OpenPairs
@@ -38,6 +38,7 @@ from private_rlhf.recipe.load import load_recipe
 from private_rlhf.reward_models.basis import pair_basis
 from tqdm import tqdm
 
+from private_rlhf_lab.bed_rows import rows_of
 from private_rlhf_lab.benches.epsilon_tables import interval
 from private_rlhf_lab.league.pool import make_pool
 

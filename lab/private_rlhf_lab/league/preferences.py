@@ -14,11 +14,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from private_rlhf.core import atomic
-from private_rlhf.core.atomic import Row, appending, rows_of
+from private_rlhf.core.atomic import Row, appending
 from private_rlhf.core.noise import epsilon_of, is_public
-from private_rlhf.core.stats import fieller, holm, paired_p, student_mean
+from private_rlhf.core.stats import holm, paired_p, student_mean
 from torch.nn.functional import softplus
 
+from private_rlhf_lab.bed_rows import rows_of
+from private_rlhf_lab.fieller import fieller
 from private_rlhf_lab.league.arms import ARMS, OURS, PROJECT, PUBLISHED
 from private_rlhf_lab.league.beds import Bed, Labels, draw_private
 from private_rlhf_lab.league.central import CENTRAL

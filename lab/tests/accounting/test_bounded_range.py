@@ -7,9 +7,10 @@ import math
 
 import numpy as np
 import pytest
-from private_rlhf.accounting.conversions import bounded_range_zcdp, zcdp_epsilon
+from private_rlhf.accounting.conversions import zcdp_epsilon
 from private_rlhf.accounting.epsilon_delta import OutsideAssumptions
 from private_rlhf_lab.accounting.bounded_range import composed_delta, composed_epsilon, largest_factor
+from private_rlhf_lab.accounting.steps import bounded_range_zcdp
 from scipy.stats import binom
 
 Array = np.ndarray

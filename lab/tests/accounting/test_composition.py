@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from private_rlhf.accounting.conversions import bounded_range_zcdp
+from private_rlhf.accounting.conversions import advanced_composition
 from private_rlhf.accounting.epsilon_delta import OutsideAssumptions
 from private_rlhf_lab.accounting.composition import (
     combined_draw,
@@ -16,6 +16,7 @@ from private_rlhf_lab.accounting.composition import (
     inexact_total_variation,
     repeated_draws,
 )
+from private_rlhf_lab.accounting.steps import advanced_composition_step, bounded_range_zcdp
 from scipy.stats import binom
 
 
@@ -85,3 +86,8 @@ def test_two_tiny_epsilons_never_make_pure_nothing() -> None:
     made = combined_draw(1e-170, 1e-170)
     assert 0.0 < made.epsilon <= 1e-170
     assert " 0-differentially" not in made.statement
+
+
+def test_a_step_of_advanced_composition_spends_the_total() -> None:
+    step = advanced_composition_step(3.0, 50, 1e-5)
+    assert advanced_composition(step, 50, 1e-5) == pytest.approx(3.0, rel=1e-9)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 
-from private_rlhf.accounting.conversions import advanced_composition, bounded_range_zcdp, zcdp_epsilon
+from private_rlhf.accounting.conversions import advanced_composition, zcdp_epsilon
 from private_rlhf.validation.lab import Claim, within
 from private_rlhf.validation.outcome_rewards import appendix_step, draw_tightness, outcome_sensitivity
 from private_rlhf.validation.outcome_rewards import outcome_losses as outcome_losses
 
 from private_rlhf_lab.accounting.bounded_range import composed_epsilon
 from private_rlhf_lab.accounting.private_rl import private_rl
+from private_rlhf_lab.accounting.steps import bounded_range_zcdp
 from private_rlhf_lab.studies.private_rl import outcome
 from private_rlhf_lab.studies.private_rl.general import Instances, sensitivities
 from private_rlhf_lab.studies.private_rl.updates import DELTA, PAPER, section_step
