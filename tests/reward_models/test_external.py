@@ -14,9 +14,10 @@ from private_rlhf.core.world import World
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.recipe import Recipe
 from private_rlhf.report.run_card import external_reward
+from private_rlhf.reward_models.backbone import build_reward_backbone
 from private_rlhf.reward_models.checkpoint import METADATA_FILE, load_reward_checkpoint, save_reward_checkpoint
 from private_rlhf.reward_models.external import use_external
-from private_rlhf.reward_models.model import build_reward_backbone, set_score_weight
+from private_rlhf.reward_models.model import set_score_weight
 from private_rlhf.stages.declarations import preflight
 from support.recipes import recipe_of
 from support.reward_checkpoints import fisher_bonus, metadata

@@ -16,9 +16,10 @@ from private_rlhf.lm.base_models import tiny_checkpoint
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.recipe import Recipe
 from private_rlhf.report.run_card import extra_rewards as on_card
+from private_rlhf.reward_models.backbone import build_reward_backbone
 from private_rlhf.reward_models.checkpoint import METADATA_FILE, RewardMetadata, save_reward_checkpoint
 from private_rlhf.reward_models.external import ExtraReward, checked, load_extra_rewards
-from private_rlhf.reward_models.model import build_reward_backbone, set_score_weight
+from private_rlhf.reward_models.model import set_score_weight
 from private_rlhf.stages.declarations import preflight, stage_of
 from support.recipes import recipe_of
 
@@ -274,10 +275,10 @@ def test_a_model_whose_labels_nobody_declared_is_refused(folder: Path, tmp_path:
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({}, "give either path, a checkpoint folder, or callable"),
+        ({}, "extra_rewards must have either path or callable"),
         ({"path": "a", "callable": "b:c"}, "give either path"),
         ({"callable": "no_colon"}, r"ppo\.extra_rewards\.0\.callable"),
-        ({"callable": "b:c", "weight": 0}, "weight 0 adds nothing"),
+        ({"callable": "b:c", "weight": 0}, "weight must not be 0"),
         ({"callable": "b:c", "weight": float("nan")}, r"ppo\.extra_rewards\.0\.weight"),
         ({"callable": "b:c", "public": True}, "remove it from a callable"),
         ({"callable": "b:c", "wieght": 2}, r"unknown key 'ppo\.extra_rewards\.0\.wieght'; did you mean 'weight'\?"),
