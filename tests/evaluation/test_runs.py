@@ -144,7 +144,7 @@ def test_the_terms_of_a_run_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="two runs or more"):
+    with pytest.raises(UserError, match="must be two or more"):
         compare_runs([a_run("one", 0.0, 0)])
     with pytest.raises(UserError, match="evaluate"):
         read_run(tmp_path)
