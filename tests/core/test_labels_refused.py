@@ -21,11 +21,11 @@ from private_rlhf.privacy.local import DrawStore, privatize_label
 from private_rlhf.privacy.mechanism import Coins, RandomizedResponse, last_coin
 from private_rlhf.privacy.prf import Prf
 from private_rlhf.privacy.records import TEXT
+from private_rlhf.reward_models.bonus_fit import fit_ensemble
 from private_rlhf.reward_models.central import release_statistic
 from private_rlhf.reward_models.linear import PairProblem, fit_linear
 from private_rlhf.reward_models.losses import get_loss, loss_names
 from private_rlhf.reward_models.ridge import ridge_by_evidence, select_ridge
-from private_rlhf.reward_models.uncertainty import fit_ensemble
 
 PRF, NOISE = Prf(bytes(range(32))), LabelNoise.of(1.0)
 DRAWN = torch.Generator().manual_seed(0)

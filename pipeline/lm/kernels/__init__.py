@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import functools
 import os
-import platform
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from private_rlhf.core.errors import UserError
@@ -32,13 +30,11 @@ class Processor:
     bfloat16: multiplies bfloat16 in hardware, and nothing holds that down.
     why: a few words on it.
     onednn: PyTorch can hand single products to oneDNN.
-    slow_mkl: float32 products are MKL's, which keeps its fastest kernels for Intel's processors, and this is another.
     """
 
     bfloat16: bool
     why: str
     onednn: bool
-    slow_mkl: bool
 
 
 @dataclass(frozen=True)
@@ -60,15 +56,10 @@ KERNELS: dict[str, Kernel] = {
         "a CPU; a model that transformers runs with SDPA",
         lambda device, _: device == "cpu",
     ),
-    "products": Kernel(
-        "float32 linear layers by oneDNN instead of MKL (`kernels.linear_layers`)",
-        "an x86 CPU that is not Intel's; float32 weights",
-        lambda device, cpu: device == "cpu" and cpu.onednn and cpu.slow_mkl,
-    ),
     "packed": Kernel(
         "weights laid out for the processor once, not at each decoded token (`kernels.linear_layers`)",
-        "a CPU: bfloat16 weights need its AVX512-BF16 or AMX, float32 ones the kernel `products`",
-        lambda device, cpu: device == "cpu" and cpu.onednn and (cpu.bfloat16 or cpu.slow_mkl),
+        "bfloat16 weights on a CPU with AVX512-BF16 or AMX",
+        lambda device, cpu: device == "cpu" and cpu.onednn and cpu.bfloat16,
     ),
     "lora": Kernel(
         "LoRA layers in the dtype of their frozen base (`kernels.linear_layers`)",
@@ -98,7 +89,7 @@ def plain() -> bool:
     """True if the switch is set. UserError for another value than `plain` or nothing."""
     value = os.environ.get(SWITCH, "")
     if value not in ("", "plain"):
-        raise UserError(f"the environment variable {SWITCH} is '{value}': set it to 'plain', or unset it")
+        raise UserError(f"{SWITCH} must be 'plain' or unset, got '{value}': set it to 'plain', or unset it")
     return value == "plain"
 
 
@@ -120,7 +111,6 @@ def processor() -> Processor:
         bfloat16,
         why,
         onednn=torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise"),
-        slow_mkl=torch.backends.mkl.is_available() and made_by_others(_cpuinfo()),
     )
 
 
@@ -146,21 +136,3 @@ def fast_bfloat16(instructions: str | None, capability: str, onednn_limit: str, 
     if not onednn:
         return False, "this PyTorch has no oneDNN"
     return True, f"the CPU multiplies it in hardware ({instructions})"
-
-
-def made_by_others(cpuinfo: str) -> bool:
-    """True if /proc/cpuinfo tells of an x86 processor that is not Intel's."""
-    for line in cpuinfo.splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == "vendor_id":
-            return value.strip() != "GenuineIntel"
-    return False
-
-
-def _cpuinfo() -> str:
-    if platform.machine().lower() not in ("x86_64", "amd64"):
-        return ""
-    try:
-        return Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", 1)[0]
-    except OSError:
-        return ""
