@@ -6,10 +6,11 @@
     ridge        the ridge by held-out private log-likelihood or by evidence
     head         the linear head of a reward: basis, ridge and fit
     central      the linear class from one noisy sum of labels
-    model        sequence-classification models: build, load, pool, score
+    model        sequence-classification models: load, pool, score
+    backbone     the first layers of a causal LM as such a model, and their merge after training
     pairs        released pairs as token ids and as features
-    uncertainty  bonuses for pessimism and optimism: Fisher, elliptical, ensemble, Monte-Carlo dropout
-    bonuses      bonuses by name: their fit and their storage
+    uncertainty  bonuses for pessimism and optimism as they are read: Fisher, elliptical, ensemble, dropout; storage
+    bonus_fit    the fit of a bonus of each kind
     checkpoint   saving and loading with the required privacy metadata; the text of the model card
     trainer      TRL's RewardTrainer with a private loss
     training     LoRA, 4-bit LoRA and full training, with early stopping

@@ -1,15 +1,10 @@
 """A linear coordinate system for frozen features, folded back into one plain weight vector; and sums over processes.
 
-A bias-free linear head scores u = w·φ. Fitting w = V θ with V (d, k) does three useful things at once:
+A fit w = Vθ, V (d, k), has V ⟂ mean(φ), so that raw scores have mean zero without a bias; V spans the leading
+directions of the pair differences; and it is scaled so that θ ~ N(0, I/λ) gives margins a variance k/λ. V reads no
+label.
 
-- V ⟂ mean(φ): the mean raw score is zero without a bias, which matters because the smooth bound is centred at 0;
-- V spans the leading principal directions of the pair differences φ_a − φ_b, the only directions a label informs;
-- V is scaled so that the ridge (λ/2)‖θ‖² has a meaning: whitened, a prior θ ~ N(0, I/λ) gives margins a variance k/λ.
-
-It is built from features only and symmetric in the two responses, so it never depends on a label, private or not.
-
-Several processes may each hold some of the pairs (`Spread`). Process 0 then makes every decision that depends on a sum
-and broadcasts it; otherwise rounding differences would make processes diverge.
+With several processes (`Spread`) process 0 decides and broadcasts: otherwise rounding would make processes diverge.
 """
 
 from __future__ import annotations
@@ -119,13 +114,11 @@ def pair_basis(
     blocks: int = 1,
     spread: Spread = ALONE,
 ) -> FeatureBasis:
-    """Principal directions of the pair differences, orthogonal to the mean feature.
+    """Principal directions of the pair differences of phi_a, phi_b (n, d), orthogonal to the mean feature.
 
-    phi_a, phi_b (n, d), of the pairs that this process holds. `num_components` keeps the k leading directions (None:
-    all whose second moment exceeds 1e-10 times the largest). `whiten` gives every coordinate of φ_a − φ_b unit second
-    moment; without it the coordinates keep their relative sizes and only their mean second moment is 1. blocks:
-    features are that many blocks of d/blocks, and φ_a − φ_b first gets the same mean square in all of them. ValueError
-    when no direction is left.
+    `num_components` keeps the leading ones (None: all whose second moment exceeds 1e-10 times the largest). `whiten`
+    gives every coordinate of φ_a − φ_b unit second moment; otherwise their mean second moment is 1. blocks: of d/blocks
+    features each, whose differences first get the same mean square. ValueError when no direction is left.
     """
     first, second = as_double(phi_a, "phi_a", 2), as_double(phi_b, "phi_b", 2)
     num_pairs = count_pairs(first, second, spread)

@@ -1,16 +1,9 @@
 """A linear reward under central label-DP: one noisy vector carries the labels, the fit is post-processing.
 
-For a linear reward Bradley–Terry's loss is  Σ log(1 + exp(x_i·θ)) − s·θ,  x_i = φ(a) − φ(b),  s = Σ x_i over y_i = +1.
-The party that holds the true labels adds noise to s (`privacy.counts`) and releases s̃; x, its shortening to
-the norm `clip` and its grid are public and made without labels. Then
-
-    s̃ = m(θ) + noise,   m(θ) = Σ σ(x_i·θ)x_i,   cov(s̃) = H + v·I,   H = Σ σ'(x_i·θ) x_i x_iᵀ,   θ ~ N(0, I/λ),
-
-whose maximum is, where margins are mild, that of the convex  Σ log(1 + exp(x_i·θ)) − s̃·θ + ½θᵀΛθ,
-Λ = λ(I + v·H₀⁻¹), H₀ = H at θ = 0: a ridge that is stronger where the noise outweighs the data. λ has the largest
-marginal likelihood of s̃, its slope averaged over the prior of θ, which is that of `reward_models.evidence`; it reads
-only s̃ and public features.
-docs/explanation/central-label-dp.md has the proof and says who must be trusted.
+The holder of the labels adds noise to s = Σ x_i over y_i = +1, x_i = φ(a) − φ(b) (`privacy.counts`). Then s̃ = m(θ) +
+noise with m(θ) = Σ σ(x_i·θ)x_i, cov(s̃) = H + v·I, H = Σ σ'(x_i·θ) x_i x_iᵀ and θ ~ N(0, I/λ). Its maximum is near that
+of the convex Σ log(1 + exp(x_i·θ)) − s̃·θ + ½θᵀΛθ, Λ = λ(I + v·H₀⁻¹), H₀ = H at θ = 0.
+docs/explanation/central-label-dp.md has the proof.
 """
 
 from __future__ import annotations
@@ -48,9 +41,8 @@ FACTS, TENSORS = "statistic.json", "statistic.safetensors"
 
 @dataclass(frozen=True)
 class NoisyStatistic:
-    """The released sum `value` s̃ (k,) float64 with noise of `variance` v in each coordinate, and the public rows that
-    it was made on: x (n, k) float64, shortened to `clip`. It cost (epsilon, delta), in zCDP `rho`; None at delta 0.
-    """
+    """The released sum `value` s̃ (k,) float64 with noise of `variance` v in each coordinate, the public rows x (n, k)
+    float64 shortened to `clip`, and the cost (epsilon, delta); `rho` in zCDP, None at delta 0."""
 
     value: Tensor
     variance: float
@@ -71,9 +63,8 @@ class CentralFit:
 
 
 def public_rows(difference: FeatureArray, clip: float | None = None) -> tuple[np.ndarray, float]:
-    """(rows (n, k) int64, clip) of differences (n, k): shortened to the norm `clip` (default: the median norm), towards
-    zero on a grid of clip/GRID. ValueError for a clip that is not above 0 and finite.
-    """
+    """(rows (n, k) int64, clip): differences (n, k) shortened to the norm `clip` (default: the median norm), towards
+    zero on a grid of clip/GRID. ValueError for a clip that is not above 0 and finite."""
     x = as_double(difference, "difference", 2)
     norm = torch.linalg.vector_norm(x, dim=1, keepdim=True)
     bound = float(norm.median()) if clip is None else float(clip)
@@ -92,10 +83,8 @@ def release_statistic(
     clip: float | None = None,
     bits: Bits | None = None,
 ) -> NoisyStatistic:
-    """(epsilon, delta)-DP for replacing the label of one pair: the discrete Gaussian, or for delta 0 discrete Laplace.
-
-    difference (n, k): φ(a) − φ(b) in coordinates that no label chose; true_label (n,) ±1; bits: fresh ones of the
-    operating system by default. A second call on the same labels costs its ε again.
+    """The sum of difference (n, k), in coordinates that no label chose, under true_label (n,) ±1: (epsilon, delta)-DP
+    for replacing one label, by the discrete Gaussian, or at delta 0 discrete Laplace. A second call costs its ε again.
     """
     rows, bound = public_rows(difference, clip)
     labels = check_labels(true_label, len(rows)).numpy().astype(np.int64)
@@ -146,7 +135,7 @@ def load_statistic(folder: Path) -> tuple[NoisyStatistic, FeatureBasis]:
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, IndexError) as error:
         raise ValueError(f"{folder} does not hold a whole noisy sum ({type(error).__name__})") from None
     if not fits or not bool(value.isfinite().all()):
-        raise ValueError(f"{folder} holds a noisy sum whose parts do not fit")
+        raise ValueError(f"{folder} must hold a noisy sum whose parts fit: run the stage again (--from statistic)")
     return NoisyStatistic(value=value, x=x, rho=rho, **law), FeatureBasis(basis)
 
 
@@ -166,10 +155,9 @@ def fit_statistic(statistic: NoisyStatistic, ridge: float | None = None) -> Cent
 
 
 def _likeliest_ridge(values: Tensor, gap: Tensor, noise: float, count: int) -> float:
-    """λ of `evidence_ridges` at which N(0, H + v·I + H²/λ) gives s̃ − m(0) the largest density, times the prior's.
+    """λ of `evidence_ridges` with the largest density of s̃ − m(0) under N(0, H + v·I + H²/λ), times the prior's.
 
-    H is not H₀ but its mean over the prior's margins, u ~ N(0, τ²), τ² the mean of ‖x‖²/λ: E σ'(u) is near
-    ¼(1 + πτ²/8)^(−½), MacKay's probit approximation. H₀ itself would take saturation for small weights.
+    H is its mean over the prior's margins u ~ N(0, τ²), τ² the mean of ‖x‖²/λ, by MacKay's E σ'(u) ≈ ¼(1 + πτ²/8)^(−½).
     """
     squares = 4.0 * float(values.sum()) / count
 

@@ -22,10 +22,8 @@ from private_rlhf.core import atomic
 from private_rlhf.core.noise import PUBLIC, LabelNoise
 from private_rlhf.core.world import device_type
 from private_rlhf.lm.kernels.attention import use_grouped_attention
-from private_rlhf.lm.kernels.linear_layers import speed_up_products
 from private_rlhf.lm.model_card import FILES, FOLDER, CardText
 from private_rlhf.lm.numerics import affordable
-from private_rlhf.reward_models.bonuses import BONUS_KINDS, Bonus, bonus_from_tensors, bonus_kind, bonus_tensors
 from private_rlhf.reward_models.losses import check_reward_bound, get_loss
 from private_rlhf.reward_models.model import (
     RewardModel,
@@ -35,7 +33,15 @@ from private_rlhf.reward_models.model import (
     score_layer,
     set_score_weight,
 )
-from private_rlhf.reward_models.uncertainty import DropoutBonus, DropoutRewardModel
+from private_rlhf.reward_models.uncertainty import (
+    BONUS_KINDS,
+    Bonus,
+    DropoutBonus,
+    DropoutRewardModel,
+    bonus_from_tensors,
+    bonus_kind,
+    bonus_tensors,
+)
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -68,14 +74,9 @@ NO_CLASSIFIER = (
 class RewardMetadata:
     """The facts that a reward checkpoint must state about itself. ValueError names the field that is out of range.
 
-    Attributes:
-        noise: of the labels it was fitted to; written as `epsilon` and `keep_prob`.
-        loss: a name of `losses` or NOISY_SUM_LOSS.
-        mode: one of MODES. `external` was fitted elsewhere to labels declared public: loss and n_pairs are None.
-        base_model: a name, not a local path.
-        public: True where the labels were declared public.
-        uncertainty: the kind of bonus.
-        data: any further JSON facts (release id, recipe, …).
+    noise is that of the labels, `epsilon` and `keep_prob` in the file. loss: of `losses`, or NOISY_SUM_LOSS. mode
+    `external`: fitted elsewhere to public labels, loss and n_pairs None. base_model: a name, not a path. data: further
+    JSON facts.
     """
 
     noise: LabelNoise
@@ -157,10 +158,8 @@ def save_reward_checkpoint(
 ) -> None:
     """Write a checkpoint folder atomically; call it on one process only. The head is stored in float32.
 
-    Raises:
-        ValueError: `path` exists without `overwrite`, a model with adapters (`merge_adapters` comes first), a weight
-            that is not finite, or a bonus of another model.
-        RuntimeError: the written model has other scores.
+    ValueError: `path` exists without `overwrite`, a model with adapters, a weight that is not finite, or a bonus of
+    another model. RuntimeError: the written model has other scores.
     """
     target = Path(path)
     if target.exists() and not overwrite:
@@ -194,11 +193,11 @@ def save_reward_checkpoint(
 def _check_bonus(bonus: Bonus, weight: Tensor, metadata: RewardMetadata) -> None:
     theirs, ours = bonus.weight.cpu().float(), weight.cpu()
     if theirs.shape != ours.shape or not torch.allclose(theirs, ours, rtol=1e-4, atol=1e-6):
-        raise ValueError("the bonus was computed for another score weight: recompute it for this model")
-    made_for = (bonus.reward_bound, bonus.kappa, bonus_kind(bonus))
-    stated = (metadata.reward_bound, metadata.kappa, metadata.uncertainty)
-    if made_for != stated:
-        raise ValueError(f"(reward_bound, kappa, uncertainty) must be the bonus's {made_for}, got {stated}")
+        raise ValueError("the bonus must belong to the score weight of the model: compute it again")
+    bonus_facts = (bonus.reward_bound, bonus.kappa, bonus_kind(bonus))
+    metadata_facts = (metadata.reward_bound, metadata.kappa, metadata.uncertainty)
+    if bonus_facts != metadata_facts:
+        raise ValueError(f"(reward_bound, kappa, uncertainty) must be the bonus's {bonus_facts}, got {metadata_facts}")
 
 
 def read_metadata(path: str | Path) -> RewardMetadata:
@@ -220,14 +219,10 @@ def load_reward_checkpoint(
 ) -> RewardCheckpoint:
     """Load model, metadata and bonus, in eval mode; the head is float32.
 
-    Args:
-        path: of the folder.
-        dtype: of the backbone; None: as saved, but float32 on a processor that would emulate bfloat16.
-        declared_public: take a folder without metadata as an external, unbounded, public reward model.
-        plain: compute as transformers does, without the kernels and shared rows of this package.
-
-    Raises:
-        ValueError: not a checkpoint of one output (of two, if this package wrote it), or invalid metadata.
+    dtype: of the backbone; None: as saved, but float32 on a processor that would emulate bfloat16. declared_public:
+    take a folder without metadata as an external, unbounded, public model. plain: compute as transformers does, without
+    the kernels and shared rows. ValueError: outputs other than one (two, if this package wrote it), or invalid
+    metadata.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -242,11 +237,11 @@ def load_reward_checkpoint(
         metadata = RewardMetadata(PUBLIC, None, None, None, None, None, "external", layers, name, True,
                                   data={"external": name})  # fmt: skip
     if model.config.num_labels != 1 and (external or model.config.num_labels != 2):
-        raise ValueError(f"{folder} has {model.config.num_labels} outputs; a reward model has one")
-    stored = _stored_score_weight(folder)
-    set_score_weight(model, score_layer(model).weight.flatten() if stored is None else stored)
+        raise ValueError(f"num_labels must be 1, got {model.config.num_labels}: {folder} is not a reward model")
+    weight = _stored_score_weight(folder)
+    set_score_weight(model, score_layer(model).weight.flatten() if weight is None else weight)
     if not plain:
-        use_grouped_attention(speed_up_products(model))
+        use_grouped_attention(model)
     bonus, bound = None if external else _load_bonus(folder, metadata), metadata.reward_bound
     if isinstance(bonus, DropoutBonus):
         stochastic = DropoutRewardModel(model.eval(), reward_bound=bound, samples=bonus.samples, seed=bonus.seed)

@@ -1,6 +1,4 @@
-"""Rewards from outside a run: a finished model in place of a fitted one, and what PPO adds to r̂ (further reward models,
-with tokenizers of their own, and Python functions). Their checks, and the facts that the run states about them.
-"""
+"""Rewards from outside a run: a finished model in place of a fitted one, and what PPO adds to r̂, with their checks."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from typing import Any, cast
 
 import torch
 from private_rlhf.core import atomic
-from private_rlhf.core.errors import UserError
+from private_rlhf.core.errors import UserError, one_line
 from private_rlhf.data.inputs import make_renderer
 from private_rlhf.data.render import Prompt, Renderer, preview
 from private_rlhf.lm.model_folders import check_function
@@ -40,15 +38,10 @@ def key_names(key: str) -> tuple[str, str]:
 
 
 def check_folder(folder: Path, public: bool, name: str, declaration: str) -> None:
-    """Check by the names of its files that a reward model from outside this run may be used.
+    """Check by its files that the reward model in `folder` may be used. public: its training labels are declared
+    public. name, declaration: of folder and declaration in messages (`key_names`).
 
-    Args:
-        folder: of its checkpoint.
-        public: True where the recipe declares its training labels public.
-        name, declaration: of the two in messages, see `key_names`.
-
-    Raises:
-        UserError: not a checkpoint folder, or its labels are neither stated in it nor declared public.
+    UserError: not a checkpoint folder, or its labels are neither stated in it nor declared public.
     """
     if not (folder / "config.json").is_file():
         raise UserError(f"{name} must be a checkpoint folder, got {folder}: it has no config.json")
@@ -71,8 +64,8 @@ def load_external(
     try:
         checkpoint = load_reward_checkpoint(folder, declared_public=public, **how)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        cause = " ".join(str(error).split())[:200]
-        raise UserError(f"{name} {folder} is not a reward checkpoint ({cause}): give another") from None
+        cause = one_line(str(error), 400)
+        raise UserError(f"{name} must be a reward checkpoint, got {folder} ({cause}): give another") from None
     metadata = checkpoint.metadata
     assert metadata is not None
     if public and not metadata.public:
@@ -91,12 +84,8 @@ def load_external(
 def use_external(
     settings: ExternalRewardSettings, kappa: float, limits: ModelConfig, target: Path, main_process: bool
 ) -> dict[str, Any]:
-    """Put an external reward model into `target`/model with its metadata; the report of the stage. UserError: see
-    `load_external`, or a kappa > 0 of Γ for a model without its statistics.
-
-    limits: of the texts of this run, for the tokenizer that is saved beside the model. It gets no model card: this run
-    knows neither base model nor training data.
-    """
+    """Put an external reward model into `target`/model with its metadata; the report of the stage. limits: of the texts
+    of this run. UserError: see `load_external`; or kappa > 0 for a model without the statistics of Γ."""
     checkpoint, metadata, facts = load_external(settings.path, settings.public, *key_names("reward.external"))
     if kappa > 0 and checkpoint.bonus is None:
         raise UserError(f"reward.external.path {settings.path} has no bonus statistics for Γ: set reward.kappa=0")
@@ -114,18 +103,11 @@ def use_external(
     return {**facts, "losses": [], "summary": f"external reward model {facts['source']}, labels {facts['labels']}"}
 
 
-
 @dataclass(frozen=True)
 class ExtraReward:
-    """One reward beside r̂.
-
-    Attributes:
-        name: in the history; unique among the extra rewards of a run.
-        weight: what its numbers are multiplied by before they are added to r̂.
-        score: (prompts, responses) -> (B,) float32 on the CPU, from texts.
-        facts: what the card says of it, JSON types.
-        renderer: of a model's own tokenizer; None for a function.
-    """
+    """One reward beside r̂: a unique `name`, the `weight` that its numbers are multiplied by, `score` (prompts,
+    responses) -> (B,) float32 on the CPU, JSON `facts` for the card, and the renderer of a model's tokenizer, None for
+    a function."""
 
     name: str
     weight: float
@@ -183,12 +165,12 @@ def checked(values: Any, responses: Sequence[str], where: str) -> torch.Tensor:
     try:
         numbers = [float(value) for value in values]
     except (TypeError, ValueError):
-        raise UserError(f"{where} gave {type(values).__name__}, not a sequence of numbers: return floats") from None
+        raise UserError(f"{where} must give numbers, got {type(values).__name__}: return a list of floats") from None
     if len(numbers) != len(responses):
-        raise UserError(f"{where} gave {len(numbers)} numbers for {len(responses)} responses: return one for each")
+        raise UserError(f"{where} must give {len(responses)} numbers, got {len(numbers)}: return one for each")
     for number, response in zip(numbers, responses, strict=True):
         if not math.isfinite(number):
-            raise UserError(f"{where} gave {number} for the response {preview(response)}: return finite numbers")
+            raise UserError(f"{where} must give finite numbers, got {number} for {preview(response)}: return such")
     return torch.tensor(numbers, dtype=torch.float32)
 
 

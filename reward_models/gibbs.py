@@ -1,8 +1,7 @@
 """The Gibbs policy π ∝ π_ref·exp(r̂/kl_coef) (PPKL Eq. 5) by self-normalised resampling of N draws from π_ref.
 
-It is the exact answer that PPO approximates. With weights w_i ∝ exp(r̂_i/kl_coef) over N draws, its expectations are
-Σ w_i f_i and its KL is Σ w_i log(N·w_i): exact as N → ∞, and at finite N the exact KL against the uniform choice among
-the draws, which bounds that against π_ref from above (so J is, if anything, understated).
+With w_i ∝ exp(r̂_i/kl_coef) its expectations are Σ w_i f_i and its KL is Σ w_i log(N·w_i): exact as N → ∞, and at
+finite N an upper bound on the KL against π_ref.
 """
 
 from __future__ import annotations
@@ -11,11 +10,8 @@ import numpy as np
 
 
 def gibbs_weights(scores: np.ndarray, kl_coef: float) -> np.ndarray:
-    """softmax(scores/kl_coef) along the last axis; scores (…, N) are r̂ of draws from π_ref.
-
-    Raises:
-        ValueError: kl_coef not above 0.
-    """
+    """softmax(scores/kl_coef) along the last axis; scores (…, N) are r̂ of draws from π_ref. ValueError: kl_coef not
+    above 0."""
     if not kl_coef > 0:
         raise ValueError(f"kl_coef must be above 0, got {kl_coef}")
     logits = scores / kl_coef
@@ -25,13 +21,8 @@ def gibbs_weights(scores: np.ndarray, kl_coef: float) -> np.ndarray:
 
 
 def gibbs_log_policy(utility: np.ndarray, log_reference: np.ndarray, kl_coef: float) -> np.ndarray:
-    """log π with π ∝ π_ref·exp(utility/kl_coef), normalised along the last axis; the shapes broadcast.
-
-    For enumerable action sets. A utility or a reference of −∞ gives −∞; at least one action must be finite.
-
-    Raises:
-        ValueError: kl_coef not above 0.
-    """
+    """log π with π ∝ π_ref·exp(utility/kl_coef), normalised along the last axis; the shapes broadcast. A utility or a
+    reference of −∞ gives −∞; one action must be finite. ValueError: kl_coef not above 0."""
     if not kl_coef > 0:
         raise ValueError(f"kl_coef must be above 0, got {kl_coef}")
     logits = utility / kl_coef + log_reference

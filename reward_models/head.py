@@ -1,10 +1,8 @@
 """The linear head r̄ = r(w·φ) of pairs of features: fitted by the private likelihood, with a ridge chosen by the same.
 
-A head on frozen features is judged by cross-validation. Features that were trained on the pairs know their labels, and
-cross-validation among those pairs would take memory for skill: there the head is fitted again on the pairs that were
-trained on, and its ridge is judged by the pairs that were held out. The head that is fitted again is the one that is
-released: Γ is the standard deviation of a penalised likelihood around its own maximum, and the weights at which
-gradient descent happened to stop are not a maximum.
+Frozen features are judged by cross-validation. Features that were trained on the pairs know their labels: there the
+head is fitted again, its ridge judged by held-out pairs. That head is released, since Γ is the standard deviation
+around the maximum of a penalised likelihood, and gradient descent does not stop at one.
 """
 
 from __future__ import annotations
@@ -34,13 +32,8 @@ ALWAYS_LEARNT = -1
 
 @dataclass(frozen=True)
 class PairFeatures:
-    """Features (m, d) float32 of the responses that z prefers and of the others: of the pairs that this process holds.
-
-    Attributes:
-        chosen, rejected: the features.
-        numbers: (m,) int64, rising: which of all pairs 0, 1, … they are; None where they are all.
-        spread: how all pairs are spread over processes.
-    """
+    """Features (m, d) float32 of the responses that z prefers and of the others, for the pairs that this process holds.
+    numbers (m,) int64, rising: their numbers among all pairs; None where they are all. spread: the other processes."""
 
     chosen: torch.Tensor
     rejected: torch.Tensor
@@ -55,12 +48,12 @@ class PairFeatures:
         """(chosen, rejected)."""
         return self.chosen, self.rejected
 
-    def rows(self, picked: torch.Tensor) -> PairFeatures:
+    def rows(self, subset: torch.Tensor) -> PairFeatures:
         """The pairs `picked`, by their rising numbers, as all the pairs there are."""
         if self.numbers is None:
-            return PairFeatures(self.chosen[picked], self.rejected[picked])
-        held = torch.isin(self.numbers, picked)
-        numbers = torch.searchsorted(picked, self.numbers[held])
+            return PairFeatures(self.chosen[subset], self.rejected[subset])
+        held = torch.isin(self.numbers, subset)
+        numbers = torch.searchsorted(subset, self.numbers[held])
         return PairFeatures(self.chosen[held], self.rejected[held], numbers, self.spread)
 
 
@@ -75,15 +68,8 @@ def fit_head(
     """The private MLE on frozen features; settings.ridge, unless given, is chosen by cross-validation over prompts, or
     is that of the largest evidence.
 
-    Args:
-        features: of all pairs, or of this process's share of them.
-        noise: of the labels.
-        settings: loss, reward_bound, num_components, ridge and pooling are read.
-        prompts: one for each of all pairs; None: each pair has a prompt of its own.
-        seed: of the folds.
-
-    Raises:
-        UserError: all pairs have one prompt.
+    settings: loss, reward_bound, num_components, ridge and pooling are read. prompts: one for each of all pairs; None:
+    all differ. seed: of the folds. UserError: all pairs have one prompt.
     """
     total = int(features.spread.sum(torch.tensor(len(features))))
     groups: list[Any] = list(range(total)) if prompts is None else [prompt_key(prompt) for prompt in prompts]
@@ -98,9 +84,8 @@ def fit_head(
 def refit_head(
     features: PairFeatures, held_out: PairFeatures, noise: LabelNoise, settings: RewardConfig
 ) -> tuple[LinearFit, RidgeSelection]:
-    """The private MLE on `features` that were trained on the same pairs; settings.refit_ridge, unless given, is chosen
-    by the private log-likelihood of `held_out` pairs.
-    """
+    """The private MLE on `features` trained on the same pairs; settings.refit_ridge, unless given, is chosen by the
+    private log-likelihood of `held_out` pairs."""
     chosen, rejected = (torch.cat(pair) for pair in zip(features.sides, held_out.sides, strict=True))
     both = PairFeatures(chosen, rejected, spread=features.spread)
     folds = torch.full((len(both),), ALWAYS_LEARNT)
@@ -119,8 +104,8 @@ def _fit(
     """The ridge by the `folds` (m,) of the pairs `judges`, then the fit to `features`."""
     spread, blocks, count = features.spread, settings.feature_blocks, settings.num_components
     basis = pair_basis(*features.sides, num_components=count, whiten=False, blocks=blocks, spread=spread)
-    shared: dict[str, Any] = {"basis": basis, "reward_bound": settings.reward_bound, "loss": settings.loss}
-    shared["spread"] = spread
+    options: dict[str, Any] = {"basis": basis, "reward_bound": settings.reward_bound, "loss": settings.loss}
+    options["spread"] = spread
     # The label is +1 throughout: `chosen` is what z prefers.
     ones = torch.ones(len(features), dtype=torch.float64)
     if ridge == "evidence":
@@ -128,5 +113,5 @@ def _fit(
         by_likelihood = ridge_by_evidence(one, other, ones, noise, settings.reward_bound, spread=spread)
         ridge = ridge_in_units_of(get_loss(settings.loss), by_likelihood, noise)
     ridges = None if ridge is None else [ridge]
-    selection = select_ridge(*judges.sides, torch.ones(len(judges)), noise, ridges=ridges, folds=folds, **shared)
-    return fit_linear(*features.sides, ones, noise, ridge=selection.ridge, **shared), selection
+    selection = select_ridge(*judges.sides, torch.ones(len(judges)), noise, ridges=ridges, folds=folds, **options)
+    return fit_linear(*features.sides, ones, noise, ridge=selection.ridge, **options), selection

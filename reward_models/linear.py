@@ -1,9 +1,8 @@
 """The papers' linear class: a ridge-penalised private likelihood on frozen features, by Fisher scoring.
 
-Minimises  F(θ) = Σ_i ℓ(Δ_i, z_i; ε) + (λ/2)‖θ‖²  with  Δ_i = r(w·φ_a,i) − r(w·φ_b,i),  w = Vθ (`FeatureBasis`) and
-r the smooth bound. For α < 1 the loss is not convex in Δ, so Newton's method may step uphill; the scoring matrix
-H = Σ ω_i δg_i δg_iᵀ + λI (ω the expected curvature, δg = ∂Δ/∂θ) is positive definite and backtracking makes F fall at
-every step. Below (2α−1)²n ≈ 20 d the unpenalised maximiser runs off to infinity: the ridge is part of the estimator.
+Minimises F(θ) = Σ_i ℓ(Δ_i, z_i; ε) + (λ/2)‖θ‖², Δ_i = r(w·φ_a,i) − r(w·φ_b,i), w = Vθ. For α < 1 the loss is not convex
+in Δ; the scoring matrix H = Σ ω_i δg_i δg_iᵀ + λI (ω the expected curvature) is positive definite, and backtracking
+makes F fall. Below (2α−1)²n ≈ 20 d the unpenalised maximiser runs off to infinity.
 """
 
 from __future__ import annotations
@@ -178,7 +177,6 @@ def pair_problem(
     )
 
 
-
 def minimize(
     problem: PairProblem, ridge: float, start: Tensor, *, anchor: Tensor | None = None, tolerance: float = 1e-9
 ) -> tuple[Tensor, ConvergenceReport]:
@@ -256,7 +254,6 @@ def _backtrack(
     return 0.0, reached
 
 
-
 def fit_linear(
     phi_a: FeatureArray,
     phi_b: FeatureArray,
@@ -270,11 +267,10 @@ def fit_linear(
     tolerance: float = 1e-9,
     spread: Spread = ALONE,
 ) -> LinearFit:
-    """Fit w on pairs (φ_a, φ_b) with private labels; deterministic.
+    """Fit w on pairs (φ_a, φ_b) (n, d) with private labels (n,) ±1, +1 where a is preferred; deterministic.
 
-    phi_a, phi_b (n, d) numpy or torch, of the pairs that this process holds; private_label (n,) in {−1, +1}, +1 where
-    the label prefers a; `ridge` λ ≥ 0 in the coordinates of `basis` (default: the original ones), per dataset (not per
-    pair). For the unbounded reward only φ_a − φ_b matters. ValueError for bad shapes, labels, ε, or a singular problem.
+    `ridge` λ ≥ 0 acts in the coordinates of `basis` (default: the original ones), on the sum over pairs. ValueError for
+    bad shapes, labels, ε, or a singular problem.
     """
     if not 0.0 <= ridge < float("inf"):
         raise ValueError(f"ridge must be a finite number of at least 0, got {ridge!r}")

@@ -1,18 +1,12 @@
 """Per-example losses for preference labels that went through randomised response.
 
-Conventions. `margin` Δ (B,) is r(s, a) − r(s, b). `private_label` z (B,) in {−1, +1} says which response the *released*
-label prefers. `noise` is what its release states (`LabelNoise`), or an ε: `math.inf` means a label that was never
-flipped, 0 a label that carries nothing.
+`margin` Δ (B,) is r(s, a) − r(s, b); `private_label` z (B,) ±1 the *released* label; `noise` what its release states
+(`LabelNoise`), or an ε in [0, ∞]. Every function is pure, keeps (B,), works in float32 or float64, and is finite for
+|Δ| up to 1e4. "Eq." numbers are PPKL's.
 
-Every function is pure, keeps the shape (B,), works in float32 (float64 stays float64; half types are widened) and is
-finite for |Δ| up to 1e4 and any ε in [0, ∞]. "Eq." numbers are those of the private preference-learning paper
-(randomised response Eq. 7, likelihood Eq. 8-9, least squares Algorithm 2 step 8).
-
-Label smoothing is refused: cross-entropy with smoothed targets (α, 1−α) on labels that are *already* flipped corrects
-in the wrong direction. Its minimiser shrinks margins a second time, below even the uncorrected loss.
-
-r is the smooth bound (B/2)·tanh(2u/B) of the raw score u, in [−B/2, B/2] with positive slopes; r ≈ u near 0. A hard
-clamp would have zero gradient outside the interval. `reward_bound` B > 0 is its width; None means r = u.
+Label smoothing is refused: on labels that are already flipped it shrinks every margin a second time. r is the smooth
+bound (B/2)·tanh(2u/B) of the raw score u; a hard clamp would have zero gradient outside. `reward_bound` None means r =
+u.
 """
 
 from __future__ import annotations
@@ -92,10 +86,9 @@ def bound_slope(raw_score: Tensor, reward_bound: float | None) -> Tensor:
 
 
 class _PrivateNegativeLogLikelihood(torch.autograd.Function):
-    """−log P of x = zΔ for finite ε, with P = α σ(x) + (1−α) σ(−x) and its derivatives in cancellation-free form.
+    """−log P of x = zΔ for finite ε, P = α σ(x) + (1−α) σ(−x), with derivatives in cancellation-free form.
 
-    Autograd through logaddexp would form the gradient as a difference of two nearly equal weights, which loses all
-    digits as ε → 0. Both backward passes are differentiable, so derivatives of any order are exact.
+    Autograd through logaddexp would lose all digits as ε → 0. Both backward passes are differentiable.
     """
 
     @staticmethod
@@ -141,10 +134,7 @@ def _score(signed: Tensor, noise: LabelNoise) -> Tensor:
 
 
 def private_likelihood_loss(margin: Tensor, private_label: Tensor, noise: Noise) -> Tensor:
-    """−log P̃(z) with P̃(z) = α σ(zΔ) + (1−α) σ(−zΔ) (Eq. 8-9), in nats, (B,) ≥ 0.
-
-    At ε = ∞ this is the Bradley-Terry loss exactly; at ε = 0 it is log 2 with zero gradient. Not convex in Δ for α < 1.
-    """
+    """−log P̃(z) with P̃(z) = α σ(zΔ) + (1−α) σ(−zΔ) (Eq. 8-9), in nats, (B,) ≥ 0; not convex in Δ for α < 1."""
     noise = LabelNoise.of(noise)
     signed = _signed(margin, private_label)
     return _mixture_nll(signed, noise) if noise.public else _PrivateNegativeLogLikelihood.apply(signed, noise)
@@ -203,11 +193,8 @@ def _debiasing_slope(noise: Noise) -> float:
 
 
 def debiased_loss(margin: Tensor, private_label: Tensor, noise: Noise) -> Tensor:
-    """[α ℓ(zΔ) − (1−α) ℓ(−zΔ)]/(2α−1) with ℓ = −log σ: unbiased for the loss on the true label; (B,), nats.
-
-    Because ℓ(−x) = ℓ(x) + x this is ℓ(zΔ) − zΔ/(e^ε−1): convex, consistent, but unbounded below per example, and its
-    variance grows like (2α−1)^−2. ValueError at ε = 0, where it does not exist.
-    """
+    """[α ℓ(zΔ) − (1−α) ℓ(−zΔ)]/(2α−1) = ℓ(zΔ) − zΔ/(e^ε−1), ℓ = −log σ, in nats (B,): unbiased for the loss on the true
+    label, unbounded below, of a variance like (2α−1)^−2. ValueError at ε = 0."""
     signed = _signed(margin, private_label)
     return softplus(-signed) - _debiasing_slope(noise) * signed
 
@@ -222,10 +209,7 @@ def debiased_slope(margin: Tensor, private_label: Tensor, noise: Noise) -> Tenso
 
 
 def uncorrected_loss(margin: Tensor, private_label: Tensor, noise: Noise) -> Tensor:
-    """Bradley-Terry on z as if nothing had been flipped, (B,), nats: a baseline, `noise` is validated and ignored.
-
-    It converges to the log-odds of P̃ instead of Δ: a true margin of 2 becomes 0.08, 0.38, 1.33 at ε = 0.1, 0.5, 2.
-    """
+    """Bradley-Terry on z as if nothing had been flipped, (B,), nats: a baseline; `noise` is validated and ignored."""
     LabelNoise.of(noise)
     return softplus(-_signed(margin, private_label))
 
@@ -248,10 +232,8 @@ def logistic_curvature(margin: Tensor, noise: Noise) -> Tensor:
 
 @dataclass(frozen=True)
 class PreferenceLoss:
-    """A loss with its first derivative and a non-negative curvature for scoring iterations.
-
-    `value` and `slope` map (margin, private_label, noise) to (B,); `curvature` maps (margin, noise) to (B,) ≥ 0.
-    """
+    """A loss: `value` and `slope` map (margin, private_label, noise) to (B,), `curvature` maps (margin, noise) to (B,)
+    ≥ 0."""
 
     name: str
     value: Callable[[Tensor, Tensor, Noise], Tensor]
@@ -259,7 +241,7 @@ class PreferenceLoss:
     curvature: Callable[[Tensor, Noise], Tensor]
 
 
-_LOSSES = MappingProxyType(
+LOSSES = MappingProxyType(
     {
         loss.name: loss
         for loss in (
@@ -273,14 +255,9 @@ _LOSSES = MappingProxyType(
 )
 
 
-def loss_names() -> tuple[str, ...]:
-    """Names that `get_loss` knows; the first is the default."""
-    return tuple(_LOSSES)
-
-
 def get_loss(name: str) -> PreferenceLoss:
     """Look a loss up by name; ValueError names the choices (and says why label smoothing is not among them)."""
-    if name in _LOSSES:
-        return _LOSSES[name]
+    if name in LOSSES:
+        return LOSSES[name]
     reason = f": {SMOOTHING_REFUSED}" if "smooth" in name else ""
-    raise ValueError(f"loss must be one of {', '.join(_LOSSES)}, got {name!r}{reason}")
+    raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {name!r}{reason}")

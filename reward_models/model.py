@@ -1,42 +1,24 @@
 """Reward models as ordinary `AutoModelForSequenceClassification` checkpoints with a bias-free head.
 
-The raw score is u = w·φ, with φ the hidden state of the last attended token. Others load the checkpoint with plain
-transformers and get u, without the bound r(u). The last token is found from the attention mask: transformers takes "the
-rightmost id that is not pad", which agrees as long as no sequence ends in the pad id, and is wrong for a tokenizer
-whose pad is its eos. Features and scores are float32 whatever the backbone's dtype.
+The raw score is u = w·φ, φ the hidden state of the last token that the attention mask attends; plain transformers gives
+u, without the bound r(u). Features and scores are float32 whatever the backbone's dtype.
 
 A head with two outputs reads φ = (the last token's state, the sum of the states of all tokens): u is its first output
-at the last token plus its second output summed over the text. What the prompt adds to that sum is the same for all its
-answers, so no caller says where an answer begins. Plain transformers gives both outputs at the last token only.
+at the last token plus its second output summed over the text. A prompt adds the same to that sum for all its answers.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import re
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from private_rlhf.core.errors import UserError
-from private_rlhf.lm.base_models import check_layers
-from private_rlhf.lm.kernels.attention import use_grouped_attention
-from private_rlhf.lm.kernels.linear_layers import speed_up_products
-from private_rlhf.lm.models import (
-    DTYPES,
-    dense_copy,
-    four_bit_options,
-    is_four_bit,
-    keep_differentiable,
-    load_whole,
-    unwrap,
-)
+from private_rlhf.lm.models import load_whole, unwrap
 from private_rlhf.lm.rows import Rows, Sharing, sharing_of
-from private_rlhf.recipe import RewardConfig
 from private_rlhf.reward_models.losses import bounded_reward, check_reward_bound
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -44,10 +26,8 @@ from transformers import (
     AutoModelForSequenceClassification,
     PreTrainedConfig,
     PretrainedConfig,
-    PreTrainedModel,
 )
 from transformers.modeling_layers import GenericForSequenceClassification
-from transformers.utils import logging as transformers_logging
 
 
 def check_pad_token(config: PretrainedConfig) -> int:
@@ -60,21 +40,16 @@ def check_pad_token(config: PretrainedConfig) -> int:
     return int(pad)
 
 
-LAYER = re.compile(r"\.(?:layers|h)\.(\d+)\.")
-
-
 @functools.cache  # one class for a configuration, however often it is asked for
 def classifier_class(kind: type[PreTrainedConfig]) -> Any:
-    """transformers' class for a configuration; where it has none, its generic one (base model, bias-free `score`).
-
-    Granite, Cohere and OLMoE are such. Only this package reads their checkpoints. ValueError: not a causal LM.
-    """
+    """transformers' class for a configuration; where it has none (Granite, Cohere, OLMoE), its generic one. Only this
+    package reads the latter's checkpoints. ValueError: not a causal LM."""
     classifiers: Any = AutoModelForSequenceClassification._model_mapping
     causal: Any = AutoModelForCausalLM._model_mapping
     if kind in classifiers:
         return classifiers[kind]
     if kind not in causal:
-        raise ValueError(f"transformers has no causal LM for {kind.__name__}")
+        raise ValueError(f"config must be of a causal LM, got {kind.__name__}: take another checkpoint")
     parent = next(each for each in causal[kind].__mro__ if each.__name__.endswith("PreTrainedModel"))
     name = parent.__name__.removesuffix("PreTrainedModel") + "ForSequenceClassification"
     return type(name, (GenericForSequenceClassification, parent), {})
@@ -84,78 +59,6 @@ def load_classifier(folder: str | Path, **how: Any) -> Any:
     """The sequence classifier in `folder`. ValueError: a weight is missing, superfluous or of another shape."""
     config = AutoConfig.from_pretrained(folder)
     return load_whole(classifier_class(cast(Any, type(config))), folder, config=config, **how)
-
-
-def build_reward_backbone(
-    causal_lm_path: str | Path,
-    num_layers: int | None = None,
-    dtype: torch.dtype = torch.float32,
-    *,
-    pad_token_id: int | None = None,
-    four_bit: bool = False,
-    token_sum: bool = False,
-) -> PreTrainedModel:
-    """A sequence-classification model with the (first `num_layers`) layers of a causal LM and a score layer of zeros,
-    of two outputs with `token_sum`; in eval mode.
-
-    A truncated model keeps the final norm. `dtype` is that of the backbone; the score layer is float32. `four_bit`
-    quantises the backbone's linear layers to NF4 (`quantised`). ValueError when `num_layers` is out of range, a weight
-    is missing, the pad token is missing or equal to eos, or bitsandbytes is missing.
-    """
-    config = AutoConfig.from_pretrained(causal_lm_path)
-    text = config.get_text_config()
-    config.num_labels = 2 if token_sum else 1
-    if pad_token_id is not None:
-        text.pad_token_id = pad_token_id
-    check_pad_token(config)
-    if num_layers is not None:
-        if not 1 <= num_layers <= text.num_hidden_layers:
-            raise ValueError(f"num_layers must lie between 1 and {text.num_hidden_layers}, got {num_layers}")
-        text.num_hidden_layers = num_layers
-        if getattr(text, "layer_types", None) is not None:
-            text.layer_types = text.layer_types[:num_layers]
-    loader = classifier_class(cast(Any, type(config)))
-
-    def allowed(name: str) -> bool:
-        layer = LAYER.search(name)
-        cut = layer is not None and int(layer.group(1)) >= text.num_hidden_layers
-        outside = not name.startswith(f"{loader.base_model_prefix}.")  # as the output layer is
-        return name == "score.weight" or outside or cut
-
-    more = four_bit_options(dtype, ["score"]) if four_bit else {}
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()  # no report of the head and the layers that are left out
-    try:
-        model = load_whole(loader, causal_lm_path, allowed, config=config, dtype=dtype, **more)
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-    set_score_weight(model, torch.zeros(score_layer(model).weight.numel()))
-    if four_bit:
-        keep_differentiable(model)
-    return cast(PreTrainedModel, use_grouped_attention(speed_up_products(model.eval())))
-
-
-def load_backbone(path: Path, settings: RewardConfig, dtype: str, pad_token_id: int | None) -> Any:
-    """The SFT model's first layers as a reward backbone with a zero head.
-
-    path: of the causal LM. dtype: a key of `DTYPES`. pad_token_id: of the tokenizer that pads its texts.
-
-    Raises:
-        UserError: the checkpoint is not whole, has fewer layers than reward.num_layers, or cannot be quantised.
-    """
-    try:
-        check_layers(settings.num_layers, AutoConfig.from_pretrained(path), str(path))
-        return build_reward_backbone(
-            path,
-            settings.num_layers,
-            DTYPES[dtype],
-            pad_token_id=pad_token_id,
-            four_bit=settings.quantize is not None,
-            token_sum=settings.feature_blocks == 2,
-        )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        cause = " ".join(str(error).split())[:200]
-        raise UserError(f"{path} does not serve as reward backbone ({cause}): run again with --from sft") from None
 
 
 def score_layer(model: nn.Module) -> nn.Linear:
@@ -171,9 +74,8 @@ def score_layer(model: nn.Module) -> nn.Linear:
 
 
 class ScoreHead(nn.Linear):
-    """The score layer, computed in float32 whatever the dtype of the hidden states and of autocast: in bfloat16 a score
-    of 5 has a resolution of 0.03. The state dict is that of nn.Linear, so plain transformers reads it.
-    """
+    """The score layer in float32 whatever the dtype of the hidden states and of autocast: in bfloat16 a score of 5 has
+    a resolution of 0.03. Its state dict is that of nn.Linear."""
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., d) -> (..., 1 or 2) float32."""
@@ -196,7 +98,7 @@ def set_score_weight(model: nn.Module, weight: Tensor) -> None:
 def last_token_index(attention_mask: Tensor) -> Tensor:
     """Index (B,) of the last attended token of a 0/1 mask (B, T), padded left or right. ValueError for an empty row."""
     if not bool(attention_mask.any(-1).all()):
-        raise ValueError("a sequence has no attended token; drop empty texts before scoring")
+        raise ValueError("attention_mask must have a token in each row: drop empty texts before scoring")
     positions = torch.arange(attention_mask.shape[-1], device=attention_mask.device)
     return (positions * attention_mask.bool()).argmax(-1)
 
@@ -281,26 +183,3 @@ def probe_scores(model: nn.Module) -> Tensor:
         return RewardModel(model).raw_score(ids, torch.ones_like(ids)).cpu()
     finally:
         model.train(training)
-
-
-def merge_adapters(model: nn.Module, dtype: torch.dtype | None = None) -> PreTrainedModel:
-    """Fold LoRA adapters into the weights, as an ordinary model; a model without adapters is returned as it is.
-
-    The sum is formed in float32 (a bfloat16 sum would round most of a small adapter away) and then cast to `dtype`
-    (None: stay in float32). The score layer stays in float32. 4-bit layers become what they compute with: their
-    dequantised weights, and the adapter added to those.
-    """
-    merge_and_unload = getattr(model, "merge_and_unload", None)
-    if is_four_bit(unwrap(model)):
-        merged = dense_copy(unwrap(model))
-        set_score_weight(merged, score_layer(model).weight.flatten())
-    elif callable(merge_and_unload):
-        model.float()
-        merged = cast(PreTrainedModel, merge_and_unload())
-    else:
-        return cast(PreTrainedModel, model)
-    if dtype is not None:
-        weight = score_layer(merged).weight.flatten().detach().clone()
-        merged.to(dtype)  # type: ignore[arg-type]
-        set_score_weight(merged, weight)
-    return merged

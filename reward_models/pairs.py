@@ -17,8 +17,7 @@ from private_rlhf.reward_models.model import RewardModel
 
 class RenderedPairs(NamedTuple):
     """The pairs within the limits: their `places` in the release, `rows`, and (chosen, rejected) token ids; `dropped`
-    counts rows left out as too long.
-    """
+    counts the others."""
 
     places: list[int]
     rows: list[ReleasedPair]

@@ -1,19 +1,14 @@
 """Choosing the ridge, by held-out private log-likelihood or by the evidence of the private labels.
 
-The score of a ridge is the mean −log P̃(z) on pairs left out of its fit. It reads only released labels, so the choice
-is post-processing and costs no privacy; it is a proper score, so its minimum is the fit closest to the truth in
-Kullback-Leibler distance, unlike the accuracy against z. The uncorrected baseline is scored by its own loss, since it
-does not know α.
+Both read only released labels. The score of a ridge is the mean −log P̃(z) on pairs left out of its fit, a proper
+score; the uncorrected baseline, which does not know α, is scored by its own loss.
 
-The evidence needs no fold. A ridge λ is the prior θ ~ N(0, I/λ). By Laplace's approximation around the penalised
-maximum θ̂ (d components)
+The evidence of a prior θ ~ N(0, I/λ), by Laplace's approximation around the maximum θ̂ (d components; MacKay 1992), is
 
     log P(z | λ) ≈ Σ log P̃(z_i) − λ‖θ̂‖²/2 + (d/2) log λ − ½ log det H,   H = Σ ω δg δgᵀ + λI,
 
-ω the expected information of a private label (MacKay 1992, with the private likelihood in the place of a Gaussian's).
-With few or noisy labels, where held-out likelihood cannot tell a ridge of 2 from one of 800, it is the steadier guide.
-Where even it is flat, or where Laplace flatters a fit that saturates, a prior on the margin scale √(d/λ) decides:
-log-normal about `MARGIN_SCALE`, within a factor of four with 95 %.
+ω the expected information of a private label. It is steadier than held-out likelihood where labels are few or noisy. A
+log-normal prior on the margin scale √(d/λ), about `MARGIN_SCALE`, decides where the evidence is flat.
 """
 
 from __future__ import annotations
@@ -39,11 +34,8 @@ _MARGIN_SCALES = (0.03, 0.1, 0.2, 0.4, 0.7, 1.2, 2.0, 4.0, 8.0)
 
 @dataclass(frozen=True)
 class RidgeSelection:
-    """The cross-validation table, ridges in falling order.
-
-    `held_out_loss` (m,) mean nats per pair, log 2 for a reward of 0; `paired_standard_error` (m,) that of the per-pair
-    difference to the best ridge (0 for the best itself).
-    """
+    """The cross-validation table, ridges in falling order: `held_out_loss` (m,), mean nats per pair, and
+    `paired_standard_error` (m,) of the per-pair difference to the best ridge."""
 
     ridge: float
     ridges: tuple[float, ...]
@@ -92,9 +84,8 @@ def select_ridge(
 ) -> RidgeSelection:
     """k-fold choice of λ; arguments as in `fit_linear`. Each fold walks down the grid with warm starts.
 
-    `folds` (n,) int64 is the fold that each pair is held out with, 0, 1, …, or −1 for a pair that is always learnt from
-    and never judges (None: five folds at random). `tolerance` is the Newton decrement (nats over the fold) at which a
-    fit counts as done: far below the noise of the score.
+    `folds` (n,) int64: the fold that each pair is held out with, or −1 for one that never judges (None: five at
+    random). `tolerance`: Newton decrement, nats over the fold, at which a fit counts as done.
     """
     basis = identity_basis(phi_a.shape[1]) if basis is None else basis
     problem = pair_problem(phi_a, phi_b, private_label, noise, basis, reward_bound, loss, spread)
@@ -103,12 +94,12 @@ def select_ridge(
         raise ValueError("ridges must be a non-empty list of numbers above 0")
     if folds is None:
         folds = torch.from_numpy(assign_folds(len(problem), 5, None, 0))
-    judged = spread.all(folds[folds >= 0])
-    if folds.shape != problem.private_label.shape or len(judged) == 0:
+    judges = spread.all(folds[folds >= 0])
+    if folds.shape != problem.private_label.shape or len(judges) == 0:
         raise ValueError(f"folds must be one number for each of {len(problem)} pairs, and some must be held out")
     score = get_loss("uncorrected" if loss == "uncorrected" else "private_likelihood")
     losses = torch.zeros(len(grid), len(problem), dtype=torch.float64)
-    for fold in range(int(judged.max()) + 1):
+    for fold in range(int(judges.max()) + 1):
         training, test = problem.rows(folds != fold), problem.rows(folds == fold)
         theta = torch.zeros(basis.num_components, dtype=torch.float64)
         for row, ridge in enumerate(grid):
@@ -146,9 +137,8 @@ def ridge_by_evidence(
     start: float | None = None,
     spread: Spread = ALONE,
 ) -> float:
-    """λ of `evidence_ridges` at which evidence and prior together are highest, by climbing from `start` (None: from the
-    prior's scale); coordinates (n, d) in a `pair_basis` of both responses, labels (n,) ±1: those of this process.
-    """
+    """λ of `evidence_ridges` of the highest evidence times prior, by climbing from `start` (None: the prior's scale);
+    coordinates (n, d) in a `pair_basis` of both responses, labels (n,) ±1: those of this process."""
     count = x_a.shape[1]
     ridges = evidence_ridges(count)
     problem = PairProblem(x_a, x_b, label, noise, reward_bound, get_loss("private_likelihood"), spread)

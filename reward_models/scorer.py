@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from private_rlhf.core.errors import UserError
+from private_rlhf.core.errors import UserError, one_line
 from private_rlhf.data.inputs import make_renderer
 from private_rlhf.data.render import Prompt, Renderer, prompt_key
 from private_rlhf.lm.distributed import free, is_sharded, split_frozen
@@ -39,13 +39,9 @@ class Scores:
 class RewardScorer:
     """A reward checkpoint with the renderer of its tokenizer, which may differ from the policy's.
 
-    Attributes:
-        batch_size: texts per forward pass.
-        use_bonus: compute Γ, which needs reference completions of each prompt.
-        use_baseline: compute their mean r̄, which needs them as well.
-        together: the weights are split over processes, so that each forward pass needs all of them.
-        references: by prompt, (d + 1,) float64: the mean gradient of r̄ over π_ref's completions, then their mean r̄;
-            (1,) without Γ. Filled by `add_reference`; part of the resume state of PPO.
+    use_bonus: compute Γ; use_baseline: the mean r̄ of π_ref's completions. Both need `add_reference` for each prompt.
+    together: the weights are split over processes. references: by prompt, (d + 1,) float64, the mean gradient of r̄
+    over π_ref's completions, then their mean r̄; (1,) without Γ.
     """
 
     checkpoint: RewardCheckpoint
@@ -57,9 +53,8 @@ class RewardScorer:
     together: bool = False
 
     def place(self, accelerator: Accelerator) -> None:
-        """Put the reward model on the run's device. Where the launcher splits its layers over processes, all call
-        `features` and `score` when one of them does, even without a text.
-        """
+        """Put the reward model on the run's device. Where its layers are split over processes, all call `features` and
+        `score` when one of them does, even without a text."""
         model = self.checkpoint.model
         score_layer(model.model).to(accelerator.device)
         self.together = is_sharded(split_frozen(accelerator, model.backbone))
@@ -69,8 +64,8 @@ class RewardScorer:
     ) -> torch.Tensor:
         """Last-token features (B, d) float32 of each prompt and response. UserError for texts beyond its positions.
 
-        A response that the cap stopped is read as the whole answer that a person would get, with an end of turn: every
-        text that r̄ was fitted on ends so, and at another token r̄ means nothing. `ppo.missing_eos_penalty` counts it.
+        A response cut at the cap is read with an end of turn, as all texts that r̄ was fitted on
+        (`ppo.missing_eos_penalty`).
         """
         model, renderer = self.checkpoint.model, self.renderer
         texts = zip(prompts, responses, strict=True)
@@ -134,14 +129,13 @@ class RewardScorer:
 def load_scorer(
     path: Path, limits: ModelConfig, batch_size: int = 64, *, use_bonus: bool, use_baseline: bool = False
 ) -> RewardScorer:
-    """The scorer of a reward checkpoint of this pipeline. limits: of the texts. batch_size: texts per forward pass.
-    UserError: incomplete checkpoint, no metadata, or Γ asked of a checkpoint without its statistics.
-    """
+    """The scorer of a reward checkpoint of this pipeline. limits: of the texts. UserError: incomplete checkpoint, no
+    metadata, or Γ asked of a checkpoint without its statistics."""
     try:
         checkpoint = load_reward_checkpoint(path)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        cause = " ".join(str(error).split())[:200]
-        raise UserError(f"{path} is not a whole reward checkpoint ({cause}): run again with --from reward") from None
+        cause = one_line(str(error), 400)
+        raise UserError(f"{path} must be a whole reward checkpoint ({cause}): run again with --from reward") from None
     if use_bonus and checkpoint.bonus is None:
-        raise UserError(f"{path} holds no bonus statistics: fit it again with reward.kappa > 0, or set reward.kappa=0")
+        raise UserError(f"{path} must hold bonus statistics: fit it again with reward.kappa > 0, or set reward.kappa=0")
     return RewardScorer(checkpoint, make_renderer(limits, load_tokenizer(path)), batch_size, use_bonus, use_baseline)

@@ -1,9 +1,7 @@
 """Reward training with LoRA or all weights: TRL's RewardTrainer with a private loss on the bounded margin.
 
-Rows are TRL's: token ids (`chosen_ids`, `rejected_ids`), or preferences in text or messages, which TRL tokenises.
-`chosen` is the response that the *private* label prefers; in that order z = +1 for every row, and the loss is
-ℓ(r(u_chosen) − r(u_rejected), +1; ε). Stage reward gives token ids, from the function that scoring uses: TRL's own end
-otherwise (text gets its end-of-sequence token, messages what the chat template writes).
+Rows are TRL's. `chosen` is the response that the *private* label prefers, so z = +1 throughout and the loss is
+ℓ(r(u_chosen) − r(u_rejected), +1; ε).
 """
 
 from __future__ import annotations
@@ -45,16 +43,14 @@ class PairCollator(DataCollatorForPreference):
                 ids = example[column]
                 if len(ids) == 0 or ids[-1] == self.pad_token_id:
                     problem = "is empty" if len(ids) == 0 else f"ends in the pad token {self.pad_token_id}"
-                    raise ValueError(f"{column} of a row {problem}; end rendered texts in another token")
+                    raise ValueError(f"{column} of a row {problem}: end rendered texts in another token")
         return super().torch_call(examples)
 
 
 class PairLengthSampler(Sampler[int]):
-    """The order of an epoch: pools of `POOL` random global batches, sorted by length within, batches then shuffled.
-
-    `lengths` (n,) in tokens of what is padded; `batch_size` is the global one, over processes and accumulation steps.
-    The order is a function of `seed` and the epoch. A last, incomplete batch of the epoch stays last.
-    """
+    """The order of an epoch, a function of `seed` and the epoch: pools of `POOL` random global batches, sorted by
+    length within, batches then shuffled; a last, incomplete batch stays last. `lengths` (n,) in tokens of what is
+    padded."""
 
     def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
         self.lengths = torch.as_tensor(lengths)
@@ -95,18 +91,13 @@ class PrivateRewardTrainer(RewardTrainer):
     """`RewardTrainer` plus `noise` (of the labels, or their ε), `loss` (a name of `losses`) and `reward_bound` B (None:
     unbounded). At ε = ∞, without a bound, it computes what TRL's computes.
 
-    The rest is TRL's: `model` (a sequence-classification model with one output), `args` (`RewardConfig`; on a CPU with
-    use_cpu=True, bf16=False, gradient_checkpointing=False), datasets in any of its preference formats but without a
-    `margin` column, `processing_class`, `peft_config` (LoRA with modules_to_save=["score"]), callbacks. TRL drops texts
-    over `max_length`; rows of token ids must not be over it. Losses are means over the local batch, averaged over
-    processes and accumulation steps, so n processes with batch b equal one process with batch n·b.
+    The rest is TRL's: `model` (a sequence classifier with one output), `args` (on a CPU with use_cpu=True, bf16=False,
+    gradient_checkpointing=False), datasets without a `margin` column, `peft_config` (with modules_to_save=["score"]).
+    Rows of token ids must not be over `max_length`. n processes with batch b equal one with batch n·b.
 
-    Logged beside TRL's metrics: `private_accuracy`, the share of released labels that the margin agrees with, and
-    `debiased_accuracy`, an unclipped estimate of the accuracy on true labels. `eval_loss` is the held-out loss.
-
-    `train_sampling_strategy="group_by_length"` groups pairs by their rows' lengths (`PairLengthSampler`); it needs
-    `remove_unused_columns=False`. Where the model allows it, what texts begin with alike is computed once
-    (`private_rlhf.lm.rows`; `share_prompts=False`: never), which changes scores and gradients only by rounding.
+    Logged as well: `private_accuracy`, the share of released labels that the margin agrees with, and
+    `debiased_accuracy`, an unclipped estimate of that of true labels. `train_sampling_strategy="group_by_length"` needs
+    `remove_unused_columns=False`. Texts share rows (`private_rlhf.lm.rows`) unless `share_prompts=False`.
     """
 
     _tag_names = ["trl", "reward-trainer", "private-rlhf"]  # noqa: RUF012 - as in the parent class
@@ -156,14 +147,14 @@ class PrivateRewardTrainer(RewardTrainer):
         if renamed:
             dataset = dataset.rename_columns(renamed)
             columns = [renamed.get(column, column) for column in columns]
-        rendered, data = {"chosen_ids", "rejected_ids"} <= set(columns), f"the {dataset_name} dataset"
-        if not rendered and (missing := {"chosen", "rejected"} - set(columns)):
+        is_tokenised, data = {"chosen_ids", "rejected_ids"} <= set(columns), f"the {dataset_name} dataset"
+        if not is_tokenised and (missing := {"chosen", "rejected"} - set(columns)):
             names = ", ".join(sorted(missing))
             raise ValueError(f"{data} has no {names}: pass preferences, or token ids as chosen_ids and rejected_ids")
         if "margin" in columns:
             raise ValueError(f"{data} has a margin column, which no private loss uses: drop it")
         prepared = super()._prepare_dataset(dataset, processing_class, args, dataset_name)
-        if rendered and isinstance(dataset, Dataset) and len(prepared) < len(dataset):
+        if is_tokenised and isinstance(dataset, Dataset) and len(prepared) < len(dataset):
             raise ValueError(
                 f"{len(dataset) - len(prepared)} rows of {data} are longer than max_length {args.max_length} and would "
                 "be dropped: render shorter texts or raise max_length"

@@ -1,11 +1,8 @@
 """Training of a reward backbone (LoRA, 4-bit LoRA or full) on privatised pairs with TRL, and its early stopping.
 
-Every `every` steps, and at step 0 (a warm start may be better than anything that follows), the private loss of each
-held-out pair is computed; it reads only z, so the choice is post-processing. Two evaluations share their pairs, so the
-standard error of their difference is that of the per-pair differences, which is far below that of either mean. A step
-replaces the kept one only if it is better by more than `standard_errors` of them; after `patience` evaluations in a row
-that are not, training stops. Either way the kept weights are the result: the earliest step that no later one beats
-beyond noise. The held-out loss of the kept step has been selected on, and estimates made on the same pairs say so.
+Every `every` steps, and at step 0, the private loss of each held-out pair is computed. A step replaces the kept one if
+its gain exceeds `standard_errors` of the per-pair differences; after `patience` evaluations that do not, training
+stops. The kept weights are the result.
 """
 
 from __future__ import annotations
@@ -27,7 +24,8 @@ from private_rlhf.lm import hf_trainer
 from private_rlhf.lm.distributed import put_back, whole_model, whole_tensor
 from private_rlhf.lm.models import DTYPES, lora_config
 from private_rlhf.recipe import EarlyStoppingSettings, RewardConfig
-from private_rlhf.reward_models.model import merge_adapters, set_score_weight
+from private_rlhf.reward_models.backbone import merge_adapters
+from private_rlhf.reward_models.model import set_score_weight
 from private_rlhf.reward_models.trainer import PrivateRewardTrainer
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -57,7 +55,6 @@ class Evaluation:
     standard_error: float
 
 
-
 @dataclass
 class HeldOutRecord:
     """The kept step, and all evaluations up to now."""
@@ -68,14 +65,14 @@ class HeldOutRecord:
     kept_step: int = -1
     waited: int = 0
 
-    def judge(self, step: int, kept: Tensor | None, losses: Tensor) -> bool:
+    def judge(self, step: int, best: Tensor | None, losses: Tensor) -> bool:
         """Record `losses` (n,) of `step` against the kept ones (None: the first); True if the step replaces them."""
         gain = error = 0.0
-        if kept is not None:
-            difference = kept.double() - losses.double()
+        if best is not None:
+            difference = best.double() - losses.double()
             gain, error = float(difference.mean()), float(difference.std() / math.sqrt(len(difference)))
         self.evaluations.append(Evaluation(step, float(losses.double().mean()), gain, error))
-        better = kept is None or gain > self.standard_errors * error
+        better = best is None or gain > self.standard_errors * error
         self.kept_step, self.waited = (step, 0) if better else (self.kept_step, self.waited + 1)
         return better
 
@@ -86,11 +83,9 @@ class HeldOutRecord:
 
 
 class HeldOutStopping(TrainerCallback):
-    """The callback; attach it to the trainer before training, and put it before callbacks that mark whole checkpoints.
-
-    `rows` are at least two held-out pairs as `PrivateRewardTrainer` takes them. Kept weights (trainable ones) stay in
-    memory and go into each Trainer checkpoint, so that a resumed run decides as an uninterrupted one.
-    """
+    """The callback; attach it to the trainer before training, before callbacks that mark whole checkpoints. `rows`: at
+    least two held-out pairs. Kept weights stay in memory and go into each Trainer checkpoint, so that a resumed run
+    decides as an uninterrupted one."""
 
     def __init__(self, rows: Dataset, settings: EarlyStoppingSettings) -> None:
         self.rows, self.every = rows, settings.every
@@ -137,9 +132,9 @@ class HeldOutStopping(TrainerCallback):
         return [(name, value) for name, value in self._trainer.model.named_parameters() if value.requires_grad]
 
     def _load(self, path: Path) -> None:
-        with safe_open(path, framework="pt") as stored:
-            record = json.loads(stored.metadata()["record"])
-            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - not a mapping
+        with safe_open(path, framework="pt") as file:
+            record = json.loads(file.metadata()["record"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
         evaluations = [Evaluation(**entry) for entry in record.pop("evaluations")]
         self.record = HeldOutRecord(**record, evaluations=evaluations)
         self._losses = tensors.pop("losses")
@@ -170,21 +165,11 @@ def train_backbone(
     warm_weight: torch.Tensor | None,
     reload: Callable[[], Any],
 ) -> TrainedBackbone:
-    """The backbone after the recipe's `lora` or `full` training.
+    """The backbone, a sequence classifier with a zero head, after the recipe's `lora` or `full` training.
 
-    Args:
-        backbone: sequence-classification model with a zero head.
-        pairs: (chosen, rejected) token ids, `chosen` being what z prefers.
-        held_out: the same of pairs that early stopping judges by; not read without it.
-        noise: of the labels, as their release states it.
-        settings: mode, optimiser and loss of the training.
-        tokenizer: pads.
-        dtype: of the trained model, a key of `DTYPES`.
-        seed: of the order of pairs and of fresh adapters.
-        checkpoints: where resume state is kept.
-        world: the process group.
-        warm_weight: (d,) head to start from, or None for zeros.
-        reload: makes a backbone like the first; called where weights were split over processes, to gather them in.
+    pairs: (chosen, rejected) token ids, `chosen` being what z prefers; held_out: the same, which early stopping judges
+    by. noise: of the labels. seed: of the order and of fresh adapters. checkpoints: folder of resume state.
+    warm_weight: (d,) head to start from, or None. reload: makes a backbone like the first, to gather split weights in.
     """
     check_rows(len(pairs), "reward", settings.batch_size)
     more: dict[str, Any] = {"optim": OPTIMIZERS[settings.optimizer]} if settings.optimizer else {}
@@ -235,7 +220,7 @@ def held_out_stopping(held_out: Pairs, settings: EarlyStoppingSettings | None) -
     if settings is None:
         return None
     if len(held_out) < 2:
-        raise UserError("reward.early_stopping needs two held-out pairs: raise reward.validation_fraction")
+        raise UserError("reward.early_stopping must have at least 2 held-out pairs: raise reward.validation_fraction")
     # Similar lengths together: evaluation pads less.
     rows = sorted(held_out, key=lambda pair: max(len(pair[0]), len(pair[1])))
     return HeldOutStopping(as_dataset(rows), settings)

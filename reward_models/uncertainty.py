@@ -1,58 +1,40 @@
 """The uncertainty of an estimated reward: the bonus Γ, for pessimism (r̄ − Γ) offline and optimism (r̄ + b) online.
 
-A per-prompt shift of the reward never matters to a policy, so uncertainty is that of r(s, a) − E_{a'~μ} r(s, a'), with
-μ the reference policy: every bonus is centred by reference completions. Without centring a bonus measures the ridge.
+A shift of the reward per prompt never matters to a policy, so every kind is the uncertainty of r(s, a) − E_{a'~μ}
+r(s, a'), μ the reference policy: without that centring a bonus measures the ridge.
 
-Every kind is a `CentredBonus`, used with either sign. The default is Fisher: Γ = κ √(g̃ᵀ H⁻¹ g̃), g = ∂r/∂w = r'(u) φ,
-g̃ = g − mean_k g(s, a_k), H = Σ_i ω_i δg_i δg_iᵀ + λI with ω the expected information of the privatised labels: the
-posterior standard deviation of the centred reward under the penalty of the fit.
-
-A fit in a `FeatureBasis` V writes w = Vθ and penalises (λ/2)‖θ‖². Its posterior for w is V H_sub⁻¹ Vᵀ, so that
-Γ² = (Vᵀg̃)ᵀ H_sub⁻¹ (Vᵀg̃). The fit holds w at exactly 0 across directions that V drops, and no variance is claimed
-there. Doubt in every direction takes `num_components=None`.
-
-The paper's bonus for the linear class (PPKL Eq. 10), with its constants exposed, is
-
-    Γ = κ √c · e^{B/2}/(2α−1) · √( φ̃ᵀ Σ⁻¹ φ̃ · ( log(N(τ)/δ)/n + τ ) )
-
-Rewards lie in an interval of width B. D²_F of Definition 3.2, read with the reward centred per prompt, is φ̃ᵀΣ⁻¹φ̃ with
-φ̃ = φ(s, a) − E_{a'~μ} φ(s, a') and Σ = E_s Var_{a'~μ} φ(s, a'): a mean per sample, not the sum over the data (n stands
-in the other factor). A bounded reward is linearised at the fit, so that g takes the place of φ. Σ comes from pairs
-whose responses were both drawn from μ, where E[½ δφ δφᵀ] = Σ. A ridge λ of a fit to n pairs is λ/n per sample, and
-Σ + (λ/n)I is what is inverted. N(τ) = (1/τ)^k for k coordinates (the paper's choice for the linear class), τ = 1/n and
-c = 1 by default: an upper bound and not an estimate. e^{B/2} is 148 at B = 10; at B = 1 √c near 0.1 gives a useful Γ.
-
-An ensemble of heads measures the standard deviation of the centred reward over fits to bootstrap samples of the pairs.
-A plain bootstrap under a ridge shrinks to 0 where data are few, just where Γ should be largest. So the penalty of head
-k is (λ/2)‖θ − θ_k⁰‖² with a θ_k⁰ ~ N(0, I/λ) of its own, a draw from the prior that the ridge stands for. To first
-order, Var θ_k = H⁻¹JH⁻¹ + λH⁻² with J the information of the labels and H = J + λI, which is H⁻¹: Fisher's, without its
-Gaussian approximation.
-
-Monte-Carlo dropout is what the reference code of the PPKL paper does: the standard deviation over dropout masks. On a
-model without dropout, such as the Llama family, it is exactly 0: such a model is refused. A mask belongs to the
-positions of one text, so nothing is centred, and doubt about a prompt's common shift is measured too. Prefer Fisher.
+- Fisher: Γ = κ √(g̃ᵀ H⁻¹ g̃), g = ∂r/∂w = r'(u) φ, g̃ = g − mean_k g(s, a_k), H the expected information of the private
+  labels plus λI: the posterior standard deviation. A fit w = Vθ claims no variance where `FeatureBasis` V drops a
+  direction.
+- Elliptical, PPKL Eq. 10: Γ = κ √c · e^{B/2}/(2α−1) · √(φ̃ᵀ Σ⁻¹ φ̃ · (log(N(τ)/δ)/n + τ)), an upper bound for rewards in
+  an interval of width B. Σ = E_s Var_{a'~μ} φ(s, a') + (λ/n)I, N(τ) = (1/τ)^k, and g takes the place of φ. e^{B/2} is
+  148 at B = 10; at B = 1 √c near 0.1 gives a useful Γ.
+- Ensemble: the standard deviation over heads fitted to bootstrap samples, each around a draw of its own from the prior
+  that the ridge stands for. Without those draws it would shrink to 0 where data are few.
+- Monte-Carlo dropout, as PPKL's reference code: the standard deviation over masks, not centred. Prefer Fisher.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.lm.rows import Rows
-from private_rlhf.reward_models.basis import ALONE, FeatureArray, FeatureBasis, Spread
-from private_rlhf.reward_models.linear import LinearFit, minimize, pair_problem
+from private_rlhf.reward_models.basis import FeatureBasis, identity_basis
 from private_rlhf.reward_models.losses import bound_slope, bounded_reward, check_reward_bound
 from private_rlhf.reward_models.model import RewardModel
 from scipy.linalg.lapack import dpocon
 from torch import Tensor, nn
 
+if TYPE_CHECKING:
+    from private_rlhf.reward_models.linear import LinearFit
+
 MAX_CONDITION = 1e14
-BLOCK = 1024
 
 
 class RewardScore(NamedTuple):
@@ -61,20 +43,10 @@ class RewardScore(NamedTuple):
     reward: Tensor
     bonus: Tensor
 
-    def pessimistic(self) -> Tensor:
-        """r̄ − Γ (B,)."""
-        return self.reward - self.bonus
-
-    def optimistic(self) -> Tensor:
-        """r̄ + Γ (B,)."""
-        return self.reward + self.bonus
-
 
 class CentredBonus:
-    """A reward with its bonus, from the features (B, f) that its reward model gives for a text.
-
-    `weight` w (d,), `reward_bound` B and `kappa` κ ≥ 0 identify the model. A kind defines `quantity` and `deviation`.
-    """
+    """A reward with its bonus, from the features (B, f) that its reward model gives for a text: `weight` w (d,),
+    `reward_bound` B and `kappa` κ ≥ 0. A kind defines `quantity` and `deviation`."""
 
     weight: Tensor
     reward_bound: float | None
@@ -173,11 +145,8 @@ class FisherBonus(QuadraticBonus):
 
 
 def definite_factor(matrix: Tensor, name: str) -> Tensor:
-    """The lower Cholesky factor (k, k) of a symmetric matrix that is safe to invert.
-
-    ValueError for a matrix that is not positive definite, or whose condition in the 1-norm (LAPACK's estimate from the
-    factor) exceeds `MAX_CONDITION`: beyond it a float64 solve has no digit left.
-    """
+    """The lower Cholesky factor (k, k) of a symmetric matrix that is safe to invert. ValueError unless it is positive
+    definite with a condition in the 1-norm (LAPACK's estimate) of at most `MAX_CONDITION`."""
     if not bool(torch.isfinite(matrix).all()):
         raise ValueError(f"the {name} matrix is not positive definite, it is not finite: check the features")
     factor, info = torch.linalg.cholesky_ex(matrix)
@@ -245,34 +214,6 @@ class EllipticalBonus(QuadraticBonus):
         return self.kappa * self.constants.width(self.noise, bound, self.num_pairs, self.basis.num_components)
 
 
-def elliptical_bonus(
-    fit: LinearFit,
-    phi_a: Tensor,
-    phi_b: Tensor,
-    kappa: float = 1.0,
-    constants: EllipticalConstants | None = None,
-    spread: Spread = ALONE,
-) -> EllipticalBonus:
-    """Γ of a linear fit, Σ being that of pairs (φ_a, φ_b) of responses that μ drew, features (n, d) of any float dtype.
-
-    ValueError as for `EllipticalBonus`, and without pairs.
-    """
-    size = fit.basis.num_components
-    total = torch.zeros(size, size, dtype=torch.float64)
-    for first, second in zip(phi_a.split(BLOCK), phi_b.split(BLOCK), strict=True):
-        gradient_a, gradient_b = (reward_gradient(side, fit.weight, fit.reward_bound) for side in (first, second))
-        rows = fit.basis.coordinates(gradient_a - gradient_b).cpu() / math.sqrt(2.0)
-        total += rows.T @ rows
-    count = int(spread.sum(torch.tensor(float(len(phi_a)))))
-    if count == 0:
-        raise ValueError("the covariance has no pairs: give some")
-    covariance = spread.sum(total) / count
-    covariance.diagonal().add_(fit.ridge / count)
-    return EllipticalBonus(
-        fit.weight, fit.basis, covariance, fit.reward_bound, fit.noise, count, constants or EllipticalConstants(), kappa
-    )
-
-
 @dataclass(frozen=True)
 class EnsembleBonus(CentredBonus):
     """weight w (d,) of the reward itself, heads (H ≥ 2, d), both float64."""
@@ -298,42 +239,9 @@ class EnsembleBonus(CentredBonus):
         return self.kappa * centred.std(-1)
 
 
-def fit_ensemble(
-    fit: LinearFit,
-    phi_a: FeatureArray,
-    phi_b: FeatureArray,
-    private_label: FeatureArray,
-    *,
-    num_heads: int = 8,
-    seed: int = 0,
-    kappa: float = 1.0,
-    numbers: Tensor | None = None,
-    spread: Spread = ALONE,
-) -> EnsembleBonus:
-    """`num_heads` heads beside a `fit` to the same pairs, each started at its θ; deterministic in `seed`.
-
-    numbers: (m,) which of all pairs 0, 1, … this process holds. ValueError for fewer than two heads or a ridge of 0,
-    which does not stand for a prior.
-    """
-    if num_heads < 2:
-        raise ValueError(f"num_heads must be at least 2, got {num_heads}: one head has no spread")
-    if not fit.ridge > 0.0:
-        raise ValueError(f"ridge must be a finite number above 0, got {fit.ridge!r}")
-    problem = pair_problem(phi_a, phi_b, private_label, fit.noise, fit.basis, fit.reward_bound, fit.loss, spread)
-    generator, heads = torch.Generator().manual_seed(seed), []
-    for _ in range(num_heads):
-        drawn = torch.randint(fit.num_pairs, (fit.num_pairs,), generator=generator).bincount(minlength=fit.num_pairs)
-        rows = torch.arange(len(problem)).repeat_interleave(drawn if numbers is None else drawn[numbers])
-        anchor = torch.randn(len(fit.theta), dtype=torch.float64, generator=generator) / fit.ridge**0.5
-        theta, _ = minimize(problem.rows(rows), fit.ridge, fit.theta, anchor=anchor, tolerance=1e-4)
-        heads.append(fit.basis.weight(theta))
-    return EnsembleBonus(fit.weight, torch.stack(heads), fit.reward_bound, kappa)
-
-
 def check_dropout(model: nn.Module) -> None:
-    """ValueError for a model in which training mode switches on no dropout: neither a layer, nor a rate that only the
-    config carries (those of summary and classification heads apart: a head without bias uses none).
-    """
+    """ValueError for a model in which training mode switches on no dropout, neither in a layer nor by a rate in its
+    config (summary and classification heads apart)."""
     config: Any = getattr(model, "config", None)
     rates = [module.p for module in model.modules() if isinstance(module, nn.modules.dropout._DropoutNd)]
     rates += [
@@ -349,11 +257,8 @@ def check_dropout(model: nn.Module) -> None:
 
 
 class DropoutRewardModel(RewardModel):
-    """A reward model whose `features` are (B, d + S) float32: φ without dropout, then S raw scores under dropout.
-
-    The draws are a function of `seed` and of the batch; the global random state stays as it was. ValueError for a model
-    without dropout.
-    """
+    """A reward model whose `features` are (B, d + S) float32: φ without dropout, then S raw scores under dropout, a
+    function of `seed` and the batch. ValueError for a model without dropout."""
 
     def __init__(
         self, model: nn.Module, *, reward_bound: float | None = None, samples: int = 10, seed: int = 0
@@ -389,10 +294,8 @@ class DropoutRewardModel(RewardModel):
 
 @dataclass(frozen=True)
 class DropoutBonus(CentredBonus):
-    """Reads the draws that `DropoutRewardModel.features` appends: features are (B, d + S) and nothing is centred.
-
-    weight (d,); ValueError for fewer than two draws.
-    """
+    """Reads the draws that `DropoutRewardModel.features` appends to weight (d,); nothing is centred. ValueError for
+    fewer than two."""
 
     weight: Tensor
     reward_bound: float | None
@@ -415,3 +318,48 @@ class DropoutBonus(CentredBonus):
             shape = f"(B, {len(self.weight)} + {self.samples} draws), got {tuple(features.shape)}"
             raise ValueError(f"features must be {shape}: compute them with DropoutRewardModel")
         return self.kappa * bounded_reward(features[:, len(self.weight) :], self.reward_bound).std(-1)
+
+
+Bonus = FisherBonus | EllipticalBonus | EnsembleBonus | DropoutBonus
+BONUS_KINDS = ("fisher", "elliptical", "ensemble", "mc_dropout")
+
+
+def bonus_kind(bonus: Bonus) -> str:
+    """The name of a bonus's kind."""
+    return BONUS_KINDS[(FisherBonus, EllipticalBonus, EnsembleBonus, DropoutBonus).index(type(bonus))]
+
+
+def bonus_tensors(bonus: Bonus) -> dict[str, Tensor]:
+    """Everything but `reward_bound` and `kappa`, which the metadata holds."""
+    tensors, scalars = {"weight": bonus.weight}, {}
+    if isinstance(bonus, QuadraticBonus):
+        tensors |= {"basis": bonus.basis.matrix, bonus.matrix_name: getattr(bonus, bonus.matrix_name)}
+    if isinstance(bonus, EllipticalBonus):
+        scalars = {"epsilon": bonus.noise.epsilon, "num_pairs": bonus.num_pairs, **asdict(bonus.constants)}
+    elif isinstance(bonus, EnsembleBonus):
+        tensors["heads"] = bonus.heads
+    elif isinstance(bonus, DropoutBonus):
+        scalars = {"samples": bonus.samples, "seed": bonus.seed}
+    for name, value in scalars.items():
+        if value is not None:
+            tensors[name] = torch.tensor(float(value), dtype=torch.float64)
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def bonus_from_tensors(
+    kind: str, tensors: dict[str, Tensor], reward_bound: float | None, kappa: float, noise: LabelNoise
+) -> Bonus:
+    """The inverse of `bonus_tensors`, with `noise` as the metadata states it. KeyError for a missing tensor, ValueError
+    for unusable statistics."""
+    weight = tensors["weight"]
+    if kind == "ensemble":
+        return EnsembleBonus(weight, tensors["heads"], reward_bound, kappa)
+    if kind == "mc_dropout":
+        return DropoutBonus(weight, reward_bound, int(tensors["samples"]), int(tensors["seed"]), kappa)
+    basis = FeatureBasis(tensors["basis"]) if "basis" in tensors else identity_basis(len(weight))  # of earlier versions
+    if kind == "fisher":
+        return FisherBonus(weight, basis, tensors["information"], reward_bound, kappa)
+    names = {field.name for field in fields(EllipticalConstants)} & set(tensors)
+    constants = EllipticalConstants(**{name: float(tensors[name]) for name in names})
+    pairs = int(tensors["num_pairs"])
+    return EllipticalBonus(weight, basis, tensors["covariance"], reward_bound, noise, pairs, constants, kappa)

@@ -20,19 +20,10 @@ BINS = 5
 def preference_calibration(margin: np.ndarray, noise: LabelNoise, bins: int = BINS) -> list[dict[str, float]]:
     """Predicted against observed shares of pairs in which the response that r̄ prefers is the preferred one.
 
-    Pairs are grouped by |margin| into `bins` groups of like size. Predicted: the mean of sigmoid(|margin|). Observed:
-    the share whose private label agrees, debiased; not clipped, so noise can carry it past 1. Ties are left out: r̄
-    prefers neither.
-
-    Args:
-        margin: (n,) r̄(chosen) − r̄(rejected), `chosen` being what the private label prefers.
-        noise: of the released labels.
-
-    Returns:
-        Rows `predicted`, `observed`, `ci_low`, `ci_high` (95 %), `n`, from the least to the most certain group.
-
-    Raises:
-        ValueError: labels that carry nothing.
+    margin: (n,) r̄(chosen) − r̄(rejected), `chosen` being what the private label prefers; ties are left out. Pairs are
+    grouped by |margin| into `bins` groups. Rows: `predicted`, the mean of sigmoid(|margin|); `observed` with `ci_low`,
+    `ci_high` (95 %), the share whose label agrees, debiased by `noise`, not clipped; and `n`. ValueError: labels that
+    carry nothing.
     """
     LabelNoise.of(noise, allow_zero=False)
     margin = np.asarray(margin, dtype=np.float64)
@@ -51,19 +42,10 @@ def preference_calibration(margin: np.ndarray, noise: LabelNoise, bins: int = BI
 def coverage(
     reward: np.ndarray, bonus: np.ndarray, truth: np.ndarray, kappas: Sequence[float] = KAPPAS
 ) -> list[dict[str, Any]]:
-    """Share of draws whose centred truth lies within κΓ of the centred estimate.
+    """Share of draws whose centred truth lies within κΓ of the centred estimate, both centred by prompt, as Γ is.
 
-    A shift of the reward per prompt changes no optimum and Γ is centred at π_ref, so r̄ and r* are compared after
-    subtracting each prompt's mean over its draws.
-
-    Args:
-        reward, truth: (n, N) r̄ and r* of N ≥ 2 draws of π_ref for each of n prompts.
-        bonus: (n, N) Γ at κ = 1.
-        kappas: multiples of Γ.
-
-    Returns:
-        Rows `kappa`, `coverage`, `ci_low`, `ci_high` (95 %, over prompts), `nominal` (of a normal error of standard
-        deviation Γ) and `n` (draws).
+    reward, truth: (n, N) r̄ and r* of N ≥ 2 draws of π_ref for each prompt; bonus: (n, N) Γ at κ = 1. Rows: `kappa`,
+    `coverage`, `ci_low`, `ci_high` (95 %, over prompts), `nominal` (of a normal error) and `n` (draws).
     """
     error = np.abs((reward - reward.mean(axis=1, keepdims=True)) - (truth - truth.mean(axis=1, keepdims=True)))
     rows = []

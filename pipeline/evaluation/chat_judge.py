@@ -38,15 +38,9 @@ Reply = dict[str, Any]
 class ChatJudge:
     """Asks twice for each pair with the answers swapped, so that a preference for a position cancels.
 
-    Args:
-        settings: with a `url`.
-        log: replies are appended here as they come, and those that are there are not asked for again; None: no log.
-        share: of the concurrency that this process may use is 1/share.
-        backoff: seconds before the second retry; doubles with each further one.
-        own_host: the user named the address on the command line, not in a recipe that may be a stranger's.
-
-    Raises:
-        UserError: see `check_key_host`.
+    settings: with a `url`. log: replies are appended here, and those that are there are not asked for again; None: no
+    log. share: this process may use 1/share of the concurrency. backoff: seconds before the second retry; doubles.
+    own_host: the user named the address on the command line. UserError: see `check_key_host`.
     """
 
     def __init__(
@@ -80,13 +74,9 @@ class ChatJudge:
     def compare(
         self, prompts: Sequence[Prompt], answers: Sequence[str], references: Sequence[str]
     ) -> list[dict[str, Any]]:
-        """See `Judge`. `policy_first` and `reference_first` hold the two verdicts with the replies they come from; the
-        outcome is their mean, None where one of them is unclear.
-
-        Raises:
-            RunStopped: no answer to a request after all retries. What was answered is in the log.
-            UserError: the endpoint refuses every request, redirects, or speaks another language.
-        """
+        """See `Judge`. `policy_first` and `reference_first` hold the two verdicts with their replies; the outcome is
+        their mean, None where one is unclear. RunStopped: no answer to a request after all retries. UserError: the
+        endpoint refuses every request, redirects, or speaks another language."""
         pairs = list(zip(prompts, answers, references, strict=True))
         orders = [(self._body(prompt, a, b), self._body(prompt, b, a)) for prompt, a, b in pairs]
         replies = self._replies({self._key(body): body for both in orders for body in both})
@@ -160,13 +150,11 @@ class ChatJudge:
 
 
 def check_key_host(url: str) -> None:
-    """UserError if the API key of the environment would go to a host that only a recipe names.
-
-    A recipe may be a stranger's. Loopback and the key's default host need no permission.
-    """
+    """UserError if the API key of the environment would go to a host that only a recipe names, which may be a
+    stranger's. Loopback and the key's default host need no permission."""
     host = urlsplit(url).hostname or ""
-    named = os.environ.get(KEY_HOSTS, "").lower().replace(",", " ").split()
-    if os.environ.get(API_KEY) and host not in (API_HOST, *LOOPBACK, *named):
+    permitted = os.environ.get(KEY_HOSTS, "").lower().replace(",", " ").split()
+    if os.environ.get(API_KEY) and host not in (API_HOST, *LOOPBACK, *permitted):
         name = one_line(host, MOST_NAME)
         raise UserError(
             f"evaluate.judge.url must name a host that may see {API_KEY}, got {name}: set {KEY_HOSTS}={name} if the key"
@@ -271,11 +259,8 @@ def messages(prompt: Prompt, first: str, second: str) -> list[dict[str, str]]:
 
 
 def parse_verdict(reply: str) -> float | None:
-    """1 for A, 0 for B, ½ for a tie, None where the reply does not clearly say one of them.
-
-    The verdict lines of a reply decide when they agree and each names one of the three; without one, the reply as a
-    whole has to be a verdict. Thoughts between <think> and </think> are not part of it.
-    """
+    """1 for A, 0 for B, ½ for a tie, None where the reply does not clearly say one of them. Verdict lines decide when
+    they agree; without one, the whole reply has to be a verdict. Thoughts between <think> and </think> do not count."""
     text = reply.rpartition("</think>")[2]
     if "<think>" in text:
         return None

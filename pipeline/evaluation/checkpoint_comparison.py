@@ -52,39 +52,27 @@ def compare(
 ) -> str:
     """Samples one answer per prompt from both, has them judged, and returns the line to print.
 
-    Each process samples its share; the main one judges, writes and has a line. With `output`, answers and the replies
-    of a chat judge are kept in `OUTPUT.partial` as they are made, until the result stands: the same command goes on
-    where one failed or was killed, under any number of processes.
+    Each process samples its share; the main one judges, writes and has a line. With `output`, answers and replies are
+    kept in `OUTPUT.partial` until the result stands: the same command goes on where one failed or was killed.
 
-    Args:
-        policy, reference: checkpoint folders or hub ids.
-        prompts: a file, or `embedded`.
-        judge: see `parse_judge`; None is the known truth.
-        output: where the result goes as JSON: rates, who was compared by whom, every prompt, answer and verdict.
-        seed: of the sampling noise.
-        limit: use the first prompts only.
-        max_prompt_tokens: longer prompts are left out and counted.
-        max_response_tokens: cap on an answer; None is the policy's own.
-        temperature: of both, > 0.
-        system_prompt: None is each checkpoint's own.
-
-    Raises:
-        UserError: a checkpoint, prompt file or judge that cannot be used.
-        RunStopped: a chat judge stopped answering.
+    policy, reference: checkpoint folders or hub ids. prompts: a file, or `embedded`; `limit`: the first ones only.
+    judge: see `parse_judge`; None is the known truth. output: the JSON file of the result. max_prompt_tokens: longer
+    prompts are left out and counted. max_response_tokens, system_prompt: None is the checkpoint's own. UserError: a
+    checkpoint, prompt file or judge that cannot be used. RunStopped: a chat judge stopped answering.
     """
     world = join_world()
     policy, reference = check_checkpoint(policy, "--policy"), check_checkpoint(reference, "--reference")
     if output is not None:
         check_output(output)
-    chosen, both = load_prompts(prompts)[:limit], (policy, reference)
+    every_prompt, both = load_prompts(prompts)[:limit], (policy, reference)
     max_response_tokens = max_response_tokens or read_rendering(policy).max_response_tokens
     renderers = [renderer_of(path, max_response_tokens, system_prompt, max_prompt_tokens) for path in both]
     partial = None if output is None else output.with_name(f"{output.name}.partial")
     log = None if partial is None else partial / "verdicts.jsonl"
     names = ("--judge rm:", "--judge-public")
     referee = make_judge(judge, renderers[0], torch.device(device_type()), names, log=log, own_host=True)
-    kept = fitting_both(chosen, renderers)
-    described = {
+    fitting = fitting_both(every_prompt, renderers)
+    description = {
         "policy": identity(policy),
         "reference": identity(reference),
         "seed": seed,
@@ -93,23 +81,23 @@ def compare(
         "system_prompts": [renderer.system_prompt for renderer in renderers],
     }
     answers, references = (
-        shared_answers(path, kept, renderer, purpose, {**described, "prompts": kept}, partial, world)
+        shared_answers(path, fitting, renderer, purpose, {**description, "prompts": fitting}, partial, world)
         for path, renderer, purpose in zip(both, renderers, ("policy", "reference"), strict=True)
     )
     if not world.main:
         return ""
-    rows = referee.compare(kept, answers, references)
+    rows = referee.compare(fitting, answers, references)
     longer = [len(a.split()) - len(b.split()) for a, b in zip(answers, references, strict=True)]
-    truth = truth_judge().compare(kept, answers, references) if prompts == "embedded" and judge is not None else None
+    truth = truth_judge().compare(fitting, answers, references) if prompts == "embedded" and judge is not None else None
     rates = judged_rates(rows, longer, seed, None if truth is None else np.array([row["outcome"] for row in truth]))
     if output is not None:
         result = {
             "judge": referee.facts,
             **rates,
-            "prompts": len(kept),
-            "dropped_long_prompts": len(chosen) - len(kept),
-            **described,
-            "pairs": judged_pairs(kept, answers, references, rows),
+            "prompts": len(fitting),
+            "dropped_long_prompts": len(every_prompt) - len(fitting),
+            **description,
+            "pairs": judged_pairs(fitting, answers, references, rows),
         }
         atomic.write_json(output, result)
         shutil.rmtree(str(partial), ignore_errors=True)
@@ -118,11 +106,11 @@ def compare(
 
 def fitting_both(prompts: Sequence[Prompt], renderers: Sequence[Renderer]) -> list[Prompt]:
     """The prompts within the limit of every renderer: tokenizers and system messages may differ. UserError if none."""
-    kept = [prompt for prompt in prompts if all(renderer.fits(prompt) for renderer in renderers)]
-    if not kept:
+    fitting = [prompt for prompt in prompts if all(renderer.fits(prompt) for renderer in renderers)]
+    if not fitting:
         limit = renderers[0].max_prompt_tokens
-        raise UserError(f"no prompt is within {limit} tokens for both: raise --max-prompt-tokens")
-    return kept
+        raise UserError(f"--prompts must hold one within {limit} tokens for both, got none: raise --max-prompt-tokens")
+    return fitting
 
 
 def rates_line(rates: dict[str, Any], pairs: int) -> str:
@@ -150,36 +138,35 @@ def shared_answers(
     prompts: Sequence[Prompt],
     renderer: Renderer,
     purpose: str,
-    described: dict[str, Any],
+    description: dict[str, Any],
     partial: Path | None,
     world: World,
 ) -> list[str]:
     """One answer of a policy to each prompt, in their order, on every process.
 
-    Prompts go by batches that depend on nothing else, since rounding may hang on what is decoded together: the answers
-    are the same for any number of processes, and after a kill. With `partial`, each batch is on the disk once it is
-    made, and what an earlier run of the same description left there, under whatever number of processes, is taken.
+    Batches depend on nothing but the prompts, so answers are the same for any number of processes. With `partial` each
+    batch is on the disk once it is made, and what an earlier run of the same description left there is taken.
     """
     sizes = [(len(ids), ids) for ids in map(renderer.prompt_ids, prompts)]
     order = sorted(range(len(prompts)), key=sizes.__getitem__)  # pads little
     batches = [order[start : start + BATCH] for start in range(0, len(order), BATCH)]
-    of = hashlib.sha256(json.dumps([described, purpose, device_type()], sort_keys=True).encode()).hexdigest()
-    kept = {} if partial is None else kept_answers(partial, of)
-    missing = [batch for batch in batches if not kept.keys() >= set(batch)]
+    of = hashlib.sha256(json.dumps([description, purpose, device_type()], sort_keys=True).encode()).hexdigest()
+    earlier = {} if partial is None else kept_answers(partial, of)
+    missing = [batch for batch in batches if not earlier.keys() >= set(batch)]
     barrier(world)  # all have read what is there before one adds to it
     new: dict[int, str] = {}
     mine = missing[world.rank :: world.size]
     log = nullcontext(None) if partial is None else appending(partial / f"answers-{world.rank}.jsonl")
     with log as keep:
-        sample = load_sampler(path, renderer, described["temperature"]) if mine else None
+        sample = load_sampler(path, renderer, description["temperature"]) if mine else None
         for batch in tqdm(mine, desc=f"answers of the {purpose}", unit="batch", disable=not mine, leave=False):
             assert sample is not None
-            keys = [sample_key(described["seed"], "compare", purpose, index) for index in batch]
+            keys = [sample_key(description["seed"], "compare", purpose, index) for index in batch]
             for index, answer in zip(batch, sample([prompts[index] for index in batch], keys), strict=True):
                 new[index] = answer
                 if keep is not None:
                     keep({"of": of, "prompt": index, "answer": answer})
-    answers = kept | dict(gather_object(list(new.items())))
+    answers = earlier | dict(gather_object(list(new.items())))
     return [answers[index] for index in range(len(prompts))]
 
 
@@ -196,17 +183,17 @@ def renderer_of(
     max_prompt_tokens: int = MAX_PROMPT_TOKENS,
 ) -> Renderer:
     """The renderer of a checkpoint; None means what the checkpoint states."""
-    stated = read_rendering(checkpoint)
-    system = stated.system_prompt if system_prompt is None else system_prompt
-    limit = max_response_tokens or stated.max_response_tokens
-    return Renderer(load_tokenizer(checkpoint), max_prompt_tokens, limit, system, stated.chat_template_kwargs)
+    rendering = read_rendering(checkpoint)
+    system = rendering.system_prompt if system_prompt is None else system_prompt
+    limit = max_response_tokens or rendering.max_response_tokens
+    return Renderer(load_tokenizer(checkpoint), max_prompt_tokens, limit, system, rendering.chat_template_kwargs)
 
 
 def check_output(path: Path) -> None:
     """Refuses an output file that could not be written, before the work rather than after it."""
     parent = next((folder for folder in path.absolute().parents if folder.exists()), Path("/"))
     if path.is_dir() or not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise UserError(f"--output {path} cannot be written: choose another file")
+        raise UserError(f"--output must be a file that can be written, got {path}: choose another")
 
 
 def load_prompts(source: str) -> list[Prompt]:
@@ -217,7 +204,7 @@ def load_prompts(source: str) -> list[Prompt]:
         return list(load_embedded("eval"))
     prompts: list[Prompt] = list(read_prompts(source))
     if not prompts:
-        raise UserError(f"{source} holds no prompts: give a file with a `prompt` column")
+        raise UserError(f"--prompts must hold prompts, got {source}: give a file with a `prompt` column")
     return prompts
 
 

@@ -14,10 +14,10 @@ from private_rlhf.core import atomic
 from private_rlhf.data.render import Prompt, Renderer, plain_prompt
 from private_rlhf.lm.generate import Sampling, sample_key, sample_responses
 from private_rlhf.lm.kernels.token_terms import token_kl
-from private_rlhf.lm.logprobs import response_forward, token_batch
+from private_rlhf.lm.logprobs import response_forward, token_batches
 from private_rlhf.lm.models import end_ids
 from private_rlhf.lm.numerics import precision
-from private_rlhf.lm.rows import batches, sharing_of
+from private_rlhf.lm.rows import sharing_of
 from private_rlhf.reward_models.scorer import RewardScorer
 
 LEAST_CENTRING = 8
@@ -65,16 +65,9 @@ def _from_json(row: dict[str, Any]) -> PromptResult:
 
 @dataclass
 class Sampler:
-    """Draws answers and scores them.
-
-    Attributes:
-        accelerator: of the run; policies are drawn from and read in its numeric context, as in training.
-        policy, reference: causal LMs in evaluation mode, with one `renderer`.
-        truth: r*(prompt, response), or None where there is none.
-        sampling: as PPO draws, so that what it controlled is measured; KL is at its temperature.
-        seed: of all sampling noise.
-        batch_size: answers decoded or scored together.
-    """
+    """Draws answers and scores them, in the numeric context of training. policy, reference: causal LMs in evaluation
+    mode, with one `renderer`. truth: r*(prompt, response), or None. sampling: as PPO draws; KL is at its temperature.
+    batch_size: answers decoded together."""
 
     accelerator: Accelerator
     policy: Any
@@ -95,11 +88,11 @@ class Sampler:
     ) -> list[PromptResult]:
         """Results for (index, prompt) pairs; they depend on index and prompt, not on how prompts are sharded."""
         least = LEAST_CENTRING if self.scorer.use_bonus else 1  # Γ is centred with them
-        drawn = self._draw(self.reference, prompts, max(candidates, least), "candidate", "candidates of π_ref")
-        self._centre(prompts, drawn)
+        candidate_rows = self._draw(self.reference, prompts, max(candidates, least), "candidate", "candidates of π_ref")
+        self._centre(prompts, candidate_rows)
         reference = self._draw(self.reference, prompts, samples_per_prompt, "reference", "answers of π_ref")
         policy = self._draw(self.policy, prompts, samples_per_prompt, "policy", "answers of the policy")
-        groups = [self._answers(prompts, rows, kl=rows is policy) for rows in (reference, policy, drawn)]
+        groups = [self._answers(prompts, rows, kl=rows is policy) for rows in (reference, policy, candidate_rows)]
         return [
             PromptResult(index, prompt, theirs, ours, others[:candidates])
             for (index, prompt), theirs, ours, others in zip(prompts, *groups, strict=True)
@@ -125,20 +118,20 @@ class Sampler:
             )
         return [flat[start : start + count] for start in range(0, len(flat), count)]
 
-    def _centre(self, prompts: Sequence[tuple[int, Prompt]], drawn: list[list[list[int]]]) -> None:
+    def _centre(self, prompts: Sequence[tuple[int, Prompt]], samples: list[list[list[int]]]) -> None:
         """Centres Γ with the draws of π_ref."""
-        for (_, prompt), rows in zip(prompts, drawn, strict=True):
+        for (_, prompt), rows in zip(prompts, samples, strict=True):
             if not self.scorer.has_reference(prompt):
                 texts = [self.renderer.text(row) for row in rows]
                 self.scorer.add_reference(prompt, self.scorer.features([prompt] * len(texts), texts))
 
     def _answers(
-        self, prompts: Sequence[tuple[int, Prompt]], drawn: list[list[list[int]]], kl: bool
+        self, prompts: Sequence[tuple[int, Prompt]], samples: list[list[list[int]]], kl: bool
     ) -> list[list[Answer]]:
         """Scores of every answer; KL along it where asked for, else 0."""
-        count = len(drawn[0])
+        count = len(samples[0])
         repeated = [prompt for _, prompt in prompts for _ in range(count)]
-        rows = [row for group in drawn for row in group]
+        rows = [row for group in samples for row in group]
         texts = [self.renderer.text(row) for row in rows]
         scores = self.scorer.score(repeated, texts, self._bar("scoring"))
         kls = self._kl(repeated, rows) if kl else [0.0] * len(rows)
@@ -149,25 +142,16 @@ class Sampler:
         return [flat[start : start + count] for start in range(0, len(flat), count)]
 
     @torch.no_grad()
-    def _kl(self, prompts: Sequence[Prompt], rows: Sequence[list[int]], batch_size: int = KL_TEXTS) -> list[float]:
+    def _kl(self, prompts: Sequence[Prompt], rows: Sequence[list[int]]) -> list[float]:
         """Σ_t KL(π(·|context) ‖ π_ref(·|context)) along each answer, nats."""
-        device = next(self.policy.parameters()).device
-        ids = [self.renderer.prompt_ids(prompt) for prompt in prompts]
-        sharing = sharing_of(self.policy, self.reference)
-        joined = [[*prompt, *row] for prompt, row in zip(ids, rows, strict=True)]
+        device, pad = next(self.policy.parameters()).device, self.renderer.tokenizer.pad_token_id
+        texts = [(self.renderer.prompt_ids(prompt), row) for prompt, row in zip(prompts, rows, strict=True)]
         result = [0.0] * len(rows)
-        for picked in batches(joined, sharing, batch_size):
-            batch = token_batch(
-                [ids[i] for i in picked],
-                [rows[i] for i in picked],
-                self.renderer.tokenizer.pad_token_id,
-                device,
-                sharing=sharing,
-            )
+        for indices, batch in token_batches(texts, pad, KL_TEXTS, device, sharing_of(self.policy, self.reference)):
             with precision(self.accelerator):
                 logits, _ = response_forward(self.policy, batch)
                 reference_logits, _ = response_forward(self.reference, batch)
             summed = batch.spread(token_kl(logits, reference_logits, self.sampling.temperature)).sum(dim=1)
-            for index, value in zip(picked, summed.tolist(), strict=True):
+            for index, value in zip(indices, summed.tolist(), strict=True):
                 result[index] = value
         return result

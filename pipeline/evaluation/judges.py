@@ -1,9 +1,6 @@
 """Judges of two policies' answers: the known truth, a reward model, sentence embeddings, a local language model, or a
-chat model (`private_rlhf.evaluation.chat_judge`).
-
-A judge gives, for each prompt, the outcome of the policy's answer against the reference's: 1, ½ for a tie, 0, or None
-where it gave no clear verdict; and beside it whatever the outcome was made of, so that it can be checked.
-"""
+chat model (`private_rlhf.evaluation.chat_judge`). A judge gives for each prompt the outcome of the policy's answer: 1,
+½ for a tie, 0, or None without a clear verdict; and what the outcome was made of."""
 
 from __future__ import annotations
 
@@ -20,9 +17,9 @@ from private_rlhf.data.render import Prompt, Renderer, plain_prompt
 from private_rlhf.evaluation.chat_judge import ChatJudge, messages
 from private_rlhf.evaluation.rates import agreement, beats, decided_win_rate, length_controlled
 from private_rlhf.evaluation.truths import HUMAN, load_truth
-from private_rlhf.lm.logprobs import response_forward, token_batch
+from private_rlhf.lm.logprobs import response_forward, token_batches
 from private_rlhf.lm.model_folders import check_lm_folder, weights_digest
-from private_rlhf.lm.rows import batches, sharing_of
+from private_rlhf.lm.rows import sharing_of
 from private_rlhf.recipe import JudgeSettings
 from private_rlhf.recipe.load import parse
 
@@ -87,10 +84,8 @@ def human_judge() -> ScoreJudge:
 def reward_judge(
     settings: JudgeSettings, renderer: Renderer, device: torch.device, names: tuple[str, str]
 ) -> ScoreJudge:
-    """The reward checkpoint at `settings.path` as judge; its facts are as the privacy card of a run has them.
-
-    It scores as the program on the checkpoint's card does, in float32; on a GPU in the dtype of the folder.
-    """
+    """The reward checkpoint at `settings.path` as judge. It scores as the program on its card does, in float32; on a
+    GPU in the dtype of the folder."""
     from private_rlhf.reward_models.external import external_scorer
 
     assert settings.path is not None
@@ -100,16 +95,9 @@ def reward_judge(
 
 
 def parse_judge(name: str, *, public: bool = False, allow_http: bool = False) -> JudgeSettings | None:
-    """Settings of the judge that `--judge` names; None for the known truth.
-
-    Args:
-        name: `truth`, `rm:PATH`, `lm:PATH`, `embedding`, `openai:URL` or `openai:URL#MODEL`.
-        public, allow_http: see `JudgeSettings`. Of lm and openai `public` is not asked: the command releases no run and
-            makes no claim about labels.
-
-    Raises:
-        UserError: something else, or an address that may not be used.
-    """
+    """Settings of the judge that `--judge` names; None for the known truth. name: `truth`, `rm:PATH`, `lm:PATH`,
+    `embedding`, `openai:URL` or `openai:URL#MODEL`. public, allow_http: see `JudgeSettings`; the command makes no claim
+    about labels, so of lm and openai `public` is not asked. UserError: something else."""
     kind, _, target = name.partition(":")
     if kind == "truth" and not target:
         return None
@@ -139,15 +127,9 @@ def make_judge(
 ) -> Judge:
     """The judge of `settings`; None is the known truth.
 
-    Args:
-        renderer: of the policy, for the limits on prompts and responses.
-        device: where a reward model or a language model goes.
-        names: what messages call the folder of a reward model and the declaration that its labels are public.
-        log, share, own_host: see `ChatJudge`.
-
-    Raises:
-        UserError: a model that cannot be loaded, a reward model whose labels nobody declared public, or a truth that is
-            not installed.
+    renderer: of the policy, for its limits. device: of a model. names: what messages call the folder of a reward model
+    and its declaration. log, share, own_host: see `ChatJudge`. UserError: a model that cannot be loaded, undeclared
+    labels, or a truth that is not installed.
     """
     if settings is None:
         return truth_judge()
@@ -163,19 +145,10 @@ def make_judge(
 def judged_rates(
     rows: Sequence[dict[str, Any]], longer: Sequence[int], seed: int, truth: np.ndarray | None = None
 ) -> dict[str, Any]:
-    """Win rates of the pairs with a clear outcome, and how many had none.
+    """Win rates of the pairs with a clear outcome, and how many had none: counted as half they would pull to a tie.
 
-    Pairs without one are left out of every rate: counted as half they would pull it to a tie.
-
-    Args:
-        rows: of `Judge.compare`.
-        longer: length of the policy's answer minus the reference's, in tokens or words.
-        seed: of the bootstrap.
-        truth: (n,) outcomes by the known truth, for the judge's agreement with it; None where there is none.
-
-    Returns:
-        JSON types; the rates are None where no outcome is clear, length_controlled_win_rate also where lengths separate
-        the two.
+    rows: of `Judge.compare`. longer: length of the policy's answer minus the reference's. truth: (n,) outcomes by the
+    known truth, for agreement. JSON types; None where no outcome is clear, or where lengths separate the two policies.
     """
     clear = [place for place, row in enumerate(rows) if row["outcome"] is not None]
     verdicts = [row[order]["verdict"] for row in rows for order in ORDERS if order in row]
@@ -186,12 +159,12 @@ def judged_rates(
     outcome = np.array([rows[place]["outcome"] for place in clear])
     length = np.array([longer[place] for place in clear])
     controlled = length_controlled(outcome, length)
-    agreed = None if truth is None else agreement(outcome, truth[clear])
+    agreement_rate = None if truth is None else agreement(outcome, truth[clear])
     return {
         "win_rate": wilson(float(outcome.sum()), len(outcome)).as_dict(),
         "length_controlled_win_rate": controlled.as_dict() if controlled else None,
         "decided_win_rate": decided_win_rate(np.array([by_order(rows[place]) for place in clear])).as_dict(),
-        "agreement": agreed.as_dict() if agreed else None,
+        "agreement": agreement_rate.as_dict() if agreement_rate else None,
         "mean_outcome": bootstrap_mean(outcome, seed).as_dict(),
         **counts,
     }
@@ -218,18 +191,12 @@ QUESTION = "Which answer is better? Reply with one letter, A or B."
 
 
 class LmJudge:
-    """Zheng et al. 2023 (arXiv 2306.05685), pairwise comparison with swapped positions, read off the next token instead
-    of a written verdict: nothing is sampled, and no reply is unclear.
+    """Zheng et al. 2023 (arXiv 2306.05685), pairwise comparison with swapped positions, read off the next token:
+    nothing is sampled, and no reply is unclear.
 
-    margin = ½ (log-odds of A over B with the policy's answer as A − the same with it as B), nats. A preference for a
-    letter or a position adds the same to both and cancels. outcome: 1 for margin > 0, 0 below, ½ at 0 exactly.
-
-    Args:
-        folder: checkpoint of a causal LM whose tokenizer has a chat template.
-        device: where it goes.
-
-    Raises:
-        UserError: no whole checkpoint, no chat template, or A and B begin with the same token.
+    margin = ½ (log-odds of A over B with the policy's answer as A − the same with it as B), nats: a preference for a
+    letter or a position cancels. outcome: 1 for margin > 0, 0 below, ½ at 0. UserError: no whole checkpoint, no chat
+    template, or A and B begin with the same token.
     """
 
     def __init__(self, folder: Path, device: torch.device) -> None:
@@ -244,12 +211,9 @@ class LmJudge:
         self.renderer = Renderer(tokenizer, self.positions, 1)
         self.letters = [tokenizer(letter, add_special_tokens=False)["input_ids"][0] for letter in "AB"]
         if self.letters[0] == self.letters[1]:
-            raise UserError(f"{folder}: its tokenizer does not tell A from B: choose another judge")
-        self.facts: dict[str, Any] = {
-            "kind": "language model",
-            "source": folder.resolve().name,
-            "sha256": weights_digest(folder),
-        }
+            raise UserError(f"judge: lm must have other tokens for A and B, got {folder}: choose another judge")
+        source, digest = folder.resolve().name, weights_digest(folder)
+        self.facts: dict[str, Any] = {"kind": "language model", "source": source, "sha256": digest}
 
     def compare(
         self, prompts: Sequence[Prompt], answers: Sequence[str], references: Sequence[str]
@@ -276,19 +240,12 @@ class LmJudge:
     def _log_odds(self, questions: Sequence[list[int] | None]) -> list[float | None]:
         """log P(A)/P(B) as the next token, of each question."""
         places = [place for place, question in enumerate(questions) if question is not None]
-        known = [questions[place] or [] for place in places]
+        rows = [(questions[place] or [], [self.letters[0]]) for place in places]
         log_odds: list[float | None] = [None] * len(questions)
-        sharing = sharing_of(self.model)
-        for picked in batches([[*ids, self.letters[0]] for ids in known], sharing, BATCH):
-            batch = token_batch(
-                [known[i] for i in picked],
-                [[self.letters[0]]] * len(picked),
-                self.renderer.tokenizer.pad_token_id,
-                self.device,
-                sharing=sharing,
-            )
+        pad = self.renderer.tokenizer.pad_token_id
+        for indices, batch in token_batches(rows, pad, BATCH, self.device, sharing_of(self.model)):
             logits = response_forward(self.model, batch)[0].float()
             odds = logits[:, self.letters[0]] - logits[:, self.letters[1]]
-            for i, value in zip(picked, odds.tolist(), strict=True):
-                log_odds[places[i]] = value
+            for index, value in zip(indices, odds.tolist(), strict=True):
+                log_odds[places[index]] = value
         return log_odds

@@ -1,14 +1,11 @@
 """Win rates that neither length nor ties can flatter, and how far a judge can be trusted.
 
-An outcome is 1 where the policy's answer wins against the reference's, 0 where it loses, ½ for a tie.
+An outcome is 1 where the policy's answer wins against the reference's, 0 where it loses, ½ for a tie. The likelihood
+win rate (PPKL Table 1) is how often a policy finds the chosen answer likelier per token: drift alone makes longer
+answers likelier, so it is also given on pairs of like length.
 
-The likelihood win rate (PPKL Table 1) is how often a policy finds the chosen answer likelier per token. A policy that
-merely drifts finds longer answers likelier than before, whatever its labels said, and people choose them more often. On
-pairs of like length that is worth nothing; how often the longer one is found likelier reads no label.
-
-With `evaluation_labels: laplace` a rule (a policy that finds one response likelier, "the longer answer wins") is a
-choice of one response per pair. Stage count counts how often each is right, adds discrete Laplace noise
-(`privacy.counts`) and enters the cost into the ledger; nothing here sees a label.
+With `evaluation_labels: laplace` a rule is a choice of one response per pair. Stage count adds discrete Laplace noise
+to how often each is right (`privacy.counts`); nothing here sees a label.
 """
 
 from __future__ import annotations
@@ -41,12 +38,11 @@ LONGER = "longer_answer"  # the rule that prints beside the policies' rates
 
 
 def length_controlled(outcome: np.ndarray, longer: np.ndarray) -> Estimate | None:
-    """Win rate at equal length: logit P(win) = a + b·tanh(Δ/sd Δ) by maximum likelihood, read off at Δ = 0, with a
-    robust Wald interval for a. AlpacaEval 2's regression (arXiv 2404.04475) without its instruction term, which two
-    policies do not identify.
+    """Win rate at equal length: logit P(win) = a + b·tanh(Δ/sd Δ) by maximum likelihood at Δ = 0, with a robust Wald
+    interval. AlpacaEval 2's regression (arXiv 2404.04475) without its instruction term.
 
-    outcome (n,), longer (n,) tokens or words of the policy's answer minus the reference's. None where the data hold no
-    answer: all outcomes alike, lengths that part wins from losses, or one policy that is longer on every prompt.
+    outcome (n,), longer (n,): the policy's length minus the reference's. None where no finite fit answers
+    (`separated`).
     """
     outcome, longer = np.asarray(outcome, dtype=np.float64), np.asarray(longer, dtype=np.float64)
     if not len(outcome) or separated(outcome, longer):
@@ -73,10 +69,10 @@ def length_controlled(outcome: np.ndarray, longer: np.ndarray) -> Estimate | Non
 
 def separated(outcome: np.ndarray, longer: np.ndarray) -> bool:
     """True where no finite fit exists (ties count as a win and a loss), or Δ = 0 lies outside the lengths seen."""
-    won, lost = longer[outcome > 0], longer[outcome < 1]
-    if not len(won) or not len(lost):
+    wins, losses = longer[outcome > 0], longer[outcome < 1]
+    if not len(wins) or not len(losses):
         return True
-    if np.ptp(longer) and (won.min() >= lost.max() or won.max() <= lost.min()):
+    if np.ptp(longer) and (wins.min() >= losses.max() or wins.max() <= losses.min()):
         return True
     return bool(longer.min() > 0 or longer.max() < 0)
 
@@ -84,26 +80,19 @@ def separated(outcome: np.ndarray, longer: np.ndarray) -> bool:
 def decided_win_rate(verdicts: np.ndarray) -> Estimate:
     """σ(d), the win rate that Rao and Kupper's model (1967) gives two policies that a judge can always tell apart.
 
-    P(win) = σ(d − η), P(loss) = σ(−d − η), the rest are ties; η >= 0 says how readily the judge calls one. Three shares
-    and two parameters: the maximum is d = (logit P(win) − logit P(loss))/2, with half a pair added to wins and to
-    losses so that none of them is 0. Without ties this is the win rate.
+    P(win) = σ(d − η), P(loss) = σ(−d − η), the rest are ties, so d = (logit P(win) − logit P(loss))/2, half a pair
+    added to wins and to losses. Interval: Wald's for d, with the covariance of the shares over pairs.
 
-    Of a judge that is asked in both orders each verdict is one comparison: won in one and tied in the other counts half
-    a win and half a tie, won in one and lost in the other half a win and half a loss. The two verdicts of a pair are
-    not independent, so the shares are means over pairs. Interval: Wald's for d, with the covariance of the shares over
-    pairs, which is the multinomial one where there is one verdict a pair.
-
-    verdicts: (n,) or (n, 2) 1, 0 or ½ of n pairs, by order. From (n,) means of both orders, ¾ and ¼ are half a tie as
-    above, and ½ is taken for a tie. ValueError without verdicts.
+    verdicts: (n,) or (n, 2) 1, 0 or ½ of n pairs, by order; ¾ and ¼ are half a tie. ValueError without verdicts.
     """
     if not len(verdicts):
-        raise ValueError("no outcomes")
+        raise ValueError("verdicts must not be empty: give one for each pair")
     sides, count = 2.0 * np.asarray(verdicts, dtype=np.float64).reshape(len(verdicts), -1) - 1.0, len(verdicts) + 1.0
-    won, lost = (np.clip(sign * sides, 0.0, None).mean(axis=1) for sign in (1.0, -1.0))
-    win, loss = (won.sum() + 0.5) / count, (lost.sum() + 0.5) / count
+    wins, losses = (np.clip(sign * sides, 0.0, None).mean(axis=1) for sign in (1.0, -1.0))
+    win, loss = (wins.sum() + 0.5) / count, (losses.sum() + 0.5) / count
     difference = (special.logit(win) - special.logit(loss)) / 2
     slopes = np.array([1 / (win * (1 - win)), -1 / (loss * (1 - loss))]) / 2
-    shares = np.stack([won, lost])
+    shares = np.stack([wins, losses])
     covariance = (shares @ shares.T + 0.5 * np.eye(2)) / count - np.outer([win, loss], [win, loss])
     half = Z * math.sqrt(slopes @ covariance @ slopes / count)
     low, value, high = (float(special.expit(difference + step)) for step in (-half, 0.0, half))
@@ -111,28 +100,27 @@ def decided_win_rate(verdicts: np.ndarray) -> Estimate:
 
 
 def agreement(outcome: np.ndarray, truth: np.ndarray) -> Estimate | None:
-    """Share of pairs that a judge decides as the truth does; what the judge calls a tie counts half, what the truth
-    calls one is left out. outcome, truth (n,). None where the truth decides nothing.
-    """
+    """Share of pairs (n,) that a judge decides as the truth does; the judge's ties count half, the truth's are left
+    out. None where the truth decides nothing."""
     decided = truth != 0.5
     if not decided.any():
         return None
-    agreed = 1.0 - np.abs(outcome - truth)[decided]
-    return wilson(float(agreed.sum()), int(decided.sum()))
+    agreements = 1.0 - np.abs(outcome - truth)[decided]
+    return wilson(float(agreements.sum()), int(decided.sum()))
 
 
 def best_of_four(reward: np.ndarray, truth: np.ndarray, seed: int) -> Estimate | None:
     """Share of fours of answers of which r̄ finds the best (RewardBench 2's form, 25 % by chance).
 
-    reward, truth (n, N) of N draws of π_ref for each prompt, taken four by four; interval over prompts. Several answers
-    that are best by r̄ share their point, several that are truly best are each right. None for fewer than four draws.
+    reward, truth (n, N) of N draws of π_ref per prompt; interval over prompts. Ties by r̄ share their point, ties by
+    the truth are each right. None for fewer than four draws.
     """
     fours = reward.shape[1] // 4
     if not fours:
         return None
     estimated, true = (values[:, : 4 * fours].reshape(len(values), fours, 4) for values in (reward, truth))
-    chosen = estimated == estimated.max(axis=2, keepdims=True)
-    right = (chosen & (true == true.max(axis=2, keepdims=True))).sum(axis=2) / chosen.sum(axis=2)
+    best = estimated == estimated.max(axis=2, keepdims=True)
+    right = (best & (true == true.max(axis=2, keepdims=True))).sum(axis=2) / best.sum(axis=2)
     return bootstrap_mean(right.mean(axis=1), seed)
 
 
@@ -164,13 +152,8 @@ def gibbs_expectations(
     baseline_reward: np.ndarray,
     baseline_truth: np.ndarray | None,
 ) -> GibbsResult:
-    """Expectations under the Gibbs policy of r̂.
-
-    Args:
-        scores, reward, true_reward: (n, N) r̂, r̄ and r* of N draws of π_ref for each of n prompts.
-        kl_coef: as in J.
-        baseline_reward, baseline_truth: (n,) of one answer of π_ref to each prompt, to win against.
-    """
+    """Expectations under the Gibbs policy of r̂. scores, reward, true_reward: (n, N) r̂, r̄ and r* of N draws of π_ref
+    per prompt. baseline_reward, baseline_truth: (n,) of one answer of π_ref to each, to win against."""
     weights = gibbs_weights(scores, kl_coef)
     return GibbsResult(
         true_reward=None if true_reward is None else (weights * true_reward).sum(axis=-1),
@@ -203,9 +186,7 @@ def likelihood_win_rate(logprobs: np.ndarray, noise: LabelNoise) -> Estimate:
 
 
 def longer_answer_baseline(pairs: Sequence[ReleasedPair], noise: LabelNoise) -> Estimate:
-    """Share of pairs whose chosen answer has more characters: the trivial rule to print beside any win rate.
-
-    Equally long ones count half, as every tie does: no flip of the label changes that, so debiasing leaves it as it is.
+    """Share of pairs whose chosen answer has more characters, ties half: the trivial rule to print beside any win rate.
     """
     longer = longer_answers(pairs)
     return noise.debias(win_rate(longer, np.zeros(len(pairs))))
@@ -236,7 +217,7 @@ def win_rate_at_like_length(logprobs: np.ndarray, pairs: Sequence[ReleasedPair],
 
 def prefers_longer(choices: np.ndarray, longer: np.ndarray) -> Estimate:
     """Share of pairs on which the longer answer is chosen, ½ for a tie of either; both (n,), as from `preferences` and
-    `longer_answers`. Swapping both answers of a pair changes nothing: no label is read."""
+    `longer_answers`. No label is read."""
     return win_rate(choices * longer, np.zeros(len(longer)))
 
 
@@ -252,7 +233,7 @@ def read_decisions(folder: Path) -> tuple[dict[str, np.ndarray], list[int], int]
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise UserError(f"{path} is missing or damaged: run the stage again (--from evaluate)") from None
+        raise UserError(f"{path} must be there and whole: run the stage again (--from evaluate)") from None
     return {name: np.array(choice) for name, choice in content["choices"].items()}, content["places"], content["rows"]
 
 
@@ -277,11 +258,8 @@ def counted_rates(choices: Mapping[str, np.ndarray], counted: Mapping[str, Any])
 
 
 def counted_share(count: float, n: int, noise: DiscreteLaplace) -> Estimate:
-    """The share of n pairs a rule is right about, from a noisy count; not clipped to [0, 1], which would bias it.
-
-    The 95 % half-widths of sampling (normal) and of the noise (exact) are added in squares, which is right where one of
-    them dominates.
-    """
+    """The share of n pairs a rule is right about, from a noisy count; not clipped, which would bias it. The 95 %
+    half-widths of sampling and of the noise are added in squares."""
     share = count / n
     inside = min(1.0, max(0.0, share))
     sampling = 1.96**2 * max(inside * (1 - inside), 0.25 / n) / n

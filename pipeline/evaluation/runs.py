@@ -29,10 +29,8 @@ Column = np.ndarray
 
 @dataclass(frozen=True)
 class Run:
-    """A run's evaluation by held-out prompt; the prompts' texts are the keys.
-
-    terms: what its measures depend on beside its answers, by names that a message can show.
-    """
+    """A run's evaluation by held-out prompt; the prompts' texts are the keys. terms: what its measures depend on beside
+    its answers, by names that a message can show."""
 
     name: str
     epsilon: float
@@ -49,11 +47,8 @@ class Run:
 
 
 def read_rows(folder: Path) -> tuple[dict[str, dict[str, Any]], str, str]:
-    """(rows by prompt, digest of π_ref, description of the outside judge) of a run's folder `evaluate`.
-
-    Raises:
-        UserError: a file is damaged, or a prompt is repeated.
-    """
+    """(rows by prompt, digest of π_ref, description of the outside judge) of a run's folder `evaluate`. UserError: a
+    file is damaged, or a prompt is repeated."""
     try:
         judged_file = json.loads((folder / "pairs.json").read_text(encoding="utf-8"))
         pairs, reference = judged_file["pairs"], str(judged_file["reference"]["sha256"])
@@ -69,10 +64,10 @@ def read_rows(folder: Path) -> tuple[dict[str, dict[str, Any]], str, str]:
             rows[json.dumps(pair["prompt"], ensure_ascii=False)] = measures[pair["index"]] | row
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"{folder.parent}: its evaluation is damaged ({error}); run it again with --from evaluate"
+            f"{folder.parent} must hold a whole evaluation, got {error}: run again with --from evaluate"
         ) from None
     if len(rows) < len(pairs):
-        raise UserError(f"{folder.parent}: its evaluation repeats a prompt; run it again with --from evaluate")
+        raise UserError(f"{folder.parent} must hold each prompt once: run again with --from evaluate")
     return rows, reference, describe_judge(judged_file.get("judge"))
 
 
@@ -84,10 +79,10 @@ def describe_judge(judge: dict[str, Any] | None) -> str:
 def compare_runs(runs: Sequence[Run]) -> str:
     """The page in Markdown. UserError for fewer than two runs, or for runs with fewer than FEWEST prompts in common."""
     if len(runs) < 2:
-        raise UserError("compare takes two runs or more: the first is what the others are compared with")
+        raise UserError("runs must be two or more: the first is what the others are compared with")
     prompts = [prompt for prompt in runs[0].rows if all(prompt in run.rows for run in runs)]
     if len(prompts) < FEWEST:
-        raise UserError(f"the runs have {len(prompts)} held-out prompts in common; {FEWEST} or more can be compared")
+        raise UserError(f"runs must have {FEWEST} held-out prompts in common, got {len(prompts)}: use the same ones")
     return "\n".join(page(runs, prompts)) + "\n"
 
 
@@ -100,15 +95,15 @@ def page(runs: Sequence[Run], prompts: Sequence[str]) -> Iterator[str]:
     for run in runs:
         epsilon = "∞" if is_public(run.epsilon) else f"{run.epsilon:g}"
         win, longer = run.column(prompts, "win"), run.column(prompts, "longer")
-        known = ~np.isnan(win)
+        has_outcome = ~np.isnan(win)
         rates: list[Estimate | None] = [None, None, None]
-        if known.any():
-            won = win[known]
+        if has_outcome.any():
+            won = win[has_outcome]
             half = np.full(len(won), 0.5)
             verdicts = np.array(
-                [run.rows[prompt]["verdicts"] for prompt, judged in zip(prompts, known, strict=True) if judged]
+                [run.rows[prompt]["verdicts"] for prompt, known in zip(prompts, has_outcome, strict=True) if known]
             )
-            rates = [win_rate(won, half), length_controlled(won, longer[known]), decided_win_rate(verdicts)]
+            rates = [win_rate(won, half), length_controlled(won, longer[has_outcome]), decided_win_rate(verdicts)]
         means = [mean(run.column(prompts, key)) for key in ("objective_gain", "kl", "true_reward")]
         cells = " | ".join(shown(estimate) for estimate in (*rates, *means))
         yield f"| {run.name} | {run.aligner}, {epsilon}, {run.seed} | {cells} |"
@@ -154,8 +149,8 @@ def not_compared(runs: Sequence[Run]) -> Iterator[str]:
 
 def mean(values: Column) -> Estimate | None:
     """With its interval; None where nothing is known."""
-    known = values[~np.isnan(values)]
-    return student_mean(known) if len(known) else None
+    numbers = values[~np.isnan(values)]
+    return student_mean(numbers) if len(numbers) else None
 
 
 def shown(estimate: Estimate | None) -> str:

@@ -38,45 +38,27 @@ FRONTIER = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0)
 
 
 class Summary:
-    """Metrics of one evaluation.
-
-    Args:
-        results: one per prompt, in prompt order.
-        kl_coef: of J.
-        seed: of the bootstrap.
-    """
+    """Metrics of one evaluation. results: one per prompt, in prompt order. kl_coef: of J. seed: of the bootstrap."""
 
     def __init__(self, results: Sequence[PromptResult], kl_coef: float, seed: int) -> None:
         self.results, self.kl_coef, self.seed = list(results), kl_coef, seed
         self.has_truth = self.results[0].policy[0].true_reward is not None
-        baseline = [result.candidates or result.reference for result in self.results]
-        self.reference_truth = per_prompt(baseline, "true_reward") if self.has_truth else None
-        self.reference_reward = per_prompt(baseline, "reward")
-        self.reference_pessimistic = per_prompt(baseline, "pessimistic_reward")
+        self.baseline = [result.candidates or result.reference for result in self.results]
+        self.reference_truth = self._truth(self.baseline)
 
     def policy_metrics(self) -> dict[str, Any]:
         """The trained policy against π_ref."""
         answers = [result.policy for result in self.results]
-        kl = per_prompt(answers, "kl")
-        metrics = self._metrics(
-            answers,
-            kl,
-            per_prompt(answers, "reward"),
-            per_prompt(answers, "pessimistic_reward"),
-            per_prompt(answers, "true_reward") if self.has_truth else None,
-        )
+        metrics = self._metrics(answers, answers, per_prompt(answers, "kl"))
         return {**metrics, **self._win_rates([result.policy[0] for result in self.results])}
 
     def reference_metrics(self) -> dict[str, Any]:
-        """π_ref itself: KL 0. Its win rates are those of a second draw against the first: half, but for chance.
-
-        None without a second draw (`evaluate.gibbs_candidates` 0).
+        """π_ref itself: KL 0. Its win rates are those of a second draw against the first; None without a second draw.
         """
         answers = [result.reference for result in self.results]
-        zero = np.zeros(len(self.results))
-        metrics = self._metrics(answers, zero, self.reference_reward, self.reference_pessimistic, self.reference_truth)
-        drawn = [result.candidates[:1] for result in self.results]
-        rates = self._win_rates([answers[0] for answers in drawn]) if all(drawn) else dict.fromkeys(_RATES)
+        metrics = self._metrics(answers, self.baseline, np.zeros(len(self.results)))
+        second = [result.candidates[:1] for result in self.results]
+        rates = self._win_rates([answers[0] for answers in second]) if all(second) else dict.fromkeys(_RATES)
         return {**rates, **metrics, "objective_gain": None}
 
     def gibbs_metrics(self) -> dict[str, Any] | None:
@@ -84,9 +66,8 @@ class Summary:
         if not self.results[0].candidates:
             return None
         gibbs = self.gibbs(self.kl_coef)
-        drawn = [[result.candidates[pick]] for result, pick in zip(self.results, self.gibbs_picks(), strict=True)]
-        pessimistic = per_prompt(drawn, "pessimistic_reward")
-        metrics = self._metrics(drawn, gibbs.kl, gibbs.reward, pessimistic, gibbs.true_reward)
+        picks = [[result.candidates[pick]] for result, pick in zip(self.results, self.gibbs_picks(), strict=True)]
+        metrics = self._metrics(picks, picks, gibbs.kl, gibbs)
         truth = None if gibbs.win_truth is None else bootstrap_mean(gibbs.win_truth, self.seed).as_dict()
         return {
             "generation_win_rate_truth": truth,
@@ -104,7 +85,7 @@ class Summary:
             self._drawn("true_reward") if self.has_truth else None,
             kl_coef,
             per_prompt(first, "reward"),
-            per_prompt(first, "true_reward") if self.has_truth else None,
+            self._truth(first),
         )
 
     def gibbs_picks(self) -> list[int]:
@@ -133,10 +114,8 @@ class Summary:
         return points
 
     def coverage(self, kappa: float) -> list[dict[str, Any]] | None:
-        """Coverage of r* by r̄ ± κΓ over the draws of π_ref; kappa: the recipe's, with which Γ was scaled.
-
-        None without a truth, without Γ or with fewer than two draws a prompt.
-        """
+        """Coverage of r* by r̄ ± κΓ over the draws of π_ref; kappa: with which Γ was scaled. None without a truth,
+        without Γ or with fewer than two draws a prompt."""
         if not self.has_truth or not kappa or len(self.results[0].candidates) < 2:
             return None
         reward = self._drawn("reward")
@@ -154,9 +133,7 @@ class Summary:
 
     def ppo_over_gibbs(self, resamples: int = 2000) -> Estimate | None:
         """PPO's share of the true-J gain of the Gibbs policy of the same r̂, with a bootstrap interval over prompts.
-
-        None where that gain is not clearly above 0: a share of nothing says nothing.
-        """
+        None where that gain is not clearly above 0."""
         policy, ideal = self.policy_gain(), self.gibbs_gain()
         if policy is None or ideal is None:
             return None
@@ -205,37 +182,39 @@ class Summary:
         outcomes = {judge: beats(*both) for judge, both in scores.items()}
         main = outcomes["truth" if self.has_truth else "rm"]
         controlled = length_controlled(main, length)
-        agreed = agreement(outcomes["rm"], outcomes["truth"]) if self.has_truth else None
+        agreement_rate = agreement(outcomes["rm"], outcomes["truth"]) if self.has_truth else None
         return {
             "generation_win_rate_truth": win_rate(*scores["truth"]).as_dict() if self.has_truth else None,
             "generation_win_rate_rm": win_rate(*scores["rm"]).as_dict(),
             "length_controlled_win_rate": controlled.as_dict() if controlled else None,
             "decided_win_rate": decided_win_rate(main).as_dict(),
-            "agreement_rm": agreed.as_dict() if agreed else None,
+            "agreement_rm": agreement_rate.as_dict() if agreement_rate else None,
         }
+
+    def _truth(self, answers: Sequence[Sequence[Answer]]) -> np.ndarray | None:
+        """(n,) mean r* of the answers to each prompt; None without a truth."""
+        return per_prompt(answers, "true_reward") if self.has_truth else None
 
     def _metrics(
         self,
-        answers: Sequence[Sequence[Answer]],
+        shown: Sequence[Sequence[Answer]],
+        scored: Sequence[Sequence[Answer]],
         kl: np.ndarray,
-        reward: np.ndarray,
-        pessimistic: np.ndarray,
-        truth: np.ndarray | None,
+        expected: GibbsResult | None = None,
     ) -> dict[str, Any]:
-        """Means with intervals; every array holds one value per prompt."""
-        flat = [answer for group in answers for answer in group]
+        """Means with intervals over prompts: lengths and n-grams of the answers `shown`, rewards of those `scored`, KL
+        (n,); expected: has r̄ and r* in their place.
+        """
+        flat = [answer for group in shown for answer in group]
+        truth = self._truth(scored) if expected is None else expected.true_reward
         metrics: dict[str, Any] = {
             **self._mean("kl", kl),
-            **self._mean("reward", reward),
-            **self._mean("pessimistic_reward", pessimistic),
+            **self._mean("reward", per_prompt(scored, "reward") if expected is None else expected.reward),
+            **self._mean("pessimistic_reward", per_prompt(scored, "pessimistic_reward")),
             "response_tokens": float(np.mean([answer.tokens for answer in flat])),
             "distinct_1": distinct_n([answer.text for answer in flat], 1),
             "distinct_2": distinct_n([answer.text for answer in flat], 2),
-            "true_reward": None,
-            "true_reward_ci": None,
-            "objective": None,
-            "objective_ci": None,
-            "objective_gain": None,
+            **dict.fromkeys(("true_reward", "true_reward_ci", "objective", "objective_ci", "objective_gain")),
         }
         if truth is not None and self.reference_truth is not None:
             objective = truth - self.kl_coef * kl

@@ -1,8 +1,5 @@
-"""Known rewards r*: the embedded task's, and those that installed distributions add by an entry point.
-
-An entry point of the group `private_rlhf.truths` names a class that is used as `Truth` says. Its name is what
-`evaluate.truth` takes. The laboratory, `private-rlhf-lab`, brings `hh_truth`.
-"""
+"""Known rewards r*: the embedded task's, and those that installed distributions add by an entry point of the group
+`private_rlhf.truths`: a class as `Truth` says, by the name that `evaluate.truth` takes."""
 
 from __future__ import annotations
 
@@ -44,11 +41,8 @@ def truth_name(truth: str | None, evaluation_prompts: str) -> str | None:
 
 
 def load_truth(name: str, key: str = "evaluate.truth") -> type[Truth]:
-    """The class behind a name, with all it needs.
-
-    Raises:
-        UserError: it, or what it needs, is not installed. key: what the message calls the setting.
-    """
+    """The class behind a name, with all it needs. key: what messages call the setting. UserError: it, or what it needs,
+    is not installed."""
     places = tuple(entry_points(group=GROUP, name=name))
     if not places:
         raise UserError(

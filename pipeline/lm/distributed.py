@@ -1,8 +1,7 @@
 """Starting accelerate, and weights split over processes: torch's fully_shard (FSDP2), through accelerate's plugin.
 
-A process holds a part of each weight; every forward pass gathers the whole ones, layer by layer, from all processes.
-So each pass is a joint one: a process without work of its own runs a stand-in, and passes go through the root module,
-whose hooks gather what belongs to no layer.
+Every forward pass gathers whole weights, layer by layer, from all processes. So each pass is a joint one: a process
+without work runs a stand-in, and passes go through the root module, whose hooks gather what belongs to no layer.
 """
 
 from __future__ import annotations
@@ -60,10 +59,7 @@ def prepare(
     accelerator: Accelerator, model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[Any, torch.optim.Optimizer]:
     """As `accelerator.prepare`, with each layer of the policy split over the processes if the launcher asks for it.
-
-    Weights keep the recipe's dtypes: adapters and value head are float32 on a bfloat16 base. The launcher's
-    mixed_precision is autocast (`numerics.precision`), as without splitting; the plugin would round the value head.
-    """
+    Weights keep the recipe's dtypes: the launcher's mixed_precision is autocast (`numerics.precision`)."""
     if not accelerator.is_fsdp2:
         prepared: tuple[Any, torch.optim.Optimizer] = accelerator.prepare(model, optimizer)
         return prepared
@@ -165,10 +161,8 @@ def put_back(parameter: torch.Tensor, whole: torch.Tensor) -> None:
 
 @torch.no_grad()
 def whole_model(model: T, again: Callable[[], T]) -> T:
-    """`model`, or if its weights are split a copy with whole ones on the model that `again` makes.
-
-    Every process calls it and gets all weights. The copy is not wrapped: processes use it each by itself.
-    """
+    """`model`, or if its weights are split a copy with whole ones on the model that `again` makes, not wrapped. Every
+    process calls it."""
     trained: Any = model
     if not any(isinstance(parameter, DTensor) for parameter in trained.parameters()):
         return model

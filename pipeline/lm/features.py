@@ -30,47 +30,42 @@ def extract_features(
 ) -> torch.Tensor:
     """φ (N, d) float32 of N token sequences, in their order.
 
-    Args:
-        model: a `private_rlhf.reward_models.model.RewardModel`.
-        rows: token ids of each text, end-of-turn token included.
-        pad_token_id: masked by length.
-        batch_size: texts per forward pass.
-        device: of the model.
-        progress: label of a progress bar, or None.
-        keep: folder for finished parts of some 2,048 texts, so that an interrupted run goes on from there.
-        together: each forward pass needs every process, since weights are split; N may be 0 then. Not with `keep`.
+    model: a `private_rlhf.reward_models.model.RewardModel` on `device`. batch_size: texts per forward pass. progress:
+    label of a bar, or None. keep: folder for finished parts of some 2,048 texts, from which an interrupted run goes on.
+    together: weights are split, so every process takes part; N may be 0 then. Not with `keep`.
     """
     sharing = model.sharing
     bar = tqdm(total=len(rows), desc=progress, unit="text", disable=progress is None, leave=False)
     parts = _parts(list(turns(batches(rows, sharing, batch_size), device, together)))
-    found = []
+    finished = []
     for number, part in enumerate(parts):
         path = keep / f"features-{number:05d}.safetensors" if keep else None
         if path is not None and path.is_file():
-            found.append(load_file(path)["features"])
-            bar.update(len(found[-1]))
+            finished.append(load_file(path)["features"])
+            bar.update(len(finished[-1]))
             continue
         features = []
-        for picked in part:
-            shared = make_rows([rows[index] for index in picked] or [[pad_token_id]], pad_token_id, device, sharing)
-            features.append(model.row_features(shared).float().cpu()[: len(picked)])
-            bar.update(len(picked))
-        found.append(torch.cat(features))
+        for indices in part:
+            texts = [rows[index] for index in indices] or [[pad_token_id]]
+            batch_rows = make_rows(texts, pad_token_id, device, sharing)
+            features.append(model.row_features(batch_rows).float().cpu()[: len(indices)])
+            bar.update(len(indices))
+        finished.append(torch.cat(features))
         if path is not None:
             with atomic.new_file(path) as temporary:
-                save_file({"features": found[-1]}, temporary)
+                save_file({"features": finished[-1]}, temporary)
     bar.close()
-    result = torch.empty_like(torch.cat(found))
-    order = [index for part in parts for picked in part for index in picked]
-    result[torch.tensor(order, dtype=torch.long)] = torch.cat(found)
+    result = torch.empty_like(torch.cat(finished))
+    order = [index for part in parts for indices in part for index in indices]
+    result[torch.tensor(order, dtype=torch.long)] = torch.cat(finished)
     return result
 
 
-def _parts(picked: Sequence[Sequence[int]]) -> list[list[Sequence[int]]]:
+def _parts(groups: Sequence[Sequence[int]]) -> list[list[Sequence[int]]]:
     """Batches in parts of some `PART` texts."""
     parts: list[list[Sequence[int]]] = []
     count = PART
-    for batch in picked:
+    for batch in groups:
         if count >= PART:
             parts.append([])
             count = 0

@@ -1,8 +1,7 @@
 """Sampling responses with noise that is keyed per response, so that samples do not depend on batching or sharding.
 
-The sampler inverts the distribution function of each next-token distribution at a uniform number; the numbers of
-response i come from a generator seeded by its own key. A batch's prompts are read in rows that share what they begin
-with, so sixteen samples of one prompt read it once.
+The sampler inverts each next-token distribution function at a uniform number from a generator seeded by the response's
+key. Prompts are read in rows that share what they begin with.
 """
 
 from __future__ import annotations
@@ -87,23 +86,14 @@ def sample_responses(
     batch_size: int,
     progress: str | None = None,
 ) -> list[list[int]]:
-    """One response per prompt.
+    """One response per prompt: its token ids, ending with an `eos_token_id` unless cut at the cap.
 
-    Where the weights are split over processes (`is_sharded`), each forward pass needs all of them: every process calls
-    this, with as many prompts as it has, none included, and goes on until the last one is done.
+    Where weights are split over processes (`is_sharded`), every process calls this, also without prompts, and goes on
+    until the last one is done.
 
-    Args:
-        model: causal LM (or PEFT model) in evaluation mode, or a `PolicyWithValue`.
-        prompts: token ids, one sequence per response.
-        keys: noise key of each response (`sample_key`); equal keys on equal prompts give equal responses.
-        sampling: temperature, top_p and the cap.
-        pad_token_id: padding is masked by length, never by id.
-        eos_token_id: one or several (`end_ids`), each of which ends a response.
-        batch_size: responses decoded together.
-        progress: label of a progress bar, or None for none.
-
-    Returns:
-        Token ids of each response, ending with an `eos_token_id` unless cut at the cap.
+    model: causal LM (or PEFT model) in evaluation mode, or a `PolicyWithValue`. keys: noise key of each response
+    (`sample_key`). eos_token_id: one or several (`end_ids`). batch_size: responses decoded together. progress: label of
+    a bar, or None.
     """
     order = sorted(range(len(prompts)), key=lambda index: (len(prompts[index]), tuple(prompts[index])))  # pads little
     responses: list[list[int]] = [[] for _ in prompts]
@@ -150,18 +140,18 @@ def _decode(
             if going[row]:
                 responses[places[row]].append(token)
                 going[row] = token not in ends
-        left = largest(sum(going), mask.device) if together else sum(going)
-        if not left or step == sampling.max_new_tokens - 1:
+        unfinished = largest(sum(going), mask.device) if together else sum(going)
+        if not unfinished or step == sampling.max_new_tokens - 1:
             break
         if any(going) and sum(going) <= (1 - ENDED) * len(going):
-            kept = torch.tensor([row for row, on in enumerate(going) if on], device=mask.device)
-            cache.batch_select_indices(kept)
-            tokens, mask, positions, noise = tokens[kept], mask[kept], positions[kept], noise[kept]
-            places, going = [places[row] for row in kept.tolist()], [True] * len(kept)
+            rows_left = torch.tensor([row for row, on in enumerate(going) if on], device=mask.device)
+            cache.batch_select_indices(rows_left)
+            tokens, mask, positions, noise = tokens[rows_left], mask[rows_left], positions[rows_left], noise[rows_left]
+            places, going = [places[row] for row in rows_left.tolist()], [True] * len(rows_left)
         mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
-        given = _positioned(model, positions[:, None])
+        extra = _positioned(model, positions[:, None])
         logits = read(
-            input_ids=tokens[:, None], attention_mask=mask, past_key_values=cache, use_cache=True, **given
+            input_ids=tokens[:, None], attention_mask=mask, past_key_values=cache, use_cache=True, **extra
         ).logits[:, -1]
         positions = positions + 1
     return responses
@@ -178,13 +168,13 @@ def _read_prompts(
     ids, mask = pad_rows(prompts, pad_token_id, device, left=True)
     sharing = sharing_of(model)
     if sharing is None:
-        given = _positioned(model, (mask.cumsum(dim=1) - 1).clamp_min(0))
-        output = read(input_ids=ids, attention_mask=mask, use_cache=True, logits_to_keep=1, **given)
+        extra = _positioned(model, (mask.cumsum(dim=1) - 1).clamp_min(0))
+        output = read(input_ids=ids, attention_mask=mask, use_cache=True, logits_to_keep=1, **extra)
         return output.logits[:, -1], output.past_key_values, mask
     rows = make_rows(prompts, pad_token_id, device, sharing)
     head = unwrap(model).get_output_embeddings()  # type: ignore[operator]
     last = rows.last
-    handle = head.register_forward_pre_hook(lambda _, given: (given[0].flatten(0, 1)[last][None], *given[1:]))
+    handle = head.register_forward_pre_hook(lambda _, extra: (extra[0].flatten(0, 1)[last][None], *extra[1:]))
     cache = DynamicCache(config=unwrap(model).config)  # type: ignore[arg-type]
     try:
         output = read(

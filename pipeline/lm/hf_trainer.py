@@ -76,10 +76,8 @@ LOCAL_TRACKERS = ("none", "tensorboard")
 
 def check_trainer_args(section: str, given: dict[str, Any], schema: type, fixed: Collection[str] = ()) -> None:
     """Check a recipe's `trainer_args` against TRL's own dataclass. fixed: what this stage sets beside `OWNED`.
-
     UserError for a key that TRL lacks, that the recipe or the launcher sets, or that would publish weights, texts or
-    metrics: nothing leaves the run directory by itself.
-    """
+    metrics."""
     names = [item.name for item in dataclasses.fields(schema)]
     for key in given:
         if key in names and (key in OWNED or key in fixed):
@@ -89,7 +87,7 @@ def check_trainer_args(section: str, given: dict[str, Any], schema: type, fixed:
             )
         if key in names and (key in JUDGED or key.startswith("eval_")):
             judge = "reward.early_stopping" if section == "reward" else "section evaluate, which judges the policy"
-            raise UserError(f"{section}.trainer_args.{key} asks for evaluation while training: use {judge}")
+            raise UserError(f"{section}.trainer_args.{key} must be left out, it evaluates meanwhile: use {judge}")
         if key in LAUNCHED:
             raise UserError(
                 f"{section}.trainer_args.{key} is the launcher's: remove it, and take launch/ddp.yaml or "
@@ -141,21 +139,19 @@ def trainer_arguments(section: str, settings: Any, checkpoints: Path, seed: int,
 def trainer_config(
     section: str, settings: Any, schema: type[T], checkpoints: Path, seed: int, world: World, **fixed: Any
 ) -> T:
-    """The TRL configuration of a recipe section; the stage sets what is `fixed`.
-
-    UserError as of `check_trainer_args`, and for a batch that does not divide.
-    """
+    """The TRL configuration of a recipe section; the stage sets what is `fixed`. UserError as of `check_trainer_args`,
+    and for a batch that does not divide."""
     check_trainer_args(section, settings.trainer_args, schema, fixed)
     arguments = trainer_arguments(section, settings, checkpoints, seed, world)
     try:
-        made = schema(**arguments, **fixed)
+        config = schema(**arguments, **fixed)
     except (ValueError, TypeError) as error:
         cause = " ".join(str(error).split())
         raise UserError(f"{section}.trainer_args: trl.{schema.__name__} refuses a value ({cause}): fix it") from None
-    if isinstance(made, TrainingArguments) and made.n_gpu > 1:
-        made._n_gpu = 1  # one process, one GPU: torch.nn.DataParallel cannot split shared rows
+    if isinstance(config, TrainingArguments) and config.n_gpu > 1:
+        config._n_gpu = 1  # one process, one GPU: torch.nn.DataParallel cannot split shared rows
     obey_on_cpus()  # the arguments have begun accelerate's state anew
-    return made
+    return config
 
 
 class CompletionMarker(TrainerCallback):
@@ -197,10 +193,10 @@ class LossOnBar(ProgressCallback):
         logs: dict[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        shown = {"loss": "loss", "pessimistic/score": "r̂"}
-        found = {label: f"{float(logs[key]):.3f}" for key, label in shown.items() if logs is not None and key in logs}
-        if self.training_bar is not None and "loss" in found:
-            self.training_bar.set_postfix(found)
+        labels = {"loss": "loss", "pessimistic/score": "r̂"}
+        values = {label: f"{float(logs[key]):.3f}" for key, label in labels.items() if logs is not None and key in logs}
+        if self.training_bar is not None and "loss" in values:
+            self.training_bar.set_postfix(values)
 
 
 def train(trainer: Trainer, checkpoints: Path) -> None:
@@ -228,18 +224,14 @@ def loss_history(state: TrainerState) -> list[list[float]]:
 
 
 def save_trained(trainer: Trainer, tokenizer: PreTrainedTokenizerBase, target: Path, dtype: str) -> None:
-    """Saves what a trainer has trained as an ordinary checkpoint in `dtype`, its adapter merged.
-
-    Every process calls it: weights that FSDP or DeepSpeed has split are gathered from the wrapped model.
-    """
+    """Saves what a trainer has trained as an ordinary checkpoint in `dtype`, its adapter merged. Every process calls
+    it."""
     save_merged(trainer.accelerator, trainer.model, tokenizer, target, dtype, wrapped=trainer.model_wrapped)
 
 
 def leave_out_router_loss(trainer: Any) -> None:
-    """Trains on the trainer's own loss only, unless `router_aux_loss_coef` asks for a router loss.
-
-    TRL adds the load-balancing loss of experts with the coefficient of the model's config, for an adapter too.
-    """
+    """Trains on the trainer's own loss only, unless `router_aux_loss_coef` asks for TRL's load-balancing loss of
+    experts."""
     if not trainer.args.router_aux_loss_coef:
         trainer.aux_loss_enabled = False
         config = trainer.model.config.get_text_config()
@@ -250,9 +242,8 @@ def leave_out_router_loss(trainer: Any) -> None:
 class RowSftTrainer(SFTTrainer):
     """`SFTTrainer` on `input_ids` with `labels` of −100 at prompts. The loss: −log π of response tokens, their mean.
 
-    TRL's loss scores every position on a CPU, and every prompt anew. Here logits are those of response tokens only,
-    and texts share what they begin with. `PRIVATE_RLHF_KERNELS=plain` leaves the loss to TRL, and so does
-    a router loss that is asked for.
+    Unlike TRL's, it computes logits of response tokens only, and texts share what they begin with. TRL's is used under
+    `PRIVATE_RLHF_KERNELS=plain`, and for a router loss.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -270,13 +261,13 @@ class RowSftTrainer(SFTTrainer):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         tokenizer: Any = self.processing_class
         device, labels = inputs["input_ids"].device, inputs["labels"].cpu()
-        ids, real, learnt = inputs["input_ids"].cpu(), inputs["attention_mask"].cpu().bool(), labels != -100
-        begun = learnt.cumsum(dim=1) > 0
-        prompts = [row[mask].tolist() for row, mask in zip(ids, real & ~begun, strict=True)]
-        signed = torch.where(learnt, ids, ~ids)  # tokens between the turns of a response are not learnt
-        responses = [row[mask].tolist() for row, mask in zip(signed, real & begun, strict=True)]
+        ids, real, is_target = inputs["input_ids"].cpu(), inputs["attention_mask"].cpu().bool(), labels != -100
+        in_response = is_target.cumsum(dim=1) > 0
+        prompts = [row[mask].tolist() for row, mask in zip(ids, real & ~in_response, strict=True)]
+        signed = torch.where(is_target, ids, ~ids)  # tokens between the turns of a response are not learnt
+        responses = [row[mask].tolist() for row, mask in zip(signed, real & in_response, strict=True)]
         batch = token_batch(prompts, responses, tokenizer.pad_token_id, device, sharing=self._sharing)
-        count = learnt.sum() if num_items_in_batch is None else num_items_in_batch
+        count = is_target.sum() if num_items_in_batch is None else num_items_in_batch
         loss = -model(token_batch=batch).sum() / count
         if self.args.average_tokens_across_devices and num_items_in_batch is not None:
             loss = loss * self.accelerator.num_processes  # gradients are averaged over processes

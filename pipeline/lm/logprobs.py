@@ -26,14 +26,11 @@ from tqdm import tqdm
 class TokenBatch:
     """Responses behind their prompts, in rows that may share what they begin with (`private_rlhf.lm.rows`).
 
-    Attributes:
-        rows: R rows of T tokens, of the B prompts with their responses.
-        response_ids: (B, C) int64, right-padded.
-        response_mask: (B, C) int64, 1 on real response tokens that count.
-        before: (N,) int64 index into the R·T columns: the one that predicts each real response token, in the order of
-            `response_mask`.
-        layers: bottom layers that are left out (`skip_layers`).
-        states: (R, T, d) what enters the layer above them; None to start from the tokens.
+    - rows: R rows of T tokens, of the B prompts with their responses.
+    - response_ids, response_mask: (B, C) int64, right-padded; the mask is 1 on real response tokens that count.
+    - before: (N,) int64 index into the R·T columns: the one that predicts each such token, in the mask's order.
+    - layers: bottom layers that are left out (`skip_layers`).
+    - states: (R, T, d) what enters the layer above them; None to start from the tokens.
     """
 
     rows: Rows
@@ -78,23 +75,19 @@ def token_batch(
     *,
     sharing: Sharing | None = None,
 ) -> TokenBatch:
-    """Joins prompts and responses into rows; `sharing` is `sharing_of` the model that will read them.
-
-    A response token below 0 is ~id of one that is read and not counted: it is not in `response_mask`.
-
-    ValueError where a prompt is empty: nothing would predict the first token.
-    """
+    """Joins prompts and responses into rows; `sharing` is `sharing_of` the model that will read them. A response token
+    below 0 is ~id of one that is read and not counted. ValueError where a prompt is empty."""
     if not all(prompts):
-        raise ValueError("a prompt has no tokens")
-    counted = [[int(token >= 0) for token in response] for response in responses]
+        raise ValueError("prompts must have tokens, got an empty one: drop it")
+    flags = [[int(token >= 0) for token in response] for response in responses]
     responses = [[token if token >= 0 else ~token for token in response] for response in responses]
     response_ids, _ = pad_rows(responses, pad_token_id, device)
-    response_mask, _ = pad_rows(counted, 0, device)
-    joined = [[*prompt, *response] for prompt, response in zip(prompts, responses, strict=True)]
-    rows = make_rows(joined, pad_token_id, device, sharing)
+    response_mask, _ = pad_rows(flags, 0, device)
+    sequences = [[*prompt, *response] for prompt, response in zip(prompts, responses, strict=True)]
+    rows = make_rows(sequences, pad_token_id, device, sharing)
     before = [
         column
-        for prompt, path, count in zip(prompts, rows.paths, counted, strict=True)
+        for prompt, path, count in zip(prompts, rows.paths, flags, strict=True)
         for column, counts in zip(path[len(prompt) - 1 : -1], count, strict=True)
         if counts
     ]
@@ -105,9 +98,7 @@ def response_forward(
     model: Any, batch: TokenBatch, call: Callable[..., Any] | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits (N, V) of each real response token given the tokens before it, and the last hidden states (N, d) there.
-
-    The whole model runs, through `call` if given: scaled or capped logits stay so. Its output layer sees N rows only.
-    """
+    The whole model runs, through `call` if given; its output layer sees only N rows."""
     inner: Any = unwrap(model)
     states: list[torch.Tensor] = []
 
@@ -129,10 +120,8 @@ def response_forward(
 
 
 def take_batches(model: Any) -> None:
-    """Lets `model` take a `token_batch` by its own call, on which wrappers of several processes act.
-
-    It then returns log π (N,), nats, of the real response tokens; other calls are as before.
-    """
+    """Lets `model` take a `token_batch` by its own call, on which wrappers of several processes act: it then returns
+    log π (N,), nats, of the real response tokens."""
     model.forward = functools.partial(_batch_forward, model, model.forward)
 
 
@@ -147,10 +136,8 @@ def _batch_forward(
 
 
 class PolicyWithValue(nn.Module):
-    """A causal LM (usually under LoRA) and a float32 linear value head on its last hidden states.
-
-    The head reads detached states: value errors do not disturb the policy, and both come out of one forward pass.
-    It samples as well, so that all that is done with the policy goes through one module (`lm.distributed`).
+    """A causal LM (usually under LoRA) and a float32 linear value head on its last hidden states, detached: value
+    errors do not disturb the policy. It samples as well, so that everything goes through one module (`lm.distributed`).
     """
 
     def __init__(self, policy: Any, hidden_size: int) -> None:
@@ -185,11 +172,8 @@ SCALES_EMBEDDINGS = frozenset({"gemma"})
 
 
 def frozen_layers(model: Any) -> int:
-    """The number of frozen layers from the bottom up, embeddings included; 0 where the kernel does not fit.
-
-    What enters the first adapted layer is a function of the text. PPO reads each response under the policy, under π_ref
-    and in every epoch: the states there are kept from the first reading, and the other readings start from them.
-    """
+    """The number of frozen layers from the bottom up, embeddings included; 0 where the kernel does not fit. The states
+    that enter the first adapted layer are kept from the first reading of a response: later readings start there."""
     inner: Any = unwrap(model)
     if sharing_of(model) is None or not runs("trunk", inner.device.type) or not hasattr(inner.get_decoder(), "layers"):
         return 0
@@ -233,6 +217,19 @@ def skip_layers(model: Any, layers: int) -> Iterator[None]:
         decoder.layers = whole
 
 
+def token_batches(
+    rows: Sequence[tuple[Sequence[int], Sequence[int]]],
+    pad_token_id: int,
+    batch_size: int,
+    device: torch.device,
+    sharing: Sharing | None,
+) -> Iterator[tuple[list[int], TokenBatch]]:
+    """(indices, batch) of `rows` (prompt ids, response ids), for one forward pass after another."""
+    for indices in batches([[*prompt, *response] for prompt, response in rows], sharing, batch_size):
+        prompts, responses = zip(*(rows[index] for index in indices), strict=True)
+        yield indices, token_batch(prompts, responses, pad_token_id, device, sharing=sharing)
+
+
 @torch.no_grad()
 def mean_logprobs(
     model: Any,
@@ -245,16 +242,11 @@ def mean_logprobs(
     progress: str | None = None,
 ) -> np.ndarray:
     """Length-normalised log-likelihood (n,) of each (prompt ids, response ids) at `temperature`, nats per token."""
-    sharing = sharing_of(model)
-    joined = [[*prompt, *response] for prompt, response in rows]
     result = np.zeros(len(rows))
-    bar = tqdm(total=len(rows), desc=progress, unit="text", disable=progress is None, leave=False)
-    for picked in batches(joined, sharing, batch_size):
-        prompts, responses = [rows[i][0] for i in picked], [rows[i][1] for i in picked]
-        batch = token_batch(prompts, responses, pad_token_id, device, sharing=sharing)
-        logits, _ = response_forward(model, batch)
-        logprobs = batch.spread(token_logprobs(logits, batch.tokens, temperature))
-        result[picked] = (logprobs.sum(dim=1) / batch.response_mask.sum(dim=1)).cpu().numpy()
-        bar.update(len(picked))
-    bar.close()
+    with tqdm(total=len(rows), desc=progress, unit="text", disable=progress is None, leave=False) as bar:
+        for indices, batch in token_batches(rows, pad_token_id, batch_size, device, sharing_of(model)):
+            logits, _ = response_forward(model, batch)
+            logprobs = batch.spread(token_logprobs(logits, batch.tokens, temperature))
+            result[indices] = (logprobs.sum(dim=1) / batch.response_mask.sum(dim=1)).cpu().numpy()
+            bar.update(len(indices))
     return result

@@ -34,14 +34,8 @@ NO_RESULTS = "None yet: stage evaluate writes them here."
 
 @dataclass(frozen=True)
 class Provenance:
-    """Origin of a checkpoint.
-
-    Attributes:
-        stage: that made it.
-        run: name of the recipe.
-        model, data: sections of the recipe: base model, prompts and demonstrations.
-        override: the guard that the user overruled, as a clause; None where none was.
-    """
+    """Origin of a checkpoint: the stage that made it, the recipe's name `run` and sections `model` and `data`, and the
+    guard that the user overruled, as a clause; None where none was."""
 
     stage: str
     run: str
@@ -52,14 +46,8 @@ class Provenance:
 
 @dataclass(frozen=True)
 class CardText:
-    """The text of a card that differs between models.
-
-    Attributes:
-        trained_on: a noun phrase.
-        task: pipeline tag of the hub.
-        quick_start: a program, or a sentence where there is none.
-        results: Markdown; None where nothing measures the model.
-        files: by name, what a file is that transformers does not know.
+    """The text of a card that differs between models: trained_on, a noun phrase; task, the hub's pipeline tag;
+    quick_start, a program or a sentence; results in Markdown, None where nothing measures the model; and files by name.
     """
 
     trained_on: str
@@ -89,11 +77,8 @@ def trained_on(prompts: int, source: str) -> str:
 
 
 def card_head(origin: Provenance, text: CardText, source: str | None, private: bool) -> str:
-    """The YAML head, between its marks.
-
-    source: of the released pairs, as declared; None where no label was read. private: all labels that were read were
-    under a finite epsilon.
-    """
+    """The YAML head, between its marks. source: of the released pairs; None where no label was read. private: all
+    labels that were read were under a finite epsilon."""
     base, licence = base_model(origin.model)
     kind = "reward-model" if text.task == "text-classification" else origin.stage.partition(",")[0]
     data = ModelCardData(
@@ -123,8 +108,8 @@ def write_results(folder: Path, lines: Sequence[str]) -> None:
     """Writes the section of results in the card of a model's folder; cards without one stay as they are."""
     path = folder / "README.md"
     card = path.read_text(encoding="utf-8") if path.is_file() else ""
-    before, found, after = card.partition(RESULTS)
-    if found:
+    before, mark, after = card.partition(RESULTS)
+    if mark:
         rest = after[after.index("\n\n## ") :]
         atomic.write_text(path, before + RESULTS + "\n".join(f"- {line}" for line in lines) + rest)
 
@@ -188,8 +173,8 @@ def write_beside(
 ) -> None:
     """Writes README.md and rendering.json into a checkpoint folder; call it on one process only.
 
-    manifest: of the release whose labels were read (`ReleaseManifest.as_dict()`); None without. renderer: of training.
-    facts: further rows of the privacy card.
+    manifest: of the release whose labels were read (`ReleaseManifest.as_dict()`). facts: further rows of the privacy
+    card.
     """
     private, lines = False, [f"# {origin.run}, stage {origin.stage}", "", card_body(origin.model, text)]
     if manifest is None:
@@ -215,4 +200,4 @@ def read_rendering(folder: str | Path) -> Rendering:
     try:
         return Rendering(**json.loads(path.read_text(encoding="utf-8")))
     except (json.JSONDecodeError, UnicodeDecodeError, TypeError):
-        raise UserError(f"{path} is damaged: delete it, or save the checkpoint again") from None
+        raise UserError(f"{path} must be undamaged: delete it, or save the checkpoint again") from None

@@ -16,20 +16,17 @@ from private_rlhf.recipe import ExtraRewardSettings, JudgeSettings, ModelConfig
 
 
 def check_checkpoint(name: str, where: str, others: str = "") -> str:
-    """`name` as a path if it is a checkpoint folder, or unchanged if it can be a hub id `owner/name`.
-
-    UserError where it is neither: asking the hub for every misspelt path would take a minute to fail. where: the key or
-    option of `name`, and others: further remedies, for the message.
-    """
+    """`name` as a path if it is a checkpoint folder, or unchanged if it can be a hub id `owner/name`. where: its key or
+    option, and others: further remedies, for messages. UserError where it is neither."""
     folder = Path(name).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             check_no_adapter(folder, where)
-            raise UserError(f"{where} '{name}' has no config.json: give the folder of a whole checkpoint")
+            raise UserError(f"{where} must be a folder with config.json, got '{name}': give a whole checkpoint")
         return str(folder)
     parent_is_here = folder.parent != Path() and folder.parent.is_dir()
     if name.startswith((".", "/", "~")) or name.count("/") != 1 or parent_is_here:
-        raise UserError(f"{where} '{name}' is no folder: give a checkpoint folder or a hub id owner/name{others}")
+        raise UserError(f"{where} must be a checkpoint folder, a hub id owner/name{others}, got '{name}'")
     return name
 
 
@@ -58,7 +55,7 @@ def check_lm_folder(folder: Path, where: str) -> None:
     """UserError where `folder`, given as `where`, holds no checkpoint: a hub id is not looked for."""
     if not (folder / "config.json").is_file():
         check_no_adapter(folder, where)
-        raise UserError(f"{where} {folder} is no checkpoint folder: give one of a whole causal language model")
+        raise UserError(f"{where} must be the folder of a whole causal language model, got {folder}: give it")
 
 
 def check_context(settings: ModelConfig, folder: Path) -> None:
@@ -139,11 +136,8 @@ def module_file(name: str) -> Path | None:
 
 
 def check_function(name: str, key: str) -> None:
-    """Checks that `package.module:function` is there by its source only: nothing of it runs before its stage does.
-
-    UserError where the module is missing, is not Python, or binds only a constant to that name; or is a part of this
-    package, of which only the privatize stage may reach those that read labels.
-    """
+    """Checks that `package.module:function` is there by its source: nothing of it runs before its stage does. UserError
+    where the module is missing, is not Python, is a part of this package, or binds only a constant to that name."""
     module, _, function = name.partition(":")
     if module.split(".")[0] == PACKAGE:
         raise UserError(f"{key}.callable {name} is a part of this package, not a reward: name a function of your own")
@@ -156,7 +150,7 @@ def check_function(name: str, key: str) -> None:
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise UserError(f"{key}.callable {name}: {path} is not valid Python: fix it") from None
+        raise UserError(f"{key}.callable {name} must be valid Python, got {path}: fix it") from None
     bound = _bound(tree)
     if not bound & {function, "*", "__getattr__"}:
         raise UserError(f"{key}.callable {name}: {module} has no function {function}: name one that it has")
@@ -164,15 +158,15 @@ def check_function(name: str, key: str) -> None:
 
 def _bound(tree: ast.AST) -> set[str]:
     """Names that a module or a block in it binds to something that may be a function; "*" for all of another's."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            found |= {alias.asname or alias.name for alias in node.names}
+            names |= {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, ast.Assign | ast.AnnAssign) and not isinstance(node.value, ast.Constant):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            found |= {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+            names |= {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
         elif isinstance(node, ast.stmt | ast.ExceptHandler):
-            found |= _bound(node)
-    return found
+            names |= _bound(node)
+    return names

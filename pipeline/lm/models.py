@@ -1,7 +1,6 @@
 """Loading the base model, π_ref and the policy (`lm.saving` writes them), with adapters and in 4 bits.
 
-bitsandbytes stores a linear layer as NF4 codes with float32 scales and computes with the dequantised weight in the
-dtype of its input. A trained adapter has learnt to correct that weight, not the original one.
+bitsandbytes computes with the dequantised NF4 weight: a trained adapter has learnt to correct that, not the original.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from peft import LoraConfig, get_peft_model
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.world import declared_world, on_cpu
 from private_rlhf.lm.kernels.attention import use_grouped_attention
-from private_rlhf.lm.kernels.linear_layers import speed_up, speed_up_products
+from private_rlhf.lm.kernels.linear_layers import speed_up
 from private_rlhf.lm.model_folders import positions_of
 from private_rlhf.lm.templates import end_of_turn, give_plain_template
 from private_rlhf.recipe import LoraSettings
@@ -44,40 +43,39 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 @contextlib.contextmanager
 def no_progress_bars() -> Iterator[None]:
     """Silences transformers' bars for loading and saving, which a small checkpoint turns into noise."""
-    shown = transformers_logging.is_progress_bar_enabled()
+    enabled = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
+        if enabled:
             transformers_logging.enable_progress_bar()
 
 
 def load_tokenizer(
     path: str | Path, *, revision: str | None = None, plain_template: bool = True
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of a checkpoint folder or hub id (at `revision`), left as saved but for three things.
+    """The tokenizer of a checkpoint folder or hub id (at `revision`), left as saved but for three things: its
+    end-of-sequence is the chat template's end of turn, its padding token is another one, and it knows how many tokens
+    the model takes.
 
-    Its end-of-sequence is the chat template's end of turn, its padding token is another one, and it knows how many
-    tokens the model of a folder takes. plain_template: a tokenizer without a chat template gets that of `lm.templates`.
-
-    Raises:
-        UserError: the tokenizer, its chat template or a token for padding is missing.
+    plain_template: a tokenizer without a chat template gets that of `lm.templates`. UserError: the tokenizer, its chat
+    template or a token for padding is missing.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(path), revision=revision)
     except (OSError, ValueError):
-        raise UserError(f"{path} lacks a tokenizer that transformers can load: give a whole checkpoint") from None
+        raise UserError(f"{path} must hold a tokenizer that transformers can load: give a whole checkpoint") from None
     if tokenizer.chat_template is None:
         if not plain_template:
-            raise UserError(f"the tokenizer of {path} has no chat template: save the one it was trained with")
+            raise UserError(f"the tokenizer of {path} must have a chat template: save the one it was trained with")
         give_plain_template(tokenizer)
         if declared_world().main:
             line = f"the tokenizer of {path} has no chat template: a plain one is used and saved (turns under 'User:')"
             print(f"[private-rlhf] {line}", file=sys.stderr, flush=True)
     tokenizer.eos_token = end_of_turn(tokenizer) or tokenizer.eos_token
     if tokenizer.eos_token_id is None:
-        raise UserError(f"the tokenizer of {path} has no end-of-sequence token: set one in its config")
+        raise UserError(f"the tokenizer of {path} must have an end-of-sequence token: set one in its config")
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
         tokenizer.pad_token = _spare_token(tokenizer, str(path))
     tokenizer.model_max_length = min(tokenizer.model_max_length, positions_of(Path(path)) or math.inf)
@@ -86,8 +84,8 @@ def load_tokenizer(
 
 def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     """Ids that end a response: the tokenizer's end-of-turn, and those in the model's `generation_config`."""
-    listed = getattr(getattr(unwrap(model), "generation_config", None), "eos_token_id", None)
-    return frozenset([tokenizer.eos_token_id, *(listed if isinstance(listed, list) else [listed])]) - {None}
+    ids = getattr(getattr(unwrap(model), "generation_config", None), "eos_token_id", None)
+    return frozenset([tokenizer.eos_token_id, *(ids if isinstance(ids, list) else [ids])]) - {None}
 
 
 def _spare_token(tokenizer: PreTrainedTokenizerBase, path: str) -> str:
@@ -104,20 +102,16 @@ def _spare_token(tokenizer: PreTrainedTokenizerBase, path: str) -> str:
 def load_causal_lm(
     path: str | Path, dtype: str, *, four_bit: bool = False, revision: str | None = None
 ) -> PreTrainedModel:
-    """A causal LM in evaluation mode (dropout off), all weights in `dtype`; `revision` is of a hub id.
-
-    four_bit: its linear layers but the output layer are quantised to NF4, and computed in `dtype` (QLoRA's base).
-
-    Raises:
-        UserError: the checkpoint is not whole, or bitsandbytes is not installed.
-    """
+    """A causal LM in evaluation mode (dropout off), all weights in `dtype`; `revision` is of a hub id. four_bit: its
+    linear layers but the output layer are NF4, computed in `dtype`. UserError: it is not whole, or bitsandbytes is
+    missing."""
     more = four_bit_options(DTYPES[dtype]) if four_bit else {}
     try:
         with no_progress_bars():
             model = load_whole(AutoModelForCausalLM, path, dtype=DTYPES[dtype], revision=revision, **more)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         cause = str(error).splitlines()[0][:200]
-        raise UserError(f"{path} is not a whole causal-LM checkpoint ({cause}): check or make it again") from None
+        raise UserError(f"{path} must be a whole causal-LM checkpoint, got {cause}: check or make it again") from None
     head = model.get_output_embeddings()
     if head is not None:
         head.register_forward_pre_hook(_contiguous_input)
@@ -125,7 +119,7 @@ def load_causal_lm(
         keep_differentiable(model)
     if getattr(model.config, "output_router_logits", False):
         model.config.output_router_logits = False  # sampling would compute router losses, on a mask they cannot take
-    return use_grouped_attention(speed_up_products(model.eval()))
+    return use_grouped_attention(model.eval())
 
 
 def load_whole(loader: Any, path: str | Path, allowed: Callable[[str], bool] = lambda _: False, **how: Any) -> Any:
@@ -148,10 +142,8 @@ def unwrap(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _contiguous_input(module: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Copies a slice of the hidden states before the output layer.
-
-    On a non-contiguous (B, C, d) input PyTorch's CPU matmul expands the (V, d) weight B times: 7 GB at B = 128.
-    """
+    """Copies a slice of the hidden states before the output layer: on a non-contiguous (B, C, d) input PyTorch's CPU
+    matmul expands the (V, d) weight B times, 7 GB at B = 128."""
     return (arguments[0].contiguous(), *arguments[1:])
 
 
@@ -168,21 +160,18 @@ def add_lora(model: PreTrainedModel, settings: LoraSettings, seed: int) -> Any:
             if "arget modules" not in str(error):
                 raise
             raise UserError(
-                f"lora.target_modules {settings.target_modules}: the model has none of them in these layers; "
-                "name modules such as [q_proj, v_proj], or all-linear"
+                f"lora.target_modules must be modules of these layers, got {settings.target_modules}: name others,"
+                " such as [q_proj, v_proj], or all-linear"
             ) from None
 
 
 def lora_config(settings: LoraSettings, task_type: str, model: PreTrainedModel) -> LoraConfig:
-    """The peft configuration of `settings` for a `model`; `last_layers` counts from the top.
-
-    UserError where the model lacks one of the named modules. peft asks for any of them: Llama's names would adapt two
-    of Phi-3's four, in silence.
-    """
+    """The peft configuration of `settings` for a `model`; `last_layers` counts from the top. UserError where the model
+    lacks one of the named modules: peft would adapt the others in silence."""
     modules = [f".{name}" for name, _ in model.named_modules()]
-    named = [] if isinstance(settings.target_modules, str) else settings.target_modules
-    if lost := [target for target in named if not any(name.endswith(f".{target}") for name in modules)]:
-        raise UserError(f"lora.target_modules {lost}: the model has none of them; name its own modules, or all-linear")
+    targets = [] if isinstance(settings.target_modules, str) else settings.target_modules
+    if missing := [target for target in targets if not any(name.endswith(f".{target}") for name in modules)]:
+        raise UserError(f"lora.target_modules must be modules of the model, got {missing}: name others, or all-linear")
     layers = int(model.config.num_hidden_layers)
     first = max(0, layers - settings.last_layers) if settings.last_layers else 0
     return LoraConfig(
@@ -219,11 +208,7 @@ def is_four_bit(model: nn.Module) -> bool:
 
 
 def keep_differentiable(model: nn.Module) -> None:
-    """Switches bitsandbytes' repacking for CPUs off.
-
-    With AVX512-bf16 the first forward pass in evaluation mode repacks a weight. From then on the layer's kernel has no
-    gradient, in training mode too: training would go on in silence with the gradient cut below every layer.
-    """
+    """Switches off bitsandbytes' repacking for CPUs with AVX512-bf16, after which a layer's kernel has no gradient."""
     from bitsandbytes.nn import Linear4bit
 
     for module in model.modules():
@@ -241,28 +226,28 @@ def dense_copy(inner: nn.Module) -> PreTrainedModel:
     from peft.tuners.lora import LoraLayer
 
     state: dict[str, Tensor] = {}
-    merged: set[str] = set()
+    layers: set[str] = set()
     for name, module in inner.named_modules():
         adapted = isinstance(module, LoraLayer)
         layer: Any = cast(Any, module).base_layer if adapted else module
-        if (adapted or isinstance(layer, Linear4bit)) and not any(name.startswith(f"{done}.") for done in merged):
+        if (adapted or isinstance(layer, Linear4bit)) and not any(name.startswith(f"{other}.") for other in layers):
             weight = _dequantized(layer) if isinstance(layer, Linear4bit) else layer.weight.float().cpu()
             state[f"{name}.weight"] = weight + _adapter(module)
             if getattr(layer, "bias", None) is not None:
                 state[f"{name}.bias"] = layer.bias.float().cpu()
-            merged.add(name)
+            layers.add(name)
     tensors = [*inner.named_parameters(remove_duplicate=False), *inner.named_buffers()]  # tied ones by both names
     for name, parameter in tensors:
-        if not any(name.startswith(f"{done}.") for done in merged):
+        if not any(name.startswith(f"{other}.") for other in layers):
             state[name] = parameter.detach().float().cpu() if parameter.is_floating_point() else parameter.cpu()
     config = copy.deepcopy(cast(Any, inner).config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     dense = type(inner)(config)
-    wanted = [name for name in dense.state_dict() if name != "score.weight"]
-    if lost := [name for name in wanted if name not in state]:
-        raise RuntimeError(f"the 4-bit model lacks weights for {', '.join(lost)}")
-    dense.load_state_dict({name: state[name] for name in wanted}, strict=False)
+    names = [name for name in dense.state_dict() if name != "score.weight"]
+    if missing := [name for name in names if name not in state]:
+        raise RuntimeError(f"the 4-bit model lacks weights for {', '.join(missing)}")
+    dense.load_state_dict({name: state[name] for name in names}, strict=False)
     if hasattr(inner, "generation_config"):
         dense.generation_config = copy.deepcopy(inner.generation_config)
     return cast(PreTrainedModel, dense.float().eval())
@@ -287,14 +272,11 @@ def _adapter(module: nn.Module) -> Tensor | float:
 
 
 def recompute_layers(model: Any) -> None:
-    """Gradient checkpointing, in place: each layer keeps only what enters it, and is computed again backwards.
-
-    transformers' own switch acts in training mode only; PPO's policy stays in evaluation mode, dropout off.
-    UserError where the model has no layers that transformers would checkpoint.
-    """
+    """Gradient checkpointing, in place, also in evaluation mode, where transformers' own switch does not act. UserError
+    where the model has no layers that transformers would checkpoint."""
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
-        raise UserError(f"ppo.gradient_checkpointing: {type(model).__name__} has no layers to checkpoint: set it false")
+        raise UserError(f"ppo.gradient_checkpointing must be false for {type(model).__name__}: set it")
     for layer in layers:
         layer.forward = functools.partial(_recomputed, layer.forward)
 

@@ -43,34 +43,31 @@ def affordable(dtype: torch.dtype, device: str) -> torch.dtype:
 def resolve_dtype(model: ModelConfig, begun: Any, folder: Path, world: World) -> ModelConfig:
     """The section `model` with a stated dtype: its own, or for `auto` that of the run's first start, or the fast one.
 
-    A run keeps its first dtype `begun` (not a dtype for a new run), so resuming on another machine changes nothing. One
-    line on stderr, which may name the run's `folder`, says the choice and the reason. UserError for an untested device.
+    begun: the dtype of the first start; another value for a new run. A line on stderr, which may name `folder`, gives
+    the reason. UserError for an untested device.
     """
-    chosen: Dtype
+    dtype: Dtype
     setting = model.dtype
     fast, why = fast_dtype(device_type())
     if setting != "auto":
-        chosen, line = setting, None
+        dtype, line = setting, None
     elif begun in ("float32", "bfloat16"):
-        chosen, line = begun, None if begun == fast else f"model.dtype auto: {begun}, with which {folder} began"
+        dtype, line = begun, None if begun == fast else f"model.dtype auto: {begun}, with which {folder} began"
     else:
-        chosen, line = fast, f"model.dtype auto: {fast}; {why}"
-    if chosen == "bfloat16" and fast != "bfloat16":
+        dtype, line = fast, f"model.dtype auto: {fast}; {why}"
+    if dtype == "bfloat16" and fast != "bfloat16":
         line = (
             f"model.dtype bfloat16 is slow here ({why}): products take several times as long as with "
             f"model.dtype=float32{'' if setting != 'auto' else ', which starts the run anew'}"
         )
     if line and world.main:
         print(f"[private-rlhf] {line}", file=sys.stderr, flush=True)
-    return replace(model, dtype=broadcast(chosen, world))  # machines may differ
+    return replace(model, dtype=broadcast(dtype, world))  # machines may differ
 
 
 def precision(accelerator: Accelerator) -> AbstractContextManager[None]:
-    """The numeric context of every forward pass of π and π_ref: autocast by the launcher's `mixed_precision`.
-
-    With one pass outside, two equal policies would differ by rounding, and the KL at the start would not be 0. Enter it
-    anew for each piece of work. Value head and scores are float32 inside too; reward models are called outside.
-    """
+    """The numeric context of every forward pass of π and π_ref: autocast by the launcher's `mixed_precision`. Enter it
+    anew for each piece of work. A pass outside would differ by rounding, and the KL at the start would not be 0."""
     from accelerate.utils import AutocastKwargs
 
     # Within, autocast keeps its copies of float32 weights: split weights would be whole on every process by them.

@@ -1,11 +1,8 @@
 """Token sequences in rows that hold trees of their prefixes: what sequences begin with alike is computed once.
 
-A tree is written depth first, and trees stand side by side where a row has room. Every token has one column, sees its
-own prefix and itself only, and stands at the position that it has in its sequence; so outputs and gradients are those
-of each sequence by itself. Two answers to one prompt share the prompt, sixteen samples of it too, and any two texts
-share the head of the chat template.
-
-Shapes: N sequences in R rows of T columns.
+A tree is written depth first; trees stand side by side where a row has room. Every token has one column, sees only its
+own prefix and itself, and has its position in its sequence, so outputs and gradients are those of each sequence by
+itself. Shapes: N sequences in R rows of T columns.
 """
 
 from __future__ import annotations
@@ -34,12 +31,8 @@ Tokens = Sequence[int]
 
 @dataclass(frozen=True)
 class Sharing:
-    """The prices that decide which sequences share rows of a model.
-
-    Attributes:
-        price: of computing a token, in pairs of tokens that could meet.
-        columns: of a forward pass from which on it pays to make another one rather than to pad.
-    """
+    """The prices that decide which sequences share rows of a model. price: of computing a token, in pairs of tokens
+    that could meet. columns: of a forward pass from which on it pays to make another one rather than to pad."""
 
     price: int
     columns: int
@@ -65,9 +58,9 @@ class Rows:
         if len(self.paths) == len(self.ends):
             return (column < self.ends[:, :1]).long()
         query, key = column[None, :, None], column[None, None, :]
-        seen = (key <= query) & (query < self.ends[:, None, :])
-        mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-        return mask.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
+        visible = (key <= query) & (query < self.ends[:, None, :])
+        mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+        return mask.masked_fill_(~visible, torch.finfo(dtype).min)[:, None]
 
     @property
     def last(self) -> Tensor:
@@ -83,7 +76,7 @@ def make_rows(
     ValueError where a sequence is empty.
     """
     if not all(sequences):
-        raise ValueError("a sequence has no tokens")
+        raise ValueError("sequences must have tokens, got an empty one: drop it")
     groups = grouped(sequences, sharing)
     trees = [_tree([sequences[index] for index in group]) for group in groups]
     width = max(len(tree.ids) for tree in trees)
@@ -96,12 +89,12 @@ def make_rows(
         start = 0
         for number in numbers:
             tree = trees[number]
-            own = slice(start, start + len(tree.ids))
-            ids[row, own], positions[row, own] = torch.tensor(tree.ids), torch.tensor(tree.positions)
-            ends[row, own] = torch.tensor(tree.ends) + start
+            columns = slice(start, start + len(tree.ids))
+            ids[row, columns], positions[row, columns] = torch.tensor(tree.ids), torch.tensor(tree.positions)
+            ends[row, columns] = torch.tensor(tree.ends) + start
             for index, path in zip(groups[number], tree.paths, strict=True):
                 paths[index] = [row * width + start + column for column in path]
-            start = own.stop
+            start = columns.stop
     used = slice(0, len(rows))
     return Rows(ids[used].to(device), positions[used].to(device), ends[used].to(device), paths)
 
@@ -111,7 +104,7 @@ def filled(widths: Sequence[int], room: int) -> list[list[int]]:
     rows: list[list[int]] = []
     free: list[int] = []
     for number in sorted(range(len(widths)), key=lambda number: -widths[number]):
-        row = next((row for row, left in enumerate(free) if left >= widths[number]), len(rows))
+        row = next((row for row, room_left in enumerate(free) if room_left >= widths[number]), len(rows))
         if row == len(rows):
             rows.append([])
             free.append(room)
@@ -123,9 +116,8 @@ def filled(widths: Sequence[int], room: int) -> list[list[int]]:
 def grouped(sequences: Sequence[Tokens], sharing: Sharing | None) -> list[list[int]]:
     """Sequences that share a tree, as indices in the order of the tree; one each without `sharing`.
 
-    The rule: a tree may grow to c + √(c·(c + price)) columns, c being the tokens that the next sequence shares with the
-    tree. That is the width at which computing c tokens once per tree, and letting every column meet every other, cost
-    least together: less shared, or longer answers, and sequences keep trees of their own.
+    A tree may grow to c + √(c·(c + price)) columns, c being the tokens that the next sequence shares with it: there
+    computing c tokens once, and letting all columns meet, cost least together.
     """
     if sharing is None:
         return [[index] for index in range(len(sequences))]
@@ -133,38 +125,37 @@ def grouped(sequences: Sequence[Tokens], sharing: Sharing | None) -> list[list[i
     width = 0
     before: Tokens = ()
     for index in sorted(range(len(sequences)), key=lambda index: tuple(sequences[index])):
-        own = sequences[index]
-        common = shared_length(before, own)
-        if groups and width + len(own) - common <= common + math.sqrt(common * (common + sharing.price)):
+        sequence = sequences[index]
+        common = shared_length(before, sequence)
+        if groups and width + len(sequence) - common <= common + math.sqrt(common * (common + sharing.price)):
             groups[-1].append(index)
-            width += len(own) - common
+            width += len(sequence) - common
         else:
             groups.append([index])
-            width = len(own)
-        before = own
+            width = len(sequence)
+        before = sequence
     return groups
 
 
 def batches(sequences: Sequence[Tokens], sharing: Sharing | None, size: int) -> list[list[int]]:
     """Sequences, as indices, for one forward pass after another: at most `size` each, trees kept whole where they fit,
-    and none padded to much more than its width in a pass that is large enough without it.
-    """
+    and none padded much beyond its width in a pass that is large enough without it."""
     trees = []
     for group in grouped(sequences, sharing):
         texts = [sequences[index] for index in group]
-        fresh = sum(len(own) - shared_length(before, own) for before, own in pairwise(texts))
+        fresh = sum(len(after) - shared_length(before, after) for before, after in pairwise(texts))
         trees.append((len(texts[0]) + fresh, group))
-    found: list[list[int]] = []
+    passes: list[list[int]] = []
     widest = columns = 0
     for width, group in sorted(trees, key=lambda tree: -tree[0]):
-        full = not found or len(found[-1]) + len(group) > size
+        full = not passes or len(passes[-1]) + len(group) > size
         if full or (sharing and width < LIKE * widest and columns >= sharing.columns):
             widest, columns = width, 0
-            found += [group[start : start + size] for start in range(0, len(group), size)]
+            passes += [group[start : start + size] for start in range(0, len(group), size)]
         else:
-            found[-1] += group
+            passes[-1] += group
         columns += width
-    return found
+    return passes
 
 
 def shared_length(first: Tokens, second: Tokens) -> int:
@@ -173,10 +164,8 @@ def shared_length(first: Tokens, second: Tokens) -> int:
 
 
 def sharing_of(*models: Any) -> Sharing | None:
-    """Sharing of rows that each of these models reads; None where one of them cannot read such rows.
-
-    It must be of a known family without windows, with an attention kernel that takes a mask.
-    """
+    """Sharing of rows that each of these models reads; None where one cannot: it must be of a known family without
+    windows, with an attention kernel that takes a mask."""
     kinds = [_sharing(unwrap(model)) for model in models]
     return None if None in kinds else kinds[0]
 
@@ -212,17 +201,17 @@ def _tree(sequences: Sequence[Tokens]) -> _Tree:
     tree = _Tree([], [], [], [])
     path: list[int] = []
     before: Tokens = ()
-    for own in sequences:
-        common = shared_length(before, own)
+    for sequence in sequences:
+        common = shared_length(before, sequence)
         _close(tree, path[common:])
         path = path[:common]
-        for token in own[common:]:
+        for token in sequence[common:]:
             path.append(len(tree.ids))
             tree.ids.append(token)
             tree.positions.append(len(path) - 1)
             tree.ends.append(0)
         tree.paths.append(path)
-        before = own
+        before = sequence
     _close(tree, path)
     return tree
 

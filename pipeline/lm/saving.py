@@ -1,9 +1,7 @@
 """Saving what was trained as an ordinary checkpoint: adapters merged by peft, and what was written read again.
 
-A merge that misses a layer, or a name that transformers does not read back, leaves a checkpoint that loads without an
-error and computes something else. So a checkpoint is read before its folder gets its name. Each of its weights must be
-the trained one, rounded once: that finds one small adapter left out, which rounding hides in what the model computes.
-And it must compute what the model computed that was trained: that finds settings which the weights do not show.
+Before its folder gets its name, each weight of a checkpoint must be the trained one, rounded once, which finds an
+adapter left out; and it must compute what was trained, which finds settings that the weights do not show.
 """
 
 from __future__ import annotations
@@ -55,20 +53,12 @@ def save_merged(
     wrapped: Any = None,
     read: Read | None = None,
 ) -> None:
-    """Saves a causal LM or PEFT model as an ordinary checkpoint in `dtype`, adapter merged in float32.
+    """Saves a causal LM or PEFT model as an ordinary checkpoint in `dtype`, adapter merged in float32. Every process
+    calls it.
 
-    Every process calls it: gathering sharded weights, and reading them, is collective. The main one writes.
-
-    Args:
-        accelerator: of the run.
-        model, tokenizer: to be saved.
-        target: the folder.
-        dtype: of the weights.
-        wrapped: holds the weights where they are split over processes; `model` itself unless given.
-        read: calls the model where a module around it has to do so; `wrapped` unless given.
-
-    Raises:
-        RunStopped: the saved checkpoint does not compute what `model` does; `target` is as it was before.
+    wrapped: holds the weights where they are split; `model` unless given. read: calls the model where a module around
+    it has to; `wrapped` unless given. RunStopped: the checkpoint does not compute what `model` does; `target` is as
+    before.
     """
     holder = model if wrapped is None else wrapped
     expected = probe_logprobs(holder if read is None else read, model)
@@ -86,12 +76,9 @@ def save_merged(
 def save_policy(
     accelerator: Accelerator, policy: Any, renderer: Renderer, folder: Path, dtype: str, quantised: bool, read: Read
 ) -> None:
-    """Saves the policy of PPO to `folder`/model and, of a 4-bit base, its π_ref to `folder`/reference.
-
-    Every process calls it; errors as of `save_merged`. An adapter that was trained on a 4-bit base corrects the 4-bit
-    weights, not those of sft/model. So the policy is saved as dequantised weights + adapter, and π_ref without it: the
-    KL penalty was measured against that checkpoint, and the evaluation compares with it.
-    """
+    """Saves the policy of PPO to `folder`/model and, of a 4-bit base, its π_ref to `folder`/reference: an adapter
+    trained on 4-bit weights corrects those, so both are saved as dequantised weights. Every process calls it; errors of
+    `save_merged`."""
     tokenizer = tokenizer_as_trained(renderer)
     save_merged(accelerator, policy, tokenizer, folder / "model", dtype, read=read)
     if quantised:
@@ -109,11 +96,9 @@ def write_checkpoint(
     dtype: str,
     expected: torch.Tensor | None = None,
 ) -> None:
-    """Writes the whole weights `state` of `model`, LoRA merged in float32, to `target` atomically.
-
-    A 4-bit base becomes the dequantised weights that it computes with. expected: `probe_logprobs` of the model.
-    RunStopped where the written checkpoint does not load whole, or computes something different.
-    """
+    """Writes the whole weights `state` of `model`, LoRA merged in float32, to `target` atomically; a 4-bit base becomes
+    its dequantised weights. expected: `probe_logprobs` of the model. RunStopped where the written checkpoint does not
+    load whole, or computes something different."""
     plain = merged_copy(model, state, DTYPES[dtype])
     ends = sorted(end_ids(model, tokenizer))  # plain `generate` goes by this list, not by the tokenizer
     plain.generation_config.eos_token_id = ends if len(ends) > 1 else ends[0]
@@ -132,17 +117,17 @@ def check_written(folder: Path, target: Path, dtype: str, whole: Any, expected: 
     whole: the saved model (`whole_copy`); expected: its `probe_logprobs`.
     """
     try:
-        written = load_causal_lm(folder, dtype)
+        checkpoint = load_causal_lm(folder, dtype)
     except UserError as error:
         raise RunStopped(f"{target} could not be read again after it was saved, and was not kept: {error}") from None
-    if wrong := wrong_weight(whole, written):
+    if wrong := wrong_weight(whole, checkpoint):
         raise RunStopped(
             f"{target} does not hold the weights that were trained ({wrong} differs by more than rounding) and was not "
             "kept: this architecture cannot be merged; train it with lora: null"
         )
     if expected is None:
         return
-    difference = distance(expected, probe_logprobs(written, written))
+    difference = distance(expected, probe_logprobs(checkpoint, checkpoint))
     if not difference <= TOLERANCE[DTYPES[dtype]]:
         raise RunStopped(
             f"{target} does not compute what was trained (log-probabilities differ by {difference:.3g} nats on average)"
@@ -151,12 +136,12 @@ def check_written(folder: Path, target: Path, dtype: str, whole: Any, expected: 
 
 
 @torch.no_grad()
-def wrong_weight(whole: Any, written: torch.nn.Module) -> str | None:
+def wrong_weight(whole: Any, checkpoint: torch.nn.Module) -> str | None:
     """The first weight of `written` that is not that of `whole` with its adapter's update, rounded once; or None.
 
     Merging adds the update in float32 and rounds to the dtype of `written`, by a relative eps/2 at most.
     """
-    saved, inner = written.state_dict(), unwrap(whole)
+    saved, inner = checkpoint.state_dict(), unwrap(whole)
     layers: dict[str, Any] = {
         f"{name}.{getattr(layer, 'parameter_name', 'weight')}".replace("base_layer.", ""): layer
         for name, layer in inner.named_modules()
@@ -197,29 +182,26 @@ def probe_logprobs(read: Any, model: Any) -> torch.Tensor:
     return logits.float().log_softmax(dim=-1).cpu()
 
 
-def distance(expected: torch.Tensor, written: torch.Tensor) -> float:
+def distance(expected: torch.Tensor, other: torch.Tensor) -> float:
     """Mean over positions of E|log p − log q|, nats, under p, for log p and log q (…, V)."""
-    return float((expected.exp() * (expected - written).abs().clamp_max(1e4)).sum(dim=-1).mean())
+    return float((expected.exp() * (expected - other).abs().clamp_max(1e4)).sum(dim=-1).mean())
 
 
 @torch.no_grad()
 def merged_copy(model: Any, state: dict[str, torch.Tensor], dtype: torch.dtype) -> PreTrainedModel:
-    """The plain model inside `model` with the whole weights `state` in `dtype`, adapters merged by peft in float32.
-
-    It is built from the configuration, as `model` may be split over processes, and for saving only: buffers such as
-    rotary frequencies are missing. RunStopped where `state` lacks a weight or has one too many, or where merging gives
-    numbers that are not finite.
-    """
-    made = whole_copy(model, state)
-    if isinstance(made, PeftModel):
-        made = merged(made, dtype)
+    """The plain model inside `model` with the whole weights `state` in `dtype`, adapters merged in float32; for saving
+    only, as buffers such as rotary frequencies are missing. RunStopped where `state` does not fit, or for weights that
+    are not finite."""
+    plain = whole_copy(model, state)
+    if isinstance(plain, PeftModel):
+        plain = merged(plain, dtype)
     inner: Any = unwrap(model)
-    made.generation_config = copy.deepcopy(inner.generation_config)
-    if getattr(made.config, "output_router_logits", False):
-        made.config.output_router_logits = False  # TRL's SFT asks for router losses: with it, sampling would ask too
-    made.to(dtype)
-    made.config.dtype = dtype
-    return made
+    plain.generation_config = copy.deepcopy(inner.generation_config)
+    if getattr(plain.config, "output_router_logits", False):
+        plain.config.output_router_logits = False  # TRL's SFT asks for router losses: with it, sampling would ask too
+    plain.to(dtype)
+    plain.config.dtype = dtype
+    return plain
 
 
 def whole_copy(model: Any, state: dict[str, torch.Tensor]) -> Any:
@@ -228,12 +210,12 @@ def whole_copy(model: Any, state: dict[str, torch.Tensor]) -> Any:
     if is_four_bit(inner):
         return dense_copy(inner)
     with torch.device("meta"):
-        made: Any = type(inner)(copy.deepcopy(inner.config))
+        copied: Any = type(inner)(copy.deepcopy(inner.config))
     if isinstance(model, PeftModel):
         with torch.random.fork_rng(devices=[]):
-            made = get_peft_model(made, copy.deepcopy(model.peft_config[model.active_adapter]))
-    fill(made, state)
-    return made
+            copied = get_peft_model(copied, copy.deepcopy(model.peft_config[model.active_adapter]))
+    fill(copied, state)
+    return copied
 
 
 def fill(model: Any, state: dict[str, torch.Tensor]) -> None:
@@ -241,9 +223,9 @@ def fill(model: Any, state: dict[str, torch.Tensor]) -> None:
     result = model.load_state_dict(state, strict=False, assign=True)
     inner: Any = unwrap(model)
     inner.tie_weights()
-    lost = sorted(name for name, each in model.named_parameters() if each.is_meta)
-    if lost or result.unexpected_keys:
-        what = f"lack {lost[0]}" if lost else f"have {result.unexpected_keys[0]} too many"
+    missing = sorted(name for name, each in model.named_parameters() if each.is_meta)
+    if missing or result.unexpected_keys:
+        what = f"lack {missing[0]}" if missing else f"have {result.unexpected_keys[0]} too many"
         raise RunStopped(f"the gathered weights of {type(inner).__name__} {what}: nothing was saved")
 
 

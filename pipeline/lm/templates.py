@@ -1,9 +1,8 @@
 """Chat templates: the token that ends a turn, a template for models without one, and the template of what is saved.
 
-The tokenizer of a saved model renders conversations as training did, in plain transformers: with the recipe's system
-message and variables, and with an answer that is the last message as `Renderer` renders it: behind the prompt with its
-generation prompt, up to the token that ends the turn. Most templates write a newline after that token, which training
-never saw, and at which a reward model's score means nothing.
+The tokenizer of a saved model renders conversations as training did: with the recipe's system message and variables,
+and with an answer behind the generation prompt up to the token that ends the turn. Most templates write a newline after
+that token, which training never saw.
 """
 
 from __future__ import annotations
@@ -75,19 +74,15 @@ def end_of_turn(tokenizer: Any) -> str | None:
 
 
 def tokenizer_as_trained(renderer: Renderer, padding_side: str | None = None) -> Any:
-    """A copy of the renderer's tokenizer, to be saved, whose chat template renders what the renderer renders.
-
-    Token ids are equal for prompts, and for prompts with an answer as last message, unless the answer begins with
-    characters that its tokenizer joins to the prompt's last ones (a newline after a newline).
-
-    padding_side: of the copy; None leaves it. At the left, absolute positions would be shifted.
-    """
+    """A copy of the renderer's tokenizer, to be saved, whose chat template renders what the renderer renders, unless an
+    answer begins with characters that the tokenizer joins to the prompt's last ones. padding_side: of the copy; None
+    leaves it."""
     tokenizer = copy.deepcopy(renderer.tokenizer)
     tokenizer.padding_side = padding_side or tokenizer.padding_side
-    named = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else None
+    templates = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else None
     for gap in GAPS:
         template = template_as_trained(renderer, gap)
-        tokenizer.chat_template = template if named is None else {**named, "default": template}
+        tokenizer.chat_template = template if templates is None else {**templates, "default": template}
         if all(renders_alike(tokenizer, renderer, answer) for answer in PROBES):
             return tokenizer
     line = "the saved chat template renders answers with other tokens than training: score token ids, not texts"
@@ -131,10 +126,10 @@ def renders_alike(tokenizer: Any, renderer: Renderer, answer: str) -> bool:
     turns = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": answer}]
     try:
         prompt = replace(renderer, max_prompt_tokens=sys.maxsize).prompt_ids("a question")
-        found: list[int] = tokenizer.apply_chat_template(turns, return_dict=True)["input_ids"]
+        ids: list[int] = tokenizer.apply_chat_template(turns, return_dict=True)["input_ids"]
     except (TemplateError, UserError):  # prompts of the data may be of another kind
         return False
-    return found == prompt + renderer.response_ids(answer)
+    return ids == prompt + renderer.response_ids(answer)
 
 
 def literal(value: Any) -> str:

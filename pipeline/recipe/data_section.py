@@ -94,7 +94,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         if self.split and self.without_pairs:
-            raise ValueError("split is of preferences that are brought (--data): remove it")
+            raise ValueError("split must go with preferences that are brought (--data): remove it")
         for name, part in (("demonstrations", "release"), ("prompts", "release"), ("evaluation_prompts", "evaluation")):
             if getattr(self, name) == "auto":
                 object.__setattr__(self, name, "embedded" if self.without_pairs else part)
@@ -149,8 +149,8 @@ class ModelConfig:
     """Branch, tag or commit of a hub id."""
 
     def __post_init__(self) -> None:
-        taken = sorted({"add_generation_prompt", "tokenize", "return_dict"} & set(self.chat_template_kwargs))
-        if taken:
-            raise ValueError(f"chat_template_kwargs: {taken[0]} is set by the stages themselves: remove it")
+        reserved = sorted({"add_generation_prompt", "tokenize", "return_dict"} & set(self.chat_template_kwargs))
+        if reserved:
+            raise ValueError(f"chat_template_kwargs: {reserved[0]} is set by the stages themselves: remove it")
         if self.revision is not None and self.source in ("smollm2", "tiny"):
             raise ValueError(f"revision is for hub ids, and source is {self.source}: remove it")

@@ -47,41 +47,41 @@ class JudgeSettings:
     """`url`: seconds without a word from the endpoint that count as no answer."""
 
     def __post_init__(self) -> None:
-        given = [name for name in ("url", "path", "lm", "embedding") if getattr(self, name)]
-        if len(given) != 1:
+        kinds = [name for name in ("url", "path", "lm", "embedding") if getattr(self, name)]
+        if len(kinds) != 1:
             raise ValueError(
-                "give either url, of a chat endpoint, or path, of a reward model, or lm, of a language model, or"
-                " embedding: true"
+                "judge must have one of url (chat endpoint), path (reward model), lm (language model) and embedding:"
+                " give one"
             )
         if self.lm is not None and not self.public:
             raise ValueError(
-                "a language model does not say which labels it learned from: set public: true if they are public"
+                "public must be true with lm, whose labels are not known: set it if they are public"
             )
         if (self.model is None) != (self.url is None):
-            raise ValueError("model names the model of a chat endpoint: give it with url, and only with url")
+            raise ValueError("model must be given with url, and only with url: it names the model of a chat endpoint")
         if self.url is not None:
             _check_url(self.url, self.allow_http)
             if not self.public:
                 raise ValueError(
-                    "a chat model does not say which labels it learned from: set public: true if they are public"
+                    "public must be true with url, whose labels are not known: set it if they are public"
                 )
-        if surplus := {"model", "messages", "stream", "n"} & set(self.request):
-            raise ValueError(f"request holds {min(surplus)}, which the judge sets itself: remove it")
+        if reserved := {"model", "messages", "stream", "n"} & set(self.request):
+            raise ValueError(f"request holds {min(reserved)}, which the judge sets itself: remove it")
 
 
 def _check_url(url: str, allow_http: bool) -> None:
     """Says nothing of the address: it may hold a password."""
     try:
         parts = urlsplit(url)
-        known = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        valid = bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
-        known = False
-    if not known or parts.scheme not in ("https", "http"):
+        valid = False
+    if not valid or parts.scheme not in ("https", "http"):
         raise ValueError("url must be the address of an endpoint: give one like https://host/v1")
     if parts.username or parts.password or parts.query or parts.fragment:
-        raise ValueError("url may hold no user, password or query, as it is saved: put the key into OPENAI_API_KEY")
+        raise ValueError("url must not hold a user, password or query, as it is saved: put the key into OPENAI_API_KEY")
     if parts.scheme == "http" and parts.hostname not in LOOPBACK and not allow_http:
-        raise ValueError("url is not encrypted (http): take https, or set allow_http (--judge-http)")
+        raise ValueError("url must be https for another machine: take https, or set allow_http (--judge-http)")
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -76,8 +76,8 @@ def parse(schema: type[T], tree: Mapping[str, Any], where: str) -> T:
         if first["type"] == "missing":
             raise UserError(f"{where}: key '{key}' is required and has no default: add it") from None
         message = first["msg"].removeprefix("Value error, ")
-        given = "" if isinstance(first["input"], dict) else f" (given {first['input']!r})"
-        raise UserError(f"{where}: {key}: {message}{given}") from None
+        suffix = "" if isinstance(first["input"], dict) else f" (given {first['input']!r})"
+        raise UserError(f"{where}: {key}: {message}{suffix}") from None
 
 
 def nearest(key: str, valid: Sequence[str]) -> str:
@@ -93,8 +93,8 @@ def load_recipe(schema: type[T], path: Path, overrides: Sequence[str] = ()) -> T
 
     UserError: neither the file nor a shipped recipe exists; see also `parse`.
     """
-    found = path if path.suffix or path.exists() else shipped_recipe(str(path))
-    return parse(schema, apply_overrides(documents.read_mapping(found), overrides), str(found))
+    file = path if path.suffix or path.exists() else shipped_recipe(str(path))
+    return parse(schema, apply_overrides(documents.read_mapping(file), overrides), str(file))
 
 
 def shipped_recipe(name: str) -> Path:
@@ -104,10 +104,10 @@ def shipped_recipe(name: str) -> Path:
     if not paths:
         files = importlib.metadata.files("private-rlhf") or []
         paths = [Path(str(path.locate())) for path in files if path.parent.name == "configs"]
-    found = {path.stem: path for path in paths}
-    if name not in found:
-        raise UserError(f"recipe {name} does not exist: name a file, or one of {', '.join(sorted(found))}")
-    return found[name]
+    recipes = {path.stem: path for path in paths}
+    if name not in recipes:
+        raise UserError(f"recipe must be a file or shipped, got {name}: name one of {', '.join(sorted(recipes))}")
+    return recipes[name]
 
 
 def to_tree(config: Any) -> dict[str, Any]:
@@ -125,9 +125,9 @@ def effective(schema: Any, tree: Any) -> Any:
         return tree
     hints = typing.get_type_hints(schema, include_extras=True)
     marks = {key: getattr(hints.get(key), "__metadata__", ()) for key in tree}
-    idle = {key for key, found in marks.items() if NO_EFFECT in found or (IF_SET in found and tree[key] is None)}
-    kept = {key: value for key, value in tree.items() if key not in idle}
-    return {key: effective(hints.get(key), value) for key, value in kept.items()}
+    idle = {key for key, value in tree.items() if NO_EFFECT in marks[key] or (IF_SET in marks[key] and value is None)}
+    rest = {key: value for key, value in tree.items() if key not in idle}
+    return {key: effective(hints.get(key), value) for key, value in rest.items()}
 
 
 def _plain(value: Any) -> Any:
@@ -169,7 +169,7 @@ def _dataclass_of(annotation: Any) -> Any:
     if typing.get_origin(annotation) in (typing.Annotated, list):
         return _dataclass_of(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        found = [_dataclass_of(part) for part in typing.get_args(annotation)]
-        return next((schema for schema in found if schema is not None), None)
+        schemas = [_dataclass_of(part) for part in typing.get_args(annotation)]
+        return next((schema for schema in schemas if schema is not None), None)
     return annotation if isinstance(annotation, type) and dataclasses.is_dataclass(annotation) else None
 

@@ -64,9 +64,9 @@ class OnlineConfig:
         if self.simulated == (self.folder is not None):
             raise ValueError(f"labeller: {self.labeller} {'needs no' if self.simulated else 'needs a'} folder")
         if (self.labeller == "command") != (self.command is not None):
-            raise ValueError("labeller: command goes with command, a program and its options")
+            raise ValueError("command must be given for labeller: command, and only for it: name a program")
         if (self.labeller == "crowd") != (self.crowd is not None):
-            raise ValueError("labeller: crowd goes with a section crowd")
+            raise ValueError("crowd must be given for labeller: crowd, and only for it: add the section, or remove it")
 
     @property
     def simulated(self) -> bool:

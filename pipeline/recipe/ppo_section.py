@@ -27,11 +27,11 @@ class ExtraRewardSettings:
 
     def __post_init__(self) -> None:
         if (self.path is None) == (self.callable is None):
-            raise ValueError("give either path, a checkpoint folder, or callable, package.module:function")
+            raise ValueError("extra_rewards must have either path or callable: give one of them")
         if self.weight == 0:
-            raise ValueError("weight 0 adds nothing: remove the entry, or give it a weight")
+            raise ValueError("weight must not be 0: remove the entry, or give it a weight")
         if self.public and self.path is None:
-            raise ValueError("public declares the training labels of a path: remove it from a callable")
+            raise ValueError("public must go with a path, whose training labels it declares: remove it from a callable")
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -124,9 +124,9 @@ class PpoConfig:
 
     def __post_init__(self) -> None:
         if self.quantize and self.lora is None:
-            raise ValueError("quantize trains an adapter on a frozen 4-bit model: give lora its settings, not null")
+            raise ValueError("lora must not be null with quantize, which trains an adapter: give it its settings")
         if self.report_samples and not (self.report_to and self.sample_every):
-            raise ValueError("report_samples requires report_to and sample_every > 0: set them, or remove it")
+            raise ValueError("report_samples must go with report_to and sample_every > 0: set them, or remove it")
         if self.rollouts % self.minibatch_size:
             raise ValueError(f"minibatch_size {self.minibatch_size} must divide rollouts {self.rollouts}")
         if self.rollouts % self.samples_per_prompt:

@@ -90,21 +90,21 @@ class PrivatizeConfig:
         if self.person_budget is not None:
             self._share_out(self.person_budget)
         elif self.person_questions is not None:
-            raise ValueError("person_questions goes with person_budget")
+            raise ValueError("person_questions must go with person_budget: give both, or remove it")
         if getattr(self, "epsilon", None) is None:
             raise ValueError("key 'privatize.epsilon' is required")
         if self.budget is not None and self.budget_per == "person" and self.labeler_column is None:
-            raise ValueError("budget_per: person needs labeler_column, the column that names who gave the label")
+            raise ValueError("labeler_column must be given for budget_per: person: name the column of the labeller")
         if self.budget is None and self.budget_per == "person":
-            raise ValueError("budget_per: person requires budget: give one, or remove it")
+            raise ValueError("budget must be given for budget_per: person: give one, or remove budget_per")
         if self.max_events_per_person is not None and self.labeler_column is None:
-            raise ValueError("max_events_per_person needs labeler_column, the column that names who gave the label")
+            raise ValueError("labeler_column must be given for max_events_per_person: name the column of the labeller")
         if math.isnan(self.epsilon) or self.epsilon <= 0:
             raise ValueError("epsilon must be a number > 0 (.inf for a non-private run on public labels)")
         if self.by_holder:
             self._check_holder()
         elif self.delta is not None:
-            raise ValueError("delta is for trust: holder; randomised response has none: remove it")
+            raise ValueError("delta must go with trust: holder, as randomised response has none: remove it")
 
     def _check_holder(self) -> None:
         """Refuse settings that do not go with one noisy sum of the true labels."""
@@ -121,11 +121,11 @@ class PrivatizeConfig:
     def _share_out(self, total: float) -> None:
         """Set the keys that person_budget implies, and refuse other values of them."""
         labels, epsilon = split_budget(total, self.person_questions)
-        chosen: dict[str, Any] = {"epsilon": epsilon}
+        implied: dict[str, Any] = {"epsilon": epsilon}
         if self.labeler_column is not None:
-            chosen |= {"max_events_per_person": labels, "budget": total, "budget_per": "person"}
-        for name, value in chosen.items():
-            given = getattr(self, name)
-            if given is not None and (name, given) != ("budget_per", "event") and given != value:
-                raise ValueError(f"person_budget {total:g} makes {name} {value}, not {given}: leave it out")
+            implied |= {"max_events_per_person": labels, "budget": total, "budget_per": "person"}
+        for name, value in implied.items():
+            stated = getattr(self, name)
+            if stated is not None and (name, stated) != ("budget_per", "event") and stated != value:
+                raise ValueError(f"person_budget {total:g} makes {name} {value}, not {stated}: leave it out")
             object.__setattr__(self, name, value)

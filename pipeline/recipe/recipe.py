@@ -53,14 +53,14 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if is_public(self.privatize.epsilon) and not self.data.public_labels:
-            raise ValueError("privatize.epsilon .inf needs data.public_labels: true (labels declared public)")
+            raise ValueError("data.public_labels must be true where privatize.epsilon is .inf: set either")
         if self.evaluation_labels == "public" and not self.data.public_labels:
-            raise ValueError("evaluation_labels: public needs data.public_labels: true; otherwise use private")
+            raise ValueError("data.public_labels must be true for evaluation_labels: public: set it, or take private")
         if self.evaluation_labels == "laplace":
             self._check_counts()
         privatize = self.privatize
         if privatize.person_budget is not None and self.online is None and privatize.labeler_column is None:
-            raise ValueError("privatize.person_budget needs labeler_column, the column that names who gave the label")
+            raise ValueError("privatize.labeler_column must be given with person_budget: name that column")
         if privatize.by_holder:
             self._check_holder()
         if self.online is not None:
@@ -75,17 +75,17 @@ class Recipe:
                 "draws of π_ref itself: set evaluate.gibbs_candidates: 0, or ppo.top_p: 1"
             )
         if self.ppo.temperature != 1 and self.aligner == "dpo":
-            raise ValueError("aligner dpo learns at temperature 1, and is evaluated so: set ppo.temperature: 1")
+            raise ValueError("ppo.temperature must be 1 for aligner dpo, which learns at it: set it")
 
     def _check_online(self, online: OnlineConfig) -> None:
         if self.evaluation_labels != "private":
-            raise ValueError("online takes only private answers: set evaluation_labels: private")
+            raise ValueError("evaluation_labels must be private with online: set it")
         if is_public(self.privatize.epsilon):
-            raise ValueError("online needs a finite privatize.epsilon, that of each answer")
+            raise ValueError("privatize.epsilon must be finite with online: set that of each answer")
         if online.simulated and not self.data.public_labels:
             raise ValueError(f"online.labeller {online.labeller} is simulated: set data.public_labels: true")
         if not self.data.without_pairs:
-            raise ValueError("data.preferences are not read by online: leave them out")
+            raise ValueError("data.preferences must be left out with online, which asks instead: remove it")
         if from_pairs := [key for key in BUILT_IN if self.data.from_release(key)]:
             raise ValueError(f"data.{from_pairs[0]}: there are no pairs before online asks; name a file or `embedded`")
         if self.privatize.person_budget is not None:
@@ -95,20 +95,20 @@ class Recipe:
             if online.crowd is not None and online.crowd.most > labels:
                 raise ValueError(f"privatize.person_budget: a person answers {labels}: lower online.crowd.most")
         if online.after is not None and (self.aligner != "ppo" or self.ppo.quantize):
-            raise ValueError("online.after goes on from PPO's policy: set aligner: ppo, and no ppo.quantize")
+            raise ValueError("online.after must go with aligner: ppo and without ppo.quantize: set them so")
         # Runs of earlier versions state `embedded`, and must not ask again.
         object.__setattr__(self, "data", replace(self.data, preferences="embedded"))
         if self.data.limit is not None:
-            raise ValueError("data.limit is for data.preferences: set online.rounds and online.questions")
+            raise ValueError("data.limit must be null with online: set online.rounds and online.questions")
 
     def _check_counts(self) -> None:
         privatize = self.privatize
         if privatize.count_epsilon is None:
-            raise ValueError("evaluation_labels: laplace needs privatize.count_epsilon, the cost of its counts")
+            raise ValueError("privatize.count_epsilon must be given for evaluation_labels: laplace: set the cost")
         if not self.private:
-            raise ValueError("evaluation_labels: laplace needs a finite epsilon and a key: set it to public")
+            raise ValueError("evaluation_labels must not be laplace without a finite epsilon and a key: take public")
         if privatize.person_budget is not None:
-            raise ValueError("privatize.person_budget is spent on labels only: set evaluation_labels: private")
+            raise ValueError("evaluation_labels must be private with privatize.person_budget, for labels only: set it")
         total = privatize.epsilon + privatize.count_epsilon
         if privatize.budget is not None and privatize.budget_per == "event" and total > privatize.budget:
             raise ValueError(
@@ -215,6 +215,6 @@ def _differences(before: Any, after: Any, path: str = "") -> list[str]:
     """Dotted paths at which two trees differ."""
     if isinstance(before, dict) and isinstance(after, dict):
         names = before.keys() | after.keys()
-        found = [_differences(before.get(name), after.get(name), f"{path}.{name}".lstrip(".")) for name in names]
-        return [one for some in found for one in some]
+        differences = [_differences(before.get(name), after.get(name), f"{path}.{name}".lstrip(".")) for name in names]
+        return [one for some in differences for one in some]
     return [path] if before != after else []

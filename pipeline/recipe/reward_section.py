@@ -133,18 +133,18 @@ class RewardConfig:
     def __post_init__(self) -> None:
         if self.mode == "head":
             if self.micro_batch_size is not None:
-                raise ValueError("micro_batch_size is for mode lora or full: mode head has feature_batch_size")
+                raise ValueError("micro_batch_size must go with mode lora or full: set feature_batch_size")
             for name in ("optimizer", "group_by_length", "early_stopping", "refit_ridge"):
                 if getattr(self, name):
-                    raise ValueError(f"{name} is for mode lora or full: remove it, or change the mode")
+                    raise ValueError(f"{name} must go with mode lora or full: remove it, or change the mode")
         if self.quantize and self.mode != "lora":
             raise ValueError(f"quantize trains an adapter on a frozen 4-bit backbone: set mode lora, not {self.mode}")
         if self.pooling and (self.mode != "head" or self.uncertainty.kind == "mc_dropout"):
-            raise ValueError("pooling last_sum is for mode head, and for another uncertainty.kind than mc_dropout")
+            raise ValueError("pooling last_sum must go with mode head, without uncertainty.kind mc_dropout: remove one")
         if self.uncertainty.kind == "elliptical" and self.reward_bound is None:
-            raise ValueError("uncertainty.kind elliptical needs a reward_bound: its constant is e^(B/2)")
-        for name, own in (("optim", self.optimizer), ("train_sampling_strategy", self.group_by_length)):
-            if own and name in self.trainer_args:
+            raise ValueError("reward_bound must be a number for uncertainty.kind elliptical, for e^(B/2): set one")
+        for name, value in (("optim", self.optimizer), ("train_sampling_strategy", self.group_by_length)):
+            if value and name in self.trainer_args:
                 raise ValueError(f"trainer_args.{name} and a key of this section say the same thing: keep one")
         if self.trainer_args.get("label_smoothing_factor"):
             raise ValueError(f"trainer_args.label_smoothing_factor is refused: {SMOOTHING}")

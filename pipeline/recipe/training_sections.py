@@ -25,7 +25,7 @@ class LoraSettings:
 
     def __post_init__(self) -> None:
         if self.last_layers is not None and isinstance(self.target_modules, str):
-            raise ValueError("last_layers needs target_modules as a list of names, e.g. [q_proj, v_proj]")
+            raise ValueError("target_modules must be a list of names with last_layers, such as [q_proj]: give one")
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -63,7 +63,7 @@ def check_base_model(recipe: Recipe) -> None:
 def check_backbone(recipe: Recipe) -> None:
     """The base model, where its config can be read, has the layers and the dropout that the reward asks for."""
     from private_rlhf.lm.base_models import base_config, check_layers, skeleton
-    from private_rlhf.reward_models.bonuses import check_uncertainty
+    from private_rlhf.reward_models.bonus_fit import check_uncertainty
 
     config = base_config(recipe.model)
     if config is not None:

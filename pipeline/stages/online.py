@@ -57,7 +57,8 @@ from private_rlhf.online.rounds import (
 from private_rlhf.online.strategies import DESIGNS, choose, pairs_looked_at
 from private_rlhf.privacy.records import Text
 from private_rlhf.recipe import OnlineConfig
-from private_rlhf.reward_models.model import RewardModel, load_backbone
+from private_rlhf.reward_models.backbone import load_backbone
+from private_rlhf.reward_models.model import RewardModel
 from private_rlhf.rl.rollout import evenly_spaced
 from private_rlhf.stages.context import PreviousRun, StageContext, previous_run
 

@@ -32,17 +32,18 @@ from private_rlhf.lm.model_card import CardText, Provenance, write_beside
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.lm.templates import tokenizer_as_trained
 from private_rlhf.recipe import Recipe
-from private_rlhf.reward_models.bonuses import Bonus, check_uncertainty, head_bonus
+from private_rlhf.reward_models.backbone import load_backbone
+from private_rlhf.reward_models.bonus_fit import check_uncertainty, head_bonus
 from private_rlhf.reward_models.central import fit_statistic, load_statistic
 from private_rlhf.reward_models.checkpoint import NOISY_SUM_LOSS, RewardMetadata, reward_text, save_reward_checkpoint
 from private_rlhf.reward_models.external import use_external
 from private_rlhf.reward_models.head import PairFeatures, fit_head, refit_head
 from private_rlhf.reward_models.losses import bounded_reward, get_loss
-from private_rlhf.reward_models.model import RewardModel, load_backbone, set_score_weight
+from private_rlhf.reward_models.model import RewardModel, set_score_weight
 from private_rlhf.reward_models.pairs import pair_features, rendered_pairs
 from private_rlhf.reward_models.ridge import RidgeSelection
 from private_rlhf.reward_models.training import TrainedBackbone, train_backbone
-from private_rlhf.reward_models.uncertainty import FisherBonus
+from private_rlhf.reward_models.uncertainty import Bonus, FisherBonus
 from private_rlhf.stages.context import StageContext
 
 

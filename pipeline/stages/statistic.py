@@ -29,10 +29,11 @@ from private_rlhf.privacy.mechanism import NoisySum
 from private_rlhf.privacy.prf import frame
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.data_section import bare_name
+from private_rlhf.reward_models.backbone import load_backbone
 from private_rlhf.reward_models.basis import FeatureBasis, pair_basis
 from private_rlhf.reward_models.central import from_integers, noise_for, public_rows, save_statistic
 from private_rlhf.reward_models.head import PairFeatures
-from private_rlhf.reward_models.model import RewardModel, load_backbone
+from private_rlhf.reward_models.model import RewardModel
 from private_rlhf.reward_models.pairs import pair_features, rendered_pairs
 from private_rlhf.stages.context import StageContext
 

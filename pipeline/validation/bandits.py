@@ -1,9 +1,9 @@
 """Small preference bandits, exactly: Gibbs policies and suboptimality by enumeration, private labels as counts, and
-estimators on counts, for many repetitions at once. Shared by `offline` and `online`.
+estimators on counts, for many repetitions at once.
 
-R repetitions, S contexts, A actions, P pairs of one context's actions, N members of a finite class, d features. A
-leading "..." may be empty or R. Contexts are uniform; kl_coef is 1/β of the PPKL paper; rewards have no unit, losses
-are in nats. A comparison's label is +1 where the first response of its pair is preferred.
+R repetitions, S contexts, A actions, P pairs of one context's actions, N members of a finite class, d features; "..."
+may be empty or R. Contexts are uniform; kl_coef is 1/β of the PPKL paper; losses are in nats. A comparison's label is
++1 where the first response of its pair is preferred.
 """
 
 from __future__ import annotations
@@ -72,9 +72,7 @@ class Bandit:
 
 
 def pair_probability(log_reference: Array, pairs: Pairs) -> Array:
-    """P(a comparison is this pair) with both responses from π_ref, (S, A) -> (P,); 1 − Σ is the chance of a = b, which
-    tells nothing.
-    """
+    """P(a comparison is this pair) with both responses from π_ref, (S, A) -> (P,); 1 − Σ is the chance of a = b."""
     reference = np.exp(log_reference)
     chosen = reference[pairs.context, pairs.first] * reference[pairs.context, pairs.second]
     return np.asarray(2.0 * chosen / len(reference))
@@ -113,21 +111,20 @@ def private_labels(generator: np.random.Generator, compared: Integers, margin: A
 def offline_counts(
     generator: np.random.Generator, bandit: Bandit, comparisons: int, repetitions: int, epsilon: float
 ) -> Counts:
-    """`repetitions` data sets of `comparisons` comparisons from π_ref (S, A) with private labels, (R, P); a reward of
-    shape (R, S, A) gives every repetition its own truth.
-    """
+    """`repetitions` data sets of `comparisons` comparisons from π_ref (S, A) with private labels, (R, P); a reward (R,
+    S, A) gives every repetition its own truth."""
     pairs = all_pairs(*bandit.log_reference.shape)
     chance = pair_probability(bandit.log_reference, pairs)
-    drawn = generator.multinomial(comparisons, [*chance, max(0.0, 1.0 - chance.sum())], repetitions)[:, :-1]
-    return private_labels(generator, drawn, pairs.difference(bandit.reward), epsilon)
+    compared = generator.multinomial(comparisons, [*chance, max(0.0, 1.0 - chance.sum())], repetitions)[:, :-1]
+    return private_labels(generator, compared, pairs.difference(bandit.reward), epsilon)
 
 
 def expected_counts(bandit: Bandit, comparisons: float, epsilon: float) -> Counts:
     """The expectation of `offline_counts`, (..., P): its estimate is where an estimator goes as n → ∞."""
     pairs, keep = all_pairs(*bandit.log_reference.shape), keep_prob(epsilon)
-    drawn = comparisons * pair_probability(bandit.log_reference, pairs)
+    compared = comparisons * pair_probability(bandit.log_reference, pairs)
     prefer = 0.5 * (1.0 + np.tanh(0.5 * pairs.difference(bandit.reward)))
-    return Counts(drawn * (1.0 - keep + factor(epsilon) * prefer), drawn * (keep - factor(epsilon) * prefer))
+    return Counts(compared * (1.0 - keep + factor(epsilon) * prefer), compared * (keep - factor(epsilon) * prefer))
 
 
 def _torch(values: Array) -> Tensor:
@@ -188,11 +185,9 @@ def fit_linear_counts(
     loss: str = "private_likelihood",
     tolerance: float = 1e-8,
 ) -> Fit:
-    """The minimiser of Σ loss + (ridge/2)‖θ‖² with margin = ψ·θ, all repetitions at once; ψ `difference` (P, d).
-
-    What `reward_models.fit_linear` minimises, on counts: Fisher scoring from θ = 0, to a decrement of `tolerance` nats.
-    Below (2α−1)²n ≈ 20 d with a small ridge the minimiser lies far away and may not be reached.
-    """
+    """The minimiser of Σ loss + (ridge/2)‖θ‖², margin = ψ·θ, ψ `difference` (P, d), all repetitions at once: what
+    `reward_models.fit_linear` minimises, by Fisher scoring to a decrement of `tolerance` nats. Below (2α−1)²n ≈ 20 d
+    with a small ridge it may not converge."""
     problem = _Fits(counts, difference, epsilon, ridge, loss)
     theta, converged = minimise(problem, np.zeros((len(counts.plus), difference.shape[1])), tolerance=tolerance)
     weight = counts.total * fisher_weights(theta @ difference.T, epsilon)

@@ -26,13 +26,10 @@ def bases(rounds: Integers) -> Array:
 
 
 def power(rounds: Integers, curves: Array) -> float:
-    """The p of POWERS whose a + b (T^p − 1)/p is nearest to the mean curve (K, R), least squares over two decades.
-
-    ½ for √T, 0 for log T, below 0 for what levels off; −1 for a curve that is flat over both decades. The points of a
-    cumulative curve are not independent, so no likelihood is claimed; its interval comes from resampling worlds.
-    """
-    chosen = late(rounds)
-    mean = curves[chosen].mean(axis=1)
+    """The p of POWERS whose a + b (T^p − 1)/p is nearest to the mean curve (K, R), least squares over two decades: ½
+    for √T, 0 for log T, below 0 for what levels off. Its interval comes from resampling worlds."""
+    places = late(rounds)
+    mean = curves[places].mean(axis=1)
     if np.ptp(mean) <= 1e-9 * max(1.0, abs(float(mean[-1]))):
         return float(POWERS[0])
-    return float(POWERS[np.abs(bases(rounds[chosen]) @ (mean - mean.mean())).argmax()])
+    return float(POWERS[np.abs(bases(rounds[places]) @ (mean - mean.mean())).argmax()])

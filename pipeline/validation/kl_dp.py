@@ -100,11 +100,8 @@ def lemma(instances: int, seed: int = 0) -> list[Search]:
 
 
 def proposition_one(largest: int = 3) -> tuple[list[Claim], list[dict[str, float]]]:
-    """Both halves of Proposition 1 on every data set over {0, 1} with at most `largest` records.
-
-    The counterexample to the second half outputs the number of records. Also the table δ(ε) of that mechanism under
-    swap and under add-remove neighbours.
-    """
+    """Both halves of Proposition 1 on every data set over {0, 1} with at most `largest` records. The counterexample to
+    the second half outputs the number of records; its table δ(ε) is under swap and add-remove neighbours."""
     data = [(n, ones) for n in range(largest + 1) for ones in range(n + 1)]
     swaps = [(a, b) for a, b in product(data, repeat=2) if a[0] == b[0] and abs(a[1] - b[1]) == 1]
     adds = [(a, b) for a, b in product(data, repeat=2) if b[0] == a[0] + 1 and b[1] - a[1] in (0, 1)]

@@ -1,6 +1,4 @@
-"""Claims, reports and the runner of the studies. A claim is a published or derived sentence with the number that
-decides it; a report holds the claims, tables and figures of one study. Verdicts follow from the criterion.
-"""
+"""Claims, reports and the runner of the studies. A claim is a sentence with the number that decides it."""
 
 from __future__ import annotations
 
@@ -65,13 +63,10 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Claim:
-    """claim: one sentence. source: paper and theorem, or note. kind: whose sentence it is. paper: the paper's own
-    value, in words; "" where the criterion is all it says. criterion: what `measured` must satisfy, in words and
-    numbers; low, high: its bounds, None where there is none. interval: 95 % of `measured` where it is a random
-    estimate of `units` independent units; joint: the interval that decides, wide enough for all claims of the study
-    together (`jointly`); both None for an exact enumeration or a search. For `Bounds` they are `joint`, the lower is
-    `measured`, and `interval` is None: no chance is in them. verdict: made by `within`.
-    """
+    """claim: one sentence. source: paper and theorem, or note. paper: the paper's own value, in words. criterion: what
+    `measured` must satisfy; low, high: its bounds. interval: 95 % of an estimate from `units` independent units; joint:
+    the interval that decides, wide enough for all claims of the study together (`jointly`), or the two ends of
+    `Bounds`; None for an exact enumeration or a search. verdict: made by `within`."""
 
     claim: str
     source: str
@@ -98,13 +93,11 @@ def within(
     kind: Kind | None = None,
     paper: str = "",
 ) -> Claim:
-    """The claim that a number lies in [low, high].
+    """The claim that a number lies in [low, high]. what: names the number, for the criterion.
 
-    what: names the number, for the criterion. kind: by default "ours" for a source that starts with "this project",
-    else "statement". The claim of an estimate or of bounds holds if all of the interval lies inside, is refuted if all
-    of it lies outside on one side, and is undecided otherwise; a float just decides. An infinite number lies outside,
-    and so does NaN, the value of what could not be measured (`worst` of nothing): a broken bound is refuted, not a
-    crash. ValueError for an interval that does not contain its value.
+    An estimate or bounds hold if all of the interval lies inside, are refuted if all of it lies outside on one side,
+    and otherwise undecided; a float just decides. An infinite number and NaN, the `worst` of nothing, lie outside.
+    ValueError for an interval that does not contain its value.
     """
     interval = (measured.ci_low, measured.ci_high) if isinstance(measured, Estimate) else None
     between = (measured.low, measured.high) if isinstance(measured, Bounds) else interval
@@ -146,11 +139,8 @@ def worst(ratios: Iterable[float]) -> float:
 
 
 def jointly(claims: Sequence[Claim]) -> list[Claim]:
-    """The claims of one study with verdicts that hold together: Bonferroni over its m random estimates.
-
-    Each 95 % interval is stretched about its value by t(1 − .025/m) / t(.975), Student's t with units − 1 degrees of
-    freedom: exact for a mean of normal units, an approximation for shares and bootstrap intervals.
-    """
+    """The claims of one study with verdicts that hold together: Bonferroni over its m random estimates. Each 95 %
+    interval is stretched about its value by t(1 − .025/m) / t(.975), Student's t with units − 1 degrees of freedom."""
     random = sum(claim.interval is not None for claim in claims)
     return [_stretched(claim, random) if claim.interval else claim for claim in claims]
 
@@ -168,9 +158,8 @@ def _stretched(claim: Claim, number: int) -> Claim:
 
 @dataclass(frozen=True)
 class Report:
-    """name: of the study. claims: in the order of the table. tables: file stem to rows with equal keys. figures: file
-    stem to a drawing (`private_rlhf.validation.lab`).
-    """
+    """name: of the study. claims: in the order of the table. tables: file stem to rows with equal keys. figures: by
+    file stem."""
 
     name: str
     claims: Sequence[Claim]
@@ -178,11 +167,8 @@ class Report:
     figures: Mapping[str, Figure] = field(default_factory=dict)
 
     def write(self, folder: Path, *, quick: bool, started: float) -> None:
-        """Replaces `folder` by claims.json (the list of claims; "inf" and "nan" as words), run.json, a CSV per table,
-        PNG and SVG per figure.
-
-        started: `time.monotonic()` when the study began. All or nothing: a failure leaves the old folder.
-        """
+        """Replaces `folder` by claims.json ("inf" and "nan" as words), run.json, a CSV per table, PNG and SVG per
+        figure. started: `time.monotonic()` at the beginning. A failure leaves the old folder."""
         with atomic.new_folder(output_folder(folder, "--output", rewrites=("claims.json",))) as new:
             atomic.write_json(new / "claims.json", [_plain(asdict(claim)) for claim in self.claims])
             for stem, rows in self.tables.items():
@@ -250,27 +236,24 @@ IN_THE_LAB = "deeper studies are in lab/, `python -m private_rlhf_lab.studies --
 
 def validate(name: str, *, quick: bool, output: Path, studies: Mapping[str, str] = STUDIES) -> list[Report]:
     """Run one of `studies` or `all`, print each table and last a summary, write OUTPUT/full/NAME or OUTPUT/quick/NAME.
-
-    A refuted claim is a result. UserError for an unknown name. RunStopped names the studies that failed, after the
-    others are done.
-    """
+    A refuted claim is a result. UserError for an unknown name. RunStopped names the studies that failed."""
     if name != "all" and name not in studies:
         raise UserError(f"the study must be {', '.join(studies)} or all, got {name!r}: {IN_THE_LAB}")
     reports, failed = [], []
     results = output / ("quick" if quick else "full")
-    for chosen in studies if name == "all" else (name,):
+    for study in studies if name == "all" else (name,):
         started = time.monotonic()
         try:
             with style():
-                report: Report = importlib.import_module(studies[chosen]).run(quick)
+                report: Report = importlib.import_module(studies[study]).run(quick)
         except Exception as error:
             traceback.print_exc()
-            failed.append(f"{chosen} ({type(error).__name__}: {error})")
+            failed.append(f"{study} ({type(error).__name__}: {error})")
             continue
         report = replace(report, claims=jointly(report.claims))
-        report.write(results / chosen, quick=quick, started=started)
+        report.write(results / study, quick=quick, started=started)
         report.print_table()
-        print(f"{chosen}: {time.monotonic() - started:.1f} s, {results / chosen}")
+        print(f"{study}: {time.monotonic() - started:.1f} s, {results / study}")
         reports.append(report)
     print(summary({report.name: report.claims for report in reports}))
     if failed:
@@ -298,21 +281,20 @@ class Objectives(Protocol):
 def minimise(
     problem: Objectives, start: Array, *, steps: int = 60, tolerance: float = 1e-8
 ) -> tuple[Array, NDArray[np.bool_]]:
-    """Minimisers from `start` (R, d), and whether each converged, (R,): whether its Newton decrement gᵀH⁻¹g/2 is at
-    most `tolerance`, in the unit of the objective.
-    """
+    """Minimisers from `start` (R, d), and whether each converged, (R,): a Newton decrement gᵀH⁻¹g/2 of at most
+    `tolerance`."""
     theta, active = start.copy(), np.arange(len(start))
     converged = np.zeros(len(start), dtype=np.bool_)
     for _ in range(steps):
         gradient, curvature = problem.derivatives(theta[active], active)
         step = np.linalg.solve(curvature, gradient[..., None])[..., 0]
         decrement = 0.5 * (gradient * step).sum(axis=1)
-        left = decrement > tolerance
-        converged[active] = ~left
-        active = active[left]
+        unfinished = decrement > tolerance
+        converged[active] = ~unfinished
+        active = active[unfinished]
         if not len(active):
             break
-        theta[active] = _backtrack(problem, theta[active], active, step[left], decrement[left])
+        theta[active] = _backtrack(problem, theta[active], active, step[unfinished], decrement[unfinished])
     return theta, converged
 
 

@@ -1,7 +1,7 @@
 """PPKL Theorem 4.2 on the linear class: how SubOpt falls with n, the Fisher information, and wrong losses.
 
-SubOpt ≈ tr(I⁻¹ E_s Cov_{π*} φ)/(2 kl_coef), by expanding KL(π̂‖π*) to second order in θ̂ − θ* with covariance I⁻¹, the
-inverse Fisher information of the n private labels. It is the prediction that every curve is measured against.
+The prediction is SubOpt ≈ tr(I⁻¹ E_s Cov_{π*} φ)/(2 kl_coef), to second order in θ̂ − θ*, I the Fisher information of
+the n private labels.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def curves(reward_range: float, repetitions: int, instances: int, seed: int) -> 
     generator = np.random.default_rng(seed)
     problems = [linear_bandit(generator, reward_range) for _ in range(instances)]
     each = repetitions // instances
-    made = []
+    results = []
     for epsilon in EPSILONS:
         comparisons = np.round(100.0 * DIMENSION * np.array(SIZES) / factor(epsilon) ** 2)
         subopt = np.empty((len(SIZES), instances, each))
@@ -112,15 +112,13 @@ def curves(reward_range: float, repetitions: int, instances: int, seed: int) -> 
                 subopt[row, column] = problem.subopt(fit.theta)
                 predicted[row, column] = problem.predicted(number, epsilon)
         shape = (len(SIZES), instances * each)
-        made.append(Curve(epsilon, comparisons, subopt.reshape(shape), predicted.reshape(shape)))
-    return made
+        results.append(Curve(epsilon, comparisons, subopt.reshape(shape), predicted.reshape(shape)))
+    return results
 
 
 def spread(subopt: Array, scale: Array) -> float:
-    """Largest over smallest ε of the mean log of (mean SubOpt over its scale), (E, K, R) and (E, K): 1 is a collapse.
-
-    The mean runs over the grid of sizes: one number per ε.
-    """
+    """Largest over smallest ε of the mean log over sizes of (mean SubOpt over its scale), (E, K, R) and (E, K): 1 is a
+    collapse."""
     level = np.log(subopt.mean(axis=2) / scale).mean(axis=1)
     return float(np.exp(level.max() - level.min()))
 
@@ -132,19 +130,19 @@ def rate_claims(narrow: Sequence[Curve], wide: Sequence[Curve], seed: int) -> It
         yield within(f"Private MLE, linear class, epsilon = {curve.epsilon:g}: SubOpt falls like 1/n",
                      "PPKL Theorem 4.2", slope, low=-1.05, high=-0.95, paper="slope -1",
                      what="the slope of log mean SubOpt in log n over two decades from (2 alpha - 1)^2 n = 100 d")
-    for reward_range, given in ((1, narrow), (4, wide)):
-        subopt = np.stack([curve.subopt for curve in given])
-        information = np.stack([curve.predicted.mean(axis=1) for curve in given])
-        effective = np.stack([1.0 / (factor(curve.epsilon) ** 2 * curve.comparisons) for curve in given])
+    for reward_range, group in ((1, narrow), (4, wide)):
+        subopt = np.stack([curve.subopt for curve in group])
+        information = np.stack([curve.predicted.mean(axis=1) for curve in group])
+        effective = np.stack([1.0 / (factor(curve.epsilon) ** 2 * curve.comparisons) for curve in group])
         for name, source, scale in (
             ("the Fisher information of the private labels", "this project", information),
             ("the effective sample size (2 alpha - 1)^2 n", "PPKL Remark 4.1", effective),
         ):
-            found = bootstrap(partial(spread, scale=scale), subopt, seed)
-            yield within(f"SubOpt of all epsilon collapses on {name}, rewards in [0, {reward_range}]", source, found,
+            ratio = bootstrap(partial(spread, scale=scale), subopt, seed)
+            yield within(f"SubOpt of all epsilon collapses on {name}, rewards in [0, {reward_range}]", source, ratio,
                          high=1.1, what="largest / smallest over epsilon of SubOpt in that unit")
-        foretold = np.stack([curve.predicted for curve in given])
-        last = np.stack([subopt[:, -1].mean(axis=0), foretold[:, -1].mean(axis=0)])
+        predicted = np.stack([curve.predicted for curve in group])
+        last = np.stack([subopt[:, -1].mean(axis=0), predicted[:, -1].mean(axis=0)])
         yield within(f"SubOpt is what the Fisher information of the private labels foretells, rewards in"
                      f" [0, {reward_range}]", "this project", bootstrap(ratio_of_means, last, seed), low=0.9, high=1.1,
                      what="mean SubOpt / its second-order prediction, at the largest n, over all epsilon")
@@ -152,18 +150,17 @@ def rate_claims(narrow: Sequence[Curve], wide: Sequence[Curve], seed: int) -> It
 
 def efficiency(repetitions: int, seed: int) -> dict[float, Array]:
     """θ̂ − θ* of the private MLE whitened by the Fisher information at (2α−1)² n = 10⁴, per ε (R, d): variance 1 is the
-    Cramér–Rao bound of the privatised model.
-    """
+    Cramér–Rao bound."""
     generator = np.random.default_rng(seed)
     problem = linear_bandit(generator, 1.0)
-    found = {}
+    errors = {}
     for epsilon in EPSILONS:
         comparisons = round(EFFICIENT_SIZE / factor(epsilon) ** 2)
         counts = offline_counts(generator, problem.bandit, comparisons, repetitions, epsilon)
         fit = fit_linear_counts(counts, problem.difference, epsilon, ridge=RIDGE)
         root = np.linalg.cholesky(problem.information(comparisons, epsilon))
-        found[epsilon] = (fit.theta - problem.theta) @ root
-    return found
+        errors[epsilon] = (fit.theta - problem.theta) @ root
+    return errors
 
 
 def variance(whitened: Array) -> float:
@@ -171,9 +168,9 @@ def variance(whitened: Array) -> float:
     return float(whitened.var(axis=1, ddof=1).mean())
 
 
-def efficiency_claims(found: Mapping[float, Array], seed: int) -> Iterator[Claim]:
+def efficiency_claims(errors: Mapping[float, Array], seed: int) -> Iterator[Claim]:
     """The variance against the Cramér–Rao bound, per ε."""
-    for epsilon, whitened in found.items():
+    for epsilon, whitened in errors.items():
         ratio = bootstrap(variance, whitened.T, seed)
         yield within(f"Private MLE, epsilon = {epsilon:g}: variance at the Cramér-Rao bound of the private labels",
                      "this project", ratio, low=0.95, high=1.05,
@@ -181,9 +178,7 @@ def efficiency_claims(found: Mapping[float, Array], seed: int) -> Iterator[Claim
 
 
 def smoothed(counts: Counts, epsilon: float) -> Counts:
-    """Cross-entropy with targets (α, 1−α) on labels that were already flipped, as counts for the uncorrected loss:
-    α ℓ(zΔ) + (1−α) ℓ(−zΔ) gives every label its opposite with weight 1−α.
-    """
+    """Cross-entropy with targets (α, 1−α) on labels that were already flipped, as counts for the uncorrected loss."""
     keep = keep_prob(epsilon)
     return Counts(keep * counts.plus + (1.0 - keep) * counts.minus, (1.0 - keep) * counts.plus + keep * counts.minus)
 
@@ -213,9 +208,9 @@ def arms(repetitions: int, sizes: Sequence[float], seed: int, epsilons: Sequence
     subopt: dict[tuple[str, float], Array] = {}
     limit = {}
     for epsilon in epsilons:
-        drawn = [offline_counts(generator, problem.bandit, int(size), repetitions, epsilon) for size in sizes]
+        counts_by_size = [offline_counts(generator, problem.bandit, int(size), repetitions, epsilon) for size in sizes]
         for arm in ARMS:
-            fits = [estimate(arm, counts, problem.difference, epsilon) for counts in drawn]
+            fits = [estimate(arm, counts, problem.difference, epsilon) for counts in counts_by_size]
             subopt[arm, epsilon] = np.stack([problem.subopt(theta) for theta in fits])
             plus, minus = expected_counts(problem.bandit, 1e12, epsilon)
             far = estimate(arm, Counts(plus[None], minus[None]), problem.difference, epsilon)
@@ -224,15 +219,15 @@ def arms(repetitions: int, sizes: Sequence[float], seed: int, epsilons: Sequence
     return Arms(np.array(sizes, dtype=np.float64), subopt, limit, ref)
 
 
-def arm_claims(found: Arms, seed: int) -> Iterator[Claim]:
+def arm_claims(results: Arms, seed: int) -> Iterator[Claim]:
     """Losses that keep the rate at the last decade of n, ε = 1, and the places where the others stop."""
     last = slice(-3, None)
     for arm in ARMS:
-        slope = bootstrap(slope_of_mean(found.comparisons[last]), found.subopt[arm, 1.0][last], seed)
+        slope = bootstrap(slope_of_mean(results.comparisons[last]), results.subopt[arm, 1.0][last], seed)
         yield within(f"Loss {arm!r} on private labels: SubOpt falls like 1/n (epsilon = 1)", "this project", slope,
                      low=-1.1, high=-0.9,
-                     what=f"the slope over n = {found.comparisons[-3]:g} to {found.comparisons[-1]:g}")
-    uncorrected, smooth = (found.limit[arm, 1.0] for arm in ("uncorrected", "label smoothing"))
+                     what=f"the slope over n = {results.comparisons[-3]:g} to {results.comparisons[-1]:g}")
+    uncorrected, smooth = (results.limit[arm, 1.0] for arm in ("uncorrected", "label smoothing"))
     yield within("Label smoothing of labels that are already flipped repairs the uncorrected loss (epsilon = 1)",
                  "this project", smooth / uncorrected, high=1.0, what="SubOpt at n = infinity with smoothing / without")
 
@@ -244,8 +239,8 @@ def figure(narrow: Sequence[Curve], wide: Sequence[Curve]) -> Figure:
         label = f"ε = {curve.epsilon:g}"
         axes[0].plot(curve.comparisons, curve.subopt.mean(axis=1), "o-", label=label)
         axes[0].plot(curve.comparisons, curve.predicted.mean(axis=1), "--", color=COLOURS[place], linewidth=0.7)
-    for axis, given, name in ((axes[1], narrow, "[0, 1]"), (axes[2], wide, "[0, 4]")):
-        for curve in given:
+    for axis, group, name in ((axes[1], narrow, "[0, 1]"), (axes[2], wide, "[0, 4]")):
+        for curve in group:
             size = factor(curve.epsilon) ** 2 * curve.comparisons
             axis.plot(size, curve.subopt.mean(axis=1) * size, "o-")
         axis.set(xscale="log", xlabel="(2α−1)² n", title=f"SubOpt · (2α−1)² n, r in {name}")

@@ -1,8 +1,8 @@
-"""Private RL (PRL) Algorithm 2, exactly: Appendix D's deterministic MDP with one outcome reward and 243 hypotheses.
+"""Private RL (PRL, "Towards Differentially Private Reinforcement Learning with General Function Approximation"),
+Algorithm 2, exactly: Appendix D's deterministic MDP with one outcome reward and 243 hypotheses.
 
-PRL names the paper "Towards Differentially Private Reinforcement Learning with General Function Approximation". A
-hypothesis f is drawn with probability ∝ exp(exponent · (η f₁ − summed losses)) before each batch of episodes; the
-sequence of draws is (ε, 1e-5)-joint DP by zCDP (billboard lemma). Axes: F hypotheses, X contexts, Q action sequences.
+A hypothesis f is drawn with probability ∝ exp(exponent · (η f₁ − summed losses)) before each batch of episodes; the
+draws are (ε, 1e-5)-joint DP by zCDP. Axes: F hypotheses, X contexts, Q action sequences.
 """
 
 from __future__ import annotations
@@ -38,12 +38,8 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class OutcomeProblem:
-    """One hidden target.
-
-    first_value: (F,) f̄₁. predicted: (F, X, Q) R^(f)(τ). reward: (X, Q) in {0, 1}. played: (F, X) the sequence of the
-    greedy policy. losses: (X·Q, F) uint8, (R^(f)(τ) − r)² of the trajectory at its true reward. regret: (F,) J* −
-    J(π_f).
-    """
+    """One hidden target. first_value: (F,) f̄₁. predicted: (F, X, Q) R^(f)(τ). reward: (X, Q) in {0, 1}. played: (F, X)
+    the sequence of the greedy policy. losses: (X·Q, F) uint8, (R^(f)(τ) − r)². regret: (F,) J* − J(π_f)."""
 
     name: str
     first_value: Array
@@ -72,11 +68,8 @@ def target_sequences() -> Array:
 
 
 def predictions() -> tuple[Array, Array, Array]:
-    """f̄₁ (F,), R^(f)(τ) (F, X, Q) and the sequence that π_f plays (F, X), a tie taking action 0.
-
-    f_h is 1 where the gate is on and prefix and action follow the hypothesis, and otherwise 0. So R^(f)(τ) =
-    Σ_h [f_h − max_a f_{h+1}] (PRL section 3.2) telescopes to f_H.
-    """
+    """f̄₁ (F,), R^(f)(τ) (F, X, Q) and the sequence that π_f plays (F, X), a tie taking action 0. f_h is 1 where the
+    gate is on and prefix and action follow the hypothesis, so R^(f)(τ) (PRL section 3.2) telescopes to f_H."""
     gate = gates(CONTEXTS)[HYPOTHESES[:, 0]]
     sequence = target_sequences() @ 2 ** np.arange(HORIZON)[::-1]
     predicted = gate[..., None] * (sequence[..., None] == np.arange(SEQUENCES))
@@ -102,20 +95,14 @@ def outcome_losses() -> Array:
 
 
 def outcome_sensitivity() -> int:
-    """Largest |ΔS(f)| in Appendix D when one trajectory, with any outcome, replaces another: exhausted.
-
-    The loss is a sum over trajectories, so for each f it is the range of one trajectory's loss.
-    """
+    """Largest |ΔS(f)| in Appendix D when one trajectory, with any outcome, replaces another: exhausted."""
     losses = outcome_losses().reshape(len(HYPOTHESES), -1)
     return int((losses.max(axis=1) - losses.min(axis=1)).max())
 
 
 def draw_tightness(exponent: float, episodes: int = 60) -> float:
-    """Largest exact |log ratio| of one draw over neighbours, against the promised 2·exponent·Δ with Δ = 1.
-
-    Trajectories at random on the easy instance; each of them is replaced by every other one (any context, sequence and
-    outcome).
-    """
+    """Largest exact |log ratio| of one draw over neighbours, against the promised 2·exponent·Δ with Δ = 1. Each of some
+    random trajectories on the easy instance is replaced by every other one."""
     world = problem("easy")
     rng = np.random.default_rng(31)
     losses = np.unique(outcome_losses().reshape(len(HYPOTHESES), -1).T, axis=0)  # (types, F)
@@ -137,20 +124,16 @@ def appendix_step(epsilon: float, updates: int) -> float:
 
 
 def private_exponent(sizes: Sequence[int], epsilon: float | None) -> float:
-    """x of P(f) ∝ exp(x·S(f)) for (ε, 1e-5)-joint DP of all draws at sensitivity 1: each is ε₀-bounded range with ε₀ =
-    2x, hence ε₀²/8-zCDP. The first draw reads no data. ∞ without privacy.
-    """
+    """x of P(f) ∝ exp(x·S(f)) for (ε, 1e-5)-joint DP of all draws at sensitivity 1: each is 2x-bounded range. The first
+    draw reads no data. ∞ without privacy."""
     if epsilon is None:
         return math.inf
     return math.sqrt(8.0 * zcdp_rho(epsilon, DELTA) / (len(sizes) - 1)) / 2.0
 
 
 def draw(scores: Array, exponent: float, rng: np.random.Generator) -> Array:
-    """One index per row of `scores` (n, f), P(j) ∝ exp(exponent·score_j), by Gumbel noise: nothing is exponentiated.
-
-    exponent ∞: the largest score, ties broken uniformly. Double-precision Gumbel noise is not exactly the
-    exponential mechanism on every bit of the sample: good for measuring, not for releasing.
-    """
+    """One index per row of `scores` (n, f), P(j) ∝ exp(exponent·score_j), by Gumbel noise in double precision: for
+    measuring, not for releasing. exponent ∞: the largest score, ties broken uniformly."""
     noise = rng.gumbel(size=scores.shape)
     if math.isinf(exponent):
         noise[scores < scores.max(axis=1, keepdims=True)] = -np.inf
@@ -169,10 +152,10 @@ def play(
     """Algorithm 2, `runs` runs at once: (runs, K) float32, the expected regret J* − J(π_k) summed over episodes."""
     regret, total, start = np.empty((runs, sum(sizes)), dtype=np.float32), np.zeros((runs, len(HYPOTHESES)), int), 0
     for size in sizes:
-        chosen = draw(OPTIMISM * world.first_value - total, exponent, rng)
-        regret[:, start : start + size] = world.regret[chosen, None]
+        hypotheses = draw(OPTIMISM * world.first_value - total, exponent, rng)
+        regret[:, start : start + size] = world.regret[hypotheses, None]
         contexts = rng.integers(len(CONTEXTS), size=(runs, size))
-        total += world.losses[contexts * SEQUENCES + world.played[chosen[:, None], contexts]].sum(axis=1, dtype=int)
+        total += world.losses[contexts * SEQUENCES + world.played[hypotheses[:, None], contexts]].sum(axis=1, dtype=int)
         start += size
     return np.cumsum(regret, axis=1)
 

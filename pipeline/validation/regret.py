@@ -1,10 +1,8 @@
-"""POKL Algorithm 2 on a finite class, exactly: many worlds at once, with the uncertainty of Definition 3.5 enumerated.
+"""POKL Algorithm 2 on a finite class, exactly: many worlds at once, the uncertainty of Definition 3.5 enumerated.
 
-R worlds, N members of each world's class, S contexts, A actions, P pairs. Regret is J(π*) − J(π) by enumeration, not a
-sample. Estimates and policies are refreshed every round at first and then every t/`REFRESH` rounds; in between the
-policies are fixed, so that the rounds of a stretch are one multinomial draw. In the paper's text the bonus is clipped
-at 1; the centred error reaches 2B, and so does the clip here unless told otherwise. On a finite class regret is bounded
-in the end, once only the truth is left; the growth law is about the rounds before that.
+R worlds, N members of each world's class, S contexts, A actions, P pairs. Estimates and policies are refreshed every
+round at first, then every t/`REFRESH` rounds; in between, the rounds are one multinomial draw. The paper clips the
+bonus at 1; here the clip is 2B by default, which the centred error reaches.
 """
 
 from __future__ import annotations
@@ -12,12 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from matplotlib.figure import Figure
 from private_rlhf.core.stats import Estimate, bootstrap, standard_error
-from private_rlhf.reward_models.gibbs import gibbs_log_policy
 from private_rlhf.validation import growth
 from private_rlhf.validation.bandits import (
     Array,
@@ -40,9 +36,7 @@ NONE = "no exploration (both from pi1)"
 REFRESH = 20
 CONFIDENCE = 0.05  # δ of Theorem 5.2
 RIDGE = 1.0  # λ of Definition 3.5, where Γ²/2 allows it
-
-Exploration = Literal["optimism", "none", "uniform", "reference", "posterior"]
-POSTERIOR_MEAN = "posterior_mean"
+ESTIMATOR = "private_least_squares"
 
 
 @dataclass(frozen=True)
@@ -60,44 +54,11 @@ class World:
 
 
 @dataclass(frozen=True)
-class Arm:
-    """estimator: a name of `reward_models.losses`, or POSTERIOR_MEAN, the mean member given the private labels (uniform
-    prior, likelihood of Eq. 9), whose Gibbs policy has the largest expected J. exploration, how the second response
-    is drawn:
-
-    - optimism: π² ∝ π¹ exp(b/kl_coef), c = `constant` in Γ_T, b at most `clip` (None: 2B);
-    - none: b = 0, so π² = π¹ and both responses come from π¹;
-    - uniform: π² = (1−γ_t) π¹ + γ_t uniform, γ_t = min(1, m/((2α−1)² t)), m = `mixture`;
-    - reference: π² = π_ref;
-    - posterior: π² = Σ_n w_n π_n, the Gibbs policy of a member drawn from that posterior (Thompson sampling of the
-      second response); with POSTERIOR_MEAN.
-    """
-
-    name: str
-    exploration: Exploration
-    estimator: str = "private_least_squares"
-    constant: float = 0.2
-    mixture: float = 0.0
-    clip: float | None = None
-
-
-@dataclass(frozen=True)
 class Trace:
-    """At the ends of stretches `rounds` (K,): cumulative (K, R) regret of π² and π¹, promised = Σ 4 E_{π²} b²/kl_coef
-    and eluder = Σ min(1, U(s_t, a²_t)²), U as of the last refresh. Per world (R,): failed, the share of rounds in which
-    r̄ + b + c(s) >= r* was violated somewhere; saturated, the share of rounds and (s, a) with b at its clip. The last
-    four are 0 without optimism.
-    """
+    """rounds (K,): ends of stretches. regret (K, R): cumulative, of π²."""
 
-    arm: Arm
-    epsilon: float
     rounds: Integers
     regret: Array
-    regret_exploiting: Array
-    promised: Array
-    eluder: Array
-    failed: Array
-    saturated: Array
 
 
 def grid_world(
@@ -111,9 +72,7 @@ def grid_world(
     best_mass: float | None = 0.02,
 ) -> World:
     """Rewards linear in `dimension` random features, the parameter on a grid of side^dimension, one of them the truth.
-
-    best_mass: what π_ref gives to the best response of every context, the others sharing the rest; None: uniform.
-    """
+    best_mass: what π_ref gives to the best response of every context; None: uniform."""
     contexts = actions = 4
     axis = np.linspace(-1.0, 1.0, side)
     theta = np.stack(np.meshgrid(*[axis] * dimension, indexing="ij"), axis=-1).reshape(-1, dimension)
@@ -133,51 +92,53 @@ def confidence_radius(constant: float, bound: float, horizon: int, members: int,
     return constant * math.exp(bound) * math.sqrt(math.log(horizon * members / CONFIDENCE)) / factor(epsilon)
 
 
-def proof_constant(bound: float) -> float:
-    """The c for which Γ_T²/2 is the error bound of Lemma C.3: 4 (e^−B + 2 + e^B)/e^B."""
-    return 4.0 * (math.exp(-bound) + 2.0 + math.exp(bound)) / math.exp(bound)
-
-
 def uncertainty(centred: Array, margin: Array, counted: Array, inside: Booleans, ridge: float) -> Array:
-    """U of Definition 3.5 by enumeration of the pairs inside F_t: (R, S, A).
-
-    centred (R, N, S, A): members less their mean under π¹. margin (R, N, P); counted (R, P): comparisons so far;
-    inside (R, N) bool. 0 where fewer than two members are left.
-    """
-    found = np.zeros((len(centred), *centred.shape[2:]))
-    for world, chosen in enumerate(inside):
-        values = centred[world, chosen]
+    """U of Definition 3.5 by enumeration of the pairs inside F_t: (R, S, A); 0 where fewer than two members are left.
+    centred (R, N, S, A): members less their mean under π¹. margin (R, N, P); counted (R, P): comparisons so far; inside
+    (R, N) bool."""
+    largest = np.zeros((len(centred), *centred.shape[2:]))
+    for world, members in enumerate(inside):
+        values = centred[world, members]
         if len(values) < 2:
             continue
-        root = margin[world, chosen] * np.sqrt(counted[world])
+        root = margin[world, members] * np.sqrt(counted[world])
         gram = root @ root.T
         norm = np.diag(gram)
         scale = 1.0 / np.sqrt(ridge + np.maximum(norm[:, None] + norm[None] - 2.0 * gram, 0.0))
         flat = values.reshape(len(values), -1)
         gaps = np.abs(flat[:, None] - flat[None]) * scale[..., None]
-        found[world] = gaps.max(axis=(0, 1)).reshape(found.shape[1:])
-    return found
+        largest[world] = gaps.max(axis=(0, 1)).reshape(largest.shape[1:])
+    return largest
 
 
 class Learner:
-    """The state of Algorithm 2 in all worlds: counts so far, r̄, π¹, π², b and U."""
+    """The state of Algorithm 2 in all worlds: counts so far, r̄, π¹, π², b and U.
 
-    def __init__(self, world: World, arm: Arm, epsilon: float, horizon: int) -> None:
-        self.world, self.arm, self.epsilon = world, arm, epsilon
+    constant: c in Γ_T; 0 explores nothing, so that π² = π¹. clip: of b; None: 2B. loss: of `reward_models.losses`.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        epsilon: float,
+        horizon: int,
+        constant: float = 0.2,
+        clip: float | None = None,
+        loss: str = ESTIMATOR,
+    ) -> None:
+        self.world, self.epsilon, self.constant = world, epsilon, constant
         self.margin = world.pairs.difference(world.members)
-        loss = "private_likelihood" if arm.estimator == POSTERIOR_MEAN else arm.estimator
         self.plus_loss, self.minus_loss = loss_values(self.margin, epsilon, loss)
         shape = (len(world.members), self.margin.shape[2])
         self.counts = Counts(np.zeros(shape), np.zeros(shape))
-        self.radius = confidence_radius(arm.constant, world.bound, horizon, world.members.shape[1], epsilon)
+        self.radius = confidence_radius(constant, world.bound, horizon, world.members.shape[1], epsilon)
         # λ <= Γ²/2 is the theorem's; above Γ² the set F_t would be empty.
         self.ridge = min(RIDGE, 0.5 * self.radius**2)
-        self.clip = 2.0 * world.bound if arm.clip is None else arm.clip
+        self.clip = 2.0 * world.bound if clip is None else clip
         self.exploit = np.broadcast_to(world.bandit.log_reference, world.bandit.reward.shape)
         self.explore = self.exploit
         self.bonus = np.zeros(world.bandit.reward.shape)
         self.uncertainty = np.zeros_like(self.bonus)
-        self.estimate: Array | None = None
 
     def add(self, counts: Counts) -> None:
         """Labels of a stretch, (R, P)."""
@@ -185,96 +146,65 @@ class Learner:
 
     def refresh(self, rounds: int) -> None:
         """Steps 8–10: r̄, π¹, b and π² after so many rounds."""
-        world = self.world
         loss = (self.plus_loss @ self.counts.plus[..., None] + self.minus_loss @ self.counts.minus[..., None])[..., 0]
-        best = loss.argmin(axis=1)
-        self.estimate = world.members[np.arange(len(best)), best]
-        if self.arm.estimator == POSTERIOR_MEAN:
-            weight = np.exp(loss.min(axis=1, keepdims=True) - loss)
-            weight /= weight.sum(axis=1, keepdims=True)
-            self.estimate = np.einsum("rn,rnsa->rsa", weight, world.members)
-        self.exploit = world.bandit.gibbs(self.estimate)
-        if self.arm.exploration == "optimism":
-            self._optimism(best)
-            self.explore = Bandit(self.estimate, self.exploit, world.bandit.kl_coef).gibbs(self.bonus)
-        elif self.arm.exploration == "uniform":
-            share = min(1.0, self.arm.mixture / (factor(self.epsilon) ** 2 * rounds))
-            self.explore = np.log((1.0 - share) * np.exp(self.exploit) + share / self.exploit.shape[-1])
-        elif self.arm.exploration == "posterior":
-            bandit = world.bandit
-            policies = gibbs_log_policy(world.members, bandit.log_reference[:, None], bandit.kl_coef)
-            mixed = np.einsum("rn,rnsa->rsa", weight, np.exp(policies))
-            self.explore = np.log(mixed / mixed.sum(axis=-1, keepdims=True))
-        elif self.arm.exploration == "none":
-            self.explore = self.exploit
+        self.estimate = self.estimated(loss)
+        self.exploit = self.world.bandit.gibbs(self.estimate)
+        self.explore = self.second_policy(loss, rounds)
 
-    def _optimism(self, best: Integers) -> None:
-        counted, rows = self.counts.total, np.arange(len(best))
-        apart = ((self.margin - self.margin[rows, best][:, None]) ** 2 @ counted[..., None])[..., 0]
+    def estimated(self, loss: Array) -> Array:
+        """r̄ (R, S, A) from the summed losses (R, N) of the members."""
+        return np.asarray(self.world.members[np.arange(len(loss)), loss.argmin(axis=1)])
+
+    def second_policy(self, loss: Array, rounds: int) -> Array:
+        """log π² ∝ log π¹ + b/kl_coef, (R, S, A), with the bonus of Definition 3.5."""
+        if not self.constant:
+            return self.exploit
+        counted, best = self.counts.total, self.margin[np.arange(len(loss)), loss.argmin(axis=1)][:, None]
+        apart = ((self.margin - best) ** 2 @ counted[..., None])[..., 0]
         inside = apart + self.ridge <= self.radius**2
         mean = (np.exp(self.exploit)[:, None] * self.world.members).sum(axis=-1, keepdims=True)
         self.uncertainty = uncertainty(self.world.members - mean, self.margin, counted, inside, self.ridge)
         self.bonus = np.minimum(self.clip, self.radius * self.uncertainty)
-
-    def violated(self) -> Array:
-        """1 where r̄ + b + c(s) < r* somewhere, c(s) = E_{π¹}[r* − r̄], (R,) of 0 and 1."""
-        if self.estimate is None:
-            return np.zeros(len(self.bonus))
-        error = self.world.bandit.reward - self.estimate
-        centred = error - (np.exp(self.exploit) * error).sum(axis=-1, keepdims=True)
-        return (centred > self.bonus + 1e-12).any(axis=(1, 2)).astype(np.float64)
+        return Bandit(self.estimate, self.exploit, self.world.bandit.kl_coef).gibbs(self.bonus)
 
 
 def stretches(horizon: int, refresh: int = REFRESH) -> list[int]:
     """Lengths: 1 up to `refresh` rounds, then a `refresh`-th of the rounds so far; they add up to the horizon."""
-    lengths, done = [], 0
-    while done < horizon:
-        lengths.append(min(max(1, done // refresh), horizon - done))
-        done += lengths[-1]
+    lengths, total = [], 0
+    while total < horizon:
+        lengths.append(min(max(1, total // refresh), horizon - total))
+        total += lengths[-1]
     return lengths
 
 
-def simulate(world: World, arm: Arm, epsilon: float, horizon: int, seed: int, refresh: int = REFRESH) -> Trace:
-    """One arm in all worlds for `horizon` rounds; the same seed gives arms the same random stream."""
-    generator = np.random.default_rng(seed)
-    learner, pairs = Learner(world, arm, epsilon, horizon), world.pairs
-    truth = pairs.difference(world.bandit.reward)
-    kl_coef, worlds = world.bandit.kl_coef, len(world.members)
-    totals: list[Array] = []
-    running = np.zeros((4, worlds))
-    failed, saturated = np.zeros((2, worlds))
-    lengths = stretches(horizon, refresh)
+def play(learner: Learner, lengths: list[int], seed: int) -> Iterator[tuple[int, Integers]]:
+    """Plays stretch after stretch: (its length, counts of each (s, a¹, a²) in it, (R, S, A, A)), before π is refreshed.
+
+    The same seed gives learners the same random stream.
+    """
+    generator, world, pairs = np.random.default_rng(seed), learner.world, learner.world.pairs
+    truth, epsilon = pairs.difference(world.bandit.reward), learner.epsilon
     for length, start in zip(lengths, np.cumsum([0, *lengths[:-1]]), strict=True):
         if start > 0:
             learner.refresh(int(start))
-        exploit, explore = np.exp(learner.exploit), np.exp(learner.explore)
-        joint = (exploit[..., :, None] * explore[..., None, :]) / exploit.shape[1]
-        drawn = _draw(generator, length, joint)
-        compared = (drawn + drawn.swapaxes(2, 3))[:, pairs.context, pairs.first, pairs.second]
+        joint = np.exp(learner.exploit)[..., :, None] * np.exp(learner.explore)[..., None, :] / world.members.shape[2]
+        flat = joint.reshape(len(joint), -1)
+        responses = generator.multinomial(length, flat / flat.sum(axis=1, keepdims=True)).reshape(joint.shape)
+        compared = (responses + responses.swapaxes(2, 3))[:, pairs.context, pairs.first, pairs.second]
         learner.add(private_labels(generator, compared, truth, epsilon))
-        promised = 4.0 / kl_coef * (explore * learner.bonus**2).sum(axis=-1).mean(axis=-1)
-        eluder = (drawn.sum(axis=2) * np.minimum(1.0, learner.uncertainty**2)).sum(axis=(1, 2))
-        gaps = [length * world.bandit.suboptimality(policy) for policy in (learner.explore, learner.exploit)]
-        running = running + np.stack([*gaps, length * promised, eluder])
-        totals.append(running)
-        if arm.exploration == "optimism":
-            failed += length * learner.violated()
-            saturated += length * (learner.bonus >= learner.clip).mean(axis=(1, 2))
-    regret, exploiting, promise, eluders = np.stack(totals, axis=1)
-    return Trace(
-        arm, epsilon, np.cumsum(lengths), regret, exploiting, promise, eluders, failed / horizon, saturated / horizon
-    )
+        yield length, responses
 
 
-def _draw(generator: np.random.Generator, length: int, joint: Array) -> Integers:
-    """Counts of each (s, a¹, a²) in `length` rounds, (R, S, A, A)."""
-    flat = joint.reshape(len(joint), -1)
-    return generator.multinomial(length, flat / flat.sum(axis=1, keepdims=True)).reshape(joint.shape)
+def simulate(world: World, epsilon: float, horizon: int, seed: int, constant: float = 0.2) -> Trace:
+    """Algorithm 2 in all worlds for `horizon` rounds; constant: of `Learner`."""
+    learner, lengths = Learner(world, epsilon, horizon, constant), stretches(horizon)
+    regret = [length * world.bandit.suboptimality(learner.explore) for length, _ in play(learner, lengths, seed)]
+    return Trace(np.cumsum(lengths), np.cumsum(regret, axis=0))
 
 
-def law(what: str, source: str, trace: Trace, curves: Array, seed: int) -> Claim:
+def law(what: str, source: str, rounds: Integers, curves: Array, seed: int) -> Claim:
     """The claim that the mean of `curves` (K, R) grows no faster than log T."""
-    value = bootstrap(lambda values: growth.power(trace.rounds, values), curves, seed)
+    value = bootstrap(lambda values: growth.power(rounds, values), curves, seed)
     paper = "log T" if source == "POKL Theorem 5.2" else ""
     return within(f"{what} grows no faster than log T", source, value, high=growth.LOGARITHMIC, paper=paper,
                   what="the power p of the nearest a + b (T^p - 1)/p (log T at p = 0) over the last two decades")
@@ -313,10 +243,9 @@ def figure(traces: Mapping[tuple[str, float], Trace]) -> Figure:
 def run(quick: bool) -> Report:
     """Optimism and no exploration in the same worlds to 10⁶ rounds, bit-reproducible; `quick` takes fewer worlds."""
     world = grid_world(np.random.default_rng(SEED), 10 if quick else 100)
-    arms = (Arm(OPTIMISM, "optimism"), Arm(NONE, "none"))
-    traces = {(arm.name, e): simulate(world, arm, e, 1_000_000, SEED) for e in EPSILONS for arm in arms}
-    bounded = [(e, traces[OPTIMISM, e]) for e in EPSILONS]
-    growing = [law(f"Optimism (c = 0.2), epsilon = {e:g}: regret of pi2", "POKL Theorem 5.2", each, each.regret, SEED)
-               for e, each in bounded]  # fmt: skip
+    traces = {(arm, e): simulate(world, e, 1_000_000, SEED, constant)
+              for e in EPSILONS for arm, constant in ((OPTIMISM, 0.2), (NONE, 0.0))}  # fmt: skip
+    growing = [law(f"Optimism (c = 0.2), epsilon = {e:g}: regret of pi2", "POKL Theorem 5.2",
+                   traces[OPTIMISM, e].rounds, traces[OPTIMISM, e].regret, SEED) for e in EPSILONS]  # fmt: skip
     table = [{"arm": arm, "epsilon": e, "regret": each.regret[-1].mean()} for (arm, e), each in traces.items()]
     return Report("online", [*growing, *privacy_claims(traces, SEED)], {"regret": table}, {"regret": figure(traces)})

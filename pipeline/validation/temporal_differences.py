@@ -1,13 +1,11 @@
 """DPTD Algorithm 1, private primal-dual temporal differences, where all conditions of its theorems are met.
 
-Cart Pole with V(s) = φ(s)·θ, |φ| ≤ 1: the gradient is Lipschitz, and bounded on the box [−1, 1]^d without a clip. f
-gets −½ρ|ω|², so that F is strongly concave in ω by μ = λ_min(E φφᵀ) + ρ; L_F is the norm of F's constant Hessian. η, κ,
-b are the largest (smallest, b) that Theorem 5.2 and its proof allow. ν_t = 1/(4√(t + b)) is the statement's; the proof
-needs ν_t ≤ 1/27, hence b > 3. The noise is Theorem 5.1's at a β' that meets its conditions, or an accountant's.
+Cart Pole with V(s) = φ(s)·θ, |φ| ≤ 1, on the box [−1, 1]^d. f gets −½ρ|ω|², so that F is strongly concave in ω by μ;
+L_F is the norm of F's constant Hessian. η, κ, b are the largest (smallest, b) that Theorem 5.2 and its proof allow: ν_t
+= 1/(4√(t + b)) ≤ 1/27.
 
-The theorem contradicts itself: at T = nε/√(d log 1/δ), its noise has σ'² = 3.5·T·α'/(n²β'ε), which falls like 1/n at a
-fixed β', but its condition is σ'² ≥ 0.7. So β' must fall and σ stays, while the momentum factor falls like T^(−1/2):
-the error of the momentum estimate, σ/√(2αν_T), grows like T^(1/4), and Eq. 4 with it.
+The theorem contradicts itself: at T = nε/√(d log 1/δ) its noise falls like 1/n at a fixed β', but its condition is σ'²
+≥ 0.7. So β' must fall, while the momentum factor falls like T^(−1/2), and Eq. 4 grows like T^(1/4).
 """
 
 from __future__ import annotations
@@ -126,11 +124,11 @@ def project(parameters: Array) -> Array:
     return np.clip(parameters, -1.0, 1.0)
 
 
-def utility(problem: Linear, chosen: Constants, noise: Array, runs: int, generator: np.random.Generator) -> Array:
+def utility(problem: Linear, limits: Constants, noise: Array, runs: int, generator: np.random.Generator) -> Array:
     """Eq. 4 of Algorithm 1, mean of MOMENTS of its steps: (runs,). noise (T,): deviation on each momentum estimate."""
     size, steps = problem.now.shape[1], len(noise)
     theta, omega = generator.uniform(-1.0, 1.0, (2, runs, size))
-    sizes = 0.25 / np.sqrt(np.arange(steps) + chosen.shift)
+    sizes = 0.25 / np.sqrt(np.arange(steps) + limits.shift)
     moments = set(np.linspace(0, steps - 1, MOMENTS).astype(int).tolist())
     hessian, linear_term = problem.hessian, problem.now.T @ problem.reward / len(problem.now)
     p = d = np.zeros((runs, size))
@@ -142,17 +140,17 @@ def utility(problem: Linear, chosen: Constants, noise: Array, runs: int, generat
         rest = reward + (ahead * theta).sum(axis=1) - along
         # At t = 0 the estimate is the gradient itself, without a momentum factor.
         weight = MOMENTUM * sizes[step - 1] if step else 1.0
-        drawn = noise[step] * generator.standard_normal((2, runs, size))
-        p = (1.0 - weight) * p + weight * along[:, None] * ahead + drawn[0]
-        d = (1.0 - weight) * d + weight * (rest[:, None] * now - RIDGE * omega) + drawn[1]
-        moved = project(theta - chosen.kappa * p) - theta
+        noise_drawn = noise[step] * generator.standard_normal((2, runs, size))
+        p = (1.0 - weight) * p + weight * along[:, None] * ahead + noise_drawn[0]
+        d = (1.0 - weight) * d + weight * (rest[:, None] * now - RIDGE * omega) + noise_drawn[1]
+        moved = project(theta - limits.kappa * p) - theta
         if step in moments:
             best = np.linalg.solve(-hessian[size:, size:], (linear_term + theta @ hessian[size:, :size].T).T).T
             error = omega @ hessian[size:, :size] - p
-            for term in (moved / chosen.kappa, error, chosen.smoothness * (omega - project(best))):
+            for term in (moved / limits.kappa, error, limits.smoothness * (omega - project(best))):
                 total += np.linalg.norm(term, axis=1)
         theta = theta + sizes[step] * moved
-        omega = omega + sizes[step] * (project(omega + chosen.eta * d) - omega)
+        omega = omega + sizes[step] * (project(omega + limits.eta * d) - omega)
     return np.asarray(total / len(moments), dtype=np.float64)
 
 
@@ -234,9 +232,9 @@ def claims(points: Mapping[Noise, Sequence[Point]]) -> Iterator[Claim]:
         totals = np.array([each.totals for each in measured])
         across = np.array([each.rows * each.epsilon for each in measured])
         what = f"slope of log Eq. 4 in log(n epsilon), {across[0]:g} to {across[-1]:g}, T by the theorem with C = 1"
-        named = {"paper": "Theorem 5.1's noise, its conditions met", "accountant": "the accountant's noise"}[noise]
+        label = {"paper": "Theorem 5.1's noise, its conditions met", "accountant": "the accountant's noise"}[noise]
         yield within(f"Inside Theorem 5.2 (linear values, ridge {RIDGE:g}, its kappa, eta, nu), Eq. 4 falls at least "
-                     f"like (n epsilon)^(-1/4), {named}", "DPTD Theorem 5.2",
+                     f"like (n epsilon)^(-1/4), {label}", "DPTD Theorem 5.2",
                      bootstrap(slope_of_mean(across), totals, 18), high=-0.25, what=what,
                      kind="statement" if noise == "paper" else "corrected", paper="-1/4")
 

@@ -12,7 +12,8 @@ from private_rlhf.audit import files as trained_models
 from private_rlhf.audit.suite import Outcome, run_attacks
 from private_rlhf.audit.view import build_view
 from private_rlhf.lm.base_models import tiny_checkpoint
-from private_rlhf.reward_models.model import RewardModel, build_reward_backbone, set_score_weight
+from private_rlhf.reward_models.backbone import build_reward_backbone
+from private_rlhf.reward_models.model import RewardModel, set_score_weight
 
 EPSILON = 0.1
 

@@ -20,10 +20,11 @@ from private_rlhf.lm.logprobs import PolicyWithValue
 from private_rlhf.lm.models import add_lora, load_causal_lm
 from private_rlhf.lm.numerics import fast_dtype
 from private_rlhf.recipe import LoraSettings, PpoConfig
+from private_rlhf.reward_models.backbone import build_reward_backbone
 from private_rlhf.reward_models.basis import identity_basis
 from private_rlhf.reward_models.checkpoint import RewardCheckpoint
 from private_rlhf.reward_models.linear import pair_problem
-from private_rlhf.reward_models.model import RewardModel, build_reward_backbone, set_score_weight
+from private_rlhf.reward_models.model import RewardModel, set_score_weight
 from private_rlhf.reward_models.scorer import RewardScorer
 from private_rlhf.reward_models.uncertainty import FisherBonus
 from private_rlhf.rl.ppo_trainer import PpoTrainer

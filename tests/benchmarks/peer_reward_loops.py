@@ -21,7 +21,8 @@ from peft import LoraConfig, get_peft_model
 from private_rlhf.lm.generate import pad_rows
 from private_rlhf.lm.models import load_tokenizer, lora_config
 from private_rlhf.recipe import LoraSettings
-from private_rlhf.reward_models.model import build_reward_backbone, set_score_weight
+from private_rlhf.reward_models.backbone import build_reward_backbone
+from private_rlhf.reward_models.model import set_score_weight
 from private_rlhf.reward_models.trainer import PrivateRewardTrainer
 from private_rlhf.reward_models.training import as_dataset
 from torch import Tensor, nn

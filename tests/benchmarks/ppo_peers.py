@@ -51,7 +51,6 @@ from typing import Any
 
 import peer_inputs
 from peer_processes import Measured, in_turn, spread, table, write_json
-from private_rlhf.lm.kernels import runs
 from trl_environment import trl_interpreter
 
 HERE = Path(__file__).parent
@@ -161,8 +160,6 @@ def measure(arguments: argparse.Namespace) -> None:
     settings = settings_of(arguments)
     lengths = [len(ids) for ids in settings["prompt_ids"]]
     print(f"{arguments.model}; {len(lengths)} {settings['source']} prompts of {min(lengths)}-{max(lengths)} tokens")
-    if runs("products"):
-        print("ours computes float32 products with oneDNN")
     dtypes = ["fp32", "bf16"] if arguments.dtype == "both" else [arguments.dtype]
     result = {dtype: compare(arguments, settings, dtype) for dtype in dtypes}
     write_json(arguments.output, {"settings": settings, **result})

@@ -137,11 +137,11 @@ def test_evaluate_asks_a_chat_model(finished_run: Path, tmp_path: Path, capsys: 
     [
         ({"--judge": "nonsense"}, "--judge nonsense: choose truth, rm:PATH, lm:PATH, embedding or openai:URL"),
         ({"--judge": "rm:nowhere"}, "--judge rm: must be a checkpoint folder, got nowhere"),
-        ({"--judge": "openai:http://judge.example/v1"}, "url is not encrypted (http)"),
-        ({"--temperature": "0"}, "--temperature must be a finite number > 0, got 0"),
+        ({"--judge": "openai:http://judge.example/v1"}, "url must be https for another machine"),
+        ({"--temperature": "0"}, "--temperature 0 must be a finite number > 0"),
         ({"--prompts": "nowhere.jsonl"}, "nowhere.jsonl: no such file"),
-        ({"--reference": "./nowhere"}, "--reference './nowhere' is no folder"),
-        ({"--output": "/dev/null/result.json"}, "--output /dev/null/result.json cannot be written"),
+        ({"--reference": "./nowhere"}, "--reference must be a checkpoint folder, a hub id owner/name, got './nowhere'"),
+        ({"--output": "/dev/null/result.json"}, "--output must be a file that can be written"),
     ],
 )
 def test_evaluate_refuses(finished_run: Path, capsys: Capture, changed: dict[str, str], said: str) -> None:
@@ -184,7 +184,7 @@ def test_broken_checkpoints_are_named(
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (run / "reward" / "model" / name).unlink()
     line = refused(run, workspace, capsys, "--only", "ppo")
-    assert f"{run / 'reward' / 'model'} lacks a tokenizer" in line
+    assert f"{run / 'reward' / 'model'} must hold a tokenizer" in line
 
     shutil.copytree(finished_run / "reward", run / "reward", dirs_exist_ok=True)
     (run / "reward" / "model" / "reward_metadata.json").unlink()

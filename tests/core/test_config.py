@@ -113,7 +113,7 @@ def test_scientific_notation_is_a_number(text: str, value: float, tmp_path: Path
 def test_infinity_is_a_number_and_needs_public_labels() -> None:
     privatize = yaml.safe_load("{epsilon: .inf}")
     assert parse(Recipe, tree(privatize=privatize, data={"public_labels": True}), "r").privatize.epsilon == math.inf
-    assert "needs data.public_labels: true" in refusal(tree(privatize=privatize))
+    assert "data.public_labels must be true" in refusal(tree(privatize=privatize))
 
 
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan, -math.inf])

@@ -211,7 +211,7 @@ def test_a_prompt_that_one_of_the_two_cannot_take_is_left_out(
     wordy = tmp_path / "wordy"
     shutil.copytree(models[1], wordy)
     (wordy / "rendering.json").write_text(json.dumps({"system_prompt": "the lazy dog " * 20}))
-    with pytest.raises(UserError, match="no prompt is within 40 tokens for both: raise --max-prompt-tokens"):
+    with pytest.raises(UserError, match="must hold one within 40 tokens for both, got none: raise --max-prompt-tokens"):
         run((models[0], str(wordy)), prompts, max_prompt_tokens=40)
     run((models[0], str(wordy)), prompts, tmp_path / "result.json", max_prompt_tokens=400)
     assert json.loads((tmp_path / "result.json").read_text())["dropped_long_prompts"] == 1

@@ -19,7 +19,8 @@ from private_rlhf.lm.base_models import tiny_checkpoint, tiny_tokenizer
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.recipe import JudgeSettings
 from private_rlhf.reward_models import external
-from private_rlhf.reward_models.model import build_reward_backbone, set_score_weight
+from private_rlhf.reward_models.backbone import build_reward_backbone
+from private_rlhf.reward_models.model import set_score_weight
 from private_rlhf.reward_models.scorer import Scores
 from private_rlhf.stages.declarations import preflight
 from pydantic import ValidationError
@@ -90,14 +91,14 @@ def test_other_names_are_refused_with_the_choices(name: str) -> None:
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("http://judge.example:8000/v1", "not encrypted"),
-        ("http://localhost.judge.example/v1", "not encrypted"),
+        ("http://judge.example:8000/v1", "url must be https"),
+        ("http://localhost.judge.example/v1", "url must be https"),
         ("ftp://h/v1", "url must be the address of an endpoint"),
         ("h/v1", "url must be the address of an endpoint"),
         ("https://", "url must be the address of an endpoint"),
         ("https://h:port/v1", "url must be the address of an endpoint"),
-        ("https://user:secret@h/v1", "no user, password or query"),
-        ("https://h/v1?api_key=secret", "no user, password or query"),
+        ("https://user:secret@h/v1", "a user, password or query"),
+        ("https://h/v1?api_key=secret", "a user, password or query"),
     ],
 )
 def test_addresses_that_may_not_be_used_are_refused_without_repeating_them(url: str, said: str) -> None:
@@ -109,15 +110,15 @@ def test_addresses_that_may_not_be_used_are_refused_without_repeating_them(url: 
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({}, "give either url"),
-        ({"url": "https://h/v1", "path": "p", "model": "m", "public": True}, "give either url"),
-        ({"lm": "p", "path": "p", "public": True}, "give either url"),
-        ({"embedding": False}, "give either url"),
-        ({"lm": "p"}, "set public: true if they are public"),
-        ({"lm": "p", "model": "m", "public": True}, "model names the model of a chat endpoint"),
-        ({"url": "https://h/v1", "public": True}, "model names the model of a chat endpoint"),
-        ({"path": "p", "model": "m"}, "model names the model of a chat endpoint"),
-        ({"url": "https://h/v1", "model": "m"}, "set public: true if they are public"),
+        ({}, "judge must have one of url"),
+        ({"url": "https://h/v1", "path": "p", "model": "m", "public": True}, "judge must have one of url"),
+        ({"lm": "p", "path": "p", "public": True}, "judge must have one of url"),
+        ({"embedding": False}, "judge must have one of url"),
+        ({"lm": "p"}, "set it if they are public"),
+        ({"lm": "p", "model": "m", "public": True}, "model must be given with url"),
+        ({"url": "https://h/v1", "public": True}, "model must be given with url"),
+        ({"path": "p", "model": "m"}, "model must be given with url"),
+        ({"url": "https://h/v1", "model": "m"}, "set it if they are public"),
         ({"url": "https://h/v1", "model": "m", "public": True, "request": {"messages": []}}, "request holds messages"),
         ({"url": "https://h/v1", "model": "m", "public": True, "concurrency": 0}, "greater than 0"),
     ],

@@ -106,7 +106,7 @@ def test_rao_kupper_is_the_maximum_of_its_likelihood() -> None:
 
     best = optimize.minimize(loss, np.array([0.1, 0.1]), method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-12})
     assert found.value == pytest.approx(special.expit(best.x[0]), abs=1e-6)
-    with pytest.raises(ValueError, match="no outcomes"):
+    with pytest.raises(ValueError, match="verdicts must not be empty"):
         decided_win_rate(np.array([]))
 
 

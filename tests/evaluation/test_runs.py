@@ -139,12 +139,12 @@ def test_the_terms_of_a_run_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (unknown.terms["judge"], unknown.terms["truth"]) == ("kind chat, model m", "None")
     assert unknown.column(['"p"'], "win").tolist() == [0.0]
     (tmp_path / "evaluate" / "pairs.json").write_text(json.dumps(judged | {"pairs": [pair, pair]}))
-    with pytest.raises(UserError, match="repeats a prompt"):
+    with pytest.raises(UserError, match="must hold each prompt once"):
         read_run(tmp_path)
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="two runs or more"):
+    with pytest.raises(UserError, match="must be two or more"):
         compare_runs([a_run("one", 0.0, 0)])
     with pytest.raises(UserError, match="evaluate"):
         read_run(tmp_path)

@@ -11,7 +11,6 @@ import torch
 from gpu.machine import make_trainer
 from private_rlhf.lm.kernels import KERNELS, runs
 from private_rlhf.lm.kernels.attention import NAME as GROUPED
-from private_rlhf.lm.kernels.linear_layers import OneDnnLinear
 from private_rlhf.lm.models import unwrap
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -56,8 +55,6 @@ def test_modules_on_the_gpu_are_not_made_for_the_cpu(checkpoint_path: Path, devi
         config: Any = unwrap(model).config
         if not runs("attention", device.type):
             assert config._attn_implementation != GROUPED, name
-        if not runs("products", device.type):
-            assert not any(isinstance(module, OneDnnLinear) for module in model.modules()), name
 
 
 def test_an_iteration_computes_nothing_of_the_model_on_the_cpu(checkpoint_path: Path, device: torch.device) -> None:

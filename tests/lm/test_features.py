@@ -65,7 +65,8 @@ def test_finished_parts_are_not_computed_again(tmp_path: Path, monkeypatch: pyte
 
 @torch.no_grad()
 def test_a_real_backbone_gives_each_text_its_features_alone(checkpoint: Path) -> None:
-    from private_rlhf.reward_models.model import RewardModel, build_reward_backbone
+    from private_rlhf.reward_models.backbone import build_reward_backbone
+    from private_rlhf.reward_models.model import RewardModel
 
     model = RewardModel(build_reward_backbone(checkpoint), reward_bound=8.0)
     rows = [[row_id % 500 for row_id in row] for row in texts(12)]

@@ -94,7 +94,7 @@ def test_rows_are_as_wide_as_the_longest_prompt_with_its_response() -> None:
     batch = token_batch([[3] * 6, [4]], [[5], [6] * 6], 0, CPU)
     assert batch.rows.input_ids.shape == (2, 7)
     assert batch.rows.input_ids.tolist()[1] == [4, *[6] * 6]
-    with pytest.raises(ValueError, match="no tokens"):
+    with pytest.raises(ValueError, match="must have tokens"):
         token_batch([[]], [[5]], 0, CPU)
 
 

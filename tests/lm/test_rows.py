@@ -160,7 +160,7 @@ def test_long_answers_do_not_share_and_pairs_do() -> None:
 
 
 def test_a_sequence_without_tokens_is_refused() -> None:
-    with pytest.raises(ValueError, match="no tokens"):
+    with pytest.raises(ValueError, match="must have tokens"):
         make_rows([[3], []], 0, CPU)
 
 

@@ -11,7 +11,6 @@ import torch
 from accelerate import Accelerator
 from private_rlhf.core.errors import RunStopped
 from private_rlhf.lm import saving
-from private_rlhf.lm.kernels.linear_layers import speed_up_products
 from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer
 from private_rlhf.lm.saving import merged_copy, save_merged, whole_copy, write_checkpoint
 from private_rlhf.recipe import LoraSettings
@@ -147,7 +146,7 @@ def test_a_written_checkpoint_is_an_ordinary_one(dtype: str, checkpoint: Path, t
     write_checkpoint(model, model.state_dict(), tokenizer, tmp_path / "out", dtype)
     ours = load_causal_lm(tmp_path / "out", dtype)
     kernel = ours.config._attn_implementation  # kernels differ in the last bits; the checkpoint is what is tested
-    plain = speed_up_products(AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation=kernel).eval())
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation=kernel).eval()
     assert plain.dtype == getattr(torch, dtype)
     torch.testing.assert_close(ours(IDS).logits, plain(IDS).logits, atol=0, rtol=0)
     if dtype == "float32":

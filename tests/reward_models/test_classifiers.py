@@ -9,8 +9,9 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from private_rlhf.reward_models import checkpoint
+from private_rlhf.reward_models.backbone import build_reward_backbone, merge_adapters
 from private_rlhf.reward_models.checkpoint import load_reward_checkpoint, save_reward_checkpoint
-from private_rlhf.reward_models.model import RewardModel, build_reward_backbone, merge_adapters, set_score_weight
+from private_rlhf.reward_models.model import RewardModel, set_score_weight
 from safetensors.torch import load_file, save_file
 from support.families import family_checkpoint
 from support.reward_checkpoints import metadata

@@ -14,9 +14,10 @@ from private_rlhf.core.world import World
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.recipe import Recipe
 from private_rlhf.report.run_card import external_reward
+from private_rlhf.reward_models.backbone import build_reward_backbone
 from private_rlhf.reward_models.checkpoint import METADATA_FILE, load_reward_checkpoint, save_reward_checkpoint
 from private_rlhf.reward_models.external import use_external
-from private_rlhf.reward_models.model import build_reward_backbone, set_score_weight
+from private_rlhf.reward_models.model import set_score_weight
 from private_rlhf.stages.declarations import preflight
 from support.recipes import recipe_of
 from support.reward_checkpoints import fisher_bonus, metadata
@@ -108,11 +109,11 @@ def test_refusals(checkpoint: Path, others: Path, tmp_path: Path) -> None:
         (tmp_path / "absent", True, 0.0, r"reward\.external\.path must be a checkpoint folder, got .*absent"),
         (others, True, 1.0, r"has no bonus statistics for Γ: set reward\.kappa=0"),
         (private, True, 0.0, r"learned from private labels by its own metadata: remove reward\.external\.public"),
-        (checkpoint, True, 0.0, r"is not a reward checkpoint \(.*\): give another"),  # a language model
+        (checkpoint, True, 0.0, r"must be a reward checkpoint, got .*\(.*\): give another"),  # a language model
     ):
         with pytest.raises(UserError, match=message):
             place(recipe(path, public, kappa), tmp_path / "out")
     (private / METADATA_FILE).write_text("{")
-    with pytest.raises(UserError, match=r"is not a reward checkpoint \(.*reward_metadata\.json is not valid"):
+    with pytest.raises(UserError, match=r"must be a reward checkpoint, got .*\(.*reward_metadata\.json is not valid"):
         place(recipe(private), tmp_path / "out")
     assert not (tmp_path / "out").exists()

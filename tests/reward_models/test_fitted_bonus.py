@@ -10,10 +10,10 @@ import torch
 from private_rlhf.core.errors import UserError
 from private_rlhf.recipe import Recipe
 from private_rlhf.reward_models.basis import pair_basis
-from private_rlhf.reward_models.bonuses import BONUS_KINDS, bonus_kind, check_uncertainty, head_bonus
+from private_rlhf.reward_models.bonus_fit import check_uncertainty, head_bonus
 from private_rlhf.reward_models.head import PairFeatures
 from private_rlhf.reward_models.linear import fit_linear
-from private_rlhf.reward_models.uncertainty import DropoutBonus, FisherBonus
+from private_rlhf.reward_models.uncertainty import BONUS_KINDS, DropoutBonus, FisherBonus, bonus_kind
 from private_rlhf.stages.reward import split
 from support.recipes import recipe_of
 from transformers import LlamaForCausalLM

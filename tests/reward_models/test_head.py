@@ -11,7 +11,7 @@ import torch
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import load_recipe
-from private_rlhf.reward_models.bonuses import head_bonus
+from private_rlhf.reward_models.bonus_fit import head_bonus
 from private_rlhf.reward_models.head import PairFeatures, fit_head, refit_head
 from private_rlhf.reward_models.linear import LinearFit
 from support.pipeline_runs import ROOT

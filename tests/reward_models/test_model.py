@@ -8,14 +8,8 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from private_rlhf.lm.rows import make_rows
-from private_rlhf.reward_models.model import (
-    RewardModel,
-    build_reward_backbone,
-    last_token_index,
-    merge_adapters,
-    score_layer,
-    set_score_weight,
-)
+from private_rlhf.reward_models.backbone import build_reward_backbone, merge_adapters
+from private_rlhf.reward_models.model import RewardModel, last_token_index, score_layer, set_score_weight
 from transformers import (
     AutoModel,
     AutoModelForSequenceClassification,
@@ -182,7 +176,7 @@ def test_errors_name_the_culprit(tiny_causal_lm: Path, tmp_path: Path) -> None:
     LlamaForCausalLM(no_pad).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"pad_token_id must be .*, got None"):
         build_reward_backbone(tmp_path)
-    with pytest.raises(ValueError, match="no attended token"):
+    with pytest.raises(ValueError, match="must have a token in each row"):
         last_token_index(torch.tensor([[1, 1], [0, 0]]))
     with pytest.raises(ValueError, match=r"weight must have shape .*, got \(3,\)"):
         set_score_weight(build_reward_backbone(tiny_causal_lm), torch.zeros(3))

@@ -10,14 +10,9 @@ from peft import LoraConfig, get_peft_model
 from private_rlhf.core.errors import UserError
 from private_rlhf.lm.models import is_four_bit
 from private_rlhf.recipe import EarlyStoppingSettings
+from private_rlhf.reward_models.backbone import build_reward_backbone, merge_adapters
 from private_rlhf.reward_models.checkpoint import load_reward_checkpoint, save_reward_checkpoint
-from private_rlhf.reward_models.model import (
-    RewardModel,
-    build_reward_backbone,
-    merge_adapters,
-    score_layer,
-    set_score_weight,
-)
+from private_rlhf.reward_models.model import RewardModel, score_layer, set_score_weight
 from private_rlhf.reward_models.training import HeldOutStopping
 from support.reward_checkpoints import metadata
 from support.reward_trainers import make_rows, make_trainer, save_llama, step_losses

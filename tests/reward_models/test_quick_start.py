@@ -19,10 +19,11 @@ from private_rlhf.lm.model_card import Provenance, write_beside
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.lm.templates import tokenizer_as_trained
 from private_rlhf.recipe import JudgeSettings
+from private_rlhf.reward_models.backbone import build_reward_backbone
 from private_rlhf.reward_models.checkpoint import RewardMetadata, reward_text, save_reward_checkpoint
 from private_rlhf.reward_models.external import external_scorer
 from private_rlhf.reward_models.losses import bounded_reward
-from private_rlhf.reward_models.model import build_reward_backbone, score_layer, set_score_weight
+from private_rlhf.reward_models.model import score_layer, set_score_weight
 from support.families import family_checkpoint
 from support.outside import imported, quick_start, run_outside
 from support.recipes import recipe_of

@@ -9,7 +9,7 @@ import pytest
 import torch
 from private_rlhf.core.world import World
 from private_rlhf.lm.models import load_tokenizer
-from private_rlhf.reward_models.model import build_reward_backbone
+from private_rlhf.reward_models.backbone import build_reward_backbone
 from support.sharded_reward_worker import KINDS, learn
 from support.two_processes import run_two
 

@@ -17,14 +17,9 @@ from datasets import Dataset
 from peft import LoraConfig
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.core.world import join_world
+from private_rlhf.reward_models.backbone import build_reward_backbone, merge_adapters
 from private_rlhf.reward_models.losses import SMOOTHING_REFUSED, get_loss
-from private_rlhf.reward_models.model import (
-    RewardModel,
-    build_reward_backbone,
-    merge_adapters,
-    score_layer,
-    set_score_weight,
-)
+from private_rlhf.reward_models.model import RewardModel, score_layer, set_score_weight
 from support.reward_trainers import make_rows, make_tokenizer, make_trainer, step_losses
 from trl import RewardTrainer
 

@@ -11,8 +11,9 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.world import World
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.recipe import Recipe
+from private_rlhf.reward_models.backbone import build_reward_backbone
 from private_rlhf.reward_models.losses import private_likelihood_loss
-from private_rlhf.reward_models.model import RewardModel, build_reward_backbone
+from private_rlhf.reward_models.model import RewardModel
 from private_rlhf.reward_models.training import Pairs, TrainedBackbone, held_out_stopping, train_backbone
 from support.recipes import recipe_of
 
@@ -90,7 +91,7 @@ def test_everything_asked_of_a_lora_backbone(checkpoint: Path, tmp_path: Path, q
 
 def test_one_held_out_pair_cannot_stop_anything() -> None:
     assert held_out_stopping(pairs(1, seed=0), recipe().reward.early_stopping) is None
-    with pytest.raises(UserError, match=r"reward\.early_stopping needs two held-out pairs"):
+    with pytest.raises(UserError, match=r"reward\.early_stopping must have at least 2 held-out pairs"):
         held_out_stopping(pairs(1, seed=0), recipe(early_stopping={}).reward.early_stopping)
 
 

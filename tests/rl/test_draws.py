@@ -103,7 +103,7 @@ def test_the_evaluation_draws_and_measures_at_the_temperature(problem: Any, samp
     ("more", "said"),
     [
         ({"ppo": {"top_p": 0.9}}, r"ppo\.top_p 0\.9 .* Gibbs .*: set evaluate\.gibbs_candidates: 0, or ppo\.top_p: 1"),
-        ({"aligner": "dpo", "ppo": {"temperature": 0.7}}, r"aligner dpo learns at temperature 1.*set ppo\.temperature"),
+        ({"aligner": "dpo", "ppo": {"temperature": 0.7}}, r"ppo\.temperature must be 1 for aligner dpo"),
         (
             {"ppo": {"reference_rollouts": True, "baseline": False}, "reward": {"kappa": 0}},
             r"ppo\.reference_rollouts requires ppo\.baseline or reward\.kappa > 0",

@@ -214,7 +214,7 @@ def test_no_canary_is_found_more_often_than_epsilon_allows(
     [
         ({"privatize": {"epsilon": math.inf}, "data": {"public_labels": True}}, "needs a finite epsilon and a key"),
         ({"privatize": {"insecure_seed": 1}}, "needs a finite epsilon and a key"),
-        ({"privatize": {"trust": None, "delta": 1e-6}}, "delta is for trust: holder"),
+        ({"privatize": {"trust": None, "delta": 1e-6}}, "delta must go with trust: holder"),
         ({"privatize": {"delta": 1.0}}, "less than 1"),
         ({"privatize": {"trust": "nobody"}}, "'labeller' or 'holder'"),
         ({"privatize": {"max_events_per_person": 2, "labeler_column": "who"}}, "keeps no account per person"),

@@ -18,7 +18,7 @@ from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.rows import Rows
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import load_recipe
-from private_rlhf.reward_models.bonuses import head_bonus
+from private_rlhf.reward_models.bonus_fit import head_bonus
 from private_rlhf.reward_models.head import PairFeatures, fit_head, refit_head
 from private_rlhf.reward_models.pairs import pair_features
 from private_rlhf.stages.reward import held_out, split

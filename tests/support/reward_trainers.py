@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from private_rlhf.reward_models.model import build_reward_backbone, set_score_weight
+from private_rlhf.reward_models.backbone import build_reward_backbone
+from private_rlhf.reward_models.model import set_score_weight
 from private_rlhf.reward_models.trainer import PrivateRewardTrainer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast

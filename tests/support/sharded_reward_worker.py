@@ -16,7 +16,7 @@ from private_rlhf.lm import hf_trainer
 from private_rlhf.lm.distributed import make_accelerator, whole_tensor
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.recipe import Recipe
-from private_rlhf.reward_models.model import build_reward_backbone
+from private_rlhf.reward_models.backbone import build_reward_backbone
 from private_rlhf.reward_models.training import Pairs, train_backbone
 
 from support.recipes import recipe_of

@@ -17,12 +17,11 @@ def test_suboptimality_of_the_private_mle_falls_like_one_over_n_and_that_of_the_
 
 def test_regret_of_optimism_grows_like_log_t_and_privacy_costs_its_square() -> None:
     world = regret.grid_world(np.random.default_rng(1), 6)
-    arm = regret.Arm(regret.OPTIMISM, "optimism")
-    traces = {(arm.name, e): regret.simulate(world, arm, e, 100_000, 1) for e in regret.EPSILONS[:3]}
-    final = [traces[arm.name, e].regret[-1].mean() for e in regret.EPSILONS[:3]]
+    traces = {(regret.OPTIMISM, e): regret.simulate(world, e, 100_000, 1) for e in regret.EPSILONS[:3]}
+    final = [traces[regret.OPTIMISM, e].regret[-1].mean() for e in regret.EPSILONS[:3]]
     assert final[0] > final[1] > final[2]
     assert len(list(regret.privacy_claims(traces, 1))) == 2
-    assert len(regret.figure({(n, e): traces[arm.name, min(e, 2.0)] for n in (regret.OPTIMISM, regret.NONE)
+    assert len(regret.figure({(n, e): traces[regret.OPTIMISM, min(e, 2.0)] for n in (regret.OPTIMISM, regret.NONE)
                               for e in regret.EPSILONS}).axes) == 2  # fmt: skip
 
 

@@ -75,7 +75,7 @@ def judged(pool: Pool, bonus: FisherBonus, kl_coef: float) -> tuple[float, float
     reward, truth = score.reward.reshape(count, each).numpy(), pool.truth.numpy()
     apart = np.triu(np.ones((each, each), bool), 1) & (truth[:, :, None] != truth[:, None, :])
     same = (reward[:, :, None] > reward[:, None, :]) == (truth[:, :, None] > truth[:, None, :])
-    scores = score.pessimistic().reshape(count, each).numpy()
+    scores = (score.reward - score.bonus).reshape(count, each).numpy()
     return float(same[apart].mean()), gibbs_point(scores, scores, truth, kl_coef)["j_gain"]
 
 

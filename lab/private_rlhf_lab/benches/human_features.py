@@ -24,7 +24,7 @@ from private_rlhf.data.render import Prompt, Renderer
 from private_rlhf.lm.base_models import smollm2_checkpoint
 from private_rlhf.lm.models import DTYPES, load_tokenizer
 from private_rlhf.lm.rows import batches, make_rows, sharing_of
-from private_rlhf.reward_models.model import build_reward_backbone
+from private_rlhf.reward_models.backbone import build_reward_backbone
 from safetensors import safe_open
 from safetensors.torch import save_file
 from tqdm import tqdm

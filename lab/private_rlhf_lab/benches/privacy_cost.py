@@ -46,11 +46,12 @@ from private_rlhf.privacy.keys import insecure_seed_key
 from private_rlhf.privacy.mechanism import RandomizedResponse
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import load_recipe
+from private_rlhf.reward_models.backbone import load_backbone
 from private_rlhf.reward_models.basis import FeatureBasis, pair_basis
 from private_rlhf.reward_models.gibbs import gibbs_weights, kl_from_uniform
 from private_rlhf.reward_models.head import PairFeatures, fit_head
 from private_rlhf.reward_models.linear import fit_linear
-from private_rlhf.reward_models.model import RewardModel, load_backbone
+from private_rlhf.reward_models.model import RewardModel
 from private_rlhf.reward_models.ridge import ridge_by_evidence
 from private_rlhf.reward_models.uncertainty import FisherBonus
 from safetensors import safe_open

@@ -26,9 +26,10 @@ from private_rlhf.privacy.keys import insecure_seed_key
 from private_rlhf.privacy.mechanism import RandomizedResponse
 from private_rlhf.recipe import Recipe
 from private_rlhf.recipe.load import load_recipe
+from private_rlhf.reward_models.backbone import build_reward_backbone
 from private_rlhf.reward_models.head import PairFeatures, fit_head
 from private_rlhf.reward_models.losses import bounded_reward
-from private_rlhf.reward_models.model import RewardModel, build_reward_backbone
+from private_rlhf.reward_models.model import RewardModel
 from scipy.stats import t as student
 
 from private_rlhf_lab.benches.text_lengths import read_pairs

@@ -15,7 +15,8 @@ from private_rlhf.lm.model_folders import weights_digest
 from private_rlhf.lm.models import load_causal_lm, load_tokenizer
 from private_rlhf.online.pool import CandidateSampler, candidate_key
 from private_rlhf.recipe import Recipe
-from private_rlhf.reward_models.model import RewardModel, load_backbone
+from private_rlhf.reward_models.backbone import load_backbone
+from private_rlhf.reward_models.model import RewardModel
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 

@@ -16,7 +16,8 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.data.render import Renderer
 from private_rlhf.lm.base_models import tiny_checkpoint
 from private_rlhf.lm.models import load_tokenizer
-from private_rlhf.reward_models.model import RewardModel, build_reward_backbone
+from private_rlhf.reward_models.backbone import build_reward_backbone
+from private_rlhf.reward_models.model import RewardModel
 from private_rlhf_lab.benches import human_pool, human_reward
 from private_rlhf_lab.benches.epsilon_tables import name_of
 from private_rlhf_lab.benches.human_features import Pairs, kept_features, load_pairs, text_features

@@ -11,19 +11,9 @@ import pytest
 from private_rlhf.core.stats import bootstrap
 from private_rlhf.validation import growth
 from private_rlhf.validation.bandits import Counts, factor
-from private_rlhf.validation.regret import (
-    Arm,
-    Learner,
-    Trace,
-    World,
-    confidence_radius,
-    grid_world,
-    proof_constant,
-    simulate,
-    stretches,
-    uncertainty,
-)
+from private_rlhf.validation.regret import World, confidence_radius, grid_world, stretches, uncertainty
 from private_rlhf_lab.studies.online import dependence, late_growth, thompson
+from private_rlhf_lab.studies.online.arms import Arm, Learner, Trace, proof_constant, simulate
 from private_rlhf_lab.studies.online.study import ARMS, EPSILONS, HALVED, MIXTURE, NONE, OPTIMISM, Study, claims
 
 LEAST_SQUARES = "private_least_squares"
@@ -94,7 +84,6 @@ def test_a_refresh_by_naive_loops(epsilon: float, constant: float) -> None:
 
     losses = [(((2 / (1 + np.exp(-gap(r))) - 1) * factor(epsilon) - data[3]) ** 2).sum() for r in members]
     best = int(np.argmin(losses))
-    assert learner.estimate is not None
     assert learner.estimate[0] == pytest.approx(members[best])
     exploit = np.exp(made.bandit.log_reference[0] + members[best] / 0.4)
     exploit /= exploit.sum(axis=1, keepdims=True)
@@ -235,7 +224,7 @@ def synthetic(
     noise = np.random.default_rng(len(arm.name)).uniform(0.95, 1.05, 12)
     curve = level * basis[:, None] * noise
     zero = np.full(12, failed)
-    return Trace(replace(arm, clip=clip), epsilon, rounds, curve, 0.9 * curve, 3.0 * curve, curve, zero, zero)
+    return Trace(rounds, curve, replace(arm, clip=clip), epsilon, 0.9 * curve, 3.0 * curve, curve, zero, zero)
 
 
 def synthetic_study(law: str, none: float, mixture: float) -> Study:
@@ -297,7 +286,6 @@ def test_posterior_sampling_by_naive_loops() -> None:
         weight /= weight.sum()
         raw = np.exp(made.bandit.log_reference[r] + made.members[r] / made.bandit.kl_coef)
         policies = raw / raw.sum(axis=-1, keepdims=True)
-        assert learner.estimate is not None
         assert learner.estimate[r] == pytest.approx(np.tensordot(weight, made.members[r], 1))
         assert np.exp(learner.explore[r]) == pytest.approx(np.tensordot(weight, policies, 1))
 

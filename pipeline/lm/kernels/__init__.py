@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-import platform
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from private_rlhf.core.errors import UserError
@@ -26,69 +23,47 @@ ONEDNN_BELOW_BFLOAT16 = frozenset(
 """Values of ONEDNN_MAX_CPU_ISA that leave oneDNN without fast bfloat16 products."""
 
 
-@dataclass(frozen=True)
-class Processor:
-    """Attributes:
-    bfloat16: multiplies bfloat16 in hardware, and nothing holds that down.
-    why: a few words on it.
-    onednn: PyTorch can hand single products to oneDNN.
-    slow_mkl: float32 products are MKL's, which keeps its fastest kernels for Intel's processors, and this is another.
-    """
+class Processor(NamedTuple):
+    """bfloat16: it multiplies bfloat16 in hardware, and nothing limits that. why: a few words on it."""
 
     bfloat16: bool
     why: str
-    onednn: bool
-    slow_mkl: bool
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """Attributes:
-    does: what it computes in another way than PyTorch or peft.
-    needs: of machine and model, in words; the model's part is checked where the kernel stands.
-    fits: whether a device of this type ("cpu", "cuda") on this processor has what it needs.
-    """
+class Kernel(NamedTuple):
+    """does: the way in which it computes. needs: of machine and model, in words. cpu: it is for CPUs only."""
 
     does: str
     needs: str
-    fits: Callable[[str, Processor], bool]
+    cpu: bool = False
 
 
-KERNELS: dict[str, Kernel] = {
+KERNELS = {
     "attention": Kernel(
         "grouped queries against each key and value once (`kernels.attention`)",
         "a CPU; a model that transformers runs with SDPA",
-        lambda device, _: device == "cpu",
-    ),
-    "products": Kernel(
-        "float32 linear layers by oneDNN instead of MKL (`kernels.linear_layers`)",
-        "an x86 CPU that is not Intel's; float32 weights",
-        lambda device, cpu: device == "cpu" and cpu.onednn and cpu.slow_mkl,
+        cpu=True,
     ),
     "packed": Kernel(
         "weights laid out for the processor once, not at each decoded token (`kernels.linear_layers`)",
-        "a CPU: bfloat16 weights need its AVX512-BF16 or AMX, float32 ones the kernel `products`",
-        lambda device, cpu: device == "cpu" and cpu.onednn and (cpu.bfloat16 or cpu.slow_mkl),
+        "bfloat16 weights on a CPU with AVX512-BF16 or AMX",
+        cpu=True,
     ),
     "lora": Kernel(
         "LoRA layers in the dtype of their frozen base (`kernels.linear_layers`)",
         "one plain adapter on whole, frozen, unquantised weights; no autocast",
-        lambda device, _: True,
     ),
     "token_terms": Kernel(
         "log-probabilities and entropies with gradients in closed form, a few rows at a time (`kernels.token_terms`)",
         "any device",
-        lambda device, _: True,
     ),
     "rows": Kernel(
-        "what sequences begin with alike, prompts above all, once (`lm.rows`)",
+        "prefixes that sequences share, prompts above all, once (`lm.rows`)",
         "a rotary decoder whose tokens meet in full causal attention only (`lm.rows.FAMILIES`)",
-        lambda device, _: True,
     ),
     "trunk": Kernel(
         "the frozen layers below a LoRA adapter once per rollout (`lm.logprobs`)",
         "the same decoders, one process, `lora.last_layers`",
-        lambda device, _: True,
     ),
 }
 
@@ -98,69 +73,43 @@ def plain() -> bool:
     """True if the switch is set. UserError for another value than `plain` or nothing."""
     value = os.environ.get(SWITCH, "")
     if value not in ("", "plain"):
-        raise UserError(f"the environment variable {SWITCH} is '{value}': set it to 'plain', or unset it")
+        raise UserError(f"{SWITCH} must be 'plain' or unset, got '{value}': set it to 'plain', or unset it")
     return value == "plain"
 
 
 def runs(name: str, device: str = "cpu") -> bool:
     """True if the kernel `name` is used on devices of type `device`."""
-    return not plain() and KERNELS[name].fits(device, processor())
+    fits = device == "cpu" or not KERNELS[name].cpu
+    return fits and not plain() and (name != "packed" or processor().bfloat16)
 
 
 @functools.cache
 def processor() -> Processor:
-    """This machine's, with what the environment holds down."""
-    bfloat16, why = fast_bfloat16(
+    """The processor of this machine, within the limits of the environment."""
+    return fast_bfloat16(
         instructions=bfloat16_instructions(),
         capability=torch.backends.cpu.get_cpu_capability(),
         onednn_limit=os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "",
-        onednn=torch.backends.mkldnn.is_available(),
-    )
-    return Processor(
-        bfloat16,
-        why,
         onednn=torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise"),
-        slow_mkl=torch.backends.mkl.is_available() and made_by_others(_cpuinfo()),
     )
 
 
 def bfloat16_instructions() -> str | None:
-    """The instructions for bfloat16 products that the processor has, whatever holds them down; None without any."""
+    """The processor's instructions for bfloat16 products, whatever limits them; None without any."""
     if torch.cpu._is_amx_tile_supported():
         return "AMX-BF16"
     return "AVX512-BF16" if torch.cpu._is_avx512_bf16_supported() else None
 
 
-def fast_bfloat16(instructions: str | None, capability: str, onednn_limit: str, onednn: bool) -> tuple[bool, str]:
-    """True if bfloat16 products run on the hardware's instructions, and the reason.
-
-    oneDNN says yes to any AVX-512, where bfloat16 is emulated and ten times slower. capability: ATen's, e.g. "AVX2".
-    onednn_limit: ONEDNN_MAX_CPU_ISA, empty if unset. onednn: PyTorch has it, which does these products.
-    """
+def fast_bfloat16(instructions: str | None, capability: str, onednn_limit: str, onednn: bool) -> Processor:
+    """oneDNN says yes to any AVX-512, where bfloat16 is emulated and ten times slower. capability: ATen's, e.g. "AVX2".
+    onednn_limit: ONEDNN_MAX_CPU_ISA, empty if unset. onednn: PyTorch has it and can hand single products to it."""
     if instructions is None:
-        return False, f"the CPU ({capability}) has neither AVX512-BF16 nor AMX and would emulate bfloat16"
+        return Processor(False, f"the CPU ({capability}) has neither AVX512-BF16 nor AMX and would emulate bfloat16")
     if capability not in ATEN_AVX512:
-        return False, f"PyTorch is held down to {capability}"
+        return Processor(False, f"PyTorch is limited to {capability}")
     if onednn_limit.upper() in ONEDNN_BELOW_BFLOAT16:
-        return False, f"oneDNN is held down to {onednn_limit.upper()}"
+        return Processor(False, f"oneDNN is limited to {onednn_limit.upper()}")
     if not onednn:
-        return False, "this PyTorch has no oneDNN"
-    return True, f"the CPU multiplies it in hardware ({instructions})"
-
-
-def made_by_others(cpuinfo: str) -> bool:
-    """True if /proc/cpuinfo tells of an x86 processor that is not Intel's."""
-    for line in cpuinfo.splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == "vendor_id":
-            return value.strip() != "GenuineIntel"
-    return False
-
-
-def _cpuinfo() -> str:
-    if platform.machine().lower() not in ("x86_64", "amd64"):
-        return ""
-    try:
-        return Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", 1)[0]
-    except OSError:
-        return ""
+        return Processor(False, "this PyTorch has no oneDNN")
+    return Processor(True, f"the CPU multiplies it in hardware ({instructions})")

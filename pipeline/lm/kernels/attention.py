@@ -58,12 +58,12 @@ def grouped_attention(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
     batch, heads, width, size = query.shape
-    groups, seen = key.shape[1], key.shape[2]
+    groups, length = key.shape[1], key.shape[2]
     # The scale goes to the queries, of which there are fewer than scores.
     rows = (query * (size**-0.5 if scaling is None else scaling)).reshape(batch, groups, -1, size)
-    scores = (rows @ key.transpose(2, 3)).view(batch, groups, -1, width, seen) + attention_mask[:, :, None]
+    scores = (rows @ key.transpose(2, 3)).view(batch, groups, -1, width, length) + attention_mask[:, :, None]
     weights = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(value.dtype)
-    mixed = weights.view(batch, groups, -1, seen) @ value
+    mixed = weights.view(batch, groups, -1, length) @ value
     return mixed.view(batch, heads, width, -1).transpose(1, 2), None
 
 

@@ -1,7 +1,4 @@
-"""Linear layers: float32 products by oneDNN, LoRA in the dtype of its base, and weights packed for decoding.
-
-Products (CPUs): PyTorch hands float32 products to MKL, which keeps its fastest kernels for Intel's processors. oneDNN
-goes by what a processor can do: up to twice as fast with AVX-512. Only the order of additions differs.
+"""Linear layers: LoRA in the dtype of its base, and weights packed for decoding.
 
 LoRA: peft casts each input to float32, multiplies there, adds to the base's output and casts back: on bfloat16 weights
 that costs more than the base layer. Here A and B are rounded to the base's dtype on use, as under autocast, and their
@@ -20,75 +17,10 @@ from typing import Any
 
 import torch
 from peft.tuners.lora import Linear as PeftLinear
-from private_rlhf.core.world import device_type
-from private_rlhf.lm.kernels import processor, runs
-from torch import Tensor, nn
+from private_rlhf.lm.kernels import runs
+from torch import nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional
-
-
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x (..., n), weight (m, n), bias (m,) -> x Wᵀ + bias, (..., m); by oneDNN where that is fit and preferred.
-
-    Without derivatives where it goes to oneDNN: for use within a `torch.autograd.Function` or without gradients.
-    """
-    if not _fit(x, weight):
-        return functional.linear(x, weight, bias)
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return result
-
-
-def product_back(gradient: Tensor, weight: Tensor) -> Tensor:
-    """gradient (k, m), weight (m, n) -> gradient W, (k, n), as `product` does it."""
-    return product(gradient, weight.t()) if _fit(gradient, weight) else gradient @ weight
-
-
-def _fit(x: Tensor, weight: Tensor) -> bool:
-    plain = x.dtype == weight.dtype == torch.float32 and x.device.type == weight.device.type == "cpu"
-    return plain and runs("products") and type(weight.data) is Tensor and x.numel() > 0
-
-
-class _Linear(torch.autograd.Function):
-    """x Wᵀ + bias with all three products by oneDNN."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """x (..., n), weight (m, n) -> (..., m)."""
-        ctx.save_for_backward(x, weight)
-        return product(x, weight, bias)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Gradients of x, W and the bias."""
-        x, weight = ctx.saved_tensors
-        flat, rows = gradient.reshape(-1, gradient.shape[-1]), x.reshape(-1, x.shape[-1])
-        needed = ctx.needs_input_grad
-        grad_x = product_back(flat, weight).view_as(x) if needed[0] else None
-        grad_weight = product(flat.t(), rows.t()) if needed[1] else None
-        return grad_x, grad_weight, flat.sum(dim=0) if needed[2] else None
-
-
-class OneDnnLinear(nn.Linear):
-    """`nn.Linear` with its float32 products by oneDNN; made by `speed_up_products`, never built."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """As `nn.Linear`; under autocast, on other devices and in other dtypes that one's own."""
-        if torch.is_autocast_enabled(input.device.type) or not _fit(input, self.weight):
-            return super().forward(input)
-        if not torch.is_grad_enabled():
-            return product(input, self.weight, self.bias)
-        result: Tensor = _Linear.apply(input, self.weight, self.bias)
-        return result
-
-
-def speed_up_products(model: Any) -> Any:
-    """`model` with float32 products by oneDNN in its ordinary linear layers, in place, where those are preferred."""
-    if runs("products", device_type()):
-        for module in model.modules():
-            if type(module) is nn.Linear and module.weight.dtype == torch.float32:
-                module.__class__ = OneDnnLinear
-    return model
 
 
 class _AddLora(torch.autograd.Function):
@@ -109,7 +41,7 @@ class _AddLora(torch.autograd.Function):
         inner = x.reshape(-1, x.shape[-1]) @ low.t()
         ctx.save_for_backward(x, weight, low, high, inner)
         ctx.scale, ctx.dtypes = scale, (lora_a.dtype, lora_b.dtype)
-        return _with(product(x, weight, bias), inner, high)
+        return _with(functional.linear(x, weight, bias), inner, high)
 
     @staticmethod
     @once_differentiable
@@ -120,7 +52,7 @@ class _AddLora(torch.autograd.Function):
         flat, rows = gradient.reshape(-1, gradient.shape[-1]), x.reshape(-1, x.shape[-1])
         through = flat @ high
         needed = saved.needs_input_grad
-        grad_x = product_back(flat, weight).addmm_(through, low).view_as(x) if needed[0] else None
+        grad_x = (flat @ weight).addmm_(through, low).view_as(x) if needed[0] else None
         grad_a = (through.t() @ rows).to(saved.dtypes[0]) if needed[3] else None
         grad_b = (flat.t() @ inner).to(saved.dtypes[1]) * saved.scale if needed[4] else None
         return grad_x, None, None, grad_a, grad_b, None
@@ -185,7 +117,7 @@ def _plain(layer: PeftLinear, name: str, device: str) -> bool:
 def speed_up(model: Any) -> Any:
     """`model` with this module's forward pass in its LoRA layers, in place; those on other than linear layers stay."""
     for module in model.modules() if runs("lora") else ():
-        if type(module) is PeftLinear and type(module.get_base_layer()) in (nn.Linear, OneDnnLinear):
+        if type(module) is PeftLinear and type(module.get_base_layer()) is nn.Linear:
             module.__class__ = LoraLinear
     return model
 
@@ -198,27 +130,27 @@ def packed_linears(model: Any, rows: int) -> Iterator[None]:
     take as much memory as the weights on entry: nothing may learn within, and the model cannot be copied.
     rows: of most products, e.g. responses decoded together.
     """
-    replaced: list[nn.Module] = []
+    layers: list[nn.Module] = []
     try:
         for layer, forward in _packed_forwards(model, rows):
             layer.forward = forward
-            replaced.append(layer)
+            layers.append(layer)
         yield
     finally:
-        for layer in replaced:
+        for layer in layers:
             layer.__dict__.pop("forward", None)
 
 
 def _packed_forwards(model: Any, rows: int) -> Iterator[tuple[nn.Module, Callable[[torch.Tensor], torch.Tensor]]]:
     """The layers that can be packed, each with its forward pass."""
-    adapted = set()
+    bases = set()
     for module in model.modules():
         adapter = module.rounded_adapter() if isinstance(module, LoraLinear) else None
         base: Any = module.get_base_layer() if adapter else module
-        if base in adapted:
+        if base in bases:
             continue
         if adapter is not None:
-            adapted.add(base)
+            bases.add(base)
         if "forward" in module.__dict__ or not _packable(base):
             continue
         if adapter is None:
@@ -236,13 +168,12 @@ def _packed(weight: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def _packable(module: nn.Module) -> bool:
-    """True if `module` is an ordinary linear layer that this processor runs faster packed."""
-    if not isinstance(module, nn.Linear) or type(module) not in (nn.Linear, OneDnnLinear):
+    """True if `module` is an ordinary bfloat16 linear layer, which this processor runs faster packed."""
+    if type(module) is not nn.Linear or module.weight.dtype != torch.bfloat16:
         return False
     weight = module.weight
     whole = type(weight.data) is torch.Tensor and weight.shape == (module.out_features, module.in_features)
-    fast = {torch.bfloat16: processor().bfloat16, torch.float32: runs("products")}.get(weight.dtype, False)
-    return whole and fast and runs("packed", weight.device.type) and not torch.is_autocast_enabled("cpu")
+    return whole and runs("packed", weight.device.type) and not torch.is_autocast_enabled("cpu")
 
 
 def _forward(weight: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:

@@ -10,35 +10,21 @@ import torch
 from peft import LoraConfig, get_peft_model
 from private_rlhf.lm.generate import Sampling, sample_responses
 from private_rlhf.lm.kernels import Processor, processor
-from private_rlhf.lm.kernels.linear_layers import packed_linears, speed_up, speed_up_products
+from private_rlhf.lm.kernels.linear_layers import packed_linears, speed_up
 from private_rlhf.lm.kernels.token_terms import token_logprobs
 from torch import nn
 
-BOTH = pytest.mark.parametrize(
-    "dtype",
-    [
-        pytest.param(torch.bfloat16, marks=pytest.mark.skipif(not processor().bfloat16, reason=processor().why)),
-        torch.float32,
-    ],
-)
-
-
-@pytest.fixture(autouse=True)
-def _packs_both(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A processor that packs float32 weights as well, whatever this one is."""
-    if not processor().onednn:
-        pytest.skip("this PyTorch has no oneDNN")
-    monkeypatch.setattr("private_rlhf.lm.kernels.processor", lambda: Processor(processor().bfloat16, "", True, True))
+pytestmark = pytest.mark.usefixtures("kernels")
+needs_bfloat16 = pytest.mark.skipif(not processor().bfloat16, reason=processor().why)
 
 
 @torch.no_grad()
-@BOTH
+@needs_bfloat16
 @pytest.mark.parametrize("rows", [1, 16, 300])
-def test_packed_layers_compute_the_same_and_are_plain_again_afterwards(rows: int, dtype: torch.dtype) -> None:
+def test_packed_layers_compute_the_same_and_are_plain_again_afterwards(rows: int) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(48, 96), nn.Tanh(), nn.Linear(96, 32, bias=False)).to(dtype)
-    speed_up_products(model)
-    x = torch.randn(rows, 3, 48).to(dtype)
+    model = nn.Sequential(nn.Linear(48, 96), nn.Tanh(), nn.Linear(96, 32, bias=False)).to(torch.bfloat16)
+    x = torch.randn(rows, 3, 48).to(torch.bfloat16)
     plain = model(x)
     with packed_linears(model, 16):
         assert all("forward" in model[i].__dict__ for i in (0, 2))
@@ -53,14 +39,13 @@ def test_packed_layers_compute_the_same_and_are_plain_again_afterwards(rows: int
 
 
 @torch.no_grad()
-@BOTH
+@needs_bfloat16
 @pytest.mark.parametrize("bias", [True, False])
-def test_layers_under_lora_compute_the_same_in_one_product(bias: bool, dtype: torch.dtype) -> None:
+def test_layers_under_lora_compute_the_same_in_one_product(bias: bool) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(48, 96, bias=bias), nn.Tanh(), nn.Linear(96, 32, bias=bias)).to(dtype)
-    speed_up_products(model)
+    model = nn.Sequential(nn.Linear(48, 96, bias=bias), nn.Tanh(), nn.Linear(96, 32, bias=bias)).to(torch.bfloat16)
     peft = speed_up(get_peft_model(model, LoraConfig(r=4, target_modules=["0", "2"], init_lora_weights=False)))
-    x = torch.randn(5, 1, 48).to(dtype)
+    x = torch.randn(5, 1, 48).to(torch.bfloat16)
     with peft.disable_adapter():
         plain = peft(x)
         with packed_linears(peft, 5):  # the bare layers
@@ -81,23 +66,23 @@ def test_layers_under_lora_compute_the_same_in_one_product(bias: bool, dtype: to
     assert not torch.equal(peft(x), adapted)
 
 
+@needs_bfloat16
 def test_other_layers_and_an_error_within_leave_all_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).double())
+    model = nn.Sequential(nn.Linear(4, 4).to(torch.bfloat16), nn.Linear(4, 4))
     with packed_linears(model, 1):
         assert ["forward" in layer.__dict__ for layer in model] == [True, False]
     with pytest.raises(RuntimeError), packed_linears(model, 1):
-        model(torch.zeros(2, 5))
+        model(torch.zeros(2, 5, dtype=torch.bfloat16))
     assert "forward" not in model[0].__dict__
-    for slow in (Processor(True, "", True, False), Processor(False, "", True, False), Processor(True, "", False, True)):
-        monkeypatch.setattr("private_rlhf.lm.kernels.processor", lambda slow=slow: slow)
-        with packed_linears(model, 1):
-            assert not any("forward" in layer.__dict__ for layer in model)
+    monkeypatch.setattr("private_rlhf.lm.kernels.processor", lambda: Processor(False, ""))
+    with packed_linears(model, 1):
+        assert not any("forward" in layer.__dict__ for layer in model)
 
 
-@BOTH
-def test_responses_are_likely_under_the_model(small: Any, dtype: torch.dtype) -> None:
+@needs_bfloat16
+def test_responses_are_likely_under_the_model(small: Any) -> None:
     """Sampling with packed weights draws from the model itself: nearly greedy draws are its most likely tokens."""
-    model = speed_up_products(copy.deepcopy(small).to(dtype).eval())
+    model = copy.deepcopy(small).to(torch.bfloat16).eval()
     prompt = [3, 4]
     rows = sample_responses(
         model, [prompt] * 4, [0, 1, 2, 3], Sampling(5, temperature=1e-4), pad_token_id=0, eos_token_id=1, batch_size=4

@@ -14,7 +14,9 @@ from matplotlib.figure import Figure
 from private_rlhf.core.stats import bootstrap, standard_error
 from private_rlhf.validation.bandits import Array, log_slope
 from private_rlhf.validation.lab import COLOURS, Claim, new_figure, within
-from private_rlhf.validation.regret import Arm, Trace, grid_world, simulate
+from private_rlhf.validation.regret import grid_world
+
+from private_rlhf_lab.studies.online.arms import Arm, Trace, simulate
 
 EPSILON = 1.0
 ARM = Arm("optimism, c = 0.2", "optimism")

@@ -6,9 +6,9 @@ import numpy as np
 from private_rlhf.core.stats import standard_error
 from private_rlhf.validation import growth
 from private_rlhf.validation.lab import Report, Row
-from private_rlhf.validation.regret import Trace
 
 from private_rlhf_lab.studies.online import dependence, late_growth, plots, thompson
+from private_rlhf_lab.studies.online.arms import Trace
 from private_rlhf_lab.studies.online.study import Study, claims, study
 
 SEED = 40

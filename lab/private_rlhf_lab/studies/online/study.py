@@ -17,19 +17,15 @@ from private_rlhf.validation.regret import (
     NONE,
     OPTIMISM,
     REFRESH,
-    Arm,
-    Learner,
-    Trace,
     World,
     confidence_radius,
     grid_world,
     law,
     privacy_claims,
-    proof_constant,
-    simulate,
 )
 
 from private_rlhf_lab.studies.online import late_growth
+from private_rlhf_lab.studies.online.arms import Arm, Learner, Trace, proof_constant, simulate
 
 WEAK = "optimism, c = 0.1"
 MIXTURE = "uniform mixture, m = 100"
@@ -141,13 +137,14 @@ def _growth_claims(found: Study, seed: int) -> Iterator[Claim]:
     for epsilon in EPSILONS:
         trace = found.traces[OPTIMISM, epsilon]
         name = f"Optimism (c = 0.2), epsilon = {epsilon:g}: regret of pi2"
-        yield law(name, "POKL Theorem 5.2", trace, trace.regret, seed)
+        yield law(name, "POKL Theorem 5.2", trace.rounds, trace.regret, seed)
     for name in (NONE, MIXTURE, OPTIMISM + MLE):
         trace = found.traces[name, 1.0]
-        yield law(f"{name[0].upper()}{name[1:]}, epsilon = 1: regret of pi2", "this project", trace, trace.regret, seed)
+        what = f"{name[0].upper()}{name[1:]}, epsilon = 1: regret of pi2"
+        yield law(what, "this project", trace.rounds, trace.regret, seed)
     trace = found.traces[OPTIMISM, 1.0]
     name = "Realised sum of min(1, U^2), epsilon = 1, c = 0.2:"
-    yield law(name, "POKL Definition 3.5", trace, trace.eluder, seed)
+    yield law(name, "POKL Definition 3.5", trace.rounds, trace.eluder, seed)
     late = bootstrap(lambda values: late_growth.late_exponent(found.proof.rounds, values), found.proof.regret, seed)
     yield within(f"With the proof's constant c = {proof_constant(1.0):.3g} regret grows slower than sqrt T up to the"
                  " horizon (epsilon = 1)", "POKL Lemma C.3", late, high=0.5, kind="reading",

@@ -11,8 +11,9 @@ import numpy as np
 from private_rlhf.core.stats import bootstrap, ratio_of_means, standard_error, student_mean
 from private_rlhf.validation.bandits import Array
 from private_rlhf.validation.lab import Claim, within
-from private_rlhf.validation.regret import EPSILONS, POSTERIOR_MEAN, Arm, Trace, grid_world, simulate
+from private_rlhf.validation.regret import EPSILONS, grid_world
 
+from private_rlhf_lab.studies.online.arms import POSTERIOR_MEAN, Arm, Trace, simulate
 from private_rlhf_lab.studies.online.study import LIKELIHOOD, MIXTURE, MLE
 
 THOMPSON = "posterior sampling"
