@@ -146,22 +146,22 @@ def base_model(model: ModelConfig) -> tuple[str | None, str | None]:
     folder = Path(source).expanduser()
     if not folder.is_dir():
         cached = try_to_load_from_cache(source, "README.md", revision=model.revision)
-        return source, licence_of(Path(cached)) if isinstance(cached, str) else None
+        return source, head_field(Path(cached), "license") if isinstance(cached, str) else None
     try:
         name = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("_name_or_path") or ""
     except (OSError, ValueError):
         name = ""
-    return name if is_hub_id(name) else None, licence_of(folder / "README.md")
+    name = name or head_field(folder / "README.md", "base_model") or ""
+    return name if is_hub_id(name) else None, head_field(folder / "README.md", "license")
 
 
-def licence_of(card: Path) -> str | None:
-    """The licence in the head of a model card; None where there is no card, or no licence in it."""
+def head_field(card: Path, name: str) -> str | None:
+    """A field of one word in the head of a model card; None where there is no card, or no such field."""
     try:
-        found: Any = ModelCard.load(card, ignore_metadata_errors=True).data.license
+        value: Any = getattr(ModelCard.load(card, ignore_metadata_errors=True).data, name)
     except Exception:  # of a card that others wrote, a damaged head is as good as none
         return None
-    known = isinstance(found, str) and re.fullmatch(r"[\w.-]{1,60}", found) and found != "unknown"
-    return found if known else None
+    return value if isinstance(value, str) and re.fullmatch(r"[\w./-]{1,100}", value) and value != "unknown" else None
 
 
 def hub_datasets(data: DataConfig | None, source: str | None) -> list[str]:
