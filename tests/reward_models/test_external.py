@@ -6,6 +6,7 @@ import ast
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ import torch
 import yaml
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import PUBLIC, LabelNoise
+from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World
 from private_rlhf.data.inputs import make_renderer
+from private_rlhf.lm import model_card
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.recipe import Recipe
 from private_rlhf.report.run_card import external_reward
@@ -22,6 +25,8 @@ from private_rlhf.reward_models.checkpoint import METADATA_FILE, load_reward_che
 from private_rlhf.reward_models.external import use_external
 from private_rlhf.reward_models.model import build_reward_backbone, set_score_weight
 from private_rlhf.reward_models.scorer import RewardScorer
+from private_rlhf.stages import ppo
+from private_rlhf.stages.context import StageContext
 from private_rlhf.stages.declarations import preflight
 from support.outside import run_outside
 from support.recipes import recipe_of
@@ -141,6 +146,23 @@ def test_what_is_released_has_a_card_with_its_name_and_what_is_known_of_it(
         inside.append(scorer.score(["Name a river."] * 2, ["The Rhine is a lovely river.", "No."]).reward.tolist())
     for printed, expected in zip(run_outside(*folders), inside, strict=True):
         assert ast.literal_eval(printed) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_policy_that_is_trained_on_it_names_it(
+    others: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, given, facts = RunDir(tmp_path), recipe(others, True), []
+    place(given, run.stage("reward"))
+    release = SimpleNamespace(manifest=SimpleNamespace(as_dict=dict))
+    monkeypatch.setattr(ppo.inputs, "release", lambda folder: release)
+    monkeypatch.setattr(model_card, "write_beside", lambda *arguments: facts.append(arguments[-1]))
+    renderer = make_renderer(given.model, load_tokenizer(others))
+    ppo.write_cards(StageContext(given, run, World(0, 1), "ppo"), renderer, 3, [], None)
+    said = "their-model, from outside this pipeline; the holder of the run declares its labels public"
+    assert facts == [{"external_reward_model": said}]
+    (run.stage("reward") / "fit.json").write_text('{"mode": "head"}')
+    ppo.write_cards(StageContext(given, run, World(0, 1), "ppo"), renderer, 3, [], None)
+    assert facts[1] == {}
 
 
 def test_a_tokenizer_without_a_chat_template_is_refused_before_anything_runs(others: Path, tmp_path: Path) -> None:
