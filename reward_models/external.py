@@ -14,21 +14,29 @@ from private_rlhf.core import atomic
 from private_rlhf.core.errors import UserError, one_line
 from private_rlhf.data.inputs import make_renderer
 from private_rlhf.data.render import Prompt, Renderer, preview
+from private_rlhf.lm.model_card import Provenance, write_beside
 from private_rlhf.lm.model_folders import check_function
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.lm.templates import tokenizer_as_trained
+from private_rlhf.privacy.guarantee import external_reward
 from private_rlhf.recipe import ExternalRewardSettings, ExtraRewardSettings, ModelConfig
 from private_rlhf.reward_models.checkpoint import (
     METADATA_FILE,
     RewardCheckpoint,
     RewardMetadata,
     load_reward_checkpoint,
+    reward_text,
     save_reward_checkpoint,
 )
 from private_rlhf.reward_models.scorer import RewardScorer
 from safetensors import SafetensorError
 
 Score = Callable[[Sequence[Prompt], Sequence[str]], torch.Tensor]
+NO_RESULTS = (
+    "None: this run held out no label to check it on. Compare scores of answers to one prompt only; what a difference"
+    " means as a probability is not known here."
+)
+UNREAD = "This model is {}. No label of this run was read for it; the statement on its labels was not checked here."
 ROOM = 4  # another tokenizer may need this many times the tokens of the policy's
 
 
@@ -70,7 +78,8 @@ def load_external(
     assert metadata is not None
     if public and not metadata.public:
         raise UserError(f"{name} {folder} learned from private labels by its own metadata: remove {declaration}")
-    source = folder.resolve().name
+    parts = folder.resolve().parts
+    source = "/".join(parts[-3:]) if parts[-2:] == ("reward", "model") else parts[-1]  # of a run: with the run's name
     facts = {
         "mode": "external",
         "source": source,
@@ -82,23 +91,33 @@ def load_external(
 
 
 def use_external(
-    settings: ExternalRewardSettings, kappa: float, limits: ModelConfig, target: Path, main_process: bool
+    settings: ExternalRewardSettings, kappa: float, limits: ModelConfig, target: Path, main_process: bool, run: str
 ) -> dict[str, Any]:
-    """Put an external reward model into `target`/model with its metadata; the report of the stage. limits: of the texts
-    of this run. UserError: see `load_external`; or kappa > 0 for a model without the statistics of Γ."""
+    """Put an external reward model into `target`/model with metadata and card; the report of the stage. UserError: see
+    `load_external`, or a kappa > 0 of Γ for a model without its statistics.
+
+    limits: of the texts of this run, for the tokenizer that is saved beside the model. run: name of the recipe. The
+    card has no base model but the folder's own.
+    """
     checkpoint, metadata, facts = load_external(settings.path, settings.public, *key_names("reward.external"))
     if kappa > 0 and checkpoint.bonus is None:
         raise UserError(f"reward.external.path {settings.path} has no bonus statistics for Γ: set reward.kappa=0")
     metadata = replace(metadata, kappa=None if checkpoint.bonus is None else kappa)
     record = metadata.to_json()
     facts |= {name: record[name] for name in ("loss", "reward_bound", "kappa", "num_layers")}
+    facts["held_out_labels"] = "none were read"
     if main_process:
         model, tokenizer = cast(Any, checkpoint.model.model), load_tokenizer(settings.path, plain_template=False)
         # Pooling goes by the mask; plain transformers goes by this id, which must not end a text.
         model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-        trained = tokenizer_as_trained(make_renderer(limits, tokenizer), "right")  # how this run reads its scores
+        renderer = make_renderer(limits, tokenizer)
+        trained = tokenizer_as_trained(renderer, "right")  # how this run reads its scores
         bonus = None if checkpoint.bonus is None or kappa == 0 else replace(checkpoint.bonus, kappa=kappa)
         save_reward_checkpoint(target / "model", model, metadata, bonus=bonus, tokenizer=trained, overwrite=True)
+        origin = Provenance("reward", run, replace(limits, source=str(settings.path)), None)
+        said = str(external_reward(facts))
+        text = reward_text(f"labels from outside this run ({said})", NO_RESULTS, model, metadata.reward_bound)
+        write_beside(target / "model", origin, renderer, None, replace(text, unread=UNREAD.format(said)))
         atomic.write_json(target / "fit.json", facts)
     return {**facts, "losses": [], "summary": f"external reward model {facts['source']}, labels {facts['labels']}"}
 

@@ -150,7 +150,7 @@ def check_labels(private_label: FeatureArray, num_pairs: int) -> Tensor:
     label = as_double(private_label, "private_label", 1)
     if len(label) != num_pairs:
         raise ValueError(f"private_label must have {num_pairs} entries, one for each pair, got {len(label)}")
-    check_signs(label)
+    check_signs(torch.as_tensor(private_label).cpu())
     return label
 
 

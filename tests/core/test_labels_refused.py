@@ -17,6 +17,7 @@ from private_rlhf.labelling.labellers import Command
 from private_rlhf.online.posterior import Learner
 from private_rlhf.privacy.batches import KEYS, Columns, canonicalize, release_labels
 from private_rlhf.privacy.counts import DiscreteGaussian, exact_statistic, noisy_statistic
+from private_rlhf.privacy.label_lists import privatize
 from private_rlhf.privacy.local import DrawStore, privatize_label
 from private_rlhf.privacy.mechanism import Coins, RandomizedResponse, last_coin
 from private_rlhf.privacy.prf import Prf
@@ -51,6 +52,7 @@ OF_ONE: dict[str, Callable[[Any], Any]] = {
     "mechanism": lambda label: RandomizedResponse(1.0).release(PRF, b"event", label),
     "last coin": lambda label: last_coin(label, 1 << 127, Coins(PRF, b"event")),
     "local mode": lambda label: privatize_label(label, 1.0),
+    "list": lambda label: privatize([label], 1.0)[0],
 }
 OF_TENSORS: dict[str, Callable[[torch.Tensor], Any]] = {
     **{f"{name} loss": lambda z, name=name: get_loss(name).value(MARGIN, z, NOISE) for name in LOSSES},  # type: ignore[misc]
@@ -78,16 +80,21 @@ def refused(act: Callable[[], Any]) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("label", [0, 3, -2, 0.5, False, True, float("nan")])
+@pytest.mark.parametrize(
+    "label", [0, 3, -2, 0.5, False, True, float("nan"), np.True_, torch.tensor(1), np.ones(2), "1", None]
+)
 @pytest.mark.parametrize("name", OF_ONE)
 def test_a_label(name: str, label: Any) -> None:
     refused(lambda: OF_ONE[name](label))
 
 
-@pytest.mark.parametrize("good", [-1, 1])
+@pytest.mark.parametrize("kind", [int, float, np.int8, np.float32, Fraction])
 @pytest.mark.parametrize("name", OF_ONE)
-def test_a_good_label(name: str, good: int) -> None:
-    assert OF_ONE[name](good) in (-1, 1)
+def test_a_good_label(name: str, kind: Callable[[int], Any]) -> None:
+    """Whatever number it comes as, an int comes back: the kind of a label that was kept is not told from a coin's."""
+    found = [OF_ONE[name](kind(good)) for good in (-1, 1) * 20]
+    assert {type(label) for label in found} == {int}
+    assert set(found) <= {-1, 1}
 
 
 @pytest.mark.parametrize("name", OF_TENSORS)
@@ -100,6 +107,10 @@ def test_tensors(name: str) -> None:
         labels[7] = wrong
         refused(lambda labels=labels: OF_TENSORS[name](labels))  # type: ignore[misc]
     refused(lambda: OF_TENSORS[name]((good + 1) / 2))
+    refused(lambda: OF_TENSORS[name](torch.ones(ROWS, dtype=torch.bool)))
+    with pytest.raises(ValueError, match="must be") as caught:
+        OF_TENSORS[name](torch.where(good > 0, good, torch.nan))
+    assert "\n" not in str(caught.value)
     OF_TENSORS[name](good)
 
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.noise import PUBLIC, LabelNoise
+from private_rlhf.core.rundir import RunDir
 from private_rlhf.core.world import World
+from private_rlhf.data.inputs import make_renderer
+from private_rlhf.lm import model_card
 from private_rlhf.lm.models import load_tokenizer
 from private_rlhf.recipe import Recipe
 from private_rlhf.report.run_card import external_reward
@@ -18,7 +25,11 @@ from private_rlhf.reward_models.backbone import build_reward_backbone
 from private_rlhf.reward_models.checkpoint import METADATA_FILE, load_reward_checkpoint, save_reward_checkpoint
 from private_rlhf.reward_models.external import use_external
 from private_rlhf.reward_models.model import set_score_weight
+from private_rlhf.reward_models.scorer import RewardScorer
+from private_rlhf.stages import ppo
+from private_rlhf.stages.context import StageContext
 from private_rlhf.stages.declarations import preflight
+from support.outside import run_outside
 from support.recipes import recipe_of
 from support.reward_checkpoints import fisher_bonus, metadata
 
@@ -26,7 +37,7 @@ from support.reward_checkpoints import fisher_bonus, metadata
 def place(given: Recipe, target: Path) -> dict[str, Any]:
     """As the stage does."""
     assert given.reward.external is not None
-    return use_external(given.reward.external, given.reward.kappa, given.model, target, True)
+    return use_external(given.reward.external, given.reward.kappa, given.model, target, True, given.name)
 
 
 def recipe(path: Path, public: bool | None = None, kappa: float = 0.0) -> Recipe:
@@ -101,6 +112,65 @@ def test_a_checkpoint_of_this_package_keeps_its_own_epsilon(checkpoint: Path, tm
     assert external_reward(fit) == "ours, fitted by this package to labels released at ε = 2 in another ledger"
     place(recipe(ours, kappa=0.0), run)
     assert load_reward_checkpoint(run / "model").bonus is None
+
+
+def test_what_is_released_has_a_card_with_its_name_and_what_is_known_of_it(
+    checkpoint: Path, others: Path, tmp_path: Path
+) -> None:
+    """Of a model of others, and of a run of this package: licence and base of its own card, not those of this run."""
+    (others / "README.md").write_text("---\nlicense: mit\nbase_model: owner/base\n---\n# theirs\n")
+    ours = save(checkpoint, tmp_path / "first" / "reward" / "model", private=True)
+    said = {
+        others: "their-model, from outside this pipeline; the holder of the run declares its labels public",
+        ours: "first/reward/model, fitted by this package to labels released at ε = 2 in another ledger",
+    }
+    folders, inside = [], []
+    for number, (folder, sentence) in enumerate(said.items()):
+        place(recipe(folder, public=folder == others or None), tmp_path / str(number))
+        folders.append(tmp_path / str(number) / "model")
+        card = (folders[-1] / "README.md").read_text(encoding="utf-8")
+        head = yaml.safe_load(card.split("---\n")[1])
+        theirs = {"license": "mit", "base_model": "owner/base"} if folder == others else {"license": "unknown"}
+        assert head == theirs | {
+            "library_name": "transformers",
+            "pipeline_tag": "text-classification",
+            "tags": ["private-rlhf", "rlhf", "reward-model"],
+        }
+        base = "owner/base" if folder == others else "not known"
+        assert f"Base model: {base}. Trained on labels from outside this run ({sentence})." in card
+        assert "None: this run held out no label to check it on. Compare scores of answers to one prompt only" in card
+        privacy = card.partition("## Privacy card")[2]
+        assert f"This model is {sentence}. No label of this run was read for it" in privacy
+        assert "bonus.safetensors" not in card
+        loaded = load_reward_checkpoint(folders[-1])
+        scorer = RewardScorer(loaded, make_renderer(recipe(folder).model, load_tokenizer(folders[-1])), use_bonus=False)
+        inside.append(scorer.score(["Name a river."] * 2, ["The Rhine is a lovely river.", "No."]).reward.tolist())
+    for printed, expected in zip(run_outside(*folders), inside, strict=True):
+        assert ast.literal_eval(printed) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_policy_that_is_trained_on_it_names_it(
+    others: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, given, facts = RunDir(tmp_path), recipe(others, True), []
+    place(given, run.stage("reward"))
+    release = SimpleNamespace(manifest=SimpleNamespace(as_dict=dict))
+    monkeypatch.setattr(ppo.inputs, "release", lambda folder: release)
+    monkeypatch.setattr(model_card, "write_beside", lambda *arguments: facts.append(arguments[-1]))
+    renderer = make_renderer(given.model, load_tokenizer(others))
+    ppo.write_cards(StageContext(given, run, World(0, 1), "ppo"), renderer, 3, [], None)
+    said = "their-model, from outside this pipeline; the holder of the run declares its labels public"
+    assert facts == [{"external_reward_model": said}]
+    (run.stage("reward") / "fit.json").write_text('{"mode": "head"}')
+    ppo.write_cards(StageContext(given, run, World(0, 1), "ppo"), renderer, 3, [], None)
+    assert facts[1] == {}
+
+
+def test_a_tokenizer_without_a_chat_template_is_refused_before_anything_runs(others: Path, tmp_path: Path) -> None:
+    bare = shutil.copytree(others, tmp_path / "bare")
+    (bare / "chat_template.jinja").unlink()
+    with pytest.raises(UserError, match="bare has no chat template: save the one it was trained with"):
+        preflight(recipe(bare, True), ["reward"], World(0, 1))
 
 
 def test_refusals(checkpoint: Path, others: Path, tmp_path: Path) -> None:

