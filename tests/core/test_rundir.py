@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from private_rlhf.core import code
-from private_rlhf.core.environment import LIBRARIES, peak_rss_mb
+from private_rlhf.core.environment import LIBRARIES, environment, peak_rss_mb
 from private_rlhf.core.errors import UserError
 from private_rlhf.core.rundir import RunDir, fingerprint
 from private_rlhf.recipe import Recipe
@@ -23,16 +23,16 @@ def recipe(name: str = "one", **sections: Any) -> Recipe:
 
 
 def claim(run: RunDir, recipe: Recipe) -> None:
-    run.claim(recipe.name, shareable_yaml(recipe), {})
+    run.claim(recipe.name, shareable_yaml(recipe), environment())
 
 
 def test_a_claim_saves_the_resolved_recipe_and_the_environment(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "a" / "run")
     claim(run, recipe())
     assert load_recipe(Recipe, run.root / "recipe.yaml") == recipe()
-    environment = json.loads((run.root / "environment.json").read_text())
-    assert set(environment["versions"]) == set(LIBRARIES)
-    assert environment["code_digest"] == code.digest_of(code.all_files())
+    saved = json.loads((run.root / "environment.json").read_text())
+    assert set(saved["versions"]) == set(LIBRARIES)
+    assert saved["code_digest"] == code.digest_of(code.all_files())
     claim(run, recipe(seed=5))  # a changed recipe of the same name goes on in the same directory
     assert load_recipe(Recipe, run.root / "recipe.yaml").seed == 5
 

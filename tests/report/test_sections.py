@@ -82,7 +82,7 @@ def test_a_page_says_who_must_be_trusted() -> None:
     for status in (summed, PrivacyStatus(1.0, 0.73, (), False, "the holder")):
         assert sections.privacy_sentence(status).endswith(" Who must be trusted: the holder.")
     public = PrivacyStatus(1.0, 0.5, (), True, "the holder", 1e-6)
-    assert "are in one noisy sum alone, at ε = 1 and δ = 1e-06" in sections.privacy_sentence(public)
+    assert "are only in one noisy sum, at ε = 1 and δ = 1e-06" in sections.privacy_sentence(public)
 
 
 def test_the_first_paragraph_names_the_assumption_and_the_person() -> None:
