@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from private_rlhf.core.errors import UserError
+from private_rlhf.core.errors import UserError, one_line
 from private_rlhf.lm.base_models import check_layers
 from private_rlhf.lm.kernels.attention import use_grouped_attention
 from private_rlhf.lm.models import (
@@ -92,8 +92,8 @@ def load_backbone(path: Path, settings: RewardConfig, dtype: str, pad_token_id: 
             token_sum=settings.feature_blocks == 2,
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        cause = " ".join(str(error).split())[:200]
-        raise UserError(f"{path} does not serve as reward backbone ({cause}): run again with --from sft") from None
+        cause = one_line(str(error), 200)
+        raise UserError(f"{path} must serve as reward backbone, got {cause}: run again with --from sft") from None
 
 
 def merge_adapters(model: nn.Module, dtype: torch.dtype | None = None) -> PreTrainedModel:

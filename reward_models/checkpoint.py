@@ -193,7 +193,7 @@ def save_reward_checkpoint(
 def _check_bonus(bonus: Bonus, weight: Tensor, metadata: RewardMetadata) -> None:
     theirs, ours = bonus.weight.cpu().float(), weight.cpu()
     if theirs.shape != ours.shape or not torch.allclose(theirs, ours, rtol=1e-4, atol=1e-6):
-        raise ValueError("the bonus was computed for another score weight: recompute it for this model")
+        raise ValueError("the bonus must belong to the score weight of the model: compute it again")
     bonus_facts = (bonus.reward_bound, bonus.kappa, bonus_kind(bonus))
     metadata_facts = (metadata.reward_bound, metadata.kappa, metadata.uncertainty)
     if bonus_facts != metadata_facts:

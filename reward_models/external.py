@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 from private_rlhf.core import atomic
-from private_rlhf.core.errors import UserError
+from private_rlhf.core.errors import UserError, one_line
 from private_rlhf.data.inputs import make_renderer
 from private_rlhf.data.render import Prompt, Renderer, preview
 from private_rlhf.lm.model_folders import check_function
@@ -64,8 +64,8 @@ def load_external(
     try:
         checkpoint = load_reward_checkpoint(folder, declared_public=public, **how)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        cause = " ".join(str(error).split())[:200]
-        raise UserError(f"{name} {folder} is not a reward checkpoint ({cause}): give another") from None
+        cause = one_line(str(error), 200)
+        raise UserError(f"{name} must be a reward checkpoint, got {folder} ({cause}): give another") from None
     metadata = checkpoint.metadata
     assert metadata is not None
     if public and not metadata.public:
@@ -101,7 +101,6 @@ def use_external(
         save_reward_checkpoint(target / "model", model, metadata, bonus=bonus, tokenizer=trained, overwrite=True)
         atomic.write_json(target / "fit.json", facts)
     return {**facts, "losses": [], "summary": f"external reward model {facts['source']}, labels {facts['labels']}"}
-
 
 
 @dataclass(frozen=True)
@@ -166,12 +165,12 @@ def checked(values: Any, responses: Sequence[str], where: str) -> torch.Tensor:
     try:
         numbers = [float(value) for value in values]
     except (TypeError, ValueError):
-        raise UserError(f"{where} gave {type(values).__name__}, not a sequence of numbers: return floats") from None
+        raise UserError(f"{where} must give numbers, got {type(values).__name__}: return a list of floats") from None
     if len(numbers) != len(responses):
-        raise UserError(f"{where} gave {len(numbers)} numbers for {len(responses)} responses: return one for each")
+        raise UserError(f"{where} must give {len(responses)} numbers, got {len(numbers)}: return one for each")
     for number, response in zip(numbers, responses, strict=True):
         if not math.isfinite(number):
-            raise UserError(f"{where} gave {number} for the response {preview(response)}: return finite numbers")
+            raise UserError(f"{where} must give finite numbers, got {number} for {preview(response)}: return such")
     return torch.tensor(numbers, dtype=torch.float32)
 
 

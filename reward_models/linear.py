@@ -177,7 +177,6 @@ def pair_problem(
     )
 
 
-
 def minimize(
     problem: PairProblem, ridge: float, start: Tensor, *, anchor: Tensor | None = None, tolerance: float = 1e-9
 ) -> tuple[Tensor, ConvergenceReport]:
@@ -253,7 +252,6 @@ def _backtrack(
             return size, value
         size *= 0.5
     return 0.0, reached
-
 
 
 def fit_linear(

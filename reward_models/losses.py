@@ -241,7 +241,7 @@ class PreferenceLoss:
     curvature: Callable[[Tensor, Noise], Tensor]
 
 
-_LOSSES = MappingProxyType(
+LOSSES = MappingProxyType(
     {
         loss.name: loss
         for loss in (
@@ -255,14 +255,9 @@ _LOSSES = MappingProxyType(
 )
 
 
-def loss_names() -> tuple[str, ...]:
-    """Names that `get_loss` knows; the first is the default."""
-    return tuple(_LOSSES)
-
-
 def get_loss(name: str) -> PreferenceLoss:
     """Look a loss up by name; ValueError names the choices (and says why label smoothing is not among them)."""
-    if name in _LOSSES:
-        return _LOSSES[name]
+    if name in LOSSES:
+        return LOSSES[name]
     reason = f": {SMOOTHING_REFUSED}" if "smooth" in name else ""
-    raise ValueError(f"loss must be one of {', '.join(_LOSSES)}, got {name!r}{reason}")
+    raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {name!r}{reason}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from private_rlhf.core.errors import UserError
+from private_rlhf.core.errors import UserError, one_line
 from private_rlhf.data.inputs import make_renderer
 from private_rlhf.data.render import Prompt, Renderer, prompt_key
 from private_rlhf.lm.distributed import free, is_sharded, split_frozen
@@ -134,8 +134,8 @@ def load_scorer(
     try:
         checkpoint = load_reward_checkpoint(path)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        cause = " ".join(str(error).split())[:200]
-        raise UserError(f"{path} is not a whole reward checkpoint ({cause}): run again with --from reward") from None
+        cause = one_line(str(error), 200)
+        raise UserError(f"{path} must be a whole reward checkpoint ({cause}): run again with --from reward") from None
     if use_bonus and checkpoint.bonus is None:
-        raise UserError(f"{path} holds no bonus statistics: fit it again with reward.kappa > 0, or set reward.kappa=0")
+        raise UserError(f"{path} must hold bonus statistics: fit it again with reward.kappa > 0, or set reward.kappa=0")
     return RewardScorer(checkpoint, make_renderer(limits, load_tokenizer(path)), batch_size, use_bonus, use_baseline)

@@ -43,7 +43,7 @@ class PairCollator(DataCollatorForPreference):
                 ids = example[column]
                 if len(ids) == 0 or ids[-1] == self.pad_token_id:
                     problem = "is empty" if len(ids) == 0 else f"ends in the pad token {self.pad_token_id}"
-                    raise ValueError(f"{column} of a row {problem}; end rendered texts in another token")
+                    raise ValueError(f"{column} of a row {problem}: end rendered texts in another token")
         return super().torch_call(examples)
 
 

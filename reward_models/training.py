@@ -55,7 +55,6 @@ class Evaluation:
     standard_error: float
 
 
-
 @dataclass
 class HeldOutRecord:
     """The kept step, and all evaluations up to now."""

@@ -233,7 +233,7 @@ def read_decisions(folder: Path) -> tuple[dict[str, np.ndarray], list[int], int]
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise UserError(f"{path} is missing or damaged: run the stage again (--from evaluate)") from None
+        raise UserError(f"{path} must be there and whole: run the stage again (--from evaluate)") from None
     return {name: np.array(choice) for name, choice in content["choices"].items()}, content["places"], content["rows"]
 
 

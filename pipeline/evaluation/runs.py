@@ -64,10 +64,10 @@ def read_rows(folder: Path) -> tuple[dict[str, dict[str, Any]], str, str]:
             rows[json.dumps(pair["prompt"], ensure_ascii=False)] = measures[pair["index"]] | row
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"{folder.parent}: its evaluation is damaged ({error}); run it again with --from evaluate"
+            f"{folder.parent} must hold a whole evaluation, got {error}: run again with --from evaluate"
         ) from None
     if len(rows) < len(pairs):
-        raise UserError(f"{folder.parent}: its evaluation repeats a prompt; run it again with --from evaluate")
+        raise UserError(f"{folder.parent} must hold each prompt once: run again with --from evaluate")
     return rows, reference, describe_judge(judged_file.get("judge"))
 
 

@@ -97,10 +97,10 @@ def check_architecture(
     """
     name = f"model.source {source} ({config.model_type})"
     if config.get_text_config() is not config:
-        raise UserError(f"{name} has several modalities: give a text-only checkpoint of the family")
+        raise UserError(f"{name} must be text-only, got several modalities: give a text-only checkpoint of the family")
     model = skeleton(config, name)
     if "past_key_values" not in inspect.signature(model.forward).parameters:
-        raise UserError(f"{name} keeps a state instead of keys and values, which sampling needs: give a transformer")
+        raise UserError(f"{name} must keep keys and values, which sampling needs: give a transformer")
     check_layers(num_layers, config, f"model.source {source}")
     for key, settings in adapters.items():
         if settings is not None:
@@ -113,12 +113,12 @@ def skeleton(config: Any, name: str) -> Any:
     """The causal LM without weights. UserError for a config that makes none."""
     heads, groups = (getattr(config, f"num_{kind}_heads", None) for kind in ("attention", "key_value"))
     if heads and groups and heads % groups:
-        raise UserError(f"{name}: {groups} key-value heads do not divide {heads} heads: give another checkpoint")
+        raise UserError(f"{name} must have key-value heads that divide {heads}, got {groups}: give another checkpoint")
     try:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config)
     except ValueError:
-        raise UserError(f"{name} is not a causal language model: give one") from None
+        raise UserError(f"{name} must be a causal language model: give one") from None
     except (AssertionError, RuntimeError) as error:
         cause = one_line(str(error), 200)
         raise UserError(f"{name}: {cause}: correct its config.json, or give another checkpoint") from None

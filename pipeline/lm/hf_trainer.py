@@ -87,7 +87,7 @@ def check_trainer_args(section: str, given: dict[str, Any], schema: type, fixed:
             )
         if key in names and (key in JUDGED or key.startswith("eval_")):
             judge = "reward.early_stopping" if section == "reward" else "section evaluate, which judges the policy"
-            raise UserError(f"{section}.trainer_args.{key} asks for evaluation while training: use {judge}")
+            raise UserError(f"{section}.trainer_args.{key} must be left out, it evaluates meanwhile: use {judge}")
         if key in LAUNCHED:
             raise UserError(
                 f"{section}.trainer_args.{key} is the launcher's: remove it, and take launch/ddp.yaml or "

@@ -200,4 +200,4 @@ def read_rendering(folder: str | Path) -> Rendering:
     try:
         return Rendering(**json.loads(path.read_text(encoding="utf-8")))
     except (json.JSONDecodeError, UnicodeDecodeError, TypeError):
-        raise UserError(f"{path} is damaged: delete it, or save the checkpoint again") from None
+        raise UserError(f"{path} must be undamaged: delete it, or save the checkpoint again") from None

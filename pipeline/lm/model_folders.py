@@ -22,11 +22,11 @@ def check_checkpoint(name: str, where: str, others: str = "") -> str:
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             check_no_adapter(folder, where)
-            raise UserError(f"{where} '{name}' has no config.json: give the folder of a whole checkpoint")
+            raise UserError(f"{where} must be a folder with config.json, got '{name}': give a whole checkpoint")
         return str(folder)
     parent_is_here = folder.parent != Path() and folder.parent.is_dir()
     if name.startswith((".", "/", "~")) or name.count("/") != 1 or parent_is_here:
-        raise UserError(f"{where} '{name}' is no folder: give a checkpoint folder or a hub id owner/name{others}")
+        raise UserError(f"{where} must be a checkpoint folder, a hub id owner/name{others}, got '{name}'")
     return name
 
 
@@ -55,7 +55,7 @@ def check_lm_folder(folder: Path, where: str) -> None:
     """UserError where `folder`, given as `where`, holds no checkpoint: a hub id is not looked for."""
     if not (folder / "config.json").is_file():
         check_no_adapter(folder, where)
-        raise UserError(f"{where} {folder} is no checkpoint folder: give one of a whole causal language model")
+        raise UserError(f"{where} must be the folder of a whole causal language model, got {folder}: give it")
 
 
 def check_context(settings: ModelConfig, folder: Path) -> None:
@@ -150,7 +150,7 @@ def check_function(name: str, key: str) -> None:
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise UserError(f"{key}.callable {name}: {path} is not valid Python: fix it") from None
+        raise UserError(f"{key}.callable {name} must be valid Python, got {path}: fix it") from None
     bound = _bound(tree)
     if not bound & {function, "*", "__getattr__"}:
         raise UserError(f"{key}.callable {name}: {module} has no function {function}: name one that it has")

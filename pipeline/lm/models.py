@@ -65,17 +65,17 @@ def load_tokenizer(
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(path), revision=revision)
     except (OSError, ValueError):
-        raise UserError(f"{path} lacks a tokenizer that transformers can load: give a whole checkpoint") from None
+        raise UserError(f"{path} must hold a tokenizer that transformers can load: give a whole checkpoint") from None
     if tokenizer.chat_template is None:
         if not plain_template:
-            raise UserError(f"the tokenizer of {path} has no chat template: save the one it was trained with")
+            raise UserError(f"the tokenizer of {path} must have a chat template: save the one it was trained with")
         give_plain_template(tokenizer)
         if declared_world().main:
             line = f"the tokenizer of {path} has no chat template: a plain one is used and saved (turns under 'User:')"
             print(f"[private-rlhf] {line}", file=sys.stderr, flush=True)
     tokenizer.eos_token = end_of_turn(tokenizer) or tokenizer.eos_token
     if tokenizer.eos_token_id is None:
-        raise UserError(f"the tokenizer of {path} has no end-of-sequence token: set one in its config")
+        raise UserError(f"the tokenizer of {path} must have an end-of-sequence token: set one in its config")
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
         tokenizer.pad_token = _spare_token(tokenizer, str(path))
     tokenizer.model_max_length = min(tokenizer.model_max_length, positions_of(Path(path)) or math.inf)
@@ -111,7 +111,7 @@ def load_causal_lm(
             model = load_whole(AutoModelForCausalLM, path, dtype=DTYPES[dtype], revision=revision, **more)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         cause = str(error).splitlines()[0][:200]
-        raise UserError(f"{path} is not a whole causal-LM checkpoint ({cause}): check or make it again") from None
+        raise UserError(f"{path} must be a whole causal-LM checkpoint, got {cause}: check or make it again") from None
     head = model.get_output_embeddings()
     if head is not None:
         head.register_forward_pre_hook(_contiguous_input)
@@ -276,7 +276,7 @@ def recompute_layers(model: Any) -> None:
     where the model has no layers that transformers would checkpoint."""
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
-        raise UserError(f"ppo.gradient_checkpointing: {type(model).__name__} has no layers to checkpoint: set it false")
+        raise UserError(f"ppo.gradient_checkpointing must be false for {type(model).__name__}: set it")
     for layer in layers:
         layer.forward = functools.partial(_recomputed, layer.forward)
 

@@ -55,7 +55,7 @@ class JudgeSettings:
             )
         if self.lm is not None and not self.public:
             raise ValueError(
-                "a language model does not say which labels it learned from: set public: true if they are public"
+                "public must be true with lm, whose labels are not known: set it if they are public"
             )
         if (self.model is None) != (self.url is None):
             raise ValueError("model must be given with url, and only with url: it names the model of a chat endpoint")
@@ -63,7 +63,7 @@ class JudgeSettings:
             _check_url(self.url, self.allow_http)
             if not self.public:
                 raise ValueError(
-                    "a chat model does not say which labels it learned from: set public: true if they are public"
+                    "public must be true with url, whose labels are not known: set it if they are public"
                 )
         if reserved := {"model", "messages", "stream", "n"} & set(self.request):
             raise ValueError(f"request holds {min(reserved)}, which the judge sets itself: remove it")

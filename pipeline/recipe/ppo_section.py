@@ -126,7 +126,7 @@ class PpoConfig:
         if self.quantize and self.lora is None:
             raise ValueError("lora must not be null with quantize, which trains an adapter: give it its settings")
         if self.report_samples and not (self.report_to and self.sample_every):
-            raise ValueError("report_samples requires report_to and sample_every > 0: set them, or remove it")
+            raise ValueError("report_samples must go with report_to and sample_every > 0: set them, or remove it")
         if self.rollouts % self.minibatch_size:
             raise ValueError(f"minibatch_size {self.minibatch_size} must divide rollouts {self.rollouts}")
         if self.rollouts % self.samples_per_prompt:

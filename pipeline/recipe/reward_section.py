@@ -136,7 +136,7 @@ class RewardConfig:
                 raise ValueError("micro_batch_size must go with mode lora or full: set feature_batch_size")
             for name in ("optimizer", "group_by_length", "early_stopping", "refit_ridge"):
                 if getattr(self, name):
-                    raise ValueError(f"{name} is for mode lora or full: remove it, or change the mode")
+                    raise ValueError(f"{name} must go with mode lora or full: remove it, or change the mode")
         if self.quantize and self.mode != "lora":
             raise ValueError(f"quantize trains an adapter on a frozen 4-bit backbone: set mode lora, not {self.mode}")
         if self.pooling and (self.mode != "head" or self.uncertainty.kind == "mc_dropout"):

@@ -194,7 +194,7 @@ def test_ppo_refuses_a_long_prompt_and_a_reward_of_another_length(tmp_path: Path
     settings = PpoConfig(iterations=1, rollouts=2, minibatch_size=2)
     for reward, prompt, message in (
         (shorter, "word " * 99, "max_prompt_tokens = 64"),
-        (lambda prompts, responses: [1.0], "Say hello.", "gave 1 numbers"),
+        (lambda prompts, responses: [1.0], "Say hello.", "got 1: return one for each"),
     ):
         trainer = PpoTrainer.from_policy(
             policy, tokenizer, reward, [prompt], settings, max_prompt_tokens=64, max_response_tokens=4

@@ -140,7 +140,7 @@ def test_evaluate_asks_a_chat_model(finished_run: Path, tmp_path: Path, capsys: 
         ({"--judge": "openai:http://judge.example/v1"}, "url must be https for another machine"),
         ({"--temperature": "0"}, "--temperature 0 must be a finite number > 0"),
         ({"--prompts": "nowhere.jsonl"}, "nowhere.jsonl: no such file"),
-        ({"--reference": "./nowhere"}, "--reference './nowhere' is no folder"),
+        ({"--reference": "./nowhere"}, "--reference must be a checkpoint folder, a hub id owner/name, got './nowhere'"),
         ({"--output": "/dev/null/result.json"}, "--output must be a file that can be written"),
     ],
 )
@@ -184,7 +184,7 @@ def test_broken_checkpoints_are_named(
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (run / "reward" / "model" / name).unlink()
     line = refused(run, workspace, capsys, "--only", "ppo")
-    assert f"{run / 'reward' / 'model'} lacks a tokenizer" in line
+    assert f"{run / 'reward' / 'model'} must hold a tokenizer" in line
 
     shutil.copytree(finished_run / "reward", run / "reward", dirs_exist_ok=True)
     (run / "reward" / "model" / "reward_metadata.json").unlink()

@@ -24,7 +24,7 @@ from private_rlhf.privacy.records import TEXT
 from private_rlhf.reward_models.bonus_fit import fit_ensemble
 from private_rlhf.reward_models.central import release_statistic
 from private_rlhf.reward_models.linear import PairProblem, fit_linear
-from private_rlhf.reward_models.losses import get_loss, loss_names
+from private_rlhf.reward_models.losses import LOSSES, get_loss
 from private_rlhf.reward_models.ridge import ridge_by_evidence, select_ridge
 
 PRF, NOISE = Prf(bytes(range(32))), LabelNoise.of(1.0)
@@ -53,8 +53,8 @@ OF_ONE: dict[str, Callable[[Any], Any]] = {
     "local mode": lambda label: privatize_label(label, 1.0),
 }
 OF_TENSORS: dict[str, Callable[[torch.Tensor], Any]] = {
-    **{f"{name} loss": lambda z, name=name: get_loss(name).value(MARGIN, z, NOISE) for name in loss_names()},  # type: ignore[misc]
-    **{f"{name} slope": lambda z, name=name: get_loss(name).slope(MARGIN, z, NOISE) for name in loss_names()},  # type: ignore[misc]
+    **{f"{name} loss": lambda z, name=name: get_loss(name).value(MARGIN, z, NOISE) for name in LOSSES},  # type: ignore[misc]
+    **{f"{name} slope": lambda z, name=name: get_loss(name).slope(MARGIN, z, NOISE) for name in LOSSES},  # type: ignore[misc]
     "public loss": lambda z: get_loss("private_likelihood").value(MARGIN, z, float("inf")),
     "pair problem": lambda z: PairProblem(A, B, z, NOISE, None, get_loss("private_likelihood")),
     "linear fit": lambda z: fit_linear(A, B, z, NOISE, ridge=1.0),

@@ -42,7 +42,7 @@ def test_a_trained_backbone_has_two_ridges_and_needs_neither(mode: str) -> None:
     assert recipe_of(reward={"mode": mode}).reward.refit_ridge is None
     given = recipe_of(reward={"mode": mode, "ridge": 1.0, "refit_ridge": 2.0}).reward
     assert (given.ridge, given.refit_ridge) == (1.0, 2.0)
-    with pytest.raises(UserError, match="refit_ridge is for mode lora or full"):
+    with pytest.raises(UserError, match="refit_ridge must go with mode lora or full"):
         recipe_of(reward={"refit_ridge": 2.0})
 
 
@@ -110,11 +110,11 @@ def test_what_shapes_a_loss_of_trl_s_is_refused_not_ignored(name: str) -> None:
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
-        ({"optimizer": "adamw_8bit"}, "optimizer is for mode lora or full"),
+        ({"optimizer": "adamw_8bit"}, "optimizer must go with mode lora or full"),
         ({"mode": "lora", "pooling": "last_sum"}, "pooling last_sum must go with mode head"),
         ({"pooling": "last_sum", "uncertainty": {"kind": "mc_dropout"}}, "pooling last_sum must go with mode head"),
-        ({"group_by_length": True}, "group_by_length is for mode lora or full"),
-        ({"early_stopping": {}}, "early_stopping is for mode lora or full"),
+        ({"group_by_length": True}, "group_by_length must go with mode lora or full"),
+        ({"early_stopping": {}}, "early_stopping must go with mode lora or full"),
         ({"quantize": "4bit"}, "set mode lora, not head"),
         ({"mode": "full", "ridge": 1.0, "quantize": "4bit"}, "set mode lora, not full"),
         ({"uncertainty": {"kind": "elliptical"}, "reward_bound": None}, "reward_bound must be a number"),

@@ -90,10 +90,10 @@ def test_what_is_longer_than_the_model_reads_is_left_out(folder: Path) -> None:
 
 def test_bad_folders_are_named_early(folder: Path, tmp_path: Path) -> None:
     renderer = Renderer(tiny_tokenizer(["x"]), 60, 8)
-    with pytest.raises(UserError, match=r"none is no checkpoint folder: give one of a whole causal language model"):
+    with pytest.raises(UserError, match=r"must be the folder of a whole causal language model, got .*none: give it"):
         make_judge(JudgeSettings(lm=tmp_path / "none", public=True), renderer, CPU, NAMES)
     judge = {"lm": str(tmp_path), "public": True}
-    with pytest.raises(UserError, match=r"evaluate\.judge\.lm .* is no checkpoint folder"):
+    with pytest.raises(UserError, match=r"evaluate\.judge\.lm must be the folder of a whole"):
         preflight(recipe_of(evaluate={"judge": judge}), ["evaluate"], World(0, 1))
     made = make_judge(JudgeSettings(lm=folder, public=True), renderer, CPU, NAMES)
     assert made.facts["kind"] == "language model"

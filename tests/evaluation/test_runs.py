@@ -139,7 +139,7 @@ def test_the_terms_of_a_run_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (unknown.terms["judge"], unknown.terms["truth"]) == ("kind chat, model m", "None")
     assert unknown.column(['"p"'], "win").tolist() == [0.0]
     (tmp_path / "evaluate" / "pairs.json").write_text(json.dumps(judged | {"pairs": [pair, pair]}))
-    with pytest.raises(UserError, match="repeats a prompt"):
+    with pytest.raises(UserError, match="must hold each prompt once"):
         read_run(tmp_path)
 
 

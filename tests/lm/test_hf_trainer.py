@@ -64,7 +64,7 @@ def test_what_a_stage_owns_is_refused_with_the_key_that_does_it(section: str) ->
         for part, name in re.findall(r"([a-z]+)\.([a-z_]+)", told):
             assert name in {item.name for item in dataclasses.fields(getattr(recipe, part))}, f"{key}: {told}"
     for key in sorted(name for name in names if name.startswith("eval_") or name in hf_trainer.JUDGED):
-        with pytest.raises(UserError, match="asks for evaluation while training: use"):
+        with pytest.raises(UserError, match="it evaluates meanwhile: use"):
             check_trainer_args(section, {key: 1}, schema, fixed)
 
 

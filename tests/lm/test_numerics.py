@@ -26,7 +26,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """Sets whether this CPU multiplies bfloat16 in hardware."""
 
     def become(bfloat16: bool) -> None:
-        made = Processor(bfloat16, "in hardware" if bfloat16 else "it would emulate it", True)
+        made = Processor(bfloat16, "in hardware" if bfloat16 else "it would emulate it")
         monkeypatch.setattr(numerics, "processor", lambda: made)
         monkeypatch.setattr(numerics, "device_type", lambda: "cpu")
 

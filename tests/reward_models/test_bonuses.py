@@ -141,7 +141,7 @@ def test_elliptical_refusals() -> None:
     for wrong in ({"c": 0.0}, {"c": math.inf}, {"delta": 1.0}, {"tau": 2.0}, {"log_covering": -1.0}, {"c": math.nan}):
         with pytest.raises(ValueError, match="constants must have c > 0, delta and tau in"):
             EllipticalConstants(**wrong)
-    with pytest.raises(ValueError, match="has no pairs"):
+    with pytest.raises(ValueError, match="pairs must not be empty"):
         elliptical_bonus(fitted(), phi_a[:0], phi_b[:0])
     with pytest.raises(ValueError, match="covariance matrix is not positive definite"):
         elliptical_bonus(replace(fitted(), ridge=0.0), phi_a[:1], phi_b[:1])

@@ -190,7 +190,7 @@ def test_inconsistent_parts_are_refused(tiny_causal_lm: Path, tmp_path: Path) ->
     with pytest.raises(ValueError, match="must be the bonus's"):
         save_reward_checkpoint(tmp_path / "rm", model, replace(METADATA, kappa=1.0), bonus=bonus)
     set_score_weight(model, torch.ones(32))
-    with pytest.raises(ValueError, match="another score weight"):
+    with pytest.raises(ValueError, match="must belong to the score weight"):
         save_reward_checkpoint(tmp_path / "rm", model, METADATA, bonus=bonus)
     set_score_weight(model, torch.full((32,), math.nan))
     with pytest.raises(ValueError, match="score layer must be finite"):

@@ -109,11 +109,11 @@ def test_refusals(checkpoint: Path, others: Path, tmp_path: Path) -> None:
         (tmp_path / "absent", True, 0.0, r"reward\.external\.path must be a checkpoint folder, got .*absent"),
         (others, True, 1.0, r"has no bonus statistics for Γ: set reward\.kappa=0"),
         (private, True, 0.0, r"learned from private labels by its own metadata: remove reward\.external\.public"),
-        (checkpoint, True, 0.0, r"is not a reward checkpoint \(.*\): give another"),  # a language model
+        (checkpoint, True, 0.0, r"must be a reward checkpoint, got .*\(.*\): give another"),  # a language model
     ):
         with pytest.raises(UserError, match=message):
             place(recipe(path, public, kappa), tmp_path / "out")
     (private / METADATA_FILE).write_text("{")
-    with pytest.raises(UserError, match=r"is not a reward checkpoint \(.*reward_metadata\.json is not valid"):
+    with pytest.raises(UserError, match=r"must be a reward checkpoint, got .*\(.*reward_metadata\.json is not valid"):
         place(recipe(private), tmp_path / "out")
     assert not (tmp_path / "out").exists()

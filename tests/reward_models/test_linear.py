@@ -11,7 +11,7 @@ import torch
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.reward_models.basis import identity_basis, pair_basis
 from private_rlhf.reward_models.linear import LinearFit, fit_linear, minimize, pair_problem
-from private_rlhf.reward_models.losses import bounded_reward, get_loss, loss_names, private_likelihood_loss
+from private_rlhf.reward_models.losses import LOSSES, bounded_reward, get_loss, private_likelihood_loss
 from private_rlhf.reward_models.ridge import assign_folds, default_ridges, ridge_from_margin_scale, select_ridge
 from scipy import optimize
 
@@ -39,7 +39,7 @@ def draw_labels(margin: torch.Tensor, epsilon: float, generator: torch.Generator
 
 @pytest.mark.parametrize("bound", [None, 4.0])
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, math.inf])
-@pytest.mark.parametrize("name", loss_names())
+@pytest.mark.parametrize("name", LOSSES)
 def test_it_reaches_the_minimum_that_a_generic_optimiser_finds(name: str, epsilon: float, bound: float | None) -> None:
     phi_a, phi_b, label, _ = make_pairs(400, 4, epsilon, scale=2.0, bound=bound)
     ridge = 3.0

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from private_rlhf.core.noise import LabelNoise
 from private_rlhf.reward_models.losses import (
+    LOSSES,
     debiased_loss,
     fisher_weight,
     get_loss,
-    loss_names,
     private_likelihood_loss,
     uncorrected_loss,
 )
@@ -57,7 +57,7 @@ def test_private_likelihood_value_and_gradient_match_extended_precision(epsilon:
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
-@pytest.mark.parametrize("name", loss_names())
+@pytest.mark.parametrize("name", LOSSES)
 def test_everything_is_finite_and_slope_is_the_gradient(name: str, epsilon: float) -> None:
     loss = get_loss(name)
     for dtype, tolerance in ((torch.float32, 3e-5), (torch.float64, 1e-12)):
@@ -91,7 +91,7 @@ def _reference_second_derivative(name: str, margin: float, label: float, epsilon
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
-@pytest.mark.parametrize("name", loss_names())
+@pytest.mark.parametrize("name", LOSSES)
 def test_second_derivatives_match_extended_precision_at_all_margins(name: str, epsilon: float) -> None:
     for dtype, tolerance in ((torch.float32, 1e-6), (torch.float64, 1e-8)):
         margin, label = _grid(dtype)
@@ -166,7 +166,7 @@ def test_fisher_weight_known_values() -> None:
 @given(margin=st.floats(-1e4, 1e4), epsilon=st.floats(1e-4, 100))
 def test_swapping_the_pair_and_the_label_changes_nothing(margin: float, epsilon: float) -> None:
     delta, one = torch.tensor([margin], dtype=torch.float64), torch.ones(1, dtype=torch.float64)
-    for name in loss_names():
+    for name in LOSSES:
         loss = get_loss(name)
         assert torch.equal(loss.value(delta, one, epsilon), loss.value(-delta, -one, epsilon))
         torch.testing.assert_close(loss.curvature(delta, epsilon), loss.curvature(-delta, epsilon))
@@ -203,7 +203,7 @@ def test_uncorrected_loss_shrinks_a_margin_of_two_to_its_known_limit(epsilon: fl
     grid = torch.linspace(-1, 5, 60001, dtype=torch.float64)
     positive = float(torch.exp(-private_likelihood_loss(torch.tensor([2.0]).double(), torch.ones(1), epsilon)))
     ones = torch.ones_like(grid)
-    for name in loss_names():
+    for name in LOSSES:
         loss = get_loss(name)
         risk = positive * loss.value(grid, ones, epsilon) + (1 - positive) * loss.value(grid, -ones, epsilon)
         minimiser = float(grid[risk.argmin()])
@@ -236,7 +236,7 @@ def test_errors_name_the_culprit() -> None:
         fisher_weight(one, math.nan)
     with pytest.raises(ValueError, match="epsilon must be above 0"):
         debiased_loss(one, one, 0.0)
-    for name in loss_names():
+    for name in LOSSES:
         with pytest.raises(ValueError, match="private_label must have the shape"):
             get_loss(name).value(one, torch.ones(1), 1.0)
     with pytest.raises(ValueError, match=r"loss must be one of private_likelihood.*, got 'bt'"):

@@ -60,5 +60,5 @@ def test_sampling_runs_each_layer_once_and_keeps_its_cache(problem: Problem) -> 
 
 
 def test_a_model_without_such_layers_is_refused() -> None:
-    with pytest.raises(UserError, match=r"^ppo\.gradient_checkpointing: Linear has no layers to checkpoint"):
+    with pytest.raises(UserError, match=r"^ppo\.gradient_checkpointing must be false for Linear"):
         recompute_layers(torch.nn.Linear(1, 1))

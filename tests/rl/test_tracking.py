@@ -150,7 +150,7 @@ def test_unknown_trackers_and_samples_to_nowhere_are_refused() -> None:
     with pytest.raises(ValueError, match="report_to"):
         PpoConfig(report_to=["mlflow"])  # type: ignore[list-item]
     for settings in ({"report_to": ["wandb"]}, {"sample_every": 1}):
-        with pytest.raises(ValueError, match="report_samples requires report_to and sample_every"):
+        with pytest.raises(ValueError, match="report_samples must go with report_to and sample_every"):
             PpoConfig(report_samples=True, **settings)  # type: ignore[arg-type]
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from private_rlhf.core.errors import UserError
@@ -24,62 +23,47 @@ ONEDNN_BELOW_BFLOAT16 = frozenset(
 """Values of ONEDNN_MAX_CPU_ISA that leave oneDNN without fast bfloat16 products."""
 
 
-@dataclass(frozen=True)
-class Processor:
-    """Attributes:
-    bfloat16: multiplies bfloat16 in hardware, and nothing holds that down.
-    why: a few words on it.
-    onednn: PyTorch can hand single products to oneDNN.
-    """
+class Processor(NamedTuple):
+    """bfloat16: it multiplies bfloat16 in hardware, and nothing limits that. why: a few words on it."""
 
     bfloat16: bool
     why: str
-    onednn: bool
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """Attributes:
-    does: what it computes in another way than PyTorch or peft.
-    needs: of machine and model, in words; the model's part is checked where the kernel stands.
-    fits: whether a device of this type ("cpu", "cuda") on this processor has what it needs.
-    """
+class Kernel(NamedTuple):
+    """does: the way in which it computes. needs: of machine and model, in words. cpu: it is for CPUs only."""
 
     does: str
     needs: str
-    fits: Callable[[str, Processor], bool]
+    cpu: bool = False
 
 
-KERNELS: dict[str, Kernel] = {
+KERNELS = {
     "attention": Kernel(
         "grouped queries against each key and value once (`kernels.attention`)",
         "a CPU; a model that transformers runs with SDPA",
-        lambda device, _: device == "cpu",
+        cpu=True,
     ),
     "packed": Kernel(
         "weights laid out for the processor once, not at each decoded token (`kernels.linear_layers`)",
         "bfloat16 weights on a CPU with AVX512-BF16 or AMX",
-        lambda device, cpu: device == "cpu" and cpu.onednn and cpu.bfloat16,
+        cpu=True,
     ),
     "lora": Kernel(
         "LoRA layers in the dtype of their frozen base (`kernels.linear_layers`)",
         "one plain adapter on whole, frozen, unquantised weights; no autocast",
-        lambda device, _: True,
     ),
     "token_terms": Kernel(
         "log-probabilities and entropies with gradients in closed form, a few rows at a time (`kernels.token_terms`)",
         "any device",
-        lambda device, _: True,
     ),
     "rows": Kernel(
-        "what sequences begin with alike, prompts above all, once (`lm.rows`)",
+        "prefixes that sequences share, prompts above all, once (`lm.rows`)",
         "a rotary decoder whose tokens meet in full causal attention only (`lm.rows.FAMILIES`)",
-        lambda device, _: True,
     ),
     "trunk": Kernel(
         "the frozen layers below a LoRA adapter once per rollout (`lm.logprobs`)",
         "the same decoders, one process, `lora.last_layers`",
-        lambda device, _: True,
     ),
 }
 
@@ -95,44 +79,37 @@ def plain() -> bool:
 
 def runs(name: str, device: str = "cpu") -> bool:
     """True if the kernel `name` is used on devices of type `device`."""
-    return not plain() and KERNELS[name].fits(device, processor())
+    fits = device == "cpu" or not KERNELS[name].cpu
+    return fits and not plain() and (name != "packed" or processor().bfloat16)
 
 
 @functools.cache
 def processor() -> Processor:
-    """This machine's, with what the environment holds down."""
-    bfloat16, why = fast_bfloat16(
+    """The processor of this machine, within the limits of the environment."""
+    return fast_bfloat16(
         instructions=bfloat16_instructions(),
         capability=torch.backends.cpu.get_cpu_capability(),
         onednn_limit=os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "",
-        onednn=torch.backends.mkldnn.is_available(),
-    )
-    return Processor(
-        bfloat16,
-        why,
         onednn=torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise"),
     )
 
 
 def bfloat16_instructions() -> str | None:
-    """The instructions for bfloat16 products that the processor has, whatever holds them down; None without any."""
+    """The processor's instructions for bfloat16 products, whatever limits them; None without any."""
     if torch.cpu._is_amx_tile_supported():
         return "AMX-BF16"
     return "AVX512-BF16" if torch.cpu._is_avx512_bf16_supported() else None
 
 
-def fast_bfloat16(instructions: str | None, capability: str, onednn_limit: str, onednn: bool) -> tuple[bool, str]:
-    """True if bfloat16 products run on the hardware's instructions, and the reason.
-
-    oneDNN says yes to any AVX-512, where bfloat16 is emulated and ten times slower. capability: ATen's, e.g. "AVX2".
-    onednn_limit: ONEDNN_MAX_CPU_ISA, empty if unset. onednn: PyTorch has it, which does these products.
-    """
+def fast_bfloat16(instructions: str | None, capability: str, onednn_limit: str, onednn: bool) -> Processor:
+    """oneDNN says yes to any AVX-512, where bfloat16 is emulated and ten times slower. capability: ATen's, e.g. "AVX2".
+    onednn_limit: ONEDNN_MAX_CPU_ISA, empty if unset. onednn: PyTorch has it and can hand single products to it."""
     if instructions is None:
-        return False, f"the CPU ({capability}) has neither AVX512-BF16 nor AMX and would emulate bfloat16"
+        return Processor(False, f"the CPU ({capability}) has neither AVX512-BF16 nor AMX and would emulate bfloat16")
     if capability not in ATEN_AVX512:
-        return False, f"PyTorch is held down to {capability}"
+        return Processor(False, f"PyTorch is limited to {capability}")
     if onednn_limit.upper() in ONEDNN_BELOW_BFLOAT16:
-        return False, f"oneDNN is held down to {onednn_limit.upper()}"
+        return Processor(False, f"oneDNN is limited to {onednn_limit.upper()}")
     if not onednn:
-        return False, "this PyTorch has no oneDNN"
-    return True, f"the CPU multiplies it in hardware ({instructions})"
+        return Processor(False, "this PyTorch has no oneDNN")
+    return Processor(True, f"the CPU multiplies it in hardware ({instructions})")

@@ -53,7 +53,7 @@ MESSAGES = {
     f"{RUN} ppo.iterations": "override 'ppo.iterations' is not of the form section.key=value",
     f"{RUN} ppo.iterations=many": "ppo.iterations: ",
     f"{RUN} ppo.minibatch_size=3": "minibatch_size 3 must divide rollouts 8",
-    f"{RUN} reward.refit_ridge=2": "refit_ridge is for mode lora or full",
+    f"{RUN} reward.refit_ridge=2": "refit_ridge must go with mode lora or full",
     f"{RUN} reward.micro_batch_size=2": "micro_batch_size must go with mode lora or full: set feature_batch_size",
     f"{RUN} privatize.epsilon=0": POSITIVE, f"{RUN} privatize.epsilon=-1": POSITIVE, f"{RUN} privatize.epsilon=.nan": POSITIVE,
     f"{RUN} data.public_labels=false": "data.public_labels must be true for evaluation_labels: public: set it, or take private",
@@ -65,7 +65,7 @@ MESSAGES = {
     f"{RUN} reward.mode=lora reward.trainer_args.weight_decya=0.1": "trl.RewardConfig has no 'weight_decya'; did you mean 'weight_decay'?",
     f"{RUN} sft.micro_batch_size=3": "sft.batch_size 8 must be a multiple of",
     f"{RUN} sft.batch_size=600": "texts or pairs to learn from, fewer than sft.batch_size 600",
-    f"{RUN} model.source=./nowhere": "model.source './nowhere' is no folder",
+    f"{RUN} model.source=./nowhere": "model.source must be a checkpoint folder, a hub id owner/name, 'smollm2' or 'tiny', got './nowhere'",
     f"{RUN} ppo.quantize=4bit ppo.lora=null": "ppo: lora must not be null with quantize, which trains an adapter: give it its settings",
     f"{RUN} ppo.quantize=8bit": "ppo.quantize",
     # the run directory and the key

@@ -33,10 +33,10 @@ AMX = {"instructions": "AMX-BF16", "capability": "AVX512", "onednn_limit": "", "
         ({"onednn_limit": "default"}, True, "hardware"),
         ({"instructions": None}, False, "emulate"),
         ({"instructions": None, "capability": "AVX2"}, False, "AVX2"),
-        ({"capability": "AVX2"}, False, "PyTorch is held down to AVX2"),
-        ({"capability": "DEFAULT"}, False, "held down to DEFAULT"),
-        ({"onednn_limit": "AVX512_CORE"}, False, "oneDNN is held down to AVX512_CORE"),
-        ({"onednn_limit": "avx2"}, False, "oneDNN is held down to AVX2"),
+        ({"capability": "AVX2"}, False, "PyTorch is limited to AVX2"),
+        ({"capability": "DEFAULT"}, False, "limited to DEFAULT"),
+        ({"onednn_limit": "AVX512_CORE"}, False, "oneDNN is limited to AVX512_CORE"),
+        ({"onednn_limit": "avx2"}, False, "oneDNN is limited to AVX2"),
         ({"onednn": False}, False, "no oneDNN"),
     ],
 )
@@ -78,7 +78,7 @@ def test_each_kernel_runs_where_the_table_says(kernels: None, monkeypatch: pytes
     package = sys.modules["private_rlhf.lm.kernels"]
     everywhere = {"lora", "token_terms", "rows", "trunk"}
     for bfloat16, names in ((False, set()), (True, {"packed"})):
-        monkeypatch.setattr(package, "processor", lambda b=bfloat16: Processor(b, "", True))
+        monkeypatch.setattr(package, "processor", lambda b=bfloat16: Processor(b, ""))
         assert {name for name in KERNELS if runs(name, "cpu")} == {"attention"} | everywhere | names
         assert {name for name in KERNELS if runs(name, "cuda")} == everywhere
 
