@@ -92,7 +92,7 @@ def load_backbone(path: Path, settings: RewardConfig, dtype: str, pad_token_id: 
             token_sum=settings.feature_blocks == 2,
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        cause = one_line(str(error), 200)
+        cause = one_line(str(error), 400)
         raise UserError(f"{path} must serve as reward backbone, got {cause}: run again with --from sft") from None
 
 

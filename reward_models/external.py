@@ -64,7 +64,7 @@ def load_external(
     try:
         checkpoint = load_reward_checkpoint(folder, declared_public=public, **how)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        cause = one_line(str(error), 200)
+        cause = one_line(str(error), 400)
         raise UserError(f"{name} must be a reward checkpoint, got {folder} ({cause}): give another") from None
     metadata = checkpoint.metadata
     assert metadata is not None

@@ -134,7 +134,7 @@ def load_scorer(
     try:
         checkpoint = load_reward_checkpoint(path)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        cause = one_line(str(error), 200)
+        cause = one_line(str(error), 400)
         raise UserError(f"{path} must be a whole reward checkpoint ({cause}): run again with --from reward") from None
     if use_bonus and checkpoint.bonus is None:
         raise UserError(f"{path} must hold bonus statistics: fit it again with reward.kappa > 0, or set reward.kappa=0")

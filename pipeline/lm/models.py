@@ -160,8 +160,8 @@ def add_lora(model: PreTrainedModel, settings: LoraSettings, seed: int) -> Any:
             if "arget modules" not in str(error):
                 raise
             raise UserError(
-                f"lora.target_modules {settings.target_modules}: the model has none of them in these layers; "
-                "name modules such as [q_proj, v_proj], or all-linear"
+                f"lora.target_modules must be modules of these layers, got {settings.target_modules}: name others,"
+                " such as [q_proj, v_proj], or all-linear"
             ) from None
 
 

@@ -1,5 +1,6 @@
 """The recipe: all that a user can set, one module per section. `private_rlhf.recipe.load` reads it from YAML."""
 
+# ruff: noqa: F401 (the names of the sections, for import from here)
 from private_rlhf.recipe.data_section import BUILT_IN, OF_RELEASE, SUFFIXES, DataConfig, ModelConfig, has_hub_form
 from private_rlhf.recipe.evaluate_section import LOOPBACK, EvaluateConfig, JudgeSettings
 from private_rlhf.recipe.load import STRICT
@@ -14,33 +15,3 @@ from private_rlhf.recipe.reward_section import (
     UncertaintySettings,
 )
 from private_rlhf.recipe.training_sections import DpoConfig, GroupConfig, LoraSettings, OptimizerName, SftConfig
-
-__all__ = [
-    "ALIGNERS",
-    "BUILT_IN",
-    "LOOPBACK",
-    "OF_RELEASE",
-    "ON_PROMPTS",
-    "STRICT",
-    "SUFFIXES",
-    "CrowdSettings",
-    "DataConfig",
-    "DpoConfig",
-    "EarlyStoppingSettings",
-    "EvaluateConfig",
-    "ExternalRewardSettings",
-    "ExtraRewardSettings",
-    "GroupConfig",
-    "JudgeSettings",
-    "LoraSettings",
-    "ModelConfig",
-    "OnlineConfig",
-    "OptimizerName",
-    "PpoConfig",
-    "PrivatizeConfig",
-    "Recipe",
-    "RewardConfig",
-    "SftConfig",
-    "UncertaintySettings",
-    "has_hub_form",
-]

@@ -276,7 +276,7 @@ def test_a_model_whose_labels_nobody_declared_is_refused(folder: Path, tmp_path:
     ("entry", "message"),
     [
         ({}, "extra_rewards must have either path or callable"),
-        ({"path": "a", "callable": "b:c"}, "give either path"),
+        ({"path": "a", "callable": "b:c"}, "must have either path or callable"),
         ({"callable": "no_colon"}, r"ppo\.extra_rewards\.0\.callable"),
         ({"callable": "b:c", "weight": 0}, "weight must not be 0"),
         ({"callable": "b:c", "weight": float("nan")}, r"ppo\.extra_rewards\.0\.weight"),
