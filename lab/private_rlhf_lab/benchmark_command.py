@@ -1,4 +1,4 @@
-"""`private-rlhf-lab benchmark preferences`: every published private-preference method side by side."""
+"""`private-rlhf-lab benchmark`: private-preference methods, and ways to the Gibbs policy, side by side."""
 
 from __future__ import annotations
 
@@ -69,4 +69,22 @@ def preferences(
     epsilons, sizes = ((0.5, 1.0, 2.0), (500, 1500, 5000)) if quick else (bench.EPSILONS, bench.COUNTS)
     counts = [count for count in sizes if count <= make_bed(0).most_pairs]
     print(bench.run(make_bed, results, seeds, epsilons, counts))
+    print(f"written: {results}")
+
+
+@app.command()
+def gibbs(
+    seeds: Annotated[int, typer.Option("--seeds", min=5, help="Problems, the same for all methods.")] = 8,
+    output: Annotated[Path, typer.Option("--output", help="Results go to OUTPUT/gibbs.")] = Path("runs/benchmark"),
+) -> None:
+    """Draws that PPO, RLOO, GRPO and regressions need to reach the Gibbs policy, where J is an exact sum.
+
+    Resumable. Half an hour on one core.
+    """
+    check_installed("train", "report")
+    written = ("rows.jsonl",)
+    results = output_folder(output_folder(output, "--output") / "gibbs", "--output", rewrites=written)
+    from private_rlhf_lab.benches import gibbs_enumerable
+
+    print(gibbs_enumerable.run(results, seeds))
     print(f"written: {results}")
