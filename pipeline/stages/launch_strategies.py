@@ -29,6 +29,7 @@ TABLE: dict[str, dict[str, str | None]] = {
         "dpo": None,
         "rloo": "it was never run here",
         "grpo": "it was never run here",
+        "gvpo": None,
         "evaluate": None,
     }.items()
 }
