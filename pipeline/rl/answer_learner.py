@@ -145,29 +145,18 @@ class AnswerLearner:
         return self.kl_coef * loss + unused
 
 
-class HeldOut:
-    """J of r̂ on prompts that nothing learns from, by fresh answers with the same noise every time.
+def held_out_gains(
+    trainer: PpoTrainer, prompts: Sequence[Prompt], samples: int, kl_coef: float, reference: Sequence[float]
+) -> tuple[Rollout, list[float]]:
+    """`samples` fresh answers to each prompt, and by prompt the mean of r̂ − kl_coef·log(π/π_ref) less `reference`.
 
-    Args:
-        trainer: draws and scores.
-        prompts: held out.
-        samples: answers to each.
-        kl_coef: of J.
-        reference: mean score of π_ref's completions of each prompt.
+    Their noise is the same every time, so that what one policy gains over another is known better than J itself.
     """
-
-    def __init__(
-        self, trainer: PpoTrainer, prompts: Sequence[Prompt], samples: int, kl_coef: float, reference: Sequence[float]
-    ) -> None:
-        self.trainer, self.kl_coef, self.reference = trainer, kl_coef, torch.tensor(reference)
-        self.prompts = [prompt for prompt in prompts for _ in range(samples)]
-        self.keys = [sample_key(trainer.seed, "held out", row) for row in range(len(self.prompts))]
-
-    def measure(self) -> tuple[Rollout, list[float]]:
-        """Fresh answers, and by prompt J of r̂ less that of π_ref."""
-        rollout, _ = self.trainer.draw(self.prompts, self.keys, keep=False)
-        objective = (rollout.scores - self.kl_coef * rollout.kl).view(len(self.reference), -1).mean(dim=1).cpu()
-        return rollout, (objective - self.reference).tolist()
+    repeated = [prompt for prompt in prompts for _ in range(samples)]
+    keys = [sample_key(trainer.seed, "held out", row) for row in range(len(repeated))]
+    rollout, _ = trainer.draw(repeated, keys, keep=False)
+    objective = (rollout.scores - kl_coef * rollout.kl).view(-1, samples).mean(dim=1).tolist()
+    return rollout, [one - other for one, other in zip(objective, reference, strict=True)]
 
 
 def best_step(gains: Sequence[Sequence[float]]) -> int:

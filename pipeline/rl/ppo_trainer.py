@@ -93,6 +93,7 @@ class PpoTrainer:
         )
         self.sampling = Sampling(renderer.max_response_tokens, config.temperature, config.top_p)
         self.completions: Mapping[tuple[int, ...], list[list[int]]] = {}  # draws of π_ref that need not be made again
+        self.new_references: tuple[list[list[int]], list[list[int]]] | None = None  # prompts, responses of this process
         self.warm_start: Callable[[Rollout], dict[str, float]] | None = None  # learns from the first iteration
 
     @classmethod
@@ -241,9 +242,26 @@ class PpoTrainer:
             self._add_references(prompts)
             responses = self._sample(self.bare, ids, [keys[i] for i in mine], self.sampling)
             generated = time.monotonic()
-            scores, extra = self.scorer.score(picked, self._texts(responses)), self._extra(picked, responses)
-            rollout = self._gather(mine, ids, responses, self._read(ids, responses, keep=keep), scores, extra)
+            rollout = self._measure(mine, picked, ids, responses, keep)
         return rollout, {"generate": generated - started, "score": time.monotonic() - generated}
+
+    def measure(self, prompts: Sequence[Prompt], responses: Sequence[list[int]]) -> Rollout:
+        """Responses that were drawn before, scored and read under π and π_ref; every process is given all of them."""
+        mine = list(range(len(prompts)))[self.accelerator.process_index :: self.accelerator.num_processes]
+        picked, rows = [prompts[i] for i in mine], [responses[i] for i in mine]
+        self._add_references(prompts)
+        return self._measure(mine, picked, [self.renderer.prompt_ids(prompt) for prompt in picked], rows, keep=False)
+
+    def _measure(
+        self,
+        indices: Sequence[int],
+        prompts: Sequence[Prompt],
+        ids: Sequence[list[int]],
+        responses: Sequence[list[int]],
+        keep: bool,
+    ) -> Rollout:
+        scores, extra = self.scorer.score(prompts, self._texts(responses)), self._extra(prompts, responses)
+        return self._gather(indices, ids, responses, self._read(ids, responses, keep=keep), scores, extra)
 
     def learns_references(self, iteration: int) -> bool:
         """True if the responses of this iteration are the reference completions of every prompt."""
@@ -360,6 +378,7 @@ class PpoTrainer:
         features = self.scorer.features(repeated, self._texts(rows)) if scored else torch.empty(0)
         for index, prompt in enumerate(mine):
             self.scorer.add_reference(prompt, features[index * count : (index + 1) * count])
+        self.new_references = ids, rows
         drawn = {prompt: kept for prompt, kept in self.scorer.references.items() if prompt not in known}
         for others in gather_object([drawn]):
             self.scorer.references.update(others)

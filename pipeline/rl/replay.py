@@ -54,11 +54,10 @@ class Answers:
     @classmethod
     def of(cls, rollout: Rollout, iteration: int) -> Answers:
         """The responses of a rollout."""
-        sums = rollout.scores, rollout.bonus, rollout.reference_logprobs.sum(dim=1), rollout.logprobs.sum(dim=1)
-        columns = [column.float().cpu() for column in sums]
-        return cls(
-            rollout.prompts, rollout.responses, *columns, torch.full((len(rollout.responses),), float(iteration))
-        )
+        drawn = torch.full_like(rollout.scores, float(iteration))
+        sums = rollout.reference_logprobs.sum(dim=1), rollout.logprobs.sum(dim=1)
+        numbers = [column.float().cpu() for column in (rollout.scores, rollout.bonus, *sums, drawn)]
+        return cls(rollout.prompts, rollout.responses, *numbers)
 
     @classmethod
     def unscored(
@@ -89,7 +88,7 @@ class Answers:
 
     def save(self, path: Path) -> None:
         """Write a shard, whole or not at all."""
-        tensors = {name: getattr(self, name).contiguous() for name in NUMBERS}
+        tensors = {name: getattr(self, name).clone() for name in NUMBERS}
         for name, rows in (("prompt", self.prompts), ("response", self.responses)):
             tensors[f"{name}_lengths"] = torch.tensor([len(row) for row in rows], dtype=torch.int32)
             tensors[f"{name}_tokens"] = torch.tensor([token for row in rows for token in row], dtype=torch.int32)

@@ -293,8 +293,8 @@ class Grpo(Rloo):
 class Gvpo(OnReward):
     name = "gvpo"
     help = "regression to the Gibbs policy on stored answers, for recipes with `aligner: gvpo`."
-    reads = ("sft", "reward")
-    sections = ("model", "data", "reward", "ppo", "gvpo", "seed")
+    reads = ("sft", "online", "reward")
+    sections = ("model", "data", "reward", "ppo", "gvpo", "online", "seed")
     texts = ("prompts",)
     any_world = True
 

@@ -5,7 +5,7 @@ drawn once and learnt from in several passes. Round 0 learns from the completion
 further round the policy answers every prompt anew, and all answers are kept. J of r̂ on held-out training prompts is
 estimated as it goes, and the best step is restored.
 
-Reads:   sft/model (π_ref), reward/model (r̂), training prompts.
+Reads:   sft/model (π_ref), reward/model (r̂), training prompts; online/replay where the recipe has `online`.
 Writes:  gvpo/model (ordinary checkpoint, adapter merged), gvpo/history.jsonl (one line per estimate on held-out
          prompts), gvpo/replay (all answers, as token ids with scores); gvpo/nonfinite.json when it stops on a number
          that is not finite.
@@ -20,13 +20,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from private_rlhf.data.render import Prompt
 from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.generate import sample_key
 from private_rlhf.lm.saving import save_policy
 from private_rlhf.privacy.guarantee import extra_rewards as card_facts
 from private_rlhf.recipe import GvpoConfig, PpoConfig, Recipe
 from private_rlhf.rl import resume_state, tracking
-from private_rlhf.rl.answer_learner import AnswerLearner, HeldOut, best_step, split_prompts
+from private_rlhf.rl.answer_learner import AnswerLearner, best_step, held_out_gains, split_prompts
 from private_rlhf.rl.ppo_trainer import PpoTrainer
 from private_rlhf.rl.replay import HELD_OUT, REFERENCE, Answers, Replay
 from private_rlhf.rl.rollout import Rollout, evenly_spaced
@@ -60,7 +61,8 @@ def run(context: StageContext) -> dict[str, Any]:
     # --- regression ---------------------------------------------------------------------------------------------------
     kl_coef = recipe.ppo.kl_coef if settings.kl_coef is None else settings.kl_coef
     learner = AnswerLearner(trainer, settings, kl_coef)
-    training = Training(trainer, learner, settings, replay_of(context, "gvpo"), context.checkpoints, held_out)
+    stored = replay_of(context, "online").read()
+    training = Training(trainer, learner, settings, replay_of(context, "gvpo"), context.checkpoints, held_out, stored)
     with stopping_cleanly(context):
         training.resume()
         first = len(training.history)
@@ -76,9 +78,10 @@ def run(context: StageContext) -> dict[str, Any]:
         used = {"extra_rewards": card_facts(facts)} if facts else {}
         write_results(context, renderer, history, len(prompts), used)
     steps, gain, error = history[best]["step"], history[best]["objective_gain"], history[best]["objective_gain_error"]
+    drawn = training.drawn
     return {
         "iterations": len(history),
-        "rollouts": training.drawn,
+        "rollouts": drawn,
         "prompts": len(prompts),
         "held_out_prompts": len(held_out),
         "texts": [count],
@@ -87,7 +90,7 @@ def run(context: StageContext) -> dict[str, Any]:
         "steps": history[-1]["step"],
         "restored_step": steps,
         "losses": [entry["policy_loss"] for entry in history[1:]],
-        "summary": f"{training.drawn} answers to {len(prompts)} prompts, step {steps} of {history[-1]['step']}, J of r̂ "
+        "summary": f"{drawn} answers to {len(prompts)} prompts, step {steps} of {history[-1]['step']}, J of r̂ "
         f"on {len(held_out)} held-out prompts {gain:+.2f} ± {error:.2f}, KL {history[best]['kl']:.2f} nats",
     }
 
@@ -120,9 +123,10 @@ class Training:
         answers: the stage's replay.
         checkpoints: folder of the resume state; `best` below it holds the best step.
         held_out: prompts that nothing learns from.
+        others: answers of stages that this one reads; those to its prompts are learnt from in every round.
         history: one line per estimate of J on them; the first is of π_ref.
         gains: by estimate and held-out prompt, J of r̂ less that of π_ref.
-        reference: by held-out prompt, mean score of π_ref.
+        reference: by held-out prompt, J of π_ref, by answers with the same noise.
         place: the next step, as (round, step of the round, steps made in all).
     """
 
@@ -131,7 +135,8 @@ class Training:
     settings: GvpoConfig
     answers: Replay
     checkpoints: Path
-    held_out: list[Any]
+    held_out: list[Prompt]
+    others: Answers
 
     def __post_init__(self) -> None:
         self.history: list[dict[str, Any]] = []
@@ -141,9 +146,8 @@ class Training:
 
     @property
     def drawn(self) -> int:
-        """Answers to learn from that were drawn in all rounds."""
-        per_prompt = self.trainer.config.reference_samples + self.settings.rounds * self.settings.samples_per_prompt
-        return len(self.trainer.prompts) * per_prompt
+        """Answers that were learnt from, of all rounds."""
+        return len(self.answers.read(REFERENCE, "online", "gvpo"))
 
     def resume(self) -> None:
         """Go on from the newest checkpoint, or draw the completions of π_ref and start."""
@@ -153,7 +157,7 @@ class Training:
             self.history, self.gains, self.reference = state["history"], state["gains"], state["reference"]
             self.place = tuple(state["place"])
         if accelerator.is_main_process:
-            self.answers.restart("gvpo", self.place[0] + (self.place[1] == 0))
+            self.answers.restart("gvpo", self.place[0] + (self.place[1] > 0))
         accelerator.wait_for_everyone()
         if state is None:
             self._start()
@@ -166,9 +170,20 @@ class Training:
         learnt = len(self.trainer.prompts) * count
         for name, rows in ((REFERENCE, range(learnt)), (HELD_OUT, range(learnt, len(whole)))):
             self.answers.write(name, 0, whole.take(rows[self.answers.world.rank :: self.answers.world.size]))
-        self.reference = whole.score[learnt:].view(-1, count).mean(dim=1).tolist()
+        self._measure_others()
+        rollout, self.reference = self._held_out([0.0] * len(self.held_out))
         self._record(rollout, [0.0] * len(self.held_out), {"policy_loss": None, "grad_norm": None}, started)
         self._save()
+
+    def _measure_others(self) -> None:
+        """Scores of the other stages' answers to the prompts that are learnt from."""
+        ids = self.trainer.renderer.prompt_ids
+        prompts = {tuple(ids(prompt)): prompt for prompt in self.trainer.prompts}
+        rows = [row for row, prompt in enumerate(self.others.prompts) if tuple(prompt) in prompts]
+        if rows:
+            picked = self.others.take(rows)
+            known = [prompts[tuple(prompt)] for prompt in picked.prompts]
+            self.answers.write_rollout("online", 0, self.trainer.measure(known, picked.responses))
 
     def train(self) -> None:
         """The steps still to do."""
@@ -179,7 +194,7 @@ class Training:
             if number and not first:
                 self._draw_round(number)
             accelerator.wait_for_everyone()  # every share is on the disk
-            answers = self.answers.read(REFERENCE, "gvpo").learnable
+            answers = self.answers.read(REFERENCE, "online", "gvpo").learnable
             steps = self.learner.steps(answers, number)
             bar = tqdm(range(first, len(steps)), initial=first, total=len(steps), desc=f"gvpo, round {number}",
                        unit="step", disable=not shown)  # fmt: skip
@@ -211,11 +226,13 @@ class Training:
         self.answers.write_rollout("gvpo", number, trainer.draw(prompts, keys)[0])
 
     def _estimate(self, metrics: list[dict[str, float]], started: float) -> None:
-        measured = HeldOut(
-            self.trainer, self.held_out, self.settings.held_out_samples, self.learner.kl_coef, self.reference
-        ).measure()
+        measured = self._held_out(self.reference)
         means = {name: sum(row[name] for row in metrics) / len(metrics) for name in ("policy_loss", "grad_norm")}
         self._record(*measured, means, started)
+
+    def _held_out(self, reference: list[float]) -> tuple[Rollout, list[float]]:
+        samples, kl_coef = self.settings.held_out_samples, self.learner.kl_coef
+        return held_out_gains(self.trainer, self.held_out, samples, kl_coef, reference)
 
     def _record(self, rollout: Rollout, gains: list[float], means: dict[str, Any], started: float) -> None:
         """A line of the history, for the trackers too."""

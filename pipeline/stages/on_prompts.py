@@ -11,6 +11,7 @@ from typing import Any
 from accelerate import Accelerator
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import RunStopped
+from private_rlhf.core.world import World
 from private_rlhf.data import inputs
 from private_rlhf.data.render import Prompt, Renderer, keep_fitting, text_count
 from private_rlhf.lm.logprobs import PolicyWithValue
@@ -45,8 +46,11 @@ def fitting_prompts(
     return prompts, text_count("prompts", len(everything), len(prompts), renderer)
 
 
-def replay_of(context: StageContext, stage: str) -> Replay:
-    """The answers that `stage` has stored in this run, as far as they are of the same π_ref, seed and sampling."""
+def replay_of(context: StageContext, stage: str, world: World | None = None) -> Replay:
+    """The answers that `stage` has stored in this run, as far as they are of the same π_ref, seed and sampling.
+
+    world: of the processes that write; those of the context by default.
+    """
     recipe = context.recipe
     identity = {
         "reference": weights_digest(context.run.stage("sft") / "model"),
@@ -55,7 +59,7 @@ def replay_of(context: StageContext, stage: str) -> Replay:
         "top_p": recipe.ppo.top_p,
         "max_response_tokens": recipe.model.max_response_tokens,
     }
-    return Replay(context.run.stage(stage) / "replay", identity, context.world)
+    return Replay(context.run.stage(stage) / "replay", identity, world or context.world)
 
 
 def stored_completions(context: StageContext) -> dict[tuple[int, ...], list[list[int]]]:

@@ -123,8 +123,11 @@ def learn(
                 bar.write(f"[private-rlhf] ppo, iteration {iteration}: {sample}", file=sys.stderr)
         tracking.report(accelerator, entry, sample if settings.report_samples else None)
         if answers is not None:
-            by = replay.REFERENCE if trainer.learns_references(iteration) else "ppo"
-            answers.write_rollout(by, iteration, rollout)
+            learnt_references = trainer.learns_references(iteration)
+            answers.write_rollout(replay.REFERENCE if learnt_references else "ppo", iteration, rollout)
+            if trainer.new_references is not None and not learnt_references:
+                answers.write(replay.REFERENCE, iteration, Answers.unscored(*trainer.new_references, iteration))
+            trainer.new_references = None
         done = iteration + 1
         if done % settings.save_every == 0 and (done < settings.iterations or settings.polish):
             kept = {"history": history, "kl_coef": trainer.controller.value}

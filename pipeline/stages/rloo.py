@@ -5,7 +5,7 @@ objectives relate to J stands in `rl.group`. The section is called as the stage;
 temperature, prompts) is read from section ppo.
 
 Reads:   sft/model (π_ref), reward/model (r̄ and the statistics of Γ), training prompts.
-Writes:  rloo/model or grpo/model (ordinary checkpoint, adapter merged), and history.jsonl beside it.
+Writes:  rloo/model or grpo/model (ordinary checkpoint, adapter merged), and history.jsonl and replay beside it.
 Command: private-rlhf launch -m private_rlhf.stages.rloo (or grpo) --config RECIPE [--run-dir DIR]
 """
 
@@ -21,7 +21,7 @@ from private_rlhf.reward_models.scorer import load_scorer
 from private_rlhf.rl.group import TRAINERS, Task, history_of, prompt_dataset, trl_arguments
 from private_rlhf.rl.rollout import evenly_spaced, summary_of
 from private_rlhf.stages.context import StageContext
-from private_rlhf.stages.on_prompts import fitting_prompts, renderer_of, write_results
+from private_rlhf.stages.on_prompts import fitting_prompts, renderer_of, replay_of, write_results
 
 
 def run(context: StageContext) -> dict[str, Any]:
@@ -37,8 +37,10 @@ def run(context: StageContext) -> dict[str, Any]:
     fitting, count = fitting_prompts(context, renderer)
     prompts = evenly_spaced(fitting, ppo.max_prompts)
     sampling = Sampling(recipe.model.max_response_tokens, ppo.temperature, ppo.top_p)
+    answers = replay_of(context, aligner)
     task = Task(scorer, renderer, prompts, sampling, settings.generate_batch_size, ppo.reference_samples,
-                ppo.missing_eos_penalty, recipe.seed, has_truth=recipe.data.prompts == "embedded")  # fmt: skip
+                ppo.missing_eos_penalty, recipe.seed, recipe.data.prompts == "embedded",
+                answers)  # fmt: skip
 
     # --- RLOO or GRPO -------------------------------------------------------------------------------------------------
     kind, schema = TRAINERS[aligner]
@@ -57,6 +59,9 @@ def run(context: StageContext) -> dict[str, Any]:
         task=task,
     )
     scorer.checkpoint.model.model.to(trainer.accelerator.device)
+    if context.world.main:
+        answers.restart(aligner, hf_trainer.last_whole_step(context.checkpoints))
+    trainer.accelerator.wait_for_everyone()
     trainer.draw_references()
     hf_trainer.train(trainer, context.checkpoints)
 
