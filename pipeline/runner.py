@@ -84,9 +84,10 @@ def settings_fingerprint(stage: Stage, recipe: Recipe) -> str:
 def _settings(stage: Stage, recipe: Recipe) -> dict[str, Any]:
     """The recipe's values in the stage's sections, or in single keys of them (`section.key`)."""
     tree = effective(Recipe, to_tree(recipe))
-    single = (name.partition(".") for name in stage.sections)
+    sections = stage.sections_of(recipe)
+    single = (name.partition(".") for name in sections)
     tree |= {f"{section}.{key}": tree[section][key] for section, _, key in single if key and key in tree[section]}
-    return {section: tree[section] for section in stage.sections if section in tree}
+    return {section: tree[section] for section in sections if section in tree}
 
 
 def plan(recipe: Recipe, run: RunDir, selection: Selection) -> list[PlannedStage]:
@@ -117,9 +118,7 @@ def named(files: Sequence[str]) -> str:
     return files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
 
 
-def _why_run(
-    stage: Stage, recipe: Recipe, run: RunDir, manifest: dict[str, Any] | None, dirty: set[str]
-) -> str | None:
+def _why_run(stage: Stage, recipe: Recipe, run: RunDir, manifest: dict[str, Any] | None, dirty: set[str]) -> str | None:
     """Why the stage has to run, or None when it is up to date."""
     if manifest is None:
         return "resumes" if run.checkpoints(stage.name).is_dir() else "not run yet"

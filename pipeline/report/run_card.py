@@ -65,7 +65,7 @@ def run_card(facts: RunFacts, status: PrivacyStatus) -> dict[str, Any]:
     external = external_reward(facts.reward_fit)
     if external:
         extra["external_reward_model"] = external
-    trained = facts.manifests.get("ppo", {}).get("report", {})
+    trained = facts.manifests.get(facts.aligner.lower(), {}).get("report", {})
     added = extra_rewards(trained.get("extra_rewards") or [])
     if added:
         extra["extra_rewards"] = added

@@ -69,6 +69,10 @@ class Stage:
         """The module of `run(context)`."""
         return f"private_rlhf.stages.{self.name}"
 
+    def sections_of(self, recipe: Recipe) -> tuple[str, ...]:
+        """The sections that change its result under this recipe."""
+        return self.sections
+
     def upstream(self, recipe: Recipe) -> tuple[str, ...]:
         """The stages that it reads under this recipe."""
         return tuple(name for name in self.reads if name not in recipe.absent_stages)
@@ -233,6 +237,9 @@ class Ppo(OnReward):
     sections = ("model", "data", "reward", "ppo", "online", "seed")
     texts = ("prompts",)
     any_world = True
+
+    def sections_of(self, recipe: Recipe) -> tuple[str, ...]:
+        return (*self.sections, *(["gvpo"] if recipe.ppo.warm_start or recipe.ppo.polish else []))
 
     def inputs(self, recipe: Recipe) -> dict[str, str]:
         return super().inputs(recipe) | extra_reward_digests(recipe.ppo.extra_rewards)

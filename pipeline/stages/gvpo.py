@@ -15,7 +15,6 @@ Command: private-rlhf launch -m private_rlhf.stages.gvpo --config RECIPE [--run-
 from __future__ import annotations
 
 import sys
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -110,7 +109,7 @@ def trainer_settings(recipe: Recipe) -> PpoConfig:
         baseline=True,
         reference_rollouts=False,
         warm_start=None,
-        polish=False,
+        polish=None,
     )
 
 
@@ -164,7 +163,7 @@ class Training:
 
     def _start(self) -> None:
         """The completions of π_ref for every prompt, and its line of the history."""
-        started, count = time.monotonic(), self.trainer.config.reference_samples
+        count = self.trainer.config.reference_samples
         rollout, _ = self.trainer.draw_references([*self.trainer.prompts, *self.held_out])
         whole = Answers.of(rollout, 0)
         learnt = len(self.trainer.prompts) * count
@@ -172,7 +171,7 @@ class Training:
             self.answers.write(name, 0, whole.take(rows[self.answers.world.rank :: self.answers.world.size]))
         self._measure_others()
         rollout, self.reference = self._held_out([0.0] * len(self.held_out))
-        self._record(rollout, [0.0] * len(self.held_out), {"policy_loss": None, "grad_norm": None}, started)
+        self._record(rollout, [0.0] * len(self.held_out), {"policy_loss": None, "grad_norm": None})
         self._save()
 
     def _measure_others(self) -> None:
@@ -198,7 +197,7 @@ class Training:
             steps = self.learner.steps(answers, number)
             bar = tqdm(range(first, len(steps)), initial=first, total=len(steps), desc=f"gvpo, round {number}",
                        unit="step", disable=not shown)  # fmt: skip
-            started, metrics = time.monotonic(), []
+            metrics: list[dict[str, float]] = []
             for step in bar:
                 done = (number + step / len(steps)) / rounds
                 metrics.append(self.learner.step(answers, steps[step], number, done))
@@ -206,10 +205,10 @@ class Training:
                 self.place = (number + 1, 0, self.place[2] + 1) if last else (number, step + 1, self.place[2] + 1)
                 bar.set_postfix_str(f"loss {metrics[-1]['policy_loss']:.3f}")
                 if last or self.place[2] % self.settings.evaluate_every == 0:
-                    self._estimate(metrics, started)
+                    self._estimate(metrics)
                     line = f"[private-rlhf] gvpo, step {self.place[2]}: {line_of(self.history[-1])}"
                     bar.write(line, file=sys.stderr) if shown else None
-                    started, metrics = time.monotonic(), []
+                    metrics = []
                     self._save()
 
     def restore_best(self) -> int:
@@ -225,16 +224,16 @@ class Training:
         keys = [sample_key(trainer.seed, "round", number, row) for row in range(len(prompts))]
         self.answers.write_rollout("gvpo", number, trainer.draw(prompts, keys)[0])
 
-    def _estimate(self, metrics: list[dict[str, float]], started: float) -> None:
+    def _estimate(self, metrics: list[dict[str, float]]) -> None:
         measured = self._held_out(self.reference)
         means = {name: sum(row[name] for row in metrics) / len(metrics) for name in ("policy_loss", "grad_norm")}
-        self._record(*measured, means, started)
+        self._record(*measured, means)
 
     def _held_out(self, reference: list[float]) -> tuple[Rollout, list[float]]:
         samples, kl_coef = self.settings.held_out_samples, self.learner.kl_coef
         return held_out_gains(self.trainer, self.held_out, samples, kl_coef, reference)
 
-    def _record(self, rollout: Rollout, gains: list[float], means: dict[str, Any], started: float) -> None:
+    def _record(self, rollout: Rollout, gains: list[float], means: dict[str, Any]) -> None:
         """A line of the history, for the trackers too."""
         mean = sum(gains) / len(gains)
         spread = sum((gain - mean) ** 2 for gain in gains) / max(1, len(gains) - 1)
@@ -247,7 +246,6 @@ class Training:
             "objective_gain_error": (spread / len(gains)) ** 0.5,
             "kl_coef": self.learner.kl_coef,
             **means,
-            "seconds": {"update": round(time.monotonic() - started, 3)},
         }
         self.history.append(entry)
         self.gains.append(gains)

@@ -69,7 +69,7 @@ def run(context: StageContext) -> dict[str, Any]:
     with tracking.run_trackers(accelerator, recipe.name, settings, context.folder / "tracking", len(history)):
         learn(trainer, history, context, answers)
     polish = {}
-    if settings.polish:
+    if settings.polish is not None:
         with stopping_cleanly(context):
             polish = learner.learn(answers.read().learnable, settings.iterations)
 
@@ -95,7 +95,7 @@ def run(context: StageContext) -> dict[str, Any]:
         "extra_rewards": facts,
         "reference_policy": reference_fact,
         "losses": [[entry["policy_loss"], entry["value_loss"]] for entry in history],
-        **({"polish": polish} if settings.polish else {}),
+        **({"polish": polish} if settings.polish is not None else {}),
         "summary": summary_of(history),
     }
 
@@ -129,7 +129,7 @@ def learn(
                 answers.write(replay.REFERENCE, iteration, Answers.unscored(*trainer.new_references, iteration))
             trainer.new_references = None
         done = iteration + 1
-        if done % settings.save_every == 0 and (done < settings.iterations or settings.polish):
+        if done % settings.save_every == 0 and (done < settings.iterations or settings.polish is not None):
             kept = {"history": history, "kl_coef": trainer.controller.value}
             resume_state.save(accelerator, context.checkpoints, done, kept, trainer.scorer.references)
 

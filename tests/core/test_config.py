@@ -228,7 +228,7 @@ def test_the_dump_writes_every_key_out() -> None:
     }  # fmt: skip
     assert set(dumped) == {
         "name", "seed", "evaluation_labels", "model", "data", "privatize", "online", "sft", "reward", "aligner",
-        "ppo", "dpo", "rloo", "grpo", "evaluate",
+        "ppo", "dpo", "rloo", "grpo", "gvpo", "evaluate",
     }  # fmt: skip
 
 
