@@ -122,14 +122,14 @@ class Replay:
     identity: Mapping[str, Any]
     world: World
 
-    def restart(self, by: str, iteration: int) -> None:
-        """Forget what the policy `by` drew from `iteration` on, which is done again. The main process calls it."""
+    def restart(self, iteration: int) -> None:
+        """Forget what was drawn from `iteration` on, which is done again. The main process calls it."""
         if not self._mine():
             shutil.rmtree(self.folder, ignore_errors=True)
             atomic.write_json(self.folder / "index.json", dict(self.identity))
         atomic.sweep_temporaries(self.folder)
         for path, shard in self._shards():
-            if shard["by"] == by and int(shard["iteration"]) >= iteration:
+            if int(shard["iteration"]) >= iteration:
                 path.unlink()
 
     def write(self, by: str, iteration: int, share: Answers) -> None:

@@ -14,6 +14,7 @@ Command: private-rlhf launch -m private_rlhf.stages.gvpo --config RECIPE [--run-
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -156,7 +157,8 @@ class Training:
             self.history, self.gains, self.reference = state["history"], state["gains"], state["reference"]
             self.place = tuple(state["place"])
         if accelerator.is_main_process:
-            self.answers.restart("gvpo", self.place[0] + (self.place[1] > 0))
+            number, step, _ = self.place
+            self.answers.restart(0 if state is None else max(1, number + (step > 0)))
         accelerator.wait_for_everyone()
         if state is None:
             self._start()
@@ -256,7 +258,7 @@ class Training:
         state = {"history": self.history, "gains": self.gains, "reference": self.reference, "place": self.place}
         accelerator, references = self.trainer.accelerator, self.trainer.scorer.references
         means = [entry["objective_gain"] for entry in self.history]
-        if means[-1] == max(means):
+        if means[-1] > max(means[:-1], default=-math.inf):
             resume_state.save(accelerator, self.checkpoints / "best", self.place[2], state)
         resume_state.save(accelerator, self.checkpoints, self.place[2], state, references)
 

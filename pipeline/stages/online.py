@@ -84,8 +84,7 @@ def run(context: StageContext) -> dict[str, Any]:
     if not accelerator.is_main_process:
         return {}
     drawn = load_blocks(prompts, train)
-    if previous is None:  # they are draws of π_ref, and aligner gvpo learns from them too
-        keep_candidates(context, drawn, sampler.renderer)
+    keep_candidates(context, drawn, sampler.renderer)
     basis = candidate_basis(drawn, recipe.reward.num_components, recipe.reward.feature_blocks)
     pool = make_pool(drawn, basis, settings.simulated)
 
@@ -175,12 +174,14 @@ def fitting_prompts(
 
 
 def keep_candidates(context: StageContext, drawn: Candidates, renderer: Renderer) -> None:
-    """Write the candidates to online/replay; the main process does."""
+    """Write the candidates to online/replay, where they are draws of π_ref; the main process does."""
+    if previous_run(context.recipe) is not None:
+        return
     prompts = [renderer.prompt_ids(prompt) for prompt, texts in zip(drawn.prompts, drawn.texts, strict=True)
                for _ in texts]  # fmt: skip
     responses = [renderer.response_ids(text) for texts in drawn.texts for text in texts]
     replay = replay_of(context, "online", World(0, 1))
-    replay.restart("online", 0)
+    replay.restart(0)
     replay.write("online", 0, Answers.unscored(prompts, responses, 0))
 
 

@@ -63,7 +63,7 @@ def run(context: StageContext) -> dict[str, Any]:
     if settings.warm_start is not None:
         trainer.warm_start = lambda rollout: learner.learn(Answers.of(rollout, 0).sorted(), 0)
     if accelerator.is_main_process:  # what an earlier attempt left
-        answers.restart("ppo", len(history))
+        answers.restart(len(history))
         tracking.forget_samples(context.folder / tracking.SAMPLES, len(history))
     accelerator.wait_for_everyone()
     with tracking.run_trackers(accelerator, recipe.name, settings, context.folder / "tracking", len(history)):

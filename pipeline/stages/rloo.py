@@ -60,7 +60,7 @@ def run(context: StageContext) -> dict[str, Any]:
     )
     scorer.checkpoint.model.model.to(trainer.accelerator.device)
     if context.world.main:
-        answers.restart(aligner, hf_trainer.last_whole_step(context.checkpoints))
+        answers.restart(hf_trainer.last_whole_step(context.checkpoints))
     trainer.accelerator.wait_for_everyone()
     trainer.draw_references()
     hf_trainer.train(trainer, context.checkpoints)

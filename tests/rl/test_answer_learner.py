@@ -206,12 +206,12 @@ def answers_of(*rows: tuple[list[int], list[int], float]) -> Answers:
 def test_shares_come_back_in_one_order_whoever_wrote_them(tmp_path: Path) -> None:
     rows = [([3, 4], [7], 0.5), ([3, 4], [6, 1], 1.5), ([2], [5], -1.0)]
     whole = Replay(tmp_path / "one", {"seed": 0}, World(0, 1))
-    whole.restart("ppo", 0)
+    whole.restart(0)
     whole.write("ppo", 0, answers_of(*rows))
     for rank in range(2):
         part = Replay(tmp_path / "two", {"seed": 0}, World(rank, 2))
         if rank == 0:
-            part.restart("ppo", 0)
+            part.restart(0)
         part.write("ppo", 0, answers_of(*rows[rank::2]))
         assert len(part.read("ppo")) == (0 if rank == 0 else 3)  # a draw counts once every share is there
     one, two = whole.read("ppo"), Replay(tmp_path / "two", {"seed": 0}, World(0, 1)).read("ppo")
@@ -223,21 +223,26 @@ def test_shares_come_back_in_one_order_whoever_wrote_them(tmp_path: Path) -> Non
 
 def test_what_is_done_again_is_forgotten(tmp_path: Path) -> None:
     replay = Replay(tmp_path, {"seed": 0}, World(0, 1))
-    replay.restart("ppo", 0)
-    for by, iteration in (("ppo", 0), ("ppo", 1), ("ppo", 2), (REFERENCE, 2), (HELD_OUT, 0)):
-        replay.write(by, iteration, answers_of(([iteration + 1], [9], 0.0)))
-    replay.restart("ppo", 1)
-    assert replay.read("ppo").prompts == [[1]]
-    assert replay.read().prompts == [[1], [3]]  # held-out answers only by their name
-    assert replay.completions() == {(1,): [[9]], (3,): [[9]]}
+    replay.restart(0)
+    for by, iteration in (("ppo", 0), ("ppo", 1), ("ppo", 2), (REFERENCE, 2), (REFERENCE, 0), (HELD_OUT, 0)):
+        place = {REFERENCE: 3, HELD_OUT: 5}.get(by, 1) + (0 if by != "ppo" else iteration)
+        answers = answers_of(([place], [9], 0.0))
+        answers.iteration.fill_(float(iteration))
+        replay.write(by, iteration, answers)
+    replay.restart(2)
+    assert replay.read("ppo").prompts == [[1], [2]]
+    assert replay.read().prompts == [[1], [3], [2]]  # held-out answers only by their name
+    assert replay.completions() == {(5,): [[9]], (3,): [[9]]}
+    replay.restart(0)
+    assert len(replay.read("ppo", HELD_OUT)) == 0
 
 
 def test_answers_of_another_reference_policy_are_not_read(tmp_path: Path) -> None:
-    Replay(tmp_path, {"seed": 0}, World(0, 1)).restart("ppo", 0)
+    Replay(tmp_path, {"seed": 0}, World(0, 1)).restart(0)
     Replay(tmp_path, {"seed": 0}, World(0, 1)).write("ppo", 0, answers_of(([1], [9], 0.0)))
     other = Replay(tmp_path, {"seed": 1}, World(0, 1))
     assert len(other.read()) == 0
-    other.restart("ppo", 0)
+    other.restart(0)
     assert [path.name for path in tmp_path.iterdir()] == ["index.json"]
     assert json.loads((tmp_path / "index.json").read_text()) == {"seed": 1}
 
