@@ -1,6 +1,6 @@
 """Answers that a stage has drawn, kept in its folder: later passes over them, and other stages, learn from them again.
 
-STAGE/replay/index.json                       whose answers these are: digest of π_ref, seed and sampling
+STAGE/replay/index.json                       whose answers these are: fingerprint of sft, seed, sampling
 STAGE/replay/BY-NNNNN-P-of-Q.safetensors      the share of process P in one draw; a draw is whole with all Q of them
 
 Token ids and numbers only: no text and no label.

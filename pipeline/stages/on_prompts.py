@@ -16,7 +16,6 @@ from private_rlhf.data import inputs
 from private_rlhf.data.render import Prompt, Renderer, keep_fitting, text_count
 from private_rlhf.lm.logprobs import PolicyWithValue
 from private_rlhf.lm.model_card import Provenance, policy_text, trained_on, write_beside
-from private_rlhf.lm.model_folders import weights_digest
 from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer, recompute_layers
 from private_rlhf.recipe import PpoConfig
 from private_rlhf.reward_models.external import ExtraReward, load_extra_rewards
@@ -53,7 +52,7 @@ def replay_of(context: StageContext, stage: str, world: World | None = None) -> 
     """
     recipe = context.recipe
     identity = {
-        "reference": weights_digest(context.run.stage("sft") / "model"),
+        "reference": context.run.require("sft")["fingerprint"],
         "seed": recipe.seed,
         "temperature": recipe.ppo.temperature,
         "top_p": recipe.ppo.top_p,

@@ -97,6 +97,8 @@ def test_rloo_and_grpo_are_those_of_one_process(
     names = sorted(set(theirs[0]) - {"tokens_per_second"})
     for row, expected in zip(ours, theirs, strict=True):
         assert [row[name] for name in names] == pytest.approx([expected[name] for name in names], abs=TOLERANCE)
+    assert len(list((one / aligner / "replay").glob(f"{aligner}-*-0-of-1.safetensors"))) == 4
+    assert len(list((two / aligner / "replay").glob("*-of-2.safetensors"))) == 2 * (4 + 1)
     metrics = read_json(one / "metrics.json")
     assert metrics[f"private_{aligner}"]["epsilon"] == 2.0
     page = (one / "report" / "report.html").read_text(encoding="utf-8")
