@@ -78,9 +78,10 @@ def settings_fingerprint(stage: Stage, recipe: Recipe) -> str:
 def _settings(stage: Stage, recipe: Recipe) -> dict[str, Any]:
     """The recipe's values in the stage's sections, or in single keys of them (`section.key`)."""
     tree = effective(Recipe, to_tree(recipe))
-    single = (name.partition(".") for name in stage.sections)
+    sections = stage.sections_of(recipe)
+    single = (name.partition(".") for name in sections)
     tree |= {f"{section}.{key}": tree[section][key] for section, _, key in single if key and key in tree[section]}
-    return {section: tree[section] for section in stage.sections if section in tree}
+    return {section: tree[section] for section in sections if section in tree}
 
 
 def plan(recipe: Recipe, run: RunDir, selection: Selection) -> list[PlannedStage]:

@@ -31,6 +31,7 @@ STATES = {None: 8, "adamw": 8, "adamw_8bit": 2, "paged_adamw_8bit": 2, "adafacto
 """Bytes of an optimiser per number that learns."""
 PROCESS = 0.75 * GIB  # Python and its libraries, or a CUDA context: a round number
 CGROUP = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+OURS = ("ppo", "gvpo")  # trained by PpoTrainer, the others by TRL
 BATCH = ("activations", "logits", "KV cache")  # terms that grow with a batch
 ADAPTER = "train an adapter ({section}.lora) in place of all weights"
 REMEDIES = {
@@ -172,11 +173,12 @@ class Estimate:
         settings = getattr(self.recipe, stage)
         share = max(1, settings.batch_size // self.machine.processes)
         micro = min(settings.micro_batch_size or share, share)
-        keys = vars(settings) if stage == "ppo" else settings.trainer_args
+        owner: Any = self.recipe.ppo if stage in OURS else settings  # of the keys that save memory
+        keys = vars(owner) if stage in OURS else owner.trainer_args
         shape = self._backbone if stage == "reward" else self.shape
         return Learner(
-            shape, self.adapters[stage], self._dtype, STATES[getattr(settings, "optimizer", None)], micro < share,
-            getattr(settings, "quantize", None) is not None, bool(keys.get("gradient_checkpointing")),
+            shape, self.adapters[stage], self._dtype, STATES[getattr(owner, "optimizer", None)], micro < share,
+            getattr(owner, "quantize", None) is not None, bool(keys.get("gradient_checkpointing")),
         ), micro  # fmt: skip
 
     def _learning(self, stage: str, texts: int) -> list[Terms]:
@@ -202,9 +204,9 @@ class Estimate:
         steps = learner.moments(self._split, micro, length, model.max_response_tokens)
         held: Terms = {"reward model": self._backbone.parameters * self._dtype}
         if settings.lora is None:
-            held["reference"] = self.shape.parameters * FLOAT / (self._split if stage == "ppo" else 1)
+            held["reference"] = self.shape.parameters * FLOAT / (self._split if stage in OURS else 1)
         sampling = self._decoding(FLOAT if settings.lora is None else self._dtype, settings.generate_batch_size)
-        if self.machine.sharded and stage == "ppo" and settings.gather_once:
+        if self.machine.sharded and stage in OURS and self.recipe.ppo.gather_once:
             sampling["gathered weights"] = learner.weights
         sampling |= {name: steps[0][name] for name in ("weights", "optimizer")}
         return [{**held, **terms} for terms in (sampling, *steps)]

@@ -218,6 +218,12 @@ def last_whole_checkpoint(checkpoints: Path) -> str | None:
     return str(max(whole, key=lambda folder: int(folder.name.rpartition("-")[2]))) if whole else None
 
 
+def last_whole_step(checkpoints: Path) -> int:
+    """The step of the newest whole checkpoint; 0 without one."""
+    newest = last_whole_checkpoint(checkpoints)
+    return 0 if newest is None else int(newest.rpartition("-")[2])
+
+
 def loss_history(state: TrainerState) -> list[list[float]]:
     """[[step, loss], …] of a finished training run."""
     return [[entry["step"], entry["loss"]] for entry in state.log_history if "loss" in entry]

@@ -7,11 +7,18 @@ from private_rlhf.recipe.load import STRICT
 from private_rlhf.recipe.online_section import CrowdSettings, OnlineConfig
 from private_rlhf.recipe.ppo_section import ExtraRewardSettings, PpoConfig
 from private_rlhf.recipe.privatize_section import PrivatizeConfig
-from private_rlhf.recipe.recipe import ALIGNERS, ON_PROMPTS, Recipe
+from private_rlhf.recipe.recipe import ALIGNERS, ON_TRL, Recipe
 from private_rlhf.recipe.reward_section import (
     EarlyStoppingSettings,
     ExternalRewardSettings,
     RewardConfig,
     UncertaintySettings,
 )
-from private_rlhf.recipe.training_sections import DpoConfig, GroupConfig, LoraSettings, OptimizerName, SftConfig
+from private_rlhf.recipe.training_sections import (
+    DpoConfig,
+    GroupConfig,
+    GvpoConfig,
+    LoraSettings,
+    OptimizerName,
+    SftConfig,
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from private_rlhf.recipe.load import NO_EFFECT, STRICT
+from private_rlhf.recipe.load import IF_SET, NO_EFFECT, STRICT
 from private_rlhf.recipe.training_sections import LoraSettings, OptimizerName
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -102,6 +102,11 @@ class PpoConfig:
     """The first iteration learns from the K reference completions of every prompt: nothing was learnt before it, so
     they are exact samples of the policy, drawn as all rollouts are, and a large first batch costs no sampling of its
     own. Needs baseline, or kappa > 0."""
+    warm_start: Annotated[Literal["regression"] | None, IF_SET] = None
+    """The first iteration is the regression of section gvpo on the K reference completions of every prompt; then PPO
+    goes on from there. Takes the place of reference_rollouts."""
+    polish: Annotated[Literal["regression"] | None, IF_SET] = None
+    """After the last iteration, the regression of section gvpo on every answer that this stage has drawn."""
     lora: LoraSettings | None = Field(default_factory=LoraSettings)
     """null: full fine-tuning with a frozen reference copy."""
     quantize: Literal["4bit"] | None = None
@@ -127,6 +132,8 @@ class PpoConfig:
             raise ValueError("lora must not be null with quantize, which trains an adapter: give it its settings")
         if self.report_samples and not (self.report_to and self.sample_every):
             raise ValueError("report_samples must go with report_to and sample_every > 0: set them, or remove it")
+        if self.warm_start and self.reference_rollouts:
+            raise ValueError("warm_start learns from the reference completions: set reference_rollouts: false")
         if self.rollouts % self.minibatch_size:
             raise ValueError(f"minibatch_size {self.minibatch_size} must divide rollouts {self.rollouts}")
         if self.rollouts % self.samples_per_prompt:

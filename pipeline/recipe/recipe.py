@@ -16,14 +16,14 @@ from private_rlhf.recipe.online_section import OnlineConfig
 from private_rlhf.recipe.ppo_section import PpoConfig
 from private_rlhf.recipe.privatize_section import PrivatizeConfig
 from private_rlhf.recipe.reward_section import RewardConfig
-from private_rlhf.recipe.training_sections import DpoConfig, GroupConfig, LoraSettings, SftConfig
+from private_rlhf.recipe.training_sections import DpoConfig, GroupConfig, GvpoConfig, LoraSettings, SftConfig
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-ALIGNERS = ("ppo", "dpo", "rloo", "grpo")
+ALIGNERS = ("ppo", "dpo", "rloo", "grpo", "gvpo")
 """Methods that make a policy; each is a section of the recipe and a stage, and a recipe has one of them."""
-ON_PROMPTS = ("ppo", "rloo", "grpo")
-"""Those that sample responses to data.prompts and learn from r̂."""
+ON_TRL = ("rloo", "grpo")
+"""Those that TRL trains on responses to data.prompts."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -42,13 +42,14 @@ class Recipe:
     """Ask about answers of π_ref round by round, instead of reading data.preferences."""
     sft: SftConfig = Field(default_factory=SftConfig)
     reward: RewardConfig = Field(default_factory=RewardConfig)
-    aligner: Literal["ppo", "dpo", "rloo", "grpo"] = "ppo"
-    """The method that makes the policy: PPO, RLOO or GRPO on r̂, or the DPO baseline. ppo.kl_coef is the coefficient of
-    J in all."""
+    aligner: Literal["ppo", "dpo", "rloo", "grpo", "gvpo"] = "ppo"
+    """The method that makes the policy: PPO, RLOO, GRPO or GVPO on r̂, or the DPO baseline. ppo.kl_coef is the
+    coefficient of J in all."""
     ppo: PpoConfig = Field(default_factory=PpoConfig)
     dpo: DpoConfig = Field(default_factory=DpoConfig)
     rloo: GroupConfig = Field(default_factory=GroupConfig)
     grpo: GroupConfig = Field(default_factory=GroupConfig)
+    gvpo: GvpoConfig = Field(default_factory=GvpoConfig)
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig)
 
     def __post_init__(self) -> None:
@@ -65,10 +66,13 @@ class Recipe:
             self._check_holder()
         if self.online is not None:
             self._check_online(self.online)
-        if self.aligner in ("rloo", "grpo") and (self.ppo.extra_rewards or self.ppo.quantize):
+        if self.aligner in ON_TRL and (self.ppo.extra_rewards or self.ppo.quantize):
             raise ValueError(f"ppo.extra_rewards and ppo.quantize are for aligner ppo: remove them for {self.aligner}")
-        if self.ppo.reference_rollouts and not self.draws_references:
-            raise ValueError("ppo.reference_rollouts requires ppo.baseline or reward.kappa > 0: set one of them")
+        if self.aligner == "gvpo" and self.ppo.quantize:
+            raise ValueError("ppo.quantize is for aligner ppo: remove it for gvpo")
+        if (self.ppo.reference_rollouts or self.ppo.warm_start) and not self.draws_references:
+            key = "warm_start" if self.ppo.warm_start else "reference_rollouts"
+            raise ValueError(f"ppo.{key} requires ppo.baseline or reward.kappa > 0: set one of them")
         if self.ppo.top_p < 1 and self.evaluate.gibbs_candidates:
             raise ValueError(
                 f"ppo.top_p {self.ppo.top_p:g} draws only from the top of π_ref, and the Gibbs yardstick needs "
@@ -122,7 +126,7 @@ class Recipe:
         if self.online is not None:
             raise ValueError(f"{rule}, and online learns from answers one by one: leave one of them out")
         if self.aligner == "dpo":
-            raise ValueError(f"{rule}, and DPO learns from labels: set aligner ppo, rloo or grpo")
+            raise ValueError(f"{rule}, and DPO learns from labels: set aligner ppo, rloo, grpo or gvpo")
         if self.data.demonstrations == "release_preferred":
             raise ValueError(f"{rule}, so none is preferred: set data.demonstrations: release")
         if reward.external is not None or reward.mode != "head" or reward.loss != "private_likelihood":
@@ -155,7 +159,7 @@ class Recipe:
     @property
     def draws_references(self) -> bool:
         """True where the aligner draws completions of π_ref for its prompts."""
-        return self.reward.kappa > 0 or (self.aligner == "ppo" and self.ppo.baseline)
+        return self.reward.kappa > 0 or self.aligner == "gvpo" or (self.aligner == "ppo" and self.ppo.baseline)
 
     @property
     def private(self) -> bool:

@@ -95,7 +95,7 @@ class RewardConfig:
     private log-likelihood of the pairs held out."""
     accept_coin: Annotated[bool, NO_EFFECT] = False
     """Train the policy also on a reward whose held-out accuracy has an interval that reaches down to 1/2
-    (--accept-reward). false: the run stops before ppo, rloo or grpo, and says how many labels it would need."""
+    (--accept-reward). false: the run stops before ppo, gvpo, rloo or grpo, and says how many labels it would need."""
     kappa: float = Field(default=1.0, ge=0)
     """Γ = κ·√(g̃ᵀH⁻¹g̃), or κ times another kind of uncertainty; 0 switches pessimism off."""
     uncertainty: UncertaintySettings = Field(default_factory=UncertaintySettings)

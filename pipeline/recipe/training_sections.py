@@ -1,4 +1,4 @@
-"""Sections of the recipe whose stages TRL trains: `sft`, `dpo`, `rloo` and `grpo`; and settings that sections share."""
+"""Sections `sft`, `dpo`, `rloo`, `grpo` and `gvpo` of the recipe, and settings that sections share."""
 
 from __future__ import annotations
 
@@ -140,3 +140,48 @@ class GroupConfig:
     @property
     def _steps(self) -> int:
         return self.epochs * self.rollouts // self.batch_size
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class GvpoConfig:
+    """Regression of log(π/π_ref) on r̂/kl_coef over stored answers (GVPO, arXiv 2504.19599): for `aligner: gvpo`,
+    ppo.warm_start and ppo.polish. Section ppo has what makes the task (kl_coef, temperature, top_p, reference_samples,
+    missing_eos_penalty, extra_rewards) and what saves memory (gradient_checkpointing, gather_once, optimizer)."""
+
+    max_prompts: int | None = Field(default=270, gt=0)
+    """Learn from this many of the training prompts, evenly spaced; null: all. Each is answered by π_ref
+    ppo.reference_samples times."""
+    rounds: int = Field(default=0, ge=0)
+    """Rounds in which the policy answers every prompt anew; all answers are kept and learnt from again."""
+    samples_per_prompt: int = Field(default=8, gt=1)
+    """Answers in a group, over which the residual is centred; fresh answers to a prompt in a round."""
+    passes: int = Field(default=2, gt=0)
+    """Over all answers, in each round."""
+    batch_size: int = Field(default=16, gt=0)
+    """Global number of answers per optimiser step: whole groups."""
+    micro_batch_size: int | None = Field(default=None, gt=0)
+    """Answers per forward pass and process, whole groups; default: batch_size / processes."""
+    generate_batch_size: int = Field(default=128, gt=0)
+    learning_rate: float = Field(default=1e-4, gt=0)
+    """Falls linearly to 0 over all rounds."""
+    kl_coef: float | None = Field(default=None, gt=0)
+    """Of the KL that is learnt from; null: ppo.kl_coef, so that all aligners aim at the same objective."""
+    huber_delta: float | None = Field(default=None, gt=0)
+    """Residuals beyond it, nats, count linearly; null: squares."""
+    max_age: int | None = Field(default=None, ge=0)
+    """Answers that were drawn more rounds (PPO: iterations) ago are weighted by π/π_drawn; null: none."""
+    importance_clip: float = Field(default=2.0, gt=0)
+    """Largest such weight."""
+    held_out_prompts: int = Field(default=16, gt=0)
+    """Training prompts that are not learnt from: J of r̂ is estimated on them, and the best step is restored where it
+    beats the last by more than the standard error of their difference. No label and no truth is read for it."""
+    held_out_samples: int = Field(default=4, gt=0)
+    """Answers of the policy to each of them, every time."""
+    evaluate_every: int = Field(default=45, gt=0)
+    """Optimiser steps between such estimates, and between checkpoints."""
+    lora: LoraSettings | None = Field(default_factory=LoraSettings)
+    """null: full fine-tuning with a frozen reference copy."""
+
+    def __post_init__(self) -> None:
+        if self.batch_size % self.samples_per_prompt:
+            raise ValueError(f"samples_per_prompt {self.samples_per_prompt} must divide batch_size {self.batch_size}")

@@ -53,7 +53,7 @@ def _check_same_epsilon(released: float | None, in_recipe: Any) -> None:
 
 def run_card(facts: RunFacts, status: PrivacyStatus) -> dict[str, Any]:
     """The card of this run, as JSON types."""
-    trained, recipe = facts.manifests.get("ppo", {}).get("report", {}), facts.recipe
+    trained, recipe = facts.manifests.get(facts.aligner.lower(), {}).get("report", {}), facts.recipe
     demonstrations = (recipe.get("data") or {}).get("demonstrations")
     known_facts = {
         "run": facts.name,

@@ -41,6 +41,7 @@ from private_rlhf.lm.models import end_ids
 from private_rlhf.lm.numerics import precision
 from private_rlhf.recipe import GroupConfig, PpoConfig
 from private_rlhf.reward_models.scorer import RewardScorer
+from private_rlhf.rl.replay import REFERENCE, Answers, Replay
 from private_rlhf.rl.rollout import prompt_index
 from transformers import TrainerState
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
@@ -63,6 +64,7 @@ class Task:
         missing_eos_penalty: subtracted from r̂ when a response is cut at the cap.
         seed: of the sampling noise.
         has_truth: the true reward is a known function, and reported.
+        replay: keeps what is drawn.
     """
 
     scorer: RewardScorer
@@ -74,6 +76,7 @@ class Task:
     missing_eos_penalty: float
     seed: int
     has_truth: bool
+    replay: Replay | None = None
 
 
 class _OnPessimisticReward:
@@ -102,6 +105,7 @@ class _OnPessimisticReward:
         penalised = scores.pessimistic - task.missing_eos_penalty * (~finished).float()
         if not torch.isfinite(penalised).all():
             raise FloatingPointError("the reward of a response is not finite: check the reward model")
+        self._keep([task.prompts[place] for place in prompts], completion_ids, penalised.tolist())
         truth = torch.tensor([true_reward("", text) for text in texts]) if task.has_truth else None
         columns = (scores.reward, scores.bonus, penalised, penalised - scores.baseline, truth, finished)
         for name, column in zip(LOGGED, columns, strict=True):
@@ -124,12 +128,21 @@ class _OnPessimisticReward:
         ids = [task.renderer.prompt_ids(prompt) for prompt in repeated]
         label = "reference completions" if accelerator.is_main_process else None
         rows = self._sample(ids, keys, task.sampling, label)
+        if task.replay is not None and new:
+            task.replay.write(REFERENCE, 0, Answers.unscored(ids, rows, 0))
         if mine:
             features = task.scorer.features(repeated, [task.renderer.text(row) for row in rows])
             for index, prompt in enumerate(mine):
                 task.scorer.add_reference(prompt, features[index * count : (index + 1) * count])
         for references in gather_object([task.scorer.references]) if new else []:
             task.scorer.references.update(references)
+
+    def _keep(self, prompts: Sequence[Prompt], responses: list[list[int]], scores: list[float]) -> None:
+        """Adds this process's share of an iteration's responses to the replay."""
+        task, step = self.task, self.state.global_step  # type: ignore[attr-defined]
+        if task.replay is not None:
+            ids = [task.renderer.prompt_ids(prompt) for prompt in prompts]
+            task.replay.write(self._tag_names[1], step, Answers.unscored(ids, responses, step, scores))  # type: ignore[attr-defined]
 
     def _tokenize_prompts(self, prompts: list[int]) -> tuple[list[list[int]], None, dict[str, Any]]:
         """TRL would apply the chat template its own way; here training and sampling share one renderer."""

@@ -10,8 +10,8 @@ import contextlib
 import copy
 import math
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -42,6 +42,8 @@ from private_rlhf.rl.rollout import (
     prompt_index,
     shares,
 )
+
+T = TypeVar("T")
 
 LOSSES = ("policy_loss", "value_loss", "entropy", "clip_fraction", "approx_kl")
 """Metrics of a step, in the order of `PpoTrainer._loss`; means over tokens."""
@@ -90,6 +92,9 @@ class PpoTrainer:
             config.kl_coef, config.kl_target, config.kl_horizon, config.kl_coef_min, config.kl_coef_max
         )
         self.sampling = Sampling(renderer.max_response_tokens, config.temperature, config.top_p)
+        self.completions: Mapping[tuple[int, ...], list[list[int]]] = {}  # draws of π_ref that need not be made again
+        self.new_references: tuple[list[list[int]], list[list[int]]] | None = None  # prompts, responses of this process
+        self.warm_start: Callable[[Rollout], dict[str, float]] | None = None  # learns from the first iteration
 
     @classmethod
     def from_policy(
@@ -168,7 +173,8 @@ class PpoTrainer:
                 "lower ppo.learning_rate or raise ppo.kl_coef"
             )
         started, kl_coef = time.monotonic(), self.controller.value
-        losses = self.update(rollout, iteration)
+        warm = self.warm_start if iteration == 0 else None
+        losses = self.update(rollout, iteration) if warm is None else dict.fromkeys(LOSSES, 0.0) | warm(rollout)
         seconds["update"] = time.monotonic() - started
         tokens = float(rollout.mask.sum())
         return rollout, {
@@ -212,49 +218,79 @@ class PpoTrainer:
             NonFiniteError: a score, a log-probability or a value is NaN or infinite.
         """
         try:
-            with keep_gathered(self.accelerator, self.model, self.config.gather_once):
-                return self._collect_references() if self._learns_references(iteration) else self._collect(iteration)
+            if self.learns_references(iteration):
+                return self.draw_references(self.prompts)
+            rows = range(self.config.rollouts)
+            prompts = [self.prompt_of(iteration, i) for i in rows]
+            return self.draw(prompts, [sample_key(self.seed, "rollout", iteration, i) for i in rows])
         except NonFiniteError as error:
             self._locate(error, iteration)
             raise
 
-    def _collect(self, iteration: int) -> tuple[Rollout, dict[str, float]]:
+    def draw(
+        self, prompts: Sequence[Prompt], keys: Sequence[int], keep: bool = True
+    ) -> tuple[Rollout, dict[str, float]]:
+        """One response of π to each prompt with noise of these keys, scored and read; see `collect`.
+
+        keep: as of `PolicyReader.read`.
+        """
         started = time.monotonic()
-        mine = list(range(self.config.rollouts))[self.accelerator.process_index :: self.accelerator.num_processes]
-        picked = [self.prompt_of(iteration, i) for i in mine]
-        prompts = [self.renderer.prompt_ids(prompt) for prompt in picked]
-        self._add_references([self.prompt_of(iteration, i) for i in range(self.config.rollouts)])
-        keys = [sample_key(self.seed, "rollout", iteration, i) for i in mine]
-        responses = self._sample(self.bare, prompts, keys, self.sampling)
-        generated = time.monotonic()
-        scores, extra = self.scorer.score(picked, self._texts(responses)), self._extra(picked, responses)
-        rollout = self._gather(mine, prompts, responses, self._read(prompts, responses), scores, extra)
+        mine = list(range(len(prompts)))[self.accelerator.process_index :: self.accelerator.num_processes]
+        picked = [prompts[i] for i in mine]
+        ids = [self.renderer.prompt_ids(prompt) for prompt in picked]
+        with keep_gathered(self.accelerator, self.model, self.config.gather_once):
+            self._add_references(prompts)
+            responses = self._sample(self.bare, ids, [keys[i] for i in mine], self.sampling)
+            generated = time.monotonic()
+            rollout = self._measure(mine, picked, ids, responses, keep)
         return rollout, {"generate": generated - started, "score": time.monotonic() - generated}
 
-    def _learns_references(self, iteration: int) -> bool:
+    def measure(self, prompts: Sequence[Prompt], responses: Sequence[list[int]]) -> Rollout:
+        """Responses that were drawn before, scored and read under π and π_ref; every process is given all of them."""
+        mine = list(range(len(prompts)))[self.accelerator.process_index :: self.accelerator.num_processes]
+        picked, rows = [prompts[i] for i in mine], [responses[i] for i in mine]
+        self._add_references(prompts)
+        return self._measure(mine, picked, [self.renderer.prompt_ids(prompt) for prompt in picked], rows, keep=False)
+
+    def _measure(
+        self,
+        indices: Sequence[int],
+        prompts: Sequence[Prompt],
+        ids: Sequence[list[int]],
+        responses: Sequence[list[int]],
+        keep: bool,
+    ) -> Rollout:
+        scores, extra = self.scorer.score(prompts, self._texts(responses)), self._extra(prompts, responses)
+        return self._gather(indices, ids, responses, self._read(ids, responses, keep=keep), scores, extra)
+
+    def learns_references(self, iteration: int) -> bool:
         """True if the responses of this iteration are the reference completions of every prompt."""
-        return iteration == 0 and self.config.reference_rollouts
+        return iteration == 0 and (self.config.reference_rollouts or self.config.warm_start is not None)
 
     def prompt_of(self, iteration: int, row: int) -> Prompt:
         """The prompt that response `row` of an iteration's rollout answers."""
-        if self._learns_references(iteration):
+        if self.learns_references(iteration):
             return self.prompts[row // self.config.reference_samples]
         number = iteration * self.config.rollouts + row  # counted over all iterations
         return self.prompts[prompt_index(number // self.config.samples_per_prompt, len(self.prompts), self.seed)]
 
-    def _collect_references(self) -> tuple[Rollout, dict[str, float]]:
-        """The K completions of π_ref for every prompt as rollouts: π is π_ref still, so they are on-policy."""
+    def draw_references(self, everyone: Sequence[Prompt]) -> tuple[Rollout, dict[str, float]]:
+        """The K completions of π_ref for each of these prompts, which have none yet, as rollouts.
+
+        π must be π_ref still: they are on-policy then.
+        """
         started = time.monotonic()
         count = self.config.reference_samples
-        mine = list(range(len(self.prompts)))[self.accelerator.process_index :: self.accelerator.num_processes]
-        responses, features = self._add_references(self.prompts)
-        generated = time.monotonic()
-        picked = [self.prompts[i] for i in mine for _ in range(count)]
-        prompts = [self.renderer.prompt_ids(prompt) for prompt in picked]
-        scores = self.scorer.score_features(picked, features)
-        evaluated = self._read(prompts, responses, at_reference=True)
-        indices = [i * count + k for i in mine for k in range(count)]
-        rollout = self._gather(indices, prompts, responses, evaluated, scores, self._extra(picked, responses))
+        mine = list(range(len(everyone)))[self.accelerator.process_index :: self.accelerator.num_processes]
+        with keep_gathered(self.accelerator, self.model, self.config.gather_once):
+            responses, features = self._add_references(everyone)
+            generated = time.monotonic()
+            picked = [everyone[i] for i in mine for _ in range(count)]
+            prompts = [self.renderer.prompt_ids(prompt) for prompt in picked]
+            scores = self.scorer.score_features(picked, features)
+            evaluated = self._read(prompts, responses, at_reference=True)
+            indices = [i * count + k for i in mine for k in range(count)]
+            rollout = self._gather(indices, prompts, responses, evaluated, scores, self._extra(picked, responses))
         return rollout, {"generate": generated - started, "score": time.monotonic() - generated}
 
     def _gather(
@@ -330,25 +366,34 @@ class PpoTrainer:
         repeated = [prompt for prompt in mine for _ in range(count)]
         keys = [sample_key(self.seed, "reference", prompt_key(prompt), k) for prompt in mine for k in range(count)]
         ids = [self.renderer.prompt_ids(prompt) for prompt in repeated]
+        stored = [self.completions.get(tuple(each), []) for each in ids]
+        new_places = [place for place, rows in enumerate(stored) if len(rows) != count]
         label = "reference completions" if self.accelerator.is_main_process else None
         once = self.config.gather_once and self.reader.reference is not None  # else its weights are the policy's
         with self.reader.reference_model() as model, keep_gathered(self.accelerator, model, once):
-            rows = self._sample(model, ids, keys, self.sampling, label)
+            inputs = [ids[i] for i in new_places], [keys[i] for i in new_places]
+            new_rows = iter(self._sample(model, *inputs, self.sampling, label))
+        rows = [stored[i][i % count] if len(stored[i]) == count else next(new_rows) for i in range(len(ids))]
         scored = mine or self.scorer.together
         features = self.scorer.features(repeated, self._texts(rows)) if scored else torch.empty(0)
         for index, prompt in enumerate(mine):
             self.scorer.add_reference(prompt, features[index * count : (index + 1) * count])
+        self.new_references = ids, rows
         drawn = {prompt: kept for prompt, kept in self.scorer.references.items() if prompt not in known}
         for others in gather_object([drawn]):
             self.scorer.references.update(others)
         return rows, features
 
     def _read(
-        self, prompts: Sequence[list[int]], responses: Sequence[list[int]], at_reference: bool = False
+        self,
+        prompts: Sequence[list[int]],
+        responses: Sequence[list[int]],
+        at_reference: bool = False,
+        keep: bool = True,
     ) -> Evaluated:
         size = self._micro_batch_size() * (1 if self.config.micro_batch_size else EVALUATED)
         with precision(self.accelerator):
-            return self.reader.read(prompts, responses, size, at_reference)
+            return self.reader.read(prompts, responses, size, at_reference, keep)
 
     # --- improving ----------------------------------------------------------------------------------------------------
 
@@ -388,7 +433,7 @@ class PpoTrainer:
         """One optimiser step on the responses `picked`; every process takes its share of them."""
         tokens = rollout.mask[list(picked)].sum()
         sums = self._backward(rollout, targets, picked, iteration)
-        norms = self._clip()
+        norms = self.clip()
         means = (self.accelerator.reduce(sums, "sum") / tokens).tolist()
         metrics = {**dict(zip(LOSSES, means, strict=True)), **norms}
         bad = [name for name, value in metrics.items() if not math.isfinite(value)]  # the same on every process
@@ -398,7 +443,7 @@ class PpoTrainer:
         self.optimizer.zero_grad()
         return metrics
 
-    def _clip(self) -> dict[str, float]:
+    def clip(self) -> dict[str, float]:
         """Clips the gradients of policy and value head apart, and returns their norms before: the head's are often ten
         times as large, and clipped together they would shrink the policy's steps.
         """
@@ -410,14 +455,26 @@ class PpoTrainer:
         """Adds the gradients of this process's share, in micro-batches; returns the sums that are logged, (5,)."""
         tokens = rollout.mask[list(picked)].sum()
         mine = self._shares(rollout, picked, self._micro_batch_size())
-        sums = torch.zeros(len(LOSSES), device=self.accelerator.device)
-        for number, share in enumerate(mine):
-            last = number == len(mine) - 1
+
+        def mean_loss(share: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+            loss, parts = self._loss(rollout, targets, share, iteration)
+            return loss / tokens, parts
+
+        return self.backward(mine, mean_loss)
+
+    def backward(self, shares: Sequence[T], loss_of: Callable[[T], tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+        """Adds the gradients of this process's micro-batches, as many as every other process has.
+
+        loss_of: of a micro-batch, its part of the loss of all processes together, and numbers. Returns their sums.
+        """
+        sums = torch.zeros((), device=self.accelerator.device)
+        for number, share in enumerate(shares):
+            last = number == len(shares) - 1
             with contextlib.nullcontext() if last else self.accelerator.no_sync(self.model):
-                loss, parts = self._loss(rollout, targets, share, iteration)
-                # Processes average their gradients; times their number, the sum over all tokens remains.
-                self.accelerator.backward(loss / tokens * self.accelerator.num_processes)
-            sums += parts
+                loss, parts = loss_of(share)
+                # Processes average their gradients; times their number, the sum over all of them remains.
+                self.accelerator.backward(loss * self.accelerator.num_processes)
+            sums = sums + parts
         return sums
 
     def _shares(self, rollout: Rollout, picked: Sequence[int], size: int) -> list[list[int]]:

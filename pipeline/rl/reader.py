@@ -52,18 +52,26 @@ class PolicyReader:
 
     @torch.no_grad()
     def read(
-        self, prompts: Sequence[list[int]], responses: Sequence[list[int]], size: int, at_reference: bool = False
+        self,
+        prompts: Sequence[list[int]],
+        responses: Sequence[list[int]],
+        size: int,
+        at_reference: bool = False,
+        keep: bool = True,
     ) -> Evaluated:
         """Log-probabilities under π and π_ref and values of each response token; `size` responses a forward pass.
 
         at_reference: nothing was learnt yet, so that π is π_ref and one forward pass tells both.
+        keep: updates will be on these responses; otherwise on those that were read before.
         """
         joined = [[*prompt, *response] for prompt, response in zip(prompts, responses, strict=True)]
         found: dict[int, tuple[list[float], list[float], list[float]]] = {}
-        self._states = {}
+        layers = self._layers if keep else 0
+        if keep:
+            self._states = {}
         for picked in turns(batches(joined, self.sharing, size), self.device, self.together):
             batch = self.batch([prompts[i] for i in picked], [responses[i] for i in picked])
-            with record_states(self.bare.policy, self._layers) as states:
+            with record_states(self.bare.policy, layers) as states:
                 logprobs, values, _ = self.bare(batch, self.temperature)
             if states:
                 self._keep(batch, states[0], picked, sum(map(len, joined)))
@@ -75,6 +83,11 @@ class PolicyReader:
                 found[index] = one, other, value
         ordered = [found[index] for index in range(len(prompts))]
         return [item[0] for item in ordered], [item[1] for item in ordered], [item[2] for item in ordered]
+
+    def remember(self, prompts: Sequence[list[int]], responses: Sequence[list[int]], size: int) -> None:
+        """Keeps what enters the first adapted layer of these responses for the updates, where that saves anything."""
+        if self._layers:
+            self.read(prompts, responses, size, at_reference=True)
 
     def _keep(self, batch: TokenBatch, states: torch.Tensor, picked: Sequence[int], tokens: int) -> None:
         """Keeps what enters the first adapted layer for the updates, if that of all `tokens` is not too much."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import UserError
 from private_rlhf.data.render import preview
-from private_rlhf.recipe import PpoConfig
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -29,9 +28,7 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def run_trackers(
-    accelerator: Accelerator, project: str, settings: PpoConfig, folder: Path, first: int
-) -> Iterator[None]:
+def run_trackers(accelerator: Accelerator, project: str, settings: object, folder: Path, first: int) -> Iterator[None]:
     """Starts the trackers that the accelerator was made with and ends them with the block, however it ends.
 
     They file the run under `project`, get the plain values of `settings`, and write to `folder`. first: iteration at
@@ -61,7 +58,7 @@ def offline_settings(folder: Path, first: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def configuration(settings: PpoConfig) -> dict[str, int | float | str | bool]:
+def configuration(settings: object) -> dict[str, int | float | str | bool]:
     """The keys of the section that hold a number, a text or a truth value."""
     return {key: value for key, value in vars(settings).items() if isinstance(value, int | float | str)}
 

@@ -24,7 +24,7 @@ from private_rlhf.lm.model_folders import (
     check_positions,
     check_weights,
 )
-from private_rlhf.recipe import ON_PROMPTS, DataConfig, JudgeSettings, PpoConfig, Recipe, RewardConfig
+from private_rlhf.recipe import ON_TRL, DataConfig, JudgeSettings, PpoConfig, Recipe, RewardConfig
 
 FIRST_ROWS = 100
 POSITIONS = {"smollm2": 8192, "tiny": 512}
@@ -97,8 +97,13 @@ def check_bits(section: str, settings: PpoConfig | RewardConfig) -> None:
         raise UserError(f"{section}.optimizer paged_adamw_8bit needs a GPU: take adamw_8bit")
 
 
-def check_extra_rewards(settings: PpoConfig) -> None:
-    """Extra reward models are there and may be used; extra functions are there."""
+def check_policy(settings: PpoConfig) -> None:
+    """Optimiser and trackers of section ppo are installed, and its extra rewards are there and may be used."""
+    check_bits("ppo", settings)
+    if settings.report_to:
+        from private_rlhf.rl.tracking import check_trackers
+
+        check_trackers(settings.report_to)
     for place, reward in enumerate(settings.extra_rewards):
         key = f"ppo.extra_rewards.{place}"
         if reward.path is not None:
@@ -150,5 +155,5 @@ def check_trainer_args(name: str, settings: Any, recipe: Recipe, world: World) -
 
     schema = getattr(trl, f"{'Reward' if name == 'reward' else name.upper()}Config")
     cap = recipe.model.max_response_tokens
-    fixed = trl_arguments(name, settings, recipe.ppo, cap) if name in ON_PROMPTS else {}
+    fixed = trl_arguments(name, settings, recipe.ppo, cap) if name in ON_TRL else {}
     trainer_config(name, settings, schema, Path("checkpoints"), recipe.seed, world, **fixed)

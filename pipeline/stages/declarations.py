@@ -25,10 +25,10 @@ from private_rlhf.stages.checks import (
     check_backbone,
     check_base_model,
     check_bits,
-    check_extra_rewards,
     check_first_rows,
     check_judge,
     check_model_folder,
+    check_policy,
     check_reward_verdict,
     check_trainer_args,
 )
@@ -68,6 +68,10 @@ class Stage:
     def module_name(self) -> str:
         """The module of `run(context)`."""
         return f"private_rlhf.stages.{self.name}"
+
+    def sections_of(self, recipe: Recipe) -> tuple[str, ...]:
+        """The sections that change its result under this recipe."""
+        return self.sections
 
     def upstream(self, recipe: Recipe) -> tuple[str, ...]:
         """The stages that it reads under this recipe."""
@@ -234,6 +238,9 @@ class Ppo(OnReward):
     texts = ("prompts",)
     any_world = True
 
+    def sections_of(self, recipe: Recipe) -> tuple[str, ...]:
+        return (*self.sections, *(["gvpo"] if recipe.ppo.warm_start or recipe.ppo.polish else []))
+
     def inputs(self, recipe: Recipe) -> dict[str, str]:
         return super().inputs(recipe) | extra_reward_digests(recipe.ppo.extra_rewards)
 
@@ -246,13 +253,7 @@ class Ppo(OnReward):
             )
 
     def check(self, recipe: Recipe, world: World) -> None:
-        settings = recipe.ppo
-        check_bits(self.name, settings)
-        if settings.report_to:
-            from private_rlhf.rl.tracking import check_trackers
-
-            check_trackers(settings.report_to)
-        check_extra_rewards(settings)
+        check_policy(recipe.ppo)
         super().check(recipe, world)
 
 
@@ -296,6 +297,31 @@ class Grpo(Rloo):
     sections = ("model", "data", "reward", "ppo", "grpo", "seed")
 
 
+class Gvpo(OnReward):
+    name = "gvpo"
+    help = "regression to the Gibbs policy on stored answers, for recipes with `aligner: gvpo`."
+    reads = ("sft", "online", "reward")
+    sections = ("model", "data", "reward", "ppo", "gvpo", "online", "seed")
+    texts = ("prompts",)
+    any_world = True
+
+    def inputs(self, recipe: Recipe) -> dict[str, str]:
+        return super().inputs(recipe) | extra_reward_digests(recipe.ppo.extra_rewards)
+
+    def check_batches(self, recipe: Recipe, world: World) -> None:
+        settings = recipe.gvpo
+        groups = settings.batch_size // settings.samples_per_prompt
+        if groups < world.size:
+            raise UserError(
+                f"gvpo.batch_size must be at least {settings.samples_per_prompt * world.size}, one group of "
+                f"samples_per_prompt for each process, got {settings.batch_size}: raise it or start fewer processes"
+            )
+
+    def check(self, recipe: Recipe, world: World) -> None:
+        check_policy(recipe.ppo)
+        super().check(recipe, world)
+
+
 class Evaluate(Stage):
     name = "evaluate"
     help = "the policy against the reference, with intervals."
@@ -335,7 +361,7 @@ class Report(Stage):
     extras = ("report",)
 
 
-STAGES: tuple[Stage, ...] = (Privatize(), Sft(), Statistic(), Online(), Reward(), Ppo(), Dpo(), Rloo(), Grpo(),
+STAGES: tuple[Stage, ...] = (Privatize(), Sft(), Statistic(), Online(), Reward(), Ppo(), Dpo(), Rloo(), Grpo(), Gvpo(),
                              Evaluate(), Count(), Report())  # fmt: skip
 NAMES = tuple(stage.name for stage in STAGES)
 

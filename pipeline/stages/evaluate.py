@@ -3,7 +3,7 @@
 Win rates by the ground truth (where there is one) and by the reward model, KL(π‖π_ref), r̄, r*, J = E[r*] − kl_coef·KL,
 the likelihood win rate beside the longer-answer rule, and the Gibbs policy of the same r̂ as the yardstick of PPO.
 
-Reads:   sft/model (π_ref; ppo/reference under ppo.quantize), ppo/model (or dpo, rloo, grpo), reward/model,
+Reads:   sft/model (π_ref; ppo/reference under ppo.quantize), ppo/model (or that of the aligner), reward/model,
          held-out prompts, privatize/evaluation.
 Writes:  evaluate/evaluation.json, evaluate/samples.json, evaluate/by_prompt.json (for paired comparisons of runs),
          evaluate/decisions.json (which answer of each held-out pair the policies find likelier, for stage count),

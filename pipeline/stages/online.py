@@ -11,7 +11,7 @@ The same question has the same id, and for an id there is one draw.
 
 Reads:   sft/model (π_ref and backbone), training and evaluation prompts.
 Writes:  online/release and online/evaluation (bundles: z and its ε), online/rounds/NNN.json (what was asked and
-         answered), online/history.json.
+         answered), online/history.json, online/replay (the candidates of π_ref as token ids, for aligner gvpo).
 Command: private-rlhf launch -m private_rlhf.stages.online --config RECIPE [--run-dir DIR]
 """
 
@@ -26,6 +26,7 @@ import torch
 from private_rlhf.core import atomic
 from private_rlhf.core.errors import UserError, say
 from private_rlhf.core.noise import LabelNoise
+from private_rlhf.core.world import World
 from private_rlhf.data import inputs
 from private_rlhf.data.answer_bundle import write_answers
 from private_rlhf.data.publish import publish
@@ -35,6 +36,7 @@ from private_rlhf.lm.distributed import make_accelerator
 from private_rlhf.lm.models import load_causal_lm, load_tokenizer
 from private_rlhf.online.pool import (
     AnsweredPairs,
+    Candidates,
     CandidateSampler,
     OpenPairs,
     Pool,
@@ -59,8 +61,10 @@ from private_rlhf.privacy.records import Text
 from private_rlhf.recipe import OnlineConfig
 from private_rlhf.reward_models.backbone import load_backbone
 from private_rlhf.reward_models.model import RewardModel
+from private_rlhf.rl.replay import Answers
 from private_rlhf.rl.rollout import evenly_spaced
 from private_rlhf.stages.context import PreviousRun, StageContext, previous_run
+from private_rlhf.stages.on_prompts import replay_of
 
 
 def run(context: StageContext) -> dict[str, Any]:
@@ -81,6 +85,7 @@ def run(context: StageContext) -> dict[str, Any]:
     if not accelerator.is_main_process:
         return {}
     drawn = load_blocks(prompts, train)
+    keep_candidates(context, drawn, sampler.renderer)
     basis = candidate_basis(drawn, recipe.reward.num_components, recipe.reward.feature_blocks)
     pool = make_pool(drawn, basis, settings.simulated)
 
@@ -167,6 +172,18 @@ def fitting_prompts(
     test = inputs.evaluation_prompts(data.evaluation_prompts, released)
     most = settings.evaluation_questions
     return train, evenly_spaced([test[i] for i in keep_fitting(test, renderer, too_long)], most)
+
+
+def keep_candidates(context: StageContext, drawn: Candidates, renderer: Renderer) -> None:
+    """Write the candidates to online/replay, where they are draws of π_ref; the main process does."""
+    if previous_run(context.recipe) is not None:
+        return
+    prompts = [renderer.prompt_ids(prompt) for prompt, texts in zip(drawn.prompts, drawn.texts, strict=True)
+               for _ in texts]  # fmt: skip
+    responses = [renderer.response_ids(text) for texts in drawn.texts for text in texts]
+    replay = replay_of(context, "online", World(0, 1))
+    replay.restart(0)
+    replay.write("online", 0, Answers.unscored(prompts, responses, 0))
 
 
 def publish_answers(

@@ -33,6 +33,8 @@ SHORT = (
     "ppo.reference_samples=2", "dpo.max_steps=3", "dpo.batch_size=8", "evaluate.num_prompts=8",
     "evaluate.gibbs_candidates=2", "evaluate.max_pairs=8", "sft.learning_rate=1e-4",
     "ppo.learning_rate=1e-4", "reward.num_components=8", "reward.ridge=1.0",
+    "gvpo.max_prompts=6", "gvpo.held_out_prompts=2", "gvpo.evaluate_every=2", "gvpo.passes=1", "gvpo.rounds=1",
+    "gvpo.learning_rate=1e-4",
 )  # fmt: skip
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP"}
 NOT_COMPARED = {"seconds", "peak_rss_mb", "peak_gpu_mb", "tokens_per_second"}
@@ -58,6 +60,8 @@ CASES = {
     "ppo, all weights": Case("ppo", ("ppo.lora=null",), "ppo", (*BEFORE, "reward")),
     "dpo, LoRA": Case("dpo", ("aligner=dpo",), "dpo", (*BEFORE, "reward")),
     "dpo, all weights": Case("dpo", ("aligner=dpo", "dpo.lora=null"), "dpo", (*BEFORE, "reward")),
+    "gvpo, LoRA": Case("gvpo", ("aligner=gvpo",), "gvpo", (*BEFORE, "reward")),
+    "gvpo, all weights": Case("gvpo", ("aligner=gvpo", "gvpo.lora=null"), "gvpo", (*BEFORE, "reward")),
     "evaluate": Case("evaluate", (), "evaluate", (*BEFORE, "reward", "ppo")),
 }
 

@@ -94,7 +94,7 @@ def test_checkpointing_is_asked_for_by_each_stage_s_own_key(config: Path, stage:
     assert needed(config, stage, f"{key}=true") < needed(config, stage, f"{key}=false") == needed(config, stage)
 
 
-@pytest.mark.parametrize("aligner", ["ppo", "rloo", "grpo", "dpo"])
+@pytest.mark.parametrize("aligner", ["ppo", "rloo", "grpo", "gvpo", "dpo"])
 def test_stages_and_micro_batches_of_every_aligner(config: Path, aligner: str) -> None:
     overrides = [f"aligner={aligner}", f"{aligner}.batch_size=8"]
     if aligner == "ppo":

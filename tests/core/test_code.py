@@ -10,7 +10,8 @@ import pytest
 from private_rlhf.core import code
 from private_rlhf.stages.declarations import STAGES, Stage
 
-LEARN = ("sft", "reward", "ppo", "dpo", "rloo")
+LEARN = ("sft", "reward", "ppo", "dpo", "rloo", "gvpo")
+ON_PROMPTS = ("ppo", "gvpo", "rloo", "grpo")
 
 
 @pytest.mark.parametrize("stage", [stage.name for stage in STAGES])
@@ -23,7 +24,8 @@ def test_a_stage_is_made_of_what_it_imports(stage: str) -> None:
     assert not rooms & {"cli.py", "runner.py", "commands", "validation", "audit"}
     assert ("report" in rooms) == (stage == "report")
     others = {Path(name).name for name in files if Path(name).parent.name == "stages"}
-    assert others == {"__init__.py", "context.py", f"{stage}.py"} | ({"rloo.py"} if stage == "grpo" else set())
+    shared = {"on_prompts.py"} if stage in (*ON_PROMPTS, "online") else set()
+    assert others == {"__init__.py", "context.py", f"{stage}.py"} | shared | ({"rloo.py"} if stage == "grpo" else set())
 
 
 def test_code_that_only_some_stages_use() -> None:
@@ -32,7 +34,7 @@ def test_code_that_only_some_stages_use() -> None:
     def users(name: str) -> set[str]:
         return {stage for stage, found in files.items() if name in found}
 
-    assert users("pipeline/rl/ppo_trainer.py") == {"ppo"}
+    assert users("pipeline/rl/ppo_trainer.py") == {"ppo", "gvpo"} | {"rloo", "grpo", "online"}
     assert users("pipeline/report/report.html.j2") == {"report"}
     assert users("pipeline/lm/rows.py") >= set(LEARN) - {"sft"}
     assert users("reward_models/linear.py") & {"reward", "sft", "privatize"} == {"reward"}

@@ -57,7 +57,7 @@ def state_accuracy(directory: RunDir, low: float) -> None:
     write_json(directory.stage("reward") / "fit.json", fit | {"num_pairs": 180})
 
 
-@pytest.mark.parametrize("aligner", ["ppo", "rloo", "grpo"])
+@pytest.mark.parametrize("aligner", ["ppo", "rloo", "grpo", "gvpo"])
 def test_a_coin_trains_no_policy(tmp_path: Path, ran: list[str], aligner: str) -> None:
     """In the run that fits it, in every later one, and in a dry run; accepted, or better than a coin, it does."""
     directory, plain = RunDir(tmp_path / "run"), recipe(aligner)

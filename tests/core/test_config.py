@@ -228,7 +228,7 @@ def test_the_dump_writes_every_key_out() -> None:
     }  # fmt: skip
     assert set(dumped) == {
         "name", "seed", "evaluation_labels", "model", "data", "privatize", "online", "sft", "reward", "aligner",
-        "ppo", "dpo", "rloo", "grpo", "evaluate",
+        "ppo", "dpo", "rloo", "grpo", "gvpo", "evaluate",
     }  # fmt: skip
 
 
@@ -268,6 +268,7 @@ def test_what_a_recipe_may_change_without_effect() -> None:
     accepted |= {f"privatize.{name}" for name in ("max_events_per_person", "person_budget", "person_questions")}
     accepted |= {"privatize.trust", "privatize.delta"}
     accepted |= {"data.signer", "data.split", "evaluate.truth", "reward.pooling"}  # these while they are null
+    accepted |= {"ppo.warm_start", "ppo.polish"}
     accepted |= {f"data.{name}" for name in ("format", "label_column", "labels", "ties", "pairs", "special_tokens")}
     accepted |= {"reward.accept_coin", "data.accept_odd", "privatize.add_up_keys"}
     assert gone == {"ppo.sample_every", "ppo.sample_count", "ppo.report_to", "ppo.report_samples"} | accepted

@@ -37,6 +37,18 @@ def test_what_only_ppo_can_do_is_refused_for_rloo_and_grpo() -> None:
                 recipe_of(aligner=aligner, ppo=ppo)
 
 
+def test_groups_fill_a_step_of_gvpo_and_ppo_takes_it_with_references() -> None:
+    with pytest.raises(UserError, match="r: gvpo: samples_per_prompt 5 must divide batch_size 16"):
+        recipe_of(gvpo={"samples_per_prompt": 5})
+    with pytest.raises(UserError, match=r"ppo\.quantize is for aligner ppo: remove it for gvpo"):
+        recipe_of(aligner="gvpo", ppo={"quantize": "4bit"})
+    with pytest.raises(UserError, match="warm_start learns from the reference completions"):
+        recipe_of(ppo={"warm_start": "regression", "reference_rollouts": True})
+    with pytest.raises(UserError, match=r"ppo\.warm_start requires ppo\.baseline or reward\.kappa > 0"):
+        recipe_of(reward={"kappa": 0}, ppo={"warm_start": "regression", "baseline": False})
+    assert recipe_of(aligner="gvpo", reward={"kappa": 0}, ppo={"baseline": False}).draws_references
+
+
 @pytest.mark.parametrize("mode", ["lora", "full"])
 def test_a_trained_backbone_has_two_ridges_and_needs_neither(mode: str) -> None:
     assert recipe_of(reward={"mode": mode}).reward.refit_ridge is None

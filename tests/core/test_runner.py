@@ -76,7 +76,7 @@ def test_every_section_of_the_recipe_changes_some_stage() -> None:
 
 def test_a_recipe_has_the_stages_of_its_aligner() -> None:
     assert NAMES == ("privatize", "sft", "reward", "ppo", "evaluate", "report")
-    for aligner in ("dpo", "rloo", "grpo"):
+    for aligner in ("dpo", "rloo", "grpo", "gvpo"):
         given = recipe(aligner=aligner)
         names = [stage.name for stage in stages_of(given)]
         assert names == ["privatize", "sft", "reward", aligner, "evaluate", "report"]
@@ -84,7 +84,7 @@ def test_a_recipe_has_the_stages_of_its_aligner() -> None:
             assert "ppo" not in stage.upstream(given)
 
 
-@pytest.mark.parametrize("aligner", ["dpo", "rloo", "grpo"])
+@pytest.mark.parametrize("aligner", ["dpo", "rloo", "grpo", "gvpo"])
 def test_another_aligner_keeps_what_comes_before_it(run: RunDir, aligner: str) -> None:
     assert running(recipe(aligner=aligner), run) == [aligner, "evaluate", "report"]
 

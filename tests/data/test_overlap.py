@@ -266,7 +266,7 @@ def test_prompts_that_continue_an_answer_are_refused(tmp_path: Path, raw: str, k
     given = recipe(preferences=raw, **{key: write(tmp_path / "prompts.jsonl", rows)})
     with pytest.raises(UserError, match=rf"data\.{key} .*of 3 of 40 pairs.*use data\.{key}: (release|evaluation)"):
         check_stages(given, RunDir(tmp_path / "run"), ("ppo", "evaluate"))
-    for stage in ("rloo", "grpo") if key == "prompts" else ():
+    for stage in ("rloo", "grpo", "gvpo") if key == "prompts" else ():
         with pytest.raises(UserError, match=rf"data\.{key} .*of 3 of 40 pairs"):
             check_stages(given, RunDir(tmp_path / "run"), (stage,))
 

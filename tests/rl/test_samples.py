@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from private_rlhf.core.world import World
 from private_rlhf.reward_models.external import ExtraReward
 from private_rlhf.rl import tracking
 from private_rlhf.stages.ppo import learn
@@ -17,7 +18,7 @@ SMALL = {"rollouts": 8, "minibatch_size": 4, "ppo_epochs": 1, "learning_rate": 1
 
 def context(folder: Path) -> Any:
     recipe = SimpleNamespace(data=SimpleNamespace(prompts="file"))
-    return SimpleNamespace(folder=folder, checkpoints=folder / "checkpoints", recipe=recipe)
+    return SimpleNamespace(folder=folder, checkpoints=folder / "checkpoints", recipe=recipe, world=World(0, 1))
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:

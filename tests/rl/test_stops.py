@@ -11,6 +11,7 @@ import pytest
 import torch
 from private_rlhf import cli
 from private_rlhf.core.errors import RunStopped
+from private_rlhf.core.world import World
 from private_rlhf.rl import resume_state
 from private_rlhf.rl.nonfinite import NonFiniteError, tensor_statistics
 from private_rlhf.rl.ppo_trainer import PpoTrainer
@@ -22,7 +23,7 @@ SMALL = {"rollouts": 8, "minibatch_size": 4, "ppo_epochs": 2, "learning_rate": 1
 
 def context(folder: Path) -> Any:
     recipe = SimpleNamespace(data=SimpleNamespace(prompts="file"))
-    return SimpleNamespace(folder=folder / "ppo", checkpoints=folder / "checkpoints", recipe=recipe)
+    return SimpleNamespace(folder=folder / "ppo", checkpoints=folder / "checkpoints", recipe=recipe, world=World(0, 1))
 
 
 def weights(trainer: PpoTrainer) -> list[torch.Tensor]:
@@ -113,7 +114,7 @@ def test_the_stage_stops_with_a_dump_and_keeps_the_last_good_checkpoint(problem:
     where = context(tmp_path)
     trainer = problem.trainer(**SMALL)
     resume_state.install_hooks(trainer.accelerator)
-    entry, _ = improve_or_stop(trainer, 0, where)
+    _, entry, _ = improve_or_stop(trainer, 0, where)
     resume_state.save(trainer.accelerator, where.checkpoints, 1, {"history": [entry], "kl_coef": 0.1})
     kept = {path: path.read_bytes() for path in where.checkpoints.rglob("*") if path.is_file()}
     trainer.model.value_head.weight.register_hook(lambda gradient: gradient * NAN)
@@ -129,7 +130,7 @@ def test_a_policy_that_ran_away_stops_before_it_learns_more(problem: Any, tmp_pa
     where = context(tmp_path)
     trainer = problem.trainer(**{**SMALL, "learning_rate": 0.05, "max_grad_norm": 100.0}, max_kl=0.01)
     resume_state.install_hooks(trainer.accelerator)
-    entry, _ = improve_or_stop(trainer, 0, where)
+    _, entry, _ = improve_or_stop(trainer, 0, where)
     assert entry["kl"] == 0
     before = weights(trainer)
     message = r"^KL per response is \d.* at iteration 1, over ppo\.max_kl = 0\.01: lower ppo\.learning_rate or .*\. "

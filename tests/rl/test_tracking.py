@@ -75,7 +75,8 @@ def run(problem: Any, recorder: Recorder, tmp_path: Path) -> Callable[..., list[
         trainer = problem.trainer(**SMALL, **settings)
         trainer.accelerator = attached(trainer.accelerator, recorder)
         recipe = SimpleNamespace(data=SimpleNamespace(prompts="file"))
-        where: Any = SimpleNamespace(folder=tmp_path, checkpoints=tmp_path / "checkpoints", recipe=recipe)
+        places = {"folder": tmp_path, "checkpoints": tmp_path / "checkpoints"}
+        where: Any = SimpleNamespace(**places, recipe=recipe, world=World(0, 1))
         history: list[dict[str, Any]] = []
         with run_trackers(trainer.accelerator, "x", trainer.config, tmp_path / "tracking", 0):
             learn(trainer, history, where)

@@ -19,6 +19,7 @@ from private_rlhf.labelling.store import AnswerStore
 from private_rlhf.online import rounds as rounds_of_stage
 from private_rlhf.recipe import OnlineConfig, Recipe
 from private_rlhf.recipe.load import load_recipe
+from private_rlhf.rl.replay import Answers
 from private_rlhf.stages import online as stage
 from private_rlhf.stages.context import previous_run
 from support.pipeline_runs import TINY, Workspace, read_json
@@ -74,6 +75,9 @@ def test_a_whole_run_from_questions_to_the_report(online_run: Path) -> None:
     assert release.manifest.guarantee["mark"] == "NOT PRIVATE"  # a seed's answers
     held_out = read_release(online_run / "online" / "evaluation")
     assert len(held_out) == len(found["evaluation.json"]["questions"])
+    stored = Answers.load([online_run / "online" / "replay" / "online-00000-0-of-1.safetensors"])
+    assert len(stored) > len(release)
+    assert len(stored.learnable) == 0  # no reward was fitted yet
     history = read_json(online_run / "online" / "history.json")
     assert [row["labels"] for row in history] == [20, 40, 60]
     arms = read_json(online_run / "online" / "manifest.json")["report"]["arms"]

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from support.pipeline_runs import Workspace, clean_environment, numbers, read_json
 
 TOLERANCE = 1e-4
+REGRESSION = ("batch_size=8", "samples_per_prompt=4", "learning_rate=1e-3", "passes=1", "lora.rank=4")
 LORA = ("reward.mode=lora", "reward.ridge=1.0", "reward.max_steps=6", "reward.batch_size=8", "reward.lora.rank=4")
 
 
@@ -96,12 +97,60 @@ def test_rloo_and_grpo_are_those_of_one_process(
     names = sorted(set(theirs[0]) - {"tokens_per_second"})
     for row, expected in zip(ours, theirs, strict=True):
         assert [row[name] for name in names] == pytest.approx([expected[name] for name in names], abs=TOLERANCE)
+    assert len(list((one / aligner / "replay").glob(f"{aligner}-*-0-of-1.safetensors"))) == 4
+    assert len(list((two / aligner / "replay").glob("*-of-2.safetensors"))) == 2 * (4 + 1)
     metrics = read_json(one / "metrics.json")
     assert metrics[f"private_{aligner}"]["epsilon"] == 2.0
     page = (one / "report" / "report.html").read_text(encoding="utf-8")
     assert f"{aligner.upper()}, ε = 2" in page
     assert f"How did {aligner.upper()} get there?" in page
     assert "Privacy card" in (one / aligner / "model" / "README.md").read_text(encoding="utf-8")
+
+
+def test_gvpo_is_that_of_one_process(workspace: Workspace, finished_run: Path, tmp_path: Path) -> None:
+    keys = ("max_prompts=8", "held_out_prompts=4", "held_out_samples=2", "evaluate_every=4", "rounds=1", *REGRESSION)
+    settings = ("aligner=gvpo", *(f"gvpo.{key}" for key in keys))
+    one, two = tmp_path / "one", tmp_path / "two"
+    for run in (one, two):
+        shutil.copytree(finished_run, run)
+    workspace.run(one, *settings)
+    workspace.launch("gvpo", two, *settings)
+    ours, theirs = (
+        [json.loads(line) for line in (run / "gvpo" / "history.jsonl").read_text().splitlines()] for run in (two, one)
+    )
+    assert [row["step"] for row in theirs] == [0, 4, 8, 12]
+    names = sorted(set(theirs[0]) - {"policy_loss", "grad_norm", "true_reward"})
+    for row, expected in zip(ours, theirs, strict=True):
+        assert [row[name] for name in names] == pytest.approx([expected[name] for name in names], abs=TOLERANCE)
+    assert [row["policy_loss"] for row in ours[1:]] == pytest.approx(
+        [row["policy_loss"] for row in theirs[1:]], abs=TOLERANCE
+    )
+    shards = {run.name: sorted(path.name for path in (run / "gvpo" / "replay").glob("*")) for run in (one, two)}
+    assert shards["one"] == [
+        "gvpo-00001-0-of-1.safetensors", "held_out-00000-0-of-1.safetensors", "index.json",
+        "reference-00000-0-of-1.safetensors",
+    ]  # fmt: skip
+    assert len(shards["two"]) == 7
+    assert read_json(one / "metrics.json")["private_gvpo"]["epsilon"] == 2.0
+    page = (one / "report" / "report.html").read_text(encoding="utf-8")
+    assert "GVPO, ε = 2" in page
+    assert "How did GVPO get there?" in page
+    assert "Privacy card" in (one / "gvpo" / "model" / "README.md").read_text(encoding="utf-8")
+
+
+def test_ppo_with_the_regression_before_and_after_is_that_of_one_process(
+    workspace: Workspace, finished_run: Path, tmp_path: Path
+) -> None:
+    settings = ("ppo.warm_start=regression", "ppo.polish=regression", "ppo.max_prompts=7", "ppo.iterations=3",
+                *(f"gvpo.{key}" for key in REGRESSION))  # fmt: skip
+    one = tmp_path / "one"
+    shutil.copytree(finished_run, one)
+    workspace.run(one, "--only", "ppo", *settings)
+    run = rerun(workspace, finished_run, tmp_path / "two", "ppo", *settings)
+    assert losses(run, "ppo") == pytest.approx(losses(one, "ppo"), abs=TOLERANCE)
+    ours, theirs = (read_json(each / "ppo" / "manifest.json")["report"]["polish"] for each in (run, one))
+    assert theirs["policy_loss"] > 0
+    assert ours == pytest.approx(theirs, abs=TOLERANCE)
 
 
 def test_learning_from_reference_completions_is_that_of_one_process(

@@ -22,6 +22,8 @@ LORA_REWARD = ("reward.mode=lora", "reward.ridge=1.0", "reward.max_steps=6", "re
 DPO = ("aligner=dpo", "dpo.max_steps=6", "dpo.batch_size=8", "dpo.lora.rank=4", "dpo.kl_coef=2.0")
 FASTER = ("dpo.learning_rate=3.0e-3",)
 SHORTER = ("ppo.iterations=4",)
+GVPO = ("batch_size=8", "samples_per_prompt=4", "max_prompts=8", "held_out_prompts=4", "held_out_samples=2",
+        "evaluate_every=4", "rounds=1", "passes=1", "learning_rate=1.0e-3", "lora.rank=4")  # fmt: skip
 GROUP = ("iterations=4", "rollouts=8", "batch_size=4", "learning_rate=1.0e-3", "lora.rank=4")
 
 Trajectories = dict[str, list[float]]
@@ -58,6 +60,8 @@ def trajectories(folder: Path, dtype: str) -> Trajectories:
         for aligner in ("rloo", "grpo"):
             stage(aligner, f"aligner={aligner}", *(f"{aligner}.{given}" for given in GROUP))
             found[aligner] = _history(run, aligner, shared)
+        stage("gvpo", "aligner=gvpo", *(f"gvpo.{given}" for given in GVPO))
+        found["gvpo"] = _history(run, "gvpo", ("score", "reward", "bonus", "kl", "objective_gain"))
     stage("reward", *LORA_REWARD, "reward.lora.rank=4")
     fit = _json(run / "reward" / "fit.json")
     found["reward lora"] = [loss for _, loss in fit["training_loss"]] + [fit["validation_log_likelihood"]]

@@ -1,0 +1,155 @@
+"""The shared part of the stages that train a policy on r̂ over prompts: ppo, gvpo, rloo and grpo."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from private_rlhf.core import atomic
+from private_rlhf.core.errors import RunStopped
+from private_rlhf.core.world import World
+from private_rlhf.data import inputs
+from private_rlhf.data.render import Prompt, Renderer, keep_fitting, text_count
+from private_rlhf.lm.logprobs import PolicyWithValue
+from private_rlhf.lm.model_card import Provenance, policy_text, trained_on, write_beside
+from private_rlhf.lm.models import add_lora, load_causal_lm, load_tokenizer, recompute_layers
+from private_rlhf.recipe import PpoConfig
+from private_rlhf.reward_models.external import ExtraReward, load_extra_rewards
+from private_rlhf.reward_models.scorer import load_scorer
+from private_rlhf.rl import nonfinite, resume_state
+from private_rlhf.rl.nonfinite import NonFiniteError
+from private_rlhf.rl.ppo_trainer import PpoTrainer
+from private_rlhf.rl.replay import Replay
+from private_rlhf.stages.context import StageContext
+
+
+def renderer_of(context: StageContext) -> Renderer:
+    """The renderer of π_ref's tokenizer."""
+    recipe = context.recipe
+    return inputs.make_renderer(recipe.model, load_tokenizer(context.run.stage("sft") / "model"))
+
+
+def fitting_prompts(
+    context: StageContext, renderer: Renderer, others: Sequence[Renderer] = ()
+) -> tuple[list[Prompt], Any]:
+    """The training prompts within the limit of every renderer, and the count of all for the manifest."""
+    recipe = context.recipe
+    everything = inputs.training_prompts(recipe.data.prompts, context.run.released)
+    prompts = list(everything)
+    for each in (renderer, *others):
+        prompts = [prompts[i] for i in keep_fitting(prompts, each, recipe.model.too_long)]
+    return prompts, text_count("prompts", len(everything), len(prompts), renderer)
+
+
+def replay_of(context: StageContext, stage: str, world: World | None = None) -> Replay:
+    """The answers that `stage` has stored in this run, as far as they are of the same π_ref, seed and sampling.
+
+    world: of the processes that write; those of the context by default.
+    """
+    recipe = context.recipe
+    identity = {
+        "reference": context.run.require("sft")["fingerprint"],
+        "seed": recipe.seed,
+        "temperature": recipe.ppo.temperature,
+        "top_p": recipe.ppo.top_p,
+        "max_response_tokens": recipe.model.max_response_tokens,
+    }
+    return Replay(context.run.stage(stage) / "replay", identity, world or context.world)
+
+
+def stored_completions(context: StageContext) -> dict[tuple[int, ...], list[list[int]]]:
+    """Draws of π_ref that stages of this run have stored, by prompt; those of this stage before those of others.
+
+    They are what this stage would draw itself: their noise is a function of seed and prompt.
+    """
+    stages = ("ppo", "gvpo", "rloo", "grpo", context.name)
+    completions: dict[tuple[int, ...], list[list[int]]] = {}
+    for stage in stages:
+        completions |= replay_of(context, stage).completions()
+    return completions
+
+
+def make_trainer(
+    context: StageContext,
+    accelerator: Accelerator,
+    settings: PpoConfig,
+    renderer: Renderer,
+    prompts: Sequence[Prompt],
+    extra_rewards: Sequence[ExtraReward],
+    start: Path | None = None,
+) -> PpoTrainer:
+    """A trainer on r̂ of this run, with its weights from π_ref or from the checkpoint `start`."""
+    recipe, path = context.recipe, context.run.stage("sft") / "model"
+    model, reference = policy_and_reference(path, settings, recipe.model.dtype, recipe.seed, start)
+    how = {"use_bonus": recipe.reward.kappa > 0, "use_baseline": settings.baseline}
+    scorer = load_scorer(context.run.stage("reward") / "model", recipe.model, recipe.reward.feature_batch_size, **how)
+    scorer.place(accelerator)
+    trainer = PpoTrainer(accelerator, model, reference, scorer, renderer, prompts, settings, recipe.seed, extra_rewards)
+    trainer.completions = stored_completions(context)
+    resume_state.install_hooks(accelerator)
+    scorer.references.update(resume_state.latest_references(context.checkpoints))
+    return trainer
+
+
+def load_extras(context: StageContext, accelerator: Accelerator) -> tuple[list[ExtraReward], list[Renderer]]:
+    """The recipe's extra rewards, and the renderers of those that have one."""
+    rewards = load_extra_rewards(context.recipe.ppo.extra_rewards, context.recipe.model, accelerator.device)
+    return list(rewards), [reward.renderer for reward in rewards if reward.renderer is not None]
+
+
+def policy_and_reference(
+    path: Path, settings: PpoConfig, dtype: str, seed: int, start: Path | None = None
+) -> tuple[PolicyWithValue, Any | None]:
+    """The policy with its value head, dropout off as everywhere in PPO, and π_ref.
+
+    Under LoRA π_ref is the policy with its adapter off (None here), in 4 bits if the policy's base is; without LoRA, or
+    where the policy starts from another checkpoint than π_ref's `path`, a frozen copy.
+    """
+    lora = settings.lora
+    dtype = dtype if lora else "float32"
+    base = load_causal_lm(start or path, dtype, four_bit=settings.quantize is not None)
+    policy = add_lora(base, lora, seed) if lora else base
+    if settings.gradient_checkpointing:
+        recompute_layers(base)
+    reference = None if lora and start is None else load_causal_lm(path, dtype)  # KL 0 at first without `start`
+    return PolicyWithValue(policy, base.config.hidden_size).eval(), reference
+
+
+@contextlib.contextmanager
+def stopping_cleanly(context: StageContext) -> Iterator[None]:
+    """Within, a number that is not finite goes to nonfinite.json, and every stop names the newest checkpoint.
+
+    Raises:
+        RunStopped: in the place of NonFiniteError too.
+    """
+    path = context.folder / nonfinite.FILE
+    if context.world.main:
+        path.unlink(missing_ok=True)  # what an earlier attempt left
+    try:
+        yield
+    except NonFiniteError as error:
+        if context.world.main:
+            error.write(context.folder)
+        raise RunStopped(f"{error}; see {path}. {resume_state.kept(context.checkpoints)}") from error
+    except RunStopped as error:
+        raise RunStopped(f"{error}. {resume_state.kept(context.checkpoints)}") from None
+
+
+def write_results(
+    context: StageContext,
+    renderer: Renderer,
+    history: Sequence[Mapping[str, Any]],
+    prompts: int,
+    facts: Mapping[str, Any] | None = None,
+) -> None:
+    """Write history.jsonl and the card of STAGE/model; the main process calls it."""
+    recipe = context.recipe
+    atomic.write_text(context.folder / "history.jsonl", "".join(json.dumps(entry) + "\n" for entry in history))
+    manifest = inputs.release(context.run.released).manifest.as_dict()
+    text = policy_text(trained_on(prompts, recipe.data.prompts), renderer, recipe.ppo, measured=True)
+    origin = Provenance(context.name, recipe.name, recipe.model, recipe.data, recipe.override)
+    write_beside(context.folder / "model", origin, renderer, manifest, text, {**context.outside_reward, **(facts or {})})
