@@ -9,7 +9,14 @@ from private_rlhf.accounting.epsilon_delta import Guarantee
 from private_rlhf.accounting.people import randomized_response
 from private_rlhf.core.errors import UserError
 from private_rlhf.privacy.card import NO_LABELS, alpha_text, at_delta, events_text, ledger_rows, privacy_card
-from private_rlhf.privacy.guarantee import PrivacyStatus, external_reward, extra_rewards, outside_judge, status_of
+from private_rlhf.privacy.guarantee import (
+    PrivacyStatus,
+    dropped_text,
+    external_reward,
+    extra_rewards,
+    outside_judge,
+    status_of,
+)
 from private_rlhf.report.run_facts import RunFacts
 from private_rlhf.report.sections import epsilon_text, known, number
 
@@ -140,7 +147,7 @@ def card_rows(card: dict[str, Any]) -> list[Row]:
         ("Totals", card["totals"]),
         ("Person level", card["person_level"]["statement"]),
         ("Events", events_text(card)),
-        ("Rows left out", ", ".join(f"{count} {name}" for name, count in card["dropped"].items())),
+        ("Rows left out", dropped_text(card["dropped"]) if card["dropped"] else None),
         ("Source, as declared", card["source"]),
         *((name.replace("_", " ").capitalize(), value) for name, value in card["facts"].items()),
         ("The mark", card["who_marks"]),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from private_rlhf.core.errors import printable
+from private_rlhf.core.noise import outside
 from private_rlhf.core.rundir import RunDir
 from private_rlhf.privacy.guarantee import NOT_PRIVATE, PrivacyStatus
 from private_rlhf.report.run_facts import GIBBS, REFERENCE, RunFacts
@@ -81,9 +82,11 @@ def interval(low: Any, high: Any, digits: int = 2) -> str:
 
 
 def percent_interval(estimate: dict[str, Any]) -> str:
-    """`66–77 %`."""
+    """`66–77 %`, or `−3 to 8 %`."""
     low, high = estimate.get("ci_low"), estimate.get("ci_high")
-    return f"{number(100 * low, 0)}–{number(100 * high, 0)}{SPACE}%" if known(low) and known(high) else ""
+    if not (known(low) and known(high)):
+        return ""
+    return f"{number(100 * low, 0)}{'–' if low >= 0 else ' to '}{number(100 * high, 0)}{SPACE}%"
 
 
 def epsilon_text(epsilon: Any) -> str:
@@ -327,6 +330,8 @@ def fit_facts(fit: dict[str, Any]) -> list[tuple[str, str]]:
         if key not in fit or key in _FIT_DRAWN:
             continue
         text = _fact(key, fit[key])
+        if key == "validation_accuracy_debiased" and (why := outside(fit[key])):
+            text += f" ({why})"
         if text:
             facts.append((_FIT_LABELS.get(key, key.replace("_", " ").capitalize()), text))
     return facts
@@ -342,6 +347,22 @@ def _fact(key: str, value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}".replace(",", " ")
     return significant(value, 4) if known(value) else ""
+
+
+def longer_answer(facts: RunFacts) -> str:
+    """The rate at which the longer answer is the preferred one, as a sentence with its interval."""
+    baseline = facts.evaluation.get("longer_answer_baseline")
+    if not usable(baseline):
+        return ""
+    right = f"{percent(baseline['value'], 1)} ({percent_interval(baseline)})"
+    return f'"The longer answer wins" is right on {right} of the likelihood pairs.'
+
+
+def unclipped(facts: RunFacts) -> str:
+    """An explanation of rates on privatised or counted labels that are no shares; empty where all are."""
+    names = ("likelihood_win_rate", "likelihood_win_rate_like_length")
+    shares = [result.get(name) for result in facts.methods.values() for name in names]
+    return outside(*shares, facts.evaluation.get("longer_answer_baseline"))
 
 
 def texts_table(facts: RunFacts) -> list[list[str]]:
@@ -493,6 +514,5 @@ def show_results(run: RunDir, console: Console | None = None) -> None:
                 if method != "prompt":
                     label, answered = label_of(method, methods.get(method)), " ".join(answer["text"].split())
                     console.print(Text(printable(f"  {label}: {answered}")))
-    console.print(
-        f"\nreport: {run.stage('report') / 'report.html'}\nmetrics: {run.root / 'metrics.json'}", highlight=False
-    )
+    places = f"\nreport: {run.stage('report') / 'report.html'}\nmetrics: {run.root / 'metrics.json'}"
+    console.print(Text(printable(places)), soft_wrap=True)

@@ -26,7 +26,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from private_rlhf.core import atomic
-from private_rlhf.core.errors import RunStopped, UserError
+from private_rlhf.core.errors import RunStopped, UserError, print_lines
 from private_rlhf.core.outputs import output_folder
 from private_rlhf.core.rundir import environment
 from private_rlhf.core.stats import Estimate
@@ -270,9 +270,9 @@ def validate(name: str, *, quick: bool, output: Path, studies: Mapping[str, str]
         report = replace(report, claims=jointly(report.claims))
         report.write(results / chosen, quick=quick, started=started)
         report.print_table()
-        print(f"{chosen}: {time.monotonic() - started:.1f} s, {results / chosen}")
+        print_lines(f"{chosen}: {time.monotonic() - started:.1f} s, {results / chosen}")
         reports.append(report)
-    print(summary({report.name: report.claims for report in reports}))
+    print_lines(summary({report.name: report.claims for report in reports}))
     if failed:
         raise RunStopped(f"failed, the others are done: {'; '.join(failed)}")
     return reports

@@ -13,8 +13,8 @@ from support.rooms import room_of
 
 MAX_FUNCTION_LINES, MAX_STAGE_RUN_LINES = 80, 80
 ROOM_LINES = {
-    "accounting": 400, "audit": 3_350, "commands": 1_150, "core": 1_700, "data": 6_300, "embedded": 250,
-    "evaluation": 1_950, "labelling": 1_450, "lm": 3_500, "online": 750, "privacy": 4_250, "private_rlhf": 1_100,
+    "accounting": 400, "audit": 3_310, "commands": 1_150, "core": 1_715, "data": 6_300, "embedded": 250,
+    "evaluation": 1_950, "labelling": 1_450, "lm": 3_500, "online": 750, "privacy": 4_270, "private_rlhf": 1_100,
     "recipe": 1_350, "report": 1_550, "reward_models": 3_450, "rl": 1_850, "stages": 2_500, "validation": 2_000,
 }
 """Lines of Python that a room may have. A budget for a room, and not for a file: where to cut a file is a question of
@@ -54,6 +54,15 @@ def test_device_is_never_hard_coded(sources: Sources) -> None:
     wrong = {f"{path}:{node.lineno}" for path, tree in sources.items() for node in ast.walk(tree)
              if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "cuda"}
     assert not wrong
+
+
+def test_one_door_leads_to_the_terminal(sources: Sources) -> None:
+    """`core.errors`, where what a terminal obeys is escaped. `privacy.local` works as a single file, with its own; the
+    traceback in `validation.lab` is of a study, which reads no data."""
+    doors = {"pipeline/core/errors.py", "pipeline/privacy/local.py", "pipeline/validation/lab.py"}
+    calls = ("print", "sys.stdout.write", "sys.stderr.write", "traceback.print_exc", "typer.echo", "warnings.warn")
+    assert {path for path, tree in sources.items() for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in calls} == doors  # fmt: skip
 
 
 def test_no_pickles_outside_checkpoints(sources: Sources) -> None:
