@@ -101,6 +101,21 @@ def test_nothing_that_is_printed_depends_on_a_label(
     assert "⟦" in said[0][1]
 
 
+@pytest.mark.usefixtures("terminal")
+def test_the_stage_of_a_recipe_shows_what_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = "name: x\nevaluation_labels: private\nmodel: {source: tiny}\nprivatize: {epsilon: 1.0, key_file: ../k}\n"
+    Path("recipe.yaml").write_text(recipe)
+    write_jsonl(tmp_path, rows(40))
+    keygen(tmp_path.parent / "k")
+    assert main(["privatize", "--config", "recipe.yaml", "--data", "train.jsonl"]) == 0
+    printed = capsys.readouterr().err
+    assert "columns read: prompt, chosen, rejected; not read: score" in printed
+    assert printed.index("⟦") < printed.index("no rows left out; 4 evaluation pairs (private labels)")
+
+
 def test_counts_are_those_of_the_rows(tmp_path: Path) -> None:
     found = summary(tmp_path, odd(50))
     assert (found.rows, found.whole) == (57, True)
